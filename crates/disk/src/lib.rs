@@ -1,0 +1,98 @@
+//! The disk seam: everything Mainstem asks of a storage device, behind three small traits.
+//!
+//! This is the only crate with `unsafe` code, and the only one that knows io_uring, O_DIRECT or the `fsync` family.
+//! It knows nothing of logs, segments or Kafka.
+//!
+//! Invariants:
+//! - Every position, length and buffer handed to [`File`] and [`Queue`] is a multiple of [`SECTOR`].
+//! - A write is durable only when it completed with `durable: true`, or when a sync that was submitted after the
+//!   write's completion completed.
+//! - Files never change their length after [`Disk::create`].
+
+use std::fmt::Debug;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+/// Alignment in bytes of every position, length and buffer, and the unit in which a torn write tears at the finest.
+pub const SECTOR: usize = 4096;
+
+/// One directory of files on one device.
+pub trait Disk: Send + Sync + Debug {
+    /// The names of all regular files, in no particular order.
+    fn list(&self) -> io::Result<Vec<String>>;
+
+    /// Creates a file of `length` bytes with its blocks allocated, reading as zeros; fails with `AlreadyExists` or
+    /// `StorageFull`. Its name is durable only after the next [`Disk::rename`] or [`Disk::remove`] in this directory.
+    fn create(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>>;
+
+    /// Opens an existing file for reading and writing.
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;
+
+    /// Renames atomically, replacing `to` if it exists; durable on return.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+
+    /// Removes a file; durable on return.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// Bytes that new files may still take.
+    fn free_bytes(&self) -> io::Result<u64>;
+
+    /// A queue for one thread, with at most `depth` operations in flight.
+    fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>>;
+}
+
+/// An open file; the blocking operations are for recovery, preparation and cold reads, never for the write path.
+pub trait File: Send + Sync + Debug {
+    /// Length in bytes.
+    fn length(&self) -> u64;
+
+    /// Fills `into` from `position`; `UnexpectedEof` past the end of the file.
+    fn read_at(&self, position: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// Writes all of `from` at `position`.
+    fn write_at(&self, position: u64, from: &[u8]) -> io::Result<()>;
+
+    /// Makes all completed writes durable (`fdatasync`).
+    fn sync(&self) -> io::Result<()>;
+
+    /// For the queue of the same disk to find its own files.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// Asynchronous writes and syncs of one owner thread.
+pub trait Queue: Send {
+    /// Starts a write; `durable` asks that its completion implies durability (`RWF_DSYNC`). `data` is aligned.
+    /// Panics when `depth` operations are already in flight: the owner keeps count.
+    fn write(&mut self, token: u64, file: &Arc<dyn File>, position: u64, data: Bytes, durable: bool);
+
+    /// Starts an `fdatasync` that covers every write completed before this call.
+    fn sync(&mut self, token: u64, file: &Arc<dyn File>);
+
+    /// Operations started and not yet reported by [`Queue::wait`].
+    fn in_flight(&self) -> usize;
+
+    /// Moves finished operations into `finished`. With `block`, returns only after at least one has finished or the
+    /// waker was called since the last `wait`; `timeout` bounds the blocking. An `Err` is a failure of the queue
+    /// itself, not of one operation.
+    fn wait(&mut self, block: bool, timeout: Option<std::time::Duration>, finished: &mut Vec<Finished>) -> io::Result<()>;
+
+    /// A handle with which any thread ends a blocking [`Queue::wait`].
+    fn waker(&self) -> Arc<dyn Waker>;
+}
+
+/// Wakes the owner of a [`Queue`]; cheap when the owner is not blocked.
+pub trait Waker: Send + Sync {
+    /// Makes the current or next blocking [`Queue::wait`] return.
+    fn wake(&self);
+}
+
+/// The outcome of one operation of a [`Queue`].
+#[derive(Debug)]
+pub struct Finished {
+    /// As given when the operation was started.
+    pub token: u64,
+    /// A short write counts as an error (`WriteZero`).
+    pub result: io::Result<()>,
+}
