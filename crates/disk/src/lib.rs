@@ -9,11 +9,24 @@
 //!   write's completion completed.
 //! - Files never change their length after [`Disk::create`].
 
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod buffer;
+pub mod directory;
+mod file;
+mod plain;
+pub mod sim;
+mod uring;
+
 use std::fmt::Debug;
 use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
+
+pub use buffer::{AlignedBuffer, BufferPool, FillBuffer};
+pub use directory::{DirectoryDisk, DirectoryLock, Engine, lock_directory, open_directory};
+pub use sim::SimDisk;
 
 /// Alignment in bytes of every position, length and buffer, and the unit in which a torn write tears at the finest.
 pub const SECTOR: usize = 4096;
@@ -61,7 +74,9 @@ pub trait File: Send + Sync + Debug {
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
-/// Asynchronous writes and syncs of one owner thread.
+/// Asynchronous writes and syncs of one owner thread: it may be made elsewhere, but the thread that first waits keeps it.
+/// What is started may begin only at the next [`Queue::wait`], blocking or not. Dropping a queue finishes what is in
+/// flight.
 pub trait Queue: Send {
     /// Starts a write; `durable` asks that its completion implies durability (`RWF_DSYNC`). `data` is aligned.
     /// Panics when `depth` operations are already in flight: the owner keeps count.
@@ -76,7 +91,12 @@ pub trait Queue: Send {
     /// Moves finished operations into `finished`. With `block`, returns only after at least one has finished or the
     /// waker was called since the last `wait`; `timeout` bounds the blocking. An `Err` is a failure of the queue
     /// itself, not of one operation.
-    fn wait(&mut self, block: bool, timeout: Option<std::time::Duration>, finished: &mut Vec<Finished>) -> io::Result<()>;
+    fn wait(
+        &mut self,
+        block: bool,
+        timeout: Option<std::time::Duration>,
+        finished: &mut Vec<Finished>,
+    ) -> io::Result<()>;
 
     /// A handle with which any thread ends a blocking [`Queue::wait`].
     fn waker(&self) -> Arc<dyn Waker>;
@@ -84,7 +104,7 @@ pub trait Queue: Send {
 
 /// Wakes the owner of a [`Queue`]; cheap when the owner is not blocked.
 pub trait Waker: Send + Sync {
-    /// Makes the current or next blocking [`Queue::wait`] return.
+    /// Makes the current or next blocking [`Queue::wait`] return; waits that do not block leave the wake-up pending.
     fn wake(&self);
 }
 

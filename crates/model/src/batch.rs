@@ -26,7 +26,8 @@ use crate::{Offset, Timestamp};
 pub const HEADER_BYTES: usize = 61;
 /// Bytes before the part that the batch length counts.
 pub const LENGTH_PREFIX_BYTES: usize = 12;
-const CRC_FROM: usize = 21;
+/// The CRC covers everything from here on.
+pub const CRC_FROM: usize = 21;
 
 /// Compression codec of a batch (attributes bits 0-2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

@@ -1,1 +1,35 @@
-//! Placeholder.
+//! The log: every stream of one disk in one sequence of segments.
+//!
+//! What an append promises: once its completion says [`Durability::Synced`], the batch survives `kill -9` and power
+//! loss, and it becomes visible to readers only then. What was admitted is written or the whole log fails. What was
+//! read is what was written: everything that comes from disk is checked.
+//!
+//! No async here and no Kafka API: batches have headers, streams have offsets, that is all it knows of Kafka.
+
+pub mod format;
+pub mod index;
+
+mod cold;
+mod footer;
+mod log;
+mod preparer;
+mod producers;
+mod recovery;
+mod request;
+mod segment;
+mod stream;
+mod tail;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+pub use log::{
+    Batches, Clock, Log, Options, ReadError, ReadRequest, ReadStep, Statistics, SystemClock,
+};
+pub use producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
+pub use recovery::{OpenError, RecoveryReport};
+pub use request::{
+    AdmitError, Admission, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
+};
+pub use stream::{Bounds, Stream};

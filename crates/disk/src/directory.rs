@@ -1,0 +1,365 @@
+//! The real [`Disk`]: the files of one directory, by io_uring and O_DIRECT where the system allows it.
+//!
+//! It takes no part in writing; the queues do. It does not watch for changes made by others: [`lock_directory`] keeps
+//! them out.
+//!
+//! Invariants:
+//! - A file that [`Disk::create`] returns has its length on the device; one that it could not fill is gone again.
+//! - Renames and removals have reached the device on return.
+
+#![allow(unsafe_code)]
+
+use std::fs::{self, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::file::DirectoryFile;
+use crate::plain::PlainQueue;
+use crate::uring::UringQueue;
+use crate::{AlignedBuffer, Disk, File, Queue, SECTOR};
+
+/// The file that [`lock_directory`] locks; [`Disk::list`] leaves it out.
+const LOCK_NAME: &str = "lock";
+
+/// How a directory is written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// [`Engine::Uring`] where it works, otherwise [`Engine::Plain`].
+    Auto,
+    /// O_DIRECT and io_uring.
+    Uring,
+    /// The page cache, and a thread for each queue.
+    Plain,
+}
+
+/// The files of one directory.
+#[derive(Debug)]
+pub struct DirectoryDisk {
+    path: PathBuf,
+    directory: fs::File,
+    /// Never `Auto`.
+    engine: Engine,
+}
+
+/// Opens an existing directory. With [`Engine::Auto`] what the system refuses is logged once and done without; with
+/// [`Engine::Uring`] it is an error.
+pub fn open_directory(path: &Path, engine: Engine) -> io::Result<DirectoryDisk> {
+    let directory = fs::File::open(path)?;
+    if !directory.metadata()?.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    let engine = match engine {
+        Engine::Plain => Engine::Plain,
+        Engine::Uring | Engine::Auto => match probe(path)? {
+            None => Engine::Uring,
+            Some(refusal) if engine == Engine::Auto => {
+                tracing::info!(
+                    directory = %path.display(),
+                    error = %refusal.error,
+                    "{} is refused here, so writes go through the page cache and a thread per queue",
+                    refusal.what,
+                );
+                Engine::Plain
+            }
+            Some(refusal) => {
+                return Err(io::Error::new(
+                    refusal.error.kind(),
+                    format!("{} is refused: {}", refusal.what, refusal.error),
+                ));
+            }
+        },
+    };
+    Ok(DirectoryDisk { path: path.to_owned(), directory, engine })
+}
+
+impl DirectoryDisk {
+    /// The engine in use: never [`Engine::Auto`].
+    pub fn engine(&self) -> Engine {
+        self.engine
+    }
+
+    /// The directory as it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn path_of(&self, name: &str) -> PathBuf {
+        assert!(
+            !name.is_empty() && !name.starts_with('.') && !name.contains('/'),
+            "{name:?} is a plain file name"
+        );
+        assert!(name != LOCK_NAME, "the lock file is not data");
+        self.path.join(name)
+    }
+
+    fn options(&self) -> OpenOptions {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true);
+        if self.direct() {
+            options.custom_flags(libc::O_DIRECT);
+        }
+        options
+    }
+
+    fn direct(&self) -> bool {
+        self.engine == Engine::Uring
+    }
+}
+
+impl Disk for DirectoryDisk {
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.path)? {
+            let entry = entry?;
+            // Names that this crate does not create are not its files: hidden ones, the lock, and bytes not UTF-8.
+            if let Ok(name) = entry.file_name().into_string()
+                && !name.starts_with('.')
+                && name != LOCK_NAME
+                && entry.file_type()?.is_file()
+            {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    fn create(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>> {
+        assert!(length.is_multiple_of(SECTOR as u64), "length {length} is not a multiple of a sector");
+        let path = self.path_of(name);
+        let file = self.options().create_new(true).open(&path).map_err(full)?;
+        if let Err(error) = allocate(&file, length).and_then(|()| file.sync_all()) {
+            fs::remove_file(&path)?;
+            return Err(full(error));
+        }
+        Ok(Arc::new(DirectoryFile::new(file, path, length, self.direct())))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let path = self.path_of(name);
+        let file = self.options().open(&path)?;
+        let length = file.metadata()?.len();
+        Ok(Arc::new(DirectoryFile::new(file, path, length, self.direct())))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.path_of(from), self.path_of(to))?;
+        self.directory.sync_all()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.path_of(name))?;
+        self.directory.sync_all()
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        // SAFETY: `statvfs` is plain data for which all zeros is a value.
+        let mut numbers: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open, and `numbers` outlives the call.
+        retried(|| unsafe { libc::fstatvfs(self.directory.as_raw_fd(), &raw mut numbers) })?;
+        Ok(numbers.f_bavail.saturating_mul(numbers.f_frsize))
+    }
+
+    fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
+        Ok(match self.engine {
+            Engine::Plain => Box::new(PlainQueue::new(depth)?),
+            Engine::Uring | Engine::Auto => Box::new(UringQueue::new(depth)?),
+        })
+    }
+}
+
+/// Holds the lock on a directory until dropped, or until the process ends in whatever way.
+#[derive(Debug)]
+pub struct DirectoryLock {
+    _file: fs::File,
+}
+
+/// Locks a directory against other processes (`flock` on the file `lock` in it); `WouldBlock` when one has it.
+pub fn lock_directory(path: &Path) -> io::Result<DirectoryLock> {
+    let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path.join(LOCK_NAME))?;
+    loop {
+        match file.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::WouldBlock.into()),
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    // For a person who wonders who has it; a full disk must not keep the server from starting.
+    if let Err(error) = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())) {
+        tracing::debug!(%error, "the process id could not be noted in the lock file");
+    }
+    Ok(DirectoryLock { _file: file })
+}
+
+/// What the system does not let us use, and how it said so.
+struct Refusal {
+    what: &'static str,
+    error: io::Error,
+}
+
+/// Tries what [`Engine::Uring`] needs, on a file without a name. An `Err` is a directory that cannot be written to at
+/// all. A full disk proves nothing against the engine.
+fn probe(path: &Path) -> io::Result<Option<Refusal>> {
+    let file_path = path.join(format!(".probe-{}", std::process::id()));
+    drop(OpenOptions::new().write(true).create(true).truncate(true).open(&file_path)?);
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&file_path);
+    fs::remove_file(&file_path)?;
+    let file = match opened {
+        Ok(file) => DirectoryFile::new(file, file_path, SECTOR as u64, true),
+        Err(error) => return Ok(Some(Refusal { what: "O_DIRECT", error })),
+    };
+    let writable = match file.write_at(0, &AlignedBuffer::zeroed(SECTOR)) {
+        Ok(()) => true,
+        Err(error) if full_kind(&error) => false,
+        Err(error) => return Ok(Some(Refusal { what: "O_DIRECT", error })),
+    };
+    let ring =
+        UringQueue::new(2).and_then(|queue| probe_ring(queue, &(Arc::new(file) as Arc<dyn File>), writable));
+    Ok(ring.err().map(|error| Refusal { what: "io_uring", error }))
+}
+
+fn probe_ring(mut queue: UringQueue, file: &Arc<dyn File>, writable: bool) -> io::Result<()> {
+    queue.sync(0, file);
+    if writable {
+        queue.write(1, file, 0, AlignedBuffer::zeroed(SECTOR).into_bytes(), true);
+    }
+    let mut finished = Vec::new();
+    while queue.in_flight() > 0 {
+        queue.wait(true, None, &mut finished)?;
+    }
+    finished.into_iter().try_for_each(|operation| operation.result)
+}
+
+/// Gives a new file its blocks, or where the file system cannot, its length.
+fn allocate(file: &fs::File, length: u64) -> io::Result<()> {
+    if length == 0 {
+        return Ok(());
+    }
+    let bytes =
+        libc::off_t::try_from(length).map_err(|error| io::Error::new(io::ErrorKind::FileTooLarge, error))?;
+    // SAFETY: the descriptor is open; no memory is involved.
+    match retried(|| unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes) }) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
+            file.set_len(length)
+        }
+        result => result,
+    }
+}
+
+/// Calls until not interrupted by a signal.
+fn retried(mut call: impl FnMut() -> libc::c_int) -> io::Result<()> {
+    loop {
+        if call() == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+fn full_kind(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// A used-up quota is a full disk too.
+fn full(error: io::Error) -> io::Error {
+    if full_kind(&error) { io::Error::new(io::ErrorKind::StorageFull, error) } else { error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes the kernel refuse a system call to this thread with `error`, when `flags` is not zero only with one of
+    /// these in its third argument.
+    fn refuse(call: libc::c_long, flags: i32, error: i32) {
+        const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+        const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+        const SET: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+        const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+        let number = u32::try_from(call).expect("a system call's number");
+        let mask = if flags == 0 { u32::MAX } else { flags.cast_unsigned() };
+        let refusal = libc::SECCOMP_RET_ERRNO | error.cast_unsigned();
+        let step = |code: u32, jt, jf, k| {
+            let code = u16::try_from(code).expect("an instruction's code");
+            libc::sock_filter { code, jt, jf, k }
+        };
+        // Offsets into `seccomp_data`: the number is at 0, the third argument at 32.
+        let mut steps = [
+            step(LOAD, 0, 0, 0),
+            step(EQUAL, 0, 3, number),
+            step(LOAD, 0, 0, 32),
+            step(SET, 0, 1, mask),
+            step(RETURN, 0, 0, refusal),
+            step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        if flags == 0 {
+            steps[3] = step(EQUAL, 0, 0, 0);
+        }
+        let program = libc::sock_fprog { len: 6, filter: steps.as_mut_ptr() };
+        // SAFETY: the filter is copied by the call and binds only this thread.
+        let outcome = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+        };
+        assert_eq!(outcome, 0, "{}", io::Error::last_os_error());
+    }
+
+    fn falls_back(call: libc::c_long, flags: i32, error: i32, what: &'static str) {
+        let work = move || {
+            let directory = tempfile::TempDir::new().expect("a directory");
+            refuse(call, flags, error);
+            let disk = open_directory(directory.path(), Engine::Auto).expect("plain I/O is not refused");
+            assert_eq!(disk.engine(), Engine::Plain);
+            let refusal =
+                open_directory(directory.path(), Engine::Uring).expect_err("nothing else was asked for");
+            assert!(refusal.to_string().starts_with(what), "{refusal}");
+            let file = disk.create("a", 4096).expect("a file");
+            let mut queue = disk.queue(1).expect("a queue");
+            queue.write(1, &file, 0, AlignedBuffer::zeroed(4096).into_bytes(), true);
+            let mut finished = Vec::new();
+            queue.wait(true, None, &mut finished).expect("it works");
+            assert!(finished[0].result.is_ok());
+        };
+        std::thread::spawn(work).join().expect("the fallback works");
+    }
+
+    #[test]
+    fn auto_does_without_io_uring() {
+        falls_back(libc::SYS_io_uring_setup, 0, libc::EPERM, "io_uring is refused");
+    }
+
+    #[test]
+    fn auto_does_without_direct_io() {
+        falls_back(libc::SYS_openat, libc::O_DIRECT, libc::EINVAL, "O_DIRECT is refused");
+    }
+
+    #[test]
+    fn durable_writes_do_without_dsync() {
+        let work = || {
+            let directory = tempfile::TempDir::new().expect("a directory");
+            refuse(libc::SYS_pwritev2, 0, libc::EOPNOTSUPP);
+            let disk = open_directory(directory.path(), Engine::Plain).expect("nothing is refused yet");
+            let file = disk.create("a", 4096).expect("a file");
+            let mut queue = disk.queue(2).expect("a queue");
+            let mut data = AlignedBuffer::zeroed(4096);
+            data.fill(5);
+            let data = data.into_bytes();
+            for round in 0..2 {
+                queue.write(round, &file, 0, data.clone(), true);
+                let mut finished = Vec::new();
+                queue.wait(true, None, &mut finished).expect("it works");
+                assert!(finished[0].result.is_ok());
+            }
+            let mut back = AlignedBuffer::zeroed(4096);
+            file.read_at(0, &mut back).expect("it was written");
+            assert_eq!(back[..], data[..]);
+        };
+        std::thread::spawn(work).join().expect("the fallback works");
+    }
+}

@@ -1,0 +1,114 @@
+//! An open file of a real directory, and its blocking operations; both engines share it.
+//!
+//! It starts nothing asynchronous and does not know how its queue works.
+//!
+//! Invariants:
+//! - A file opened with O_DIRECT is read and written only through memory aligned to [`SECTOR`]: other memory goes
+//!   through a bounce buffer.
+
+use std::any::Any;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::{AlignedBuffer, File, SECTOR};
+
+/// Most memory that one unaligned operation takes for itself; large enough that the copy costs more than the call.
+const BOUNCE_BYTES_MAX: usize = 1 << 20;
+
+pub(crate) struct DirectoryFile {
+    file: fs::File,
+    path: PathBuf,
+    length: u64,
+    direct: bool,
+}
+
+impl DirectoryFile {
+    pub(crate) fn new(file: fs::File, path: PathBuf, length: u64, direct: bool) -> Self {
+        Self { file, path, length, direct }
+    }
+
+    /// The file behind a handle that a queue was given. Panics on a file of another kind of disk.
+    pub(crate) fn of(file: &Arc<dyn File>) -> &Self {
+        file.as_any().downcast_ref().expect("a queue is given files of its own disk")
+    }
+
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// What every write to a queue must fulfil.
+    pub(crate) fn assert_writable(&self, position: u64, data: &[u8]) {
+        assert!((data.as_ptr() as usize).is_multiple_of(SECTOR), "the data of a write is aligned");
+        self.assert_inside(position, data.len());
+    }
+
+    fn assert_inside(&self, position: u64, length: usize) {
+        assert_aligned(position, length);
+        assert!(length > 0, "a write has bytes");
+        assert!(position + length as u64 <= self.length, "a write ends inside {self:?}");
+    }
+
+    fn needs_bounce(&self, memory: *const u8) -> bool {
+        self.direct && !(memory as usize).is_multiple_of(SECTOR)
+    }
+}
+
+impl File for DirectoryFile {
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    fn read_at(&self, position: u64, into: &mut [u8]) -> io::Result<()> {
+        assert_aligned(position, into.len());
+        if !self.needs_bounce(into.as_ptr()) {
+            return self.file.read_exact_at(into, position);
+        }
+        let mut bounce = AlignedBuffer::zeroed(into.len().min(BOUNCE_BYTES_MAX));
+        let mut position = position;
+        for part in into.chunks_mut(BOUNCE_BYTES_MAX) {
+            self.file.read_exact_at(&mut bounce[..part.len()], position)?;
+            part.copy_from_slice(&bounce[..part.len()]);
+            position += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, position: u64, from: &[u8]) -> io::Result<()> {
+        self.assert_inside(position, from.len());
+        if !self.needs_bounce(from.as_ptr()) {
+            return self.file.write_all_at(from, position);
+        }
+        let mut bounce = AlignedBuffer::zeroed(from.len().min(BOUNCE_BYTES_MAX));
+        let mut position = position;
+        for part in from.chunks(BOUNCE_BYTES_MAX) {
+            bounce[..part.len()].copy_from_slice(part);
+            self.file.write_all_at(&bounce[..part.len()], position)?;
+            position += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl fmt::Debug for DirectoryFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DirectoryFile").field("opened_as", &self.path).field("length", &self.length).finish()
+    }
+}
+
+fn assert_aligned(position: u64, length: usize) {
+    assert!(position.is_multiple_of(SECTOR as u64), "position {position} is not a multiple of a sector");
+    assert!(length.is_multiple_of(SECTOR), "length {length} is not a multiple of a sector");
+}

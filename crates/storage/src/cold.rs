@@ -1,0 +1,301 @@
+//! Reading what the tail cache no longer holds: regions of segment files, read ahead, kept in a bounded cache.
+//!
+//! A region serves every stream that has batches in it, so readers that lag together share one scan. Read-ahead grows
+//! while misses follow each other and falls back when they do not. Nothing here is seen by the write path: cold reads
+//! block their own few threads, and neither the tail cache nor the writer's queue.
+//!
+//! Two queues keep one long scan from flushing everything: a region begins on probation and is protected only when it
+//! is asked for again after it left the newest half of probation.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
+
+use crate::format::index;
+use crate::index::BatchIndex;
+use crate::segment::Segment;
+
+/// Bytes of a region: one read serves some dozens of fetches, and a lone miss does not read much for nothing.
+pub(crate) const REGION_BYTES: usize = 256 * 1024;
+/// Regions read by one miss at most.
+const READ_AHEAD_REGIONS_MAX: u32 = 4;
+
+type Key = (u32, u32);
+
+/// Regions of segment files, by segment and number.
+#[derive(Debug)]
+pub(crate) struct Regions {
+    state: Mutex<RegionState>,
+    loaded: Condvar,
+    regions_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct RegionState {
+    entries: HashMap<Key, Entry>,
+    probation: VecDeque<Key>,
+    protected: VecDeque<Key>,
+    /// Where the last miss's read ended, and how many regions it read.
+    next_miss: Option<Key>,
+    read_ahead: u32,
+    loading: Vec<Key>,
+    hits: u64,
+    misses: u64,
+    arrivals: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    bytes: Bytes,
+    arrived: u64,
+    protected: bool,
+}
+
+impl Regions {
+    pub fn new(bytes_max: usize) -> Regions {
+        let regions_max = (bytes_max / REGION_BYTES).max(2 * index(READ_AHEAD_REGIONS_MAX));
+        Regions { state: Mutex::default(), loaded: Condvar::new(), regions_max }
+    }
+
+    /// The `length` bytes at `position` as slices of cached regions; `None` when one is missing.
+    pub fn find(&self, segment: &Segment, position: u32, length: usize) -> Option<Vec<Bytes>> {
+        let mut state = self.state.lock();
+        let mut parts = Vec::with_capacity(2);
+        let (mut at, end) = (index(position), index(position) + length);
+        while at < end {
+            let region = at / REGION_BYTES;
+            let from = at - region * REGION_BYTES;
+            let bytes = state.touch((segment.sequence, u32::try_from(region).ok()?), self.regions_max)?;
+            let to = (end - region * REGION_BYTES).min(bytes.len());
+            if to <= from {
+                return None;
+            }
+            parts.push(bytes.slice(from..to));
+            at += to - from;
+        }
+        state.hits += 1;
+        Some(parts)
+    }
+
+    /// As [`Regions::find`], reading what is missing; for the threads that may block. Bytes of the file from `stable`
+    /// on may still change and are never cached: the active segment is written behind it.
+    pub fn read(&self, segment: &Segment, position: u32, length: usize, stable: u32) -> io::Result<Vec<Bytes>> {
+        loop {
+            if let Some(parts) = self.find(segment, position, length) {
+                return Ok(parts);
+            }
+            let first = index(position) / REGION_BYTES;
+            let last = (index(position) + length - 1) / REGION_BYTES;
+            if last - first >= self.regions_max / 2 {
+                // A batch as large as the cache passes it by.
+                return Ok(vec![segment.read(position, length)?]);
+            }
+            for region in first..=last {
+                let needed = (index(position) + length - region * REGION_BYTES).min(REGION_BYTES);
+                let region = u32::try_from(region).expect("regions of a segment fit 32 bits");
+                self.load(segment, region, needed, index(stable))?;
+            }
+        }
+    }
+
+    /// Makes sure that the first `needed` bytes of a region are cached; concurrent calls for the same one read it once.
+    fn load(&self, segment: &Segment, region: u32, needed: usize, stable: usize) -> io::Result<()> {
+        let key = (segment.sequence, region);
+        let count = {
+            let mut state = self.state.lock();
+            while state.loading.contains(&key) {
+                self.loaded.wait(&mut state);
+            }
+            if state.entries.get(&key).is_some_and(|entry| entry.bytes.len() >= needed) {
+                return Ok(());
+            }
+            state.misses += 1;
+            state.read_ahead =
+                if state.next_miss == Some(key) { (state.read_ahead * 2).min(READ_AHEAD_REGIONS_MAX) } else { 1 };
+            let wanted = region..region + state.read_ahead;
+            let stable_regions = u32::try_from(stable.div_ceil(REGION_BYTES)).expect("regions of a segment fit 32 bits");
+            let free = |state: &RegionState, n: u32| {
+                let key = (segment.sequence, n);
+                n < stable_regions && !state.entries.contains_key(&key) && !state.loading.contains(&key)
+            };
+            let count = wanted.take_while(|n| free(&state, *n)).count();
+            let count = u32::try_from(count).expect("bounded by the read-ahead").max(1);
+            state.next_miss = Some((segment.sequence, region + count));
+            state.loading.extend((region..region + count).map(|n| (segment.sequence, n)));
+            count
+        };
+        let from = index(region) * REGION_BYTES;
+        let bytes = (index(count) * REGION_BYTES).min(stable - from);
+        let mut buffer = disk::AlignedBuffer::zeroed(bytes);
+        let result = segment.file.read_at(from as u64, &mut buffer);
+        let mut state = self.state.lock();
+        state.loading.retain(|(sequence, n)| *sequence != segment.sequence || !(region..region + count).contains(n));
+        self.loaded.notify_all();
+        result?;
+        let buffer = buffer.into_bytes();
+        for n in 0..index(count) {
+            let slice = buffer.slice(n * REGION_BYTES..((n + 1) * REGION_BYTES).min(buffer.len()));
+            state.insert((segment.sequence, region + u32::try_from(n).expect("small")), slice, self.regions_max);
+        }
+        Ok(())
+    }
+
+    /// Hits and misses so far, and bytes held.
+    pub fn statistics(&self) -> (u64, u64, usize) {
+        let state = self.state.lock();
+        (state.hits, state.misses, state.entries.values().map(|entry| entry.bytes.len()).sum())
+    }
+}
+
+impl RegionState {
+    fn touch(&mut self, key: Key, regions_max: usize) -> Option<Bytes> {
+        let arrivals = self.arrivals;
+        let entry = self.entries.get_mut(&key)?;
+        let bytes = entry.bytes.clone();
+        if !entry.protected && arrivals - entry.arrived > regions_max as u64 / 4 {
+            entry.protected = true;
+            self.probation.retain(|other| *other != key);
+            self.protected.push_back(key);
+            if self.protected.len() > regions_max / 2
+                && let Some(demoted) = self.protected.pop_front()
+            {
+                if let Some(entry) = self.entries.get_mut(&demoted) {
+                    entry.protected = false;
+                    entry.arrived = arrivals;
+                }
+                self.probation.push_back(demoted);
+            }
+        }
+        Some(bytes)
+    }
+
+    fn insert(&mut self, key: Key, bytes: Bytes, regions_max: usize) {
+        self.arrivals += 1;
+        let entry = Entry { bytes, arrived: self.arrivals, protected: false };
+        if self.entries.insert(key, entry).is_none() {
+            self.probation.push_back(key);
+        }
+        while self.entries.len() > regions_max {
+            let Some(oldest) = self.probation.pop_front().or_else(|| self.protected.pop_front()) else { return };
+            self.entries.remove(&oldest);
+        }
+    }
+}
+
+/// Batch indexes of sealed extents, by segment and directory row; the least recently used go first.
+#[derive(Debug)]
+pub(crate) struct Indexes {
+    bytes_max: usize,
+    state: Mutex<IndexState>,
+}
+
+#[derive(Debug, Default)]
+struct IndexState {
+    entries: HashMap<Key, (Arc<BatchIndex>, u64)>,
+    /// Keys with the tick of the use that put them here; stale ones are skipped.
+    uses: VecDeque<(Key, u64)>,
+    tick: u64,
+    bytes: usize,
+}
+
+impl Indexes {
+    pub fn new(bytes_max: usize) -> Indexes {
+        Indexes { bytes_max, state: Mutex::default() }
+    }
+
+    pub fn find(&self, segment: u32, row: u32) -> Option<Arc<BatchIndex>> {
+        let mut state = self.state.lock();
+        state.tick += 1;
+        let tick = state.tick;
+        let (found, used) = state.entries.get_mut(&(segment, row))?;
+        *used = tick;
+        let found = found.clone();
+        state.uses.push_back(((segment, row), tick));
+        state.drop_stale();
+        Some(found)
+    }
+
+    pub fn insert(&self, segment: u32, row: u32, index: Arc<BatchIndex>) {
+        let mut state = self.state.lock();
+        state.tick += 1;
+        let tick = state.tick;
+        state.bytes += index.memory_bytes();
+        if let Some((old, _)) = state.entries.insert((segment, row), (index, tick)) {
+            state.bytes -= old.memory_bytes();
+        }
+        state.uses.push_back(((segment, row), tick));
+        while state.bytes > self.bytes_max {
+            let Some((key, tick)) = state.uses.pop_front() else { break };
+            if state.entries.get(&key).is_some_and(|(_, used)| *used == tick) {
+                let (old, _) = state.entries.remove(&key).expect("it was just seen");
+                state.bytes -= old.memory_bytes();
+            }
+        }
+        state.drop_stale();
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.state.lock().bytes
+    }
+}
+
+impl IndexState {
+    /// Keeps the list of uses in proportion to the entries.
+    fn drop_stale(&mut self) {
+        if self.uses.len() > 64 + 4 * self.entries.len() {
+            let entries = &self.entries;
+            self.uses.retain(|(key, tick)| entries.get(key).is_some_and(|(_, used)| used == tick));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use disk::{Disk, SimDisk};
+    use model::{Offset, Timestamp};
+
+    #[test]
+    fn regions_return_what_the_file_holds_and_stay_within_the_bound() {
+        let disk = SimDisk::new(1);
+        let length = 40 * REGION_BYTES;
+        let file = disk.create("0000000001.log", length as u64).unwrap();
+        let mut contents = vec![0u8; length];
+        fastrand::Rng::with_seed(1).fill(&mut contents);
+        file.write_at(0, &contents).unwrap();
+        let segment = Segment::new(1, 1, file);
+        let regions = Regions::new(10 * REGION_BYTES);
+        let mut rng = fastrand::Rng::with_seed(2);
+        for _ in 0..500 {
+            let at = rng.usize(0..length - 600_000);
+            let bytes = rng.usize(1..600_000);
+            let parts = regions.read(&segment, u32::try_from(at).unwrap(), bytes, segment.length).unwrap();
+            assert_eq!(parts.concat(), contents[at..at + bytes]);
+            assert!(regions.statistics().2 <= 10 * REGION_BYTES);
+        }
+    }
+
+    #[test]
+    fn indexes_stay_within_the_bound_and_the_used_ones_stay() {
+        let mut index = BatchIndex::default();
+        index.push(crate::index::BatchPlace {
+            base_offset: Offset(0),
+            offset_count: 1,
+            position: 4096,
+            length: 70,
+            max_timestamp: Timestamp(0),
+        });
+        let index = Arc::new(index);
+        let cache = Indexes::new(index.memory_bytes() * 10);
+        for row in 0..100 {
+            cache.insert(1, row, index.clone());
+            assert!(cache.find(1, 0).is_some());
+        }
+        assert!(cache.bytes() <= index.memory_bytes() * 10);
+        assert!(cache.find(1, 99).is_some() && cache.find(1, 50).is_none());
+    }
+}

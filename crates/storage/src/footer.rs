@@ -1,0 +1,155 @@
+//! The footer of a segment: built when the writer seals it, rebuilt by recovery when it is missing.
+//!
+//! It holds a batch index for each stream with records in the segment, the directory of those, and the stream table:
+//! start, next offset and producers of every stream of the log as of the segment's end. Recovery starts from the
+//! newest table, so offsets and sequences survive although the segments that showed them were recycled.
+//!
+//! ```text
+//! payload      | batch indexes | directory | stream table | the trailer's first 60 bytes |
+//! stream table | version u8 | stream count varint | stream… |
+//! stream       | id varint | start varint | next varint | producers (see producers.rs) |
+//! ```
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use model::{Offset, StreamId};
+
+use crate::format::{DirectoryRow, Trailer, index, length32, put_varint, seeded_crc, take_varint};
+use crate::index::BatchIndex;
+use crate::producers::Producers;
+use crate::stream::Stream;
+
+const TABLE_VERSION: u8 = 1;
+/// The last bytes of a footer's payload repeat the trailer, for when the sector at the end of the file was not written.
+pub(crate) const TRAILER_COPY_BYTES: usize = 60;
+
+/// A stream's batches in the segment that is being sealed.
+pub(crate) struct SealedStream {
+    pub stream: StreamId,
+    pub index: BatchIndex,
+}
+
+/// The payload of a footer block and the trailer that will point into it.
+pub(crate) struct BuiltFooter {
+    pub payload: Vec<u8>,
+    pub trailer: Trailer,
+    /// The sealed extents' rows, in the order of the directory.
+    pub rows: Vec<DirectoryRow>,
+}
+
+/// Builds the footer whose payload will stand at `payload_position` in the file. `streams` are sorted by id.
+pub(crate) fn build(
+    sequence: u32,
+    generation: u64,
+    epoch: u64,
+    footer_position: u32,
+    payload_position: u32,
+    streams: &[SealedStream],
+    table: Vec<u8>,
+) -> BuiltFooter {
+    let mut payload = Vec::with_capacity(
+        streams.iter().map(|s| s.index.stored_bytes() + crate::format::DIRECTORY_ROW_BYTES).sum::<usize>() + table.len(),
+    );
+    let mut rows = Vec::with_capacity(streams.len());
+    for sealed in streams {
+        let from = payload.len();
+        sealed.index.encode(&mut payload);
+        rows.push(DirectoryRow {
+            stream: sealed.stream,
+            base_offset: sealed.index.base_offset().expect("a stream is sealed with at least one batch"),
+            next_offset: sealed.index.next_offset().expect("a stream is sealed with at least one batch"),
+            max_timestamp: sealed.index.max_timestamp().expect("a stream is sealed with at least one batch"),
+            bytes: u64::from(sealed.index.bytes()),
+            index_position: payload_position + length32(from),
+            index_length: length32(payload.len() - from),
+            index_crc: seeded_crc(generation, &payload[from..]),
+            batches: sealed.index.batches(),
+        });
+    }
+    let directory_at = payload.len();
+    for row in &rows {
+        row.encode(&mut payload);
+    }
+    let directory_crc = seeded_crc(generation, &payload[directory_at..]);
+    let table_at = payload.len();
+    payload.extend_from_slice(&table);
+    let trailer = Trailer {
+        sequence,
+        footer_position,
+        directory_position: payload_position + length32(directory_at),
+        rows: length32(rows.len()),
+        directory_crc,
+        table_position: payload_position + length32(table_at),
+        table_length: length32(table.len()),
+        table_crc: seeded_crc(generation, &table),
+        end: footer_position
+            + length32(crate::format::sectors(crate::format::BLOCK_HEADER_BYTES + payload.len() + TRAILER_COPY_BYTES)),
+        epoch,
+    };
+    payload.extend_from_slice(&trailer.encode(generation)[..TRAILER_COPY_BYTES]);
+    BuiltFooter { payload, trailer, rows }
+}
+
+/// The stream table of all `streams`. Producers are left out, those that appended longest ago first, where the table
+/// would grow beyond `bytes_max`.
+pub(crate) fn encode_table(streams: &mut Vec<Arc<Stream>>, oldest_producer_ms: i64, bytes_max: usize) -> Vec<u8> {
+    streams.retain(|stream| !stream.lock().placed_delete);
+    streams.sort_unstable_by_key(|stream| stream.id());
+    let mut oldest_ms = oldest_producer_ms;
+    loop {
+        let mut out = vec![TABLE_VERSION];
+        put_varint(&mut out, streams.len() as u64);
+        let mut appended_ms = Vec::new();
+        for stream in streams.iter() {
+            let mut state = stream.lock();
+            state.producers.expire(oldest_ms);
+            appended_ms.extend(state.producers.iter().map(|(_, producer)| producer.last_append_ms));
+            put_varint(&mut out, stream.id().0);
+            put_varint(&mut out, state.placed_start.0.cast_unsigned());
+            put_varint(&mut out, state.next.0.cast_unsigned());
+            state.producers.encode(&mut out);
+        }
+        if out.len() <= bytes_max || appended_ms.is_empty() {
+            return out;
+        }
+        // Forget the older half and try again.
+        appended_ms.sort_unstable();
+        oldest_ms = appended_ms[appended_ms.len() / 2] + 1;
+        tracing::warn!(producers = appended_ms.len(), "too many idempotent producers to remember, forgetting the older half");
+    }
+}
+
+/// What a table says of one stream.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TableRow {
+    pub start: Offset,
+    pub next: Offset,
+    pub producers: Producers,
+}
+
+/// Reads a stream table whose CRC was checked; `None` when it contradicts itself.
+pub(crate) fn decode_table(bytes: &[u8]) -> Option<HashMap<StreamId, TableRow>> {
+    let (&version, mut rest) = bytes.split_first()?;
+    if version != TABLE_VERSION {
+        return None;
+    }
+    let mut streams = HashMap::new();
+    for _ in 0..take_varint(&mut rest)? {
+        let id = StreamId(take_varint(&mut rest)?);
+        let start = Offset(i64::try_from(take_varint(&mut rest)?).ok()?);
+        let next = Offset(i64::try_from(take_varint(&mut rest)?).ok()?);
+        let producers = Producers::decode(&mut rest)?;
+        streams.insert(id, TableRow { start, next, producers });
+    }
+    rest.is_empty().then_some(streams)
+}
+
+/// Reads the directory out of `bytes`, which begin at its first row; `None` when its CRC does not match.
+pub(crate) fn decode_directory(bytes: &[u8], trailer: &Trailer, generation: u64) -> Option<Vec<DirectoryRow>> {
+    let bytes = bytes.get(..index(trailer.rows) * crate::format::DIRECTORY_ROW_BYTES)?;
+    if seeded_crc(generation, bytes) != trailer.directory_crc {
+        return None;
+    }
+    bytes.chunks_exact(crate::format::DIRECTORY_ROW_BYTES).map(DirectoryRow::decode).collect()
+}

@@ -1,0 +1,831 @@
+//! The log as its users see it: open, append, read, trim, close.
+//!
+//! All methods are callable from any thread. None blocks, except those that say so; the work is done by the writer, the
+//! preparer and the cold readers, each on threads of its own.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bytes::Bytes;
+use disk::{BufferPool, Disk};
+use model::batch::HEADER_BYTES;
+use model::{BatchHeader, Offset, StreamId, Timestamp};
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::cold::{Indexes, Regions};
+use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index};
+use crate::index::{BatchIndex, BatchPlace};
+use crate::preparer::{FIRST_SEGMENT_BYTES, Preparer};
+use crate::recovery::{self, OpenError, RecoveryReport};
+use crate::request::{AdmitError, Admission, Append, AppendError, Completion, Listener, Queue, Request, Room};
+use crate::segment::{Segment, Segments};
+use crate::stream::Stream;
+use crate::tail::TailCache;
+use crate::writer::{Patience, Position, QUEUE_DEPTH, WRITE_BUFFER_BYTES, Writer, active_room};
+
+/// Time as the log needs it; handed in, so that tests decide what time it is.
+pub trait Clock: Send + Sync {
+    /// Milliseconds since the Unix epoch.
+    fn now_ms(&self) -> i64;
+    /// Nanoseconds of a clock that never goes back.
+    fn nanos(&self) -> u64;
+}
+
+/// The system's clocks.
+#[derive(Debug)]
+pub struct SystemClock(std::time::Instant);
+
+impl Default for SystemClock {
+    fn default() -> SystemClock {
+        SystemClock(std::time::Instant::now())
+    }
+}
+
+impl Clock for SystemClock {
+    fn now_ms(&self) -> i64 {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+    }
+
+    fn nanos(&self) -> u64 {
+        u64::try_from(self.0.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Settings of a log; values, not components.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Length in bytes of a full-size segment: a multiple of 1 MiB, from 16 MiB to below 4 GiB.
+    pub segment_bytes: u64,
+    /// Bound of the tail cache in bytes.
+    pub tail_cache_bytes: usize,
+    /// Bound in bytes of the cache of regions read back from disk.
+    pub region_cache_bytes: usize,
+    /// Bound in bytes of the cache of sealed batch indexes.
+    pub index_cache_bytes: usize,
+    /// Idempotent producers that did not append for so long are forgotten (`producer.id.expiration.ms`).
+    pub producer_expiry_ms: i64,
+    /// Bytes of the disk left free: no new segment is made that would use them.
+    pub reserve_bytes: u64,
+    /// Identifies a new log; an existing one keeps its own.
+    pub log_id: u128,
+    /// Threads for reads that miss the caches, and so the depth of such reads.
+    pub cold_threads: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            segment_bytes: 1024 * 1024 * 1024,
+            tail_cache_bytes: 128 * 1024 * 1024,
+            region_cache_bytes: 64 * 1024 * 1024,
+            index_cache_bytes: 32 * 1024 * 1024,
+            producer_expiry_ms: 24 * 3600 * 1000,
+            reserve_bytes: 256 * 1024 * 1024,
+            log_id: 0,
+            cold_threads: 2,
+        }
+    }
+}
+
+impl Options {
+    /// The largest batch a log with these options takes: an eighth of a segment.
+    pub fn batch_bytes_max(&self) -> usize {
+        usize::try_from(self.segment_bytes / 8).expect("segments are smaller than 4 GiB")
+    }
+}
+
+/// What the writer, the preparer and the readers share.
+pub(crate) struct Shared {
+    pub options: Options,
+    pub disk: Arc<dyn Disk>,
+    pub clock: Arc<dyn Clock>,
+    pub listener: Arc<dyn Listener>,
+    pub queue: Queue,
+    pub buffers: BufferPool,
+    pub tail: TailCache,
+    pub regions: Regions,
+    pub indexes: Indexes,
+    pub segments: Segments,
+    streams: RwLock<HashMap<StreamId, Arc<Stream>>>,
+    prepared: Mutex<VecDeque<Arc<Segment>>>,
+    active_room: AtomicU64,
+    synced: AtomicU64,
+    preparer_news: Mutex<PreparerNews>,
+    preparer_wake: Condvar,
+    tail_hits: AtomicU64,
+    cold_reads: AtomicU64,
+}
+
+#[derive(Default)]
+struct PreparerNews {
+    pending: bool,
+    stop: bool,
+}
+
+impl Shared {
+    pub fn streams(&self) -> Vec<Arc<Stream>> {
+        self.streams.read().values().cloned().collect()
+    }
+
+    pub fn set_synced(&self, synced: Lsn) {
+        self.synced.store(synced.0, Ordering::Release);
+    }
+
+    pub fn apply_trim(&self, stream: &Stream, to: Offset) {
+        recovery::trim(stream, to, &self.segments);
+        self.wake_preparer();
+    }
+
+    pub fn apply_delete(&self, stream: &Arc<Stream>) {
+        self.streams.write().remove(&stream.id());
+        recovery::delete(stream, &self.segments);
+        self.wake_preparer();
+    }
+
+    pub fn prepared_count(&self) -> usize {
+        self.prepared.lock().len()
+    }
+
+    pub fn take_prepared(&self) -> Option<Arc<Segment>> {
+        let taken = self.prepared.lock().pop_front();
+        self.wake_preparer();
+        taken
+    }
+
+    pub fn add_prepared(&self, segment: Arc<Segment>) {
+        self.prepared.lock().push_back(segment);
+        self.queue.room.set_out_of_space(false);
+        self.set_free();
+        self.queue.wake();
+        self.listener.room();
+    }
+
+    /// Records what the active segment still takes from `position` on.
+    pub fn count_room(&self, active: &Segment, position: u32) {
+        self.active_room.store(active_room(active, position), Ordering::Release);
+        self.set_free();
+    }
+
+    fn set_free(&self) {
+        let prepared: u64 =
+            self.prepared.lock().iter().map(|segment| Room::of_segment(segment.length, segment.length)).sum();
+        self.queue.room.set_free(self.active_room.load(Ordering::Acquire) + prepared);
+    }
+
+    pub fn wake_preparer(&self) {
+        self.preparer_news.lock().pending = true;
+        self.preparer_wake.notify_one();
+    }
+}
+
+/// Why a read failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The offset is below the start or above the committed end.
+    #[error("offset {offset} is outside {start}..={committed}")]
+    OutOfRange {
+        /// Asked for.
+        offset: Offset,
+        /// First offset there is.
+        start: Offset,
+        /// The end.
+        committed: Offset,
+    },
+    /// The stream was deleted.
+    #[error("the stream was deleted")]
+    Deleted,
+    /// What the disk returned is not what was written.
+    #[error("damaged data at {lsn}: {what}; run `mainstem log verify`")]
+    Damaged {
+        /// Where.
+        lsn: Lsn,
+        /// What was found.
+        what: &'static str,
+    },
+    /// The disk did not answer.
+    #[error("reading failed: {0}")]
+    Io(#[from] std::io::Error),
+    /// The log is closed.
+    #[error("the log is closed")]
+    Closed,
+}
+
+/// Consecutive batches of one stream.
+#[derive(Clone, Debug, Default)]
+pub struct Batches {
+    /// Their bytes, in order; a batch may span two chunks.
+    pub chunks: Vec<Bytes>,
+    /// Bytes of all chunks.
+    pub bytes: usize,
+    /// Where to read on.
+    pub next: Option<Offset>,
+}
+
+/// What to read.
+#[derive(Clone, Debug)]
+pub struct ReadRequest {
+    /// The stream.
+    pub stream: Arc<Stream>,
+    /// The first batch returned is the one that holds this offset.
+    pub from: Offset,
+    /// Batches from here on are not returned (the last stable offset, for read_committed).
+    pub until: Offset,
+    /// Bytes at most.
+    pub bytes_max: usize,
+    /// Return the first batch even if it alone is larger than `bytes_max` (KIP-74).
+    pub at_least_one: bool,
+}
+
+/// The outcome of a read that must not block.
+#[derive(Debug)]
+pub enum ReadStep {
+    /// All that there is, or as much as was asked for.
+    Ready(Batches),
+    /// The caches do not have it: use [`Log::read_later`].
+    Cold,
+}
+
+/// What a reader finds at some offset.
+enum Plan {
+    Nothing,
+    Places { segment: Arc<Segment>, places: Vec<BatchPlace>, more: bool },
+    LoadIndex { segment: Arc<Segment>, row: u32 },
+}
+
+/// Counters for metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Batches served from the tail cache.
+    pub tail_hits: u64,
+    /// Reads that had to go to the cold readers.
+    pub cold_reads: u64,
+    /// Region look-ups that found everything cached.
+    pub region_hits: u64,
+    /// Regions that were read.
+    pub region_misses: u64,
+    /// Bytes in the tail cache.
+    pub tail_bytes: usize,
+    /// Bytes in the region cache.
+    pub region_bytes: usize,
+    /// Bytes in the cache of sealed indexes.
+    pub index_bytes: usize,
+    /// Segments that hold part of the log.
+    pub segments: usize,
+    /// Segments prepared ahead.
+    pub prepared_segments: usize,
+    /// Bytes that appends may still take before another segment is needed.
+    pub streams: usize,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// An open log.
+pub struct Log {
+    shared: Arc<Shared>,
+    report: RecoveryReport,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    cold: Mutex<Option<std::sync::mpsc::Sender<Job>>>,
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Log").field("report", &self.report).finish_non_exhaustive()
+    }
+}
+
+/// A log whose writer and preparer are driven by hand.
+pub(crate) struct Parts {
+    pub log: Log,
+    pub writer: Writer,
+    pub preparer: Preparer,
+}
+
+/// Builds a log without threads: recovers, prepares what must be there, and writes the barrier of a new epoch.
+pub(crate) fn assemble(
+    disk: Arc<dyn Disk>,
+    options: Options,
+    clock: Arc<dyn Clock>,
+    listener: Arc<dyn Listener>,
+) -> Result<Parts, OpenError> {
+    let mut options = options;
+    let io = |doing: &str| {
+        let doing = doing.to_owned();
+        move |source: std::io::Error| match source.kind() {
+            std::io::ErrorKind::StorageFull => OpenError::Full,
+            _ => OpenError::Io { doing, source },
+        }
+    };
+    let recovered = recovery::recover(&*disk, clock.now_ms())?;
+    options.log_id = recovered.log_id.unwrap_or(options.log_id);
+    let ring = disk.queue(QUEUE_DEPTH).map_err(io("setting up the write queue"))?;
+    let queue = Queue::new(ring.waker(), Arc::default(), options.batch_bytes_max());
+    let shared = Arc::new(Shared {
+        tail: TailCache::new(options.tail_cache_bytes),
+        regions: Regions::new(options.region_cache_bytes),
+        indexes: Indexes::new(options.index_cache_bytes),
+        buffers: BufferPool::new(WRITE_BUFFER_BYTES, 8),
+        options,
+        disk,
+        clock,
+        listener,
+        queue,
+        segments: recovered.segments,
+        streams: RwLock::new(recovered.streams),
+        prepared: Mutex::new(recovered.prepared.into()),
+        active_room: AtomicU64::new(0),
+        synced: AtomicU64::new(recovered.report.end.0),
+        preparer_news: Mutex::default(),
+        preparer_wake: Condvar::new(),
+        tail_hits: AtomicU64::new(0),
+        cold_reads: AtomicU64::new(0),
+    });
+    let last_length = recovered.active.as_ref().map_or(0, |(segment, _)| u64::from(segment.length));
+    let grown = shared.prepared.lock().back().map(|segment| u64::from(segment.length)).unwrap_or(last_length);
+    let first_length = FIRST_SEGMENT_BYTES.min(shared.options.segment_bytes);
+    let mut preparer =
+        Preparer::new(shared.clone(), recovered.next_sequence, recovered.next_generation, grown.max(first_length / 4));
+    let (segment, position) = match recovered.active {
+        Some(active) => active,
+        None => {
+            let next = match shared.prepared.lock().pop_front() {
+                Some(next) => next,
+                None => preparer.prepare().map_err(io("preparing the first segment"))?,
+            };
+            shared.segments.insert(next.clone());
+            (next, Segment::data_start())
+        }
+    };
+    let touched = {
+        let here = |stream: &&Arc<Stream>| stream.lock().active.is_some();
+        shared.streams.read().values().filter(here).cloned().collect()
+    };
+    shared.count_room(&segment, position);
+    let synced = Lsn::new(segment.sequence, position);
+    let at = Position { segment, position, epoch: recovered.next_epoch, touched, synced };
+    let mut writer = Writer::new(shared.clone(), ring, at);
+    if !writer.has_room_for_barrier() && shared.prepared_count() == 0 {
+        let next = preparer.prepare().map_err(io("preparing a segment"))?;
+        shared.add_prepared(next);
+    }
+    writer.write_barrier().map_err(|error| OpenError::Io {
+        doing: "writing the first block of a new epoch".into(),
+        source: std::io::Error::other(error.to_string()),
+    })?;
+    let log = Log { shared, report: recovered.report, threads: Mutex::default(), cold: Mutex::new(None) };
+    Ok(Parts { log, writer, preparer })
+}
+
+impl Log {
+    /// Opens the log on `disk`, or begins one where there is none, and starts its threads. Blocks while it recovers.
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        clock: Arc<dyn Clock>,
+        listener: Arc<dyn Listener>,
+    ) -> Result<Log, OpenError> {
+        let cold_threads = options.cold_threads.max(1);
+        let Parts { log, mut writer, mut preparer } = assemble(disk, options, clock, listener)?;
+        let spawn = |name: String, work: Box<dyn FnOnce() + Send>| {
+            let spawned = std::thread::Builder::new().name(name).spawn(work);
+            spawned.map_err(|source| OpenError::Io { doing: "starting a thread".into(), source })
+        };
+        let mut threads = Vec::new();
+        let shared = log.shared.clone();
+        threads.push(spawn(
+            "log-writer".into(),
+            Box::new(move || {
+                let _guard = StopOnPanic(shared);
+                while writer.turn(Patience::Block) {}
+            }),
+        )?);
+        let shared = log.shared.clone();
+        threads.push(spawn("log-preparer".into(), Box::new(move || run_preparer(&shared, &mut preparer)))?);
+        let (sender, receiver) = std::sync::mpsc::channel::<Job>();
+        let receiver = Arc::new(Mutex::new(receiver));
+        for n in 0..cold_threads {
+            let receiver = receiver.clone();
+            let work = move || {
+                loop {
+                    let job = receiver.lock().recv();
+                    let Ok(job) = job else { return };
+                    job();
+                }
+            };
+            threads.push(spawn(format!("log-reader-{n}"), Box::new(work))?);
+        }
+        *log.cold.lock() = Some(sender);
+        *log.threads.lock() = threads;
+        Ok(log)
+    }
+
+    /// What opening found.
+    pub fn recovery(&self) -> &RecoveryReport {
+        &self.report
+    }
+
+    /// The largest batch it takes, in bytes.
+    pub fn batch_bytes_max(&self) -> usize {
+        self.shared.options.batch_bytes_max()
+    }
+
+    /// The stream `id`, new and empty if it was never seen.
+    pub fn stream(&self, id: StreamId) -> Arc<Stream> {
+        if let Some(stream) = self.shared.streams.read().get(&id) {
+            return stream.clone();
+        }
+        self.shared.streams.write().entry(id).or_insert_with(|| Arc::new(Stream::new(id))).clone()
+    }
+
+    /// All streams there are.
+    pub fn streams(&self) -> Vec<Arc<Stream>> {
+        self.shared.streams()
+    }
+
+    /// Reserves room for a batch of `bytes`. Do this before giving out offsets: what was admitted is never refused
+    /// while the log works.
+    pub fn admit(&self, bytes: usize) -> Result<Admission, AdmitError> {
+        let result = self.shared.queue.admit(bytes);
+        if matches!(result, Err(AdmitError::Busy | AdmitError::Full)) {
+            self.shared.wake_preparer();
+        }
+        result
+    }
+
+    /// Appends a batch. Calls for one stream must come in the order of their offsets; after a failure the completion
+    /// is called at once.
+    pub fn append(&self, append: Append) {
+        self.shared.queue.push(Request::Append(append));
+    }
+
+    /// Moves the start of a stream up to `to`, at most to its committed end; `done` is called when that is durable.
+    pub fn trim(&self, stream: &Arc<Stream>, to: Offset, done: Option<Arc<dyn Completion>>) {
+        let to = {
+            let mut state = stream.lock();
+            let to = to.min(state.committed);
+            state.trimming = state.trimming.max(to);
+            to
+        };
+        self.shared.queue.push(Request::Trim { stream: stream.clone(), to, done });
+    }
+
+    /// Applies `retention.ms` (as the oldest timestamp to keep) and `retention.bytes` to a stream; returns the new
+    /// start when it moves.
+    pub fn retain(&self, stream: &Arc<Stream>, oldest: Option<Timestamp>, bytes_max: Option<u64>) -> Option<Offset> {
+        let to = {
+            let state = stream.lock();
+            let to = state.retained_from(oldest, bytes_max);
+            (to > state.trimming && to > state.start).then_some(to)?
+        };
+        self.trim(stream, to, None);
+        Some(to)
+    }
+
+    /// Drops a stream and all its records; `done` is called when that is durable.
+    pub fn delete(&self, stream: &Arc<Stream>, done: Option<Arc<dyn Completion>>) {
+        self.shared.queue.push(Request::Delete { stream: stream.clone(), done });
+    }
+
+    /// Why the log takes no more appends, if it does not.
+    pub fn stopped(&self) -> Option<AppendError> {
+        self.shared.queue.stopped()
+    }
+
+    /// Counters for metrics.
+    pub fn statistics(&self) -> Statistics {
+        let (region_hits, region_misses, region_bytes) = self.shared.regions.statistics();
+        Statistics {
+            tail_hits: self.shared.tail_hits.load(Ordering::Relaxed),
+            cold_reads: self.shared.cold_reads.load(Ordering::Relaxed),
+            region_hits,
+            region_misses,
+            tail_bytes: self.shared.tail.bytes(),
+            region_bytes,
+            index_bytes: self.shared.indexes.bytes(),
+            segments: self.shared.segments.count(),
+            prepared_segments: self.shared.prepared_count(),
+            streams: self.shared.streams.read().len(),
+        }
+    }
+
+    /// Finishes what was appended, syncs it, and ends the threads. Blocks until that is done.
+    pub fn close(&self) {
+        self.shared.queue.push(Request::Stop);
+        self.shared.queue.wake();
+        {
+            let mut news = self.shared.preparer_news.lock();
+            news.stop = true;
+            self.shared.preparer_wake.notify_all();
+        }
+        *self.cold.lock() = None;
+        for thread in std::mem::take(&mut *self.threads.lock()) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the log panicked");
+            }
+        }
+    }
+
+    /// Reads what the caches hold; never blocks.
+    pub fn read(&self, request: &ReadRequest) -> Result<ReadStep, ReadError> {
+        Ok(match self.gather(request, false)? {
+            Some(batches) => ReadStep::Ready(batches),
+            None => ReadStep::Cold,
+        })
+    }
+
+    /// Reads from disk where it must, on a thread of the log, and calls `done` there.
+    pub fn read_later(&self, request: ReadRequest, done: Box<dyn FnOnce(Result<Batches, ReadError>) + Send>) {
+        self.shared.cold_reads.fetch_add(1, Ordering::Relaxed);
+        let log = self.reader();
+        let job: Job = Box::new(move || done(log.read_blocking(&request)));
+        let sent = self.cold.lock().as_ref().map(|sender| sender.send(job));
+        if !matches!(sent, Some(Ok(()))) {
+            tracing::debug!("a read came after the log was closed");
+        }
+    }
+
+    /// Runs `job` on a thread of the cold readers; dropped without a call when the log is closed.
+    pub fn spawn_read(&self, job: impl FnOnce(&Log) + Send + 'static) {
+        let log = self.reader();
+        if let Some(sender) = self.cold.lock().as_ref() {
+            // A closed channel means a closed log; the caller sees its answer channel dropped.
+            let _ = sender.send(Box::new(move || job(&log)));
+        }
+    }
+
+    /// Another handle to the same log, without its threads.
+    fn reader(&self) -> Log {
+        Log {
+            shared: self.shared.clone(),
+            report: self.report.clone(),
+            threads: Mutex::default(),
+            cold: Mutex::new(None),
+        }
+    }
+
+    /// As [`Log::read`], but reads from disk where it must. Blocks.
+    pub fn read_blocking(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
+        Ok(self.gather(request, true)?.expect("a read that may block finds everything"))
+    }
+
+    /// The first batch from the start on whose max timestamp is at least `timestamp` (`ListOffsets`): its base offset
+    /// and max timestamp. Blocks.
+    pub fn first_at_or_after(&self, stream: &Stream, timestamp: Timestamp) -> Result<Option<BatchPlace>, ReadError> {
+        self.search(stream, |max| max >= timestamp, |index, from| index.first_at_or_after(from, timestamp), true)
+    }
+
+    /// The first batch that has the largest timestamp of the stream (KIP-734). Blocks.
+    pub fn with_max_timestamp(&self, stream: &Stream) -> Result<Option<BatchPlace>, ReadError> {
+        self.search(stream, |_| true, |index, from| index.with_max_timestamp(from), false)
+    }
+
+    fn search(
+        &self,
+        stream: &Stream,
+        candidate: impl Fn(Timestamp) -> bool,
+        find: impl Fn(&BatchIndex, Offset) -> Option<BatchPlace>,
+        first_wins: bool,
+    ) -> Result<Option<BatchPlace>, ReadError> {
+        let (start, committed, sealed) = {
+            let state = stream.lock();
+            (state.start, state.committed, state.sealed.clone())
+        };
+        let mut best: Option<BatchPlace> = None;
+        let mut consider = |place: Option<BatchPlace>| {
+            if let Some(place) = place.filter(|place| place.next_offset() <= committed)
+                && best.is_none_or(|best| place.max_timestamp > best.max_timestamp)
+            {
+                best = Some(place);
+            }
+            best
+        };
+        for extent in sealed {
+            let at_most = Timestamp(i64::from(extent.max_timestamp_s).saturating_mul(1000));
+            if extent.max_timestamp_s != u32::MAX && !candidate(at_most) {
+                continue;
+            }
+            let Some(segment) = self.shared.segments.find(extent.segment) else { continue };
+            let index = self.load_index(&segment, extent.row)?;
+            if let Some(found) = consider(find(&index, start))
+                && first_wins
+            {
+                return Ok(Some(found));
+            }
+        }
+        let state = stream.lock();
+        Ok(consider(state.active.as_ref().and_then(|active| find(&active.index, start))))
+    }
+
+    fn load_index(&self, segment: &Segment, row: u32) -> Result<Arc<BatchIndex>, ReadError> {
+        if let Some(index) = self.shared.indexes.find(segment.sequence, row) {
+            return Ok(index);
+        }
+        let Some(index) = segment.load_index(row)? else {
+            let lsn = Lsn::new(segment.sequence, segment.footer().map_or(0, |footer| footer.trailer.directory_position));
+            return Err(ReadError::Damaged { lsn, what: "the batch index in the footer is invalid" });
+        };
+        let index = Arc::new(index);
+        self.shared.indexes.insert(segment.sequence, row, index.clone());
+        Ok(index)
+    }
+
+    /// Collects batches extent by extent; `None` when the first of them would need the disk and `block` is not set.
+    fn gather(&self, request: &ReadRequest, block: bool) -> Result<Option<Batches>, ReadError> {
+        let mut out = Batches::default();
+        let mut from = request.from;
+        loop {
+            let budget = request.bytes_max.saturating_sub(out.bytes);
+            let force = request.at_least_one && out.bytes == 0;
+            if budget == 0 && !force {
+                return Ok(Some(out));
+            }
+            match self.plan(request, from, budget, force)? {
+                Plan::Nothing => return Ok(Some(out)),
+                Plan::LoadIndex { segment, row } => {
+                    if !block {
+                        return Ok((out.bytes > 0).then_some(out));
+                    }
+                    self.load_index(&segment, row)?;
+                }
+                Plan::Places { segment, places, more } => {
+                    let next = places.last().map(BatchPlace::next_offset);
+                    for place in places {
+                        let Some(chunks) = self.fetch(&request.stream, &segment, &place, block)? else {
+                            return Ok((out.bytes > 0).then_some(out));
+                        };
+                        out.bytes += index(place.length);
+                        out.next = Some(place.next_offset());
+                        out.chunks.extend(chunks);
+                    }
+                    match next {
+                        Some(next) if more => from = next,
+                        _ => return Ok(Some(out)),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where the batches from `from` on stand, as far as one extent reaches.
+    fn plan(&self, request: &ReadRequest, from: Offset, budget: usize, force: bool) -> Result<Plan, ReadError> {
+        let state = request.stream.lock();
+        if state.deleted {
+            return Err(ReadError::Deleted);
+        }
+        if from < state.start || from > state.committed {
+            return Err(ReadError::OutOfRange { offset: from, start: state.start, committed: state.committed });
+        }
+        let limit = state.committed.min(request.until);
+        let mut at = from;
+        while at < limit {
+            let (sequence, row, end) = match state.sealed_at(at) {
+                Some((extent, end)) => (extent.segment, Some(extent.row), end),
+                None => match &state.active {
+                    Some(active) => (active.segment, None, state.next),
+                    None => return Ok(Plan::Nothing),
+                },
+            };
+            let Some(segment) = self.shared.segments.find(sequence) else { return Ok(Plan::Nothing) };
+            let loaded = match row {
+                Some(row) => match self.shared.indexes.find(sequence, row) {
+                    Some(index) => Some(index),
+                    None => return Ok(Plan::LoadIndex { segment, row }),
+                },
+                None => None,
+            };
+            let active = state.active.as_ref().map(|active| &active.index);
+            let Some(index) = loaded.as_deref().or(active) else { return Ok(Plan::Nothing) };
+            let (mut places, mut bytes, mut full) = (Vec::new(), 0, false);
+            for place in index.from_offset(at) {
+                let length = crate::format::index(place.length);
+                let fits = bytes + length <= budget || (force && places.is_empty());
+                if place.next_offset() > limit || !fits {
+                    full = true;
+                    break;
+                }
+                bytes += length;
+                places.push(place);
+            }
+            if !places.is_empty() {
+                return Ok(Plan::Places { segment, places, more: !full && row.is_some() });
+            }
+            if full || row.is_none() {
+                return Ok(Plan::Nothing);
+            }
+            // Offsets may end before the extent does, where records were compacted away.
+            at = end;
+        }
+        Ok(Plan::Nothing)
+    }
+
+    /// The position in `segment` below which nothing is written any more.
+    fn stable_end(&self, segment: &Segment) -> u32 {
+        let synced = Lsn(self.shared.synced.load(Ordering::Acquire));
+        if synced.sequence() == segment.sequence { synced.byte() } else { segment.data_end() }
+    }
+
+    /// The bytes of one batch; `None` when they are not cached and `block` is not set.
+    fn fetch(&self, stream: &Stream, segment: &Segment, place: &BatchPlace, block: bool) -> Result<Option<Vec<Bytes>>, ReadError> {
+        let header_bytes = u32::try_from(ENTRY_HEADER_BYTES).expect("a small constant");
+        let body = Lsn::new(segment.sequence, place.position + header_bytes);
+        if let Some(bytes) = self.shared.tail.find(body, index(place.length)) {
+            self.shared.tail_hits.fetch_add(1, Ordering::Relaxed);
+            return Ok(Some(vec![bytes]));
+        }
+        let length = ENTRY_HEADER_BYTES + index(place.length);
+        let parts = match self.shared.regions.find(segment, place.position, length) {
+            Some(parts) => parts,
+            None if block => self.shared.regions.read(segment, place.position, length, self.stable_end(segment))?,
+            None => return Ok(None),
+        };
+        check_entry(parts, stream, segment, place).map(Some)
+    }
+}
+
+/// Checks an entry that came from disk against what the index says of it and against its own CRCs; returns its body.
+fn check_entry(
+    parts: Vec<Bytes>,
+    stream: &Stream,
+    segment: &Segment,
+    place: &BatchPlace,
+) -> Result<Vec<Bytes>, ReadError> {
+    let lsn = Lsn::new(segment.sequence, place.position);
+    let damaged = |what| ReadError::Damaged { lsn, what };
+    let mut head = [0u8; ENTRY_HEADER_BYTES + HEADER_BYTES];
+    let mut filled = 0;
+    for part in &parts {
+        let take = part.len().min(head.len() - filled);
+        head[filled..filled + take].copy_from_slice(&part[..take]);
+        filled += take;
+    }
+    let entry = EntryHeader::decode(&head, segment.generation).ok_or(damaged("the entry header is invalid"))?;
+    let expected = (stream.id(), place.base_offset, place.length, EntryKind::Batch);
+    if (entry.stream, entry.base_offset, entry.length, entry.kind) != expected {
+        return Err(damaged("the entry is not the one that the index names"));
+    }
+    let header = BatchHeader::parse_header(&head[ENTRY_HEADER_BYTES..filled]).map_err(|_| damaged("the batch header is invalid"))?;
+    if header.total_bytes != index(place.length) || header.base_offset != place.base_offset {
+        return Err(damaged("the batch contradicts its entry"));
+    }
+    let mut skip = ENTRY_HEADER_BYTES;
+    let mut body = Vec::with_capacity(parts.len());
+    for part in parts {
+        let drop = skip.min(part.len());
+        skip -= drop;
+        if part.len() > drop {
+            body.push(part.slice(drop..));
+        }
+    }
+    let mut before_crc = model::batch::CRC_FROM;
+    let mut crc = 0;
+    for part in &body {
+        let drop = before_crc.min(part.len());
+        before_crc -= drop;
+        crc = crc32c::crc32c_append(crc, &part[drop..]);
+    }
+    if crc != header.crc {
+        return Err(damaged("the batch does not match its crc"));
+    }
+    Ok(body)
+}
+
+/// A writer that panicked must not leave its callers waiting.
+struct StopOnPanic(Arc<Shared>);
+
+impl Drop for StopOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let error = AppendError::Poisoned("the log's writer panicked, which is a bug".into());
+            self.0.queue.stop(error.clone()).into_iter().for_each(|request| request.fail(&error));
+        }
+    }
+}
+
+/// How long the preparer sleeps before it looks again whether a full disk has room.
+const FULL_DISK_RETRY: Duration = Duration::from_secs(1);
+
+fn run_preparer(shared: &Shared, preparer: &mut Preparer) {
+    loop {
+        while preparer.turn() {
+            if shared.preparer_news.lock().stop {
+                return;
+            }
+        }
+        let mut news = shared.preparer_news.lock();
+        let retry = shared.queue.room.out_of_space() || preparer.spares() > 0;
+        while !news.pending && !news.stop {
+            if retry {
+                shared.preparer_wake.wait_for(&mut news, FULL_DISK_RETRY);
+                break;
+            }
+            shared.preparer_wake.wait(&mut news);
+        }
+        if news.stop {
+            return;
+        }
+        news.pending = false;
+    }
+}

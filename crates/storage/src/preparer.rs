@@ -1,0 +1,154 @@
+//! The preparer: keeps segments ready ahead of the writer, so that rolling costs the write path nothing.
+//!
+//! A prepared segment has all its blocks written once (zeros, or the recycled contents of an earlier life), because
+//! blocks that were never written are slow to sync, and carries its final name and header. Dead segments are recycled
+//! under a new generation; a new log starts small and grows its segments, so that an empty start is quick.
+//!
+//! A file under preparation is named [`PREPARING`]; whatever a crash leaves under that name is worthless.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use disk::{AlignedBuffer, File};
+
+use crate::format::{SEGMENT_HEADER_BYTES, SegmentHeader};
+use crate::log::Shared;
+use crate::segment::{Segment, file_name};
+
+/// Name of a file that is being prepared.
+pub(crate) const PREPARING: &str = "preparing";
+/// Segments kept prepared: the next one, and one more while that one is being filled.
+pub(crate) const PREPARED_TARGET: usize = 2;
+/// Length of the first segment of an empty log: zero-filled in some 10 ms, so the server is ready at once.
+pub(crate) const FIRST_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
+/// Each new segment of a young log is this much longer than the last, up to the configured length.
+const GROWTH: u64 = 4;
+/// Dead segments kept for later; more are removed.
+const SPARES_MAX: usize = 4;
+const ZERO_FILL_BYTES: usize = 1024 * 1024;
+
+pub(crate) struct Preparer {
+    shared: Arc<Shared>,
+    next_sequence: u32,
+    next_generation: u64,
+    next_length: u64,
+    /// Dead segments that wait to be recycled; one may still have a reader.
+    spares: VecDeque<Arc<Segment>>,
+}
+
+impl Preparer {
+    /// Goes on after the highest sequence and generation that recovery saw.
+    pub fn new(shared: Arc<Shared>, next_sequence: u32, next_generation: u64, last_length: u64) -> Preparer {
+        let segment_bytes = shared.options.segment_bytes;
+        let next_length = (last_length * GROWTH).clamp(FIRST_SEGMENT_BYTES.min(segment_bytes), segment_bytes);
+        Preparer { shared, next_sequence, next_generation, next_length, spares: VecDeque::new() }
+    }
+
+    /// Recycles what is dead and prepares one segment if one is wanted; true when there may be more to do.
+    pub fn turn(&mut self) -> bool {
+        self.spares.extend(self.shared.segments.take_dead());
+        if self.shared.prepared_count() < PREPARED_TARGET {
+            match self.prepare() {
+                Ok(segment) => {
+                    self.shared.add_prepared(segment);
+                    return true;
+                }
+                Err(error) => {
+                    if error.kind() != io::ErrorKind::StorageFull {
+                        tracing::error!(%error, "preparing a segment failed");
+                    } else if !self.shared.queue.room.out_of_space() {
+                        tracing::warn!("the disk has no room for another segment; appends are refused once the prepared ones are full");
+                    }
+                    self.shared.queue.room.set_out_of_space(true);
+                    return false;
+                }
+            }
+        }
+        self.shared.queue.room.set_out_of_space(false);
+        self.remove_surplus()
+    }
+
+    /// Makes the next segment, from a dead one where there is one.
+    pub fn prepare(&mut self) -> io::Result<Arc<Segment>> {
+        let (file, length) = match self.take_spare() {
+            Some(spare) => {
+                let name = file_name(spare.sequence);
+                let length = u64::from(spare.length);
+                self.shared.disk.rename(&name, PREPARING)?;
+                (self.shared.disk.open(PREPARING)?, length)
+            }
+            None => (self.create()?, self.next_length),
+        };
+        let header = SegmentHeader {
+            sequence: self.next_sequence,
+            generation: self.next_generation,
+            length,
+            log_id: self.shared.options.log_id,
+        };
+        write_header(&*file, &header)?;
+        self.shared.disk.rename(PREPARING, &file_name(header.sequence))?;
+        self.next_sequence += 1;
+        self.next_generation += 1;
+        let segment_bytes = self.shared.options.segment_bytes;
+        self.next_length = (length * GROWTH).clamp(FIRST_SEGMENT_BYTES.min(segment_bytes), segment_bytes);
+        Ok(Arc::new(Segment::new(header.sequence, header.generation, file)))
+    }
+
+    fn create(&mut self) -> io::Result<Arc<dyn File>> {
+        let disk = &self.shared.disk;
+        if disk.list()?.iter().any(|name| name == PREPARING) {
+            disk.remove(PREPARING)?;
+        }
+        if disk.free_bytes()? < self.next_length + self.shared.options.reserve_bytes {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let file = disk.create(PREPARING, self.next_length)?;
+        let zeros = AlignedBuffer::zeroed(ZERO_FILL_BYTES.min(usize::try_from(self.next_length).unwrap_or(usize::MAX)));
+        let mut at = 0;
+        while at < self.next_length {
+            let bytes = zeros.len().min(usize::try_from(self.next_length - at).unwrap_or(usize::MAX));
+            file.write_at(at, &zeros[..bytes])?;
+            at += bytes as u64;
+        }
+        file.sync()?;
+        Ok(file)
+    }
+
+    /// A dead segment of full length that nobody reads any more.
+    fn take_spare(&mut self) -> Option<Arc<Segment>> {
+        let full = |spare: &Arc<Segment>| {
+            u64::from(spare.length) == self.shared.options.segment_bytes && Arc::strong_count(spare) == 1
+        };
+        let at = self.spares.iter().position(full)?;
+        self.spares.remove(at)
+    }
+
+    /// Removes one dead segment that is not worth keeping; true when it did.
+    fn remove_surplus(&mut self) -> bool {
+        let full = |spare: &Arc<Segment>| u64::from(spare.length) == self.shared.options.segment_bytes;
+        let unread = |spare: &Arc<Segment>| Arc::strong_count(spare) == 1;
+        let odd = self.spares.iter().position(|spare| !full(spare) && unread(spare));
+        let surplus = || (self.spares.len() > SPARES_MAX).then(|| self.spares.iter().position(unread)).flatten();
+        let Some(at) = odd.or_else(surplus) else { return false };
+        let spare = self.spares.remove(at).expect("the position was just found");
+        if let Err(error) = self.shared.disk.remove(&file_name(spare.sequence)) {
+            tracing::warn!(%error, segment = spare.sequence, "removing a dead segment failed");
+            return false;
+        }
+        true
+    }
+
+    /// Dead segments that are kept.
+    pub fn spares(&self) -> usize {
+        self.spares.len()
+    }
+}
+
+/// Makes a segment's header durable.
+pub(crate) fn write_header(file: &dyn File, header: &SegmentHeader) -> io::Result<()> {
+    let mut sector = AlignedBuffer::zeroed(SEGMENT_HEADER_BYTES);
+    sector.copy_from_slice(&header.encode());
+    file.write_at(0, &sector)?;
+    file.sync()
+}

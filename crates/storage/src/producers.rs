@@ -1,0 +1,201 @@
+//! What a stream remembers of its idempotent producers (KIP-98): epoch and the last five batches of each.
+//!
+//! The writer records every batch here in log order, so that the stream table of a footer is exact for its position;
+//! the broker keeps a copy of its own for the checks it makes before a batch is written.
+//!
+//! ```text
+//! stored form  | producer count varint | producer… |
+//! producer     | id zigzag | epoch zigzag | last append ms zigzag | batch count varint | batch… |
+//! batch        | base sequence zigzag | base offset zigzag | offset count varint | timestamp zigzag |
+//! ```
+
+use std::collections::{HashMap, VecDeque};
+
+use model::batch::add_sequence;
+use model::{BatchHeader, Offset, Timestamp};
+
+use crate::format::{put_signed, put_varint, take_signed, take_varint};
+
+/// Batches remembered of each producer: a producer may have five requests in flight (KIP-98).
+pub const REMEMBERED_BATCHES: usize = 5;
+
+/// One remembered batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RememberedBatch {
+    /// Sequence of its first record.
+    pub base_sequence: i32,
+    /// Offset of its first record.
+    pub base_offset: Offset,
+    /// Its records.
+    pub offset_count: u32,
+    /// Its max timestamp.
+    pub timestamp: Timestamp,
+}
+
+impl RememberedBatch {
+    /// Sequence of its last record.
+    pub fn last_sequence(&self) -> i32 {
+        add_sequence(self.base_sequence, i32::try_from(self.offset_count).unwrap_or(i32::MAX) - 1)
+    }
+}
+
+/// One producer on one stream.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Producer {
+    /// The epoch of its last batch.
+    pub epoch: i16,
+    /// When it last appended, in milliseconds since the Unix epoch.
+    pub last_append_ms: i64,
+    /// Its last batches of this epoch, oldest first; never empty once it has appended.
+    pub batches: VecDeque<RememberedBatch>,
+}
+
+/// All producers of one stream.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Producers(HashMap<i64, Producer>);
+
+impl Producers {
+    /// The producer `id`, if it is remembered.
+    pub fn find(&self, id: i64) -> Option<&Producer> {
+        self.0.get(&id)
+    }
+
+    /// All of them, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = (i64, &Producer)> {
+        self.0.iter().map(|(id, producer)| (*id, producer))
+    }
+
+    /// How many are remembered.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether none is remembered.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Remembers an appended batch, whose base offset is `base_offset`; true when its producer is new here. A batch
+    /// without a producer changes nothing.
+    pub fn record(&mut self, header: &BatchHeader, base_offset: Offset, now_ms: i64) -> bool {
+        if !header.is_idempotent() {
+            return false;
+        }
+        let before = self.0.len();
+        let producer = self.0.entry(header.producer_id).or_insert_with(|| Producer {
+            epoch: header.producer_epoch,
+            last_append_ms: now_ms,
+            batches: VecDeque::with_capacity(REMEMBERED_BATCHES),
+        });
+        if producer.epoch != header.producer_epoch {
+            producer.epoch = header.producer_epoch;
+            producer.batches.clear();
+        }
+        if producer.batches.len() == REMEMBERED_BATCHES {
+            producer.batches.pop_front();
+        }
+        producer.batches.push_back(RememberedBatch {
+            base_sequence: header.base_sequence,
+            base_offset,
+            offset_count: u32::try_from(header.offset_count()).unwrap_or(u32::MAX),
+            timestamp: header.max_timestamp,
+        });
+        producer.last_append_ms = now_ms;
+        self.0.len() > before
+    }
+
+    /// Forgets those that last appended before `oldest_ms`; returns how many.
+    pub fn expire(&mut self, oldest_ms: i64) -> usize {
+        let before = self.0.len();
+        self.0.retain(|_, producer| producer.last_append_ms >= oldest_ms);
+        before - self.0.len()
+    }
+
+    /// Appends the stored form.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.0.len() as u64);
+        let mut ids: Vec<i64> = self.0.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            let producer = &self.0[&id];
+            put_signed(out, id);
+            put_signed(out, i64::from(producer.epoch));
+            put_signed(out, producer.last_append_ms);
+            put_varint(out, producer.batches.len() as u64);
+            for batch in &producer.batches {
+                put_signed(out, i64::from(batch.base_sequence));
+                put_signed(out, batch.base_offset.0);
+                put_varint(out, u64::from(batch.offset_count));
+                put_signed(out, batch.timestamp.0);
+            }
+        }
+    }
+
+    /// Takes the stored form from the front of `bytes`.
+    pub fn decode(bytes: &mut &[u8]) -> Option<Producers> {
+        let mut producers = HashMap::new();
+        for _ in 0..take_varint(bytes)? {
+            let id = take_signed(bytes)?;
+            let epoch = i16::try_from(take_signed(bytes)?).ok()?;
+            let last_append_ms = take_signed(bytes)?;
+            let mut batches = VecDeque::with_capacity(REMEMBERED_BATCHES);
+            for _ in 0..take_varint(bytes)? {
+                if batches.len() == REMEMBERED_BATCHES {
+                    return None;
+                }
+                batches.push_back(RememberedBatch {
+                    base_sequence: i32::try_from(take_signed(bytes)?).ok()?,
+                    base_offset: Offset(take_signed(bytes)?),
+                    offset_count: u32::try_from(take_varint(bytes)?).ok()?,
+                    timestamp: Timestamp(take_signed(bytes)?),
+                });
+            }
+            producers.insert(id, Producer { epoch, last_append_ms, batches });
+        }
+        Some(Producers(producers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(producer_id: i64, producer_epoch: i16, base_sequence: i32) -> BatchHeader {
+        BatchHeader {
+            base_offset: Offset(0),
+            total_bytes: 61,
+            leader_epoch: 0,
+            crc: 0,
+            attributes: 0,
+            last_offset_delta: 9,
+            base_timestamp: Timestamp(5),
+            max_timestamp: Timestamp(6),
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            count: 10,
+        }
+    }
+
+    #[test]
+    fn the_last_five_batches_of_the_last_epoch_are_remembered_and_stored() {
+        let mut producers = Producers::default();
+        assert!(!producers.record(&batch(-1, -1, -1), Offset(0), 1));
+        for n in 0..7 {
+            producers.record(&batch(4, 0, n * 10), Offset(i64::from(n) * 10), 100);
+        }
+        producers.record(&batch(9, 3, 0), Offset(70), 200);
+        assert_eq!(producers.find(4).unwrap().batches.len(), REMEMBERED_BATCHES);
+        assert_eq!(producers.find(4).unwrap().batches[0].base_sequence, 20);
+        let mut stored = Vec::new();
+        producers.encode(&mut stored);
+        assert_eq!(Producers::decode(&mut &stored[..]), Some(producers.clone()));
+        for cut in 0..stored.len() {
+            assert_eq!(Producers::decode(&mut &stored[..cut]), None);
+        }
+        producers.record(&batch(4, 1, 0), Offset(80), 300);
+        assert_eq!(producers.find(4).unwrap().batches.len(), 1);
+        assert_eq!(producers.expire(250), 1);
+        assert_eq!(producers.len(), 1);
+    }
+}

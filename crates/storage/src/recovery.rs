@@ -1,0 +1,649 @@
+//! Opening a log that was left behind: by a clean stop, by `kill -9`, by a power cut, or by a failing disk.
+//!
+//! Sealed segments are taken from their trailers and directories; only segments without a valid trailer are scanned.
+//! The log ends before the first invalid block, unless a later block vouches for it: a block carries the highest
+//! position that was synced when it was written, so an invalid block *below* such a position was acknowledged once and
+//! its loss is damage, which is named and refused, never taken for the end.
+//!
+//! Nothing is written here but the trailer of a segment that had everything else, and new headers for segments that
+//! were prepared and may hold stale blocks.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use disk::{AlignedBuffer, Disk, SECTOR};
+use model::{BatchHeader, Offset, StreamId};
+
+use crate::footer::{self, SealedStream, TableRow};
+use crate::format::{
+    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, DIRECTORY_ROW_BYTES, DirectoryRow, ENTRY_HEADER_BYTES, EntryHeader,
+    EntryKind, Lsn, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, Trailer, index, length32, seeded_crc,
+};
+use crate::index::{BatchIndex, BatchPlace};
+use crate::preparer::{PREPARING, write_header};
+use crate::segment::{Segment, Segments, file_name, sequence_of};
+use crate::stream::{SealedExtent, Stream, clamp_timestamp};
+
+/// Sequence number of the first segment of a log.
+pub(crate) const FIRST_SEQUENCE: u32 = 1;
+/// Bytes of one read of a scan: large enough for the device's full sequential speed.
+const SCAN_READ_BYTES: usize = 4 * 1024 * 1024;
+/// How much of a segment behind the one that ends the log is searched for blocks that vouch for what is missing. A
+/// segment that was written to has valid blocks at its beginning.
+const LATER_SEGMENT_SEARCH_BYTES: u32 = 8 * 1024 * 1024;
+
+/// Why a log cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Damage to data that had been acknowledged.
+    #[error("segment file {file} is damaged at byte {position}: {what}")]
+    Damaged {
+        /// Name of the file in the data directory.
+        file: String,
+        /// Where.
+        position: u64,
+        /// What was found.
+        what: String,
+    },
+    /// A segment file that must be there is not.
+    #[error("segment file {file} is missing; restore it, or move the data directory away to start anew")]
+    Missing {
+        /// Name of the file in the data directory.
+        file: String,
+    },
+    /// The disk has no room for what opening has to write.
+    #[error("the disk is too full to open the log")]
+    Full,
+    /// Reading or writing failed.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was being done.
+        doing: String,
+        /// How it failed.
+        source: io::Error,
+    },
+}
+
+/// What opening a log found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecoveryReport {
+    /// Segments whose trailer was trusted.
+    pub sealed_segments: usize,
+    /// Segments that were scanned.
+    pub scanned_segments: usize,
+    /// Bytes that were scanned.
+    pub scanned_bytes: u64,
+    /// Where the log ended.
+    pub end: Lsn,
+    /// Blocks behind the end that had been written but never acknowledged, and are dropped.
+    pub dropped_blocks: usize,
+    /// Bytes of those.
+    pub dropped_bytes: u64,
+}
+
+/// A log as recovery found it.
+pub(crate) struct Recovered {
+    pub streams: HashMap<StreamId, Arc<Stream>>,
+    pub segments: Segments,
+    /// The active segment and the position after its last valid block; `None` for an empty directory.
+    pub active: Option<(Arc<Segment>, u32)>,
+    /// Segments that were ready and are ready again.
+    pub prepared: Vec<Arc<Segment>>,
+    pub next_sequence: u32,
+    pub next_generation: u64,
+    pub next_epoch: u64,
+    pub log_id: Option<u128>,
+    pub report: RecoveryReport,
+}
+
+fn doing(what: impl Into<String>) -> impl FnOnce(io::Error) -> OpenError {
+    let what = what.into();
+    move |source| OpenError::Io { doing: what, source }
+}
+
+fn damaged(sequence: u32, position: u32, what: impl Into<String>) -> OpenError {
+    OpenError::Damaged { file: file_name(sequence), position: u64::from(position), what: what.into() }
+}
+
+/// Reads a segment forwards, block by block.
+struct Scanner<'a> {
+    segment: &'a Segment,
+    window: AlignedBuffer,
+    from: usize,
+    filled: usize,
+    read_bytes: u64,
+}
+
+impl<'a> Scanner<'a> {
+    fn new(segment: &'a Segment) -> Scanner<'a> {
+        Scanner { segment, window: AlignedBuffer::zeroed(SCAN_READ_BYTES), from: 0, filled: 0, read_bytes: 0 }
+    }
+
+    /// The bytes `position..position + length`, as far as the segment's data area reaches.
+    fn bytes(&mut self, position: u32, length: usize) -> Result<&[u8], OpenError> {
+        let position = index(position);
+        let length = length.min(index(self.segment.data_end()).saturating_sub(position));
+        if position < self.from || position + length > self.from + self.filled {
+            let from = position / SECTOR * SECTOR;
+            let wanted = (position + length - from).div_ceil(SECTOR) * SECTOR;
+            if wanted > self.window.len() {
+                self.window = AlignedBuffer::zeroed(wanted);
+            }
+            let to = (from + self.window.len()).min(index(self.segment.data_end()));
+            self.filled = to - from;
+            self.from = from;
+            let read = self.segment.file.read_at(from as u64, &mut self.window[..self.filled]);
+            read.map_err(doing(format!("reading {}", file_name(self.segment.sequence))))?;
+            self.read_bytes += self.filled as u64;
+        }
+        Ok(&self.window[position - self.from..position - self.from + length])
+    }
+
+    fn header(&mut self, position: u32) -> Result<Option<BlockHeader>, OpenError> {
+        let lsn = Lsn::new(self.segment.sequence, position);
+        let generation = self.segment.generation;
+        Ok(BlockHeader::decode(self.bytes(position, BLOCK_HEADER_BYTES)?, generation, lsn))
+    }
+
+    /// The whole block at `position` with its payload, if it is valid.
+    fn block(&mut self, position: u32) -> Result<Option<(BlockHeader, &[u8])>, OpenError> {
+        let Some(header) = self.header(position)? else { return Ok(None) };
+        let payload_bytes = index(header.length);
+        let generation = self.segment.generation;
+        let bytes = self.bytes(position, BLOCK_HEADER_BYTES + payload_bytes)?;
+        let Some(payload) = bytes.get(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + payload_bytes) else { return Ok(None) };
+        Ok((seeded_crc(generation, payload) == header.payload_crc).then_some((header, payload)))
+    }
+}
+
+/// An entry found by a scan.
+struct Found<'a> {
+    entry: EntryHeader,
+    position: u32,
+    body: &'a [u8],
+}
+
+/// Where a scan of one segment ended.
+enum ScanEnd {
+    /// With its footer, whose trailer copy and payload are these.
+    Footer { trailer: Trailer, payload_position: u32, payload: Vec<u8> },
+    /// Before the first block that is invalid or stale, or at the position given to stop at.
+    Open { position: u32 },
+}
+
+/// Scans the blocks of `segment` from its start to `stop` or to the first one that is invalid or of an epoch below the
+/// one before it, and hands every entry to `each`. Returns the end and the last epoch.
+fn scan(
+    segment: &Segment,
+    stop: Option<u32>,
+    mut epoch: u64,
+    report: &mut RecoveryReport,
+    mut each: impl FnMut(Found) -> Result<(), OpenError>,
+) -> Result<(ScanEnd, u64), OpenError> {
+    let mut scanner = Scanner::new(segment);
+    let mut position = Segment::data_start();
+    report.scanned_segments += 1;
+    let end = loop {
+        if stop.is_some_and(|stop| position >= stop) || position >= segment.data_end() {
+            break ScanEnd::Open { position };
+        }
+        let Some((header, payload)) = scanner.block(position)? else { break ScanEnd::Open { position } };
+        if header.epoch < epoch {
+            break ScanEnd::Open { position };
+        }
+        epoch = header.epoch;
+        let payload_position = position + length32(BLOCK_HEADER_BYTES);
+        if header.kind == BlockKind::Footer {
+            let length = u64::from(segment.length);
+            let copy = payload.len().checked_sub(footer::TRAILER_COPY_BYTES).map(|at| &payload[at..]);
+            let trailer = copy.and_then(|copy| Trailer::decode(copy, segment.generation, length));
+            let trailer = trailer.ok_or_else(|| damaged(segment.sequence, position, "its footer contradicts itself"))?;
+            break ScanEnd::Footer { trailer, payload_position, payload: payload.to_vec() };
+        }
+        let mut at = 0;
+        for _ in 0..header.entries {
+            let found = (|| {
+                let entry = EntryHeader::decode(payload.get(at..)?, segment.generation)?;
+                let from = at + ENTRY_HEADER_BYTES;
+                let body = payload.get(from..from + index(entry.length))?;
+                Some(Found { entry, position: payload_position + length32(at), body })
+            })();
+            let found = found
+                .ok_or_else(|| damaged(segment.sequence, position, "an entry of a valid block contradicts itself"))?;
+            at += ENTRY_HEADER_BYTES + found.body.len();
+            each(found)?;
+        }
+        position += length32(header.total_bytes());
+    };
+    report.scanned_bytes += scanner.read_bytes;
+    Ok((end, epoch))
+}
+
+/// Where a batch found by a scan stands.
+fn place_of(found: &Found) -> Option<(BatchPlace, BatchHeader)> {
+    let header = BatchHeader::parse(found.body).ok()?;
+    let place = BatchPlace {
+        base_offset: found.entry.base_offset,
+        offset_count: found.entry.offset_count,
+        position: found.position,
+        length: found.entry.length,
+        max_timestamp: found.entry.max_timestamp,
+    };
+    (header.base_offset == place.base_offset && header.offset_count() == i64::from(place.offset_count))
+        .then_some((place, header))
+}
+
+/// Opens whatever `disk` holds of a log.
+pub(crate) fn recover(disk: &dyn Disk, now_ms: i64) -> Result<Recovered, OpenError> {
+    let mut opened = open_segments(disk)?;
+    let mut report = RecoveryReport::default();
+    let next_generation = opened.iter().map(|(segment, _)| segment.generation).max().unwrap_or(0) + 1;
+    let next_sequence = opened.last().map_or(FIRST_SEQUENCE, |(segment, _)| segment.sequence + 1);
+    let log_id = opened.first().map(|(_, header)| header.log_id);
+
+    let mut sealed: Vec<Option<(Trailer, Vec<DirectoryRow>)>> = Vec::new();
+    for (segment, _) in &opened {
+        sealed.push(load_sealed(segment, &mut report)?);
+    }
+    // Everything up to the newest sealed segment whose table is readable is taken from footers.
+    let mut table = HashMap::new();
+    let mut tail_from = 0;
+    for at in (0..opened.len()).rev() {
+        let Some((trailer, _)) = &sealed[at] else { continue };
+        if let Some(found) = load_table(&opened[at].0, trailer)? {
+            table = found;
+            tail_from = at + 1;
+            break;
+        }
+    }
+    let expected = if tail_from == 0 { FIRST_SEQUENCE } else { opened[tail_from - 1].0.sequence + 1 };
+    if let Some((first, _)) = opened.get(tail_from)
+        && first.sequence != expected
+    {
+        return Err(OpenError::Missing { file: file_name(expected) });
+    }
+
+    let mut state = State { streams: restore_streams(table), segments: Segments::default(), report, now_ms };
+    let mut epoch = 0;
+    for (at, (segment, _)) in opened.iter().enumerate().take(tail_from) {
+        match sealed[at].take() {
+            Some((trailer, rows)) => {
+                epoch = epoch.max(trailer.epoch);
+                state.report.sealed_segments += 1;
+                state.add_sealed(segment, trailer, None, &rows);
+            }
+            None => state.rebuild(segment)?,
+        }
+    }
+    let tail: Vec<Arc<Segment>> = opened.drain(tail_from..).map(|(segment, _)| segment).collect();
+    let mut next_generation = next_generation;
+    let (active, prepared) = state.scan_tail(&tail, &mut epoch, log_id, &mut next_generation)?;
+    Ok(Recovered {
+        streams: state.streams,
+        segments: state.segments,
+        active,
+        prepared,
+        next_sequence,
+        next_generation,
+        next_epoch: epoch + 1,
+        log_id,
+        report: state.report,
+    })
+}
+
+fn restore_streams(table: HashMap<StreamId, TableRow>) -> HashMap<StreamId, Arc<Stream>> {
+    let restore = |(id, row): (StreamId, TableRow)| (id, Arc::new(Stream::restored(id, row.start, row.next, row.producers)));
+    table.into_iter().map(restore).collect()
+}
+
+fn open_segments(disk: &dyn Disk) -> Result<Vec<(Arc<Segment>, SegmentHeader)>, OpenError> {
+    let names = disk.list().map_err(doing("listing the data directory"))?;
+    if names.iter().any(|name| name == PREPARING) {
+        disk.remove(PREPARING).map_err(doing(format!("removing {PREPARING}")))?;
+    }
+    let mut opened = Vec::new();
+    for name in names {
+        let Some(sequence) = sequence_of(&name) else { continue };
+        let file = disk.open(&name).map_err(doing(format!("opening {name}")))?;
+        let fits = u32::try_from(file.length()).is_ok_and(|length| index(length) >= SEGMENT_HEADER_BYTES + TRAILER_BYTES);
+        if !fits || !file.length().is_multiple_of(SECTOR as u64) {
+            return Err(damaged(sequence, 0, format!("a segment file cannot be {} bytes long", file.length())));
+        }
+        let mut sector = AlignedBuffer::zeroed(SEGMENT_HEADER_BYTES);
+        file.read_at(0, &mut sector).map_err(doing(format!("reading {name}")))?;
+        let header = SegmentHeader::decode(&sector).map_err(|error| damaged(sequence, 0, error.to_string()))?;
+        if header.sequence != sequence || header.length != file.length() {
+            let what = format!("its header says segment {}, {} bytes", header.sequence, header.length);
+            return Err(damaged(sequence, 0, what));
+        }
+        opened.push((Arc::new(Segment::new(sequence, header.generation, file)), header));
+    }
+    opened.sort_by_key(|(segment, _)| segment.sequence);
+    if let Some((_, first)) = opened.first()
+        && let Some((segment, _)) = opened.iter().find(|(_, header)| header.log_id != first.log_id)
+    {
+        return Err(damaged(segment.sequence, 32, "it belongs to another log"));
+    }
+    Ok(opened)
+}
+
+/// Trailer and directory of a sealed segment; `None` when it has no valid trailer. A valid trailer with a damaged
+/// directory is rebuilt from the data.
+fn load_sealed(
+    segment: &Arc<Segment>,
+    report: &mut RecoveryReport,
+) -> Result<Option<(Trailer, Vec<DirectoryRow>)>, OpenError> {
+    let reading = || doing(format!("reading {}", file_name(segment.sequence)));
+    let sector = segment.read(segment.data_end(), TRAILER_BYTES).map_err(reading())?;
+    let Some(trailer) = Trailer::decode(&sector, segment.generation, u64::from(segment.length)) else { return Ok(None) };
+    if trailer.sequence != segment.sequence {
+        return Ok(None);
+    }
+    let bytes = segment.read(trailer.directory_position, index(trailer.rows) * DIRECTORY_ROW_BYTES).map_err(reading())?;
+    if let Some(rows) = footer::decode_directory(&bytes, &trailer, segment.generation) {
+        segment.set_footer(trailer, None);
+        return Ok(Some((trailer, rows)));
+    }
+    tracing::warn!(segment = segment.sequence, "the footer of a sealed segment is damaged; rebuilding it from the data");
+    let (streams, end) = scan_indexes(segment, Some(trailer.footer_position), report)?;
+    let ScanEnd::Open { position } = end else {
+        return Err(damaged(segment.sequence, trailer.footer_position, "a footer stands where its trailer says data is"));
+    };
+    if position != trailer.footer_position {
+        return Err(damaged(segment.sequence, position, "an acknowledged block is invalid"));
+    }
+    let payload_position = trailer.footer_position + length32(BLOCK_HEADER_BYTES);
+    let table = segment.read(trailer.table_position, index(trailer.table_length)).map_err(reading())?;
+    let built = footer::build(
+        segment.sequence,
+        segment.generation,
+        trailer.epoch,
+        trailer.footer_position,
+        payload_position,
+        &streams,
+        table.to_vec(),
+    );
+    // The table is copied as it is; its CRC decides whether it can be used.
+    let trailer = Trailer { table_crc: trailer.table_crc, ..built.trailer };
+    segment.set_footer(trailer, Some((payload_position, built.payload.into())));
+    Ok(Some((trailer, built.rows)))
+}
+
+fn load_table(segment: &Segment, trailer: &Trailer) -> Result<Option<HashMap<StreamId, TableRow>>, OpenError> {
+    let bytes = segment
+        .read(trailer.table_position, index(trailer.table_length))
+        .map_err(doing(format!("reading {}", file_name(segment.sequence))))?;
+    if seeded_crc(segment.generation, &bytes) != trailer.table_crc {
+        tracing::warn!(segment = segment.sequence, "the stream table of a sealed segment is damaged; scanning from an older one");
+        return Ok(None);
+    }
+    Ok(footer::decode_table(&bytes))
+}
+
+/// The batch indexes of one segment, built from its data.
+fn scan_indexes(
+    segment: &Segment,
+    stop: Option<u32>,
+    report: &mut RecoveryReport,
+) -> Result<(Vec<SealedStream>, ScanEnd), OpenError> {
+    let mut indexes: HashMap<StreamId, BatchIndex> = HashMap::new();
+    let (end, _) = scan(segment, stop, 0, report, |found| {
+        match found.entry.kind {
+            EntryKind::Batch => {
+                let (place, _) = place_of(&found)
+                    .ok_or_else(|| damaged(segment.sequence, found.position, "a batch contradicts its entry"))?;
+                indexes.entry(found.entry.stream).or_default().push(place);
+            }
+            EntryKind::Delete => {
+                indexes.remove(&found.entry.stream);
+            }
+            EntryKind::Trim => {}
+        }
+        Ok(())
+    })?;
+    let mut streams: Vec<SealedStream> =
+        indexes.into_iter().map(|(stream, index)| SealedStream { stream, index }).collect();
+    streams.sort_unstable_by_key(|sealed| sealed.stream);
+    Ok((streams, end))
+}
+
+struct State {
+    streams: HashMap<StreamId, Arc<Stream>>,
+    segments: Segments,
+    report: RecoveryReport,
+    now_ms: i64,
+}
+
+/// The active segment with the position after its last valid block, and the prepared segments.
+type Tail = (Option<(Arc<Segment>, u32)>, Vec<Arc<Segment>>);
+
+impl State {
+    /// Takes the extents of a sealed segment in.
+    fn add_sealed(&mut self, segment: &Arc<Segment>, trailer: Trailer, payload: Option<(u32, Vec<u8>)>, rows: &[DirectoryRow]) {
+        if let Some((position, payload)) = payload {
+            segment.set_footer(trailer, Some((position, payload.into())));
+        }
+        let mut live = 0;
+        for (at, row) in rows.iter().enumerate() {
+            let Some(stream) = self.streams.get(&row.stream) else { continue };
+            let mut state = stream.lock();
+            if row.next_offset <= state.start {
+                continue;
+            }
+            state.bytes += row.bytes;
+            state.sealed.push_back(SealedExtent {
+                base_offset: row.base_offset,
+                segment: segment.sequence,
+                row: length32(at),
+                bytes: u32::try_from(row.bytes).unwrap_or(u32::MAX),
+                max_timestamp_s: clamp_timestamp(row.max_timestamp),
+            });
+            live += 1;
+        }
+        segment.set_live(live);
+        segment.mark_sealed();
+        self.segments.insert(segment.clone());
+    }
+
+    /// A segment in the middle of the log whose trailer is gone: its data must be whole up to its footer block.
+    fn rebuild(&mut self, segment: &Arc<Segment>) -> Result<(), OpenError> {
+        tracing::warn!(segment = segment.sequence, "the trailer of a sealed segment is damaged; scanning its data");
+        match scan_indexes(segment, None, &mut self.report)? {
+            (_, ScanEnd::Footer { trailer, payload_position, payload }) => {
+                let rows = directory_in(&payload, payload_position, &trailer, segment)?;
+                self.add_sealed(segment, trailer, Some((payload_position, payload)), &rows);
+                Ok(())
+            }
+            (_, ScanEnd::Open { position }) => Err(damaged(
+                segment.sequence,
+                position,
+                "a block that was acknowledged is invalid (later segments vouch for it)",
+            )),
+        }
+    }
+
+    /// Scans the segments behind the newest sealed one up to the end of the log.
+    fn scan_tail(
+        &mut self,
+        tail: &[Arc<Segment>],
+        epoch: &mut u64,
+        log_id: Option<u128>,
+        next_generation: &mut u64,
+    ) -> Result<Tail, OpenError> {
+        for (at, segment) in tail.iter().enumerate() {
+            self.segments.insert(segment.clone());
+            // A killed server may have left writes that no sync covered: they can be read now, and a power cut could
+            // still take them. What this scan accepts, the next block vouches for.
+            segment.file.sync().map_err(doing(format!("syncing {}", file_name(segment.sequence))))?;
+            let streams = &mut self.streams;
+            let segments = &self.segments;
+            let now_ms = self.now_ms;
+            let (end, last_epoch) = scan(segment, None, *epoch, &mut self.report, |found| {
+                apply(streams, segments, segment, &found, now_ms)
+            })?;
+            *epoch = last_epoch.max(*epoch);
+            match end {
+                ScanEnd::Footer { trailer, payload_position, payload } => {
+                    let rows = directory_in(&payload, payload_position, &trailer, segment)?;
+                    for stream in self.streams.values() {
+                        let mut state = stream.lock();
+                        if let Some(active) = state.active.take() {
+                            state.bytes -= u64::from(active.index.bytes());
+                        }
+                    }
+                    let mut sector = AlignedBuffer::zeroed(TRAILER_BYTES);
+                    sector.copy_from_slice(&trailer.encode(segment.generation));
+                    let written = segment.file.write_at(u64::from(segment.data_end()), &sector).and_then(|()| segment.file.sync());
+                    written.map_err(doing(format!("completing {}", file_name(segment.sequence))))?;
+                    self.add_sealed(segment, trailer, Some((payload_position, payload)), &rows);
+                    segment.seal();
+                }
+                ScanEnd::Open { position } => {
+                    self.report.end = Lsn::new(segment.sequence, position);
+                    self.look_behind(segment, position, &tail[at + 1..], epoch)?;
+                    let prepared = self.reprepare(&tail[at + 1..], log_id, next_generation)?;
+                    return Ok((Some((segment.clone(), position)), prepared));
+                }
+            }
+        }
+        // The last segment ended with its footer and nothing was prepared behind it, or there is no log yet.
+        Ok((None, Vec::new()))
+    }
+
+    /// Searches behind the end of the log: blocks that vouch for the missing one make it damage; the others were never
+    /// acknowledged and are dropped.
+    fn look_behind(
+        &mut self,
+        segment: &Segment,
+        position: u32,
+        later: &[Arc<Segment>],
+        epoch: &mut u64,
+    ) -> Result<(), OpenError> {
+        let end = Lsn::new(segment.sequence, position);
+        let mut places = vec![(segment, position, segment.data_end())];
+        for segment in later {
+            let to = segment.data_end().min(LATER_SEGMENT_SEARCH_BYTES);
+            places.push((segment, Segment::data_start(), to));
+        }
+        for (searched, from, to) in places {
+            let mut scanner = Scanner::new(searched);
+            let mut at = from;
+            while at < to {
+                if let Some(header) = scanner.header(at)? {
+                    if header.synced > end {
+                        let what = format!(
+                            "a block that was acknowledged is invalid: the block at {} vouches for everything below {}",
+                            header.lsn, header.synced
+                        );
+                        return Err(damaged(segment.sequence, position, what));
+                    }
+                    *epoch = (*epoch).max(header.epoch);
+                    self.report.dropped_blocks += 1;
+                    self.report.dropped_bytes += header.total_bytes() as u64;
+                }
+                at += length32(SECTOR);
+            }
+            self.report.scanned_bytes += scanner.read_bytes;
+        }
+        Ok(())
+    }
+
+    /// Gives prepared segments a new generation, so that stale blocks in them are invalid for good.
+    fn reprepare(
+        &mut self,
+        later: &[Arc<Segment>],
+        log_id: Option<u128>,
+        next_generation: &mut u64,
+    ) -> Result<Vec<Arc<Segment>>, OpenError> {
+        let mut prepared = Vec::new();
+        for old in later {
+            let header = SegmentHeader {
+                sequence: old.sequence,
+                generation: *next_generation,
+                length: u64::from(old.length),
+                log_id: log_id.expect("there are segments"),
+            };
+            write_header(&*old.file, &header).map_err(doing(format!("preparing {}", file_name(old.sequence))))?;
+            *next_generation += 1;
+            prepared.push(Arc::new(Segment::new(old.sequence, header.generation, old.file.clone())));
+        }
+        Ok(prepared)
+    }
+}
+
+fn directory_in(
+    payload: &[u8],
+    payload_position: u32,
+    trailer: &Trailer,
+    segment: &Segment,
+) -> Result<Vec<DirectoryRow>, OpenError> {
+    trailer
+        .directory_position
+        .checked_sub(payload_position)
+        .and_then(|at| payload.get(index(at)..))
+        .and_then(|bytes| footer::decode_directory(bytes, trailer, segment.generation))
+        .ok_or_else(|| damaged(segment.sequence, trailer.footer_position, "its footer contradicts itself"))
+}
+
+/// Applies one entry of the log's tail, as the writer did when it wrote it.
+fn apply(
+    streams: &mut HashMap<StreamId, Arc<Stream>>,
+    segments: &Segments,
+    segment: &Segment,
+    found: &Found,
+    now_ms: i64,
+) -> Result<(), OpenError> {
+    let id = found.entry.stream;
+    let contradicts = || damaged(segment.sequence, found.position, "a batch contradicts its entry");
+    match found.entry.kind {
+        EntryKind::Batch => {
+            let (place, header) = place_of(found).ok_or_else(contradicts)?;
+            let stream = streams.entry(id).or_insert_with(|| Arc::new(Stream::new(id)));
+            let mut state = stream.lock();
+            if place.base_offset < state.next {
+                return Err(damaged(segment.sequence, found.position, "an offset of a stream goes back"));
+            }
+            state.place(segment.sequence, place);
+            state.committed = state.next;
+            state.producers.record(&header, place.base_offset, now_ms);
+        }
+        EntryKind::Trim => {
+            if let Some(stream) = streams.get(&id) {
+                trim(stream, found.entry.base_offset, segments);
+            }
+        }
+        EntryKind::Delete => {
+            if let Some(stream) = streams.remove(&id) {
+                delete(&stream, segments);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Moves a stream's start and releases the extents that are no longer live.
+pub(crate) fn trim(stream: &Stream, to: Offset, segments: &Segments) {
+    let mut dropped = Vec::new();
+    stream.lock().trim(to, |sequence| dropped.push(sequence));
+    release(&dropped, segments);
+}
+
+/// Drops all that a deleted stream had.
+pub(crate) fn delete(stream: &Stream, segments: &Segments) {
+    let mut state = stream.lock();
+    state.deleted = true;
+    state.active = None;
+    state.bytes = 0;
+    let dropped: Vec<u32> = state.sealed.drain(..).map(|extent| extent.segment).collect();
+    drop(state);
+    release(&dropped, segments);
+}
+
+fn release(dropped: &[u32], segments: &Segments) {
+    for sequence in dropped {
+        if let Some(segment) = segments.find(*sequence) {
+            segment.release();
+        }
+    }
+}

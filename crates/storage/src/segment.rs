@@ -1,0 +1,180 @@
+//! Segments: the files of a log, and which of them are prepared, active, sealed or free to recycle.
+//!
+//! A file's life: the preparer makes or recycles it and gives it the next sequence number (prepared); the writer fills
+//! it (active) and ends it with a footer; when the footer is synced its trailer is written (sealed); when no stream has
+//! live records in it, and it is not the newest sealed one, it goes back to the preparer.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use bytes::Bytes;
+use disk::File;
+use parking_lot::Mutex;
+
+use crate::format::{DIRECTORY_ROW_BYTES, DirectoryRow, SECTOR, SEGMENT_HEADER_BYTES, TRAILER_BYTES, Trailer, index};
+use crate::index::BatchIndex;
+
+/// Name of the file of segment `sequence`.
+pub(crate) fn file_name(sequence: u32) -> String {
+    format!("{sequence:010}.log")
+}
+
+/// The sequence number in a segment's file name.
+pub(crate) fn sequence_of(name: &str) -> Option<u32> {
+    let digits = name.strip_suffix(".log")?;
+    (digits.len() == 10 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
+}
+
+/// One segment file of the log.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    pub sequence: u32,
+    pub generation: u64,
+    pub file: Arc<dyn File>,
+    /// Bytes of the file.
+    pub length: u32,
+    /// Streams with live records in it; meaningful once it is sealed.
+    live: AtomicU32,
+    /// Set when the trailer is durable.
+    sealed: AtomicBool,
+    /// Where its directory stands, once it has a footer.
+    footer: Mutex<Option<Footer>>,
+}
+
+/// How to reach a footer.
+#[derive(Clone, Debug)]
+pub(crate) struct Footer {
+    pub trailer: Trailer,
+    /// The footer's payload and its position while it may not be on disk yet.
+    pub payload: Option<(u32, Bytes)>,
+}
+
+impl Segment {
+    pub fn new(sequence: u32, generation: u64, file: Arc<dyn File>) -> Segment {
+        let length = u32::try_from(file.length()).expect("open and the preparer bound segments to 4 GiB");
+        Segment {
+            sequence,
+            generation,
+            file,
+            length,
+            live: AtomicU32::new(0),
+            sealed: AtomicBool::new(false),
+            footer: Mutex::new(None),
+        }
+    }
+
+    /// First position of a block.
+    pub fn data_start() -> u32 {
+        u32::try_from(SEGMENT_HEADER_BYTES).expect("a small constant")
+    }
+
+    /// Blocks end here at the latest; the trailer follows.
+    pub fn data_end(&self) -> u32 {
+        self.length - u32::try_from(TRAILER_BYTES).expect("a small constant")
+    }
+
+    /// Records that the footer block was submitted; reads use the copy in memory until [`Segment::seal`].
+    pub fn set_footer(&self, trailer: Trailer, payload: Option<(u32, Bytes)>) {
+        *self.footer.lock() = Some(Footer { trailer, payload });
+    }
+
+    /// Sets the number of streams with live records here.
+    pub fn set_live(&self, live: u32) {
+        self.live.store(live, Ordering::Release);
+    }
+
+    /// Records that the trailer is durable.
+    pub fn seal(&self) {
+        if let Some(footer) = self.footer.lock().as_mut() {
+            footer.payload = None;
+        }
+        self.sealed.store(true, Ordering::Release);
+    }
+
+    /// Records that the trailer is durable while its footer is still read from memory.
+    pub fn mark_sealed(&self) {
+        self.sealed.store(true, Ordering::Release);
+    }
+
+    pub fn is_sealed(&self) -> bool {
+        self.sealed.load(Ordering::Acquire)
+    }
+
+    pub fn footer(&self) -> Option<Footer> {
+        self.footer.lock().clone()
+    }
+
+    /// One stream fewer has live records here.
+    pub fn release(&self) {
+        let before = self.live.fetch_sub(1, Ordering::AcqRel);
+        assert!(before > 0, "an extent is released once");
+    }
+
+    pub fn live(&self) -> u32 {
+        self.live.load(Ordering::Acquire)
+    }
+
+    /// Reads `length` bytes at `position`, aligned or not, from the file.
+    pub fn read(&self, position: u32, length: usize) -> std::io::Result<Bytes> {
+        let from = index(position) / SECTOR * SECTOR;
+        let to = (index(position) + length).div_ceil(SECTOR) * SECTOR;
+        let mut buffer = disk::AlignedBuffer::zeroed(to - from);
+        self.file.read_at(from as u64, &mut buffer)?;
+        let skip = index(position) - from;
+        Ok(buffer.into_bytes().slice(skip..skip + length))
+    }
+
+    /// Loads the batch index in row `row` of the directory; `None` when the footer is damaged.
+    pub fn load_index(&self, row: u32) -> std::io::Result<Option<BatchIndex>> {
+        let Some(footer) = self.footer() else { return Ok(None) };
+        let fetch = |position: u32, length: usize| match &footer.payload {
+            Some((at, payload)) => {
+                let from = index(position - at);
+                Ok(payload.slice(from..from + length))
+            }
+            None => self.read(position, length),
+        };
+        let row_at = footer.trailer.directory_position + row * u32::try_from(DIRECTORY_ROW_BYTES).expect("64");
+        let Some(row) = DirectoryRow::decode(&fetch(row_at, DIRECTORY_ROW_BYTES)?) else { return Ok(None) };
+        let end = u64::from(row.index_position) + u64::from(row.index_length);
+        if end > u64::from(self.length) {
+            return Ok(None);
+        }
+        let bytes = fetch(row.index_position, index(row.index_length))?;
+        if crate::format::seeded_crc(self.generation, &bytes) != row.index_crc {
+            return Ok(None);
+        }
+        Ok(BatchIndex::decode(&bytes))
+    }
+}
+
+/// All segments that hold part of the log, by sequence number.
+#[derive(Debug, Default)]
+pub(crate) struct Segments(Mutex<BTreeMap<u32, Arc<Segment>>>);
+
+impl Segments {
+    pub fn insert(&self, segment: Arc<Segment>) {
+        self.0.lock().insert(segment.sequence, segment);
+    }
+
+    pub fn find(&self, sequence: u32) -> Option<Arc<Segment>> {
+        self.0.lock().get(&sequence).cloned()
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.lock().len()
+    }
+
+    /// Takes out the segments that hold nothing live. The newest sealed one stays: its stream table is where the next
+    /// recovery starts.
+    pub fn take_dead(&self) -> Vec<Arc<Segment>> {
+        let mut segments = self.0.lock();
+        let Some(newest) = segments.values().rev().find(|segment| segment.is_sealed()).map(|s| s.sequence) else {
+            return Vec::new();
+        };
+        let dead = |segment: &Arc<Segment>| segment.is_sealed() && segment.live() == 0 && segment.sequence < newest;
+        let sequences: Vec<u32> = segments.values().filter(|s| dead(s)).map(|s| s.sequence).collect();
+        sequences.into_iter().filter_map(|sequence| segments.remove(&sequence)).collect()
+    }
+}

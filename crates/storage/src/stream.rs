@@ -1,0 +1,243 @@
+//! One stream: its offsets, its extents and its producers.
+//!
+//! The writer adds a batch when it submits the write and moves `committed` when the write is synced; readers see
+//! batches below `committed` only. Invariants: `start <= committed <= next`; the extents' base offsets rise; all sealed
+//! extents lie before the active one.
+
+use std::collections::VecDeque;
+
+use model::{Offset, StreamId, Timestamp};
+use parking_lot::Mutex;
+
+use crate::index::{BatchIndex, BatchPlace};
+use crate::producers::Producers;
+
+/// A sealed extent as it is kept in memory: at most 24 bytes per (stream, segment). Everything else about it stands in
+/// the segment's footer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SealedExtent {
+    /// Offset of its first record.
+    pub base_offset: Offset,
+    /// Sequence number of its segment.
+    pub segment: u32,
+    /// Row in the segment's directory.
+    pub row: u32,
+    /// Bytes of its batches; a segment is smaller than 4 GiB.
+    pub bytes: u32,
+    /// Its max timestamp in whole seconds, rounded up and clamped: enough to choose extents, never to answer with.
+    pub max_timestamp_s: u32,
+}
+
+const _: () = assert!(size_of::<SealedExtent>() == 24);
+
+/// A timestamp as [`SealedExtent`] keeps it.
+pub(crate) fn clamp_timestamp(timestamp: Timestamp) -> u32 {
+    u32::try_from(timestamp.0.saturating_add(999).max(0) / 1000).unwrap_or(u32::MAX)
+}
+
+/// The extent in the active segment.
+#[derive(Debug, Default)]
+pub(crate) struct ActiveExtent {
+    pub segment: u32,
+    pub index: BatchIndex,
+}
+
+/// What is behind a stream's lock.
+#[derive(Debug, Default)]
+pub(crate) struct StreamState {
+    /// Records below are gone.
+    pub start: Offset,
+    /// The next batch handed to the writer's segment gets this offset or a higher one.
+    pub next: Offset,
+    /// Records below are synced and visible.
+    pub committed: Offset,
+    pub sealed: VecDeque<SealedExtent>,
+    pub active: Option<ActiveExtent>,
+    /// Bytes of all batches in all extents.
+    pub bytes: u64,
+    pub producers: Producers,
+    pub deleted: bool,
+    /// What the log says of start and deletion once everything handed to the device is synced: a footer vouches for all
+    /// entries before it, also for those that are still in flight.
+    pub placed_start: Offset,
+    pub placed_delete: bool,
+    /// A trim to here is on its way through the log.
+    pub trimming: Offset,
+}
+
+/// A stream of a log; cheap to share.
+#[derive(Debug)]
+pub struct Stream {
+    id: StreamId,
+    state: Mutex<StreamState>,
+}
+
+/// The visible bounds of a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bounds {
+    /// The first record there is.
+    pub start: Offset,
+    /// The offset after the last committed record.
+    pub committed: Offset,
+    /// Bytes of all its batches.
+    pub bytes: u64,
+}
+
+impl Stream {
+    pub(crate) fn new(id: StreamId) -> Stream {
+        Stream { id, state: Mutex::default() }
+    }
+
+    pub(crate) fn restored(id: StreamId, start: Offset, next: Offset, producers: Producers) -> Stream {
+        let state = StreamState { start, next, committed: next, producers, trimming: start, placed_start: start, ..StreamState::default() };
+        Stream { id, state: Mutex::new(state) }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> StreamId {
+        self.id
+    }
+
+    /// Start, committed end and size.
+    pub fn bounds(&self) -> Bounds {
+        let state = self.state.lock();
+        Bounds { start: state.start, committed: state.committed, bytes: state.bytes }
+    }
+
+    /// A copy of what is remembered of its producers.
+    pub fn producers(&self) -> Producers {
+        self.state.lock().producers.clone()
+    }
+
+    pub(crate) fn lock(&self) -> parking_lot::MutexGuard<'_, StreamState> {
+        self.state.lock()
+    }
+}
+
+impl StreamState {
+    /// Adds a batch that the writer places in `segment`; true when it is the stream's first one there.
+    pub fn place(&mut self, segment: u32, place: BatchPlace) -> bool {
+        let first = self.active.as_ref().is_none_or(|active| active.segment != segment);
+        if first {
+            assert!(self.active.is_none(), "an extent is sealed before the next segment is used");
+            self.active = Some(ActiveExtent { segment, index: BatchIndex::default() });
+        }
+        let active = self.active.as_mut().expect("an active extent was just made if there was none");
+        active.index.push(place);
+        self.bytes += u64::from(place.length);
+        self.next = place.next_offset();
+        first
+    }
+
+    /// The sealed extent that holds `offset` or the first behind it, with the offset where it ends.
+    pub fn sealed_at(&self, offset: Offset) -> Option<(SealedExtent, Offset)> {
+        let active_from = self.active.as_ref().and_then(|active| active.index.base_offset());
+        if active_from.is_some_and(|from| from <= offset) {
+            return None;
+        }
+        let at = self.sealed.partition_point(|extent| extent.base_offset <= offset).checked_sub(1)?;
+        Some((self.sealed[at], self.sealed_end(at)))
+    }
+
+    /// Where the sealed extent number `at` ends at the latest: the start of what follows it.
+    pub fn sealed_end(&self, at: usize) -> Offset {
+        let active_from = || self.active.as_ref().and_then(|active| active.index.base_offset());
+        self.sealed.get(at + 1).map(|extent| extent.base_offset).or_else(active_from).unwrap_or(self.next)
+    }
+
+    /// Moves the start to `to` and drops the sealed extents that end at or below it; calls `dropped` with the segment
+    /// of each.
+    pub fn trim(&mut self, to: Offset, mut dropped: impl FnMut(u32)) {
+        self.start = self.start.max(to);
+        self.trimming = self.trimming.max(to);
+        self.placed_start = self.placed_start.max(to);
+        while !self.sealed.is_empty() && self.sealed_end(0) <= self.start {
+            let extent = self.sealed.pop_front().expect("it was just seen not to be empty");
+            self.bytes -= u64::from(extent.bytes);
+            dropped(extent.segment);
+        }
+    }
+
+    /// Where retention would move the start: extents whose every record is older than `oldest`, and the oldest ones
+    /// beyond `bytes_max` (Kafka's `retention.ms` and `retention.bytes`: the newest data that reaches the size stays).
+    pub fn retained_from(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>) -> Offset {
+        let (mut start, mut bytes) = (self.start, self.bytes);
+        let too_big = |bytes: u64, part: u64| bytes_max.is_some_and(|max| bytes - part >= max);
+        for (at, extent) in self.sealed.iter().enumerate() {
+            let expired = oldest.is_some_and(|oldest| i64::from(extent.max_timestamp_s) * 1000 < oldest.0);
+            if !expired && !too_big(bytes, u64::from(extent.bytes)) {
+                return start;
+            }
+            bytes -= u64::from(extent.bytes);
+            start = start.max(self.sealed_end(at));
+        }
+        let Some(active) = &self.active else { return start.min(self.committed) };
+        let in_active = u64::from(active.index.bytes());
+        for (cut, before, max_before) in active.index.cuts().skip(1) {
+            let expired = oldest.is_some_and(|oldest| max_before < oldest);
+            if !expired && !too_big(in_active, u64::from(before)) {
+                return start.min(self.committed);
+            }
+            start = start.max(cut);
+        }
+        if oldest.is_some_and(|oldest| active.index.max_timestamp().is_some_and(|max| max < oldest)) {
+            start = start.max(self.next);
+        }
+        start.min(self.committed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(base: i64, position: u32, length: u32, timestamp: i64) -> BatchPlace {
+        BatchPlace {
+            base_offset: Offset(base),
+            offset_count: 10,
+            position,
+            length,
+            max_timestamp: Timestamp(timestamp),
+        }
+    }
+
+    fn sample() -> StreamState {
+        let mut state = StreamState::default();
+        for (n, seconds) in [1u32, 2, 3].into_iter().enumerate() {
+            let n = u32::try_from(n).unwrap();
+            state.sealed.push_back(SealedExtent {
+                base_offset: Offset(i64::from(n) * 10),
+                segment: n,
+                row: 0,
+                bytes: 100,
+                max_timestamp_s: seconds,
+            });
+            state.bytes += 100;
+        }
+        state.place(3, place(30, 4096, 100, 4000));
+        state.committed = Offset(40);
+        state
+    }
+
+    #[test]
+    fn retention_drops_whole_old_extents_by_age_and_by_size() {
+        let state = sample();
+        assert_eq!(state.retained_from(None, None), Offset(0));
+        assert_eq!(state.retained_from(Some(Timestamp(2500)), None), Offset(20));
+        assert_eq!(state.retained_from(Some(Timestamp(4001)), None), Offset(40));
+        assert_eq!(state.retained_from(None, Some(250)), Offset(10));
+        assert_eq!(state.retained_from(None, Some(200)), Offset(20));
+        assert_eq!(state.retained_from(None, Some(0)), Offset(30));
+    }
+
+    #[test]
+    fn a_trim_drops_extents_that_end_below_it_only() {
+        let mut state = sample();
+        let mut dropped = Vec::new();
+        state.trim(Offset(15), |segment| dropped.push(segment));
+        assert_eq!((dropped.clone(), state.start, state.bytes), (vec![0], Offset(15), 300));
+        state.trim(Offset(40), |segment| dropped.push(segment));
+        assert_eq!((dropped, state.bytes), (vec![0, 1, 2], 100));
+        assert!(state.sealed_at(Offset(15)).is_none());
+    }
+}

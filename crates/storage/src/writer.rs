@@ -1,0 +1,700 @@
+//! The writer: the one owner of the active segment and of the ring that writes it.
+//!
+//! Requests come in on a bounded queue, leave as commit blocks, and are completed in log order. Group commit adapts: with
+//! nothing in flight a block is written at once; with a write in flight it gathers until that write finishes or the
+//! write buffer is full; a few writes may be in flight.
+//!
+//! Invariants: `committed = synced <= written <= submitted`; what is submitted is never written again; offsets of a
+//! stream rise; a failed write or sync ends the log (no retry), because what the device holds is then unknown.
+//!
+//! The writer has no clock and no thread of its own: [`Writer::turn`] does one round of work, `log.rs` loops it on a
+//! thread and the tests call it step by step.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use disk::{FillBuffer, Finished, SECTOR};
+use model::{Offset, Timestamp};
+
+use crate::format::{
+    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index, length32, sectors,
+    seeded_crc,
+};
+use crate::footer::{self, SealedStream};
+use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
+use crate::log::Shared;
+use crate::request::{AppendError, Committed, Completion, Durability, Request, Room};
+use crate::segment::Segment;
+use crate::stream::{SealedExtent, Stream, clamp_timestamp};
+
+/// Size of a write buffer and so of the largest ordinary block: large enough for sequential speed, small enough to be
+/// filled quickly.
+pub(crate) const WRITE_BUFFER_BYTES: usize = 1024 * 1024;
+/// Block writes in flight. More than one hides the device's turn-around; each may hold a whole write buffer.
+const WRITES_IN_FLIGHT_MAX: usize = 4;
+/// Depth of the ring: block writes, one sync, and trailers.
+pub(crate) const QUEUE_DEPTH: usize = WRITES_IN_FLIGHT_MAX + 4;
+/// An idle log writes one empty block after this time, which vouches for everything before it.
+const IDLE_MARK_AFTER: Duration = Duration::from_millis(500);
+/// Bytes of the footer that one more stream in the segment costs: directory row and head of its index.
+const STREAM_FOOTER_BYTES: usize = 64 + 8;
+/// Bytes of the stream table for one stream and for one producer on one stream, at most.
+const TABLE_STREAM_BYTES: usize = 10 + 10 + 10 + 10;
+const TABLE_PRODUCER_BYTES: usize = 10 + 3 + 10 + 1 + 5 * (5 + 10 + 5 + 10);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Progress {
+    Submitted,
+    /// On its way to the device but not durable: waits for a sync.
+    Written,
+    Synced,
+}
+
+/// What a block's entries did, to be announced when it is synced.
+enum Effect {
+    Grew { committed: Committed },
+    Trimmed { stream: Arc<Stream>, to: Offset },
+    Deleted { stream: Arc<Stream> },
+}
+
+struct InFlight {
+    token: u64,
+    lsn: Lsn,
+    bytes: usize,
+    entries: u32,
+    durable: bool,
+    progress: Progress,
+    submitted_ns: u64,
+    effects: Vec<Effect>,
+    /// Answered when the block is written.
+    on_written: Vec<Arc<dyn Completion>>,
+    /// Answered when the block is synced.
+    on_synced: Vec<Arc<dyn Completion>>,
+    written_answered: bool,
+    /// Set for a footer block: its segment, whose trailer is due when it is synced.
+    footer_of: Option<Arc<Segment>>,
+}
+
+/// The block that is being gathered, in the unfilled part of the write buffer.
+struct OpenBlock {
+    bytes: usize,
+    entries: u32,
+    durable: bool,
+    effects: Vec<Effect>,
+    on_written: Vec<Arc<dyn Completion>>,
+    on_synced: Vec<Arc<dyn Completion>>,
+}
+
+impl Default for OpenBlock {
+    fn default() -> OpenBlock {
+        OpenBlock {
+            bytes: BLOCK_HEADER_BYTES,
+            entries: 0,
+            durable: false,
+            effects: Vec::new(),
+            on_written: Vec::new(),
+            on_synced: Vec::new(),
+        }
+    }
+}
+
+/// How long [`Writer::turn`] may wait when there is nothing to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    /// Not at all: for tests that drive the writer by hand.
+    #[cfg(test)]
+    None,
+    /// Until an operation finishes or a request comes.
+    Block,
+}
+
+/// Where recovery left the log, and where the writer goes on.
+pub(crate) struct Position {
+    pub segment: Arc<Segment>,
+    pub position: u32,
+    pub epoch: u64,
+    /// Streams with batches in the active segment.
+    pub touched: Vec<Arc<Stream>>,
+    /// Blocks below were found by recovery.
+    pub synced: Lsn,
+}
+
+pub(crate) struct Writer {
+    shared: Arc<Shared>,
+    queue: Box<dyn disk::Queue>,
+    requests: VecDeque<Request>,
+    segment: Arc<Segment>,
+    position: u32,
+    epoch: u64,
+    buffer: Option<FillBuffer>,
+    open: OpenBlock,
+    in_flight: VecDeque<InFlight>,
+    sync_in_flight: Option<(u64, u64)>,
+    trailers_due: VecDeque<Arc<Segment>>,
+    trailer_in_flight: Option<(u64, Arc<Segment>)>,
+    next_token: u64,
+    synced: Lsn,
+    /// Whether entries were written that no later block vouches for yet.
+    unmarked: bool,
+    touched: Vec<Arc<Stream>>,
+    /// Upper bound of the footer of the active segment, the stream table not counted.
+    footer_bytes: usize,
+    /// Upper bound of the stream table.
+    table_bytes: usize,
+    stopping: bool,
+    finished: Vec<Finished>,
+}
+
+impl Writer {
+    pub fn new(shared: Arc<Shared>, queue: Box<dyn disk::Queue>, at: Position) -> Writer {
+        let footer_bytes = at.touched.iter().map(|stream| Self::footer_bytes_of(stream)).sum();
+        let table_bytes = shared
+            .streams()
+            .iter()
+            .map(|stream| TABLE_STREAM_BYTES + stream.lock().producers.len() * TABLE_PRODUCER_BYTES)
+            .sum();
+        Writer {
+            shared,
+            queue,
+            requests: VecDeque::new(),
+            segment: at.segment,
+            position: at.position,
+            epoch: at.epoch,
+            buffer: None,
+            open: OpenBlock::default(),
+            in_flight: VecDeque::new(),
+            sync_in_flight: None,
+            trailers_due: VecDeque::new(),
+            trailer_in_flight: None,
+            next_token: 1,
+            synced: at.synced,
+            unmarked: true,
+            touched: at.touched,
+            footer_bytes,
+            table_bytes,
+            stopping: false,
+            finished: Vec::new(),
+        }
+    }
+
+    fn footer_bytes_of(stream: &Stream) -> usize {
+        let state = stream.lock();
+        let index = state.active.as_ref().map_or(0, |active| active.index.stored_bytes());
+        STREAM_FOOTER_BYTES + index
+    }
+
+    /// Whether the active segment takes one more block; if not, another segment has to be prepared first.
+    pub fn has_room_for_barrier(&self) -> bool {
+        index(self.position) + self.end_bytes(0) <= index(self.segment.data_end())
+    }
+
+    /// Bytes that the open block with `body` more and the footer behind it take at most.
+    fn end_bytes(&self, body: usize) -> usize {
+        let block = sectors(self.open.bytes + ENTRY_HEADER_BYTES + body);
+        let table = self.table_bytes.min(self.table_bytes_max()) + TABLE_STREAM_BYTES + TABLE_PRODUCER_BYTES;
+        let footer = self.footer_bytes + STREAM_FOOTER_BYTES + BATCH_INDEX_BYTES_MAX + table;
+        block + sectors(BLOCK_HEADER_BYTES + footer + footer::TRAILER_COPY_BYTES)
+    }
+
+    /// Writes the barrier of a new epoch and waits until it is synced: whatever an earlier life left behind the end of
+    /// the log is stale from now on.
+    pub fn write_barrier(&mut self) -> Result<(), AppendError> {
+        self.open.durable = true;
+        if !self.ensure_room(0) {
+            return Err(AppendError::Poisoned("no room for the first block of a new epoch".into()));
+        }
+        self.submit_block(BlockKind::Entries);
+        while !self.in_flight.is_empty() {
+            self.reap(Patience::Block);
+            if let Some(error) = self.shared.queue.stopped() {
+                return Err(error);
+            }
+            self.submit_followups();
+        }
+        Ok(())
+    }
+
+    /// One round: take what finished, write what is waiting, answer. Returns false when the log has ended.
+    pub fn turn(&mut self, patience: Patience) -> bool {
+        self.shared.queue.take(&mut self.requests);
+        self.gather();
+        self.submit_followups();
+        let idle = self.open.entries == 0 && self.requests.is_empty();
+        if self.stopping && !idle && self.in_flight.is_empty() && self.shared.queue.room.out_of_space() {
+            // What was admitted no longer fits and nothing will make room: say so instead of waiting for ever.
+            self.requests.drain(..).for_each(|request| request.fail(&AppendError::Closed));
+        }
+        if self.stopping && idle && self.in_flight.is_empty() {
+            if self.unmarked {
+                self.submit_mark();
+            } else if self.trailers_due.is_empty() && self.trailer_in_flight.is_none() {
+                self.shared.queue.stop(AppendError::Closed).into_iter().for_each(|r| r.fail(&AppendError::Closed));
+                return false;
+            }
+        }
+        self.reap(patience);
+        if let Some(error) = self.shared.queue.stopped() {
+            self.fail_all(&error);
+            return false;
+        }
+        true
+    }
+
+    /// Moves requests into the open block and submits it when the group-commit rule says so.
+    fn gather(&mut self) {
+        while let Some(request) = self.requests.pop_front() {
+            let body = match &request {
+                Request::Append(append) => append.batch.len(),
+                _ => 0,
+            };
+            if matches!(request, Request::Stop) {
+                self.stopping = true;
+                continue;
+            }
+            if !self.ensure_buffer(body) || !self.ensure_room(body) {
+                self.requests.push_front(request);
+                break;
+            }
+            // Rolling to another segment may have used the buffer up.
+            if !self.ensure_buffer(body) {
+                self.requests.push_front(request);
+                break;
+            }
+            match request {
+                Request::Append(append) => self.place_batch(append),
+                Request::Trim { stream, to, done } => {
+                    self.place_event(&stream, to, EntryKind::Trim);
+                    let mut state = stream.lock();
+                    state.placed_start = state.placed_start.max(to);
+                    drop(state);
+                    self.open.effects.push(Effect::Trimmed { stream, to });
+                    self.open.on_synced.extend(done);
+                }
+                Request::Delete { stream, done } => {
+                    self.place_event(&stream, Offset::ZERO, EntryKind::Delete);
+                    stream.lock().placed_delete = true;
+                    self.open.effects.push(Effect::Deleted { stream });
+                    self.open.on_synced.extend(done);
+                }
+                Request::Stop => unreachable!("handled above"),
+            }
+        }
+        if self.open.entries > 0 && self.in_flight.is_empty() {
+            self.submit_block(BlockKind::Entries);
+        }
+    }
+
+    /// Makes sure that an entry of `body` bytes fits the open block, submitting that block and taking a new buffer
+    /// where it does not; false when all writes are in flight already.
+    fn ensure_buffer(&mut self, body: usize) -> bool {
+        let needed = ENTRY_HEADER_BYTES + body;
+        if let Some(buffer) = &self.buffer
+            && self.open.bytes + needed <= buffer.remaining()
+        {
+            return true;
+        }
+        if self.open.entries > 0 {
+            if self.in_flight.len() >= WRITES_IN_FLIGHT_MAX {
+                return false;
+            }
+            self.submit_block(BlockKind::Entries);
+        }
+        let fits = self.buffer.as_ref().is_some_and(|buffer| BLOCK_HEADER_BYTES + needed <= buffer.remaining());
+        if !fits {
+            let bytes = sectors(BLOCK_HEADER_BYTES + needed);
+            self.buffer = Some(self.shared.buffers.take_at_least(bytes.max(WRITE_BUFFER_BYTES)));
+        }
+        true
+    }
+
+    /// Makes sure that the active segment takes an entry of `body` bytes more and its footer, rolling to the next
+    /// prepared one where it does not; false when that has to wait.
+    fn ensure_room(&mut self, body: usize) -> bool {
+        loop {
+            let end = index(self.position) + self.end_bytes(body);
+            if end <= index(self.segment.data_end()) {
+                return true;
+            }
+            if self.in_flight.len() + 2 > WRITES_IN_FLIGHT_MAX || !self.roll() {
+                return false;
+            }
+        }
+    }
+
+    fn table_bytes_max(&self) -> usize {
+        index(self.segment.length) / 4
+    }
+
+    fn place_batch(&mut self, append: crate::request::Append) {
+        let stream = append.stream;
+        let entry = EntryHeader {
+            stream: stream.id(),
+            base_offset: append.base_offset,
+            max_timestamp: append.append_time.unwrap_or(append.header.max_timestamp),
+            offset_count: u32::try_from(append.header.offset_count()).expect("a batch spans at most i32::MAX + 1 offsets"),
+            length: length32(append.batch.len()),
+            kind: EntryKind::Batch,
+        };
+        assert_eq!(append.batch.len(), append.header.total_bytes, "the caller hands over one whole batch");
+        let position = self.position + length32(self.open.bytes);
+        let body = self.place(&entry, append.batch.len());
+        body.copy_from_slice(&append.batch);
+        model::batch::assign(body, append.base_offset, append.leader_epoch);
+        if let Some(now) = append.append_time {
+            model::batch::set_log_append_time(body, now);
+        }
+        let place = BatchPlace {
+            base_offset: append.base_offset,
+            offset_count: entry.offset_count,
+            position,
+            length: entry.length,
+            max_timestamp: entry.max_timestamp,
+        };
+        let mut state = stream.lock();
+        assert!(append.base_offset >= state.next, "the broker hands out rising offsets");
+        let known_before = state.next > Offset::ZERO;
+        let first = state.place(self.segment.sequence, place);
+        let new_producer = state.producers.record(&append.header, append.base_offset, self.shared.clock.now_ms());
+        drop(state);
+        self.table_bytes += if known_before { 0 } else { TABLE_STREAM_BYTES };
+        self.table_bytes += if new_producer { TABLE_PRODUCER_BYTES } else { 0 };
+        self.footer_bytes += BATCH_INDEX_BYTES_MAX;
+        if first {
+            self.footer_bytes += STREAM_FOOTER_BYTES;
+            self.touched.push(stream.clone());
+        }
+        let committed = Committed { stream, end: place.next_offset(), bytes: entry.length };
+        self.open.effects.push(Effect::Grew { committed });
+        match append.durability {
+            Durability::Written => self.open.on_written.extend(append.done),
+            Durability::Synced => {
+                self.open.durable = true;
+                self.open.on_synced.extend(append.done);
+            }
+        }
+    }
+
+    fn place_event(&mut self, stream: &Stream, to: Offset, kind: EntryKind) {
+        let entry = EntryHeader {
+            stream: stream.id(),
+            base_offset: to,
+            max_timestamp: Timestamp::NONE,
+            offset_count: 0,
+            length: 0,
+            kind,
+        };
+        self.open.durable = true;
+        self.place(&entry, 0);
+    }
+
+    /// Adds an entry header to the open block and returns the room for its body.
+    fn place(&mut self, entry: &EntryHeader, body: usize) -> &mut [u8] {
+        let at = self.open.bytes;
+        self.open.bytes += ENTRY_HEADER_BYTES + body;
+        self.open.entries += 1;
+        let header = entry.encode(self.segment.generation);
+        let buffer = self.buffer.as_mut().expect("ensure_buffer came first");
+        let room = &mut buffer.unfilled()[at..self.open.bytes];
+        room[..ENTRY_HEADER_BYTES].copy_from_slice(&header);
+        &mut room[ENTRY_HEADER_BYTES..]
+    }
+
+    /// Closes the open block and starts its write.
+    fn submit_block(&mut self, kind: BlockKind) {
+        let open = std::mem::take(&mut self.open);
+        let lsn = Lsn::new(self.segment.sequence, self.position);
+        let total = sectors(open.bytes);
+        if self.buffer.as_ref().is_none_or(|buffer| buffer.remaining() < total) {
+            assert_eq!(open.bytes, BLOCK_HEADER_BYTES, "a block with entries has its buffer");
+            self.buffer = Some(self.shared.buffers.take_at_least(WRITE_BUFFER_BYTES));
+        }
+        let buffer = self.buffer.as_mut().expect("there was one or it was just taken");
+        let block = &mut buffer.unfilled()[..total];
+        block[open.bytes..].fill(0);
+        let header = BlockHeader {
+            kind,
+            epoch: self.epoch,
+            lsn,
+            synced: self.synced,
+            length: length32(open.bytes - BLOCK_HEADER_BYTES),
+            entries: open.entries,
+            payload_crc: seeded_crc(self.segment.generation, &block[BLOCK_HEADER_BYTES..open.bytes]),
+        };
+        header.encode(self.segment.generation, block);
+        let bytes = buffer.freeze(total);
+        if buffer.remaining() < 2 * SECTOR {
+            self.buffer = None;
+        }
+        self.unmarked = open.entries > 0 || kind == BlockKind::Footer;
+        self.submit(lsn, bytes, open, None);
+    }
+
+    /// Hands a finished block to the device and to the tail cache.
+    fn submit(&mut self, lsn: Lsn, block: Bytes, open: OpenBlock, footer_of: Option<Arc<Segment>>) {
+        let token = self.token();
+        self.position += length32(block.len());
+        assert!(self.position <= self.segment.data_end(), "a block stays within its segment");
+        self.shared.tail.push(lsn, block.clone());
+        self.in_flight.push_back(InFlight {
+            token,
+            lsn,
+            bytes: block.len(),
+            entries: open.entries,
+            durable: open.durable,
+            progress: Progress::Submitted,
+            submitted_ns: self.shared.clock.nanos(),
+            effects: open.effects,
+            on_written: open.on_written,
+            on_synced: open.on_synced,
+            written_answered: false,
+            footer_of,
+        });
+        self.queue.write(token, &self.segment.file, u64::from(lsn.byte()), block, open.durable);
+        self.shared.count_room(&self.segment, self.position);
+    }
+
+    fn token(&mut self) -> u64 {
+        self.next_token += 1;
+        self.next_token
+    }
+
+    /// Ends the active segment with its footer and goes on in the next prepared one; false when none is prepared.
+    fn roll(&mut self) -> bool {
+        let Some(next) = self.shared.take_prepared() else { return false };
+        if self.open.entries > 0 {
+            self.submit_block(BlockKind::Entries);
+        }
+        let sequence = self.segment.sequence;
+        self.touched.sort_unstable_by_key(|stream| stream.id());
+        let mut owners = Vec::with_capacity(self.touched.len());
+        let mut sealed = Vec::with_capacity(self.touched.len());
+        for stream in std::mem::take(&mut self.touched) {
+            let index = {
+                let state = stream.lock();
+                let here = state.active.as_ref().filter(|active| active.segment == sequence && !state.deleted);
+                here.map(|active| active.index.clone())
+            };
+            if let Some(index) = index {
+                sealed.push(SealedStream { stream: stream.id(), index });
+                owners.push(stream);
+            }
+        }
+        let oldest_ms = self.shared.clock.now_ms() - self.shared.options.producer_expiry_ms;
+        let table = footer::encode_table(&mut self.shared.streams(), oldest_ms, self.table_bytes_max());
+        self.table_bytes = table.len();
+        let payload_position = self.position + length32(BLOCK_HEADER_BYTES);
+        let built = footer::build(
+            sequence,
+            self.segment.generation,
+            self.epoch,
+            self.position,
+            payload_position,
+            &sealed,
+            table,
+        );
+        // From here on readers find these extents through the footer. Only this thread trims, so the count of live
+        // extents cannot change meanwhile.
+        let mut live = 0;
+        self.segment.set_footer(built.trailer, Some((payload_position, Bytes::from(built.payload.clone()))));
+        for (at, (stream, sealed)) in owners.iter().zip(sealed).enumerate() {
+            let row = &built.rows[at];
+            let mut state = stream.lock();
+            state.active = None;
+            if state.deleted {
+                continue;
+            }
+            if row.next_offset <= state.start {
+                state.bytes -= row.bytes;
+                continue;
+            }
+            state.sealed.push_back(SealedExtent {
+                base_offset: row.base_offset,
+                segment: sequence,
+                row: length32(at),
+                bytes: sealed.index.bytes(),
+                max_timestamp_s: clamp_timestamp(row.max_timestamp),
+            });
+            live += 1;
+            drop(state);
+            self.shared.indexes.insert(sequence, length32(at), Arc::new(sealed.index));
+        }
+        self.segment.set_live(live);
+        self.submit_footer(&built.payload);
+        self.footer_bytes = 0;
+        self.shared.segments.insert(next.clone());
+        self.segment = next;
+        self.position = Segment::data_start();
+        self.shared.count_room(&self.segment, self.position);
+        true
+    }
+
+    fn submit_footer(&mut self, payload: &[u8]) {
+        let open = OpenBlock { bytes: BLOCK_HEADER_BYTES + payload.len(), durable: true, ..OpenBlock::default() };
+        let total = sectors(open.bytes);
+        let lsn = Lsn::new(self.segment.sequence, self.position);
+        let mut buffer = self.shared.buffers.take_at_least(total);
+        let block = &mut buffer.unfilled()[..total];
+        block[BLOCK_HEADER_BYTES..open.bytes].copy_from_slice(payload);
+        block[open.bytes..].fill(0);
+        let header = BlockHeader {
+            kind: BlockKind::Footer,
+            epoch: self.epoch,
+            lsn,
+            synced: self.synced,
+            length: length32(payload.len()),
+            entries: 0,
+            payload_crc: seeded_crc(self.segment.generation, payload),
+        };
+        header.encode(self.segment.generation, block);
+        let bytes = buffer.freeze(total);
+        self.unmarked = true;
+        self.buffer = None;
+        let segment = self.segment.clone();
+        self.submit(lsn, bytes, open, Some(segment));
+    }
+
+    /// An empty block: it says how far the log is synced, so that damage before it can never pass for a torn tail.
+    fn submit_mark(&mut self) {
+        self.open.durable = true;
+        if self.ensure_room(0) {
+            self.submit_block(BlockKind::Entries);
+        } else {
+            // Without room for the mark the log ends without it; recovery is as strict as it can be then.
+            self.unmarked = false;
+        }
+    }
+
+    /// Starts the sync that written blocks wait for, and the next trailer.
+    fn submit_followups(&mut self) {
+        let waiting = self.in_flight.iter().take_while(|block| block.progress != Progress::Submitted);
+        if self.sync_in_flight.is_none()
+            && let Some(last) = waiting.filter(|block| block.progress == Progress::Written).last()
+        {
+            let (covers, segment) = (last.token, last.lsn.sequence());
+            let token = self.token();
+            // Blocks of an earlier segment end with a durable footer, but only their own file's sync covers them.
+            let first = self.in_flight.iter().find(|block| block.progress == Progress::Written);
+            let oldest = first.map_or(segment, |block| block.lsn.sequence());
+            let covers = if oldest == segment { covers } else { self.last_written_of(oldest) };
+            let file = self.shared.segments.find(oldest).expect("a segment with blocks in flight is not recycled").file.clone();
+            self.queue.sync(token, &file);
+            self.sync_in_flight = Some((token, covers));
+        }
+        if self.trailer_in_flight.is_none()
+            && let Some(segment) = self.trailers_due.pop_front()
+        {
+            let token = self.token();
+            let trailer = segment.footer().expect("a trailer is due only after the footer was built").trailer;
+            let mut buffer = self.shared.buffers.take_at_least(crate::format::TRAILER_BYTES);
+            buffer.unfilled()[..SECTOR].copy_from_slice(&trailer.encode(segment.generation));
+            let bytes = buffer.freeze(SECTOR);
+            self.queue.write(token, &segment.file, u64::from(segment.data_end()), bytes, true);
+            self.trailer_in_flight = Some((token, segment));
+        }
+    }
+
+    fn last_written_of(&self, sequence: u32) -> u64 {
+        let of = |block: &&InFlight| block.lsn.sequence() == sequence && block.progress == Progress::Written;
+        self.in_flight.iter().take_while(|block| block.progress != Progress::Submitted).filter(of).last().map_or(0, |b| b.token)
+    }
+
+    /// Takes finished operations and answers what they complete.
+    fn reap(&mut self, patience: Patience) {
+        let mut finished = std::mem::take(&mut self.finished);
+        let busy = self.queue.in_flight() > 0;
+        let mark_due = !busy && self.unmarked && !self.stopping && self.open.entries == 0 && self.requests.is_empty();
+        let timeout = mark_due.then_some(IDLE_MARK_AFTER);
+        let woken_early = self.stopping && !busy;
+        let block = patience == Patience::Block && !woken_early;
+        if let Err(error) = self.queue.wait(block, timeout, &mut finished) {
+            self.poison(&format!("waiting for the disk failed: {error}"));
+        }
+        if mark_due && block && finished.is_empty() && !self.shared.queue.has_requests() {
+            self.submit_mark();
+        }
+        for Finished { token, result } in finished.drain(..) {
+            if let Err(error) = result {
+                self.poison(&format!("a write to segment {} failed: {error}", self.segment.sequence));
+                continue;
+            }
+            self.finish(token);
+        }
+        self.finished = finished;
+        if self.shared.queue.stopped().is_none() {
+            self.announce();
+        }
+    }
+
+    fn finish(&mut self, token: u64) {
+        if self.sync_in_flight.is_some_and(|(sync, _)| sync == token) {
+            let (_, covers) = self.sync_in_flight.take().expect("it was just seen");
+            for block in self.in_flight.iter_mut().filter(|b| b.token <= covers && b.progress == Progress::Written) {
+                block.progress = Progress::Synced;
+            }
+        } else if self.trailer_in_flight.as_ref().is_some_and(|(trailer, _)| *trailer == token) {
+            let (_, segment) = self.trailer_in_flight.take().expect("it was just seen");
+            segment.seal();
+            self.shared.wake_preparer();
+        } else {
+            let block = self.in_flight.iter_mut().find(|block| block.token == token);
+            let block = block.expect("a finished operation was in flight");
+            block.progress = if block.durable { Progress::Synced } else { Progress::Written };
+        }
+    }
+
+    /// Answers, in log order, all that is written or synced without a gap.
+    fn announce(&mut self) {
+        for block in self.in_flight.iter_mut().take_while(|block| block.progress != Progress::Submitted) {
+            if !block.written_answered {
+                block.written_answered = true;
+                block.on_written.drain(..).for_each(|done| done.complete(Ok(())));
+            }
+        }
+        let mut grown = Vec::new();
+        while let Some(block) = self.in_flight.pop_front_if(|block| block.progress == Progress::Synced) {
+            self.synced = Lsn(block.lsn.0 + block.bytes as u64);
+            self.shared.set_synced(self.synced);
+            let nanos = self.shared.clock.nanos().saturating_sub(block.submitted_ns);
+            self.shared.listener.group_commit(block.bytes, block.entries, nanos);
+            for effect in block.effects {
+                match effect {
+                    Effect::Grew { committed } => {
+                        committed.stream.lock().committed = committed.end;
+                        grown.push(committed);
+                    }
+                    Effect::Trimmed { stream, to } => self.shared.apply_trim(&stream, to),
+                    Effect::Deleted { stream } => self.shared.apply_delete(&stream),
+                }
+            }
+            block.on_synced.into_iter().for_each(|done| done.complete(Ok(())));
+            self.trailers_due.extend(block.footer_of);
+        }
+        if !grown.is_empty() {
+            self.shared.listener.committed(&grown);
+        }
+    }
+
+    /// Ends the log: what the device holds of the failed operation is unknown, so nothing after it may be promised.
+    fn poison(&mut self, why: &str) {
+        tracing::error!(why, "the log takes no more appends; restart the server once the disk is well again");
+        let error = AppendError::Poisoned(why.into());
+        self.requests.extend(self.shared.queue.stop(error));
+    }
+
+    fn fail_all(&mut self, error: &AppendError) {
+        self.requests.extend(self.shared.queue.stop(error.clone()));
+        for block in self.in_flight.drain(..) {
+            block.on_written.into_iter().chain(block.on_synced).for_each(|done| done.complete(Err(error.clone())));
+        }
+        let open = std::mem::take(&mut self.open);
+        open.on_written.into_iter().chain(open.on_synced).for_each(|done| done.complete(Err(error.clone())));
+        self.requests.drain(..).for_each(|request| request.fail(error));
+    }
+}
+
+/// Bytes of room that the active segment still offers.
+pub(crate) fn active_room(segment: &Segment, position: u32) -> u64 {
+    Room::of_segment(segment.length, segment.data_end().saturating_sub(position))
+}
