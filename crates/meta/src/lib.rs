@@ -1,1 +1,184 @@
-//! Placeholder.
+//! Small consistent state: topics, their configuration, ids. Keys and values with compare-and-set, in the shape etcd has,
+//! so that a cluster can keep them there; standalone they live in one file of an embedded engine in the data directory.
+//!
+//! Never written per batch. Every commit is synced before it returns, so what was answered survives `kill -9`.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+
+const TABLE: TableDefinition<&str, (u64, &[u8])> = TableDefinition::new("meta");
+/// The revision of the last commit, under a key that no caller can use (keys are not empty).
+const REVISION_KEY: &str = "";
+/// Bytes of the engine's page cache: the whole state is small, and the broker keeps its own view of it.
+const CACHE_BYTES: usize = 4 * 1024 * 1024;
+
+/// Why an operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum MetaError {
+    /// The file cannot be read or written.
+    #[error("the metadata store failed: {0}")]
+    Store(Box<redb::Error>),
+    /// A compare did not hold; nothing was changed.
+    #[error("the metadata changed meanwhile: {key}")]
+    Conflict {
+        /// The key that was not as expected.
+        key: String,
+    },
+}
+
+impl<E: Into<redb::Error>> From<E> for MetaError {
+    fn from(error: E) -> MetaError {
+        MetaError::Store(Box::new(error.into()))
+    }
+}
+
+/// A stored value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// The revision of the commit that wrote it; grows with every commit of the store.
+    pub revision: u64,
+    /// As written.
+    pub bytes: Vec<u8>,
+}
+
+/// One change of a commit.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// Writes `bytes` under `key`.
+    Put {
+        /// Not empty.
+        key: String,
+        /// Anything.
+        bytes: Vec<u8>,
+    },
+    /// Removes `key`; nothing happens where it does not exist.
+    Delete {
+        /// Not empty.
+        key: String,
+    },
+}
+
+/// A condition of a commit: `key` has this revision, or does not exist (`None`).
+#[derive(Clone, Debug)]
+pub struct Compare {
+    /// Not empty.
+    pub key: String,
+    /// As read before.
+    pub revision: Option<u64>,
+}
+
+/// The embedded store.
+#[derive(Debug)]
+pub struct Store {
+    database: Database,
+    /// One commit at a time; reads go on meanwhile.
+    commit: Mutex<()>,
+}
+
+impl Store {
+    /// Opens the store in `file`, or begins one. Blocks.
+    pub fn open(file: &Path) -> Result<Store, MetaError> {
+        let database = Database::builder().set_cache_size(CACHE_BYTES).create(file)?;
+        let begin = database.begin_read()?;
+        if begin.open_table(TABLE).is_err() {
+            drop(begin);
+            let create = database.begin_write()?;
+            create.open_table(TABLE)?;
+            create.commit()?;
+        }
+        Ok(Store { database, commit: Mutex::new(()) })
+    }
+
+    /// The value under `key`.
+    pub fn find(&self, key: &str) -> Result<Option<Value>, MetaError> {
+        let table = self.database.begin_read()?.open_table(TABLE)?;
+        Ok(table.get(key)?.map(|entry| value_of(entry.value())))
+    }
+
+    /// All keys that begin with `prefix`, in order, with their values.
+    pub fn list(&self, prefix: &str) -> Result<Vec<(String, Value)>, MetaError> {
+        let table = self.database.begin_read()?.open_table(TABLE)?;
+        let mut found = Vec::new();
+        for entry in table.range(prefix..)? {
+            let (key, value) = entry?;
+            if !key.value().starts_with(prefix) {
+                break;
+            }
+            if key.value() != REVISION_KEY {
+                found.push((key.value().to_owned(), value_of(value.value())));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Makes all `changes` or, where a compare does not hold, none. Durable on return; returns the new revision. Blocks.
+    pub fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<u64, MetaError> {
+        let _one_at_a_time = self.commit.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let transaction = self.database.begin_write()?;
+        let revision = {
+            let mut table = transaction.open_table(TABLE)?;
+            for compare in compares {
+                assert!(!compare.key.is_empty(), "keys are not empty");
+                let found = table.get(compare.key.as_str())?.map(|entry| entry.value().0);
+                if found != compare.revision {
+                    return Err(MetaError::Conflict { key: compare.key.clone() });
+                }
+            }
+            let revision = table.get(REVISION_KEY)?.map_or(0, |entry| entry.value().0) + 1;
+            for change in changes {
+                match change {
+                    Change::Put { key, bytes } => {
+                        assert!(!key.is_empty(), "keys are not empty");
+                        table.insert(key.as_str(), (revision, bytes.as_slice()))?;
+                    }
+                    Change::Delete { key } => {
+                        table.remove(key.as_str())?;
+                    }
+                }
+            }
+            table.insert(REVISION_KEY, (revision, [].as_slice()))?;
+            revision
+        };
+        transaction.commit()?;
+        Ok(revision)
+    }
+}
+
+fn value_of((revision, bytes): (u64, &[u8])) -> Value {
+    Value { revision, bytes: bytes.to_vec() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(key: &str, bytes: &[u8]) -> Change {
+        Change::Put { key: key.into(), bytes: bytes.into() }
+    }
+
+    #[test]
+    fn commits_compare_and_survive_reopening() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("meta.redb");
+        let store = Store::open(&file).unwrap();
+        let absent = |key: &str| Compare { key: key.into(), revision: None };
+        let first = store.commit(&[absent("a/1")], &[put("a/1", b"x"), put("a/2", b"y"), put("b", b"z")]).unwrap();
+        assert!(matches!(store.commit(&[absent("a/1")], &[put("c", b"w")]), Err(MetaError::Conflict { key }) if key == "a/1"));
+        assert_eq!(store.find("c").unwrap(), None);
+        let same = Compare { key: "a/1".into(), revision: Some(first) };
+        let second = store.commit(&[same.clone()], &[put("a/1", b"v"), Change::Delete { key: "b".into() }]).unwrap();
+        assert!(second > first);
+        assert!(store.commit(&[same], &[]).is_err());
+        drop(store);
+        let store = Store::open(&file).unwrap();
+        let listed = store.list("a/").unwrap();
+        assert_eq!(listed.iter().map(|(key, value)| (key.as_str(), value.bytes.as_slice())).collect::<Vec<_>>(), [
+            ("a/1", b"v".as_slice()),
+            ("a/2", b"y".as_slice())
+        ]);
+        assert_eq!(store.find("b").unwrap(), None);
+        assert_eq!(store.list("").unwrap().len(), 2);
+    }
+}
