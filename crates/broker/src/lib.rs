@@ -1,1 +1,24 @@
-//! Placeholder.
+//! What each Kafka API means: topics, partitions, producers, fetches, consumer groups.
+//!
+//! Frames come in as bytes and go out as chunks; sockets are the server's business, bytes on disk are storage's. The
+//! only crate that knows Kafka's error codes ([`failure`] maps them).
+
+pub mod config;
+pub mod groups;
+
+mod api;
+mod broker;
+mod connection;
+mod coordinator;
+mod failure;
+mod metrics;
+mod partition;
+mod sequence;
+mod session;
+mod signal;
+mod topic_config;
+mod topics;
+
+pub use broker::{Broker, OpenError};
+pub use config::{Config, ConfigError, Setting};
+pub use connection::{Answer, Connection, Refused};

@@ -1,0 +1,101 @@
+//! DescribeGroups, ListGroups, DeleteGroups.
+
+use std::sync::Arc;
+
+use wire::messages::delete_groups_response::{DeletableGroupResult, DeleteGroupsResponse};
+use wire::messages::describe_groups_response::{DescribeGroupsResponse, DescribedGroup, DescribedGroupMember};
+use wire::messages::list_groups_response::{ListGroupsResponse, ListedGroup};
+use wire::messages::{DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest};
+use wire::{ErrorCode, Text};
+
+use crate::broker::Broker;
+use crate::failure::Failure;
+use crate::groups::{Group, GroupDescription, State};
+
+/// The only kind of group there is so far.
+const CLASSIC: &str = "classic";
+/// From this version on a group that does not exist is an error (KIP-1043).
+const NOT_FOUND_FROM_VERSION: i16 = 6;
+/// Bits of the operations that make sense on a group: read, delete, describe, and configs.
+const GROUP_OPERATIONS: i32 = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11;
+
+/// Answers DescribeGroups.
+pub fn describe(broker: &Broker, request: &DescribeGroupsRequest, version: i16) -> DescribeGroupsResponse {
+    let operations = if request.include_authorized_operations { GROUP_OPERATIONS } else { i32::MIN };
+    let describe_one = |id: &Text| {
+        let found = broker.coordinator.find(id).map(|entry| entry.with(Group::describe));
+        let found = found.filter(|group| group.state != State::Dead);
+        let mut described = DescribedGroup {
+            group_id: id.clone(),
+            group_state: Text::from_static(State::Dead.name()),
+            authorized_operations: operations,
+            error_message: None,
+            ..DescribedGroup::default()
+        };
+        match found {
+            Some(group) => describe_into(&mut described, group),
+            None if version >= NOT_FOUND_FROM_VERSION => {
+                described.error_code = ErrorCode::GroupIdNotFound.code();
+                described.error_message = Some(Text::from(format!("Group {id} not found.")));
+            }
+            None => {}
+        }
+        described
+    };
+    DescribeGroupsResponse { groups: request.groups.iter().map(describe_one).collect(), ..DescribeGroupsResponse::default() }
+}
+
+fn describe_into(described: &mut DescribedGroup, group: GroupDescription) {
+    let member = |member: crate::groups::MemberDescription| DescribedGroupMember {
+        member_id: member.member_id.into(),
+        group_instance_id: member.instance_id.map(Text::from),
+        client_id: member.client_id.into(),
+        client_host: member.client_host.into(),
+        member_metadata: member.metadata,
+        member_assignment: member.assignment,
+    };
+    described.group_state = Text::from_static(group.state.name());
+    described.protocol_type = group.protocol_type.into();
+    described.protocol_data = group.protocol.into();
+    described.members = group.members.into_iter().map(member).collect();
+}
+
+/// Answers ListGroups; the filters are by state (KIP-518) and type (KIP-848), in any case.
+pub fn list(broker: &Broker, request: &ListGroupsRequest) -> ListGroupsResponse {
+    let is_in = |filter: &[Text], word: &str| {
+        filter.is_empty() || filter.iter().any(|wanted| wanted.as_str().eq_ignore_ascii_case(word))
+    };
+    let groups = broker
+        .coordinator
+        .all()
+        .into_iter()
+        .filter_map(|entry| {
+            let group = entry.with(Group::describe);
+            let listed = is_in(&request.states_filter, group.state.name()) && is_in(&request.types_filter, CLASSIC);
+            (listed && group.state != State::Dead).then(|| ListedGroup {
+                group_id: Text::from(entry.id().to_owned()),
+                protocol_type: group.protocol_type.into(),
+                group_state: Text::from_static(group.state.name()),
+                group_type: Text::from_static(CLASSIC),
+            })
+        })
+        .collect();
+    ListGroupsResponse { groups, ..ListGroupsResponse::default() }
+}
+
+/// Answers DeleteGroups.
+pub async fn delete(broker: Arc<Broker>, request: DeleteGroupsRequest) -> DeleteGroupsResponse {
+    let mut results = Vec::with_capacity(request.groups_names.len());
+    for group_id in request.groups_names {
+        let result = match broker.coordinator.find(&group_id) {
+            None => Err(Failure::new(ErrorCode::GroupIdNotFound)),
+            Some(entry) => broker.coordinator.delete(&entry).await.map_err(Failure::from),
+        };
+        results.push(DeletableGroupResult {
+            group_id,
+            error_code: result.as_ref().err().map_or(0, |failure| failure.code.code()),
+            ..DeletableGroupResult::default()
+        });
+    }
+    DeleteGroupsResponse { results, ..DeleteGroupsResponse::default() }
+}

@@ -1,0 +1,201 @@
+//! CreateTopics, DeleteTopics, CreatePartitions.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use uuid::Uuid;
+use wire::messages::create_partitions_request::CreatePartitionsTopic;
+use wire::messages::create_partitions_response::{CreatePartitionsResponse, CreatePartitionsTopicResult};
+use wire::messages::create_topics_request::CreatableTopic;
+use wire::messages::create_topics_response::{
+    CreatableTopicConfigs, CreatableTopicResult, CreateTopicsResponse,
+};
+use wire::messages::delete_topics_response::{DeletableTopicResult, DeleteTopicsResponse};
+use wire::messages::{CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest};
+use wire::{ErrorCode, Text};
+
+use crate::api::admin_configs::{Described, described_topic_configs};
+use crate::broker::Broker;
+use crate::failure::Failure;
+use crate::topic_config::topic_setting;
+use crate::topics::Topic;
+
+/// Answers CreateTopics.
+pub async fn create(broker: Arc<Broker>, request: CreateTopicsRequest) -> CreateTopicsResponse {
+    let mut named: HashMap<Text, usize> = HashMap::new();
+    for topic in &request.topics {
+        *named.entry(topic.name.clone()).or_default() += 1;
+    }
+    let mut topics: Vec<CreatableTopicResult> = Vec::with_capacity(named.len());
+    for topic in &request.topics {
+        let result = match named[&topic.name] {
+            1 => create_one(&broker, topic, request.validate_only).await,
+            _ if topics.iter().any(|done| done.name == topic.name) => continue,
+            _ => Err(Failure::because(ErrorCode::InvalidRequest, "Duplicate topic name.")),
+        };
+        topics.push(result.unwrap_or_else(|failure| CreatableTopicResult {
+            name: topic.name.clone(),
+            error_code: failure.code.code(),
+            error_message: Some(failure.text()),
+            configs: None,
+            ..CreatableTopicResult::default()
+        }));
+    }
+    CreateTopicsResponse { topics, ..CreateTopicsResponse::default() }
+}
+
+async fn create_one(
+    broker: &Arc<Broker>,
+    topic: &CreatableTopic,
+    validate_only: bool,
+) -> Result<CreatableTopicResult, Failure> {
+    let partitions = partitions_of(broker, topic)?;
+    let mut configs = BTreeMap::new();
+    for config in &topic.configs {
+        let setting = topic_setting(&config.name);
+        let setting = setting.ok_or_else(|| {
+            Failure::because(ErrorCode::InvalidConfig, format!("Unknown topic config name: {}", config.name))
+        })?;
+        let Some(value) = &config.value else {
+            let why = format!("Null value not supported for topic configs: {}", config.name);
+            return Err(Failure::because(ErrorCode::InvalidConfig, why));
+        };
+        if let Some(problem) = setting.problem(value) {
+            return Err(Failure::because(ErrorCode::InvalidConfig, problem));
+        }
+        configs.insert(config.name.to_string(), value.to_string());
+    }
+    let described = described_topic_configs(broker, &configs, None);
+    let id = if validate_only {
+        broker.topics.check_new(&topic.name, partitions)?;
+        Uuid::nil()
+    } else {
+        broker.create_topic(&topic.name, partitions, configs).await?.id
+    };
+    let config_of = |described: Described| CreatableTopicConfigs {
+        name: Text::from_static(described.name),
+        value: Some(Text::from(described.value)),
+        read_only: false,
+        config_source: described.source,
+        is_sensitive: false,
+    };
+    Ok(CreatableTopicResult {
+        name: topic.name.clone(),
+        topic_id: id,
+        error_message: None,
+        num_partitions: partitions,
+        replication_factor: 1,
+        configs: Some(described.into_iter().map(config_of).collect()),
+        ..CreatableTopicResult::default()
+    })
+}
+
+/// How many partitions a new topic gets; there is one server to put the only replica on.
+fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure> {
+    let node = broker.config.node_id;
+    if !topic.assignments.is_empty() {
+        if topic.num_partitions != -1 || topic.replication_factor != -1 {
+            let why = "A manual partition assignment was specified, but numPartitions or replicationFactor was also set.";
+            return Err(Failure::because(ErrorCode::InvalidRequest, why));
+        }
+        let mut indexes: Vec<i32> = topic.assignments.iter().map(|a| a.partition_index).collect();
+        indexes.sort_unstable();
+        let count = i32::try_from(indexes.len()).unwrap_or(i32::MAX);
+        if indexes.iter().copied().ne(0..count) || topic.assignments.iter().any(|a| a.broker_ids != [node]) {
+            let why = format!("Partitions must be numbered from 0 and have one replica, on node {node}.");
+            return Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why));
+        }
+        return Ok(count);
+    }
+    if !matches!(topic.replication_factor, -1 | 1) {
+        let why = format!(
+            "Unable to replicate the partition {} time(s): The target replication factor of {} cannot be reached because only 1 broker(s) are registered.",
+            topic.replication_factor, topic.replication_factor
+        );
+        let code = ErrorCode::InvalidReplicationFactor;
+        return Err(Failure::because(code, if topic.replication_factor < 1 { "Replication factor must be larger than 0, or -1 to use the default value.".into() } else { why }));
+    }
+    match topic.num_partitions {
+        -1 => Ok(broker.config.num_partitions),
+        count if count < 1 => {
+            let why = "Number of partitions was set to an invalid non-positive value.";
+            Err(Failure::because(ErrorCode::InvalidPartitions, why))
+        }
+        count => Ok(count),
+    }
+}
+
+/// Answers DeleteTopics.
+pub async fn delete(broker: Arc<Broker>, request: DeleteTopicsRequest, version: i16) -> DeleteTopicsResponse {
+    let mut responses = Vec::new();
+    let by_name = request.topic_names.iter().map(|name| (Some(name.clone()), Uuid::nil()));
+    let by_state = request.topics.iter().map(|topic| (topic.name.clone(), topic.topic_id));
+    let asked: Vec<(Option<Text>, Uuid)> = if version >= 6 { by_state.collect() } else { by_name.collect() };
+    for (name, id) in asked {
+        let found: Result<Arc<Topic>, ErrorCode> = match (&name, id.is_nil()) {
+            (Some(_), false) | (None, true) => Err(ErrorCode::InvalidRequest),
+            (Some(name), true) => broker.topics.find(name).ok_or(ErrorCode::UnknownTopicOrPartition),
+            (None, false) => broker.topics.find_id(&id).ok_or(ErrorCode::UnknownTopicId),
+        };
+        let result = match found {
+            Err(error) => Err(error.into()),
+            Ok(topic) if topic.is_internal() => {
+                Err(Failure::because(ErrorCode::InvalidRequest, "The server's own topics cannot be deleted."))
+            }
+            Ok(topic) => broker.delete_topic(&topic).await.map(|()| topic),
+        };
+        let mut answer = DeletableTopicResult { name, topic_id: id, error_message: None, ..DeletableTopicResult::default() };
+        match result {
+            Ok(topic) => (answer.name, answer.topic_id) = (Some(topic.name.clone()), topic.id),
+            Err(failure) => {
+                answer.error_code = failure.code.code();
+                answer.error_message = Some(failure.text());
+            }
+        }
+        if version < 6 && answer.name.is_none() {
+            answer.name = Some(Text::default());
+        }
+        responses.push(answer);
+    }
+    DeleteTopicsResponse { responses, ..DeleteTopicsResponse::default() }
+}
+
+/// Answers CreatePartitions (KIP-195).
+pub async fn create_partitions(broker: Arc<Broker>, request: CreatePartitionsRequest) -> CreatePartitionsResponse {
+    let mut results = Vec::with_capacity(request.topics.len());
+    for topic in request.topics {
+        let result = create_partitions_of(&broker, &topic, request.validate_only).await;
+        let failure = result.err();
+        results.push(CreatePartitionsTopicResult {
+            name: topic.name,
+            error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
+            error_message: failure.map(|failure| failure.text()),
+        });
+    }
+    CreatePartitionsResponse { results, ..CreatePartitionsResponse::default() }
+}
+
+async fn create_partitions_of(
+    broker: &Arc<Broker>,
+    asked: &CreatePartitionsTopic,
+    validate_only: bool,
+) -> Result<(), Failure> {
+    let topic = broker.topics.find(&asked.name).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    broker.topics.check_total(&topic, asked.count)?;
+    if let Some(assignments) = &asked.assignments {
+        let node = broker.config.node_id;
+        let added = asked.count - i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
+        if i32::try_from(assignments.len()).ok() != Some(added) || assignments.iter().any(|a| a.broker_ids != [node]) {
+            let why = format!("Each of the {added} new partitions needs one replica, on node {node}.");
+            return Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why));
+        }
+    }
+    if topic.is_internal() {
+        return Err(Failure::because(ErrorCode::InvalidRequest, "The server's own topics keep their partitions."));
+    }
+    if validate_only {
+        return Ok(());
+    }
+    let (name, total) = (asked.name.to_string(), asked.count);
+    Ok(broker.blocking(move |broker| broker.topics.add_partitions(&name, total)).await?)
+}

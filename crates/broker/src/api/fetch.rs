@@ -1,0 +1,311 @@
+//! Fetch: reads what is committed, and waits for more where there is too little.
+//!
+//! A fetch looks at every partition only when it begins a session or has none; a session's later fetches look at the
+//! partitions that changed. While it waits, a commit wakes it at most once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::Offset;
+use storage::{Batches, ReadError, ReadRequest, ReadStep};
+use tokio::time::Instant;
+use wire::messages::FetchRequest;
+use wire::messages::fetch_response::{FetchResponse, FetchableTopicResponse, PartitionData};
+use wire::{ErrorCode, Records};
+
+use crate::broker::Broker;
+use crate::failure::Failure;
+use crate::partition::{LEADER_EPOCH, Partition};
+use crate::session::{Session, Slot, Slots, next_epoch};
+
+/// The first version with sessions, and the first that names topics by id.
+const SESSIONS_FROM_VERSION: i16 = 7;
+const IDS_FROM_VERSION: i16 = 13;
+/// Session epochs with a meaning of their own (KIP-227).
+const EPOCH_NEW: i32 = 0;
+const EPOCH_NONE: i32 = -1;
+
+/// Limits of one fetch.
+struct Limits {
+    bytes_max: usize,
+    bytes_min: usize,
+    deadline: Instant,
+    read_committed: bool,
+}
+
+/// What one look at a partition gave.
+struct Look {
+    slot: usize,
+    data: PartitionData,
+    bytes: usize,
+}
+
+fn refused(error: ErrorCode, session_id: i32) -> FetchResponse {
+    FetchResponse { error_code: error.code(), session_id, ..FetchResponse::default() }
+}
+
+/// Answers Fetch.
+pub async fn answer(broker: Arc<Broker>, request: FetchRequest, version: i16) -> FetchResponse {
+    let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).unwrap_or(0));
+    let bytes_max = request.max_bytes.min(broker.config.fetch_max_bytes);
+    let limits = Limits {
+        bytes_max: usize::try_from(bytes_max).unwrap_or(0),
+        bytes_min: usize::try_from(request.min_bytes.min(bytes_max)).unwrap_or(0),
+        deadline: Instant::now() + wait,
+        read_committed: request.isolation_level == 1,
+    };
+    let sessions = version >= SESSIONS_FROM_VERSION;
+    if request.session_epoch == EPOCH_NONE || request.session_epoch == EPOCH_NEW || !sessions {
+        if request.session_id != 0 && sessions {
+            broker.sessions.remove(request.session_id);
+        }
+        return full(&broker, &request, version, &limits, sessions).await;
+    }
+    let Some(session) = broker.sessions.find(request.session_id) else {
+        return refused(ErrorCode::FetchSessionIdNotFound, 0);
+    };
+    incremental(&broker, &session, &request, version, &limits).await
+}
+
+/// A fetch that names all it wants; with epoch 0 it begins a session.
+async fn full(
+    broker: &Arc<Broker>,
+    request: &FetchRequest,
+    version: i16,
+    limits: &Limits,
+    sessions: bool,
+) -> FetchResponse {
+    let mut slots = Slots::default();
+    put_slots(broker, &mut slots, request, version);
+    let looks = look_and_wait(broker, &mut slots, limits, true).await;
+    let responses = response_of(&mut slots, looks, version, true);
+    let mut session_id = 0;
+    if sessions && request.session_epoch == EPOCH_NEW && slots.len() > 0 {
+        slots.subscribe();
+        // What was committed between the look and the subscription is looked at in the next fetch.
+        for number in slots.numbers() {
+            slots.signal.mark(number, 0);
+        }
+        if let Ok(session) = broker.sessions.create(slots) {
+            session_id = session.id;
+        }
+    }
+    FetchResponse { session_id, responses, ..FetchResponse::default() }
+}
+
+async fn incremental(
+    broker: &Arc<Broker>,
+    session: &Arc<Session>,
+    request: &FetchRequest,
+    version: i16,
+    limits: &Limits,
+) -> FetchResponse {
+    // A second fetch while the first is under way has the wrong epoch by definition.
+    let Ok(mut state) = session.state.try_lock() else {
+        return refused(ErrorCode::InvalidFetchSessionEpoch, 0);
+    };
+    if state.epoch != request.session_epoch {
+        return refused(ErrorCode::InvalidFetchSessionEpoch, 0);
+    }
+    state.epoch = next_epoch(state.epoch);
+    for forgotten in &request.forgotten_topics_data {
+        for index in &forgotten.partitions {
+            state.slots.remove(&forgotten.topic, forgotten.topic_id, *index);
+        }
+    }
+    put_slots(broker, &mut state.slots, request, version);
+    let looks = look_and_wait(broker, &mut state.slots, limits, false).await;
+    let responses = response_of(&mut state.slots, looks, version, false);
+    FetchResponse { session_id: session.id, responses, ..FetchResponse::default() }
+}
+
+fn put_slots(broker: &Broker, slots: &mut Slots, request: &FetchRequest, version: i16) {
+    for topic in &request.topics {
+        let found = if version >= IDS_FROM_VERSION {
+            broker.topics.find_id(&topic.topic_id)
+        } else {
+            broker.topics.find(&topic.topic)
+        };
+        for partition in &topic.partitions {
+            slots.put(Slot {
+                topic: topic.topic.clone(),
+                topic_id: topic.topic_id,
+                index: partition.partition,
+                partition: found.as_ref().and_then(|topic| topic.partition(partition.partition)),
+                offset: partition.fetch_offset,
+                bytes_max: partition.partition_max_bytes,
+                leader_epoch: partition.current_leader_epoch,
+                told: None,
+            });
+        }
+    }
+}
+
+/// Looks at the slots that changed, and waits for commits until there are bytes enough, an error, or no time left.
+/// Returns the last look at each slot that was looked at.
+async fn look_and_wait(broker: &Arc<Broker>, slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Look> {
+    let mut looks: Vec<Look> = Vec::new();
+    if !all {
+        slots.subscribe();
+    }
+    let mut subscribed = !all;
+    let mut numbers = slots.signal.take_dirty();
+    loop {
+        let mut bytes: usize = looks.iter().map(|look| look.bytes).sum();
+        let mut urgent = false;
+        for number in numbers {
+            let old = looks.iter().position(|look| look.slot == number);
+            if let Some(old) = old {
+                bytes -= looks.remove(old).bytes;
+            }
+            let Some(slot) = slots.slot(number) else { continue };
+            let look = look_at(broker, slot, number, limits, bytes).await;
+            bytes += look.bytes;
+            urgent |= look.data.error_code != 0;
+            looks.push(look);
+        }
+        let now = Instant::now();
+        if urgent || bytes >= limits.bytes_min.max(1) || now >= limits.deadline {
+            return looks;
+        }
+        if !subscribed {
+            // The first look was made without hearing of commits: look once more, now hearing of them.
+            slots.subscribe();
+            subscribed = true;
+            numbers = slots.numbers();
+            continue;
+        }
+        let missing = limits.bytes_min.max(1) - bytes;
+        if tokio::time::timeout_at(limits.deadline, slots.signal.wait(missing)).await.is_err() {
+            numbers = slots.signal.take_dirty();
+            if numbers.is_empty() {
+                return looks;
+            }
+            continue;
+        }
+        numbers = slots.signal.take_dirty();
+    }
+}
+
+/// Reads one partition from where its slot stands.
+async fn look_at(broker: &Arc<Broker>, slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Look {
+    let mut data = PartitionData {
+        partition_index: slot.index,
+        high_watermark: -1,
+        last_stable_offset: -1,
+        log_start_offset: -1,
+        aborted_transactions: None,
+        records: Some(Records::new()),
+        ..PartitionData::default()
+    };
+    let mut bytes = 0;
+    match read(broker, slot, limits, taken, &mut data).await {
+        Ok(batches) => {
+            bytes = batches.bytes;
+            let mut records = Records::new();
+            batches.chunks.into_iter().for_each(|chunk| records.push(chunk));
+            data.records = Some(records);
+        }
+        Err(failure) => data.error_code = failure.code.code(),
+    }
+    Look { slot: number, data, bytes }
+}
+
+async fn read(
+    broker: &Arc<Broker>,
+    slot: &Slot,
+    limits: &Limits,
+    taken: usize,
+    data: &mut PartitionData,
+) -> Result<Batches, Failure> {
+    let by_id = !slot.topic_id.is_nil();
+    let missing = if by_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
+    let partition = slot.partition.as_ref().filter(|partition| !partition.is_deleted()).ok_or(missing)?;
+    check_leader_epoch(slot.leader_epoch)?;
+    let bounds = partition.stream.bounds();
+    data.high_watermark = bounds.committed.0;
+    data.last_stable_offset = bounds.committed.0;
+    data.log_start_offset = bounds.start.0;
+    if limits.read_committed {
+        data.aborted_transactions = Some(Vec::new());
+    }
+    let own_max = usize::try_from(slot.bytes_max).unwrap_or(0);
+    let request = ReadRequest {
+        stream: partition.stream.clone(),
+        from: Offset(slot.offset),
+        until: Offset(i64::MAX),
+        bytes_max: own_max.min(limits.bytes_max.saturating_sub(taken)),
+        at_least_one: taken == 0,
+    };
+    match read_batches(broker, request).await {
+        Ok(batches) => Ok(batches),
+        Err(error) => {
+            report(&error, partition);
+            let failure: Failure = error.into();
+            if failure.code == ErrorCode::OffsetOutOfRange {
+                // Kafka answers without offsets then.
+                (data.high_watermark, data.last_stable_offset, data.log_start_offset) = (-1, -1, -1);
+            }
+            Err(failure)
+        }
+    }
+}
+
+fn report(error: &ReadError, partition: &Partition) {
+    if matches!(error, ReadError::Damaged { .. } | ReadError::Io(_)) {
+        tracing::error!(topic = %partition.topic, partition = partition.index, %error, "a read failed");
+    }
+}
+
+/// Reads from the caches, or on one of the log's own threads where they do not have it.
+pub async fn read_batches(broker: &Broker, request: ReadRequest) -> Result<Batches, ReadError> {
+    match broker.log.read(&request)? {
+        ReadStep::Ready(batches) => Ok(batches),
+        ReadStep::Cold => {
+            let (sender, receiver) = tokio::sync::oneshot::channel();
+            // A fetch that was given up no longer waits for it.
+            broker.log.read_later(request, Box::new(move |result| drop(sender.send(result))));
+            receiver.await.unwrap_or(Err(ReadError::Closed))
+        }
+    }
+}
+
+/// Refuses a client that believes in another leader epoch (KIP-320).
+pub fn check_leader_epoch(epoch: i32) -> Result<(), ErrorCode> {
+    match epoch {
+        i32::MIN..=-1 | LEADER_EPOCH => Ok(()),
+        _ => Err(ErrorCode::UnknownLeaderEpoch),
+    }
+}
+
+/// Groups what was seen by topic, remembers what the client is told, and keeps dirty what has more to read.
+fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> Vec<FetchableTopicResponse> {
+    let mut responses: Vec<FetchableTopicResponse> = Vec::new();
+    let signal = slots.signal.clone();
+    for look in looks {
+        let Some(slot) = slots.slot(look.slot) else { continue };
+        let told = Some((look.data.high_watermark, look.data.log_start_offset));
+        let failed = look.data.error_code != 0;
+        // Whoever got data asks for more; whoever got none for lack of budget must be looked at again.
+        let behind = look.data.high_watermark > slot.offset;
+        if failed || behind {
+            signal.mark(look.slot, 0);
+        }
+        if !all && look.bytes == 0 && !failed && slot.told == told {
+            continue;
+        }
+        slot.told = told;
+        let same = |topic: &FetchableTopicResponse| {
+            if version >= IDS_FROM_VERSION { topic.topic_id == slot.topic_id } else { topic.topic == slot.topic }
+        };
+        match responses.last_mut().filter(|topic| same(topic)) {
+            Some(topic) => topic.partitions.push(look.data),
+            None => responses.push(FetchableTopicResponse {
+                topic: slot.topic.clone(),
+                topic_id: slot.topic_id,
+                partitions: vec![look.data],
+            }),
+        }
+    }
+    responses
+}

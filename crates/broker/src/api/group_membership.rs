@@ -1,0 +1,186 @@
+//! JoinGroup, SyncGroup, Heartbeat, LeaveGroup: being a member of a classic consumer group.
+
+use std::sync::Arc;
+
+use wire::messages::join_group_response::{JoinGroupResponse, JoinGroupResponseMember};
+use wire::messages::leave_group_response::{LeaveGroupResponse, MemberResponse};
+use wire::messages::{
+    HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest, SyncGroupResponse,
+};
+use wire::{ErrorCode, Text};
+
+use crate::broker::Broker;
+use crate::connection::Client;
+use crate::failure::group_code;
+use crate::groups::{GroupError, JoinReply, JoinRequest, LeaveMember, Protocol, SyncRequest};
+
+fn owned(text: &Option<Text>) -> Option<String> {
+    text.as_ref().map(ToString::to_string)
+}
+
+fn refused_join(error: ErrorCode, member_id: Text, version: i16) -> JoinGroupResponse {
+    JoinGroupResponse {
+        error_code: error.code(),
+        generation_id: -1,
+        member_id,
+        protocol_type: None,
+        protocol_name: (version < 7).then(Text::default),
+        ..JoinGroupResponse::default()
+    }
+}
+
+/// Answers JoinGroup, when the rebalance is through.
+pub async fn join(broker: Arc<Broker>, client: Client, request: JoinGroupRequest, version: i16) -> JoinGroupResponse {
+    let refuse = |error: ErrorCode| refused_join(error, request.member_id.clone(), version);
+    if request.group_id.is_empty() {
+        return refuse(ErrorCode::InvalidGroupId);
+    }
+    if broker.offsets_topic().await.is_err() {
+        return refuse(ErrorCode::CoordinatorNotAvailable);
+    }
+    let join = JoinRequest {
+        version,
+        member_id: request.member_id.to_string(),
+        instance_id: owned(&request.group_instance_id),
+        client_id: client.id,
+        client_host: client.host,
+        session_timeout_ms: request.session_timeout_ms,
+        rebalance_timeout_ms: if version == 0 { -1 } else { request.rebalance_timeout_ms },
+        protocol_type: request.protocol_type.to_string(),
+        protocols: request
+            .protocols
+            .iter()
+            .map(|p| Protocol { name: p.name.to_string(), metadata: wire::Bytes::copy_from_slice(&p.metadata) })
+            .collect(),
+        uuid: uuid::Uuid::new_v4().to_string(),
+    };
+    // A group that was removed while it was looked up is looked up once more.
+    for _ in 0..2 {
+        let entry = if join.member_id.is_empty() {
+            broker.coordinator.find_or_create(&request.group_id)
+        } else {
+            match broker.coordinator.find(&request.group_id) {
+                Some(entry) => entry,
+                None => return refuse(ErrorCode::UnknownMemberId),
+            }
+        };
+        let reply = broker.coordinator.join(&entry, join.clone()).await;
+        match reply {
+            Ok(JoinReply { result: Err(GroupError::CoordinatorNotAvailable), .. }) => continue,
+            Ok(reply) => return join_response(reply, version),
+            Err(_) => break,
+        }
+    }
+    refuse(ErrorCode::CoordinatorNotAvailable)
+}
+
+fn join_response(reply: JoinReply, version: i16) -> JoinGroupResponse {
+    let member_id = Text::from(reply.member_id);
+    let joined = match reply.result {
+        Ok(joined) => joined,
+        Err(error) => return refused_join(group_code(error), member_id, version),
+    };
+    let member = |member: crate::groups::JoinedMember| JoinGroupResponseMember {
+        member_id: member.member_id.into(),
+        group_instance_id: member.instance_id.map(Text::from),
+        metadata: member.metadata,
+    };
+    JoinGroupResponse {
+        generation_id: joined.generation,
+        protocol_type: Some(joined.protocol_type.into()),
+        protocol_name: Some(joined.protocol_name.into()),
+        leader: joined.leader.into(),
+        skip_assignment: joined.skip_assignment,
+        member_id,
+        members: joined.members.into_iter().map(member).collect(),
+        ..JoinGroupResponse::default()
+    }
+}
+
+/// Answers SyncGroup, when the leader's assignment is durable.
+pub async fn sync(broker: Arc<Broker>, request: SyncGroupRequest) -> SyncGroupResponse {
+    let refuse = |error: ErrorCode| SyncGroupResponse {
+        error_code: error.code(),
+        protocol_type: None,
+        protocol_name: None,
+        ..SyncGroupResponse::default()
+    };
+    if request.group_id.is_empty() {
+        return refuse(ErrorCode::InvalidGroupId);
+    }
+    let Some(entry) = broker.coordinator.find(&request.group_id) else { return refuse(ErrorCode::UnknownMemberId) };
+    let sync = SyncRequest {
+        member_id: request.member_id.to_string(),
+        instance_id: owned(&request.group_instance_id),
+        generation: request.generation_id,
+        protocol_type: owned(&request.protocol_type),
+        protocol_name: owned(&request.protocol_name),
+        assignments: request
+            .assignments
+            .iter()
+            .map(|a| (a.member_id.to_string(), wire::Bytes::copy_from_slice(&a.assignment)))
+            .collect(),
+    };
+    match broker.coordinator.sync(&entry, sync).await {
+        Ok(Ok(synced)) => SyncGroupResponse {
+            protocol_type: Some(synced.protocol_type.into()),
+            protocol_name: Some(synced.protocol_name.into()),
+            assignment: synced.assignment,
+            ..SyncGroupResponse::default()
+        },
+        Ok(Err(error)) => refuse(group_code(error)),
+        Err(_) => refuse(ErrorCode::CoordinatorNotAvailable),
+    }
+}
+
+/// Answers Heartbeat.
+pub fn heartbeat(broker: &Arc<Broker>, request: &HeartbeatRequest) -> HeartbeatResponse {
+    let error = if request.group_id.is_empty() {
+        ErrorCode::InvalidGroupId
+    } else {
+        match broker.coordinator.find(&request.group_id) {
+            None => ErrorCode::UnknownMemberId,
+            Some(entry) => {
+                let instance = request.group_instance_id.as_ref().map(Text::as_str);
+                let beat = broker.coordinator.heartbeat(&entry, &request.member_id, instance, request.generation_id);
+                beat.err().map_or(ErrorCode::None, group_code)
+            }
+        }
+    };
+    HeartbeatResponse { error_code: error.code(), ..HeartbeatResponse::default() }
+}
+
+/// Answers LeaveGroup; before version 3 it names one member.
+pub fn leave(broker: &Arc<Broker>, request: &LeaveGroupRequest, version: i16) -> LeaveGroupResponse {
+    let failed = |error: ErrorCode| LeaveGroupResponse { error_code: error.code(), ..LeaveGroupResponse::default() };
+    if request.group_id.is_empty() {
+        return failed(ErrorCode::InvalidGroupId);
+    }
+    let leaving: Vec<LeaveMember> = if version < 3 {
+        vec![LeaveMember { member_id: request.member_id.to_string(), instance_id: None }]
+    } else {
+        let member = |m: &wire::messages::leave_group_request::MemberIdentity| LeaveMember {
+            member_id: m.member_id.to_string(),
+            instance_id: owned(&m.group_instance_id),
+        };
+        request.members.iter().map(member).collect()
+    };
+    let results = match broker.coordinator.find(&request.group_id) {
+        None => Err(GroupError::UnknownMemberId),
+        Some(entry) => broker.coordinator.leave(&entry, &leaving),
+    };
+    let results = match results {
+        Ok(results) => results,
+        Err(error) => return failed(group_code(error)),
+    };
+    if version < 3 {
+        let error = results.first().and_then(|result| result.err());
+        return failed(error.map_or(ErrorCode::None, group_code));
+    }
+    let member = |(asked, result): (LeaveMember, Result<(), GroupError>)| MemberResponse {
+        member_id: asked.member_id.into(),
+        group_instance_id: asked.instance_id.map(Text::from),
+        error_code: result.err().map_or(0, |error| group_code(error).code()),
+    };
+    LeaveGroupResponse { members: leaving.into_iter().zip(results).map(member).collect(), ..LeaveGroupResponse::default() }
+}

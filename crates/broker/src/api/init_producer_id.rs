@@ -1,0 +1,60 @@
+//! InitProducerId: an id for an idempotent producer (KIP-98). Ids are taken from the metadata store in blocks, so that
+//! one is never given out twice, whatever crashes.
+
+use std::sync::Arc;
+
+use meta::{Change, Compare, MetaError, Store};
+use parking_lot::Mutex;
+use wire::messages::{InitProducerIdRequest, InitProducerIdResponse};
+use wire::ErrorCode;
+
+use crate::broker::Broker;
+
+/// Ids taken from the store at once.
+const BLOCK_IDS: i64 = 1000;
+const NEXT_BLOCK_KEY: &str = "next_producer_id";
+
+/// Hands out producer ids.
+#[derive(Debug, Default)]
+pub struct ProducerIds(Mutex<std::ops::Range<i64>>);
+
+impl ProducerIds {
+    /// An id that was never given out. Blocks now and then.
+    fn take(&self, store: &Store) -> Result<i64, MetaError> {
+        let mut block = self.0.lock();
+        if block.is_empty() {
+            let stored = store.find(NEXT_BLOCK_KEY)?;
+            let revision = stored.as_ref().map(|value| value.revision);
+            let first: i64 = stored.and_then(|value| serde_json::from_slice(&value.bytes).ok()).unwrap_or(0);
+            let bytes = serde_json::to_vec(&(first + BLOCK_IDS)).expect("a number can be written as JSON");
+            let compare = Compare { key: NEXT_BLOCK_KEY.into(), revision };
+            store.commit(&[compare], &[Change::Put { key: NEXT_BLOCK_KEY.into(), bytes }])?;
+            *block = first..first + BLOCK_IDS;
+        }
+        Ok(block.next().expect("the block was just filled if it was empty"))
+    }
+}
+
+/// Answers InitProducerId.
+pub async fn answer(broker: Arc<Broker>, request: InitProducerIdRequest) -> InitProducerIdResponse {
+    let refused = |error: ErrorCode| InitProducerIdResponse {
+        error_code: error.code(),
+        producer_id: -1,
+        producer_epoch: -1,
+        ..InitProducerIdResponse::default()
+    };
+    if request.transactional_id.is_some() {
+        tracing::warn!("a transactional producer was refused: transactions are not supported yet");
+        return refused(ErrorCode::InvalidRequest);
+    }
+    let taken = broker.blocking(|broker| broker.producer_ids.take(&broker.store)).await;
+    match taken {
+        Ok(producer_id) => {
+            InitProducerIdResponse { producer_id, producer_epoch: 0, ..InitProducerIdResponse::default() }
+        }
+        Err(error) => {
+            tracing::error!(%error, "no producer id could be taken");
+            refused(ErrorCode::CoordinatorNotAvailable)
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! ListOffsets and OffsetForLeaderEpoch: where a partition begins and ends, and where a time or an epoch stands in it.
+
+use std::sync::Arc;
+
+use model::{Offset, Timestamp};
+use storage::{ReadRequest, Stream};
+use tokio::sync::oneshot;
+use wire::messages::list_offsets_response::{
+    ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse,
+};
+use wire::messages::offset_for_leader_epoch_response::{
+    EpochEndOffset, OffsetForLeaderEpochResponse, OffsetForLeaderTopicResult,
+};
+use wire::messages::{ListOffsetsRequest, OffsetForLeaderEpochRequest};
+use wire::{Bytes, ErrorCode, records};
+
+use crate::api::fetch::{check_leader_epoch, read_batches};
+use crate::broker::Broker;
+use crate::failure::Failure;
+use crate::partition::{LEADER_EPOCH, Partition};
+
+/// Timestamps with a meaning of their own.
+const LATEST: i64 = -1;
+const EARLIEST: i64 = -2;
+const MAX_TIMESTAMP: i64 = -3;
+/// The first offset on the local disk (KIP-405): all offsets are.
+const EARLIEST_LOCAL: i64 = -4;
+/// Offsets in remote storage (KIP-1005, KIP-1023): there are none.
+const LATEST_TIERED: i64 = -5;
+const EARLIEST_PENDING_UPLOAD: i64 = -6;
+/// A batch may decompress to so many bytes when its records are searched for a time.
+const SEARCH_BYTES_MAX: usize = 256 * 1024 * 1024;
+
+/// Answers ListOffsets.
+pub async fn answer(broker: Arc<Broker>, request: ListOffsetsRequest) -> ListOffsetsResponse {
+    let mut topics = Vec::with_capacity(request.topics.len());
+    for topic in request.topics {
+        let found = broker.topics.find(&topic.name);
+        let mut partitions = Vec::with_capacity(topic.partitions.len());
+        for asked in topic.partitions {
+            let partition = found.as_ref().and_then(|topic| topic.partition(asked.partition_index));
+            let result = match (partition, check_leader_epoch(asked.current_leader_epoch)) {
+                (None, _) => Err(ErrorCode::UnknownTopicOrPartition.into()),
+                (_, Err(error)) => Err(error.into()),
+                (Some(partition), Ok(())) => find(&broker, &partition, asked.timestamp).await,
+            };
+            let mut answer = ListOffsetsPartitionResponse {
+                partition_index: asked.partition_index,
+                timestamp: -1,
+                offset: -1,
+                leader_epoch: -1,
+                ..ListOffsetsPartitionResponse::default()
+            };
+            match result {
+                Ok(Some((offset, timestamp))) => {
+                    (answer.offset, answer.timestamp, answer.leader_epoch) = (offset.0, timestamp.0, LEADER_EPOCH);
+                }
+                Ok(None) => {}
+                Err(failure) => answer.error_code = failure.code.code(),
+            }
+            partitions.push(answer);
+        }
+        topics.push(ListOffsetsTopicResponse { name: topic.name, partitions });
+    }
+    ListOffsetsResponse { topics, ..ListOffsetsResponse::default() }
+}
+
+type Place = Option<(Offset, Timestamp)>;
+
+async fn find(broker: &Arc<Broker>, partition: &Partition, timestamp: i64) -> Result<Place, Failure> {
+    let bounds = partition.stream.bounds();
+    match timestamp {
+        LATEST => Ok(Some((bounds.committed, Timestamp::NONE))),
+        EARLIEST | EARLIEST_LOCAL => Ok(Some((bounds.start, Timestamp::NONE))),
+        LATEST_TIERED | EARLIEST_PENDING_UPLOAD => Ok(None),
+        MAX_TIMESTAMP => search(broker, &partition.stream, None).await,
+        0.. => search(broker, &partition.stream, Some(Timestamp(timestamp))).await,
+        _ => Err(ErrorCode::InvalidRequest.into()),
+    }
+}
+
+/// The first record at or after `timestamp`, or the one with the largest timestamp.
+async fn search(broker: &Arc<Broker>, stream: &Arc<Stream>, timestamp: Option<Timestamp>) -> Result<Place, Failure> {
+    let (sender, receiver) = oneshot::channel();
+    let searched = stream.clone();
+    broker.log.spawn_read(move |log| {
+        let place = match timestamp {
+            Some(timestamp) => log.first_at_or_after(&searched, timestamp),
+            None => log.with_max_timestamp(&searched),
+        };
+        // A client that went away no longer waits for it.
+        let _ = sender.send(place);
+    });
+    let place = receiver.await.unwrap_or(Err(storage::ReadError::Closed))?;
+    let Some(place) = place else { return Ok(None) };
+    let request = ReadRequest {
+        stream: stream.clone(),
+        from: place.base_offset.max(stream.bounds().start),
+        until: Offset(i64::MAX),
+        bytes_max: 1,
+        at_least_one: true,
+    };
+    let batch = Bytes::from(read_batches(broker, request).await?.chunks.concat());
+    let start = stream.bounds().start;
+    let found = broker.blocking(move |_| record_in(&batch, timestamp, start)).await;
+    found.map_err(|why| Failure::because(ErrorCode::CorruptMessage, why))
+}
+
+/// The first record of a batch at or after `timestamp` (or with the batch's largest) and `start`.
+fn record_in(batch: &Bytes, timestamp: Option<Timestamp>, start: Offset) -> Result<Place, String> {
+    let (header, records) = records::records(batch, SEARCH_BYTES_MAX).map_err(|error| error.to_string())?;
+    let wanted = timestamp.unwrap_or(header.max_timestamp);
+    let appended = header.timestamp_type() == model::TimestampType::LogAppendTime;
+    for record in records {
+        let record = record.map_err(|error| error.to_string())?;
+        let own = header.base_timestamp.0.saturating_add(record.timestamp_delta);
+        let time = if appended { header.max_timestamp } else { Timestamp(own) };
+        let offset = header.base_offset + i64::from(record.offset_delta);
+        if time >= wanted && offset >= start {
+            return Ok(Some((offset, time)));
+        }
+    }
+    Ok(None)
+}
+
+/// Answers OffsetForLeaderEpoch (KIP-279): there is one epoch, and it ends where the partition ends.
+pub fn offset_for_leader_epoch(broker: &Broker, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse {
+    let mut topics = Vec::with_capacity(request.topics.len());
+    for topic in request.topics {
+        let found = broker.topics.find(&topic.topic);
+        let mut partitions = Vec::with_capacity(topic.partitions.len());
+        for asked in topic.partitions {
+            let partition = found.as_ref().and_then(|topic| topic.partition(asked.partition));
+            let mut answer = EpochEndOffset { partition: asked.partition, ..EpochEndOffset::default() };
+            match (partition, check_leader_epoch(asked.current_leader_epoch)) {
+                (None, _) => answer.error_code = ErrorCode::UnknownTopicOrPartition.code(),
+                (_, Err(error)) => answer.error_code = error.code(),
+                (Some(partition), Ok(())) if asked.leader_epoch == LEADER_EPOCH => {
+                    answer.leader_epoch = LEADER_EPOCH;
+                    answer.end_offset = partition.stream.bounds().committed.0;
+                }
+                _ => {}
+            }
+            partitions.push(answer);
+        }
+        topics.push(OffsetForLeaderTopicResult { topic: topic.topic, partitions });
+    }
+    OffsetForLeaderEpochResponse { topics, ..OffsetForLeaderEpochResponse::default() }
+}

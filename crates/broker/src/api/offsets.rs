@@ -1,0 +1,307 @@
+//! FindCoordinator, OffsetCommit, OffsetFetch, OffsetDelete: where a group's offsets are, and what they are.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+use wire::messages::find_coordinator_response::{Coordinator, FindCoordinatorResponse};
+use wire::messages::offset_commit_response::{
+    OffsetCommitResponse, OffsetCommitResponsePartition, OffsetCommitResponseTopic,
+};
+use wire::messages::offset_delete_response::{
+    OffsetDeleteResponse, OffsetDeleteResponsePartition, OffsetDeleteResponseTopic,
+};
+use wire::messages::offset_fetch_request::OffsetFetchRequestTopics;
+use wire::messages::offset_fetch_response::{
+    OffsetFetchResponse, OffsetFetchResponseGroup, OffsetFetchResponsePartition, OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic, OffsetFetchResponseTopics,
+};
+use wire::messages::{FindCoordinatorRequest, OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest};
+use wire::{ErrorCode, Text};
+
+use crate::broker::{Broker, Endpoint};
+use crate::failure::group_code;
+use crate::groups::{CommitRequest, Group, GroupError, OffsetCommit, OffsetKey, State};
+
+/// Kinds of coordinators.
+const GROUP: i8 = 0;
+/// The first versions that name topics by id, and that ask for several groups.
+const IDS_FROM_VERSION: i16 = 10;
+const GROUPS_FROM_VERSION: i16 = 8;
+
+/// Answers FindCoordinator: this server coordinates everything.
+pub async fn find_coordinator(
+    broker: Arc<Broker>,
+    endpoint: Endpoint,
+    request: FindCoordinatorRequest,
+    version: i16,
+) -> FindCoordinatorResponse {
+    let ready = broker.offsets_topic().await.is_ok();
+    let find = |key: &Text| {
+        let error = if request.key_type != GROUP {
+            ErrorCode::InvalidRequest
+        } else if !ready {
+            ErrorCode::CoordinatorNotAvailable
+        } else {
+            ErrorCode::None
+        };
+        let found = error == ErrorCode::None;
+        Coordinator {
+            key: key.clone(),
+            node_id: if found { broker.config.node_id } else { -1 },
+            host: if found { endpoint.host.clone() } else { Text::default() },
+            port: if found { endpoint.port } else { -1 },
+            error_code: error.code(),
+            error_message: (!found).then(|| Text::from_static(error.message())),
+        }
+    };
+    if version >= 4 {
+        let coordinators = request.coordinator_keys.iter().map(find).collect();
+        return FindCoordinatorResponse { error_message: None, coordinators, ..FindCoordinatorResponse::default() };
+    }
+    let found = find(&request.key);
+    FindCoordinatorResponse {
+        error_code: found.error_code,
+        error_message: found.error_message,
+        node_id: found.node_id,
+        host: found.host,
+        port: found.port,
+        ..FindCoordinatorResponse::default()
+    }
+}
+
+/// The name of a topic that a request names by name or, in newer versions, by id.
+fn name_of(broker: &Broker, name: &Text, id: Uuid, by_id: bool) -> Result<String, ErrorCode> {
+    if !by_id {
+        return Ok(name.to_string());
+    }
+    broker.topics.find_id(&id).map(|topic| topic.name.to_string()).ok_or(ErrorCode::UnknownTopicId)
+}
+
+/// Answers OffsetCommit, when the offsets are durable.
+pub async fn commit(broker: Arc<Broker>, request: OffsetCommitRequest, version: i16) -> OffsetCommitResponse {
+    // For each partition of the request, in order: what to answer, or the place of its offset in the commit.
+    let mut places: Vec<Result<usize, ErrorCode>> = Vec::new();
+    let mut offsets = Vec::new();
+    for topic in &request.topics {
+        let name = name_of(&broker, &topic.name, topic.topic_id, version >= IDS_FROM_VERSION);
+        for partition in &topic.partitions {
+            let place = name.clone().and_then(|name| {
+                let found = broker.topics.find(&name).and_then(|topic| topic.partition(partition.partition_index));
+                found.map(|_| name).ok_or(ErrorCode::UnknownTopicOrPartition)
+            });
+            places.push(place.map(|topic| {
+                offsets.push(OffsetCommit {
+                    key: OffsetKey { topic, partition: partition.partition_index },
+                    offset: partition.committed_offset,
+                    leader_epoch: partition.committed_leader_epoch,
+                    metadata: partition.committed_metadata.as_ref().map(ToString::to_string),
+                });
+                offsets.len() - 1
+            }));
+        }
+    }
+    let results = commit_offsets(&broker, &request, version, offsets).await;
+    let mut places = places.into_iter();
+    let topics = request.topics.into_iter().map(|topic| {
+        let answer = |partition: wire::messages::offset_commit_request::OffsetCommitRequestPartition| {
+            let error = match (places.next().expect("there is a place for each partition"), &results) {
+                (Err(error), _) => error,
+                (Ok(_), Err(error)) => *error,
+                (Ok(place), Ok(results)) => results[place].err().map_or(ErrorCode::None, group_code),
+            };
+            OffsetCommitResponsePartition { partition_index: partition.partition_index, error_code: error.code() }
+        };
+        OffsetCommitResponseTopic {
+            name: topic.name,
+            topic_id: topic.topic_id,
+            partitions: topic.partitions.into_iter().map(answer).collect(),
+        }
+    });
+    OffsetCommitResponse { topics: topics.collect(), ..OffsetCommitResponse::default() }
+}
+
+async fn commit_offsets(
+    broker: &Arc<Broker>,
+    request: &OffsetCommitRequest,
+    version: i16,
+    offsets: Vec<OffsetCommit>,
+) -> Result<Vec<Result<(), GroupError>>, ErrorCode> {
+    if request.group_id.is_empty() {
+        return Err(ErrorCode::InvalidGroupId);
+    }
+    if broker.offsets_topic().await.is_err() {
+        return Err(ErrorCode::CoordinatorNotAvailable);
+    }
+    let generation = request.generation_id_or_member_epoch;
+    let entry = match broker.coordinator.find(&request.group_id) {
+        Some(entry) => entry,
+        None if generation < 0 => broker.coordinator.find_or_create(&request.group_id),
+        None if version >= 9 => return Err(ErrorCode::GroupIdNotFound),
+        None => return Err(ErrorCode::IllegalGeneration),
+    };
+    let commit = CommitRequest {
+        producer_id: None,
+        member_id: request.member_id.to_string(),
+        instance_id: request.group_instance_id.as_ref().map(ToString::to_string),
+        generation,
+        retention_ms: Some(request.retention_time_ms).filter(|ms| *ms >= 0),
+        offsets,
+    };
+    broker.coordinator.commit(&entry, commit).await.map_err(group_code)
+}
+
+/// What OffsetFetch says of one partition.
+struct Fetched {
+    offset: i64,
+    leader_epoch: i32,
+    metadata: Text,
+    error: ErrorCode,
+}
+
+fn fetch_one(group: Option<&Group>, key: &OffsetKey, require_stable: bool) -> Fetched {
+    let none = |error| Fetched { offset: -1, leader_epoch: -1, metadata: Text::default(), error };
+    let Some(group) = group else { return none(ErrorCode::None) };
+    if require_stable && group.is_unstable(key) {
+        return none(ErrorCode::UnstableOffsetCommit);
+    }
+    group.offset(key).map_or_else(
+        || none(ErrorCode::None),
+        |found| Fetched {
+            offset: found.offset,
+            leader_epoch: found.leader_epoch,
+            metadata: Text::from(found.metadata.clone()),
+            error: ErrorCode::None,
+        },
+    )
+}
+
+fn fetched_partition(partition_index: i32, fetched: Fetched) -> OffsetFetchResponsePartitions {
+    OffsetFetchResponsePartitions {
+        partition_index,
+        committed_offset: fetched.offset,
+        committed_leader_epoch: fetched.leader_epoch,
+        metadata: Some(fetched.metadata),
+        error_code: fetched.error.code(),
+    }
+}
+
+/// The offsets of one group: those asked for, or all.
+fn fetch_group(
+    broker: &Broker,
+    group_id: &str,
+    asked: Option<&[OffsetFetchRequestTopics]>,
+    by_id: bool,
+    require_stable: bool,
+) -> Vec<OffsetFetchResponseTopics> {
+    let entry = broker.coordinator.find(group_id);
+    let look = |group: Option<&Group>| match asked {
+        Some(asked) => asked
+            .iter()
+            .map(|topic| {
+                let name = name_of(broker, &topic.name, topic.topic_id, by_id);
+                let fetch = |index: &i32| {
+                    let fetched = match &name {
+                        Ok(name) => {
+                            fetch_one(group, &OffsetKey { topic: name.clone(), partition: *index }, require_stable)
+                        }
+                        Err(error) => Fetched { offset: -1, leader_epoch: -1, metadata: Text::default(), error: *error },
+                    };
+                    fetched_partition(*index, fetched)
+                };
+                OffsetFetchResponseTopics {
+                    name: topic.name.clone(),
+                    topic_id: topic.topic_id,
+                    partitions: topic.partition_indexes.iter().map(fetch).collect(),
+                }
+            })
+            .collect(),
+        None => {
+            let mut topics: Vec<OffsetFetchResponseTopics> = Vec::new();
+            for (key, _) in group.into_iter().flat_map(Group::offsets) {
+                let id = broker.topics.find(&key.topic).map_or(Uuid::nil(), |topic| topic.id);
+                if by_id && id.is_nil() {
+                    continue;
+                }
+                let partition = fetched_partition(key.partition, fetch_one(group, key, require_stable));
+                match topics.last_mut().filter(|topic| topic.name.as_str() == key.topic) {
+                    Some(topic) => topic.partitions.push(partition),
+                    None => topics.push(OffsetFetchResponseTopics {
+                        name: Text::from(key.topic.clone()),
+                        topic_id: if by_id { id } else { Uuid::nil() },
+                        partitions: vec![partition],
+                    }),
+                }
+            }
+            topics
+        }
+    };
+    match entry {
+        Some(entry) => entry.with(|group| look(Some(group))),
+        None => look(None),
+    }
+}
+
+/// Answers OffsetFetch.
+pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> OffsetFetchResponse {
+    if version < GROUPS_FROM_VERSION {
+        let asked: Option<Vec<OffsetFetchRequestTopics>> = request.topics.map(|topics| {
+            let topic = |t: wire::messages::offset_fetch_request::OffsetFetchRequestTopic| OffsetFetchRequestTopics {
+                name: t.name,
+                partition_indexes: t.partition_indexes,
+                ..OffsetFetchRequestTopics::default()
+            };
+            topics.into_iter().map(topic).collect()
+        });
+        let found = fetch_group(broker, &request.group_id, asked.as_deref(), false, request.require_stable);
+        let partition = |p: OffsetFetchResponsePartitions| OffsetFetchResponsePartition {
+            partition_index: p.partition_index,
+            committed_offset: p.committed_offset,
+            committed_leader_epoch: p.committed_leader_epoch,
+            metadata: p.metadata,
+            error_code: p.error_code,
+        };
+        let topic = |t: OffsetFetchResponseTopics| OffsetFetchResponseTopic {
+            name: t.name,
+            partitions: t.partitions.into_iter().map(partition).collect(),
+        };
+        return OffsetFetchResponse { topics: found.into_iter().map(topic).collect(), ..OffsetFetchResponse::default() };
+    }
+    let by_id = version >= IDS_FROM_VERSION;
+    let group = |asked: wire::messages::offset_fetch_request::OffsetFetchRequestGroup| OffsetFetchResponseGroup {
+        topics: fetch_group(broker, &asked.group_id, asked.topics.as_deref(), by_id, request.require_stable),
+        group_id: asked.group_id,
+        error_code: 0,
+    };
+    OffsetFetchResponse { groups: request.groups.into_iter().map(group).collect(), ..OffsetFetchResponse::default() }
+}
+
+/// Answers OffsetDelete (KIP-496).
+pub async fn delete(broker: Arc<Broker>, request: OffsetDeleteRequest) -> OffsetDeleteResponse {
+    let refused = |error: ErrorCode| OffsetDeleteResponse { error_code: error.code(), ..OffsetDeleteResponse::default() };
+    let Some(entry) = broker.coordinator.find(&request.group_id) else { return refused(ErrorCode::GroupIdNotFound) };
+    if entry.with(Group::state) == State::Dead {
+        return refused(ErrorCode::GroupIdNotFound);
+    }
+    let key = |topic: &Text, partition: i32| OffsetKey { topic: topic.to_string(), partition };
+    let keys = request.topics.iter().flat_map(|t| t.partitions.iter().map(|p| key(&t.name, p.partition_index))).collect();
+    let results = match broker.coordinator.delete_offsets(&entry, keys).await {
+        Ok(results) => results,
+        Err(error) => return refused(group_code(error)),
+    };
+    let mut results = results.into_iter();
+    let topics = request.topics.iter().map(|topic| {
+        let known = broker.topics.find(&topic.name);
+        let partition = |asked: &wire::messages::offset_delete_request::OffsetDeleteRequestPartition| {
+            let result = results.next().expect("there is a result for each partition");
+            let exists = known.as_ref().is_some_and(|topic| topic.partition(asked.partition_index).is_some());
+            let error = match result {
+                Err(error) => group_code(error),
+                Ok(()) if !exists => ErrorCode::UnknownTopicOrPartition,
+                Ok(()) => ErrorCode::None,
+            };
+            OffsetDeleteResponsePartition { partition_index: asked.partition_index, error_code: error.code() }
+        };
+        OffsetDeleteResponseTopic { name: topic.name.clone(), partitions: topic.partitions.iter().map(partition).collect() }
+    });
+    OffsetDeleteResponse { topics: topics.collect(), ..OffsetDeleteResponse::default() }
+}

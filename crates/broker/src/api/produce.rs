@@ -1,0 +1,286 @@
+//! Produce: checks each batch, gives it a place in the log, and answers when the log has what `acks` asks for.
+//!
+//! One completion serves a whole request. Everything up to the place in the log happens in [`begin`], in the order of
+//! the connection's requests; the answer is awaited apart, so that several requests share a group commit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use model::{BatchError, BatchHeader, Compression, Timestamp, TimestampType, batch};
+use parking_lot::Mutex;
+use storage::{AdmitError, Admission, AppendError, Completion, Durability};
+use tokio::sync::oneshot;
+use wire::messages::ProduceRequest;
+use wire::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use wire::messages::produce_response::{PartitionProduceResponse, ProduceResponse, TopicProduceResponse};
+use wire::{ErrorCode, Records};
+
+use crate::broker::Broker;
+use crate::failure::Failure;
+use crate::partition::{Appended, Checked, Partition};
+use crate::topic_config::TopicConfig;
+use crate::topics::Topic;
+
+/// The first version whose clients know zstd (KIP-110).
+const ZSTD_FROM_VERSION: i16 = 7;
+/// How long an append waits for the preparer to make room before it is refused.
+const ROOM_PATIENCE: Duration = Duration::from_secs(10);
+
+/// One partition's part of a request, once its batch is on its way.
+struct Part {
+    topic: usize,
+    at: usize,
+    partition: Arc<Partition>,
+    log_append_time: Option<Timestamp>,
+    appended: Appended,
+}
+
+/// A request whose batches are in the log's queue.
+pub struct Begun {
+    response: ProduceResponse,
+    parts: Vec<Part>,
+    done: Option<oneshot::Receiver<AppendResult>>,
+    timeout: Duration,
+}
+
+type AppendResult = Result<(), AppendError>;
+
+/// The first failure, if there was one, and who waits for the outcome.
+struct Outcome {
+    result: AppendResult,
+    waiting: Option<oneshot::Sender<AppendResult>>,
+}
+
+/// Answers once for all batches of a request.
+struct Tally {
+    /// Batches that are not done, and one for the request itself until all are queued.
+    left: AtomicUsize,
+    outcome: Mutex<Outcome>,
+}
+
+impl Tally {
+    fn finish_one(&self) {
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let mut outcome = self.outcome.lock();
+            let result = outcome.result.clone();
+            if let Some(sender) = outcome.waiting.take() {
+                // A client that went away no longer waits for it.
+                let _ = sender.send(result);
+            }
+        }
+    }
+}
+
+impl Completion for Tally {
+    fn complete(&self, result: Result<(), AppendError>) {
+        if let Err(error) = result {
+            self.outcome.lock().result = Err(error);
+        }
+        self.finish_one();
+    }
+}
+
+/// Checks and queues all batches of `request`.
+pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) -> Begun {
+    let durability = match request.acks {
+        -1 => Ok(Some(Durability::Synced)),
+        1 => Ok(Some(Durability::Written)),
+        0 => Ok(None),
+        _ => Err(Failure::new(ErrorCode::InvalidRequiredAcks)),
+    };
+    let durability = match request.transactional_id {
+        Some(_) => Err(Failure::because(ErrorCode::InvalidRequest, "transactions are not supported yet")),
+        None => durability,
+    };
+    let (sender, receiver) = oneshot::channel();
+    let tally = Arc::new(Tally { left: AtomicUsize::new(1), outcome: Mutex::new(Outcome { result: Ok(()), waiting: Some(sender) }) });
+    let mut response = ProduceResponse { responses: Vec::with_capacity(request.topic_data.len()), ..ProduceResponse::default() };
+    let mut parts = Vec::new();
+    for (at_topic, data) in request.topic_data.into_iter().enumerate() {
+        let TopicProduceData { name, topic_id, partition_data } = data;
+        let by_id = version >= 13;
+        let topic = if by_id { broker.topics.find_id(&topic_id) } else { broker.topics.find(&name) };
+        let missing = if by_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
+        let mut answers = Vec::with_capacity(partition_data.len());
+        for (at, data) in partition_data.into_iter().enumerate() {
+            let index = data.index;
+            let begun = match (&durability, &topic) {
+                (Err(failure), _) => Err(failure.clone()),
+                (_, None) => Err(missing.into()),
+                (Ok(durability), Some(topic)) => append(broker, topic, data, *durability, version, &tally).await,
+            };
+            let mut answer = PartitionProduceResponse { index, log_append_time_ms: -1, log_start_offset: -1, ..Default::default() };
+            match begun {
+                Ok((partition, appended, log_append_time)) => {
+                    parts.push(Part { topic: at_topic, at, partition, log_append_time, appended });
+                }
+                Err(failure) => refuse(&mut answer, &failure),
+            }
+            answers.push(answer);
+        }
+        response.responses.push(TopicProduceResponse { name, topic_id, partition_responses: answers });
+    }
+    tally.finish_one();
+    let done = (request.acks != 0).then_some(receiver);
+    let timeout = Duration::from_millis(u64::try_from(request.timeout_ms).unwrap_or(0));
+    Begun { response, parts, done, timeout }
+}
+
+impl Begun {
+    /// Waits until the log has it. A time-out is answered as such; the batches are appended all the same.
+    pub async fn answer(self, broker: Arc<Broker>) -> ProduceResponse {
+        let Begun { mut response, parts, done, timeout } = self;
+        let wait = async {
+            if let Some(done) = done {
+                done.await.unwrap_or(Err(AppendError::Closed))?;
+            }
+            for part in &parts {
+                if let Appended::Duplicate { end, .. } = part.appended {
+                    broker.committed(&part.partition, end).await?;
+                }
+            }
+            Ok::<(), AppendError>(())
+        };
+        let outcome = match tokio::time::timeout(timeout, wait).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Failure::from(error)),
+            Err(_) => Err(Failure::new(ErrorCode::RequestTimedOut)),
+        };
+        for part in parts {
+            let answer = &mut response.responses[part.topic].partition_responses[part.at];
+            match &outcome {
+                Ok(()) => {
+                    let (Appended::New { base_offset } | Appended::Duplicate { base_offset, .. }) = part.appended;
+                    answer.base_offset = base_offset.0;
+                    answer.log_append_time_ms = part.log_append_time.map_or(-1, |time| time.0);
+                    answer.log_start_offset = part.partition.stream.bounds().start.0;
+                }
+                Err(failure) => refuse(answer, failure),
+            }
+        }
+        response
+    }
+
+    /// Whether anything was refused, for `acks=0`, where the client learns of it by a closed connection.
+    pub fn first_error(&self) -> Option<i16> {
+        let all = self.response.responses.iter().flat_map(|topic| &topic.partition_responses);
+        all.map(|partition| partition.error_code).find(|code| *code != 0)
+    }
+}
+
+fn refuse(answer: &mut PartitionProduceResponse, failure: &Failure) {
+    answer.error_code = failure.code.code();
+    answer.base_offset = -1;
+    answer.error_message = failure.message.clone().map(wire::Text::from);
+}
+
+async fn append(
+    broker: &Arc<Broker>,
+    topic: &Topic,
+    data: PartitionProduceData,
+    durability: Option<Durability>,
+    version: i16,
+    tally: &Arc<Tally>,
+) -> Result<(Arc<Partition>, Appended, Option<Timestamp>), Failure> {
+    let partition = topic.partition(data.index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    if topic.is_internal() {
+        return Err(ErrorCode::InvalidTopicException.into());
+    }
+    let now_ms = broker.now_ms();
+    let batch = check(data.records, &topic.config(), version, now_ms)?;
+    let admission = admit(broker, batch.bytes.len()).await?;
+    if partition.is_deleted() {
+        return Err(ErrorCode::UnknownTopicOrPartition.into());
+    }
+    let log_append_time = batch.append_time;
+    let done = durability.map(|_| {
+        tally.left.fetch_add(1, Ordering::AcqRel);
+        tally.clone() as Arc<dyn Completion>
+    });
+    let waits = done.is_some();
+    let durability = durability.unwrap_or(Durability::Written);
+    let appended = partition.append(&broker.log, batch, admission, durability, done, now_ms);
+    if waits && !matches!(appended, Ok(Appended::New { .. })) {
+        tally.finish_one();
+    }
+    Ok((partition, appended?, log_append_time))
+}
+
+/// Waits for room in the log.
+pub async fn admit(broker: &Broker, bytes: usize) -> Result<Admission, Failure> {
+    let deadline = tokio::time::Instant::now() + ROOM_PATIENCE;
+    loop {
+        let room = broker.room.notified();
+        match broker.log.admit(bytes) {
+            Ok(admission) => return Ok(admission),
+            Err(error @ AdmitError::Busy) => {
+                if tokio::time::timeout_at(deadline, room).await.is_err() {
+                    return Err(error.into());
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Everything that is checked of a batch before it is appended. Records are not decoded.
+fn check(records: Option<Records>, config: &TopicConfig, version: i16, now_ms: i64) -> Result<Checked, Failure> {
+    let corrupt = |error: BatchError| Failure::because(ErrorCode::CorruptMessage, error.to_string());
+    let invalid = |why: &str| Failure::because(ErrorCode::InvalidRecord, why);
+    let bytes: Bytes = records.map(|records| records.to_bytes()).unwrap_or_default();
+    if bytes.is_empty() {
+        return Err(invalid("Produce requests with version 3 or higher must have one record batch per partition"));
+    }
+    let header = match BatchHeader::parse(&bytes) {
+        Ok(header) => header,
+        Err(BatchError::Magic(magic)) => {
+            let why = format!("record batches of magic {magic} are not supported, only 2 is");
+            return Err(Failure::because(ErrorCode::UnsupportedForMessageFormat, why));
+        }
+        Err(error) => return Err(corrupt(error)),
+    };
+    if bytes.len() != header.total_bytes {
+        return Err(invalid("Produce requests with version 3 or higher must have exactly one record batch per partition"));
+    }
+    if header.total_bytes > config.message_bytes_max {
+        let (have, max) = (header.total_bytes, config.message_bytes_max);
+        let why = format!("The record batch size is {have} bytes, which exceeds the maximum configured size of {max}.");
+        return Err(Failure::because(ErrorCode::MessageTooLarge, why));
+    }
+    batch::verify_crc(&bytes, &header).map_err(corrupt)?;
+    if i64::from(header.count) != header.offset_count() || header.count == 0 {
+        return Err(invalid("the record count and the last offset delta of the batch do not fit"));
+    }
+    if header.is_control() || header.is_transactional() {
+        return Err(invalid("Clients are not allowed to write control records or, yet, transactions"));
+    }
+    if header.is_idempotent() && (header.base_sequence < 0 || header.producer_epoch < 0) {
+        return Err(invalid("an idempotent batch needs a sequence and an epoch"));
+    }
+    if header.compression() == Compression::Zstd && version < ZSTD_FROM_VERSION {
+        return Err(ErrorCode::UnsupportedCompressionType.into());
+    }
+    let append_time = (config.timestamp_type == TimestampType::LogAppendTime).then_some(Timestamp(now_ms));
+    if append_time.is_none() {
+        check_timestamps(&header, config, now_ms)?;
+    }
+    Ok(Checked { header, bytes, append_time })
+}
+
+/// Kafka's bounds on what a producer may claim (KIP-937), applied to the batch's own bounds.
+fn check_timestamps(header: &BatchHeader, config: &TopicConfig, now_ms: i64) -> Result<(), Failure> {
+    if header.timestamp_type() == TimestampType::LogAppendTime {
+        let why = "Invalid timestamp type LogAppendTime in a batch of a topic with CreateTime";
+        return Err(Failure::because(ErrorCode::InvalidTimestamp, why));
+    }
+    let newest = header.max_timestamp.0;
+    let oldest = header.base_timestamp.0.min(newest);
+    let late = oldest >= 0 && now_ms.saturating_sub(oldest) > config.timestamp_before_max_ms;
+    if late || newest.saturating_sub(now_ms) > config.timestamp_after_max_ms {
+        let why = format!("Timestamp {newest} of the batch is out of range at {now_ms}");
+        return Err(Failure::because(ErrorCode::InvalidTimestamp, why));
+    }
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! The broker's settings, under Kafka's names wherever Kafka has one.
+//!
+//! One table says everything about a setting: name, type, default, bounds and what it is for. `mainstem config` prints
+//! it, [`Config::set`] parses and checks against it, and DescribeConfigs answers from it.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+/// Why a setting is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// No such setting.
+    #[error("there is no setting {name}{}", did_you_mean(.suggestion))]
+    Unknown {
+        /// As given.
+        name: String,
+        /// The setting with the most similar name.
+        suggestion: Option<String>,
+    },
+    /// Not a value of the setting's type, or outside its bounds.
+    #[error("{name} = {value}: {problem}")]
+    Invalid {
+        /// The setting.
+        name: String,
+        /// As given.
+        value: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+fn did_you_mean(suggestion: &Option<String>) -> String {
+    suggestion.as_ref().map(|name| format!(", did you mean {name}?")).unwrap_or_default()
+}
+
+/// One setting as the table has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Kafka's name.
+    pub name: &'static str,
+    /// The default, as text.
+    pub default: String,
+    /// The value in force, as text.
+    pub value: String,
+    /// What it is for.
+    pub doc: &'static str,
+}
+
+fn parse<T: FromStr + PartialOrd + Display>(name: &str, value: &str, min: T, max: T) -> Result<T, ConfigError>
+where
+    T::Err: Display,
+{
+    let invalid = |problem: String| ConfigError::Invalid { name: name.into(), value: value.into(), problem };
+    let parsed: T = value.trim().parse().map_err(|error: T::Err| invalid(error.to_string()))?;
+    if parsed < min || parsed > max {
+        return Err(invalid(format!("it must be from {min} to {max}")));
+    }
+    Ok(parsed)
+}
+
+macro_rules! settings {
+    ($($(#[doc = $doc:literal])+ $field:ident: $type:ty = $default:expr, $name:literal, $min:expr, $max:expr;)+) => {
+        /// The broker's settings.
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Config {
+            $($(#[doc = $doc])+ pub $field: $type,)+
+        }
+
+        impl Default for Config {
+            fn default() -> Config {
+                Config { $($field: $default,)+ }
+            }
+        }
+
+        impl Config {
+            /// Sets `name` from text.
+            pub fn set(&mut self, name: &str, value: &str) -> Result<(), ConfigError> {
+                match name {
+                    $($name => self.$field = parse(name, value, $min, $max)?,)+
+                    _ => {
+                        let names = [$($name),+];
+                        return Err(ConfigError::Unknown { name: name.into(), suggestion: most_similar(name, &names) });
+                    }
+                }
+                Ok(())
+            }
+
+            /// All settings, in the order of the table.
+            pub fn settings(&self) -> Vec<Setting> {
+                let defaults = Config::default();
+                vec![$(Setting {
+                    name: $name,
+                    default: defaults.$field.to_string(),
+                    value: self.$field.to_string(),
+                    doc: concat!($($doc, "\n"),+).trim_ascii(),
+                },)+]
+            }
+        }
+    };
+}
+
+settings! {
+    /// Id of this server in Metadata.
+    node_id: i32 = 1, "node.id", 0, i32::MAX;
+    /// Whether a topic is created when a client first asks for it.
+    auto_create_topics: bool = true, "auto.create.topics.enable", false, true;
+    /// Partitions of a new topic when the client does not say.
+    num_partitions: i32 = 1, "num.partitions", 1, 100_000;
+    /// Partitions that one topic may have.
+    partitions_max: i32 = 100_000, "max.partitions.per.topic", 1, 1_000_000;
+    /// Largest batch of records that a topic takes by default, in bytes.
+    message_max_bytes: i32 = 1_048_588, "message.max.bytes", 61, 128 * 1024 * 1024;
+    /// Largest request that is read, in bytes.
+    request_max_bytes: i32 = 104_857_600, "socket.request.max.bytes", 1024, i32::MAX;
+    /// Bytes of requests held in memory over all connections; beyond it sockets are not read.
+    requests_in_flight_bytes: i64 = 134_217_728, "queued.max.request.bytes", 1_048_576, i64::MAX;
+    /// Requests of one connection that may wait for their answers; beyond it the socket is not read.
+    requests_in_flight_per_connection: i32 = 100, "max.in.flight.requests.per.connection", 1, 10_000;
+    /// Connections at most.
+    connections_max: i32 = 20_000, "max.connections", 1, i32::MAX;
+    /// A connection without a request for so long is closed, in milliseconds.
+    connections_max_idle_ms: i64 = 600_000, "connections.max.idle.ms", 1000, i64::MAX;
+    /// Most bytes of records in one answer to a fetch.
+    fetch_max_bytes: i32 = 16_777_216, "fetch.max.bytes", 1024, i32::MAX;
+    /// Fetch sessions kept (KIP-227).
+    fetch_sessions_max: i32 = 1000, "max.incremental.fetch.session.cache.slots", 0, 1_000_000;
+    /// Records older than this are deleted, in milliseconds; -1 keeps them for ever.
+    retention_ms: i64 = 604_800_000, "log.retention.ms", -1, i64::MAX;
+    /// The oldest records of a partition are deleted beyond this size in bytes; -1 for no limit.
+    retention_bytes: i64 = -1, "log.retention.bytes", -1, i64::MAX;
+    /// How often retention is applied, in milliseconds.
+    retention_check_interval_ms: i64 = 30_000, "log.retention.check.interval.ms", 10, i64::MAX;
+    /// Size of a full-grown segment of the log in bytes; all partitions share it.
+    segment_bytes: i64 = 1_073_741_824, "log.segment.bytes", 1_048_576, 4_293_918_720;
+    /// Bytes of the disk that are left free: before, appends are refused.
+    reserve_bytes: i64 = 268_435_456, "log.reserve.bytes", 0, i64::MAX;
+    /// Bytes of memory for the newest records, which is where consumers that keep up read from.
+    tail_cache_bytes: i64 = 134_217_728, "log.tail.cache.bytes", 4_194_304, i64::MAX;
+    /// Bytes of memory for records read back from disk.
+    read_cache_bytes: i64 = 67_108_864, "log.read.cache.bytes", 4_194_304, i64::MAX;
+    /// Producers that did not write for so long are forgotten, in milliseconds.
+    producer_expiry_ms: i64 = 86_400_000, "producer.id.expiration.ms", 1, i64::MAX;
+    /// Partitions of __consumer_offsets.
+    offsets_partitions: i32 = 50, "offsets.topic.num.partitions", 1, 10_000;
+    /// Committed offsets of a group without members are kept for so many minutes.
+    offsets_retention_minutes: i32 = 10_080, "offsets.retention.minutes", 1, i32::MAX;
+    /// How often expired offsets are looked for, in milliseconds.
+    offsets_check_interval_ms: i64 = 600_000, "offsets.retention.check.interval.ms", 1, i64::MAX;
+    /// Bytes of metadata that a committed offset may carry.
+    offset_metadata_max: i32 = 4096, "offset.metadata.max.bytes", 0, i32::MAX;
+    /// How long an empty group waits for more members after the first, in milliseconds.
+    group_initial_rebalance_delay_ms: i64 = 3000, "group.initial.rebalance.delay.ms", 0, i64::MAX;
+    /// Shortest session time-out of a group member, in milliseconds.
+    group_session_timeout_ms_min: i32 = 6000, "group.min.session.timeout.ms", 1, i32::MAX;
+    /// Longest session time-out of a group member, in milliseconds.
+    group_session_timeout_ms_max: i32 = 1_800_000, "group.max.session.timeout.ms", 1, i32::MAX;
+    /// Members of one group at most.
+    group_size_max: i32 = i32::MAX, "group.max.size", 1, i32::MAX;
+}
+
+/// The name that differs from `name` in the fewest letters, if they are few.
+fn most_similar(name: &str, names: &[&str]) -> Option<String> {
+    let best = names.iter().map(|other| (distance(name, other), other)).min()?;
+    (best.0 <= name.len().max(3) / 3).then(|| (*best.1).to_owned())
+}
+
+/// Levenshtein distance.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let next = (diagonal + usize::from(x != *y)).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = std::mem::replace(&mut row[j + 1], next);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_parsed_checked_and_listed() {
+        let mut config = Config::default();
+        config.set("num.partitions", "7").unwrap();
+        config.set("auto.create.topics.enable", "false").unwrap();
+        assert_eq!((config.num_partitions, config.auto_create_topics), (7, false));
+        let error = config.set("num.partitions", "0").unwrap_err().to_string();
+        assert_eq!(error, "num.partitions = 0: it must be from 1 to 100000");
+        let error = config.set("num.partitons", "1").unwrap_err().to_string();
+        assert_eq!(error, "there is no setting num.partitons, did you mean num.partitions?");
+        for setting in config.settings() {
+            config.set(setting.name, &setting.default).unwrap();
+            assert!(!setting.doc.is_empty());
+        }
+        assert_eq!(config, Config::default());
+    }
+}

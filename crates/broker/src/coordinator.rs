@@ -1,0 +1,634 @@
+//! The group coordinator around the pure logic of [`crate::groups`]: locks, waiting requests, timers, and the records
+//! in `__consumer_offsets`.
+//!
+//! One lock per group. Records are put into the log's queue under it, so that the order in the log is the order in the
+//! group; what follows when they are durable runs as a task of its own, never on the writer's thread.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use model::{BatchHeader, Compression, Offset, Timestamp};
+use parking_lot::Mutex;
+use storage::{AppendError, Completion, Durability, ReadRequest};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use wire::records::{self, BatchBuilder};
+
+use crate::broker::Broker;
+use crate::groups::{
+    Action, CommittedOffset, Group, GroupConfig, GroupError, GroupRecord, GroupSnapshot, JoinReply, JoinRequest, Now,
+    OffsetKey, PersistId, ReplyToken, SyncRequest, Synced, decode_record, encode_group,
+    encode_group_key, encode_offset, encode_offset_key, partition_for,
+};
+use crate::partition::{Appended, Checked, Partition};
+use crate::topics::{OFFSETS_TOPIC, Topics};
+
+/// A record of `__consumer_offsets`; a `None` value is a tombstone.
+pub type GroupRecordBytes = (Bytes, Option<Bytes>);
+
+/// Bytes that one batch of group records may decompress to.
+const RECORDS_BYTES_MAX: usize = 256 * 1024 * 1024;
+/// Bytes read at once when groups are loaded.
+const LOAD_READ_BYTES: usize = 1024 * 1024;
+/// A partition of `__consumer_offsets` is rewritten once it has so many records and ...
+const REWRITE_RECORDS_MIN: i64 = 10_000;
+/// ... so many times more than there are live ones.
+const REWRITE_FACTOR: i64 = 4;
+
+enum Waiter {
+    Join(oneshot::Sender<JoinReply>),
+    Sync(oneshot::Sender<Result<Synced, GroupError>>),
+}
+
+struct State {
+    group: Group,
+    waiters: HashMap<ReplyToken, Waiter>,
+    next_token: u64,
+    /// When the timer that is running will look at the group.
+    armed: Option<u64>,
+    /// Records in the log's queue that the group's state does not show yet.
+    records_in_flight: usize,
+    /// The group's last durable record.
+    stored: Option<GroupSnapshot>,
+}
+
+/// One group.
+pub struct Entry {
+    id: String,
+    state: Mutex<State>,
+}
+
+/// All groups.
+pub struct Coordinator {
+    broker: Weak<Broker>,
+    config: Arc<GroupConfig>,
+    started: Instant,
+    runtime: Handle,
+    groups: Mutex<HashMap<String, Arc<Entry>>>,
+}
+
+impl std::fmt::Debug for Coordinator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Coordinator").field("groups", &self.groups.lock().len()).finish_non_exhaustive()
+    }
+}
+
+type Then = Box<dyn FnOnce(Result<(), AppendError>) + Send>;
+
+/// Called when records of a group are durable.
+struct RecordsDone {
+    runtime: Handle,
+    then: Mutex<Option<Then>>,
+}
+
+impl Completion for RecordsDone {
+    fn complete(&self, result: Result<(), AppendError>) {
+        if let Some(then) = self.then.lock().take() {
+            self.runtime.spawn(async move { then(result) });
+        }
+    }
+}
+
+impl Coordinator {
+    /// A coordinator without groups; must be called inside a tokio runtime.
+    pub fn new(broker: Weak<Broker>, config: GroupConfig) -> Coordinator {
+        Coordinator {
+            broker,
+            config: Arc::new(config),
+            started: Instant::now(),
+            runtime: Handle::current(),
+            groups: Mutex::default(),
+        }
+    }
+
+    /// Restores all groups from `__consumer_offsets`. Blocks.
+    pub fn load(self: &Arc<Self>, topics: &Topics, log: &storage::Log) -> Result<(), storage::ReadError> {
+        let Some(topic) = topics.find(OFFSETS_TOPIC) else { return Ok(()) };
+        let mut found: HashMap<String, Loaded> = HashMap::new();
+        for partition in topic.partitions().iter() {
+            load_partition(partition, log, &mut found)?;
+        }
+        let now = self.now();
+        for (id, loaded) in found {
+            let group = match loaded.snapshot {
+                Some(ref snapshot) => match Group::from_snapshot(id.clone(), snapshot.clone(), self.config.clone(), now) {
+                    Ok(group) => group,
+                    Err(error) => {
+                        tracing::error!(group = id, %error, "a group's record cannot be read; it starts empty");
+                        Group::new(id.clone(), self.config.clone(), now)
+                    }
+                },
+                None if loaded.offsets.is_empty() => continue,
+                None => Group::new(id.clone(), self.config.clone(), now),
+            };
+            let entry = self.insert(id, group);
+            let mut state = entry.state.lock();
+            state.stored = loaded.snapshot;
+            for (key, (value, position)) in loaded.offsets {
+                state.group.restore_offset(key, value, position, None);
+            }
+            self.arm(&entry, &mut state);
+        }
+        Ok(())
+    }
+
+    fn insert(&self, id: String, group: Group) -> Arc<Entry> {
+        let state = State { group, waiters: HashMap::new(), next_token: 0, armed: None, records_in_flight: 0, stored: None };
+        let entry = Arc::new(Entry { id: id.clone(), state: Mutex::new(state) });
+        self.groups.lock().entry(id).or_insert(entry).clone()
+    }
+
+    /// Both clocks.
+    pub fn now(&self) -> Now {
+        let monotonic_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Now { monotonic_ms, wall_ms: i64::try_from(wall.as_millis()).unwrap_or(i64::MAX) }
+    }
+
+    /// The group `id`.
+    pub fn find(&self, id: &str) -> Option<Arc<Entry>> {
+        self.groups.lock().get(id).cloned()
+    }
+
+    /// The group `id`, new if there is none.
+    pub fn find_or_create(&self, id: &str) -> Arc<Entry> {
+        if let Some(entry) = self.find(id) {
+            return entry;
+        }
+        self.insert(id.to_owned(), Group::new(id, self.config.clone(), self.now()))
+    }
+
+    /// All groups, by id.
+    pub fn all(&self) -> Vec<Arc<Entry>> {
+        let mut all: Vec<_> = self.groups.lock().values().cloned().collect();
+        all.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+        all
+    }
+
+    /// JoinGroup; the answer comes when the rebalance is through.
+    pub fn join(self: &Arc<Self>, entry: &Arc<Entry>, request: JoinRequest) -> oneshot::Receiver<JoinReply> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = entry.state.lock();
+        let token = state.token(Waiter::Join(sender));
+        let actions = state.group.join(self.now(), request, token);
+        self.carry_out(entry, &mut state, actions);
+        receiver
+    }
+
+    /// SyncGroup; the answer comes when the leader's assignment is durable.
+    pub fn sync(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        request: SyncRequest,
+    ) -> oneshot::Receiver<Result<Synced, GroupError>> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = entry.state.lock();
+        let token = state.token(Waiter::Sync(sender));
+        let actions = state.group.sync(self.now(), request, token);
+        self.carry_out(entry, &mut state, actions);
+        receiver
+    }
+
+    /// Heartbeat.
+    pub fn heartbeat(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        member_id: &str,
+        instance_id: Option<&str>,
+        generation: i32,
+    ) -> Result<(), GroupError> {
+        let mut state = entry.state.lock();
+        let result = state.group.heartbeat(self.now(), member_id, instance_id, generation);
+        self.arm(entry, &mut state);
+        result
+    }
+
+    /// LeaveGroup: a result for each member.
+    pub fn leave(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        members: &[crate::groups::LeaveMember],
+    ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
+        let mut state = entry.state.lock();
+        let left = state.group.leave(self.now(), members)?;
+        self.carry_out(entry, &mut state, left.actions);
+        Ok(left.members)
+    }
+
+    /// OffsetCommit: checks, appends, and applies what is durable. One result for each offset, in the request's order.
+    pub async fn commit(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        request: crate::groups::CommitRequest,
+    ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
+        let receiver = {
+            let mut state = entry.state.lock();
+            let prepared = state.group.prepare_commit(self.now(), request)?;
+            self.arm(entry, &mut state);
+            let results: Vec<_> = prepared.results().iter().map(|result| result.as_ref().map(|_| ()).map_err(|e| *e)).collect();
+            let encode = |(key, offset): (&OffsetKey, &CommittedOffset)| {
+                Ok((encode_offset_key(&entry.id, key)?, Some(encode_offset(offset)?)))
+            };
+            let records: Result<Vec<_>, crate::groups::RecordError> = prepared.accepted().map(encode).collect();
+            let records = match records {
+                Ok(records) if !records.is_empty() => records,
+                other => {
+                    state.group.abandon_commit(prepared);
+                    return other.map(|_| results).map_err(|_| GroupError::UnknownServer);
+                }
+            };
+            let (sender, receiver) = oneshot::channel();
+            self.append_then(entry, &mut state, records, move |state, position| {
+                let outcome = match position {
+                    Some(position) => {
+                        state.group.apply_commit(prepared, position.0);
+                        Ok(results)
+                    }
+                    None => {
+                        state.group.abandon_commit(prepared);
+                        Err(GroupError::CoordinatorNotAvailable)
+                    }
+                };
+                // A client that went away no longer waits for it.
+                let _ = sender.send(outcome);
+                Vec::new()
+            });
+            receiver
+        };
+        receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
+    }
+
+    /// OffsetDelete: a result for each key.
+    pub async fn delete_offsets(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        keys: Vec<OffsetKey>,
+    ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
+        let receiver = {
+            let mut state = entry.state.lock();
+            let checked = state.group.check_offset_delete(&keys)?;
+            let gone: Vec<OffsetKey> =
+                keys.iter().zip(&checked).filter(|(_, result)| **result == Ok(true)).map(|(key, _)| key.clone()).collect();
+            let results: Vec<_> = checked.into_iter().map(|result| result.map(|_| ())).collect();
+            if gone.is_empty() {
+                return Ok(results);
+            }
+            let records = tombstones(&entry.id, &gone, false)?;
+            let (sender, receiver) = oneshot::channel();
+            self.append_then(entry, &mut state, records, move |state, position| {
+                if let Some(position) = position {
+                    state.group.remove_offsets(&gone, position.0);
+                }
+                // A client that went away no longer waits for it.
+                let _ = sender.send(position.map(|_| results).ok_or(GroupError::CoordinatorNotAvailable));
+                Vec::new()
+            });
+            receiver
+        };
+        receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
+    }
+
+    /// DeleteGroups, for one group.
+    pub async fn delete(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), GroupError> {
+        let receiver = {
+            let mut state = entry.state.lock();
+            let keys = state.group.delete()?;
+            self.forget(entry);
+            let (sender, receiver) = oneshot::channel();
+            self.append_then(entry, &mut state, tombstones(&entry.id, &keys, true)?, move |_, position| {
+                // A client that went away no longer waits for it.
+                let _ = sender.send(position.map(|_| ()).ok_or(GroupError::CoordinatorNotAvailable));
+                Vec::new()
+            });
+            receiver
+        };
+        receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
+    }
+
+    /// Removes offsets and groups whose time has passed (KIP-211).
+    pub fn expire(self: &Arc<Self>) {
+        for entry in self.all() {
+            let mut state = entry.state.lock();
+            let expired = state.group.expired(self.now());
+            if expired.offsets.is_empty() && !expired.group {
+                continue;
+            }
+            let Ok(records) = tombstones(&entry.id, &expired.offsets, expired.group) else { continue };
+            let (this, gone, of) = (self.clone(), expired.offsets, entry.clone());
+            self.append_then(&entry, &mut state, records, move |state, position| {
+                if let Some(position) = position {
+                    state.group.remove_offsets(&gone, position.0);
+                    if expired.group && state.group.retire_if_unused() {
+                        this.forget(&of);
+                    }
+                }
+                Vec::new()
+            });
+        }
+    }
+
+    /// Drops what all groups committed for a topic that was deleted.
+    pub fn forget_topic(self: &Arc<Self>, topic: &str) {
+        for entry in self.all() {
+            let mut state = entry.state.lock();
+            let gone: Vec<OffsetKey> =
+                state.group.offsets().map(|(key, _)| key.clone()).filter(|key| key.topic == topic).collect();
+            if gone.is_empty() {
+                continue;
+            }
+            let Ok(records) = tombstones(&entry.id, &gone, false) else { continue };
+            self.append_then(&entry, &mut state, records, move |state, position| {
+                if let Some(position) = position {
+                    state.group.remove_offsets(&gone, position.0);
+                }
+                Vec::new()
+            });
+        }
+    }
+
+    /// Writes the live records of a partition of `__consumer_offsets` anew and drops what stands before them, once most
+    /// of it is superseded. A group with records in flight puts it off: its newest record would stand before.
+    pub fn rewrite(self: &Arc<Self>, partition: &Arc<Partition>, partitions: i32) {
+        let bounds = partition.stream.bounds();
+        let entries: Vec<_> = self.all().into_iter().filter(|e| partition_for(&e.id, partitions) == partition.index).collect();
+        let live: usize = entries.iter().map(|entry| 1 + entry.state.lock().group.offsets().count()).sum();
+        let live = i64::try_from(live).unwrap_or(i64::MAX);
+        let records = bounds.committed - bounds.start;
+        if records < REWRITE_RECORDS_MIN || records / REWRITE_FACTOR < live {
+            return;
+        }
+        // All locks at once, in the order of the ids, so that no record comes between.
+        let mut states: Vec<_> = entries.iter().map(|entry| (entry, entry.state.lock())).collect();
+        if states.iter().any(|(_, state)| state.records_in_flight > 0) {
+            return;
+        }
+        let mut batches = Vec::new();
+        for (entry, state) in &mut states {
+            match snapshot_records(&entry.id, state) {
+                Ok(records) => batches.extend(records.chunks(1000).map(<[_]>::to_vec)),
+                Err(error) => {
+                    tracing::warn!(group = entry.id, ?error, "a group cannot be rewritten");
+                    return;
+                }
+            }
+        }
+        let Some(broker) = self.broker.upgrade() else { return };
+        let (log, stream, runtime) = (broker.log.clone(), partition.stream.clone(), self.runtime.clone());
+        let first = partition.stream.bounds().committed;
+        let last = batches.len();
+        let left = Arc::new(std::sync::atomic::AtomicUsize::new(last));
+        for batch in batches {
+            let (log, stream, left) = (log.clone(), stream.clone(), left.clone());
+            let done = RecordsDone {
+                runtime: runtime.clone(),
+                then: Mutex::new(Some(Box::new(move |result| {
+                    // Only when every batch is durable may the old records go.
+                    if result.is_ok() && left.fetch_sub(1, std::sync::atomic::Ordering::AcqRel) == 1 {
+                        log.trim(&stream, first, None);
+                    }
+                }))),
+            };
+            if append_records(&broker, partition, &batch, Arc::new(done)).is_none() {
+                return;
+            }
+        }
+    }
+
+    fn forget(&self, entry: &Arc<Entry>) {
+        let mut groups = self.groups.lock();
+        if groups.get(&entry.id).is_some_and(|other| Arc::ptr_eq(other, entry)) {
+            groups.remove(&entry.id);
+        }
+    }
+
+    /// Answers who waits, appends what must be durable, and arms the timer.
+    fn carry_out(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Join { token, reply } => {
+                    if let Some(Waiter::Join(sender)) = state.waiters.remove(&token) {
+                        // A member that went away is found by its session time-out.
+                        let _ = sender.send(reply);
+                    }
+                }
+                Action::Sync { token, reply } => {
+                    if let Some(Waiter::Sync(sender)) = state.waiters.remove(&token) {
+                        // As above.
+                        let _ = sender.send(reply);
+                    }
+                }
+                Action::Persist { id, snapshot } => self.persist(entry, state, id, snapshot),
+            }
+        }
+        self.arm(entry, state);
+    }
+
+    fn persist(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, id: PersistId, snapshot: GroupSnapshot) {
+        let record = encode_group_key(&entry.id).and_then(|key| Ok((key, Some(encode_group(&snapshot)?))));
+        let (records, failure) = match record {
+            Ok(record) => (vec![record], GroupError::CoordinatorNotAvailable),
+            Err(error) => {
+                tracing::error!(group = entry.id, %error, "a group's record cannot be written");
+                (Vec::new(), GroupError::UnknownServer)
+            }
+        };
+        let this = self.clone();
+        self.append_then(entry, state, records, move |state, position| {
+            if position.is_some() {
+                state.stored = Some(snapshot);
+            }
+            state.group.persisted(this.now(), id, position.map(|_| ()).ok_or(failure))
+        });
+    }
+
+    /// Appends `records` to the group's partition and, when they are durable (or never will be: `None`), calls `then`
+    /// with the offset of the first, under the group's lock, and carries out what it returns.
+    fn append_then(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        records: Vec<GroupRecordBytes>,
+        then: impl FnOnce(&mut State, Option<Offset>) -> Vec<Action> + Send + 'static,
+    ) {
+        state.records_in_flight += 1;
+        let position = Arc::new(Mutex::new(None));
+        let (this, of, at) = (self.clone(), entry.clone(), position.clone());
+        let finish = move |result: Result<(), AppendError>| {
+            let mut state = of.state.lock();
+            state.records_in_flight -= 1;
+            let position = result.ok().and(*at.lock());
+            let actions = then(&mut state, position);
+            this.carry_out(&of, &mut state, actions);
+        };
+        let done = Arc::new(RecordsDone { runtime: self.runtime.clone(), then: Mutex::new(Some(Box::new(finish))) });
+        let partition = self.broker.upgrade().and_then(|broker| {
+            let topic = broker.topics.find(OFFSETS_TOPIC)?;
+            let count = i32::try_from(topic.partitions().len()).ok()?;
+            let partition = topic.partition(partition_for(&entry.id, count))?;
+            Some((broker, partition))
+        });
+        let appended = partition
+            .filter(|_| !records.is_empty())
+            .and_then(|(broker, partition)| append_records(&broker, &partition, &records, done.clone()));
+        match appended {
+            Some(offset) => *position.lock() = Some(offset),
+            None => done.complete(Err(AppendError::Closed)),
+        }
+    }
+
+    /// Makes sure that a timer looks at the group in time.
+    fn arm(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) {
+        let Some(deadline) = state.group.next_deadline() else { return };
+        if state.armed.is_some_and(|armed| armed <= deadline) {
+            return;
+        }
+        state.armed = Some(deadline);
+        let (this, entry) = (self.clone(), Arc::downgrade(entry));
+        let wait = Duration::from_millis(deadline.saturating_sub(self.now().monotonic_ms));
+        self.runtime.spawn(async move {
+            tokio::time::sleep(wait).await;
+            let Some(entry) = entry.upgrade() else { return };
+            let mut state = entry.state.lock();
+            // A timer that an earlier one overtook has nothing to do.
+            if state.armed == Some(deadline) {
+                state.armed = None;
+                let actions = state.group.tick(this.now());
+                this.carry_out(&entry, &mut state, actions);
+            }
+        });
+    }
+}
+
+impl Entry {
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Looks at the group.
+    pub fn with<T>(&self, look: impl FnOnce(&Group) -> T) -> T {
+        look(&self.state.lock().group)
+    }
+}
+
+impl State {
+    fn token(&mut self, waiter: Waiter) -> ReplyToken {
+        self.next_token += 1;
+        let token = ReplyToken(self.next_token);
+        self.waiters.insert(token, waiter);
+        token
+    }
+}
+
+fn tombstones(group: &str, keys: &[OffsetKey], whole: bool) -> Result<Vec<GroupRecordBytes>, GroupError> {
+    let mut records = Vec::with_capacity(keys.len() + 1);
+    for key in keys {
+        records.push((encode_offset_key(group, key).map_err(|_| GroupError::UnknownServer)?, None));
+    }
+    if whole {
+        records.push((encode_group_key(group).map_err(|_| GroupError::UnknownServer)?, None));
+    }
+    Ok(records)
+}
+
+fn snapshot_records(id: &str, state: &State) -> Result<Vec<GroupRecordBytes>, crate::groups::RecordError> {
+    let mut records = Vec::new();
+    if let Some(snapshot) = &state.stored {
+        records.push((encode_group_key(id)?, Some(encode_group(snapshot)?)));
+    }
+    for (key, offset) in state.group.offsets() {
+        records.push((encode_offset_key(id, key)?, Some(encode_offset(offset)?)));
+    }
+    Ok(records)
+}
+
+/// Puts records into the log's queue as one batch; the offset of the first, or `None` when the log takes none.
+fn append_records(
+    broker: &Broker,
+    partition: &Partition,
+    records: &[GroupRecordBytes],
+    done: Arc<dyn Completion>,
+) -> Option<Offset> {
+    let now_ms = broker.now_ms();
+    let mut builder = BatchBuilder::new(Compression::None);
+    for (key, value) in records {
+        builder.push(Timestamp(now_ms), Some(key), value.as_deref());
+    }
+    let bytes = builder.finish();
+    let header = BatchHeader::parse(&bytes).expect("the batch was just built");
+    let admission = match broker.log.admit(bytes.len()) {
+        Ok(admission) => admission,
+        Err(error) => {
+            tracing::warn!(%error, "a group's records cannot be written");
+            return None;
+        }
+    };
+    let batch = Checked { header, bytes, append_time: None };
+    match partition.append(&broker.log, batch, admission, Durability::Synced, Some(done), now_ms) {
+        Ok(Appended::New { base_offset }) => Some(base_offset),
+        other => unreachable!("a batch without a producer is always new: {other:?}"),
+    }
+}
+
+/// What the records of a group say.
+#[derive(Default)]
+struct Loaded {
+    snapshot: Option<GroupSnapshot>,
+    offsets: BTreeMap<OffsetKey, (CommittedOffset, i64)>,
+}
+
+fn load_partition(
+    partition: &Partition,
+    log: &storage::Log,
+    found: &mut HashMap<String, Loaded>,
+) -> Result<(), storage::ReadError> {
+    let mut from = partition.stream.bounds().start;
+    loop {
+        let request = ReadRequest {
+            stream: partition.stream.clone(),
+            from,
+            until: Offset(i64::MAX),
+            bytes_max: LOAD_READ_BYTES,
+            at_least_one: true,
+        };
+        let batches = log.read_blocking(&request)?;
+        let Some(next) = batches.next else { return Ok(()) };
+        let mut bytes = Bytes::from(batches.chunks.concat());
+        while !bytes.is_empty() {
+            match records::records(&bytes, RECORDS_BYTES_MAX) {
+                Ok((header, records)) => {
+                    let _ = bytes.split_to(header.total_bytes);
+                    for record in records {
+                        match record {
+                            Ok(record) => take_in(found, &header, &record),
+                            Err(error) => tracing::error!(%error, partition = partition.index, "a group record cannot be read"),
+                        }
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(%error, partition = partition.index, "a batch of group records cannot be read");
+                    break;
+                }
+            }
+        }
+        from = next;
+    }
+}
+
+fn take_in(found: &mut HashMap<String, Loaded>, header: &BatchHeader, record: &records::RecordView) {
+    let position = header.base_offset.0 + i64::from(record.offset_delta);
+    let Some(key) = &record.key else { return };
+    match decode_record(key, record.value.as_deref()) {
+        Ok(GroupRecord::Offset { group, key, value: Some(value) }) => {
+            found.entry(group).or_default().offsets.insert(key, (value, position));
+        }
+        Ok(GroupRecord::Offset { group, key, value: None }) => {
+            found.entry(group).or_default().offsets.remove(&key);
+        }
+        Ok(GroupRecord::Group { group, value }) => found.entry(group).or_default().snapshot = value,
+        Ok(GroupRecord::Unknown { version }) => tracing::debug!(version, "a group record of an unknown kind was skipped"),
+        Err(error) => tracing::error!(%error, "a group record cannot be decoded"),
+    }
+}

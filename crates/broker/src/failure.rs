@@ -1,0 +1,128 @@
+//! Kafka's error codes for what goes wrong below: the one place where they are chosen.
+
+use storage::{AdmitError, AppendError, ReadError};
+use wire::ErrorCode;
+
+use crate::groups::GroupError;
+use crate::sequence::SequenceError;
+use crate::topics::TopicError;
+
+/// An error as an answer carries it: the code, and a message where the API has room for one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Kafka's code.
+    pub code: ErrorCode,
+    /// What to show to a person.
+    pub message: Option<String>,
+}
+
+impl Failure {
+    /// With Kafka's own sentence for the code.
+    pub fn new(code: ErrorCode) -> Failure {
+        Failure { code, message: None }
+    }
+
+    /// With a message of its own.
+    pub fn because(code: ErrorCode, message: impl Into<String>) -> Failure {
+        Failure { code, message: Some(message.into()) }
+    }
+
+    /// The message to answer with; Kafka's sentence for the code where there is none.
+    pub fn text(&self) -> wire::Text {
+        self.message.clone().map_or_else(|| wire::Text::from_static(self.code.message()), wire::Text::from)
+    }
+}
+
+impl From<ErrorCode> for Failure {
+    fn from(code: ErrorCode) -> Failure {
+        Failure::new(code)
+    }
+}
+
+impl From<AdmitError> for Failure {
+    fn from(error: AdmitError) -> Failure {
+        let message = error.to_string();
+        match error {
+            AdmitError::TooLarge { .. } => Failure::because(ErrorCode::MessageTooLarge, message),
+            // Kafka takes a full log directory offline and answers so; it is retriable, and here it passes by itself.
+            AdmitError::Full | AdmitError::Busy => Failure::because(ErrorCode::KafkaStorageError, message),
+            AdmitError::Stopped(error) => error.into(),
+        }
+    }
+}
+
+impl From<AppendError> for Failure {
+    fn from(error: AppendError) -> Failure {
+        let message = error.to_string();
+        match error {
+            AppendError::Poisoned(_) => Failure::because(ErrorCode::KafkaStorageError, message),
+            AppendError::Closed => Failure::because(ErrorCode::NotLeaderOrFollower, message),
+        }
+    }
+}
+
+impl From<SequenceError> for Failure {
+    fn from(error: SequenceError) -> Failure {
+        let message = error.to_string();
+        match error {
+            SequenceError::OutOfOrder { .. } => Failure::because(ErrorCode::OutOfOrderSequenceNumber, message),
+            SequenceError::Epoch { .. } => Failure::because(ErrorCode::InvalidProducerEpoch, message),
+        }
+    }
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Failure {
+        let message = error.to_string();
+        match error {
+            ReadError::OutOfRange { .. } => Failure::because(ErrorCode::OffsetOutOfRange, message),
+            ReadError::Deleted => Failure::because(ErrorCode::UnknownTopicOrPartition, message),
+            ReadError::Damaged { .. } | ReadError::Io(_) => Failure::because(ErrorCode::KafkaStorageError, message),
+            ReadError::Closed => Failure::because(ErrorCode::NotLeaderOrFollower, message),
+        }
+    }
+}
+
+impl From<TopicError> for Failure {
+    fn from(error: TopicError) -> Failure {
+        let message = error.to_string();
+        let code = match error {
+            TopicError::Exists(_) => ErrorCode::TopicAlreadyExists,
+            TopicError::Unknown => ErrorCode::UnknownTopicOrPartition,
+            TopicError::Name(_) => ErrorCode::InvalidTopicException,
+            TopicError::Partitions(_) => ErrorCode::InvalidPartitions,
+            TopicError::Meta(_) => {
+                tracing::error!(message, "a change of the metadata failed");
+                ErrorCode::KafkaStorageError
+            }
+        };
+        Failure::because(code, message)
+    }
+}
+
+impl From<GroupError> for Failure {
+    fn from(error: GroupError) -> Failure {
+        Failure::because(group_code(error), error.to_string())
+    }
+}
+
+/// The code of a coordinator's refusal.
+pub fn group_code(error: GroupError) -> ErrorCode {
+    match error {
+        GroupError::MemberIdRequired => ErrorCode::MemberIdRequired,
+        GroupError::InvalidSessionTimeout => ErrorCode::InvalidSessionTimeout,
+        GroupError::GroupMaxSizeReached => ErrorCode::GroupMaxSizeReached,
+        GroupError::InconsistentGroupProtocol => ErrorCode::InconsistentGroupProtocol,
+        GroupError::UnknownMemberId => ErrorCode::UnknownMemberId,
+        GroupError::FencedInstanceId => ErrorCode::FencedInstanceId,
+        GroupError::IllegalGeneration => ErrorCode::IllegalGeneration,
+        GroupError::RebalanceInProgress => ErrorCode::RebalanceInProgress,
+        GroupError::CoordinatorNotAvailable => ErrorCode::CoordinatorNotAvailable,
+        GroupError::NotCoordinator => ErrorCode::NotCoordinator,
+        GroupError::UnknownServer => ErrorCode::UnknownServerError,
+        GroupError::NonEmptyGroup => ErrorCode::NonEmptyGroup,
+        GroupError::GroupIdNotFound => ErrorCode::GroupIdNotFound,
+        GroupError::OffsetMetadataTooLarge => ErrorCode::OffsetMetadataTooLarge,
+        GroupError::GroupSubscribedToTopic => ErrorCode::GroupSubscribedToTopic,
+    }
+}

@@ -1,0 +1,312 @@
+//! JoinGroup v0-9: admits members, gives out member ids, replaces static members, and begins rebalances.
+//!
+//! It answers at once or parks the request in the member; parked ones are answered where a generation begins.
+
+use std::collections::BTreeSet;
+
+use super::group::{Group, State};
+use super::member::{Member, Protocol};
+use super::rebalance::JoinTimer;
+use super::sync::{Purpose, Replacement};
+use super::{Action, GroupError, Joined, Now, ReplyToken};
+
+/// How long a new member may wait in its first join before it is asked to start over. A client that gave up and came
+/// back under another id would otherwise leave dead members behind for the whole of a long rebalance (KIP-394).
+pub const NEW_MEMBER_JOIN_TIMEOUT_MS: u64 = 5 * 60 * 1_000;
+
+/// How many member ids may be given out and not joined with. Past it the one that lapses first is forgotten, so that
+/// clients which only ever ask for ids cannot fill the memory.
+pub const PENDING_MEMBERS_MAX: usize = 10_000;
+
+/// From this version on a dynamic member must join with an id it was given before (KIP-394).
+const MEMBER_ID_REQUIRED_SINCE: i16 = 4;
+/// From this version on a static leader can be told to keep the current assignment (KIP-814).
+const SKIP_ASSIGNMENT_SINCE: i16 = 9;
+
+/// A JoinGroup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoinRequest {
+    /// The version of the API.
+    pub version: i16,
+    /// Empty for a client that has none yet.
+    pub member_id: String,
+    /// `group.instance.id` (KIP-345).
+    pub instance_id: Option<String>,
+    /// From the request's header.
+    pub client_id: String,
+    /// Where the client connects from, as "/address".
+    pub client_host: String,
+    /// Milliseconds without a heartbeat after which the member is dropped.
+    pub session_timeout_ms: i32,
+    /// Milliseconds the member may take to join again; negative (v0 has none) means the session timeout.
+    pub rebalance_timeout_ms: i32,
+    /// For instance "consumer".
+    pub protocol_type: String,
+    /// In order of preference; of two with one name the first counts.
+    pub protocols: Vec<Protocol>,
+    /// Random, never used before: what makes a new member id unique.
+    pub uuid: String,
+}
+
+impl JoinRequest {
+    fn normalise(mut self) -> Self {
+        if self.rebalance_timeout_ms < 0 {
+            self.rebalance_timeout_ms = self.session_timeout_ms;
+        }
+        let mut seen = BTreeSet::new();
+        self.protocols.retain(|p| seen.insert(p.name.clone()));
+        self
+    }
+
+    fn new_member_id(&self) -> String {
+        format!("{}-{}", self.instance_id.as_ref().unwrap_or(&self.client_id), self.uuid)
+    }
+
+    fn member(&self, id: String) -> Member {
+        let mut member = Member::new(id, self.instance_id.clone(), self.protocols.clone());
+        member.client_id = self.client_id.clone();
+        member.client_host = self.client_host.clone();
+        member.session_timeout_ms = self.session_timeout_ms;
+        member.rebalance_timeout_ms = self.rebalance_timeout_ms;
+        member
+    }
+}
+
+impl Group {
+    /// A member joins, or joins again.
+    pub fn join(&mut self, now: Now, request: JoinRequest, token: ReplyToken) -> Vec<Action> {
+        let asked = request.member_id.clone();
+        if let Err((member_id, error)) = self.try_join(now, request.normalise(), token) {
+            self.refuse_join(token, member_id.unwrap_or(asked), error);
+        }
+        self.finish()
+    }
+
+    /// An error comes with the member id to answer with, if it is not the one asked for.
+    fn try_join(
+        &mut self,
+        now: Now,
+        request: JoinRequest,
+        token: ReplyToken,
+    ) -> Result<(), (Option<String>, GroupError)> {
+        let keep_id = |error| (None, error);
+        if self.state == State::Dead {
+            return Err(keep_id(GroupError::CoordinatorNotAvailable));
+        }
+        let sessions = self.config.session_timeout_ms_min..=self.config.session_timeout_ms_max;
+        if !sessions.contains(&request.session_timeout_ms) {
+            return Err(keep_id(GroupError::InvalidSessionTimeout));
+        }
+        if !self.has_room_for(&request) {
+            self.turn_away(now, &request.member_id);
+            return Err((Some(String::new()), GroupError::GroupMaxSizeReached));
+        }
+        if !self.fits_protocols(&request) {
+            return Err(keep_id(GroupError::InconsistentGroupProtocol));
+        }
+        if !request.member_id.is_empty() {
+            return self.join_known(now, request, token).map_err(keep_id);
+        }
+        let new_id = request.new_member_id();
+        if self.roster.has(&new_id) || self.pending.contains_key(&new_id) {
+            // The caller's random numbers repeat themselves; start over rather than mix up two clients.
+            return Err(keep_id(GroupError::CoordinatorNotAvailable));
+        }
+        let seat = request.instance_id.as_deref().and_then(|instance| self.roster.static_member(instance));
+        if let Some(old_id) = seat.map(str::to_owned) {
+            self.replace_static(now, &old_id, new_id, request, token);
+        } else if request.instance_id.is_none() && request.version >= MEMBER_ID_REQUIRED_SINCE {
+            self.reserve(now, new_id.clone(), request.session_timeout_ms);
+            return Err((Some(new_id), GroupError::MemberIdRequired));
+        } else {
+            self.admit(now, new_id, &request, token);
+        }
+        Ok(())
+    }
+
+    /// In PreparingRebalance the seats are those of the members that already joined, so that of a group that is too
+    /// large those who come last are turned away.
+    fn has_room_for(&self, request: &JoinRequest) -> bool {
+        let seat = match &request.instance_id {
+            Some(instance) if request.member_id.is_empty() => self.roster.static_member(instance),
+            _ => Some(request.member_id.as_str()),
+        };
+        let member = seat.and_then(|id| self.roster.get(id));
+        match self.state {
+            State::Empty | State::Dead => true,
+            State::PreparingRebalance => {
+                member.is_some_and(Member::waits_in_join)
+                    || self.roster.waiting_joins() < self.config.size_max
+            }
+            State::CompletingRebalance | State::Stable => {
+                member.is_some() || self.roster.len() < self.config.size_max
+            }
+        }
+    }
+
+    fn turn_away(&mut self, now: Now, member_id: &str) {
+        self.pending.remove(member_id);
+        let was_member = self.roster.has(member_id);
+        self.remove_member(member_id);
+        self.after_departure(now, was_member);
+    }
+
+    fn fits_protocols(&self, request: &JoinRequest) -> bool {
+        if self.state == State::Empty {
+            return !request.protocol_type.is_empty() && !request.protocols.is_empty();
+        }
+        self.protocol_type.as_deref() == Some(request.protocol_type.as_str())
+            && request.protocols.iter().any(|p| self.roster.supported_by_all(&p.name))
+    }
+
+    fn reserve(&mut self, now: Now, id: String, session_timeout_ms: i32) {
+        if self.pending.len() >= PENDING_MEMBERS_MAX {
+            let first = self.pending.iter().min_by_key(|(_, deadline)| **deadline).map(|(id, _)| id.clone());
+            first.and_then(|id| self.pending.remove(&id));
+        }
+        let deadline = now.monotonic_ms + super::member::millis(session_timeout_ms);
+        self.pending.insert(id, deadline);
+        self.arm(deadline);
+    }
+
+    fn admit(&mut self, now: Now, id: String, request: &JoinRequest, token: ReplyToken) {
+        self.pending.remove(&id);
+        if self.roster.is_empty() {
+            self.protocol_type = Some(request.protocol_type.clone());
+        }
+        if let Some(JoinTimer::Initial { grew, .. }) = &mut self.join_timer {
+            *grew = true;
+        }
+        let deadline = now.monotonic_ms + NEW_MEMBER_JOIN_TIMEOUT_MS;
+        let mut member = request.member(id.clone());
+        member.is_new = true;
+        member.session_deadline = Some(deadline);
+        self.arm(deadline);
+        self.roster.insert(member);
+        self.leader.get_or_insert_with(|| id.clone());
+        self.roster.park_join(&id, token);
+        self.rebalance(now);
+    }
+
+    fn join_known(&mut self, now: Now, request: JoinRequest, token: ReplyToken) -> Result<(), GroupError> {
+        let id = request.member_id.clone();
+        let instance_id = request.instance_id.as_deref();
+        if instance_id.is_none() && self.pending.contains_key(&id) {
+            self.admit(now, id, &request, token);
+            return Ok(());
+        }
+        self.validate_member(&id, instance_id)?;
+        let unchanged = self.roster.get(&id).is_some_and(|m| m.protocols() == request.protocols);
+        let leads = self.leader.as_deref() == Some(id.as_str());
+        let answer_at_once = match self.state {
+            // It may have missed the first answer.
+            State::CompletingRebalance => unchanged,
+            // A leader that joins again has seen something that changes the assignment, say new partitions.
+            State::Stable => unchanged && !leads,
+            State::Empty | State::PreparingRebalance | State::Dead => false,
+        };
+        if answer_at_once {
+            let joined = self.joined(&id);
+            self.accept_join(token, id, joined);
+        } else {
+            self.update(&id, request, token);
+            self.rebalance(now);
+        }
+        Ok(())
+    }
+
+    /// Takes over what a member says of itself, and parks its join.
+    fn update(&mut self, id: &str, request: JoinRequest, token: ReplyToken) {
+        self.roster.set_protocols(id, request.protocols);
+        if let Some(member) = self.roster.get_mut(id) {
+            member.session_timeout_ms = request.session_timeout_ms;
+            member.rebalance_timeout_ms = request.rebalance_timeout_ms;
+        }
+        if let Some(overtaken) = self.roster.park_join(id, token) {
+            self.refuse_join(overtaken, id.to_owned(), GroupError::RebalanceInProgress);
+        }
+    }
+
+    /// KIP-345: a static member comes back and takes its seat under a new id. A Stable group whose choice of protocol
+    /// stands does not rebalance; the new id is made durable before it is given out.
+    fn replace_static(
+        &mut self,
+        now: Now,
+        old_id: &str,
+        new_id: String,
+        request: JoinRequest,
+        token: ReplyToken,
+    ) {
+        let leader_before = self.leader.clone().unwrap_or_default();
+        let Some(before) = self.reseat(old_id, &new_id) else { return };
+        let version = request.version;
+        self.update(&new_id, request, token);
+        self.arm_session(&new_id, now);
+        match self.state {
+            State::Stable if self.roster.vote() == self.protocol.as_deref() => {
+                let generation = self.generation;
+                let replacement = Replacement { generation, new_id, before, leader_before, version };
+                self.persist(Purpose::Replacement(Box::new(replacement)), |m| {
+                    m.assignment.clone().unwrap_or_default()
+                });
+            }
+            // In CompletingRebalance the leader may be assigning to the old id, so all have to join again.
+            _ => self.rebalance(now),
+        }
+    }
+
+    /// Moves a static member to another id and fences the requests parked under the old one. Returns the member as it
+    /// was.
+    fn reseat(&mut self, old_id: &str, new_id: &str) -> Option<Member> {
+        let (before, parked) = self.roster.remove(old_id)?;
+        if let Some(token) = parked.join {
+            self.refuse_join(token, old_id.to_owned(), GroupError::FencedInstanceId);
+        }
+        if let Some(token) = parked.sync {
+            self.refuse_sync(token, GroupError::FencedInstanceId);
+        }
+        let mut member = before.clone();
+        member.id = new_id.to_owned();
+        member.is_new = false;
+        self.roster.insert(member);
+        if self.leader.as_deref() == Some(old_id) {
+            self.leader = Some(new_id.to_owned());
+        }
+        Some(before)
+    }
+
+    /// The record of a replaced static member is written, or could not be. Nothing to do if the group has moved on:
+    /// then the member waits for the rebalance like the others, or is gone.
+    pub(super) fn end_replacement(
+        &mut self,
+        now: Now,
+        replacement: Replacement,
+        result: Result<(), GroupError>,
+    ) {
+        let Replacement { generation, new_id, before, leader_before, version } = replacement;
+        if self.state != State::Stable || self.generation != generation {
+            return;
+        }
+        let Some(token) = self.roster.unpark_join(&new_id) else { return };
+        if let Err(error) = result {
+            self.roster.set_protocols(&new_id, before.protocols().to_vec());
+            self.reseat(&new_id, &before.id);
+            if let Some(member) = self.roster.get_mut(&before.id) {
+                member.session_timeout_ms = before.session_timeout_ms;
+                member.rebalance_timeout_ms = before.rebalance_timeout_ms;
+            }
+            self.arm_session(&before.id, now);
+            return self.refuse_join(token, String::new(), error);
+        }
+        self.arm_session(&new_id, now);
+        let joined = self.joined(&new_id);
+        let leads = joined.leader == new_id;
+        let joined = if version >= SKIP_ASSIGNMENT_SINCE {
+            Joined { skip_assignment: leads, ..joined }
+        } else {
+            // Older clients would compute an assignment that nobody will get; told of the old leader, they do not.
+            Joined { leader: leader_before, members: Vec::new(), ..joined }
+        };
+        self.accept_join(token, new_id, joined);
+    }
+}

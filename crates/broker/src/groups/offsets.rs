@@ -1,0 +1,411 @@
+//! Committed offsets of a group: OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete, their expiry (KIP-211), and
+//! the removal of groups.
+//!
+//! A commit has two phases. [`Group::prepare_commit`] checks it; the caller appends its records and then hands it to
+//! [`Group::apply_commit`], or to [`Group::abandon_commit`] if the append failed. Deletions likewise: first the keys,
+//! then tombstones, then [`Group::remove_offsets`].
+//!
+//! Invariant: of two records for one key the one at the higher log position counts, whichever is applied first. So the
+//! group always agrees with what replaying the log would give.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::group::{Group, State};
+use super::{GroupError, Now};
+
+/// The partition an offset is for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OffsetKey {
+    /// The topic's name.
+    pub topic: String,
+    /// The partition's index.
+    pub partition: i32,
+}
+
+/// An offset, as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommittedOffset {
+    /// The next offset to read.
+    pub offset: i64,
+    /// The leader epoch of the last record read (KIP-320); -1 if unknown.
+    pub leader_epoch: i32,
+    /// The client's note.
+    pub metadata: String,
+    /// When it was committed, in milliseconds since the Unix epoch.
+    pub commit_timestamp_ms: i64,
+    /// When it expires, if the client said so (OffsetCommit v2-4); otherwise `offsets.retention.minutes` decides.
+    pub expire_timestamp_ms: Option<i64>,
+}
+
+/// One offset to commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OffsetCommit {
+    /// The partition.
+    pub key: OffsetKey,
+    /// The next offset to read.
+    pub offset: i64,
+    /// -1 if unknown.
+    pub leader_epoch: i32,
+    /// The client's note; none is the empty one.
+    pub metadata: Option<String>,
+}
+
+/// An OffsetCommit or a TxnOffsetCommit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommitRequest {
+    /// The producer of a TxnOffsetCommit. Its offsets count once its transaction commits.
+    pub producer_id: Option<i64>,
+    /// Empty for a consumer that is not a member of a group.
+    pub member_id: String,
+    /// `group.instance.id`.
+    pub instance_id: Option<String>,
+    /// The generation; negative for a consumer that is not a member of a group.
+    pub generation: i32,
+    /// How long to keep the offsets (v2-4); `None` for the broker's setting, which the wire spells -1.
+    pub retention_ms: Option<i64>,
+    /// What to commit.
+    pub offsets: Vec<OffsetCommit>,
+}
+
+/// A commit that passed the checks; not visible before it is applied. Has to be handed back, or the group is never
+/// removed.
+#[derive(Debug)]
+#[must_use = "append its records, then apply or abandon it"]
+pub struct PreparedCommit {
+    producer_id: Option<i64>,
+    results: Vec<Result<(OffsetKey, CommittedOffset), GroupError>>,
+}
+
+impl PreparedCommit {
+    /// One result for each offset of the request, in its order.
+    pub fn results(&self) -> &[Result<(OffsetKey, CommittedOffset), GroupError>] {
+        &self.results
+    }
+
+    /// The offsets to append, one record each. May be none.
+    pub fn accepted(&self) -> impl Iterator<Item = (&OffsetKey, &CommittedOffset)> {
+        self.results.iter().flatten().map(|(key, offset)| (key, offset))
+    }
+}
+
+/// What time has made superfluous.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Expired {
+    /// Offsets to write tombstones for.
+    pub offsets: Vec<OffsetKey>,
+    /// Nothing else is left: write the group's tombstone too, then call [`Group::retire_if_unused`].
+    pub group: bool,
+}
+
+/// All offsets of a group.
+#[derive(Debug, Default)]
+pub(super) struct Offsets {
+    committed: BTreeMap<OffsetKey, Stored>,
+    /// Of open transactions, by producer id.
+    uncommitted: BTreeMap<i64, BTreeMap<OffsetKey, Stored>>,
+    commits_in_flight: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Stored {
+    value: CommittedOffset,
+    /// Where its record is in the partition of `__consumer_offsets`.
+    position: i64,
+}
+
+impl Offsets {
+    fn store(into: &mut BTreeMap<OffsetKey, Stored>, key: OffsetKey, stored: Stored) {
+        if into.get(&key).is_none_or(|before| before.position < stored.position) {
+            into.insert(key, stored);
+        }
+    }
+
+    fn is_unstable(&self, key: &OffsetKey) -> bool {
+        self.uncommitted.values().any(|offsets| offsets.contains_key(key))
+    }
+
+    fn has_none(&self) -> bool {
+        self.committed.is_empty() && self.uncommitted.is_empty() && self.commits_in_flight == 0
+    }
+}
+
+impl Group {
+    /// Checks a commit. A member's commit counts as a sign of life.
+    ///
+    /// # Errors
+    /// For the whole request: `CoordinatorNotAvailable` if the group is Dead; `UnknownMemberId`, `FencedInstanceId`,
+    /// `IllegalGeneration`; `RebalanceInProgress` in CompletingRebalance, where the member does not know yet which
+    /// partitions are its own. A negative generation and no member id are accepted if the group is Empty, and in a
+    /// transaction always. For single offsets: `OffsetMetadataTooLarge`.
+    pub fn prepare_commit(&mut self, now: Now, request: CommitRequest) -> Result<PreparedCommit, GroupError> {
+        self.validate_commit(&request)?;
+        if matches!(self.state, State::Stable | State::PreparingRebalance) {
+            self.arm_session(&request.member_id, now);
+        }
+        let expire_timestamp_ms = request.retention_ms.map(|ms| now.wall_ms.saturating_add(ms));
+        let metadata_max = self.config.offset_metadata_max;
+        let accept = |commit: OffsetCommit| {
+            let metadata = commit.metadata.unwrap_or_default();
+            if metadata.encode_utf16().count() > metadata_max {
+                return Err(GroupError::OffsetMetadataTooLarge);
+            }
+            let value = CommittedOffset {
+                offset: commit.offset,
+                leader_epoch: commit.leader_epoch,
+                metadata,
+                commit_timestamp_ms: now.wall_ms,
+                expire_timestamp_ms,
+            };
+            Ok((commit.key, value))
+        };
+        let results = request.offsets.into_iter().map(accept).collect();
+        self.offsets.commits_in_flight += 1;
+        Ok(PreparedCommit { producer_id: request.producer_id, results })
+    }
+
+    fn validate_commit(&self, request: &CommitRequest) -> Result<(), GroupError> {
+        let transactional = request.producer_id.is_some();
+        if self.state == State::Dead {
+            return Err(GroupError::CoordinatorNotAvailable);
+        }
+        if request.generation < 0 && self.state == State::Empty {
+            return Ok(());
+        }
+        if request.generation >= 0 || !request.member_id.is_empty() || request.instance_id.is_some() {
+            self.validate_member(&request.member_id, request.instance_id.as_deref())?;
+            if request.generation != self.generation {
+                return Err(GroupError::IllegalGeneration);
+            }
+        } else if !transactional {
+            return Err(GroupError::UnknownMemberId);
+        }
+        if self.state == State::CompletingRebalance && !transactional {
+            return Err(GroupError::RebalanceInProgress);
+        }
+        Ok(())
+    }
+
+    /// Makes a commit visible whose records are durable; those of a transaction wait for its end. `position` is the
+    /// log offset of its first record; the others follow it.
+    pub fn apply_commit(&mut self, commit: PreparedCommit, position: i64) {
+        self.abandon_one();
+        let into = match commit.producer_id {
+            Some(producer_id) => self.offsets.uncommitted.entry(producer_id).or_default(),
+            None => &mut self.offsets.committed,
+        };
+        for ((key, value), position) in commit.results.into_iter().flatten().zip(position..) {
+            Offsets::store(into, key, Stored { value, position });
+        }
+        self.drop_empty_transactions();
+    }
+
+    /// Forgets a commit whose records could not be written.
+    pub fn abandon_commit(&mut self, commit: PreparedCommit) {
+        drop(commit);
+        self.abandon_one();
+    }
+
+    fn abandon_one(&mut self) {
+        assert!(self.offsets.commits_in_flight > 0, "a commit is handed back to the group that prepared it");
+        self.offsets.commits_in_flight -= 1;
+    }
+
+    fn drop_empty_transactions(&mut self) {
+        self.offsets.uncommitted.retain(|_, offsets| !offsets.is_empty());
+    }
+
+    /// A producer's transaction has ended: its offsets become visible, or are forgotten.
+    pub fn end_transaction(&mut self, producer_id: i64, committed: bool) {
+        let offsets = self.offsets.uncommitted.remove(&producer_id).unwrap_or_default();
+        if committed {
+            for (key, stored) in offsets {
+                Offsets::store(&mut self.offsets.committed, key, stored);
+            }
+        }
+    }
+
+    /// Puts back an offset read from the log at `position`; with a producer id, one of a transaction that may be open.
+    pub fn restore_offset(
+        &mut self,
+        key: OffsetKey,
+        value: CommittedOffset,
+        position: i64,
+        producer_id: Option<i64>,
+    ) {
+        let into = match producer_id {
+            Some(producer_id) => self.offsets.uncommitted.entry(producer_id).or_default(),
+            None => &mut self.offsets.committed,
+        };
+        Offsets::store(into, key, Stored { value, position });
+    }
+
+    /// The committed offset of a partition.
+    pub fn offset(&self, key: &OffsetKey) -> Option<&CommittedOffset> {
+        self.offsets.committed.get(key).map(|stored| &stored.value)
+    }
+
+    /// All committed offsets, ordered by topic and partition.
+    pub fn offsets(&self) -> impl Iterator<Item = (&OffsetKey, &CommittedOffset)> {
+        self.offsets.committed.iter().map(|(key, stored)| (key, &stored.value))
+    }
+
+    /// An open transaction may change the partition's offset: OffsetFetch v7+ with `require_stable` answers
+    /// UNSTABLE_OFFSET_COMMIT (KIP-447).
+    pub fn is_unstable(&self, key: &OffsetKey) -> bool {
+        self.offsets.is_unstable(key)
+    }
+
+    /// Checks an OffsetDelete. For each key, in order: is there anything to write a tombstone for?
+    ///
+    /// # Errors
+    /// For the whole request: `GroupIdNotFound` if the group is Dead, `NonEmptyGroup` if it has members that do not
+    /// speak the consumer protocol. For single keys: `GroupSubscribedToTopic`.
+    pub fn check_offset_delete(
+        &self,
+        keys: &[OffsetKey],
+    ) -> Result<Vec<Result<bool, GroupError>>, GroupError> {
+        match self.state {
+            State::Dead => return Err(GroupError::GroupIdNotFound),
+            State::Empty => {}
+            _ if self.speaks_consumer_protocol() => {}
+            _ => return Err(GroupError::NonEmptyGroup),
+        }
+        let check = |key: &OffsetKey| {
+            if self.is_subscribed_to(&key.topic) {
+                return Err(GroupError::GroupSubscribedToTopic);
+            }
+            Ok(self.offsets.committed.contains_key(key) || self.offsets.is_unstable(key))
+        };
+        Ok(keys.iter().map(check).collect())
+    }
+
+    /// Forgets offsets whose tombstones are durable, the last of them at `position`; commits that came later stay.
+    pub fn remove_offsets(&mut self, keys: &[OffsetKey], position: i64) {
+        for key in keys {
+            for offsets in self.offsets.uncommitted.values_mut().chain([&mut self.offsets.committed]) {
+                if offsets.get(key).is_some_and(|stored| stored.position < position) {
+                    offsets.remove(key);
+                }
+            }
+        }
+        self.drop_empty_transactions();
+    }
+
+    /// A consumer group that has not told its topics is taken to subscribe to all.
+    fn is_subscribed_to(&self, topic: &str) -> bool {
+        match &self.subscribed {
+            Some(topics) => topics.contains(topic),
+            None => self.speaks_consumer_protocol(),
+        }
+    }
+
+    /// What has expired (KIP-211): each offset `offsets.retention.minutes` after
+    /// - the group became Empty, or the commit if that was later, if it once had members;
+    /// - the commit, if the group is Stable and subscribes to other topics, or never had members.
+    ///
+    /// Nothing expires while a group rebalances, or while a commit is on its way to the log.
+    pub fn expired(&self, now: Now) -> Expired {
+        if self.offsets.commits_in_flight > 0 {
+            return Expired::default();
+        }
+        let Some(since) = self.retention_counts_from() else { return Expired::default() };
+        let has_expired = |key: &OffsetKey, value: &CommittedOffset| {
+            if self.offsets.is_unstable(key) || self.is_subscribed_to(&key.topic) {
+                return false;
+            }
+            match value.expire_timestamp_ms {
+                Some(at) => now.wall_ms >= at,
+                None => {
+                    let age_ms = now.wall_ms.saturating_sub(value.commit_timestamp_ms.max(since));
+                    age_ms >= self.config.offsets_retention_ms
+                }
+            }
+        };
+        let offsets: Vec<_> =
+            self.offsets().filter(|(k, v)| has_expired(k, v)).map(|(k, _)| k.clone()).collect();
+        let all = offsets.len() == self.offsets.committed.len() && self.offsets.uncommitted.is_empty();
+        Expired { offsets, group: all && self.state == State::Empty && self.pending.is_empty() }
+    }
+
+    /// The moment before which no retention begins; `None` if nothing may expire.
+    fn retention_counts_from(&self) -> Option<i64> {
+        match (&self.protocol_type, self.state) {
+            (None, _) => Some(i64::MIN),
+            (Some(_), State::Empty) => Some(self.state_since_ms.unwrap_or(i64::MIN)),
+            (Some(_), State::Stable) if self.subscribed.is_some() => Some(i64::MIN),
+            _ => None,
+        }
+    }
+
+    /// Makes the group Dead if it has no members, no member ids given out, no offsets, and no commit on its way; then
+    /// the caller forgets it. True if it is Dead.
+    pub fn retire_if_unused(&mut self) -> bool {
+        if self.state == State::Empty && self.pending.is_empty() && self.offsets.has_none() {
+            self.bury();
+        }
+        self.state == State::Dead
+    }
+
+    /// DeleteGroups: makes the group Dead and names the offsets to write tombstones for, next to the group's own.
+    ///
+    /// # Errors
+    /// `GroupIdNotFound` if it is Dead already; `NonEmptyGroup` if it has members, or a commit is on its way.
+    pub fn delete(&mut self) -> Result<Vec<OffsetKey>, GroupError> {
+        match self.state {
+            State::Dead => return Err(GroupError::GroupIdNotFound),
+            State::Empty if self.offsets.commits_in_flight == 0 => {}
+            _ => return Err(GroupError::NonEmptyGroup),
+        }
+        let offsets = std::mem::take(&mut self.offsets);
+        let keys: BTreeSet<_> = offsets
+            .uncommitted
+            .into_values()
+            .chain([offsets.committed])
+            .flat_map(BTreeMap::into_keys)
+            .collect();
+        self.bury();
+        Ok(keys.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::groups::GroupConfig;
+
+    #[test]
+    fn the_higher_position_counts_whatever_the_order() {
+        let now = Now { monotonic_ms: 0, wall_ms: 0 };
+        let mut group = Group::new("g", Arc::new(GroupConfig::default()), now);
+        let key = OffsetKey { topic: "t".to_owned(), partition: 0 };
+        let commit = |group: &mut Group, offset| {
+            let offset = OffsetCommit { key: key.clone(), offset, leader_epoch: -1, metadata: None };
+            let request = CommitRequest {
+                producer_id: None,
+                member_id: String::new(),
+                instance_id: None,
+                generation: -1,
+                retention_ms: None,
+                offsets: vec![offset],
+            };
+            group.prepare_commit(now, request).unwrap()
+        };
+        let (first, second, third) = (commit(&mut group, 1), commit(&mut group, 2), commit(&mut group, 3));
+        // While commits are on their way the group can neither be deleted nor retired, and nothing expires.
+        assert_eq!(group.delete(), Err(GroupError::NonEmptyGroup));
+        assert!(!group.retire_if_unused());
+        group.apply_commit(second, 20);
+        group.apply_commit(first, 10);
+        assert_eq!(group.offset(&key).map(|o| o.offset), Some(2));
+        group.remove_offsets(std::slice::from_ref(&key), 19);
+        assert_eq!(group.offset(&key).map(|o| o.offset), Some(2));
+        group.remove_offsets(std::slice::from_ref(&key), 21);
+        assert_eq!(group.offset(&key), None);
+        assert!(!group.retire_if_unused());
+        group.abandon_commit(third);
+        assert!(group.retire_if_unused());
+        assert_eq!(group.delete(), Err(GroupError::GroupIdNotFound));
+    }
+}

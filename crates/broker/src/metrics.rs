@@ -1,0 +1,201 @@
+//! What the broker counts, under Kafka's names in the spelling of its JMX exporter, and `mainstem_` names for what Kafka
+//! has no name for.
+
+use std::sync::{Arc, Weak};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use wire::ApiKey;
+
+use crate::broker::Broker;
+use crate::groups::Group;
+
+/// The API of a request.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ApiLabel {
+    request: String,
+}
+
+/// What is counted for one API.
+#[derive(Clone, Debug)]
+pub struct ApiMetrics {
+    /// Requests.
+    pub requests: Counter,
+    /// Bytes of requests.
+    pub bytes_in: Counter,
+    /// Bytes of answers.
+    pub bytes_out: Counter,
+    /// Seconds from the whole request to the whole answer, waiting included.
+    pub seconds: Histogram,
+}
+
+type SecondsFamily = Family<ApiLabel, Histogram, fn() -> Histogram>;
+
+/// All that is counted as it happens.
+#[derive(Debug)]
+pub struct Metrics {
+    requests: Family<ApiLabel, Counter>,
+    bytes_in: Family<ApiLabel, Counter>,
+    bytes_out: Family<ApiLabel, Counter>,
+    seconds: SecondsFamily,
+    by_api: Vec<(ApiKey, ApiMetrics)>,
+    /// Bytes on disk of one group commit.
+    pub commit_bytes: Histogram,
+    /// Entries of one group commit.
+    pub commit_entries: Histogram,
+    /// Seconds from a group commit's submission to its being synced.
+    pub commit_seconds: Histogram,
+}
+
+fn seconds_histogram() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_05, 2.0, 20))
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        let requests: Family<ApiLabel, Counter> = Family::default();
+        let (bytes_in, bytes_out) = (Family::<ApiLabel, Counter>::default(), Family::<ApiLabel, Counter>::default());
+        let seconds: SecondsFamily = Family::new_with_constructor(seconds_histogram);
+        let of = |api_key: &ApiKey| {
+            let label = ApiLabel { request: api_key.name().to_owned() };
+            let metrics = ApiMetrics {
+                requests: requests.get_or_create(&label).clone(),
+                bytes_in: bytes_in.get_or_create(&label).clone(),
+                bytes_out: bytes_out.get_or_create(&label).clone(),
+                seconds: seconds.get_or_create(&label).clone(),
+            };
+            (*api_key, metrics)
+        };
+        let served = ApiKey::ALL.iter().filter(|api_key| crate::api::advertised(**api_key).is_some());
+        let by_api = served.map(of).collect();
+        Metrics {
+            requests,
+            bytes_in,
+            bytes_out,
+            seconds,
+            by_api,
+            commit_bytes: Histogram::new(exponential_buckets(4096.0, 2.0, 10)),
+            commit_entries: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
+            commit_seconds: seconds_histogram(),
+        }
+    }
+}
+
+impl Metrics {
+    /// What is counted for `api_key`, if it is served.
+    pub fn of(&self, api_key: ApiKey) -> Option<&ApiMetrics> {
+        self.by_api.iter().find(|(other, _)| *other == api_key).map(|(_, metrics)| metrics)
+    }
+
+    /// Adds everything to `registry`.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("kafka_network_requestmetrics_requests", "Requests", self.requests.clone());
+        registry.register("kafka_network_requestmetrics_requestbytes", "Bytes of requests", self.bytes_in.clone());
+        registry.register("kafka_network_requestmetrics_responsebytes", "Bytes of answers", self.bytes_out.clone());
+        registry.register(
+            "kafka_network_requestmetrics_totaltime_seconds",
+            "Seconds from the whole request to its answer, waiting included",
+            self.seconds.clone(),
+        );
+        registry.register("mainstem_log_commit_bytes", "Bytes on disk of one group commit", self.commit_bytes.clone());
+        registry.register("mainstem_log_commit_entries", "Entries of one group commit", self.commit_entries.clone());
+        registry.register(
+            "kafka_log_logflushstats_logflush_seconds",
+            "Seconds from a group commit's submission to its being synced",
+            self.commit_seconds.clone(),
+        );
+    }
+}
+
+/// What is looked up when somebody asks.
+#[derive(Debug)]
+pub struct BrokerCollector(pub Weak<Broker>);
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LagLabel {
+    group: String,
+    topic: String,
+    partition: i32,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StateLabel {
+    state: String,
+}
+
+fn count(value: usize) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+impl Collector for BrokerCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
+        let Some(broker) = self.0.upgrade() else { return Ok(()) };
+        let statistics = broker.log.statistics();
+        let topics = broker.topics.all();
+        let partitions = topics.iter().map(|topic| topic.partitions().len()).sum::<usize>();
+        let gauges = [
+            ("kafka_server_replicamanager_partitioncount", "Partitions", count(partitions)),
+            ("kafka_controller_kafkacontroller_globaltopiccount", "Topics", count(topics.len())),
+            ("kafka_server_fetchsessioncache_numincrementalfetchsessions", "Fetch sessions", count(broker.sessions.count())),
+            ("mainstem_log_segments", "Segments that hold part of the log", count(statistics.segments)),
+            ("mainstem_log_prepared_segments", "Segments prepared ahead", count(statistics.prepared_segments)),
+            ("mainstem_log_streams", "Streams in the log", count(statistics.streams)),
+            ("mainstem_log_tail_cache_bytes", "Bytes in the tail cache", count(statistics.tail_bytes)),
+            ("mainstem_log_read_cache_bytes", "Bytes in the cache of regions read back", count(statistics.region_bytes)),
+            ("mainstem_log_index_cache_bytes", "Bytes in the cache of sealed indexes", count(statistics.index_bytes)),
+            ("mainstem_log_stopped", "1 when the log takes no more appends", i64::from(broker.log.stopped().is_some())),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = ConstGauge::new(value);
+            let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+            gauge.encode(metric)?;
+        }
+        let counters = [
+            ("mainstem_log_tail_cache_hits", "Batches read from the tail cache", statistics.tail_hits),
+            ("mainstem_log_cold_reads", "Reads that the caches could not answer", statistics.cold_reads),
+            ("mainstem_log_read_cache_hits", "Look-ups that found all regions cached", statistics.region_hits),
+            ("mainstem_log_read_cache_misses", "Regions that were read from disk", statistics.region_misses),
+        ];
+        for (name, help, value) in counters {
+            let counter = ConstCounter::new(value);
+            let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+            counter.encode(metric)?;
+        }
+        encode_groups(&broker, &mut encoder)
+    }
+}
+
+fn encode_groups(broker: &Arc<Broker>, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
+    let (mut lags, mut states) = (Vec::new(), std::collections::BTreeMap::<&str, i64>::new());
+    for entry in broker.coordinator.all() {
+        entry.with(|group: &Group| {
+            *states.entry(group.state().name()).or_default() += 1;
+            for (key, offset) in group.offsets() {
+                let partition = broker.topics.find(&key.topic).and_then(|topic| topic.partition(key.partition));
+                if let Some(partition) = partition {
+                    let lag = (partition.stream.bounds().committed.0 - offset.offset).max(0);
+                    let label =
+                        LagLabel { group: entry.id().to_owned(), topic: key.topic.clone(), partition: key.partition };
+                    lags.push((label, lag));
+                }
+            }
+        });
+    }
+    let zero = ConstGauge::new(0i64);
+    let help = "Records that the group has not committed yet";
+    let mut family = encoder.encode_descriptor("kafka_consumergroup_lag", help, None, zero.metric_type())?;
+    for (label, lag) in lags {
+        ConstGauge::new(lag).encode(family.encode_family(&label)?)?;
+    }
+    let name = "kafka_coordinator_group_groupcount";
+    let mut family = encoder.encode_descriptor(name, "Groups by state", None, zero.metric_type())?;
+    for (state, groups) in states {
+        ConstGauge::new(groups).encode(family.encode_family(&StateLabel { state: state.to_owned() })?)?;
+    }
+    Ok(())
+}

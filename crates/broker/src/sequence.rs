@@ -1,0 +1,121 @@
+//! The checks that make a producer idempotent (KIP-98): whether a batch continues its producer's sequence, repeats a
+//! batch that was appended, or neither.
+
+use model::BatchHeader;
+use storage::{Producers, RememberedBatch};
+
+/// What a batch is to its producer's history.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sequence {
+    /// The next one, or from a producer without one.
+    Next,
+    /// A repetition of this one.
+    Duplicate(RememberedBatch),
+}
+
+/// Why a batch is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SequenceError {
+    /// Batches are missing before it, or it is older than what is remembered.
+    #[error("Out of order sequence number for producer {producer_id}: {found} (incoming seq. number), {last} (current end sequence number)")]
+    OutOfOrder {
+        /// The producer.
+        producer_id: i64,
+        /// Its first sequence.
+        found: i32,
+        /// The last one that was appended.
+        last: i32,
+    },
+    /// A newer instance of the producer has written.
+    #[error("Epoch of producer {producer_id} is {found}, which is smaller than the last seen epoch {current}")]
+    Epoch {
+        /// The producer.
+        producer_id: i64,
+        /// The batch's epoch.
+        found: i16,
+        /// The current one.
+        current: i16,
+    },
+}
+
+/// Checks a batch against what is remembered of its producer.
+///
+/// A producer that is not remembered may begin with any sequence, as in Kafka: its records may have been deleted.
+pub fn check(producers: &Producers, header: &BatchHeader) -> Result<Sequence, SequenceError> {
+    if !header.is_idempotent() {
+        return Ok(Sequence::Next);
+    }
+    let producer_id = header.producer_id;
+    let Some(producer) = producers.find(producer_id) else { return Ok(Sequence::Next) };
+    if header.producer_epoch < producer.epoch {
+        return Err(SequenceError::Epoch { producer_id, found: header.producer_epoch, current: producer.epoch });
+    }
+    let Some(last) = producer.batches.back() else { return Ok(Sequence::Next) };
+    if header.producer_epoch > producer.epoch {
+        let fresh = header.base_sequence == 0;
+        let error = SequenceError::OutOfOrder { producer_id, found: header.base_sequence, last: -1 };
+        return if fresh { Ok(Sequence::Next) } else { Err(error) };
+    }
+    let same = |batch: &&RememberedBatch| {
+        batch.base_sequence == header.base_sequence && batch.last_sequence() == header.last_sequence()
+    };
+    if let Some(duplicate) = producer.batches.iter().find(same) {
+        return Ok(Sequence::Duplicate(*duplicate));
+    }
+    if header.base_sequence == model::batch::add_sequence(last.last_sequence(), 1) {
+        return Ok(Sequence::Next);
+    }
+    Err(SequenceError::OutOfOrder { producer_id, found: header.base_sequence, last: last.last_sequence() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::{Offset, Timestamp};
+
+    fn batch(producer_epoch: i16, base_sequence: i32, count: i32) -> BatchHeader {
+        BatchHeader {
+            base_offset: Offset(0),
+            total_bytes: 61,
+            leader_epoch: 0,
+            crc: 0,
+            attributes: 0,
+            last_offset_delta: count - 1,
+            base_timestamp: Timestamp(0),
+            max_timestamp: Timestamp(0),
+            producer_id: 1,
+            producer_epoch,
+            base_sequence,
+            count,
+        }
+    }
+
+    #[test]
+    fn gaps_are_refused_and_repetitions_found() {
+        let mut producers = Producers::default();
+        assert_eq!(check(&producers, &batch(0, 77, 5)), Ok(Sequence::Next));
+        for n in 0..7 {
+            let header = batch(0, n * 10, 10);
+            assert_eq!(check(&producers, &header), Ok(Sequence::Next));
+            producers.record(&header, Offset(i64::from(n) * 10), 0);
+        }
+        assert!(matches!(check(&producers, &batch(0, 30, 10)), Ok(Sequence::Duplicate(b)) if b.base_offset == Offset(30)));
+        assert!(matches!(check(&producers, &batch(0, 0, 10)), Err(SequenceError::OutOfOrder { last: 69, .. })));
+        assert!(matches!(check(&producers, &batch(0, 71, 10)), Err(SequenceError::OutOfOrder { .. })));
+        assert!(matches!(check(&producers, &batch(0, 60, 9)), Err(SequenceError::OutOfOrder { .. })));
+        assert_eq!(check(&producers, &batch(0, 70, 1)), Ok(Sequence::Next));
+        assert_eq!(check(&producers, &batch(1, 0, 1)), Ok(Sequence::Next));
+        assert!(check(&producers, &batch(1, 5, 1)).is_err());
+        producers.record(&batch(1, 0, 1), Offset(70), 0);
+        assert!(matches!(check(&producers, &batch(0, 70, 1)), Err(SequenceError::Epoch { found: 0, current: 1, .. })));
+    }
+
+    #[test]
+    fn sequences_wrap() {
+        let mut producers = Producers::default();
+        producers.record(&batch(0, i32::MAX - 4, 5), Offset(0), 0);
+        assert_eq!(check(&producers, &batch(0, 0, 3)), Ok(Sequence::Next));
+        producers.record(&batch(0, i32::MAX - 1, 4), Offset(0), 0);
+        assert_eq!(check(&producers, &batch(0, 2, 3)), Ok(Sequence::Next));
+    }
+}

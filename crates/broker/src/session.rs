@@ -1,0 +1,206 @@
+//! Fetch sessions (KIP-227): what a consumer reads is remembered, so that a fetch names only what changed, and looks
+//! only at partitions that changed.
+//!
+//! A slot is clean when the last look at it found nothing new; a commit, or a change that the client sends, makes it
+//! dirty again. Only dirty slots are looked at.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use uuid::Uuid;
+use wire::Text;
+
+use crate::partition::Partition;
+use crate::signal::Signal;
+
+/// A session that was used so recently is not evicted for a new one (Kafka's `min.incremental.fetch.session.eviction.ms`).
+const EVICTION_AGE: Duration = Duration::from_secs(120);
+
+/// What a client reads of one partition.
+#[derive(Debug)]
+pub struct Slot {
+    /// The topic as the client names it; empty where it uses ids.
+    pub topic: Text,
+    /// The topic's id; zero where the client uses names.
+    pub topic_id: Uuid,
+    /// The partition's number.
+    pub index: i32,
+    /// The partition, if it was found.
+    pub partition: Option<Arc<Partition>>,
+    /// Where to read.
+    pub offset: i64,
+    /// Bytes at most.
+    pub bytes_max: i32,
+    /// The leader epoch that the client believes in; -1 for none.
+    pub leader_epoch: i32,
+    /// What the client was told last: high watermark and log start offset.
+    pub told: Option<(i64, i64)>,
+}
+
+/// The slots of a session, or of one fetch without a session.
+#[derive(Debug, Default)]
+pub struct Slots {
+    slots: Vec<Option<Slot>>,
+    by_partition: HashMap<(Text, Uuid, i32), usize>,
+    /// Tells which slots changed.
+    pub signal: Arc<Signal>,
+    subscribed: bool,
+}
+
+impl Slots {
+    /// Adds a slot or changes what is asked of it; it is dirty afterwards.
+    pub fn put(&mut self, slot: Slot) {
+        let key = (slot.topic.detached(), slot.topic_id, slot.index);
+        let number = match self.by_partition.get(&key) {
+            Some(&number) => {
+                let old = self.slots[number].as_mut().expect("a named slot is there");
+                old.offset = slot.offset;
+                old.bytes_max = slot.bytes_max;
+                old.leader_epoch = slot.leader_epoch;
+                number
+            }
+            None => {
+                let number = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+                if number == self.slots.len() {
+                    self.slots.push(None);
+                }
+                if self.subscribed && let Some(partition) = &slot.partition {
+                    partition.subscribers.add(&self.signal, number);
+                }
+                let topic = key.0.clone();
+                self.slots[number] = Some(Slot { topic, ..slot });
+                self.by_partition.insert(key, number);
+                number
+            }
+        };
+        self.signal.mark(number, 0);
+    }
+
+    /// Removes a slot.
+    pub fn remove(&mut self, topic: &Text, topic_id: Uuid, index: i32) {
+        let Some(number) = self.by_partition.remove(&(topic.clone(), topic_id, index)) else { return };
+        if let Some(Slot { partition: Some(partition), .. }) = self.slots[number].take()
+            && self.subscribed
+        {
+            partition.subscribers.remove(&self.signal, number);
+        }
+    }
+
+    /// The slot `number`, if it is still there.
+    pub fn slot(&mut self, number: usize) -> Option<&mut Slot> {
+        self.slots.get_mut(number)?.as_mut()
+    }
+
+    /// The numbers of all slots.
+    pub fn numbers(&self) -> Vec<usize> {
+        (0..self.slots.len()).filter(|number| self.slots[*number].is_some()).collect()
+    }
+
+    /// Begins to hear of commits.
+    pub fn subscribe(&mut self) {
+        if std::mem::replace(&mut self.subscribed, true) {
+            return;
+        }
+        for (number, slot) in self.slots.iter().enumerate() {
+            if let Some(Slot { partition: Some(partition), .. }) = slot {
+                partition.subscribers.add(&self.signal, number);
+            }
+        }
+    }
+
+    /// How many partitions there are.
+    pub fn len(&self) -> usize {
+        self.by_partition.len()
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        if !self.subscribed {
+            return;
+        }
+        for (number, slot) in self.slots.iter().enumerate() {
+            if let Some(Slot { partition: Some(partition), .. }) = slot {
+                partition.subscribers.remove(&self.signal, number);
+            }
+        }
+    }
+}
+
+/// One session.
+#[derive(Debug)]
+pub struct Session {
+    /// Its id; not 0.
+    pub id: i32,
+    /// Held by the one fetch that is under way.
+    pub state: tokio::sync::Mutex<SessionState>,
+}
+
+/// What a fetch works on.
+#[derive(Debug)]
+pub struct SessionState {
+    /// The epoch that the next fetch must carry.
+    pub epoch: i32,
+    /// What is read.
+    pub slots: Slots,
+}
+
+/// All sessions, bounded in number.
+#[derive(Debug)]
+pub struct Sessions {
+    sessions_max: usize,
+    sessions: Mutex<HashMap<i32, (Arc<Session>, Instant)>>,
+}
+
+impl Sessions {
+    /// At most `sessions_max` of them.
+    pub fn new(sessions_max: usize) -> Sessions {
+        Sessions { sessions_max, sessions: Mutex::default() }
+    }
+
+    /// Keeps `slots` as a new session, if there is room or an old one may go for it.
+    pub fn create(&self, slots: Slots) -> Result<Arc<Session>, Slots> {
+        let mut sessions = self.sessions.lock();
+        if sessions.len() >= self.sessions_max {
+            let oldest = sessions.iter().min_by_key(|(_, (_, used))| *used).map(|(id, (_, used))| (*id, *used));
+            match oldest {
+                Some((id, used)) if used.elapsed() > EVICTION_AGE => sessions.remove(&id),
+                _ => return Err(slots),
+            };
+        }
+        let id = loop {
+            let id = fastrand::i32(1..);
+            if !sessions.contains_key(&id) {
+                break id;
+            }
+        };
+        let session = Arc::new(Session { id, state: tokio::sync::Mutex::new(SessionState { epoch: 1, slots }) });
+        sessions.insert(id, (session.clone(), Instant::now()));
+        Ok(session)
+    }
+
+    /// The session `id`.
+    pub fn find(&self, id: i32) -> Option<Arc<Session>> {
+        let mut sessions = self.sessions.lock();
+        let (session, used) = sessions.get_mut(&id)?;
+        *used = Instant::now();
+        Some(session.clone())
+    }
+
+    /// Ends a session.
+    pub fn remove(&self, id: i32) {
+        self.sessions.lock().remove(&id);
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.sessions.lock().len()
+    }
+}
+
+/// The epoch after `epoch`; 0 and -1 have meanings of their own.
+pub fn next_epoch(epoch: i32) -> i32 {
+    if epoch == i32::MAX { 1 } else { epoch + 1 }
+}

@@ -1,0 +1,312 @@
+//! The topics there are: by name and by id, created, changed and deleted through the metadata store.
+//!
+//! The store is written first, synced, and then what is in memory follows; a crash between the two is made good when
+//! the broker opens. Stream ids are never used twice.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use meta::{Change, Compare, MetaError, Store};
+use model::StreamId;
+use parking_lot::{Mutex, RwLock};
+use serde::{Deserialize, Serialize};
+use storage::Log;
+use uuid::Uuid;
+use wire::Text;
+
+use crate::config::Config;
+use crate::partition::Partition;
+use crate::topic_config::TopicConfig;
+
+/// The topic of committed offsets and group state.
+pub const OFFSETS_TOPIC: &str = "__consumer_offsets";
+/// The topic of transaction state.
+pub const TRANSACTIONS_TOPIC: &str = "__transaction_state";
+/// Letters a topic's name may have at most.
+pub const TOPIC_NAME_MAX: usize = 249;
+
+const TOPIC_PREFIX: &str = "topics/";
+const NEXT_STREAM_KEY: &str = "next_stream";
+
+/// Why a change was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum TopicError {
+    /// There is one of this name.
+    #[error("Topic '{0}' already exists.")]
+    Exists(String),
+    /// There is none.
+    #[error("This server does not host this topic-partition.")]
+    Unknown,
+    /// Not a legal name.
+    #[error("{0}")]
+    Name(String),
+    /// A count that is not possible.
+    #[error("{0}")]
+    Partitions(String),
+    /// The metadata store failed.
+    #[error(transparent)]
+    Meta(#[from] MetaError),
+}
+
+/// A topic as the metadata store keeps it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct TopicRecord {
+    id: Uuid,
+    streams: Vec<u64>,
+    #[serde(default)]
+    configs: BTreeMap<String, String>,
+}
+
+/// A topic.
+#[derive(Debug)]
+pub struct Topic {
+    /// Its name.
+    pub name: Text,
+    /// Its id (KIP-516).
+    pub id: Uuid,
+    partitions: RwLock<Arc<[Arc<Partition>]>>,
+    overrides: RwLock<BTreeMap<String, String>>,
+    config: RwLock<Arc<TopicConfig>>,
+}
+
+impl Topic {
+    /// All its partitions.
+    pub fn partitions(&self) -> Arc<[Arc<Partition>]> {
+        self.partitions.read().clone()
+    }
+
+    /// The partition `index`.
+    pub fn partition(&self, index: i32) -> Option<Arc<Partition>> {
+        self.partitions.read().get(usize::try_from(index).ok()?).cloned()
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> Arc<TopicConfig> {
+        self.config.read().clone()
+    }
+
+    /// The settings that differ from the defaults, as text.
+    pub fn overrides(&self) -> BTreeMap<String, String> {
+        self.overrides.read().clone()
+    }
+
+    /// Kept by the server for itself.
+    pub fn is_internal(&self) -> bool {
+        matches!(self.name.as_str(), OFFSETS_TOPIC | TRANSACTIONS_TOPIC)
+    }
+}
+
+/// All topics.
+#[derive(Debug)]
+pub struct Topics {
+    store: Arc<Store>,
+    log: Arc<Log>,
+    config: Arc<Config>,
+    by_name: RwLock<HashMap<Text, Arc<Topic>>>,
+    by_id: RwLock<HashMap<Uuid, Arc<Topic>>>,
+    by_stream: RwLock<HashMap<StreamId, Arc<Partition>>>,
+    /// One change at a time.
+    change: Mutex<()>,
+}
+
+impl Topics {
+    /// Loads all topics, and drops streams that no topic owns: what a crash in the middle of a deletion left.
+    pub fn open(store: Arc<Store>, log: Arc<Log>, config: Arc<Config>) -> Result<Topics, MetaError> {
+        let topics = Topics {
+            store,
+            log,
+            config,
+            by_name: RwLock::default(),
+            by_id: RwLock::default(),
+            by_stream: RwLock::default(),
+            change: Mutex::default(),
+        };
+        for (key, value) in topics.store.list(TOPIC_PREFIX)? {
+            let name = &key[TOPIC_PREFIX.len()..];
+            match serde_json::from_slice::<TopicRecord>(&value.bytes) {
+                Ok(record) => topics.insert(Text::from(name.to_owned()), &record),
+                Err(error) => tracing::error!(name, %error, "a topic's metadata cannot be read; the topic is left out"),
+            }
+        }
+        let orphans = topics.log.streams().into_iter().filter(|s| !topics.by_stream.read().contains_key(&s.id()));
+        for orphan in orphans {
+            tracing::info!(stream = orphan.id().0, "dropping a stream that no topic owns");
+            topics.log.delete(&orphan, None);
+        }
+        Ok(topics)
+    }
+
+    /// The topic of this name.
+    pub fn find(&self, name: &str) -> Option<Arc<Topic>> {
+        self.by_name.read().get(name).cloned()
+    }
+
+    /// The topic of this id.
+    pub fn find_id(&self, id: &Uuid) -> Option<Arc<Topic>> {
+        self.by_id.read().get(id).cloned()
+    }
+
+    /// The partition whose records are in `stream`.
+    pub fn of_stream(&self, stream: StreamId) -> Option<Arc<Partition>> {
+        self.by_stream.read().get(&stream).cloned()
+    }
+
+    /// All topics, by name.
+    pub fn all(&self) -> Vec<Arc<Topic>> {
+        let mut all: Vec<_> = self.by_name.read().values().cloned().collect();
+        all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// Checks whether a topic could be created.
+    pub fn check_new(&self, name: &str, partitions: i32) -> Result<(), TopicError> {
+        check_name(name)?;
+        let by_name = self.by_name.read();
+        if by_name.contains_key(name) {
+            return Err(TopicError::Exists(name.to_owned()));
+        }
+        // Kafka refuses names that would give the same metric name.
+        let folded = name.replace('.', "_");
+        if name.contains(['.', '_'])
+            && let Some(other) = by_name.keys().find(|other| other.replace('.', "_") == folded)
+        {
+            return Err(TopicError::Name(format!("Topic '{name}' collides with existing topic: {other}")));
+        }
+        if partitions < 1 || partitions > self.config.partitions_max {
+            let max = self.config.partitions_max;
+            return Err(TopicError::Partitions(format!("Number of partitions must be from 1 to {max}.")));
+        }
+        Ok(())
+    }
+
+    /// Creates a topic, whose settings were checked. Durable on return; blocks.
+    pub fn create(&self, name: &str, partitions: i32, configs: BTreeMap<String, String>) -> Result<Arc<Topic>, TopicError> {
+        let _one = self.change.lock();
+        self.check_new(name, partitions)?;
+        let (streams, next_stream) = self.new_streams(partitions)?;
+        let record = TopicRecord { id: Uuid::new_v4(), streams, configs };
+        let compare = Compare { key: format!("{TOPIC_PREFIX}{name}"), revision: None };
+        self.store.commit(&[compare], &[next_stream, put(name, &record)])?;
+        self.insert(Text::from(name.to_owned()), &record);
+        tracing::info!(topic = name, partitions, "created a topic");
+        Ok(self.find(name).expect("it was just inserted"))
+    }
+
+    /// Adds partitions up to `total`. Durable on return; blocks.
+    pub fn add_partitions(&self, name: &str, total: i32) -> Result<(), TopicError> {
+        let _one = self.change.lock();
+        let topic = self.find(name).ok_or(TopicError::Unknown)?;
+        let old = topic.partitions();
+        self.check_total(&topic, total)?;
+        let more = total - i32::try_from(old.len()).unwrap_or(i32::MAX);
+        let (mut streams, next_stream) = self.new_streams(more)?;
+        streams.splice(0..0, old.iter().map(|partition| partition.stream.id().0));
+        let record = TopicRecord { id: topic.id, streams, configs: topic.overrides() };
+        self.store.commit(&[], &[next_stream, put(name, &record)])?;
+        let mut partitions = old.to_vec();
+        for (index, stream) in (0..).zip(&record.streams).skip(old.len()) {
+            partitions.push(self.partition(&topic.name, index, *stream));
+        }
+        *topic.partitions.write() = partitions.into();
+        Ok(())
+    }
+
+    /// Checks whether a topic could have `total` partitions.
+    pub fn check_total(&self, topic: &Topic, total: i32) -> Result<(), TopicError> {
+        let now = i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
+        let name = &topic.name;
+        if total == now {
+            return Err(TopicError::Partitions(format!("Topic already has {now} partition(s).")));
+        }
+        if total < now {
+            return Err(TopicError::Partitions(format!(
+                "The topic {name} currently has {now} partition(s); {total} would not be an increase."
+            )));
+        }
+        if total > self.config.partitions_max {
+            let max = self.config.partitions_max;
+            return Err(TopicError::Partitions(format!("Number of partitions must be at most {max}.")));
+        }
+        Ok(())
+    }
+
+    /// Replaces the settings of a topic, which were checked. Durable on return; blocks.
+    pub fn configure(&self, name: &str, configs: BTreeMap<String, String>) -> Result<(), TopicError> {
+        let _one = self.change.lock();
+        let topic = self.find(name).ok_or(TopicError::Unknown)?;
+        let streams = topic.partitions().iter().map(|partition| partition.stream.id().0).collect();
+        let record = TopicRecord { id: topic.id, streams, configs };
+        self.store.commit(&[], &[put(name, &record)])?;
+        *topic.config.write() = Arc::new(TopicConfig::new(&record.configs, &self.config));
+        *topic.overrides.write() = record.configs;
+        Ok(())
+    }
+
+    /// Deletes a topic and its records. Its absence is durable on return; blocks.
+    pub fn delete(&self, name: &str) -> Result<(), TopicError> {
+        let _one = self.change.lock();
+        let topic = self.find(name).ok_or(TopicError::Unknown)?;
+        self.store.commit(&[], &[Change::Delete { key: format!("{TOPIC_PREFIX}{name}") }])?;
+        self.by_name.write().remove(name);
+        self.by_id.write().remove(&topic.id);
+        for partition in topic.partitions().iter() {
+            self.by_stream.write().remove(&partition.stream.id());
+            partition.set_deleted();
+            self.log.delete(&partition.stream, None);
+        }
+        tracing::info!(topic = name, "deleted a topic");
+        Ok(())
+    }
+
+    /// Hands out `count` new stream ids, with the change that makes them used.
+    fn new_streams(&self, count: i32) -> Result<(Vec<u64>, Change), MetaError> {
+        let stored = self.store.find(NEXT_STREAM_KEY)?;
+        let first: u64 = stored.and_then(|value| serde_json::from_slice(&value.bytes).ok()).unwrap_or(1);
+        let next = first + u64::from(count.unsigned_abs());
+        let bytes = serde_json::to_vec(&next).expect("a number can be written as JSON");
+        Ok(((first..next).collect(), Change::Put { key: NEXT_STREAM_KEY.into(), bytes }))
+    }
+
+    fn partition(&self, topic: &Text, index: i32, stream: u64) -> Arc<Partition> {
+        let stream = self.log.stream(StreamId(stream));
+        let partition = Arc::new(Partition::new(topic.clone(), index, stream));
+        self.by_stream.write().insert(partition.stream.id(), partition.clone());
+        partition
+    }
+
+    fn insert(&self, name: Text, record: &TopicRecord) {
+        let partitions: Vec<_> =
+            (0..).zip(&record.streams).map(|(index, stream)| self.partition(&name, index, *stream)).collect();
+        let topic = Arc::new(Topic {
+            name: name.clone(),
+            id: record.id,
+            partitions: RwLock::new(partitions.into()),
+            overrides: RwLock::new(record.configs.clone()),
+            config: RwLock::new(Arc::new(TopicConfig::new(&record.configs, &self.config))),
+        });
+        self.by_id.write().insert(record.id, topic.clone());
+        self.by_name.write().insert(name, topic);
+    }
+}
+
+fn put(name: &str, record: &TopicRecord) -> Change {
+    let bytes = serde_json::to_vec(record).expect("a topic record can be written as JSON");
+    Change::Put { key: format!("{TOPIC_PREFIX}{name}"), bytes }
+}
+
+/// Kafka's rules for names.
+pub fn check_name(name: &str) -> Result<(), TopicError> {
+    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let problem = if name.is_empty() {
+        "the empty string is not allowed".to_owned()
+    } else if name == "." || name == ".." {
+        format!("'{name}' is not allowed")
+    } else if name.len() > TOPIC_NAME_MAX {
+        format!("the length of '{name}' is longer than the max allowed length {TOPIC_NAME_MAX}")
+    } else if !name.chars().all(legal) {
+        format!("'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'")
+    } else {
+        return Ok(());
+    };
+    Err(TopicError::Name(format!("Topic name is invalid: {problem}")))
+}

@@ -1,0 +1,416 @@
+//! Random clients against one group, from a seed: first anything goes, then they behave and the group must settle.
+//!
+//! Checked besides what the group checks itself: every token is answered once and at the end none is left; two leaders
+//! never share a generation, nor two members one assignment; the generation never goes back; an assignment that a
+//! member holds is in the log; after the members have gone the group is Empty and can be retired.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use broker::groups::{
+    Action, CommitRequest, Group, GroupConfig, GroupError, GroupRecord, GroupSnapshot, JoinRequest, Joined,
+    LeaveMember, Now, OffsetCommit, OffsetKey, PersistId, Protocol, ReplyToken, State, SyncRequest, Synced,
+    decode_record, encode_group, encode_group_key,
+};
+use bytes::Bytes;
+use fastrand::Rng;
+
+const CLIENTS: usize = 5;
+const GROUP: &str = "g";
+
+/// What a token waits for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Asked {
+    Join,
+    Sync,
+}
+
+#[derive(Debug, Default, Clone)]
+struct Client {
+    name: String,
+    instance_id: Option<String>,
+    version: i16,
+    member_id: String,
+    joined: Option<Joined>,
+    /// Synced in the generation it joined.
+    synced: bool,
+    waits: Option<ReplyToken>,
+    protocols: Vec<&'static str>,
+}
+
+struct World {
+    seed: u64,
+    rng: Rng,
+    config: Arc<GroupConfig>,
+    group: Group,
+    now_ms: u64,
+    clients: Vec<Client>,
+    waiting: BTreeMap<ReplyToken, (usize, Asked)>,
+    ids: u64,
+    in_flight: VecDeque<(PersistId, GroupSnapshot)>,
+    log: Option<(Bytes, Bytes)>,
+    leaders: BTreeMap<i32, String>,
+    assignments: BTreeMap<(i32, Bytes), String>,
+    generation: i32,
+    position: i64,
+}
+
+pub fn run(seed: u64) {
+    let mut world = World::new(seed);
+    for _ in 0..world.rng.usize(20..150) {
+        world.step();
+    }
+    world.settle();
+    world.end();
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let config = Arc::new(GroupConfig {
+            initial_rebalance_delay_ms: [0, 0, 3_000][rng.usize(..3)],
+            size_max: [usize::MAX, usize::MAX, 3][rng.usize(..3)],
+            ..GroupConfig::default()
+        });
+        let client = |index: usize| Client {
+            name: format!("c{index}"),
+            instance_id: rng.bool().then(|| format!("i{index}")),
+            version: [3, 5, 9][rng.usize(..3)],
+            protocols: vec!["range"],
+            ..Client::default()
+        };
+        let clients = (0..CLIENTS).map(client).collect();
+        let group = Group::new(GROUP, config.clone(), Now { monotonic_ms: 0, wall_ms: 0 });
+        Self {
+            seed,
+            rng,
+            config,
+            group,
+            now_ms: 0,
+            clients,
+            waiting: BTreeMap::new(),
+            ids: 0,
+            in_flight: VecDeque::new(),
+            log: None,
+            leaders: BTreeMap::new(),
+            assignments: BTreeMap::new(),
+            generation: 0,
+            position: 0,
+        }
+    }
+
+    fn now(&self) -> Now {
+        Now { monotonic_ms: self.now_ms, wall_ms: self.now_ms.try_into().unwrap() }
+    }
+
+    fn token(&mut self, client: usize, asked: Asked) -> ReplyToken {
+        self.ids += 1;
+        let token = ReplyToken(self.ids);
+        self.waiting.insert(token, (client, asked));
+        self.clients[client].waits = Some(token);
+        token
+    }
+
+    fn step(&mut self) {
+        let client = self.rng.usize(..CLIENTS);
+        match self.rng.u8(..100) {
+            0..25 => self.join(client),
+            25..45 => self.sync(client),
+            45..55 => self.heartbeat(client),
+            55..60 => self.leave(client),
+            // The process dies and comes back without its member id.
+            60..68 => self.clients[client].member_id.clear(),
+            68..73 => {
+                let all = [vec!["range"], vec!["range", "sticky"], vec!["sticky", "range"], vec!["sticky"]];
+                self.clients[client].protocols = self.rng.choice(all).unwrap();
+            }
+            73..88 => self.end_persist(),
+            88..96 => {
+                let most = [100, 5_000, 40_000][self.rng.usize(..3)];
+                let ms = self.rng.u64(..most);
+                self.advance(ms);
+            }
+            96..98 => self.commit(client),
+            _ => self.restart(),
+        }
+    }
+
+    fn join(&mut self, index: usize) {
+        let token = self.token(index, Asked::Join);
+        self.ids += 1;
+        let client = &self.clients[index];
+        let metadata = Bytes::copy_from_slice(&[self.rng.u8(..2)]);
+        let protocol = |name: &&str| Protocol { name: (*name).to_owned(), metadata: metadata.clone() };
+        let request = JoinRequest {
+            version: client.version,
+            member_id: client.member_id.clone(),
+            instance_id: client.instance_id.clone(),
+            client_id: client.name.clone(),
+            client_host: "/127.0.0.1".to_owned(),
+            session_timeout_ms: 10_000,
+            rebalance_timeout_ms: 20_000,
+            protocol_type: "consumer".to_owned(),
+            protocols: client.protocols.iter().map(protocol).collect(),
+            uuid: self.ids.to_string(),
+        };
+        let actions = self.group.join(self.now(), request, token);
+        self.carry_out(actions);
+    }
+
+    fn sync(&mut self, index: usize) {
+        let Some(joined) = self.clients[index].joined.clone() else { return };
+        let token = self.token(index, Asked::Sync);
+        let leads = joined.leader == self.clients[index].member_id && !joined.skip_assignment;
+        let mut assignments = Vec::new();
+        for member in joined.members.iter().filter(|_| leads) {
+            self.ids += 1;
+            let assignment = format!("{}/{}", joined.generation, self.ids);
+            assignments.push((member.member_id.clone(), Bytes::from(assignment)));
+        }
+        let request = SyncRequest {
+            member_id: self.clients[index].member_id.clone(),
+            instance_id: self.clients[index].instance_id.clone(),
+            generation: joined.generation,
+            protocol_type: Some(joined.protocol_type),
+            protocol_name: Some(joined.protocol_name),
+            assignments,
+        };
+        let actions = self.group.sync(self.now(), request, token);
+        self.carry_out(actions);
+    }
+
+    fn heartbeat(&mut self, index: usize) {
+        let Some(joined) = &self.clients[index].joined else { return };
+        let generation = joined.generation;
+        let now = self.now();
+        let client = &mut self.clients[index];
+        match self.group.heartbeat(now, &client.member_id, client.instance_id.as_deref(), generation) {
+            Ok(()) => {}
+            Err(GroupError::UnknownMemberId | GroupError::FencedInstanceId) => client.member_id.clear(),
+            Err(_) => client.joined = None,
+        }
+        if client.member_id.is_empty() {
+            client.joined = None;
+        }
+    }
+
+    fn leave(&mut self, index: usize) {
+        let client = &self.clients[index];
+        let leaving =
+            LeaveMember { member_id: client.member_id.clone(), instance_id: client.instance_id.clone() };
+        let left = self.group.leave(self.now(), &[leaving]).unwrap();
+        self.carry_out(left.actions);
+        self.clients[index].member_id.clear();
+        self.clients[index].joined = None;
+    }
+
+    fn commit(&mut self, index: usize) {
+        let client = &self.clients[index];
+        let generation = client.joined.as_ref().map_or(-1, |joined| joined.generation);
+        let key = OffsetKey { topic: "t".to_owned(), partition: 0 };
+        let offset = i64::try_from(self.now_ms).unwrap();
+        let request = CommitRequest {
+            producer_id: None,
+            member_id: client.member_id.clone(),
+            instance_id: client.instance_id.clone(),
+            generation,
+            retention_ms: None,
+            offsets: vec![OffsetCommit { key: key.clone(), offset, leader_epoch: -1, metadata: None }],
+        };
+        if let Ok(prepared) = self.group.prepare_commit(self.now(), request) {
+            self.position += 1;
+            self.group.apply_commit(prepared, self.position);
+            assert_eq!(self.group.offset(&key).map(|o| o.offset), Some(offset), "seed {}", self.seed);
+        }
+    }
+
+    fn end_persist(&mut self) {
+        let Some((id, snapshot)) = self.in_flight.pop_front() else { return };
+        let result = if self.rng.u8(..10) > 0 { Ok(()) } else { Err(GroupError::CoordinatorNotAvailable) };
+        if result.is_ok() {
+            self.log = Some((encode_group_key(GROUP).unwrap(), encode_group(&snapshot).unwrap()));
+        }
+        let actions = self.group.persisted(self.now(), id, result);
+        self.carry_out(actions);
+    }
+
+    fn advance(&mut self, ms: u64) {
+        let until = self.now_ms + ms;
+        while let Some(deadline) = self.group.next_deadline().filter(|deadline| *deadline <= until) {
+            self.now_ms = self.now_ms.max(deadline);
+            let actions = self.group.tick(self.now());
+            self.carry_out(actions);
+        }
+        self.now_ms = until;
+    }
+
+    /// The broker restarts: what waits is lost, what is in the log comes back.
+    fn restart(&mut self) {
+        self.waiting.clear();
+        self.in_flight.clear();
+        for client in &mut self.clients {
+            client.waits = None;
+        }
+        self.group = match &self.log {
+            None => Group::new(GROUP, self.config.clone(), self.now()),
+            Some((key, value)) => {
+                let Ok(GroupRecord::Group { value: Some(snapshot), .. }) = decode_record(key, Some(value))
+                else {
+                    panic!("seed {}: the record cannot be read", self.seed);
+                };
+                Group::from_snapshot(GROUP, snapshot, self.config.clone(), self.now()).unwrap()
+            }
+        };
+        // Generations that were never durable may be given out again.
+        self.generation = self.group.generation();
+        self.leaders.retain(|generation, _| *generation <= self.generation);
+        self.assignments.retain(|(generation, _), _| *generation <= self.generation);
+        if self.log.is_none() {
+            self.leaders.clear();
+        }
+    }
+
+    fn carry_out(&mut self, actions: Vec<Action>) {
+        let seed = self.seed;
+        for action in actions {
+            match action {
+                Action::Join { token, reply } => {
+                    let (index, asked) = self.waiting.remove(&token).expect("answered once");
+                    assert_eq!(asked, Asked::Join, "seed {seed}");
+                    if let Ok(joined) = &reply.result {
+                        self.check_joined(&reply.member_id, joined);
+                    }
+                    let client = &mut self.clients[index];
+                    // An answer to a request the client gave up on does not reach it.
+                    if client.waits == Some(token) {
+                        client.waits = None;
+                        client.synced = false;
+                        client.member_id = match reply.result {
+                            Err(GroupError::UnknownMemberId | GroupError::FencedInstanceId) => String::new(),
+                            _ => reply.member_id,
+                        };
+                        client.joined = reply.result.ok();
+                    }
+                }
+                Action::Sync { token, reply } => {
+                    let (index, asked) = self.waiting.remove(&token).expect("answered once");
+                    assert_eq!(asked, Asked::Sync, "seed {seed}");
+                    if let Ok(synced) = &reply {
+                        self.check_synced(index, token, synced);
+                    }
+                    let client = &mut self.clients[index];
+                    if client.waits == Some(token) {
+                        client.waits = None;
+                        client.synced = reply.is_ok();
+                        match reply {
+                            Ok(_) => {}
+                            Err(GroupError::UnknownMemberId | GroupError::FencedInstanceId) => {
+                                client.member_id.clear();
+                                client.joined = None;
+                            }
+                            Err(_) => client.joined = None,
+                        }
+                    }
+                }
+                Action::Persist { id, snapshot } => self.in_flight.push_back((id, snapshot)),
+            }
+        }
+        assert!(self.group.generation() >= self.generation, "seed {seed}: the generation went back");
+        self.generation = self.group.generation();
+    }
+
+    fn check_joined(&mut self, member_id: &str, joined: &Joined) {
+        if joined.members.is_empty() {
+            return;
+        }
+        assert_eq!(joined.leader, member_id, "seed {}: only the leader sees the members", self.seed);
+        assert!(joined.members.iter().any(|m| m.member_id == member_id), "seed {}", self.seed);
+        if !joined.skip_assignment {
+            let leader = self.leaders.entry(joined.generation).or_insert_with(|| member_id.to_owned());
+            assert_eq!(leader, member_id, "seed {}: two leaders in one generation", self.seed);
+        }
+    }
+
+    fn check_synced(&mut self, index: usize, token: ReplyToken, synced: &Synced) {
+        assert_eq!(self.group.state(), State::Stable, "seed {}", self.seed);
+        let (_, value) = self.log.as_ref().expect("an assignment is durable before it is given out");
+        let stored = String::from_utf8_lossy(value);
+        let assignment = String::from_utf8_lossy(&synced.assignment);
+        assert!(stored.contains(assignment.as_ref()), "seed {}: {assignment} is not in the log", self.seed);
+        let generation = assignment.split('/').next().and_then(|generation| generation.parse().ok());
+        let current = self.group.generation();
+        assert!(
+            generation.is_none_or(|of: i32| of == current),
+            "seed {}: {assignment} in {current}",
+            self.seed
+        );
+        let client = &self.clients[index];
+        if client.waits == Some(token) && !synced.assignment.is_empty() {
+            let key = (self.group.generation(), synced.assignment.clone());
+            let owner = self.assignments.entry(key).or_insert_with(|| client.name.clone());
+            assert_eq!(*owner, client.name, "seed {}: two members share an assignment", self.seed);
+        }
+    }
+
+    /// From now on clients do as the protocol says; the group has to become Stable with all that fit in.
+    fn settle(&mut self) {
+        let seats = CLIENTS.min(self.config.size_max);
+        for client in &mut self.clients {
+            client.protocols = vec!["sticky", "range"];
+        }
+        for _ in 0..200 {
+            for index in 0..CLIENTS {
+                let client = &self.clients[index];
+                if client.waits.is_some_and(|token| self.waiting.contains_key(&token)) {
+                    continue;
+                }
+                match &client.joined {
+                    None => self.join_steadily(index),
+                    Some(_) if !client.synced => self.sync(index),
+                    Some(_) => self.heartbeat(index),
+                }
+            }
+            while !self.in_flight.is_empty() {
+                self.end_persist();
+            }
+            if self.settled(seats) {
+                return;
+            }
+            self.advance(1_000);
+        }
+        panic!("seed {}: not settled after 200 seconds: {:?}", self.seed, self.group.describe());
+    }
+
+    /// Joins with the same metadata every time.
+    fn join_steadily(&mut self, index: usize) {
+        let rng = std::mem::replace(&mut self.rng, Rng::with_seed(1));
+        self.join(index);
+        self.rng = rng;
+    }
+
+    fn settled(&self, seats: usize) -> bool {
+        let synced: BTreeSet<_> =
+            self.clients.iter().filter(|c| c.joined.is_some() && c.synced).map(|c| &c.member_id).collect();
+        let shown = self.group.describe();
+        let members: BTreeSet<_> = shown.members.iter().map(|m| &m.member_id).collect();
+        shown.state == State::Stable && members.len() == seats && members == synced
+    }
+
+    /// All clients die. Nobody waits for ever, and nothing stays.
+    fn end(&mut self) {
+        for _ in 0..10 {
+            self.advance(600_000);
+            while !self.in_flight.is_empty() {
+                self.end_persist();
+            }
+        }
+        assert!(self.waiting.is_empty(), "seed {}: never answered: {:?}", self.seed, self.waiting);
+        assert_eq!(self.group.state(), State::Empty, "seed {}", self.seed);
+        assert_eq!(self.group.next_deadline(), None, "seed {}: a timer without purpose", self.seed);
+        self.now_ms += 8 * 24 * 3_600_000;
+        let expired = self.group.expired(self.now());
+        assert!(expired.group, "seed {}", self.seed);
+        self.group.remove_offsets(&expired.offsets, self.position + 1);
+        assert!(self.group.retire_if_unused(), "seed {}", self.seed);
+    }
+}
