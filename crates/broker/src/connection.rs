@@ -144,7 +144,7 @@ impl Connection {
             }
             ApiKey::ListOffsets => {
                 let request: m::ListOffsetsRequest = call.decode()?;
-                call.later(api::list_offsets::answer(broker, request))
+                call.later(api::list_offsets::answer(broker, request, version))
             }
             ApiKey::OffsetForLeaderEpoch => {
                 let request: m::OffsetForLeaderEpochRequest = call.decode()?;

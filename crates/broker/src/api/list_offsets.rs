@@ -28,11 +28,13 @@ const EARLIEST_LOCAL: i64 = -4;
 /// Offsets in remote storage (KIP-1005, KIP-1023): there are none.
 const LATEST_TIERED: i64 = -5;
 const EARLIEST_PENDING_UPLOAD: i64 = -6;
+/// The first version whose answer has a leader epoch (KIP-320).
+const LEADER_EPOCH_FROM_VERSION: i16 = 4;
 /// A batch may decompress to so many bytes when its records are searched for a time.
 const SEARCH_BYTES_MAX: usize = 256 * 1024 * 1024;
 
 /// Answers ListOffsets.
-pub async fn answer(broker: Arc<Broker>, request: ListOffsetsRequest) -> ListOffsetsResponse {
+pub async fn answer(broker: Arc<Broker>, request: ListOffsetsRequest, version: i16) -> ListOffsetsResponse {
     let mut topics = Vec::with_capacity(request.topics.len());
     for topic in request.topics {
         let found = broker.topics.find(&topic.name);
@@ -53,7 +55,10 @@ pub async fn answer(broker: Arc<Broker>, request: ListOffsetsRequest) -> ListOff
             };
             match result {
                 Ok(Some((offset, timestamp))) => {
-                    (answer.offset, answer.timestamp, answer.leader_epoch) = (offset.0, timestamp.0, LEADER_EPOCH);
+                    (answer.offset, answer.timestamp) = (offset.0, timestamp.0);
+                    if version >= LEADER_EPOCH_FROM_VERSION {
+                        answer.leader_epoch = LEADER_EPOCH;
+                    }
                 }
                 Ok(None) => {}
                 Err(failure) => answer.error_code = failure.code.code(),
