@@ -52,10 +52,8 @@ struct Call {
 impl Call {
     fn decode<M: Message>(&mut self) -> Result<M, Refused> {
         let (name, version) = (self.header.api_key.name(), self.header.version);
-        let decoded = M::decode(&mut self.reader, version).and_then(|message| {
-            self.reader.expect_end()?;
-            Ok(message)
-        });
+        // Bytes behind the message are let pass, as Kafka does: librdkafka's Metadata v13 has some.
+        let decoded = M::decode(&mut self.reader, version);
         decoded.map_err(|error| Refused(format!("a {name} request of version {version} cannot be decoded: {error}")))
     }
 

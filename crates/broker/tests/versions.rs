@@ -1,0 +1,130 @@
+//! Every version that ApiVersions promises is answered, with bytes that decode as that version to the end.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use broker::{Broker, Config, Connection};
+use wire::messages::{self as m, MESSAGES};
+use wire::{ApiKey, Bytes, Chunks, Message, Reader, Text, frame};
+
+fn open(directory: &std::path::Path) -> Arc<Broker> {
+    let disk = disk::open_directory(directory, disk::Engine::Auto).unwrap();
+    Broker::open(Config::default(), Arc::new(disk), directory).unwrap()
+}
+
+fn connect(broker: &Arc<Broker>) -> Connection {
+    let address: SocketAddr = "127.0.0.1:9092".parse().unwrap();
+    broker.connect(address, address)
+}
+
+/// Everything of a frame but its size.
+fn unframed(frame: &Chunks) -> Bytes {
+    frame.to_bytes().slice(4..)
+}
+
+async fn call<Q: Message, A: Message>(connection: &mut Connection, version: i16, request: &Q) -> A {
+    let api_key = ApiKey::from_i16(Q::KEY.unwrap()).unwrap();
+    let client = Text::from_static("test");
+    let request = frame::encode_request(api_key, version, 77, Some(&client), request).unwrap();
+    let answer = connection.begin(unframed(&request)).await.unwrap().expect("there is an answer");
+    let answer = tokio::time::timeout(Duration::from_secs(10), answer).await.expect("it comes in time").unwrap();
+    let mut reader = Reader::new(unframed(&answer));
+    assert_eq!(frame::decode_response_header(&mut reader, api_key, version).unwrap(), 77);
+    let message = A::decode(&mut reader, version).unwrap();
+    reader.expect_end().unwrap();
+    message
+}
+
+/// Requests with their defaults, by API.
+fn default_request(api_key: ApiKey, version: i16) -> Chunks {
+    macro_rules! of {
+        ($($key:ident => $request:ident),+ $(,)?) => {
+            match api_key {
+                $(ApiKey::$key => {
+                    let client = Text::from_static("test");
+                    frame::encode_request(api_key, version, 5, Some(&client), &m::$request::default()).unwrap()
+                })+
+                other => panic!("{} is advertised, add it here", other.name()),
+            }
+        };
+    }
+    of!(
+        Produce => ProduceRequest, Fetch => FetchRequest, ListOffsets => ListOffsetsRequest,
+        Metadata => MetadataRequest, OffsetCommit => OffsetCommitRequest, OffsetFetch => OffsetFetchRequest,
+        FindCoordinator => FindCoordinatorRequest, JoinGroup => JoinGroupRequest, Heartbeat => HeartbeatRequest,
+        LeaveGroup => LeaveGroupRequest, SyncGroup => SyncGroupRequest, DescribeGroups => DescribeGroupsRequest,
+        ListGroups => ListGroupsRequest, ApiVersions => ApiVersionsRequest, CreateTopics => CreateTopicsRequest,
+        DeleteTopics => DeleteTopicsRequest, InitProducerId => InitProducerIdRequest,
+        OffsetForLeaderEpoch => OffsetForLeaderEpochRequest, DescribeConfigs => DescribeConfigsRequest,
+        IncrementalAlterConfigs => IncrementalAlterConfigsRequest, CreatePartitions => CreatePartitionsRequest,
+        DeleteGroups => DeleteGroupsRequest, DescribeCluster => DescribeClusterRequest,
+        OffsetDelete => OffsetDeleteRequest,
+    )
+}
+
+async fn advertised(connection: &mut Connection) -> BTreeMap<i16, (i16, i16)> {
+    let answer: m::ApiVersionsResponse = call(connection, 4, &m::ApiVersionsRequest::default()).await;
+    answer.api_keys.iter().map(|api| (api.api_key, (api.min_version, api.max_version))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_promised_version_is_answered() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    let mut answered = 0;
+    for (key, (min, max)) in advertised(&mut connection).await {
+        let api_key = ApiKey::from_i16(key).unwrap();
+        let response = MESSAGES.iter().find(|info| info.key == Some(key) && !info.is_request).unwrap();
+        // Produce is advertised from 0 for librdkafka's sake, and refused below 3.
+        for version in min.max(*api_key.valid_versions().start())..=max {
+            let name = format!("{} v{version}", api_key.name());
+            let request = default_request(api_key, version);
+            let Some(answer) = connection.begin(unframed(&request)).await.unwrap() else {
+                assert_eq!(api_key, ApiKey::Produce, "{name}: acks defaults to 0");
+                continue;
+            };
+            let answer = tokio::time::timeout(Duration::from_secs(10), answer).await.expect(&name).expect(&name);
+            let mut reader = Reader::new(unframed(&answer));
+            assert_eq!(frame::decode_response_header(&mut reader, api_key, version).unwrap(), 5, "{name}");
+            (response.recode)(&mut reader, version).expect(&name).expect(&name);
+            reader.expect_end().expect(&name);
+            answered += 1;
+        }
+    }
+    assert!(answered > 100, "{answered}");
+    broker.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_promised_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    let promised = advertised(&mut connection).await;
+    for version in 0..3 {
+        let header = [&0i16.to_be_bytes()[..], &i16::to_be_bytes(version), &[0; 4], &[255, 255], &[0; 64]].concat();
+        assert!(connection.begin(Bytes::from(header)).await.is_err(), "Produce v{version}");
+    }
+    for key in -5..200i16 {
+        for version in [-1, 0, 1, 5, 20, 99, i16::MAX] {
+            let covered = promised.get(&key).is_some_and(|(min, max)| (*min..=*max).contains(&version));
+            if covered || key == ApiKey::ApiVersions.code() {
+                continue;
+            }
+            let header = [&key.to_be_bytes()[..], &version.to_be_bytes(), &[0; 4], &[255, 255], &[0; 64]].concat();
+            assert!(connection.begin(Bytes::from(header)).await.is_err(), "key {key} version {version}");
+        }
+    }
+    // An unknown version of ApiVersions is answered as version 0, so that the client learns what to ask.
+    let header = [&18i16.to_be_bytes()[..], &99i16.to_be_bytes(), &7i32.to_be_bytes(), &[255, 255, 0]].concat();
+    let answer = connection.begin(Bytes::from(header)).await.unwrap().unwrap().await.unwrap();
+    let mut reader = Reader::new(unframed(&answer));
+    assert_eq!(frame::decode_response_header(&mut reader, ApiKey::ApiVersions, 0).unwrap(), 7);
+    let answer = m::ApiVersionsResponse::decode(&mut reader, 0).unwrap();
+    assert_eq!(answer.error_code, wire::ErrorCode::UnsupportedVersion.code());
+    assert_eq!(answer.api_keys.len(), promised.len());
+    broker.close().await;
+}
