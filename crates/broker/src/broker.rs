@@ -79,14 +79,15 @@ pub struct Broker {
 
 /// Hears from the log's writer and tells partitions and waiting appends.
 struct LogListener {
-    topics: OnceLock<Arc<Topics>>,
+    /// Weak, since the topics hold the log and the log holds its listener.
+    topics: OnceLock<Weak<Topics>>,
     room: Arc<Notify>,
     metrics: Arc<Metrics>,
 }
 
 impl Listener for LogListener {
     fn committed(&self, streams: &[Committed]) {
-        let Some(topics) = self.topics.get() else { return };
+        let Some(topics) = self.topics.get().and_then(Weak::upgrade) else { return };
         for grown in streams {
             if let Some(partition) = topics.of_stream(grown.stream.id()) {
                 partition.subscribers.mark(usize::try_from(grown.bytes).unwrap_or(usize::MAX));
@@ -141,7 +142,7 @@ impl Broker {
             "the log is open; dropped blocks were written but never acknowledged"
         );
         let topics = Arc::new(Topics::open(store.clone(), log.clone(), config.clone())?);
-        assert!(listener.topics.set(topics.clone()).is_ok(), "set once");
+        assert!(listener.topics.set(Arc::downgrade(&topics)).is_ok(), "set once");
         let group_config = GroupConfig {
             session_timeout_ms_min: config.group_session_timeout_ms_min,
             session_timeout_ms_max: config.group_session_timeout_ms_max,

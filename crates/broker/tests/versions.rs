@@ -1,41 +1,14 @@
 //! Every version that ApiVersions promises is answered, with bytes that decode as that version to the end.
 
+mod common;
+
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use broker::{Broker, Config, Connection};
+use broker::Connection;
+use common::{call, connect, open, unframed};
 use wire::messages::{self as m, MESSAGES};
 use wire::{ApiKey, Bytes, Chunks, Message, Reader, Text, frame};
-
-fn open(directory: &std::path::Path) -> Arc<Broker> {
-    let disk = disk::open_directory(directory, disk::Engine::Auto).unwrap();
-    Broker::open(Config::default(), Arc::new(disk), directory).unwrap()
-}
-
-fn connect(broker: &Arc<Broker>) -> Connection {
-    let address: SocketAddr = "127.0.0.1:9092".parse().unwrap();
-    broker.connect(address, address)
-}
-
-/// Everything of a frame but its size.
-fn unframed(frame: &Chunks) -> Bytes {
-    frame.to_bytes().slice(4..)
-}
-
-async fn call<Q: Message, A: Message>(connection: &mut Connection, version: i16, request: &Q) -> A {
-    let api_key = ApiKey::from_i16(Q::KEY.unwrap()).unwrap();
-    let client = Text::from_static("test");
-    let request = frame::encode_request(api_key, version, 77, Some(&client), request).unwrap();
-    let answer = connection.begin(unframed(&request)).await.unwrap().expect("there is an answer");
-    let answer = tokio::time::timeout(Duration::from_secs(10), answer).await.expect("it comes in time").unwrap();
-    let mut reader = Reader::new(unframed(&answer));
-    assert_eq!(frame::decode_response_header(&mut reader, api_key, version).unwrap(), 77);
-    let message = A::decode(&mut reader, version).unwrap();
-    reader.expect_end().unwrap();
-    message
-}
 
 /// Requests with their defaults, by API.
 fn default_request(api_key: ApiKey, version: i16) -> Chunks {

@@ -1,0 +1,244 @@
+//! Produce and Fetch as clients see them: idempotence across restarts, time stamps, sessions, long polls, limits.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{call, close, connect, create_topic, fetch_of, fetch_request, open, open_with, produce};
+use model::{Compression, Timestamp};
+use wire::messages as m;
+use wire::records::{BatchBuilder, records};
+use wire::{Bytes, ErrorCode, Text};
+
+fn batch(values: &[&str], timestamp: i64, producer: Option<(i64, i16, i32)>) -> Bytes {
+    let mut builder = BatchBuilder::new(Compression::None);
+    if let Some((id, epoch, sequence)) = producer {
+        builder = builder.producer(id, epoch, sequence);
+    }
+    for value in values {
+        builder.push(Timestamp(timestamp), Some(b"key"), Some(value.as_bytes()));
+    }
+    builder.finish()
+}
+
+fn now_ms() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    i64::try_from(since.as_millis()).unwrap()
+}
+
+/// Values in the answer of a fetch, by partition.
+fn values(answer: &m::FetchResponse) -> Vec<(i32, Vec<String>)> {
+    let partitions = answer.responses.iter().flat_map(|topic| &topic.partitions);
+    let read = |partition: &m::fetch_response::PartitionData| {
+        let mut bytes = partition.records.as_ref().unwrap().to_bytes();
+        let mut values = Vec::new();
+        while !bytes.is_empty() {
+            let (header, records) = records(&bytes, 1 << 20).unwrap();
+            values.extend(records.map(|r| String::from_utf8(r.unwrap().value.unwrap().to_vec()).unwrap()));
+            bytes = bytes.slice(header.total_bytes..);
+        }
+        (partition.partition_index, values)
+    };
+    partitions.map(read).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn duplicates_are_answered_as_success_and_gaps_refused_also_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 1, &[]).await;
+    let id: m::InitProducerIdResponse = call(&mut connection, 4, &m::InitProducerIdRequest { transactional_id: None, ..Default::default() }).await;
+    let id = id.producer_id;
+    let now = now_ms();
+    for n in 0..3 {
+        let sent = batch(&["a", "b"], now, Some((id, 0, n * 2)));
+        assert_eq!(produce(&mut connection, "t", 0, -1, sent).await, (0, i64::from(n) * 2, -1));
+    }
+    assert_eq!(produce(&mut connection, "t", 0, -1, batch(&["a", "b"], now, Some((id, 0, 2)))).await, (0, 2, -1));
+    let gap = produce(&mut connection, "t", 0, -1, batch(&["x"], now, Some((id, 0, 9)))).await;
+    assert_eq!(gap.0, ErrorCode::OutOfOrderSequenceNumber.code());
+    drop(connection);
+    close(broker).await;
+
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    assert_eq!(produce(&mut connection, "t", 0, -1, batch(&["a", "b"], now, Some((id, 0, 0)))).await, (0, 0, -1));
+    let gap = produce(&mut connection, "t", 0, 1, batch(&["x"], now, Some((id, 0, 9)))).await;
+    assert_eq!(gap.0, ErrorCode::OutOfOrderSequenceNumber.code());
+    assert_eq!(produce(&mut connection, "t", 0, -1, batch(&["c"], now, Some((id, 0, 6)))).await, (0, 6, -1));
+    let old_epoch = produce(&mut connection, "t", 0, -1, batch(&["d"], now, Some((id, 1, 0)))).await;
+    assert_eq!(old_epoch, (0, 7, -1));
+    let fenced = produce(&mut connection, "t", 0, -1, batch(&["e"], now, Some((id, 0, 7)))).await;
+    assert_eq!(fenced.0, ErrorCode::InvalidProducerEpoch.code());
+    let next: m::InitProducerIdResponse = call(&mut connection, 4, &m::InitProducerIdRequest { transactional_id: None, ..Default::default() }).await;
+    assert!(next.producer_id > id);
+    let answer: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of("t", 0, 0)])).await;
+    assert_eq!(values(&answer), [(0, ["a", "b", "a", "b", "a", "b", "c", "d"].map(String::from).to_vec())]);
+    broker.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_batches_get_kafkas_errors_and_harm_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 1, &[("max.message.bytes", "1000")]).await;
+    let now = now_ms();
+    let mut flipped = batch(&["a"], now, None).to_vec();
+    *flipped.last_mut().unwrap() ^= 1;
+    let mut old = batch(&["a"], now, None).to_vec();
+    old[16] = 1;
+    let mut miscounted = batch(&["a", "b"], now, None).to_vec();
+    miscounted[57..61].copy_from_slice(&1i32.to_be_bytes());
+    model::batch::seal_crc(&mut miscounted);
+    let mut twice = batch(&["a"], now, None).to_vec();
+    twice.extend_from_slice(&twice.clone());
+    let control = {
+        let mut control = batch(&["a"], now, None).to_vec();
+        control[22] |= 0x20;
+        model::batch::seal_crc(&mut control);
+        control
+    };
+    let cases: [(Vec<u8>, ErrorCode); 8] = [
+        (flipped, ErrorCode::CorruptMessage),
+        (old, ErrorCode::UnsupportedForMessageFormat),
+        (miscounted, ErrorCode::InvalidRecord),
+        (twice, ErrorCode::InvalidRecord),
+        (control, ErrorCode::InvalidRecord),
+        (Vec::new(), ErrorCode::InvalidRecord),
+        (batch(&["x".repeat(2000).as_str()], now, None).to_vec(), ErrorCode::MessageTooLarge),
+        (batch(&["a"], now + 7_200_000, None).to_vec(), ErrorCode::InvalidTimestamp),
+    ];
+    for (bytes, error) in cases {
+        assert_eq!(produce(&mut connection, "t", 0, -1, Bytes::from(bytes)).await, (error.code(), -1, -1));
+    }
+    assert_eq!(produce(&mut connection, "t", 7, -1, batch(&["a"], now, None)).await.0, ErrorCode::UnknownTopicOrPartition.code());
+    assert_eq!(produce(&mut connection, "t", 0, 3, batch(&["a"], now, None)).await.0, ErrorCode::InvalidRequiredAcks.code());
+    assert_eq!(produce(&mut connection, "t", 0, 1, batch(&["a"], now, None)).await, (0, 0, -1));
+    broker.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_sets_timestamps_where_the_topic_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 1, &[("message.timestamp.type", "LogAppendTime")]).await;
+    let before = now_ms();
+    let (error, _, appended) = produce(&mut connection, "t", 0, -1, batch(&["a", "b"], 5, None)).await;
+    assert!(error == 0 && appended >= before && appended <= now_ms());
+    let answer: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of("t", 0, 0)])).await;
+    let bytes = answer.responses[0].partitions[0].records.as_ref().unwrap().to_bytes();
+    let header = model::BatchHeader::parse(&bytes).unwrap();
+    model::batch::verify_crc(&bytes, &header).unwrap();
+    assert_eq!((header.max_timestamp.0, header.timestamp_type()), (appended, model::TimestampType::LogAppendTime));
+    let asked = m::list_offsets_request::ListOffsetsPartition { partition_index: 0, timestamp: appended, ..Default::default() };
+    let topic = m::list_offsets_request::ListOffsetsTopic { name: Text::from_static("t"), partitions: vec![asked] };
+    let request = m::ListOffsetsRequest { topics: vec![topic], ..Default::default() };
+    let answer: m::ListOffsetsResponse = call(&mut connection, 7, &request).await;
+    let found = &answer.topics[0].partitions[0];
+    assert_eq!((found.offset, found.timestamp), (0, appended));
+    broker.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_answers_with_what_changed_and_waits_for_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let (mut connection, mut producer) = (connect(&broker), connect(&broker));
+    create_topic(&mut connection, "t", 3, &[]).await;
+    let topics = (0..3).map(|partition| fetch_of("t", partition, 0)).collect();
+    let first: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, 0), 0, topics)).await;
+    assert!(first.session_id != 0 && values(&first).len() == 3);
+    let session = first.session_id;
+    // Nothing changed: after the wait the answer is empty.
+    let begun = Instant::now();
+    let idle: m::FetchResponse = call(&mut connection, 12, &fetch_request((session, 1), 200, Vec::new())).await;
+    assert!(idle.responses.is_empty() && begun.elapsed() >= Duration::from_millis(200));
+    // A commit ends the wait, and only its partition is answered.
+    let waiting = tokio::spawn(async move {
+        let answer: m::FetchResponse = call(&mut connection, 12, &fetch_request((session, 2), 30_000, Vec::new())).await;
+        (connection, answer)
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(produce(&mut producer, "t", 1, -1, batch(&["x"], now_ms(), None)).await.0, 0);
+    let (mut connection, answer) = waiting.await.unwrap();
+    assert_eq!(values(&answer), [(1, vec!["x".to_owned()])]);
+    // The client goes on behind it; the partition is quiet again, the next one speaks.
+    assert_eq!(produce(&mut producer, "t", 2, -1, batch(&["y"], now_ms(), None)).await.0, 0);
+    let answer: m::FetchResponse = call(&mut connection, 12, &fetch_request((session, 3), 0, vec![fetch_of("t", 1, 1)])).await;
+    assert_eq!(values(&answer), [(2, vec!["y".to_owned()])]);
+    // A wrong epoch and an unknown session are refused.
+    let wrong: m::FetchResponse = call(&mut connection, 12, &fetch_request((session, 9), 0, Vec::new())).await;
+    assert_eq!(wrong.error_code, ErrorCode::InvalidFetchSessionEpoch.code());
+    let unknown: m::FetchResponse = call(&mut connection, 12, &fetch_request((session ^ 1, 1), 0, Vec::new())).await;
+    assert_eq!(unknown.error_code, ErrorCode::FetchSessionIdNotFound.code());
+    broker.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_hold_but_one_batch_always_comes() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 1, &[]).await;
+    let value = "v".repeat(5000);
+    for _ in 0..10 {
+        assert_eq!(produce(&mut connection, "t", 0, -1, batch(&[&value], now_ms(), None)).await.0, 0);
+    }
+    let fetch = |partition_bytes: i32, bytes: i32| {
+        let mut topic = fetch_of("t", 0, 0);
+        topic.partitions[0].partition_max_bytes = partition_bytes;
+        m::FetchRequest { max_bytes: bytes, ..fetch_request((0, -1), 0, vec![topic]) }
+    };
+    for (partition_bytes, bytes, expected) in [(1, 1 << 20, 1), (1 << 20, 1, 1), (12_000, 1 << 20, 2), (1 << 20, 16_000, 3), (1 << 20, 1 << 20, 10)] {
+        let answer: m::FetchResponse = call(&mut connection, 12, &fetch(partition_bytes, bytes)).await;
+        assert_eq!(values(&answer)[0].1.len(), expected, "{partition_bytes} {bytes}");
+    }
+    // min.bytes waits although there is something.
+    let begun = Instant::now();
+    let patient = m::FetchRequest { min_bytes: 1 << 19, max_wait_ms: 300, ..fetch(1 << 20, 1 << 20) };
+    let answer: m::FetchResponse = call(&mut connection, 12, &patient).await;
+    assert!(begun.elapsed() >= Duration::from_millis(300) && values(&answer)[0].1.len() == 10);
+    let beyond: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, -1), 1000, vec![fetch_of("t", 0, 99)])).await;
+    assert_eq!(beyond.responses[0].partitions[0].error_code, ErrorCode::OffsetOutOfRange.code());
+    broker.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn retention_moves_the_start_and_offsets_go_on_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = [("log.retention.check.interval.ms", "50")];
+    let broker = open_with(directory.path(), &settings);
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 1, &[("retention.ms", "1000")]).await;
+    let old = now_ms() - 100_000;
+    for _ in 0..5 {
+        assert_eq!(produce(&mut connection, "t", 0, -1, batch(&["a", "b"], old, None)).await.0, 0);
+    }
+    let earliest = |timestamp: i64| {
+        let asked = m::list_offsets_request::ListOffsetsPartition { partition_index: 0, timestamp, ..Default::default() };
+        let topic = m::list_offsets_request::ListOffsetsTopic { name: Text::from_static("t"), partitions: vec![asked] };
+        m::ListOffsetsRequest { topics: vec![topic], ..Default::default() }
+    };
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let answer: m::ListOffsetsResponse = call(&mut connection, 7, &earliest(-2)).await;
+        if answer.topics[0].partitions[0].offset == 10 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "retention never came");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let gone: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of("t", 0, 3)])).await;
+    assert_eq!(gone.responses[0].partitions[0].error_code, ErrorCode::OffsetOutOfRange.code());
+    drop(connection);
+    close(broker).await;
+    let broker = open_with(directory.path(), &settings);
+    let mut connection = connect(&broker);
+    let answer: m::ListOffsetsResponse = call(&mut connection, 7, &earliest(-2)).await;
+    assert_eq!(answer.topics[0].partitions[0].offset, 10);
+    assert_eq!(produce(&mut connection, "t", 0, -1, batch(&["c"], now_ms(), None)).await, (0, 10, -1));
+    broker.close().await;
+}
