@@ -25,6 +25,8 @@ mod arbitrary;
 #[cfg(test)]
 mod differential_tests;
 #[cfg(test)]
+mod fuzz_tests;
+#[cfg(test)]
 mod message_tests;
 
 pub use bytes::Bytes;

@@ -76,6 +76,17 @@ pub fn records(bytes: &Bytes, limit_bytes: usize) -> Result<(BatchHeader, Record
     Ok((header, RecordIter { reader, index: 0, count: header.count, done: false }))
 }
 
+/// Reads `bytes` as a batch and all its records: the entry point for fuzzing.
+pub fn fuzz_records(bytes: &[u8]) {
+    const LIMIT_BYTES: usize = 1 << 20;
+    let Ok((_, records)) = records(&Bytes::copy_from_slice(bytes), LIMIT_BYTES) else { return };
+    let mut taken = 0;
+    for record in records.flatten() {
+        taken += record.value.map_or(0, |value| value.len());
+    }
+    assert!(taken <= LIMIT_BYTES.max(bytes.len()), "values are slices of the batch or of what it decompresses to");
+}
+
 /// Goes through the records of a batch; ends after the first error.
 #[derive(Debug)]
 pub struct RecordIter {
