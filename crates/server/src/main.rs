@@ -1,2 +1,74 @@
-//! Placeholder.
-fn main() {}
+//! The `mainstem` binary: the server, and small commands to use and measure it.
+//!
+//! Here is what surrounds the broker: arguments, configuration, listeners, admin HTTP, signals. What a Kafka request
+//! means is the broker's business.
+
+mod admin;
+mod arguments;
+mod bench;
+mod budget;
+mod client;
+mod commands;
+mod config_file;
+mod connection;
+mod inbound;
+mod listener;
+mod outbound;
+mod process;
+mod serve;
+mod settings;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use arguments::{Arguments, Command, ServerArguments};
+use settings::Settings;
+
+/// The exit code of a bad configuration, as of bad arguments.
+const EXIT_CONFIGURATION: u8 = 2;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match arguments.command {
+        None => serve(&arguments.server),
+        Some(Command::Serve(server)) => serve(&server),
+        Some(Command::Config(server)) => match Settings::load(&server, std::env::vars()) {
+            Ok(settings) => ended(commands::print(&settings.to_toml())),
+            Err(error) => refused(&error),
+        },
+        Some(Command::Topic { bootstrap, verb }) => ended(commands::topic(&bootstrap.address, verb)),
+        Some(Command::Group { bootstrap, verb }) => ended(commands::group(&bootstrap.address, verb)),
+        Some(Command::Produce(arguments)) => ended(commands::produce(&arguments)),
+        Some(Command::Consume(arguments)) => ended(commands::consume(&arguments)),
+        Some(Command::BenchStore(arguments)) => ended(bench::run(&arguments)),
+        Some(Command::Version) => {
+            ended(commands::print(concat!("mainstem ", env!("CARGO_PKG_VERSION"), "\n")))
+        }
+    }
+}
+
+fn serve(arguments: &ServerArguments) -> ExitCode {
+    match Settings::load(arguments, std::env::vars()) {
+        Ok(settings) => ended(serve::run(settings)),
+        Err(error) => refused(&error),
+    }
+}
+
+fn refused(error: &settings::SettingsError) -> ExitCode {
+    eprintln!("mainstem: {error}");
+    ExitCode::from(EXIT_CONFIGURATION)
+}
+
+/// A reader that went away (`mainstem consume t | head`) is no error.
+fn ended(result: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    let broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<commands::OutputError>().is_some_and(commands::OutputError::is_broken_pipe)
+    };
+    if error.chain().any(broken_pipe) {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("mainstem: {error:#}");
+    ExitCode::FAILURE
+}

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
-use crate::format::index;
+use crate::format::{SECTOR, index};
 use crate::index::BatchIndex;
 use crate::segment::Segment;
 
@@ -83,34 +83,37 @@ impl Regions {
     /// As [`Regions::find`], reading what is missing; for the threads that may block. Bytes of the file from `stable`
     /// on may still change and are never cached: the active segment is written behind it.
     pub fn read(&self, segment: &Segment, position: u32, length: usize, stable: u32) -> io::Result<Vec<Bytes>> {
-        loop {
-            if let Some(parts) = self.find(segment, position, length) {
-                return Ok(parts);
-            }
-            let first = index(position) / REGION_BYTES;
-            let last = (index(position) + length - 1) / REGION_BYTES;
-            if last - first >= self.regions_max / 2 {
-                // A batch as large as the cache passes it by.
-                return Ok(vec![segment.read(position, length)?]);
-            }
-            for region in first..=last {
-                let needed = (index(position) + length - region * REGION_BYTES).min(REGION_BYTES);
-                let region = u32::try_from(region).expect("regions of a segment fit 32 bits");
-                self.load(segment, region, needed, index(stable))?;
-            }
+        if let Some(parts) = self.find(segment, position, length) {
+            return Ok(parts);
         }
+        let (from, end) = (index(position), index(position) + length);
+        let (first, last) = (from / REGION_BYTES, (end - 1) / REGION_BYTES);
+        if last - first >= self.regions_max / 2 {
+            // A batch as large as the cache passes it by.
+            return Ok(vec![segment.read(position, length)?]);
+        }
+        // Each part is taken as it is loaded: the cache may drop the first before the last is there.
+        (first..=last)
+            .map(|region| {
+                let at = region * REGION_BYTES;
+                let needed = (end - at).min(REGION_BYTES);
+                let number = u32::try_from(region).expect("regions of a segment fit 32 bits");
+                let bytes = self.load(segment, number, needed, index(stable))?;
+                Ok(bytes.slice(from.saturating_sub(at)..needed))
+            })
+            .collect()
     }
 
-    /// Makes sure that the first `needed` bytes of a region are cached; concurrent calls for the same one read it once.
-    fn load(&self, segment: &Segment, region: u32, needed: usize, stable: usize) -> io::Result<()> {
+    /// A region with at least its first `needed` bytes; concurrent calls for the same one read it once.
+    fn load(&self, segment: &Segment, region: u32, needed: usize, stable: usize) -> io::Result<Bytes> {
         let key = (segment.sequence, region);
         let count = {
             let mut state = self.state.lock();
             while state.loading.contains(&key) {
                 self.loaded.wait(&mut state);
             }
-            if state.entries.get(&key).is_some_and(|entry| entry.bytes.len() >= needed) {
-                return Ok(());
+            if let Some(entry) = state.entries.get(&key).filter(|entry| entry.bytes.len() >= needed) {
+                return Ok(entry.bytes.clone());
             }
             state.misses += 1;
             state.read_ahead =
@@ -128,7 +131,8 @@ impl Regions {
             count
         };
         let from = index(region) * REGION_BYTES;
-        let bytes = (index(count) * REGION_BYTES).min(stable - from);
+        // What is asked for was committed, so it is stable; an index that says otherwise gets what the file holds.
+        let bytes = (index(count) * REGION_BYTES).min(stable.max(from + needed.next_multiple_of(SECTOR)) - from);
         let mut buffer = disk::AlignedBuffer::zeroed(bytes);
         let result = segment.file.read_at(from as u64, &mut buffer);
         let mut state = self.state.lock();
@@ -140,7 +144,7 @@ impl Regions {
             let slice = buffer.slice(n * REGION_BYTES..((n + 1) * REGION_BYTES).min(buffer.len()));
             state.insert((segment.sequence, region + u32::try_from(n).expect("small")), slice, self.regions_max);
         }
-        Ok(())
+        Ok(buffer.slice(..buffer.len().min(REGION_BYTES)))
     }
 
     /// Hits and misses so far, and bytes held.

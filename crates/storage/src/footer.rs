@@ -21,13 +21,19 @@ use crate::producers::Producers;
 use crate::stream::Stream;
 
 const TABLE_VERSION: u8 = 1;
+/// Bytes of the footer that one more stream in the segment costs: directory row and head of its index.
+pub(crate) const STREAM_FOOTER_BYTES: usize = crate::format::DIRECTORY_ROW_BYTES + 8;
+/// Bytes of the stream table for one stream, at most.
+pub(crate) const TABLE_STREAM_BYTES: usize = 10 + 10 + 10 + 10;
+/// Bytes of the stream table for one producer on one stream, at most.
+pub(crate) const TABLE_PRODUCER_BYTES: usize = 10 + 3 + 10 + 1 + crate::producers::REMEMBERED_BATCHES * (5 + 10 + 5 + 10);
 /// The last bytes of a footer's payload repeat the trailer, for when the sector at the end of the file was not written.
 pub(crate) const TRAILER_COPY_BYTES: usize = 60;
 
 /// A stream's batches in the segment that is being sealed.
 pub(crate) struct SealedStream {
     pub stream: StreamId,
-    pub index: BatchIndex,
+    pub index: Arc<BatchIndex>,
 }
 
 /// The payload of a footer block and the trailer that will point into it.
@@ -91,16 +97,48 @@ pub(crate) fn build(
     BuiltFooter { payload, trailer, rows }
 }
 
-/// The stream table of all `streams`. Producers are left out, those that appended longest ago first, where the table
-/// would grow beyond `bytes_max`.
-pub(crate) fn encode_table(streams: &mut Vec<Arc<Stream>>, oldest_producer_ms: i64, bytes_max: usize) -> Vec<u8> {
-    streams.retain(|stream| !stream.lock().placed_delete);
+/// How long a stream table can get, at most.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct TableBound {
+    pub streams: usize,
+    pub producers: usize,
+}
+
+impl TableBound {
+    /// In bytes, where the producers get at most `producer_bytes_max`.
+    pub fn bytes(self, producer_bytes_max: usize) -> usize {
+        1 + 10 + self.streams * TABLE_STREAM_BYTES + (self.producers * TABLE_PRODUCER_BYTES).min(producer_bytes_max)
+    }
+
+    /// The bound of a table of `streams`.
+    pub fn of<'a>(streams: impl IntoIterator<Item = &'a Arc<Stream>>) -> TableBound {
+        let mut bound = TableBound::default();
+        for stream in streams {
+            let state = stream.lock();
+            bound.streams += usize::from(state.next > Offset::ZERO);
+            bound.producers += state.producers.len();
+        }
+        bound
+    }
+}
+
+/// The stream table of all `streams` that were ever written to, and the bound of the next one. Producers are forgotten,
+/// those that appended longest ago first, where they would take more than `producer_bytes_max`.
+pub(crate) fn encode_table(
+    streams: &mut Vec<Arc<Stream>>,
+    oldest_producer_ms: i64,
+    producer_bytes_max: usize,
+) -> (Vec<u8>, TableBound) {
+    streams.retain(|stream| {
+        let state = stream.lock();
+        !state.placed_delete && state.next > Offset::ZERO
+    });
     streams.sort_unstable_by_key(|stream| stream.id());
     let mut oldest_ms = oldest_producer_ms;
     loop {
         let mut out = vec![TABLE_VERSION];
         put_varint(&mut out, streams.len() as u64);
-        let mut appended_ms = Vec::new();
+        let (mut appended_ms, mut producer_bytes) = (Vec::new(), 0);
         for stream in streams.iter() {
             let mut state = stream.lock();
             state.producers.expire(oldest_ms);
@@ -108,10 +146,12 @@ pub(crate) fn encode_table(streams: &mut Vec<Arc<Stream>>, oldest_producer_ms: i
             put_varint(&mut out, stream.id().0);
             put_varint(&mut out, state.placed_start.0.cast_unsigned());
             put_varint(&mut out, state.next.0.cast_unsigned());
+            let before = out.len();
             state.producers.encode(&mut out);
+            producer_bytes += out.len() - before;
         }
-        if out.len() <= bytes_max || appended_ms.is_empty() {
-            return out;
+        if producer_bytes <= producer_bytes_max + streams.len() || appended_ms.is_empty() {
+            return (out, TableBound { streams: streams.len(), producers: appended_ms.len() });
         }
         // Forget the older half and try again.
         appended_ms.sort_unstable();

@@ -152,8 +152,13 @@ impl BatchIndex {
 
     /// The first batch from `offset` on that has the largest max timestamp of those.
     pub fn with_max_timestamp(&self, offset: Offset) -> Option<BatchPlace> {
+        self.with_max_timestamp_until(offset, Offset(i64::MAX))
+    }
+
+    /// As [`BatchIndex::with_max_timestamp`], of the batches that end at or below `until`.
+    pub fn with_max_timestamp_until(&self, offset: Offset, until: Offset) -> Option<BatchPlace> {
         let mut best: Option<BatchPlace> = None;
-        for place in self.from_offset(offset) {
+        for place in self.from_offset(offset).take_while(|place| place.next_offset() <= until) {
             if best.is_none_or(|best| place.max_timestamp > best.max_timestamp) {
                 best = Some(place);
             }

@@ -21,6 +21,8 @@ mod stream;
 mod tail;
 mod writer;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 #[cfg(test)]
 mod tests;
 

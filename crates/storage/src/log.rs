@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use model::{BatchHeader, Offset, StreamId, Timestamp};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::cold::{Indexes, Regions};
-use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index};
+use crate::format::{BLOCK_HEADER_BYTES, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, SECTOR, index};
 use crate::index::{BatchIndex, BatchPlace};
 use crate::preparer::{FIRST_SEGMENT_BYTES, Preparer};
 use crate::recovery::{self, OpenError, RecoveryReport};
@@ -24,7 +24,7 @@ use crate::request::{AdmitError, Admission, Append, AppendError, Completion, Lis
 use crate::segment::{Segment, Segments};
 use crate::stream::Stream;
 use crate::tail::TailCache;
-use crate::writer::{Patience, Position, QUEUE_DEPTH, WRITE_BUFFER_BYTES, Writer, active_room};
+use crate::writer::{Patience, Position, QUEUE_DEPTH, WRITE_BUFFER_BYTES, Writer};
 
 /// Time as the log needs it; handed in, so that tests decide what time it is.
 pub trait Clock: Send + Sync {
@@ -70,7 +70,7 @@ pub struct Options {
     pub producer_expiry_ms: i64,
     /// Bytes of the disk left free: no new segment is made that would use them.
     pub reserve_bytes: u64,
-    /// Identifies a new log; an existing one keeps its own.
+    /// Identifies a new log; an existing one keeps its own. Random, for it also seeds what a client must not guess.
     pub log_id: u128,
     /// Threads for reads that miss the caches, and so the depth of such reads.
     pub cold_threads: usize,
@@ -112,7 +112,8 @@ pub(crate) struct Shared {
     pub segments: Segments,
     streams: RwLock<HashMap<StreamId, Arc<Stream>>>,
     prepared: Mutex<VecDeque<Arc<Segment>>>,
-    active_room: AtomicU64,
+    /// Upper bound of the stream table as of the last roll.
+    table_bytes: AtomicUsize,
     synced: AtomicU64,
     preparer_news: Mutex<PreparerNews>,
     preparer_wake: Condvar,
@@ -150,6 +151,7 @@ impl Shared {
         self.prepared.lock().len()
     }
 
+    /// The next prepared segment; counts as room until the writer calls [`Shared::count_prepared`].
     pub fn take_prepared(&self) -> Option<Arc<Segment>> {
         let taken = self.prepared.lock().pop_front();
         self.wake_preparer();
@@ -157,23 +159,30 @@ impl Shared {
     }
 
     pub fn add_prepared(&self, segment: Arc<Segment>) {
-        self.prepared.lock().push_back(segment);
+        {
+            let mut prepared = self.prepared.lock();
+            prepared.push_back(segment);
+            self.set_prepared(&prepared);
+        }
         self.queue.room.set_out_of_space(false);
-        self.set_free();
         self.queue.wake();
         self.listener.room();
     }
 
-    /// Records what the active segment still takes from `position` on.
-    pub fn count_room(&self, active: &Segment, position: u32) {
-        self.active_room.store(active_room(active, position), Ordering::Release);
-        self.set_free();
+    /// Records what the prepared segments take when their stream tables take `table_bytes`.
+    pub fn count_prepared(&self, table_bytes: usize) {
+        let prepared = self.prepared.lock();
+        self.table_bytes.store(table_bytes, Ordering::Relaxed);
+        self.set_prepared(&prepared);
     }
 
-    fn set_free(&self) {
-        let prepared: u64 =
-            self.prepared.lock().iter().map(|segment| Room::of_segment(segment.length, segment.length)).sum();
-        self.queue.room.set_free(self.active_room.load(Ordering::Acquire) + prepared);
+    /// The list stays locked meanwhile, so that the newest one is what is counted.
+    fn set_prepared(&self, prepared: &VecDeque<Arc<Segment>>) {
+        let footer = crate::format::sectors(BLOCK_HEADER_BYTES + self.table_bytes.load(Ordering::Relaxed)) + SECTOR;
+        self.queue.room.set_prepared(prepared.iter().map(|segment| {
+            let free = segment.data_end() - Segment::data_start();
+            Room::of_segment(segment.length, free, footer)
+        }));
     }
 
     pub fn wake_preparer(&self) {
@@ -277,9 +286,12 @@ pub struct Statistics {
     pub segments: usize,
     /// Segments prepared ahead.
     pub prepared_segments: usize,
-    /// Bytes that appends may still take before another segment is needed.
+    /// Streams there are.
     pub streams: usize,
 }
+
+/// Batches looked up at once: the writer waits for the stream's lock as long as that takes.
+const PLAN_BATCHES_MAX: usize = 512;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -320,9 +332,13 @@ pub(crate) fn assemble(
         }
     };
     let recovered = recovery::recover(&*disk, clock.now_ms())?;
+    // Generations of a log count on from a number that nobody can guess: a client that could would put bytes into its
+    // records which pass for a block, should they ever lie behind the end of the log.
+    let first_generation = 1 + u64::try_from(options.log_id >> 65).expect("63 bits are left");
+    let next_generation = if recovered.log_id.is_some() { recovered.next_generation } else { first_generation };
     options.log_id = recovered.log_id.unwrap_or(options.log_id);
     let ring = disk.queue(QUEUE_DEPTH).map_err(io("setting up the write queue"))?;
-    let queue = Queue::new(ring.waker(), Arc::default(), options.batch_bytes_max());
+    let queue = Queue::new(ring.waker(), options.batch_bytes_max());
     let shared = Arc::new(Shared {
         tail: TailCache::new(options.tail_cache_bytes),
         regions: Regions::new(options.region_cache_bytes),
@@ -336,7 +352,7 @@ pub(crate) fn assemble(
         segments: recovered.segments,
         streams: RwLock::new(recovered.streams),
         prepared: Mutex::new(recovered.prepared.into()),
-        active_room: AtomicU64::new(0),
+        table_bytes: AtomicUsize::new(0),
         synced: AtomicU64::new(recovered.report.end.0),
         preparer_news: Mutex::default(),
         preparer_wake: Condvar::new(),
@@ -347,13 +363,13 @@ pub(crate) fn assemble(
     let grown = shared.prepared.lock().back().map(|segment| u64::from(segment.length)).unwrap_or(last_length);
     let first_length = FIRST_SEGMENT_BYTES.min(shared.options.segment_bytes);
     let mut preparer =
-        Preparer::new(shared.clone(), recovered.next_sequence, recovered.next_generation, grown.max(first_length / 4));
+        Preparer::new(shared.clone(), recovered.next_sequence, next_generation, grown.max(first_length / 4));
     let (segment, position) = match recovered.active {
         Some(active) => active,
         None => {
             let next = match shared.prepared.lock().pop_front() {
                 Some(next) => next,
-                None => preparer.prepare().map_err(io("preparing the first segment"))?,
+                None => preparer.prepare_from_reserve().map_err(io("preparing the first segment"))?,
             };
             shared.segments.insert(next.clone());
             (next, Segment::data_start())
@@ -363,12 +379,11 @@ pub(crate) fn assemble(
         let here = |stream: &&Arc<Stream>| stream.lock().active.is_some();
         shared.streams.read().values().filter(here).cloned().collect()
     };
-    shared.count_room(&segment, position);
     let synced = Lsn::new(segment.sequence, position);
     let at = Position { segment, position, epoch: recovered.next_epoch, touched, synced };
     let mut writer = Writer::new(shared.clone(), ring, at);
     if !writer.has_room_for_barrier() && shared.prepared_count() == 0 {
-        let next = preparer.prepare().map_err(io("preparing a segment"))?;
+        let next = preparer.prepare_from_reserve().map_err(io("preparing a segment"))?;
         shared.add_prepared(next);
     }
     writer.write_barrier().map_err(|error| OpenError::Io {
@@ -388,20 +403,28 @@ impl Log {
         listener: Arc<dyn Listener>,
     ) -> Result<Log, OpenError> {
         let cold_threads = options.cold_threads.max(1);
-        let Parts { log, mut writer, mut preparer } = assemble(disk, options, clock, listener)?;
         let spawn = |name: String, work: Box<dyn FnOnce() + Send>| {
             let spawned = std::thread::Builder::new().name(name).spawn(work);
             spawned.map_err(|source| OpenError::Io { doing: "starting a thread".into(), source })
         };
-        let mut threads = Vec::new();
-        let shared = log.shared.clone();
-        threads.push(spawn(
-            "log-writer".into(),
-            Box::new(move || {
-                let _guard = StopOnPanic(shared);
+        // A ring belongs to the thread that first waits on it, so the writer's own thread opens the log and writes the
+        // barrier. It comes first: `close` ends the threads in this order.
+        let (opened, opening) = std::sync::mpsc::sync_channel(1);
+        let work = move || match assemble(disk, options, clock, listener) {
+            Ok(Parts { log, mut writer, preparer }) => {
+                // If nobody waits any more, the process is on its way out.
+                let _ = opened.send(Ok((log, preparer)));
                 while writer.turn(Patience::Block) {}
-            }),
-        )?);
+            }
+            Err(error) => drop(opened.send(Err(error))),
+        };
+        let mut threads = vec![spawn("log-writer".into(), Box::new(work))?];
+        let (log, mut preparer) = opening.recv().unwrap_or_else(|_| {
+            Err(OpenError::Io {
+                doing: "opening the log".into(),
+                source: std::io::Error::other("the log's writer panicked, which is a bug"),
+            })
+        })?;
         let shared = log.shared.clone();
         threads.push(spawn("log-preparer".into(), Box::new(move || run_preparer(&shared, &mut preparer)))?);
         let (sender, receiver) = std::sync::mpsc::channel::<Job>();
@@ -513,15 +536,19 @@ impl Log {
 
     /// Finishes what was appended, syncs it, and ends the threads. Blocks until that is done.
     pub fn close(&self) {
-        self.shared.queue.push(Request::Stop);
-        self.shared.queue.wake();
+        self.shared.queue.ask_to_stop();
+        // What was appended may need one more segment, so the preparer ends after the writer.
+        let mut threads = std::mem::take(&mut *self.threads.lock()).into_iter();
+        if threads.next().is_some_and(|writer| writer.join().is_err()) {
+            tracing::error!("the writer of the log panicked");
+        }
         {
             let mut news = self.shared.preparer_news.lock();
             news.stop = true;
             self.shared.preparer_wake.notify_all();
         }
         *self.cold.lock() = None;
-        for thread in std::mem::take(&mut *self.threads.lock()) {
+        for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("a thread of the log panicked");
             }
@@ -536,14 +563,14 @@ impl Log {
         })
     }
 
-    /// Reads from disk where it must, on a thread of the log, and calls `done` there.
+    /// Reads from disk where it must, on a thread of the log, and calls `done` there; at once when the log is closed.
     pub fn read_later(&self, request: ReadRequest, done: Box<dyn FnOnce(Result<Batches, ReadError>) + Send>) {
         self.shared.cold_reads.fetch_add(1, Ordering::Relaxed);
+        let Some(sender) = self.cold.lock().clone() else { return done(Err(ReadError::Closed)) };
         let log = self.reader();
         let job: Job = Box::new(move || done(log.read_blocking(&request)));
-        let sent = self.cold.lock().as_ref().map(|sender| sender.send(job));
-        if !matches!(sent, Some(Ok(()))) {
-            tracing::debug!("a read came after the log was closed");
+        if sender.send(job).is_err() {
+            tracing::error!("the readers of the log are gone, which is a bug");
         }
     }
 
@@ -554,6 +581,17 @@ impl Log {
             // A closed channel means a closed log; the caller sees its answer channel dropped.
             let _ = sender.send(Box::new(move || job(&log)));
         }
+    }
+
+    /// Asks the writer to end, without waiting for it.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn ask_to_stop(&self) {
+        self.shared.queue.ask_to_stop();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     /// Another handle to the same log, without its threads.
@@ -574,24 +612,24 @@ impl Log {
     /// The first batch from the start on whose max timestamp is at least `timestamp` (`ListOffsets`): its base offset
     /// and max timestamp. Blocks.
     pub fn first_at_or_after(&self, stream: &Stream, timestamp: Timestamp) -> Result<Option<BatchPlace>, ReadError> {
-        self.search(stream, |max| max >= timestamp, |index, from| index.first_at_or_after(from, timestamp), true)
+        self.search(stream, |max| max >= timestamp, |index, from, _| index.first_at_or_after(from, timestamp), true)
     }
 
     /// The first batch that has the largest timestamp of the stream (KIP-734). Blocks.
     pub fn with_max_timestamp(&self, stream: &Stream) -> Result<Option<BatchPlace>, ReadError> {
-        self.search(stream, |_| true, |index, from| index.with_max_timestamp(from), false)
+        self.search(stream, |_| true, |index, from, until| index.with_max_timestamp_until(from, until), false)
     }
 
     fn search(
         &self,
         stream: &Stream,
         candidate: impl Fn(Timestamp) -> bool,
-        find: impl Fn(&BatchIndex, Offset) -> Option<BatchPlace>,
+        find: impl Fn(&BatchIndex, Offset, Offset) -> Option<BatchPlace>,
         first_wins: bool,
     ) -> Result<Option<BatchPlace>, ReadError> {
-        let (start, committed, sealed) = {
+        let (start, committed) = {
             let state = stream.lock();
-            (state.start, state.committed, state.sealed.clone())
+            (state.start, state.committed)
         };
         let mut best: Option<BatchPlace> = None;
         let mut consider = |place: Option<BatchPlace>| {
@@ -602,21 +640,32 @@ impl Log {
             }
             best
         };
-        for extent in sealed {
+        let mut at = start;
+        loop {
+            // The active extent may be sealed while an older one is searched, so each is looked up in its turn.
+            let (extent, end) = {
+                let state = stream.lock();
+                match state.sealed_at(at) {
+                    Some(sealed) => sealed,
+                    None => return Ok(consider(state.active.as_ref().and_then(|active| find(&active.index, start, committed)))),
+                }
+            };
+            if end <= at {
+                return Ok(best);
+            }
+            at = end;
             let at_most = Timestamp(i64::from(extent.max_timestamp_s).saturating_mul(1000));
             if extent.max_timestamp_s != u32::MAX && !candidate(at_most) {
                 continue;
             }
             let Some(segment) = self.shared.segments.find(extent.segment) else { continue };
             let index = self.load_index(&segment, extent.row)?;
-            if let Some(found) = consider(find(&index, start))
+            if let Some(found) = consider(find(&index, start, committed))
                 && first_wins
             {
                 return Ok(Some(found));
             }
         }
-        let state = stream.lock();
-        Ok(consider(state.active.as_ref().and_then(|active| find(&active.index, start))))
     }
 
     fn load_index(&self, segment: &Segment, row: u32) -> Result<Arc<BatchIndex>, ReadError> {
@@ -636,19 +685,21 @@ impl Log {
     fn gather(&self, request: &ReadRequest, block: bool) -> Result<Option<Batches>, ReadError> {
         let mut out = Batches::default();
         let mut from = request.from;
+        // Kept here too: one index may be larger than the whole cache.
+        let mut loaded = None;
         loop {
             let budget = request.bytes_max.saturating_sub(out.bytes);
             let force = request.at_least_one && out.bytes == 0;
             if budget == 0 && !force {
                 return Ok(Some(out));
             }
-            match self.plan(request, from, budget, force)? {
+            match self.plan(request, from, budget, force, loaded.as_ref())? {
                 Plan::Nothing => return Ok(Some(out)),
                 Plan::LoadIndex { segment, row } => {
                     if !block {
                         return Ok((out.bytes > 0).then_some(out));
                     }
-                    self.load_index(&segment, row)?;
+                    loaded = Some((segment.sequence, row, self.load_index(&segment, row)?));
                 }
                 Plan::Places { segment, places, more } => {
                     let next = places.last().map(BatchPlace::next_offset);
@@ -670,7 +721,14 @@ impl Log {
     }
 
     /// Where the batches from `from` on stand, as far as one extent reaches.
-    fn plan(&self, request: &ReadRequest, from: Offset, budget: usize, force: bool) -> Result<Plan, ReadError> {
+    fn plan(
+        &self,
+        request: &ReadRequest,
+        from: Offset,
+        budget: usize,
+        force: bool,
+        loaded: Option<&(u32, u32, Arc<BatchIndex>)>,
+    ) -> Result<Plan, ReadError> {
         let state = request.stream.lock();
         if state.deleted {
             return Err(ReadError::Deleted);
@@ -689,18 +747,23 @@ impl Log {
                 },
             };
             let Some(segment) = self.shared.segments.find(sequence) else { return Ok(Plan::Nothing) };
-            let loaded = match row {
-                Some(row) => match self.shared.indexes.find(sequence, row) {
+            let held = loaded.filter(|(of, at, _)| (*of, Some(*at)) == (sequence, row)).map(|(_, _, index)| index.clone());
+            let sealed = match row {
+                Some(row) => match held.or_else(|| self.shared.indexes.find(sequence, row)) {
                     Some(index) => Some(index),
                     None => return Ok(Plan::LoadIndex { segment, row }),
                 },
                 None => None,
             };
             let active = state.active.as_ref().map(|active| &active.index);
-            let Some(index) = loaded.as_deref().or(active) else { return Ok(Plan::Nothing) };
-            let (mut places, mut bytes, mut full) = (Vec::new(), 0, false);
+            let Some(index) = sealed.as_ref().or(active) else { return Ok(Plan::Nothing) };
+            let (mut places, mut bytes, mut full, mut more) = (Vec::new(), 0, false, row.is_some());
             for place in index.from_offset(at) {
                 let length = crate::format::index(place.length);
+                if places.len() == PLAN_BATCHES_MAX {
+                    more = true;
+                    break;
+                }
                 let fits = bytes + length <= budget || (force && places.is_empty());
                 if place.next_offset() > limit || !fits {
                     full = true;
@@ -710,7 +773,7 @@ impl Log {
                 places.push(place);
             }
             if !places.is_empty() {
-                return Ok(Plan::Places { segment, places, more: !full && row.is_some() });
+                return Ok(Plan::Places { segment, places, more: !full && more });
             }
             if full || row.is_none() {
                 return Ok(Plan::Nothing);
@@ -729,13 +792,16 @@ impl Log {
 
     /// The bytes of one batch; `None` when they are not cached and `block` is not set.
     fn fetch(&self, stream: &Stream, segment: &Segment, place: &BatchPlace, block: bool) -> Result<Option<Vec<Bytes>>, ReadError> {
-        let header_bytes = u32::try_from(ENTRY_HEADER_BYTES).expect("a small constant");
-        let body = Lsn::new(segment.sequence, place.position + header_bytes);
+        let body = Lsn(Lsn::new(segment.sequence, place.position).0 + ENTRY_HEADER_BYTES as u64);
         if let Some(bytes) = self.shared.tail.find(body, index(place.length)) {
             self.shared.tail_hits.fetch_add(1, Ordering::Relaxed);
             return Ok(Some(vec![bytes]));
         }
         let length = ENTRY_HEADER_BYTES + index(place.length);
+        if u64::from(place.position) + length as u64 > u64::from(segment.data_end()) {
+            let lsn = Lsn::new(segment.sequence, place.position);
+            return Err(ReadError::Damaged { lsn, what: "the batch index names a place outside the segment" });
+        }
         let parts = match self.shared.regions.find(segment, place.position, length) {
             Some(parts) => parts,
             None if block => self.shared.regions.read(segment, place.position, length, self.stable_end(segment))?,
@@ -790,18 +856,6 @@ fn check_entry(
         return Err(damaged("the batch does not match its crc"));
     }
     Ok(body)
-}
-
-/// A writer that panicked must not leave its callers waiting.
-struct StopOnPanic(Arc<Shared>);
-
-impl Drop for StopOnPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let error = AppendError::Poisoned("the log's writer panicked, which is a bug".into());
-            self.0.queue.stop(error.clone()).into_iter().for_each(|request| request.fail(&error));
-        }
-    }
 }
 
 /// How long the preparer sleeps before it looks again whether a full disk has room.

@@ -71,14 +71,26 @@ impl Preparer {
 
     /// Makes the next segment, from a dead one where there is one.
     pub fn prepare(&mut self) -> io::Result<Arc<Segment>> {
-        let (file, length) = match self.take_spare() {
-            Some(spare) => {
-                let name = file_name(spare.sequence);
-                let length = u64::from(spare.length);
-                self.shared.disk.rename(&name, PREPARING)?;
-                (self.shared.disk.open(PREPARING)?, length)
-            }
-            None => (self.create()?, self.next_length),
+        self.prepare_within(self.shared.options.reserve_bytes)
+    }
+
+    /// As [`Preparer::prepare`], but takes from the reserve: a full disk must not keep a log from being opened.
+    pub fn prepare_from_reserve(&mut self) -> io::Result<Arc<Segment>> {
+        self.prepare_within(0)
+    }
+
+    fn prepare_within(&mut self, reserve_bytes: u64) -> io::Result<Arc<Segment>> {
+        let (file, length) = match self.take_spare(true) {
+            Some(spare) => self.recycle(&spare)?,
+            None => match self.create(reserve_bytes) {
+                Ok(file) => (file, self.next_length),
+                // A short segment is better than none.
+                Err(full) if full.kind() == io::ErrorKind::StorageFull => match self.take_spare(false) {
+                    Some(spare) => self.recycle(&spare)?,
+                    None => return Err(full),
+                },
+                Err(error) => return Err(error),
+            },
         };
         let header = SegmentHeader {
             sequence: self.next_sequence,
@@ -95,13 +107,24 @@ impl Preparer {
         Ok(Arc::new(Segment::new(header.sequence, header.generation, file)))
     }
 
-    fn create(&mut self) -> io::Result<Arc<dyn File>> {
+    fn recycle(&self, spare: &Segment) -> io::Result<(Arc<dyn File>, u64)> {
+        self.shared.disk.rename(&file_name(spare.sequence), PREPARING)?;
+        Ok((self.shared.disk.open(PREPARING)?, u64::from(spare.length)))
+    }
+
+    /// Makes a new file of `next_length` bytes, or of fewer where the disk has no room for that.
+    fn create(&mut self, reserve_bytes: u64) -> io::Result<Arc<dyn File>> {
         let disk = &self.shared.disk;
         if disk.list()?.iter().any(|name| name == PREPARING) {
             disk.remove(PREPARING)?;
         }
-        if disk.free_bytes()? < self.next_length + self.shared.options.reserve_bytes {
-            return Err(io::ErrorKind::StorageFull.into());
+        let least = FIRST_SEGMENT_BYTES.min(self.shared.options.segment_bytes);
+        let free = disk.free_bytes()?.saturating_sub(reserve_bytes);
+        while free < self.next_length {
+            if self.next_length / 2 < least {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.next_length = (self.next_length / 2).next_multiple_of(ZERO_FILL_BYTES as u64);
         }
         let file = disk.create(PREPARING, self.next_length)?;
         let zeros = AlignedBuffer::zeroed(ZERO_FILL_BYTES.min(usize::try_from(self.next_length).unwrap_or(usize::MAX)));
@@ -115,12 +138,13 @@ impl Preparer {
         Ok(file)
     }
 
-    /// A dead segment of full length that nobody reads any more.
-    fn take_spare(&mut self) -> Option<Arc<Segment>> {
-        let full = |spare: &Arc<Segment>| {
-            u64::from(spare.length) == self.shared.options.segment_bytes && Arc::strong_count(spare) == 1
+    /// A dead segment, of full length or of any, that nobody reads any more.
+    fn take_spare(&mut self, full_length: bool) -> Option<Arc<Segment>> {
+        let fits = |spare: &Arc<Segment>| {
+            let full = u64::from(spare.length) == self.shared.options.segment_bytes;
+            (full || !full_length) && Arc::strong_count(spare) == 1
         };
-        let at = self.spares.iter().position(full)?;
+        let at = self.spares.iter().position(fits)?;
         self.spares.remove(at)
     }
 

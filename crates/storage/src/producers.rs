@@ -46,7 +46,7 @@ pub struct Producer {
     pub epoch: i16,
     /// When it last appended, in milliseconds since the Unix epoch.
     pub last_append_ms: i64,
-    /// Its last batches of this epoch, oldest first; never empty once it has appended.
+    /// Its last batches of this epoch, oldest first; transaction markers are not among them.
     pub batches: VecDeque<RememberedBatch>,
 }
 
@@ -91,6 +91,11 @@ impl Producers {
             producer.epoch = header.producer_epoch;
             producer.batches.clear();
         }
+        producer.last_append_ms = now_ms;
+        if header.is_control() {
+            // A transaction marker has an epoch but no sequence.
+            return self.0.len() > before;
+        }
         if producer.batches.len() == REMEMBERED_BATCHES {
             producer.batches.pop_front();
         }
@@ -100,7 +105,6 @@ impl Producers {
             offset_count: u32::try_from(header.offset_count()).unwrap_or(u32::MAX),
             timestamp: header.max_timestamp,
         });
-        producer.last_append_ms = now_ms;
         self.0.len() > before
     }
 

@@ -5,8 +5,8 @@
 //! position that was synced when it was written, so an invalid block *below* such a position was acknowledged once and
 //! its loss is damage, which is named and refused, never taken for the end.
 //!
-//! Nothing is written here but the trailer of a segment that had everything else, and new headers for segments that
-//! were prepared and may hold stale blocks.
+//! Nothing is written here but the last blocks of the log as they are, the trailer of a segment that had everything
+//! else, and new headers for segments that were prepared and may hold stale blocks.
 
 use std::collections::HashMap;
 use std::io;
@@ -172,16 +172,26 @@ enum ScanEnd {
     Open { position: u32 },
 }
 
+/// What a scan of one segment found.
+struct Scanned {
+    end: ScanEnd,
+    /// Of the last block.
+    epoch: u64,
+    /// The highest position below which some block knew everything to be synced.
+    vouched: Lsn,
+}
+
 /// Scans the blocks of `segment` from its start to `stop` or to the first one that is invalid or of an epoch below the
-/// one before it, and hands every entry to `each`. Returns the end and the last epoch.
+/// one before it, and hands every entry to `each`.
 fn scan(
     segment: &Segment,
     stop: Option<u32>,
     mut epoch: u64,
     report: &mut RecoveryReport,
     mut each: impl FnMut(Found) -> Result<(), OpenError>,
-) -> Result<(ScanEnd, u64), OpenError> {
+) -> Result<Scanned, OpenError> {
     let mut scanner = Scanner::new(segment);
+    let mut vouched = Lsn::default();
     let mut position = Segment::data_start();
     report.scanned_segments += 1;
     let end = loop {
@@ -193,6 +203,7 @@ fn scan(
             break ScanEnd::Open { position };
         }
         epoch = header.epoch;
+        vouched = vouched.max(header.synced);
         let payload_position = position + length32(BLOCK_HEADER_BYTES);
         if header.kind == BlockKind::Footer {
             let length = u64::from(segment.length);
@@ -217,7 +228,23 @@ fn scan(
         position += length32(header.total_bytes());
     };
     report.scanned_bytes += scanner.read_bytes;
-    Ok((end, epoch))
+    Ok(Scanned { end, epoch, vouched })
+}
+
+/// Makes the blocks up to `end` durable that no other block vouches for yet, before the next one does. They can be read,
+/// which does not mean that they are on the device: a killed server may have left writes that no sync covered, and
+/// after a failed sync they may be lost although a later sync succeeds. So they are written once more, as they are.
+fn secure(segment: &Segment, vouched: Lsn, end: u32) -> io::Result<()> {
+    let vouched = if vouched.sequence() == segment.sequence { vouched.byte() } else { 0 };
+    let (mut at, end) = (index(vouched.max(Segment::data_start())), index(end));
+    let mut buffer = AlignedBuffer::zeroed(SCAN_READ_BYTES.min(end.saturating_sub(at)));
+    while at < end {
+        let bytes = buffer.len().min(end - at);
+        segment.file.read_at(at as u64, &mut buffer[..bytes])?;
+        segment.file.write_at(at as u64, &buffer[..bytes])?;
+        at += bytes;
+    }
+    segment.file.sync()
 }
 
 /// Where a batch found by a scan stands.
@@ -258,10 +285,14 @@ pub(crate) fn recover(disk: &dyn Disk, now_ms: i64) -> Result<Recovered, OpenErr
         }
     }
     let expected = if tail_from == 0 { FIRST_SEQUENCE } else { opened[tail_from - 1].0.sequence + 1 };
-    if let Some((first, _)) = opened.get(tail_from)
-        && first.sequence != expected
-    {
-        return Err(OpenError::Missing { file: file_name(expected) });
+    let tail_sequences = opened[tail_from..].iter().map(|(segment, _)| segment.sequence);
+    if let Some((missing, _)) = (expected..).zip(tail_sequences).find(|(expected, found)| expected != found) {
+        return Err(OpenError::Missing { file: file_name(missing) });
+    }
+    if let Some((newest, _)) = tail_from.checked_sub(1).map(|at| &opened[at]) {
+        // A killed server may have left a trailer that can be read but is not durable. Segments before it are recycled
+        // on the strength of its table, so it must not vanish in a power cut afterwards.
+        newest.file.sync().map_err(doing(format!("syncing {}", file_name(newest.sequence))))?;
     }
 
     let mut state = State { streams: restore_streams(table), segments: Segments::default(), report, now_ms };
@@ -388,7 +419,7 @@ fn scan_indexes(
     report: &mut RecoveryReport,
 ) -> Result<(Vec<SealedStream>, ScanEnd), OpenError> {
     let mut indexes: HashMap<StreamId, BatchIndex> = HashMap::new();
-    let (end, _) = scan(segment, stop, 0, report, |found| {
+    let Scanned { end, .. } = scan(segment, stop, 0, report, |found| {
         match found.entry.kind {
             EntryKind::Batch => {
                 let (place, _) = place_of(&found)
@@ -403,7 +434,7 @@ fn scan_indexes(
         Ok(())
     })?;
     let mut streams: Vec<SealedStream> =
-        indexes.into_iter().map(|(stream, index)| SealedStream { stream, index }).collect();
+        indexes.into_iter().map(|(stream, index)| SealedStream { stream, index: Arc::new(index) }).collect();
     streams.sort_unstable_by_key(|sealed| sealed.stream);
     Ok((streams, end))
 }
@@ -473,18 +504,19 @@ impl State {
     ) -> Result<Tail, OpenError> {
         for (at, segment) in tail.iter().enumerate() {
             self.segments.insert(segment.clone());
-            // A killed server may have left writes that no sync covered: they can be read now, and a power cut could
-            // still take them. What this scan accepts, the next block vouches for.
-            segment.file.sync().map_err(doing(format!("syncing {}", file_name(segment.sequence))))?;
             let streams = &mut self.streams;
             let segments = &self.segments;
             let now_ms = self.now_ms;
-            let (end, last_epoch) = scan(segment, None, *epoch, &mut self.report, |found| {
+            let scanned = scan(segment, None, *epoch, &mut self.report, |found| {
                 apply(streams, segments, segment, &found, now_ms)
             })?;
-            *epoch = last_epoch.max(*epoch);
-            match end {
+            *epoch = scanned.epoch.max(*epoch);
+            let secure = |end| {
+                secure(segment, scanned.vouched, end).map_err(doing(format!("syncing {}", file_name(segment.sequence))))
+            };
+            match scanned.end {
                 ScanEnd::Footer { trailer, payload_position, payload } => {
+                    secure(trailer.end)?;
                     let rows = directory_in(&payload, payload_position, &trailer, segment)?;
                     for stream in self.streams.values() {
                         let mut state = stream.lock();
@@ -500,6 +532,7 @@ impl State {
                     segment.seal();
                 }
                 ScanEnd::Open { position } => {
+                    secure(position)?;
                     self.report.end = Lsn::new(segment.sequence, position);
                     self.look_behind(segment, position, &tail[at + 1..], epoch)?;
                     let prepared = self.reprepare(&tail[at + 1..], log_id, next_generation)?;
@@ -526,10 +559,11 @@ impl State {
             let to = segment.data_end().min(LATER_SEGMENT_SEARCH_BYTES);
             places.push((segment, Segment::data_start(), to));
         }
-        for (searched, from, to) in places {
+        for (searched, from, mut to) in places {
             let mut scanner = Scanner::new(searched);
             let mut at = from;
             while at < to {
+                let mut step = length32(SECTOR);
                 if let Some(header) = scanner.header(at)? {
                     if header.synced > end {
                         let what = format!(
@@ -541,8 +575,12 @@ impl State {
                     *epoch = (*epoch).max(header.epoch);
                     self.report.dropped_blocks += 1;
                     self.report.dropped_bytes += header.total_bytes() as u64;
+                    // What was written later stands before it or behind it, never inside. The bound is on what is
+                    // searched without a find.
+                    step = length32(header.total_bytes().min(index(searched.data_end() - at)));
+                    to = to.saturating_add(step).min(searched.data_end());
                 }
-                at += length32(SECTOR);
+                at += step;
             }
             self.report.scanned_bytes += scanner.read_bytes;
         }

@@ -5,13 +5,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use disk::Waker;
 use model::{BatchHeader, Offset, Timestamp};
 use parking_lot::Mutex;
 
+use crate::footer::{STREAM_FOOTER_BYTES, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES};
 use crate::format::{BLOCK_HEADER_BYTES, ENTRY_HEADER_BYTES, SECTOR};
 use crate::index::BATCH_INDEX_BYTES_MAX;
 use crate::stream::Stream;
@@ -122,7 +123,6 @@ pub(crate) enum Request {
     Append(Append),
     Trim { stream: Arc<Stream>, to: Offset, done: Option<Arc<dyn Completion>> },
     Delete { stream: Arc<Stream>, done: Option<Arc<dyn Completion>> },
-    Stop,
 }
 
 /// Room in prepared segments, given back when dropped.
@@ -132,31 +132,69 @@ pub struct Admission {
     bytes: u64,
 }
 
-impl Drop for Admission {
-    fn drop(&mut self) {
-        self.room.reserved.fetch_sub(self.bytes, Ordering::AcqRel);
+impl Admission {
+    /// Takes over what `other` reserved.
+    pub(crate) fn absorb(&mut self, mut other: Admission) {
+        self.bytes += std::mem::take(&mut other.bytes);
     }
 }
 
-/// How many bytes the active and prepared segments still take, and how many of them are promised.
-#[derive(Debug, Default)]
+impl Drop for Admission {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.room.release(self.bytes);
+        }
+    }
+}
+
+/// How many bytes the active and the prepared segments still take, and how many of them are promised.
+///
+/// Batches are placed in the order in which they come and never split, so every segment but the last may end with a gap
+/// that the next batch did not fit into. A promise counts that gap as large as the largest batch promised; then what was
+/// promised fits, in whatever order it comes.
 pub(crate) struct Room {
-    free: AtomicU64,
-    reserved: AtomicU64,
-    out_of_space: std::sync::atomic::AtomicBool,
+    state: Mutex<RoomState>,
+    out_of_space: AtomicBool,
+    waker: Arc<dyn Waker>,
+}
+
+#[derive(Debug, Default)]
+struct RoomState {
+    active: u64,
+    prepared: Vec<u64>,
+    reserved: u64,
+    /// The largest promise since there was none.
+    largest: u64,
+    /// The smallest request that was refused since [`Listener::room`] was last called.
+    refused: Option<u64>,
 }
 
 /// Kept back from appends so that trims and deletions, which make room, can always be written.
 const ROOM_KEPT_BYTES: u64 = 256 * 1024;
+/// Segments whose stream table one more stream or producer may make longer: the active one and those prepared.
+const SEGMENTS_AHEAD: usize = 4;
 
 impl Room {
-    /// What a segment with `free` bytes left offers to appends: an eighth is left for footer and padding.
-    pub fn of_segment(length: u32, free: u32) -> u64 {
-        u64::from(free.saturating_sub(length / 8))
+    fn new(waker: Arc<dyn Waker>) -> Room {
+        Room { state: Mutex::default(), out_of_space: AtomicBool::new(false), waker }
     }
 
-    pub fn set_free(&self, bytes: u64) {
-        self.free.store(bytes, Ordering::Release);
+    /// What a segment of `length` bytes, of which `free` are left for blocks, offers to appends when its footer takes
+    /// `footer` bytes. The small part kept back is for blocks that no append pays for: barriers, marks, trims.
+    pub fn of_segment(length: u32, free: u32, footer: usize) -> u64 {
+        u64::from(free.saturating_sub(length / 32)).saturating_sub(footer as u64)
+    }
+
+    /// What the active segment offers, as of its last block.
+    pub fn set_active(&self, bytes: u64) {
+        self.state.lock().active = bytes;
+    }
+
+    /// What the prepared segments offer, in the order of their use.
+    pub fn set_prepared(&self, bytes: impl Iterator<Item = u64>) {
+        let mut state = self.state.lock();
+        state.prepared.clear();
+        state.prepared.extend(bytes);
     }
 
     pub fn set_out_of_space(&self, out: bool) {
@@ -167,17 +205,60 @@ impl Room {
         self.out_of_space.load(Ordering::Acquire)
     }
 
+    /// Whether a request that was refused would be admitted now; says so once.
+    pub fn reopened(&self) -> bool {
+        let mut state = self.state.lock();
+        let reopened = state.refused.is_some_and(|bytes| state.fits(bytes));
+        if reopened {
+            state.refused = None;
+        }
+        reopened
+    }
+
     fn admit(self: &Arc<Room>, batch_bytes: usize) -> Result<Admission, AdmitError> {
-        // At worst a batch gets a block of its own.
+        // At worst a batch gets a block of its own, and is the first of its stream and of its producer.
         let padded = crate::format::sectors(batch_bytes + ENTRY_HEADER_BYTES + BLOCK_HEADER_BYTES);
-        let bytes = (padded + BATCH_INDEX_BYTES_MAX) as u64;
-        let before = self.reserved.fetch_add(bytes, Ordering::AcqRel);
-        let admission = Admission { room: self.clone(), bytes };
-        if before + bytes + ROOM_KEPT_BYTES > self.free.load(Ordering::Acquire) {
-            drop(admission);
+        let footer = BATCH_INDEX_BYTES_MAX + STREAM_FOOTER_BYTES;
+        let bytes = (padded + footer + SEGMENTS_AHEAD * (TABLE_STREAM_BYTES + TABLE_PRODUCER_BYTES)) as u64;
+        let mut state = self.state.lock();
+        if !state.fits(bytes) {
+            state.refused = Some(state.refused.map_or(bytes, |least| least.min(bytes)));
             return Err(if self.out_of_space() { AdmitError::Full } else { AdmitError::Busy });
         }
-        Ok(admission)
+        state.reserved += bytes;
+        state.largest = state.largest.max(bytes);
+        Ok(Admission { room: self.clone(), bytes })
+    }
+
+    fn release(&self, bytes: u64) {
+        let mut state = self.state.lock();
+        state.reserved -= bytes;
+        if state.reserved == 0 {
+            state.largest = 0;
+        }
+        let news = state.refused.is_some_and(|bytes| state.fits(bytes));
+        drop(state);
+        if news {
+            // The writer tells the listener.
+            self.waker.wake();
+        }
+    }
+}
+
+impl RoomState {
+    fn fits(&self, bytes: u64) -> bool {
+        let gap = self.largest.max(bytes);
+        let (last, before) = self.prepared.split_last().map_or((self.active, None), |(last, rest)| (*last, Some(rest)));
+        let before = before.map_or(0, |rest| {
+            rest.iter().chain([&self.active]).map(|room| room.saturating_sub(gap)).sum()
+        });
+        self.reserved + bytes + ROOM_KEPT_BYTES <= last + before
+    }
+}
+
+impl std::fmt::Debug for Room {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Room").field(&*self.state.lock()).finish()
     }
 }
 
@@ -192,12 +273,14 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct QueueState {
     requests: VecDeque<Request>,
+    /// The end was asked for: what is queued is still done.
+    stopping: bool,
     stopped: Option<AppendError>,
 }
 
 impl Queue {
-    pub fn new(waker: Arc<dyn Waker>, room: Arc<Room>, batch_bytes_max: usize) -> Queue {
-        Queue { room, state: Mutex::default(), waker, batch_bytes_max }
+    pub fn new(waker: Arc<dyn Waker>, batch_bytes_max: usize) -> Queue {
+        Queue { room: Arc::new(Room::new(waker.clone())), state: Mutex::default(), waker, batch_bytes_max }
     }
 
     pub fn admit(&self, bytes: usize) -> Result<Admission, AdmitError> {
@@ -226,14 +309,22 @@ impl Queue {
         }
     }
 
-    /// Moves all queued requests to the end of `into`.
-    pub fn take(&self, into: &mut VecDeque<Request>) {
+    /// Asks the writer to end once all that is queued is done. Not a request: one that waits for room must not hold it
+    /// up.
+    pub fn ask_to_stop(&self) {
+        self.state.lock().stopping = true;
+        self.waker.wake();
+    }
+
+    /// Moves all queued requests to the end of `into`; true when the writer is asked to end.
+    pub fn take(&self, into: &mut VecDeque<Request>) -> bool {
         let mut state = self.state.lock();
         if into.is_empty() {
             std::mem::swap(into, &mut state.requests);
         } else {
             into.append(&mut state.requests);
         }
+        state.stopping
     }
 
     /// Refuses everything from now on with `error`; returns what was still queued.
@@ -263,7 +354,6 @@ impl Request {
         let done = match self {
             Request::Append(append) => append.done,
             Request::Trim { done, .. } | Request::Delete { done, .. } => done,
-            Request::Stop => None,
         };
         if let Some(done) = done {
             done.complete(Err(error.clone()));

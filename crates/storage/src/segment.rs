@@ -130,11 +130,15 @@ impl Segment {
         let Some(footer) = self.footer() else { return Ok(None) };
         let fetch = |position: u32, length: usize| match &footer.payload {
             Some((at, payload)) => {
-                let from = index(position - at);
-                Ok(payload.slice(from..from + length))
+                let from = position.checked_sub(*at).map(index);
+                let inside = from.filter(|from| from + length <= payload.len());
+                Ok(inside.map_or(Bytes::new(), |from| payload.slice(from..from + length)))
             }
             None => self.read(position, length),
         };
+        if row >= footer.trailer.rows {
+            return Ok(None);
+        }
         let row_at = footer.trailer.directory_position + row * u32::try_from(DIRECTORY_ROW_BYTES).expect("64");
         let Some(row) = DirectoryRow::decode(&fetch(row_at, DIRECTORY_ROW_BYTES)?) else { return Ok(None) };
         let end = u64::from(row.index_position) + u64::from(row.index_length);

@@ -5,6 +5,7 @@
 //! extents lie before the active one.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use model::{Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
@@ -39,7 +40,8 @@ pub(crate) fn clamp_timestamp(timestamp: Timestamp) -> u32 {
 #[derive(Debug, Default)]
 pub(crate) struct ActiveExtent {
     pub segment: u32,
-    pub index: BatchIndex,
+    /// Shared with the footer that is built of it; only the writer adds to it, and never while it is shared.
+    pub index: Arc<BatchIndex>,
 }
 
 /// What is behind a stream's lock.
@@ -115,18 +117,21 @@ impl Stream {
 }
 
 impl StreamState {
-    /// Adds a batch that the writer places in `segment`; true when it is the stream's first one there.
-    pub fn place(&mut self, segment: u32, place: BatchPlace) -> bool {
+    /// Adds a batch that the writer places in `segment`; returns whether it is the stream's first one there, and by
+    /// how many bytes the stored form of the index grows.
+    pub fn place(&mut self, segment: u32, place: BatchPlace) -> (bool, usize) {
         let first = self.active.as_ref().is_none_or(|active| active.segment != segment);
         if first {
             assert!(self.active.is_none(), "an extent is sealed before the next segment is used");
-            self.active = Some(ActiveExtent { segment, index: BatchIndex::default() });
+            self.active = Some(ActiveExtent { segment, index: Arc::default() });
         }
         let active = self.active.as_mut().expect("an active extent was just made if there was none");
-        active.index.push(place);
+        let before = active.index.stored_bytes();
+        Arc::make_mut(&mut active.index).push(place);
+        let grown = active.index.stored_bytes() - before;
         self.bytes += u64::from(place.length);
         self.next = place.next_offset();
-        first
+        (first, grown)
     }
 
     /// The sealed extent that holds `offset` or the first behind it, with the offset where it ends.
@@ -135,8 +140,8 @@ impl StreamState {
         if active_from.is_some_and(|from| from <= offset) {
             return None;
         }
-        let at = self.sealed.partition_point(|extent| extent.base_offset <= offset).checked_sub(1)?;
-        Some((self.sealed[at], self.sealed_end(at)))
+        let at = self.sealed.partition_point(|extent| extent.base_offset <= offset).saturating_sub(1);
+        self.sealed.get(at).map(|extent| (*extent, self.sealed_end(at)))
     }
 
     /// Where the sealed extent number `at` ends at the latest: the start of what follows it.
@@ -166,7 +171,7 @@ impl StreamState {
         for (at, extent) in self.sealed.iter().enumerate() {
             let expired = oldest.is_some_and(|oldest| i64::from(extent.max_timestamp_s) * 1000 < oldest.0);
             if !expired && !too_big(bytes, u64::from(extent.bytes)) {
-                return start;
+                return start.min(self.committed);
             }
             bytes -= u64::from(extent.bytes);
             start = start.max(self.sealed_end(at));

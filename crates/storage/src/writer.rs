@@ -22,27 +22,24 @@ use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index, length32, sectors,
     seeded_crc,
 };
-use crate::footer::{self, SealedStream};
+use crate::footer::{
+    self, STREAM_FOOTER_BYTES, SealedStream, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES, TableBound,
+};
 use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
 use crate::log::Shared;
-use crate::request::{AppendError, Committed, Completion, Durability, Request, Room};
+use crate::request::{Admission, AppendError, Committed, Completion, Durability, Request, Room};
 use crate::segment::Segment;
 use crate::stream::{SealedExtent, Stream, clamp_timestamp};
 
 /// Size of a write buffer and so of the largest ordinary block: large enough for sequential speed, small enough to be
-/// filled quickly.
-pub(crate) const WRITE_BUFFER_BYTES: usize = 1024 * 1024;
+/// filled quickly. The tests' segments are small, and so are their buffers: several writes must be in flight there too.
+pub(crate) const WRITE_BUFFER_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
 /// Block writes in flight. More than one hides the device's turn-around; each may hold a whole write buffer.
 const WRITES_IN_FLIGHT_MAX: usize = 4;
 /// Depth of the ring: block writes, one sync, and trailers.
 pub(crate) const QUEUE_DEPTH: usize = WRITES_IN_FLIGHT_MAX + 4;
 /// An idle log writes one empty block after this time, which vouches for everything before it.
 const IDLE_MARK_AFTER: Duration = Duration::from_millis(500);
-/// Bytes of the footer that one more stream in the segment costs: directory row and head of its index.
-const STREAM_FOOTER_BYTES: usize = 64 + 8;
-/// Bytes of the stream table for one stream and for one producer on one stream, at most.
-const TABLE_STREAM_BYTES: usize = 10 + 10 + 10 + 10;
-const TABLE_PRODUCER_BYTES: usize = 10 + 3 + 10 + 1 + 5 * (5 + 10 + 5 + 10);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Progress {
@@ -85,6 +82,8 @@ struct OpenBlock {
     effects: Vec<Effect>,
     on_written: Vec<Arc<dyn Completion>>,
     on_synced: Vec<Arc<dyn Completion>>,
+    /// What its batches reserved: given back once the block's position counts instead.
+    admission: Option<Admission>,
 }
 
 impl Default for OpenBlock {
@@ -96,6 +95,7 @@ impl Default for OpenBlock {
             effects: Vec::new(),
             on_written: Vec::new(),
             on_synced: Vec::new(),
+            admission: None,
         }
     }
 }
@@ -104,7 +104,7 @@ impl Default for OpenBlock {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Patience {
     /// Not at all: for tests that drive the writer by hand.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     None,
     /// Until an operation finishes or a request comes.
     Block,
@@ -139,23 +139,21 @@ pub(crate) struct Writer {
     /// Whether entries were written that no later block vouches for yet.
     unmarked: bool,
     touched: Vec<Arc<Stream>>,
-    /// Upper bound of the footer of the active segment, the stream table not counted.
+    /// Bytes of the footer of the active segment as of now, the stream table not counted.
     footer_bytes: usize,
-    /// Upper bound of the stream table.
-    table_bytes: usize,
+    /// Upper bound of the stream table as of now.
+    table: TableBound,
     stopping: bool,
+    /// The log has ended, well or not.
+    ended: bool,
     finished: Vec<Finished>,
 }
 
 impl Writer {
     pub fn new(shared: Arc<Shared>, queue: Box<dyn disk::Queue>, at: Position) -> Writer {
         let footer_bytes = at.touched.iter().map(|stream| Self::footer_bytes_of(stream)).sum();
-        let table_bytes = shared
-            .streams()
-            .iter()
-            .map(|stream| TABLE_STREAM_BYTES + stream.lock().producers.len() * TABLE_PRODUCER_BYTES)
-            .sum();
-        Writer {
+        let table = TableBound::of(&shared.streams());
+        let writer = Writer {
             shared,
             queue,
             requests: VecDeque::new(),
@@ -173,10 +171,14 @@ impl Writer {
             unmarked: true,
             touched: at.touched,
             footer_bytes,
-            table_bytes,
+            table,
             stopping: false,
+            ended: false,
             finished: Vec::new(),
-        }
+        };
+        writer.count_room();
+        writer.shared.count_prepared(table.bytes(producer_bytes_max(&writer.segment)));
+        writer
     }
 
     fn footer_bytes_of(stream: &Stream) -> usize {
@@ -193,9 +195,21 @@ impl Writer {
     /// Bytes that the open block with `body` more and the footer behind it take at most.
     fn end_bytes(&self, body: usize) -> usize {
         let block = sectors(self.open.bytes + ENTRY_HEADER_BYTES + body);
-        let table = self.table_bytes.min(self.table_bytes_max()) + TABLE_STREAM_BYTES + TABLE_PRODUCER_BYTES;
-        let footer = self.footer_bytes + STREAM_FOOTER_BYTES + BATCH_INDEX_BYTES_MAX + table;
-        block + sectors(BLOCK_HEADER_BYTES + footer + footer::TRAILER_COPY_BYTES)
+        let one_more = STREAM_FOOTER_BYTES + BATCH_INDEX_BYTES_MAX + TABLE_STREAM_BYTES + TABLE_PRODUCER_BYTES;
+        block + self.footer_block_bytes(self.footer_bytes + one_more)
+    }
+
+    /// Bytes of the footer block at most, with `extents` bytes of indexes and directory rows.
+    fn footer_block_bytes(&self, extents: usize) -> usize {
+        let table = self.table.bytes(producer_bytes_max(&self.segment));
+        sectors(BLOCK_HEADER_BYTES + extents + table + footer::TRAILER_COPY_BYTES)
+    }
+
+    /// Records what the active segment still takes behind the blocks that were submitted.
+    fn count_room(&self) {
+        let free = self.segment.data_end().saturating_sub(self.position);
+        let room = Room::of_segment(self.segment.length, free, self.footer_block_bytes(self.footer_bytes));
+        self.shared.queue.room.set_active(room);
     }
 
     /// Writes the barrier of a new epoch and waits until it is synced: whatever an earlier life left behind the end of
@@ -218,7 +232,10 @@ impl Writer {
 
     /// One round: take what finished, write what is waiting, answer. Returns false when the log has ended.
     pub fn turn(&mut self, patience: Patience) -> bool {
-        self.shared.queue.take(&mut self.requests);
+        if self.ended {
+            return false;
+        }
+        self.stopping |= self.shared.queue.take(&mut self.requests);
         self.gather();
         self.submit_followups();
         let idle = self.open.entries == 0 && self.requests.is_empty();
@@ -231,6 +248,7 @@ impl Writer {
                 self.submit_mark();
             } else if self.trailers_due.is_empty() && self.trailer_in_flight.is_none() {
                 self.shared.queue.stop(AppendError::Closed).into_iter().for_each(|r| r.fail(&AppendError::Closed));
+                self.ended = true;
                 return false;
             }
         }
@@ -239,7 +257,16 @@ impl Writer {
             self.fail_all(&error);
             return false;
         }
+        if self.shared.queue.room.reopened() {
+            self.shared.listener.room();
+        }
         true
+    }
+
+    /// Whether a trailer is on its way to the device.
+    #[cfg(test)]
+    pub fn trailer_in_flight(&self) -> bool {
+        self.trailer_in_flight.is_some()
     }
 
     /// Moves requests into the open block and submits it when the group-commit rule says so.
@@ -249,10 +276,6 @@ impl Writer {
                 Request::Append(append) => append.batch.len(),
                 _ => 0,
             };
-            if matches!(request, Request::Stop) {
-                self.stopping = true;
-                continue;
-            }
             if !self.ensure_buffer(body) || !self.ensure_room(body) {
                 self.requests.push_front(request);
                 break;
@@ -263,6 +286,12 @@ impl Writer {
                 break;
             }
             match request {
+                Request::Append(append) if append.stream.lock().placed_delete => {
+                    // It raced with the deletion of its stream. In the log it would bring the stream back to life.
+                    if let Some(done) = append.done {
+                        done.complete(Ok(()));
+                    }
+                }
                 Request::Append(append) => self.place_batch(append),
                 Request::Trim { stream, to, done } => {
                     self.place_event(&stream, to, EntryKind::Trim);
@@ -278,7 +307,6 @@ impl Writer {
                     self.open.effects.push(Effect::Deleted { stream });
                     self.open.on_synced.extend(done);
                 }
-                Request::Stop => unreachable!("handled above"),
             }
         }
         if self.open.entries > 0 && self.in_flight.is_empty() {
@@ -323,12 +351,12 @@ impl Writer {
         }
     }
 
-    fn table_bytes_max(&self) -> usize {
-        index(self.segment.length) / 4
-    }
-
     fn place_batch(&mut self, append: crate::request::Append) {
         let stream = append.stream;
+        match &mut self.open.admission {
+            Some(admission) => admission.absorb(append.admission),
+            none => *none = Some(append.admission),
+        }
         let entry = EntryHeader {
             stream: stream.id(),
             base_offset: append.base_offset,
@@ -355,12 +383,13 @@ impl Writer {
         let mut state = stream.lock();
         assert!(append.base_offset >= state.next, "the broker hands out rising offsets");
         let known_before = state.next > Offset::ZERO;
-        let first = state.place(self.segment.sequence, place);
-        let new_producer = state.producers.record(&append.header, append.base_offset, self.shared.clock.now_ms());
+        let (first, index_bytes) = state.place(self.segment.sequence, place);
+        let header = model::BatchHeader { max_timestamp: entry.max_timestamp, ..append.header };
+        let new_producer = state.producers.record(&header, append.base_offset, self.shared.clock.now_ms());
         drop(state);
-        self.table_bytes += if known_before { 0 } else { TABLE_STREAM_BYTES };
-        self.table_bytes += if new_producer { TABLE_PRODUCER_BYTES } else { 0 };
-        self.footer_bytes += BATCH_INDEX_BYTES_MAX;
+        self.table.streams += usize::from(!known_before);
+        self.table.producers += usize::from(new_producer);
+        self.footer_bytes += index_bytes;
         if first {
             self.footer_bytes += STREAM_FOOTER_BYTES;
             self.touched.push(stream.clone());
@@ -452,7 +481,8 @@ impl Writer {
             footer_of,
         });
         self.queue.write(token, &self.segment.file, u64::from(lsn.byte()), block, open.durable);
-        self.shared.count_room(&self.segment, self.position);
+        self.count_room();
+        drop(open.admission);
     }
 
     fn token(&mut self) -> u64 {
@@ -482,22 +512,25 @@ impl Writer {
             }
         }
         let oldest_ms = self.shared.clock.now_ms() - self.shared.options.producer_expiry_ms;
-        let table = footer::encode_table(&mut self.shared.streams(), oldest_ms, self.table_bytes_max());
-        self.table_bytes = table.len();
+        let producer_bytes_max = producer_bytes_max(&self.segment);
+        let (table, bound) = footer::encode_table(&mut self.shared.streams(), oldest_ms, producer_bytes_max);
+        self.table = bound;
+        let footer_position = self.position;
         let payload_position = self.position + length32(BLOCK_HEADER_BYTES);
         let built = footer::build(
             sequence,
             self.segment.generation,
             self.epoch,
-            self.position,
+            footer_position,
             payload_position,
             &sealed,
             table,
         );
+        let payload = self.submit_footer(&built.payload);
         // From here on readers find these extents through the footer. Only this thread trims, so the count of live
         // extents cannot change meanwhile.
         let mut live = 0;
-        self.segment.set_footer(built.trailer, Some((payload_position, Bytes::from(built.payload.clone()))));
+        self.segment.set_footer(built.trailer, Some((payload_position, payload)));
         for (at, (stream, sealed)) in owners.iter().zip(sealed).enumerate() {
             let row = &built.rows[at];
             let mut state = stream.lock();
@@ -518,19 +551,20 @@ impl Writer {
             });
             live += 1;
             drop(state);
-            self.shared.indexes.insert(sequence, length32(at), Arc::new(sealed.index));
+            self.shared.indexes.insert(sequence, length32(at), sealed.index);
         }
         self.segment.set_live(live);
-        self.submit_footer(&built.payload);
         self.footer_bytes = 0;
         self.shared.segments.insert(next.clone());
         self.segment = next;
         self.position = Segment::data_start();
-        self.shared.count_room(&self.segment, self.position);
+        self.count_room();
+        self.shared.count_prepared(self.table.bytes(producer_bytes_max));
         true
     }
 
-    fn submit_footer(&mut self, payload: &[u8]) {
+    /// Starts the write of the footer block and returns its payload as it stays in memory.
+    fn submit_footer(&mut self, payload: &[u8]) -> Bytes {
         let open = OpenBlock { bytes: BLOCK_HEADER_BYTES + payload.len(), durable: true, ..OpenBlock::default() };
         let total = sectors(open.bytes);
         let lsn = Lsn::new(self.segment.sequence, self.position);
@@ -552,7 +586,9 @@ impl Writer {
         self.unmarked = true;
         self.buffer = None;
         let segment = self.segment.clone();
+        let kept = bytes.slice(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + payload.len());
         self.submit(lsn, bytes, open, Some(segment));
+        kept
     }
 
     /// An empty block: it says how far the log is synced, so that damage before it can never pass for a torn tail.
@@ -653,12 +689,13 @@ impl Writer {
             }
         }
         let mut grown = Vec::new();
-        while let Some(block) = self.in_flight.pop_front_if(|block| block.progress == Progress::Synced) {
+        // A block leaves the list only when it is answered: should the listener panic, its callers are still told.
+        while let Some(block) = self.in_flight.front_mut().filter(|block| block.progress == Progress::Synced) {
             self.synced = Lsn(block.lsn.0 + block.bytes as u64);
             self.shared.set_synced(self.synced);
             let nanos = self.shared.clock.nanos().saturating_sub(block.submitted_ns);
             self.shared.listener.group_commit(block.bytes, block.entries, nanos);
-            for effect in block.effects {
+            for effect in block.effects.drain(..) {
                 match effect {
                     Effect::Grew { committed } => {
                         committed.stream.lock().committed = committed.end;
@@ -668,8 +705,9 @@ impl Writer {
                     Effect::Deleted { stream } => self.shared.apply_delete(&stream),
                 }
             }
-            block.on_synced.into_iter().for_each(|done| done.complete(Ok(())));
-            self.trailers_due.extend(block.footer_of);
+            self.trailers_due.extend(block.footer_of.take());
+            block.on_synced.drain(..).for_each(|done| done.complete(Ok(())));
+            self.in_flight.pop_front();
         }
         if !grown.is_empty() {
             self.shared.listener.committed(&grown);
@@ -684,6 +722,7 @@ impl Writer {
     }
 
     fn fail_all(&mut self, error: &AppendError) {
+        self.ended = true;
         self.requests.extend(self.shared.queue.stop(error.clone()));
         for block in self.in_flight.drain(..) {
             block.on_written.into_iter().chain(block.on_synced).for_each(|done| done.complete(Err(error.clone())));
@@ -691,10 +730,26 @@ impl Writer {
         let open = std::mem::take(&mut self.open);
         open.on_written.into_iter().chain(open.on_synced).for_each(|done| done.complete(Err(error.clone())));
         self.requests.drain(..).for_each(|request| request.fail(error));
+        // Whoever waits for room learns that there will be none.
+        self.shared.listener.room();
     }
 }
 
-/// Bytes of room that the active segment still offers.
-pub(crate) fn active_room(segment: &Segment, position: u32) -> u64 {
-    Room::of_segment(segment.length, segment.data_end().saturating_sub(position))
+impl Drop for Writer {
+    /// A writer that panicked must not leave its callers waiting.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let error = AppendError::Poisoned("the log's writer panicked, which is a bug".into());
+            // What panicked may be the listener or a completion, and a second panic would end the process.
+            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.fail_all(&error)));
+            if told.is_err() {
+                tracing::error!("the log's writer panicked again while it told its callers");
+            }
+        }
+    }
+}
+
+/// The part of a footer that idempotent producers may take.
+fn producer_bytes_max(segment: &Segment) -> usize {
+    index(segment.length) / 4
 }

@@ -11,6 +11,8 @@ CACHE = Path(
     os.environ.get("MAINSTEM_CACHE")
     or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mainstem"
 )
+# Variables that speak to the tests and not to the server.
+OWN_VARIABLES = ("MAINSTEM_BIN", "MAINSTEM_CACHE")
 MAINSTEM = Path(os.environ.get("MAINSTEM_BIN") or ROOT / "target" / "release" / "mainstem")
 
 # Small heaps and the serial collector: several JVMs share a machine of two cores with the server.
@@ -23,10 +25,10 @@ def set_up():
     subprocess.run([ROOT / "scripts" / "setup-tests"], check=True)
 
 
-def work_directory():
+def work_directory(suite="compat"):
     """A new folder for a run's data and logs. Not under /tmp, which may be memory."""
     (ROOT / ".cache").mkdir(exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix="compat-", dir=ROOT / ".cache"))
+    return Path(tempfile.mkdtemp(prefix=f"{suite}-", dir=ROOT / ".cache"))
 
 
 def worker_command(client, bootstrap):

@@ -66,5 +66,5 @@ class Report:
 
 def position(error):
     """The lines of the suite's own code that led to the error, innermost last."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/tests/compat/" in f.filename]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/tests/" in f.filename]
     return " > ".join(f"{f.filename.rpartition('/')[2]}:{f.lineno}" for f in frames[1:])

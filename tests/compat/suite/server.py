@@ -4,6 +4,7 @@
 nor stopped. One started here is told to stop by SIGTERM and has to end with exit code 0.
 """
 
+import os
 import queue
 import signal
 import socket
@@ -27,9 +28,19 @@ def free_port():
         return listener.getsockname()[1]
 
 
+def environment():
+    """For a server of ours: without the tests' own variables, which it would take for settings, and
+    without the admin listener, whose port servers side by side would fight for."""
+    ours = {name: value for name, value in os.environ.items() if name not in place.OWN_VARIABLES}
+    return {"MAINSTEM_ADMIN_LISTEN": "", **ours}
+
+
 class Server:
-    def __init__(self, bootstrap, directory):
-        self.bootstrap, self.directory = bootstrap, directory
+    def __init__(self, bootstrap, directory, listen=None, settings=()):
+        """For a server of ours: `listen` is the HOST:PORT if it has to come back at the same address,
+        `settings` are KEY=VALUE."""
+        self.bootstrap, self.directory, self.listen = bootstrap, directory, listen
+        self.settings = settings
         self.own = bootstrap is None
         self.log_path = directory / "server.log"
         self.process = None
@@ -46,21 +57,28 @@ class Server:
             self.process.wait()
 
     def _start(self):
+        self._await_ready(self._spawn())
+
+    def _spawn(self):
         if not place.MAINSTEM.exists():
             raise ServerFailed(f"{place.MAINSTEM} is missing, build it first: cargo build --release")
-        self.bootstrap = f"127.0.0.1:{free_port()}"
+        self.bootstrap = self.listen or f"127.0.0.1:{free_port()}"
         command = [place.MAINSTEM, "serve", "--data-dir", self.directory / "data", "--listen", self.bootstrap]
-        with open(self.log_path, "wb") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
-        lines = queue.Queue()
+        command += [argument for setting in self.settings for argument in ("--set", setting)]
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment())
+        lines, output = queue.Queue(), self.process.stdout
 
         def pump():
-            with self.process.stdout as output:
+            with output:
                 for line in output:
                     lines.put(line)
             lines.put(b"")
 
         threading.Thread(target=pump, daemon=True).start()
+        return lines
+
+    def _await_ready(self, lines):
         try:
             ready = lines.get(timeout=READY_SECONDS)
         except queue.Empty:
@@ -81,10 +99,38 @@ class Server:
         """The most resident memory a server of ours has held, in bytes; None for another's."""
         if self.process is None:
             return None
-        for line in open(f"/proc/{self.process.pid}/status"):
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+        return self._memory("VmHWM:")
+
+    def memory(self):
+        """The resident memory of a server of ours now, in bytes."""
+        return self._memory("VmRSS:")
+
+    def _memory(self, field):
+        with open(f"/proc/{self.process.pid}/status") as status:
+            for line in status:
+                if line.startswith(field):
+                    return int(line.split()[1]) * 1024
         return None
+
+    def start(self):
+        """Starts it, at first or again, on the data directory that is there; seconds until it is ready."""
+        begin = time.monotonic()
+        self._start()
+        return time.monotonic() - begin
+
+    def start_and_kill(self, seconds):
+        """Starts it and kills it after so long, whether it is ready by then or not."""
+        self._spawn()
+        time.sleep(seconds)
+        self.kill()
+
+    def kill(self):
+        """SIGKILL. A server that has ended by itself before is a failure."""
+        if self.process.poll() is not None:
+            raise ServerFailed(f"the server had ended by itself with code {self.process.returncode}, "
+                               f"see {self.log_path}")
+        self.process.kill()
+        self.process.wait()
 
     def stop(self):
         """SIGTERM, and exit code 0 in time."""

@@ -1,4 +1,8 @@
 //! Tests of the whole log on a simulated disk, driven step by step from one thread.
 
 mod crash;
+mod fuzz;
+mod long;
+mod space;
 mod support;
+mod traps;

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use disk::SimDisk;
-use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc};
-use model::{BatchHeader, Offset, StreamId};
+use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc, set_log_append_time};
+use model::{BatchHeader, Offset, StreamId, Timestamp};
 
-use crate::log::{Clock, Options, Parts, ReadRequest, assemble};
+use crate::log::{Clock, Options, Parts, ReadError, ReadRequest, ReadStep, assemble};
 use crate::recovery::OpenError;
-use crate::request::{Append, AppendError, Completion, Durability, NoListener};
+use crate::request::{Append, AppendError, Committed, Completion, Durability, Listener};
 use crate::stream::Stream;
 use crate::writer::Patience;
 
@@ -31,6 +31,25 @@ impl Clock for TestClock {
     }
 }
 
+/// Counts what it is told.
+#[derive(Default)]
+pub struct CountingListener {
+    pub rooms: AtomicUsize,
+    pub commits: AtomicUsize,
+}
+
+impl Listener for CountingListener {
+    fn committed(&self, streams: &[Committed]) {
+        self.commits.fetch_add(streams.len(), Ordering::Relaxed);
+        for committed in streams {
+            assert!(committed.stream.bounds().committed >= committed.end, "what is announced can be read");
+        }
+    }
+    fn room(&self) {
+        self.rooms.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// What became of one append.
 #[derive(Default)]
 pub struct Outcome(AtomicU8);
@@ -41,6 +60,12 @@ impl Outcome {
     }
     pub fn failed(&self) -> bool {
         self.0.load(Ordering::Relaxed) == 2
+    }
+    pub fn pending(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == 0
+    }
+    pub fn done() -> Arc<Outcome> {
+        Arc::new(Outcome(AtomicU8::new(1)))
     }
 }
 
@@ -74,17 +99,28 @@ pub fn batch(rng: &mut fastrand::Rng, count: i32, body: usize, timestamp: i64, p
 pub struct Appended {
     pub base: Offset,
     pub count: i64,
+    /// As it must be read back, but for base offset and leader epoch.
     pub batch: Bytes,
+    pub timestamp: Timestamp,
     pub outcome: Arc<Outcome>,
     pub durability: Durability,
+}
+
+impl Appended {
+    pub fn end(&self) -> Offset {
+        self.base + self.count
+    }
 }
 
 #[derive(Default)]
 pub struct StreamModel {
     pub appended: Vec<Appended>,
     pub next: Offset,
-    /// Trims that were asked for; the last that is known to be durable.
+    /// Trims that were asked for.
     pub trims: Vec<(Offset, Arc<Outcome>)>,
+    /// Where retention trimmed to, without an answer.
+    pub retained: Offset,
+    pub deleted: Option<Arc<Outcome>>,
     pub next_sequence: i32,
 }
 
@@ -95,13 +131,31 @@ impl StreamModel {
     }
     /// The start may be up to this.
     fn trimmed_at_most(&self) -> Offset {
-        self.trims.iter().map(|(to, _)| *to).max().unwrap_or_default()
+        self.trims.iter().map(|(to, _)| *to).max().unwrap_or_default().max(self.retained)
     }
     /// Everything below was acknowledged as synced.
     pub fn synced(&self) -> Offset {
         let synced = |a: &&Appended| a.outcome.acknowledged() && a.durability == Durability::Synced;
-        self.appended.iter().filter(synced).map(|a| a.base + a.count).max().unwrap_or_default()
+        self.appended.iter().filter(synced).map(Appended::end).max().unwrap_or_default()
     }
+    /// Everything below was acknowledged in some way, and survives all but a power cut.
+    pub fn acknowledged(&self) -> Offset {
+        self.appended.iter().filter(|a| a.outcome.acknowledged()).map(Appended::end).max().unwrap_or_default()
+    }
+    fn pending(&self) -> bool {
+        self.appended.iter().any(|a| a.outcome.pending())
+            || self.trims.iter().any(|(_, done)| done.pending())
+            || self.deleted.as_ref().is_some_and(|done| done.pending())
+    }
+}
+
+/// How the disk was left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Left {
+    /// The process was killed: what was written is there.
+    Killed,
+    /// Power was cut: what was synced is there.
+    PowerCut,
 }
 
 pub struct World {
@@ -110,6 +164,7 @@ pub struct World {
     pub disk: SimDisk,
     pub parts: Parts,
     pub clock: Arc<TestClock>,
+    pub listener: Arc<CountingListener>,
     pub streams: BTreeMap<u64, StreamModel>,
     pub options: Options,
 }
@@ -127,31 +182,47 @@ pub fn small_options() -> Options {
 }
 
 pub fn open(disk: &SimDisk, options: &Options, clock: &Arc<TestClock>) -> Result<Parts, OpenError> {
-    assemble(Arc::new(disk.clone()), options.clone(), clock.clone(), Arc::new(NoListener))
+    assemble(Arc::new(disk.clone()), options.clone(), clock.clone(), Arc::new(CountingListener::default()))
 }
 
 impl World {
     pub fn new(seed: u64) -> World {
-        let disk = SimDisk::new(seed);
-        let (options, clock) = (small_options(), Arc::new(TestClock::default()));
-        let parts = open(&disk, &options, &clock).unwrap();
-        World { seed, rng: fastrand::Rng::with_seed(seed), disk, parts, clock, streams: BTreeMap::new(), options }
+        World::with(seed, small_options(), SimDisk::new(seed))
+    }
+
+    pub fn with(seed: u64, options: Options, disk: SimDisk) -> World {
+        let clock = Arc::new(TestClock { ms: AtomicI64::new(1_700_000_000_000), nanos: AtomicU64::new(0) });
+        let listener = Arc::new(CountingListener::default());
+        let parts = assemble(Arc::new(disk.clone()), options.clone(), clock.clone(), listener.clone()).unwrap();
+        let rng = fastrand::Rng::with_seed(seed);
+        World { seed, rng, disk, parts, clock, listener, streams: BTreeMap::new(), options }
+    }
+
+    pub fn stream(&self, id: u64) -> Arc<Stream> {
+        self.parts.log.stream(StreamId(id))
     }
 
     pub fn append(&mut self, stream: u64, body: usize, durability: Durability) -> bool {
         let count = self.rng.i32(1..20);
+        let now = self.clock.now_ms();
+        let timestamp = now + self.rng.i64(-5000..5000);
+        let append_time = (self.rng.u8(..) < 30).then_some(Timestamp(now));
         let model = self.streams.entry(stream).or_default();
         let producer = stream.is_multiple_of(2).then_some((7, model.next_sequence));
-        let batch = batch(&mut self.rng, count, body, self.clock.now_ms(), producer);
-        let Ok(admission) = self.parts.log.admit(batch.len()) else { return false };
+        let sent = batch(&mut self.rng, count, body, timestamp, producer);
+        let Ok(admission) = self.parts.log.admit(sent.len()) else { return false };
         let outcome = Arc::new(Outcome::default());
-        let header = BatchHeader::parse(&batch).unwrap();
+        let header = BatchHeader::parse(&sent).unwrap();
+        let mut stored = sent.to_vec();
+        if let Some(now) = append_time {
+            set_log_append_time(&mut stored, now);
+        }
         self.parts.log.append(Append {
             stream: self.parts.log.stream(StreamId(stream)),
             base_offset: model.next,
             header,
-            batch: batch.clone(),
-            append_time: None,
+            batch: sent,
+            append_time,
             leader_epoch: 0,
             durability,
             done: Some(outcome.clone()),
@@ -160,16 +231,55 @@ impl World {
         let base = model.next;
         model.next = base + header.offset_count();
         model.next_sequence += count;
-        model.appended.push(Appended { base, count: header.offset_count(), batch, outcome, durability });
+        model.appended.push(Appended {
+            base,
+            count: header.offset_count(),
+            batch: stored.into(),
+            timestamp: append_time.unwrap_or(Timestamp(timestamp)),
+            outcome,
+            durability,
+        });
         true
     }
 
     pub fn trim(&mut self, stream: u64) {
-        let Some(model) = self.streams.get_mut(&stream) else { return };
+        let Some(model) = self.streams.get(&stream) else { return };
         let to = Offset(self.rng.i64(0..=model.synced().0));
+        self.trim_to(stream, to);
+    }
+
+    pub fn trim_to(&mut self, stream: u64, to: Offset) {
+        let Some(model) = self.streams.get_mut(&stream) else { return };
         let outcome = Arc::new(Outcome::default());
         model.trims.push((to, outcome.clone()));
         self.parts.log.trim(&self.parts.log.stream(StreamId(stream)), to, Some(outcome));
+    }
+
+    pub fn delete(&mut self, stream: u64) {
+        let Some(model) = self.streams.get_mut(&stream) else { return };
+        if model.deleted.is_none() {
+            let outcome = Arc::new(Outcome::default());
+            model.deleted = Some(outcome.clone());
+            self.parts.log.delete(&self.parts.log.stream(StreamId(stream)), Some(outcome));
+        }
+    }
+
+    /// Applies retention and checks that it drops nothing it must keep.
+    pub fn retain(&mut self, id: u64, oldest: Option<Timestamp>, bytes_max: Option<u64>) {
+        let stream = self.stream(id);
+        let seed = self.seed;
+        let Some(model) = self.streams.get_mut(&id).filter(|model| model.deleted.is_none()) else { return };
+        let start = stream.bounds().start;
+        let Some(to) = self.parts.log.retain(&stream, oldest, bytes_max) else { return };
+        assert!(to > start && to <= stream.bounds().committed, "seed {seed}: retention moves the start up to the end");
+        let bytes = |a: &Appended| a.batch.len() as u64;
+        let left: u64 = model.appended.iter().filter(|a| a.end() > to).map(bytes).sum();
+        for dropped in model.appended.iter().filter(|a| a.base >= start && a.end() <= to) {
+            let expired = oldest.is_some_and(|oldest| dropped.timestamp < oldest);
+            let surplus = bytes_max.is_some_and(|max| left >= max);
+            assert!(expired || surplus, "seed {seed}: stream {id} lost {} to retention", dropped.base);
+        }
+        model.retained = model.retained.max(to);
     }
 
     /// Lets the writer and the preparer work for a while.
@@ -186,12 +296,8 @@ impl World {
 
     /// Works until everything that was asked for is answered.
     pub fn settle(&mut self) {
-        for _ in 0..100_000 {
-            let pending = |m: &StreamModel| {
-                m.appended.iter().any(|a| !a.outcome.acknowledged() && !a.outcome.failed())
-                    || m.trims.iter().any(|(_, done)| !done.acknowledged() && !done.failed())
-            };
-            if !self.streams.values().any(pending) {
+        for _ in 0..20_000 {
+            if !self.streams.values().any(StreamModel::pending) {
                 return;
             }
             while self.parts.preparer.turn() {}
@@ -202,29 +308,59 @@ impl World {
         panic!("seed {}: the log does not settle", self.seed);
     }
 
+    /// Stops the log as `close` does.
+    pub fn close(&mut self) {
+        self.parts.log.ask_to_stop();
+        for _ in 0..20_000 {
+            while self.parts.preparer.turn() {}
+            if !self.parts.writer.turn(Patience::None) {
+                return;
+            }
+        }
+        panic!("seed {}: the log does not close", self.seed);
+    }
+
+    /// Kills the process or cuts the power, and opens the log again.
+    pub fn strike(&mut self, left: Left) {
+        let next = self.rng.u64(..);
+        let disk = if left == Left::Killed { self.disk.restart() } else { self.disk.crash(next) };
+        let seed = self.seed;
+        self.reopen(disk, left).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+
     /// The state after a crash or restart of `disk`: reopens and compares, and makes the model what is really there.
-    pub fn reopen(&mut self, disk: SimDisk) -> Result<(), OpenError> {
+    pub fn reopen(&mut self, disk: SimDisk, left: Left) -> Result<(), OpenError> {
         self.disk = disk;
-        self.parts = open(&self.disk, &self.options, &self.clock)?;
+        let (disk, options) = (Arc::new(self.disk.clone()), self.options.clone());
+        self.parts = assemble(disk, options, self.clock.clone(), self.listener.clone())?;
         let seed = self.seed;
         for (id, model) in &mut self.streams {
             let stream = self.parts.log.stream(StreamId(*id));
             let bounds = stream.bounds();
-            assert!(bounds.committed >= model.synced(), "seed {seed}: stream {id} lost {} of {}", bounds.committed, model.synced());
+            if let Some(done) = &model.deleted {
+                let gone = bounds.committed == Offset::ZERO;
+                if done.acknowledged() || gone {
+                    assert!(gone, "seed {seed}: stream {id} came back after it was deleted");
+                    *model = StreamModel { deleted: Some(Outcome::done()), ..StreamModel::default() };
+                    continue;
+                }
+                model.deleted = None;
+            }
+            let kept = if left == Left::Killed { model.acknowledged() } else { model.synced() };
+            assert!(bounds.committed >= kept, "seed {seed}: stream {id} lost {} of {kept}", bounds.committed);
             assert!(bounds.committed <= model.next, "seed {seed}: stream {id} has records that were never sent");
             assert!(bounds.start >= model.trimmed(), "seed {seed}: stream {id} forgot a trim");
             assert!(bounds.start <= model.trimmed_at_most(), "seed {seed}: stream {id} was trimmed by itself");
-            model.appended.retain(|a| a.base + a.count <= bounds.committed);
+            model.appended.retain(|a| a.end() <= bounds.committed);
             for appended in &mut model.appended {
                 // What recovery kept is durable from now on.
                 appended.durability = Durability::Synced;
-                appended.outcome = Arc::default();
-                appended.outcome.complete(Ok(()));
+                appended.outcome = Outcome::done();
             }
-            model.next = model.appended.last().map_or(bounds.committed, |a| a.base + a.count);
+            model.next = model.appended.last().map_or(bounds.committed, Appended::end);
             assert_eq!(model.next, bounds.committed, "seed {seed}: stream {id} was cut inside a batch");
-            model.trims = vec![(bounds.start, Arc::default())];
-            model.trims[0].1.complete(Ok(()));
+            model.trims = vec![(bounds.start, Outcome::done())];
+            model.retained = Offset::ZERO;
             let sequences: i64 = model.appended.iter().map(|a| a.count).sum();
             model.next_sequence = i32::try_from(sequences).unwrap();
             check_producers(seed, *id, &stream, model);
@@ -235,34 +371,97 @@ impl World {
 
     /// Reads every stream whole and compares it with the model.
     pub fn compare(&mut self) {
-        for (id, model) in &self.streams {
-            let stream = self.parts.log.stream(StreamId(*id));
-            let bounds = stream.bounds();
-            let mut from = bounds.start;
-            let mut expected = model.appended.iter().skip_while(|a| a.base + a.count <= bounds.start);
-            while from < bounds.committed {
-                let request = ReadRequest {
-                    stream: stream.clone(),
-                    from,
-                    until: Offset(i64::MAX),
-                    bytes_max: self.rng.usize(1..200_000),
-                    at_least_one: true,
-                };
-                let read = self.parts.log.read_blocking(&request);
-                let read = read.unwrap_or_else(|error| panic!("seed {}: stream {id} at {from}: {error}", self.seed));
-                let got = read.chunks.concat();
-                assert!(!got.is_empty(), "seed {}: stream {id} ends at {from}, not {}", self.seed, bounds.committed);
-                let mut at = 0;
-                while at < got.len() {
-                    let header = BatchHeader::parse(&got[at..]).unwrap();
-                    let want = expected.next().expect("no more batches than were sent");
-                    assert_eq!(header.base_offset, want.base, "seed {} stream {id}", self.seed);
-                    assert!(got[at + 16..at + header.total_bytes] == want.batch[16..], "seed {} stream {id}", self.seed);
-                    at += header.total_bytes;
-                }
-                from = read.next.unwrap();
+        let ids: Vec<u64> = self.streams.keys().copied().collect();
+        for id in ids {
+            if self.streams[&id].deleted.is_some() {
+                continue;
             }
+            let bounds = self.stream(id).bounds();
+            let mut from = bounds.start;
+            while from < bounds.committed {
+                let bytes_max = self.rng.usize(1..200_000);
+                let next = self.read(id, from, Offset(i64::MAX), bytes_max, true);
+                from = next.unwrap_or_else(|| panic!("seed {}: stream {id} ends at {from}, not {}", self.seed, bounds.committed));
+            }
+            assert_eq!(from, bounds.committed.max(bounds.start), "seed {}: stream {id}", self.seed);
         }
+    }
+
+    /// Reads once and compares with the model; returns where to read on.
+    pub fn read(&mut self, id: u64, from: Offset, until: Offset, bytes_max: usize, block: bool) -> Option<Offset> {
+        let stream = self.stream(id);
+        let at_least_one = true;
+        let request = ReadRequest { stream: stream.clone(), from, until, bytes_max, at_least_one };
+        let read = if block {
+            self.parts.log.read_blocking(&request)
+        } else {
+            match self.parts.log.read(&request) {
+                Ok(ReadStep::Cold) => return None,
+                Ok(ReadStep::Ready(batches)) => Ok(batches),
+                Err(error) => Err(error),
+            }
+        };
+        let (seed, bounds) = (self.seed, stream.bounds());
+        let read = match read {
+            Err(ReadError::OutOfRange { .. }) => {
+                assert!(from < bounds.start || from > bounds.committed, "seed {seed}: stream {id} at {from}");
+                return None;
+            }
+            read => read.unwrap_or_else(|error| panic!("seed {seed}: stream {id} at {from}: {error}")),
+        };
+        let got = read.chunks.concat();
+        assert_eq!(got.len(), read.bytes);
+        let mut expected = self.streams[&id].appended.iter().skip_while(|a| a.end() <= from);
+        let (mut at, mut end) = (0, from);
+        while at < got.len() {
+            let header = BatchHeader::parse(&got[at..]).unwrap();
+            let want = expected.next().expect("no more batches than were sent");
+            assert_eq!(header.base_offset, want.base, "seed {seed} stream {id}");
+            assert!(got[at + 16..at + header.total_bytes] == want.batch[16..], "seed {seed} stream {id}");
+            end = want.end();
+            at += header.total_bytes;
+            assert!(at <= bytes_max || at == header.total_bytes, "seed {seed} stream {id}: more than was asked for");
+        }
+        assert!(end <= bounds.committed && (got.is_empty() || end <= until), "seed {seed}: stream {id} at {from}: too much");
+        if got.is_empty() {
+            let first = expected.next().map(Appended::end);
+            let nothing = first.is_none_or(|end| end > bounds.committed || end > until);
+            assert!(nothing, "seed {seed}: stream {id} at {from}: committed records are not served");
+        }
+        read.next
+    }
+
+    /// A read anywhere in a stream, of what is committed at this moment.
+    pub fn read_somewhere(&mut self, id: u64) {
+        if self.streams.get(&id).is_none_or(|model| model.deleted.is_some()) {
+            return;
+        }
+        let bounds = self.stream(id).bounds();
+        let from = Offset(self.rng.i64(bounds.start.0..=bounds.committed.0));
+        let until = if self.rng.bool() { Offset(i64::MAX) } else { Offset(self.rng.i64(0..=bounds.committed.0 + 5)) };
+        let bytes_max = self.rng.usize(1..400_000);
+        let block = self.rng.bool();
+        self.read(id, from, until, bytes_max, block);
+    }
+
+    /// Searches by timestamp and compares with a walk over the model.
+    pub fn search(&mut self, id: u64) {
+        let Some(model) = self.streams.get(&id).filter(|model| model.deleted.is_none()) else { return };
+        let (stream, seed) = (self.stream(id), self.seed);
+        let bounds = stream.bounds();
+        let live: Vec<&Appended> =
+            model.appended.iter().filter(|a| a.end() > bounds.start && a.end() <= bounds.committed).collect();
+        let timestamp = match live.get(self.rng.usize(0..live.len().max(1))) {
+            Some(near) => Timestamp(near.timestamp.0 + self.rng.i64(-2..=2)),
+            None => Timestamp(0),
+        };
+        let want = live.iter().find(|a| a.timestamp >= timestamp).map(|a| (a.base, a.timestamp));
+        let got = self.parts.log.first_at_or_after(&stream, timestamp).unwrap();
+        assert_eq!(got.map(|place| (place.base_offset, place.max_timestamp)), want, "seed {seed} stream {id}");
+        let largest = live.iter().map(|a| a.timestamp).max();
+        let want = live.iter().find(|a| Some(a.timestamp) == largest).map(|a| (a.base, a.timestamp));
+        let got = self.parts.log.with_max_timestamp(&stream).unwrap();
+        assert_eq!(got.map(|place| (place.base_offset, place.max_timestamp)), want, "seed {seed} stream {id}");
     }
 }
 
@@ -272,7 +471,11 @@ fn check_producers(seed: u64, id: u64, stream: &Stream, model: &StreamModel) {
     }
     let producers = stream.producers();
     let producer = producers.find(7).unwrap_or_else(|| panic!("seed {seed}: stream {id} forgot its producer"));
+    let mut remembered = producer.batches.iter().rev();
+    for want in model.appended.iter().rev().take(producer.batches.len()) {
+        let got = remembered.next().unwrap();
+        assert_eq!((got.base_offset, got.timestamp), (want.base, want.timestamp), "seed {seed} stream {id}");
+    }
     let last = producer.batches.back().unwrap();
     assert_eq!(last.last_sequence() + 1, model.next_sequence, "seed {seed} stream {id}");
-    assert_eq!(last.base_offset, model.appended.last().unwrap().base, "seed {seed} stream {id}");
 }

@@ -1,0 +1,214 @@
+//! Metrics and health over HTTP, for Prometheus and for whatever restarts the server.
+//!
+//! `/metrics` in the OpenMetrics text format, `/healthz` (503 once the log takes no more appends), `/readyz` (503 until
+//! clients can connect and again while the server stops). It changes nothing.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::header::CONTENT_TYPE;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+use crate::process::ProcessCollector;
+
+/// Scrapers and probes are few; more are made to wait.
+const CONNECTIONS_MAX: usize = 64;
+/// A connection that asks nothing for so long is closed, or a few idle ones would shut out the others.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+type Failure = Box<dyn Fn() -> Option<String> + Send + Sync>;
+
+/// What the admin listener knows of the server.
+pub struct Admin {
+    registry: Mutex<Registry>,
+    ready: AtomicBool,
+    failure: OnceLock<Failure>,
+}
+
+impl fmt::Debug for Admin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admin").field("ready", &self.ready).finish_non_exhaustive()
+    }
+}
+
+impl Admin {
+    /// Of a server that is about to start.
+    pub fn new() -> Admin {
+        let mut registry = Registry::default();
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("mainstem_build", "The version of mainstem that runs", build);
+        registry.register_collector(Box::new(ProcessCollector));
+        Admin { registry: Mutex::new(registry), ready: AtomicBool::new(false), failure: OnceLock::new() }
+    }
+
+    /// Adds metrics.
+    pub fn register(&self, add: impl FnOnce(&mut Registry)) {
+        add(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// From now on `failure` says why the server is not healthy, if it is not. Only the first call counts.
+    pub fn watch(&self, failure: impl Fn() -> Option<String> + Send + Sync + 'static) {
+        let _ = self.failure.set(Box::new(failure));
+    }
+
+    /// Whether clients can connect.
+    pub fn set_ready(&self, ready: bool) {
+        self.ready.store(ready, Ordering::Release);
+    }
+
+    fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
+        if method != Method::GET && method != Method::HEAD {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered here\n");
+        }
+        let failure = || self.failure.get().and_then(|failure| failure());
+        match path {
+            "/metrics" => self.metrics(),
+            "/healthz" => match failure() {
+                None => text(StatusCode::OK, "ok\n"),
+                Some(reason) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+            },
+            "/readyz" if self.ready.load(Ordering::Acquire) => text(StatusCode::OK, "ready\n"),
+            "/readyz" => text(StatusCode::SERVICE_UNAVAILABLE, "not ready: starting or stopping\n"),
+            _ => text(StatusCode::NOT_FOUND, "there are /metrics, /healthz and /readyz\n"),
+        }
+    }
+
+    fn metrics(&self) -> Response<Full<Bytes>> {
+        let mut body = String::new();
+        let encoded = encode(&mut body, &self.registry.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Err(error) = encoded {
+            return text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"));
+        }
+        let mut response = text(StatusCode::OK, body);
+        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        response.headers_mut().insert(CONTENT_TYPE, kind.parse().expect("it is a header value"));
+        response
+    }
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, "text/plain; charset=utf-8".parse().expect("it is a header value"));
+    response
+}
+
+/// Answers until it is dropped.
+pub async fn run(listener: TcpListener, admin: Arc<Admin>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let place = places.clone().acquire_owned().await.expect("it is never closed");
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::debug!(%error, "an admin connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let admin = admin.clone();
+        tokio::spawn(async move {
+            let _place = place;
+            let service = service_fn(move |request: Request<hyper::body::Incoming>| {
+                let response = admin.answer(request.method(), request.uri().path());
+                async move { Ok::<_, Infallible>(response) }
+            });
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADER_TIMEOUT)
+                .serve_connection(TokioIo::new(stream), service);
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "an admin connection ended");
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::metrics::counter::Counter;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    struct Asked {
+        admin: Arc<Admin>,
+        address: std::net::SocketAddr,
+    }
+
+    impl Asked {
+        async fn start() -> Asked {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let admin = Arc::new(Admin::new());
+            tokio::spawn(run(listener, admin.clone()));
+            Asked { admin, address }
+        }
+
+        async fn ask(&self, line: &str) -> (String, String) {
+            let mut stream = TcpStream::connect(self.address).await.unwrap();
+            let request = format!("{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+            (head.lines().next().unwrap().strip_prefix("HTTP/1.1 ").unwrap().into(), body.into())
+        }
+    }
+
+    #[tokio::test]
+    async fn health_and_readiness_follow_the_server() {
+        let asked = Asked::start().await;
+        let (ok, down) = ("200 OK", "503 Service Unavailable");
+        assert_eq!(asked.ask("GET /healthz").await, (ok.into(), "ok\n".into()));
+        assert_eq!(asked.ask("GET /readyz").await.0, down);
+        let failed = Arc::new(AtomicBool::new(false));
+        let seen = failed.clone();
+        asked.admin.watch(move || seen.load(Ordering::SeqCst).then(|| "a write failed".into()));
+        asked.admin.set_ready(true);
+        assert_eq!(asked.ask("GET /readyz").await, (ok.into(), "ready\n".into()));
+        assert_eq!(asked.ask("GET /healthz").await.0, ok);
+        failed.store(true, Ordering::SeqCst);
+        assert_eq!(asked.ask("GET /healthz").await, (down.into(), "a write failed\n".into()));
+        assert_eq!(asked.ask("GET /nothing").await.0, "404 Not Found");
+        assert_eq!(asked.ask("POST /metrics").await.0, "405 Method Not Allowed");
+        assert_eq!(asked.ask("HEAD /healthz").await.1, "");
+    }
+
+    #[tokio::test]
+    async fn metrics_are_those_of_the_process_and_those_registered() {
+        let asked = Asked::start().await;
+        let counter: Counter = Counter::default();
+        counter.inc_by(42);
+        asked.admin.register(|registry| registry.register("things", "Things counted", counter));
+        let (status, body) = asked.ask("GET /metrics").await;
+        assert_eq!(status, "200 OK");
+        for start in [
+            "things_total 42",
+            concat!("mainstem_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
+            "process_cpu_seconds_total ",
+            "process_resident_memory_bytes ",
+            "process_open_fds ",
+            "process_start_time_seconds ",
+        ] {
+            assert!(body.lines().any(|line| line.starts_with(start)), "{start} in {body}");
+        }
+        assert!(body.ends_with("# EOF\n"));
+    }
+}

@@ -1,0 +1,309 @@
+//! The command line. What is said here is parsed once into checked values; what it means is each command's business.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// An event-streaming server that speaks the Kafka protocol.
+#[derive(Debug, Parser)]
+#[command(name = "mainstem", version, args_conflicts_with_subcommands = true)]
+pub struct Arguments {
+    #[command(flatten)]
+    pub server: ServerArguments,
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the server (the default).
+    Serve(ServerArguments),
+    /// Print every setting with its value as a configuration file.
+    Config(ServerArguments),
+    /// Create, list, describe, change and delete topics.
+    Topic {
+        #[command(flatten)]
+        bootstrap: Bootstrap,
+        #[command(subcommand)]
+        verb: TopicVerb,
+    },
+    /// List, describe, reset and delete consumer groups.
+    Group {
+        #[command(flatten)]
+        bootstrap: Bootstrap,
+        #[command(subcommand)]
+        verb: GroupVerb,
+    },
+    /// Send the lines of standard input as records.
+    Produce(ProduceArguments),
+    /// Print the records of a topic.
+    Consume(ConsumeArguments),
+    /// Measure the log on a directory, without network and protocol.
+    BenchStore(BenchStoreArguments),
+    /// Print the version.
+    Version,
+}
+
+/// What the server is told; everything else is a setting.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ServerArguments {
+    /// Configuration file (TOML); `mainstem config` prints one.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where the data is kept (data.dir) [default: ./data].
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<String>,
+    /// Where clients connect (listen) [default: 127.0.0.1:9092].
+    #[arg(long, value_name = "HOST:PORT")]
+    pub listen: Option<String>,
+    /// Where metrics and health are served, empty for nowhere (admin.listen) [default: 127.0.0.1:9644].
+    #[arg(long, value_name = "HOST:PORT")]
+    pub admin_listen: Option<String>,
+    /// Any setting; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_value)]
+    pub settings: Vec<(String, String)>,
+}
+
+/// Where the client commands find a server.
+#[derive(Args, Clone, Debug)]
+pub struct Bootstrap {
+    /// The server to ask.
+    #[arg(long = "bootstrap", value_name = "HOST:PORT", default_value = "127.0.0.1:9092", global = true)]
+    pub address: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TopicVerb {
+    /// Create a topic.
+    Create {
+        name: String,
+        /// Number of partitions [default: the server's num.partitions].
+        #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+        partitions: Option<i32>,
+        /// A topic config; may be repeated.
+        #[arg(long = "config", value_name = "KEY=VALUE", value_parser = key_value)]
+        configs: Vec<(String, String)>,
+    },
+    /// List all topics.
+    List,
+    /// Show a topic's partitions, offsets and configs.
+    Describe { name: String },
+    /// Delete a topic and all its records.
+    Delete { name: String },
+    /// Change configs; an empty value returns one to its default.
+    Alter {
+        name: String,
+        /// A topic config; may be repeated.
+        #[arg(long = "config", value_name = "KEY=VALUE", value_parser = key_value, required = true)]
+        configs: Vec<(String, String)>,
+    },
+    /// Grow a topic to a number of partitions.
+    AddPartitions {
+        name: String,
+        /// Number of partitions that it shall have.
+        #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+        total: i32,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum GroupVerb {
+    /// List all groups.
+    List,
+    /// Show a group's members, offsets and lag.
+    Describe { name: String },
+    /// Delete an empty group and its committed offsets.
+    Delete { name: String },
+    /// Set the committed offsets of a group that has no members.
+    Reset {
+        name: String,
+        /// The topic whose offsets are set.
+        #[arg(long)]
+        topic: String,
+        /// earliest, latest or an offset.
+        #[arg(long)]
+        to: Place,
+    },
+}
+
+/// The compression of the batches that `produce` sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Codec {
+    None,
+    Gzip,
+    Snappy,
+    Lz4,
+    Zstd,
+}
+
+/// How many copies must have a record before it counts as sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Acks {
+    All,
+    #[value(name = "1")]
+    One,
+    #[value(name = "0")]
+    None,
+}
+
+#[derive(Args, Debug)]
+pub struct ProduceArguments {
+    pub topic: String,
+    #[command(flatten)]
+    pub bootstrap: Bootstrap,
+    /// Splits each line into key and value.
+    #[arg(long, value_name = "TEXT")]
+    pub key_separator: Option<String>,
+    /// Send everything to this partition.
+    #[arg(long, value_parser = clap::value_parser!(i32).range(0..))]
+    pub partition: Option<i32>,
+    #[arg(long, value_enum, default_value = "none")]
+    pub compression: Codec,
+    #[arg(long, value_enum, default_value = "all")]
+    pub acks: Acks,
+}
+
+/// How `consume` prints a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Value,
+    KeyValue,
+    Json,
+}
+
+#[derive(Args, Debug)]
+pub struct ConsumeArguments {
+    pub topic: String,
+    #[command(flatten)]
+    pub bootstrap: Bootstrap,
+    /// Read as a member of this group and commit what was printed.
+    #[arg(long)]
+    pub group: Option<String>,
+    /// Where to begin (with a group: where nothing is committed): earliest, latest or an offset.
+    #[arg(long, default_value = "earliest")]
+    pub from: Place,
+    /// Read only this partition.
+    #[arg(long, conflicts_with = "group", value_parser = clap::value_parser!(i32).range(0..))]
+    pub partition: Option<i32>,
+    /// Stop after so many records.
+    #[arg(long)]
+    pub count: Option<u64>,
+    /// Stop at what was the end of each partition when reading began.
+    #[arg(long)]
+    pub exit_at_end: bool,
+    #[arg(long, value_enum, default_value = "value")]
+    pub format: Format,
+}
+
+/// A place in a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Earliest,
+    Latest,
+    Offset(i64),
+}
+
+impl std::str::FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Place, String> {
+        match (text, text.parse::<i64>()) {
+            ("earliest", _) => Ok(Place::Earliest),
+            ("latest", _) => Ok(Place::Latest),
+            (_, Ok(offset)) if offset >= 0 => Ok(Place::Offset(offset)),
+            _ => Err("it must be earliest, latest or an offset".into()),
+        }
+    }
+}
+
+/// When an append counts as done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DurabilityChoice {
+    Synced,
+    Written,
+}
+
+#[derive(Args, Debug)]
+pub struct BenchStoreArguments {
+    /// A directory on the disk to measure; a fresh one in it is used and removed afterwards.
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: PathBuf,
+    /// Numbers of streams, one run each.
+    #[arg(long, value_delimiter = ',', default_value = "1,100,2000", value_parser = clap::value_parser!(u32).range(1..))]
+    pub streams: Vec<u32>,
+    /// Bytes of records in each append.
+    #[arg(long, default_value_t = 65536, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+    pub append_bytes: u32,
+    /// Appends in flight over all streams.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub depth: u32,
+    /// Length of each run.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: u32,
+    #[arg(long, value_enum, default_value = "synced")]
+    pub durability: DurabilityChoice,
+    /// How the directory is written to: auto, uring or plain.
+    #[arg(long, default_value = "auto")]
+    pub engine: String,
+    /// Also run fio on the same directory and compare.
+    #[arg(long)]
+    pub fio: bool,
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().into(), value.trim().into())),
+        _ => Err("it must be KEY=VALUE".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn serve_is_what_is_done_without_a_command() {
+        let arguments =
+            Arguments::try_parse_from(["mainstem", "--data-dir", "x", "--set", "num.partitions = 3"])
+                .unwrap();
+        assert!(arguments.command.is_none());
+        assert_eq!(arguments.server.data_dir.as_deref(), Some("x"));
+        assert_eq!(arguments.server.settings, [("num.partitions".into(), "3".into())]);
+        let arguments = Arguments::try_parse_from(["mainstem", "serve", "--listen", "[::1]:9092"]).unwrap();
+        let Some(Command::Serve(server)) = arguments.command else { panic!("not serve") };
+        assert_eq!(server.listen.as_deref(), Some("[::1]:9092"));
+    }
+
+    #[test]
+    fn client_commands_are_parsed() {
+        let line = "mainstem topic create orders --partitions 3 --config retention.ms=5 --bootstrap h:1";
+        let arguments = Arguments::try_parse_from(line.split(' ')).unwrap();
+        let Some(Command::Topic { bootstrap, verb: TopicVerb::Create { name, partitions, configs } }) =
+            arguments.command
+        else {
+            panic!("not topic create")
+        };
+        assert_eq!((bootstrap.address.as_str(), name.as_str(), partitions), ("h:1", "orders", Some(3)));
+        assert_eq!(configs, [("retention.ms".into(), "5".into())]);
+        let line = "mainstem group reset g --topic orders --to 17";
+        let arguments = Arguments::try_parse_from(line.split(' ')).unwrap();
+        let Some(Command::Group { verb: GroupVerb::Reset { to, .. }, .. }) = arguments.command else {
+            panic!("not group reset")
+        };
+        assert_eq!(to, Place::Offset(17));
+        for line in [
+            "mainstem consume t --from never",
+            "mainstem consume t --group g --partition 1",
+            "mainstem topic",
+        ] {
+            assert!(Arguments::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+}

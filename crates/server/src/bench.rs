@@ -1,0 +1,351 @@
+//! `mainstem bench-store`: how fast the log takes appends on a directory, without network and protocol.
+//!
+//! One thread keeps `depth` appends in flight, round robin over the streams; the log's own threads do the rest. With
+//! `--fio` the same block size, depth and durability is measured with fio on the same directory: what the device gives
+//! without any of our code.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use hdrhistogram::Histogram;
+use model::batch::BatchHeader;
+use model::{Compression, Offset, StreamId, Timestamp};
+use storage::{
+    AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, Log, Options, SystemClock,
+};
+use wire::Bytes;
+use wire::records::BatchBuilder;
+
+use crate::arguments::{BenchStoreArguments, DurabilityChoice};
+use crate::process::cpu_seconds;
+use crate::settings::parse_engine;
+
+/// Not counted at the beginning: segments are still small and files still empty.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// The log refuses appends while it makes room; how long one look at it may be late.
+const ROOM_WAIT: Duration = Duration::from_millis(20);
+/// What fio writes round and round; large enough that a device's cache does not hold it.
+const FIO_FILE_BYTES: u64 = 4 * 1024 * 1024 * 1024;
+const SECTOR: u32 = 4096;
+
+/// Runs the benchmark and prints a line for each number of streams.
+pub fn run(arguments: &BenchStoreArguments) -> anyhow::Result<()> {
+    let engine = parse_engine(&arguments.engine).map_err(|problem| anyhow::anyhow!("--engine: {problem}"))?;
+    let parent = &arguments.data_dir;
+    fs::create_dir_all(parent).with_context(|| format!("{} cannot be created", parent.display()))?;
+    println!(
+        "appends of {} bytes, {} in flight, {:?}, {} s after {} s of warm-up",
+        arguments.append_bytes,
+        arguments.depth,
+        arguments.durability,
+        arguments.seconds,
+        WARM_UP.as_secs()
+    );
+    println!("{}", Outcome::HEADING);
+    let mut best: Option<Outcome> = None;
+    for &streams in &arguments.streams {
+        let directory = Directory::create(parent)?;
+        let disk = disk::open_directory(&directory.0, engine)?;
+        let used = format!("{:?}", disk.engine()).to_lowercase();
+        let outcome = Bench::new(Arc::new(disk), streams, arguments)?.run(arguments)?;
+        println!("{}", outcome.to_line(&format!("mainstem, {streams} streams, {used}")));
+        if best.as_ref().is_none_or(|best| best.bytes_per_second < outcome.bytes_per_second) {
+            best = Some(outcome);
+        }
+    }
+    if arguments.fio {
+        let directory = Directory::create(parent)?;
+        let fio = run_fio(&directory.0, arguments)?;
+        println!("{}", fio.to_line("fio"));
+        if let Some(best) = best {
+            println!(
+                "mainstem / fio: {:.2} of the throughput, {:.2} of the p99",
+                best.bytes_per_second / fio.bytes_per_second,
+                best.micros[1] / fio.micros[1]
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A fresh directory, removed in the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn create(parent: &Path) -> anyhow::Result<Directory> {
+        let path = parent.join(format!("bench-store-{}", std::process::id()));
+        fs::create_dir(&path).with_context(|| format!("{} cannot be created", path.display()))?;
+        Ok(Directory(path))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            eprintln!("mainstem: {} could not be removed: {error}", self.0.display());
+        }
+    }
+}
+
+/// What was measured.
+struct Outcome {
+    bytes_per_second: f64,
+    per_second: f64,
+    /// p50, p99, p99.9 and max.
+    micros: [f64; 4],
+    cpu_seconds: f64,
+    seconds: f64,
+}
+
+impl Outcome {
+    const HEADING: &'static str =
+        "  appends/s      MB/s   p50 us   p99 us  p99.9 us    max us   CPU %  CPU s/GB";
+
+    fn to_line(&self, name: &str) -> String {
+        let [p50, p99, p999, max] = self.micros;
+        let gigabytes = self.bytes_per_second * self.seconds / 1e9;
+        format!(
+            "{:>11.0} {:>9.1} {p50:>8.0} {p99:>8.0} {p999:>9.0} {max:>9.0} {:>7.0} {:>9.2}  {name}",
+            self.per_second,
+            self.bytes_per_second / 1e6,
+            self.cpu_seconds / self.seconds * 100.0,
+            self.cpu_seconds / gigabytes,
+        )
+    }
+}
+
+/// One append that is done.
+type Done = (usize, Duration, Result<(), AppendError>);
+
+/// Tells the thread that appends; one for each append in flight.
+struct Slot {
+    number: usize,
+    begun: Instant,
+    done: Sender<Done>,
+}
+
+impl Completion for Slot {
+    fn complete(&self, result: Result<(), AppendError>) {
+        // The receiver is gone once the run has failed.
+        let _ = self.done.send((self.number, self.begun.elapsed(), result));
+    }
+}
+
+struct WakeOnRoom(Thread);
+
+impl Listener for WakeOnRoom {
+    fn committed(&self, _: &[Committed]) {}
+
+    fn room(&self) {
+        self.0.unpark();
+    }
+}
+
+struct Bench {
+    log: Log,
+    streams: Vec<(Arc<storage::Stream>, Offset)>,
+    next_stream: usize,
+    batch: Bytes,
+    header: BatchHeader,
+    durability: Durability,
+    sender: Sender<Done>,
+    done: Receiver<Done>,
+}
+
+impl Bench {
+    fn new(
+        disk: Arc<dyn disk::Disk>,
+        streams: u32,
+        arguments: &BenchStoreArguments,
+    ) -> anyhow::Result<Bench> {
+        let options = Options { log_id: u128::from(std::process::id()), ..Options::default() };
+        let listener = Arc::new(WakeOnRoom(std::thread::current()));
+        let log = Log::open(disk, options, Arc::new(SystemClock::default()), listener)?;
+        let streams = (0..u64::from(streams)).map(|id| (log.stream(StreamId(id)), Offset::ZERO)).collect();
+        let batch = batch(arguments.append_bytes);
+        let header = BatchHeader::parse(&batch)?;
+        let durability = match arguments.durability {
+            DurabilityChoice::Synced => Durability::Synced,
+            DurabilityChoice::Written => Durability::Written,
+        };
+        let (sender, done) = channel();
+        Ok(Bench { log, streams, next_stream: 0, batch, header, durability, sender, done })
+    }
+
+    fn run(mut self, arguments: &BenchStoreArguments) -> anyhow::Result<Outcome> {
+        let result =
+            self.measure(usize::try_from(arguments.depth)?, Duration::from_secs(arguments.seconds.into()));
+        self.log.close();
+        result
+    }
+
+    fn measure(&mut self, depth: usize, length: Duration) -> anyhow::Result<Outcome> {
+        let mut latency: Histogram<u64> = Histogram::new(3)?;
+        for number in 0..depth {
+            self.append(number)?;
+        }
+        let start = Instant::now() + WARM_UP;
+        let mut window: Option<(Instant, f64)> = None;
+        let mut count = 0u64;
+        loop {
+            let (number, took, result) = match self.done.recv_timeout(Duration::from_secs(30)) {
+                Ok(done) => done,
+                Err(RecvTimeoutError::Timeout) => bail!("no append was done in 30 s"),
+                Err(RecvTimeoutError::Disconnected) => unreachable!("we hold a sender ourselves"),
+            };
+            result?;
+            let now = Instant::now();
+            match window {
+                None if now >= start => window = Some((now, cpu_seconds())),
+                None => {}
+                Some((from, cpu)) => {
+                    count += 1;
+                    latency.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+                    if now.duration_since(from) >= length {
+                        let seconds = now.duration_since(from).as_secs_f64();
+                        let micros =
+                            [0.5, 0.99, 0.999, 1.0].map(|q| latency.value_at_quantile(q) as f64 / 1e3);
+                        let per_second = count as f64 / seconds;
+                        let bytes_per_second = per_second * self.batch.len() as f64;
+                        let cpu_seconds = cpu_seconds() - cpu;
+                        return Ok(Outcome { bytes_per_second, per_second, micros, cpu_seconds, seconds });
+                    }
+                }
+            }
+            self.append(number)?;
+        }
+    }
+
+    fn append(&mut self, number: usize) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let admission = loop {
+            match self.log.admit(self.batch.len()) {
+                Ok(admission) => break admission,
+                Err(AdmitError::Busy) => std::thread::park_timeout(ROOM_WAIT),
+                Err(error) => return Err(error.into()),
+            }
+        };
+        let (stream, end) = &mut self.streams[self.next_stream];
+        let base_offset = *end;
+        *end = base_offset + self.header.offset_count();
+        let append = Append {
+            stream: stream.clone(),
+            base_offset,
+            header: self.header,
+            batch: self.batch.clone(),
+            append_time: None,
+            leader_epoch: 0,
+            durability: self.durability,
+            done: Some(Arc::new(Slot { number, begun, done: self.sender.clone() })),
+            admission,
+        };
+        self.next_stream = (self.next_stream + 1) % self.streams.len();
+        self.log.append(append);
+        Ok(())
+    }
+}
+
+/// A batch whose records take about so many bytes; all of it is said to be one record.
+fn batch(bytes: u32) -> Bytes {
+    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    let value: Vec<u8> = (0..bytes)
+        .map(|_| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random.to_le_bytes()[0]
+        })
+        .collect();
+    let mut builder = BatchBuilder::new(Compression::None);
+    builder.push(Timestamp(1_700_000_000_000), None, Some(&value));
+    builder.finish()
+}
+
+fn run_fio(directory: &Path, arguments: &BenchStoreArguments) -> anyhow::Result<Outcome> {
+    let block = arguments.append_bytes.next_multiple_of(SECTOR);
+    let mut command = Command::new("fio");
+    command.args(["--name=bench-store", "--rw=write", "--ioengine=io_uring", "--direct=1", "--time_based"]);
+    // Blocks that were never written are slower to sync; the log does not write to such either.
+    command.args(["--overwrite=1", "--output-format=json"]);
+    command.arg(format!("--directory={}", directory.display()));
+    command.arg(format!("--size={}", FIO_FILE_BYTES / u64::from(block) * u64::from(block)));
+    command.arg(format!("--bs={block}"));
+    command.arg(format!("--iodepth={}", arguments.depth));
+    command.arg(format!("--runtime={}", arguments.seconds));
+    command.arg(format!("--ramp_time={}", WARM_UP.as_secs()));
+    if arguments.durability == DurabilityChoice::Synced {
+        command.arg("--sync=dsync");
+    }
+    let output = command.output().context("fio cannot be run; is it installed?")?;
+    if !output.status.success() {
+        bail!("fio failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    fio_outcome(&output.stdout, f64::from(arguments.seconds)).context("fio's output is not as expected")
+}
+
+fn fio_outcome(json: &[u8], seconds: f64) -> anyhow::Result<Outcome> {
+    let begin = json.iter().position(|byte| *byte == b'{').context("there is no JSON in it")?;
+    let report: serde_json::Value = serde_json::from_slice(&json[begin..])?;
+    let job = &report["jobs"][0];
+    let number =
+        |value: &serde_json::Value, name: &str| value.as_f64().with_context(|| format!("there is no {name}"));
+    let latency = &job["write"]["clat_ns"];
+    let quantile = |name: &str| number(&latency["percentile"][name], name).map(|nanos| nanos / 1e3);
+    let cpu = number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?;
+    Ok(Outcome {
+        bytes_per_second: number(&job["write"]["bw_bytes"], "bw_bytes")?,
+        per_second: number(&job["write"]["iops"], "iops")?,
+        micros: [
+            quantile("50.000000")?,
+            quantile("99.000000")?,
+            quantile("99.900000")?,
+            number(&latency["max"], "max")? / 1e3,
+        ],
+        cpu_seconds: cpu / 100.0 * seconds,
+        seconds,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_run_measures_and_cleans_up() {
+        let parent = tempfile::tempdir().unwrap();
+        let arguments = BenchStoreArguments {
+            data_dir: parent.path().to_owned(),
+            streams: vec![3],
+            append_bytes: 1000,
+            depth: 4,
+            seconds: 1,
+            durability: DurabilityChoice::Synced,
+            engine: "plain".into(),
+            fio: false,
+        };
+        let directory = Directory::create(parent.path()).unwrap();
+        let disk = disk::open_directory(&directory.0, disk::Engine::Plain).unwrap();
+        let outcome = Bench::new(Arc::new(disk), 3, &arguments).unwrap().run(&arguments).unwrap();
+        assert!(outcome.per_second > 1.0 && outcome.bytes_per_second > 1000.0);
+        assert!(outcome.micros.is_sorted() && outcome.micros[0] > 0.0);
+        drop(directory);
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn fio_is_understood() {
+        let json = br#"note: fio says things first
+            {"jobs":[{"usr_cpu":10.0,"sys_cpu":20.0,"write":{"bw_bytes":1000000,"iops":50.5,"clat_ns":{"max":9000000,
+            "percentile":{"50.000000":1000,"99.000000":2000,"99.900000":3000}}}}]}"#;
+        let outcome = fio_outcome(json, 5.0).unwrap();
+        assert_eq!((outcome.bytes_per_second, outcome.per_second, outcome.cpu_seconds), (1e6, 50.5, 1.5));
+        assert_eq!(outcome.micros, [1.0, 2.0, 3.0, 9000.0]);
+        assert!(fio_outcome(b"{}", 1.0).is_err());
+    }
+}

@@ -1,0 +1,321 @@
+//! One member of a consumer group, by the classic protocol: join, sync, heartbeat, commit, leave.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use wire::messages::join_group_request::JoinGroupRequestProtocol;
+use wire::messages::leave_group_request::MemberIdentity;
+use wire::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
+use wire::messages::sync_group_request::SyncGroupRequestAssignment;
+use wire::messages::{
+    ConsumerProtocolAssignment, ConsumerProtocolSubscription, HeartbeatRequest, JoinGroupRequest,
+    JoinGroupResponse, LeaveGroupRequest, OffsetCommitRequest, SyncGroupRequest,
+    consumer_protocol_assignment,
+};
+use wire::{Bytes, DecodeError, ErrorCode, Message, Reader, Text, Writer};
+
+use super::assignor;
+use crate::client::{ClientError, Cluster, KafkaError, check};
+
+const PROTOCOL_TYPE: &str = "consumer";
+const ASSIGNOR: &str = "range";
+/// Kafka's defaults: `session.timeout.ms`, `heartbeat.interval.ms`; the rebalance time-out is its session's and more.
+const SESSION_TIMEOUT_MS: i32 = 45_000;
+const REBALANCE_TIMEOUT_MS: i32 = 60_000;
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
+/// A group that does not come to rest for so long has a trouble that joining once more does not end.
+const JOIN_FOR: Duration = Duration::from_secs(180);
+const JOIN_PAUSE: Duration = Duration::from_millis(20);
+/// Version of the messages inside JoinGroup and SyncGroup; every client reads 0, 1 adds what we do not use.
+const EMBEDDED_VERSION: i16 = 0;
+
+/// A member that has joined.
+#[derive(Debug)]
+pub struct Member {
+    group: String,
+    topic: String,
+    id: Text,
+    generation: i32,
+    heartbeat_at: Instant,
+    /// The partitions of the topic that are its own in this generation.
+    pub partitions: Vec<i32>,
+}
+
+/// Whether a member is still one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Good,
+    /// The group gathers anew: commit, then join again.
+    Rebalance,
+    /// The group went on without it: join again, what was not committed is others'.
+    Lost,
+}
+
+impl Member {
+    /// Joins `group` to read `topic`.
+    pub fn join(cluster: &mut Cluster, group: &str, topic: &str) -> Result<Member, ClientError> {
+        let mut member = Member {
+            group: group.into(),
+            topic: topic.into(),
+            id: Text::EMPTY,
+            generation: -1,
+            heartbeat_at: Instant::now(),
+            partitions: Vec::new(),
+        };
+        member.rejoin(cluster)?;
+        Ok(member)
+    }
+
+    /// Joins until a generation has begun.
+    pub fn rejoin(&mut self, cluster: &mut Cluster) -> Result<(), ClientError> {
+        let until = Instant::now() + JOIN_FOR;
+        loop {
+            match self.try_join(cluster) {
+                Err(ClientError::Kafka(error)) if self.may_try_again(&error) && Instant::now() < until => {
+                    std::thread::sleep(JOIN_PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// What an answer to JoinGroup or SyncGroup says about the next attempt.
+    fn may_try_again(&mut self, error: &KafkaError) -> bool {
+        match error.known() {
+            Some(
+                ErrorCode::MemberIdRequired | ErrorCode::RebalanceInProgress | ErrorCode::IllegalGeneration,
+            ) => true,
+            Some(ErrorCode::UnknownMemberId) => {
+                self.id = Text::EMPTY;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn try_join(&mut self, cluster: &mut Cluster) -> Result<(), ClientError> {
+        let subscription = ConsumerProtocolSubscription {
+            topics: vec![Text::copied(&self.topic)],
+            ..ConsumerProtocolSubscription::default()
+        };
+        let request = JoinGroupRequest {
+            group_id: Text::copied(&self.group),
+            session_timeout_ms: SESSION_TIMEOUT_MS,
+            rebalance_timeout_ms: REBALANCE_TIMEOUT_MS,
+            member_id: self.id.clone(),
+            protocol_type: Text::from_static(PROTOCOL_TYPE),
+            protocols: vec![JoinGroupRequestProtocol {
+                name: Text::from_static(ASSIGNOR),
+                metadata: embedded(&subscription)?,
+            }],
+            ..JoinGroupRequest::default()
+        };
+        let mut given = None;
+        let joined = cluster.ask_coordinator(&self.group, &request, |answer| {
+            if answer.error_code == ErrorCode::MemberIdRequired.code() {
+                return Ok(());
+            }
+            check(answer.error_code, None)
+        })?;
+        if !joined.member_id.is_empty() {
+            given = Some(joined.member_id.detached());
+        }
+        self.id = given.unwrap_or_else(|| self.id.clone());
+        check(joined.error_code, None)?;
+        self.generation = joined.generation_id;
+        let assignments =
+            if joined.leader == joined.member_id { assign(cluster, &joined)? } else { Vec::new() };
+        let request = SyncGroupRequest {
+            group_id: Text::copied(&self.group),
+            generation_id: self.generation,
+            member_id: self.id.clone(),
+            protocol_type: Some(Text::from_static(PROTOCOL_TYPE)),
+            protocol_name: Some(Text::from_static(ASSIGNOR)),
+            assignments,
+            ..SyncGroupRequest::default()
+        };
+        let synced =
+            cluster.ask_coordinator(&self.group, &request, |answer| check(answer.error_code, None))?;
+        let own = assignment(synced.assignment).map_err(|error| ClientError::Garbled {
+            address: format!("the leader of group {}", self.group),
+            error,
+        })?;
+        self.partitions = own.get(&self.topic).cloned().unwrap_or_default();
+        self.heartbeat_at = Instant::now() + HEARTBEAT_INTERVAL;
+        Ok(())
+    }
+
+    /// Sends a heartbeat if it is time to.
+    pub fn heartbeat(&mut self, cluster: &mut Cluster) -> Result<Standing, ClientError> {
+        if Instant::now() < self.heartbeat_at {
+            return Ok(Standing::Good);
+        }
+        self.heartbeat_at = Instant::now() + HEARTBEAT_INTERVAL;
+        let request = HeartbeatRequest {
+            group_id: Text::copied(&self.group),
+            generation_id: self.generation,
+            member_id: self.id.clone(),
+            ..HeartbeatRequest::default()
+        };
+        let answer = cluster.ask_coordinator(&self.group, &request, |answer| check(answer.error_code, None));
+        standing(answer.map(|_| ()))
+    }
+
+    /// Commits where reading goes on.
+    pub fn commit(
+        &mut self,
+        cluster: &mut Cluster,
+        positions: &BTreeMap<i32, i64>,
+    ) -> Result<Standing, ClientError> {
+        let owner = (self.generation, self.id.clone());
+        standing(commit(cluster, &self.group, &self.topic, owner, positions))
+    }
+
+    /// Leaves, so that the others need not wait for the session to end.
+    pub fn leave(&self, cluster: &mut Cluster) -> Result<(), ClientError> {
+        let identity = MemberIdentity { member_id: self.id.clone(), ..MemberIdentity::default() };
+        let request = LeaveGroupRequest {
+            group_id: Text::copied(&self.group),
+            members: vec![identity],
+            ..LeaveGroupRequest::default()
+        };
+        cluster.ask_coordinator(&self.group, &request, |answer| check(answer.error_code, None))?;
+        Ok(())
+    }
+}
+
+/// Commits offsets as a member of some generation, or as nobody for a group without members.
+pub fn commit(
+    cluster: &mut Cluster,
+    group: &str,
+    topic: &str,
+    (generation, member_id): (i32, Text),
+    positions: &BTreeMap<i32, i64>,
+) -> Result<(), ClientError> {
+    let partition = |(&partition_index, &committed_offset): (&i32, &i64)| OffsetCommitRequestPartition {
+        partition_index,
+        committed_offset,
+        ..OffsetCommitRequestPartition::default()
+    };
+    let request = OffsetCommitRequest {
+        group_id: Text::copied(group),
+        generation_id_or_member_epoch: generation,
+        member_id,
+        topics: vec![OffsetCommitRequestTopic {
+            name: Text::copied(topic),
+            partitions: positions.iter().map(partition).collect(),
+            ..OffsetCommitRequestTopic::default()
+        }],
+        ..OffsetCommitRequest::default()
+    };
+    cluster.ask_coordinator(group, &request, |answer| {
+        let mut all = answer.topics.iter().flat_map(|topic| &topic.partitions);
+        all.try_for_each(|partition| check(partition.error_code, None))
+    })?;
+    Ok(())
+}
+
+fn standing(result: Result<(), ClientError>) -> Result<Standing, ClientError> {
+    match result {
+        Ok(()) => Ok(Standing::Good),
+        Err(error) => match error.code() {
+            Some(ErrorCode::RebalanceInProgress) => Ok(Standing::Rebalance),
+            Some(ErrorCode::IllegalGeneration | ErrorCode::UnknownMemberId) => Ok(Standing::Lost),
+            _ => Err(error),
+        },
+    }
+}
+
+/// What the leader of a group says: who reads what.
+fn assign(
+    cluster: &mut Cluster,
+    joined: &JoinGroupResponse,
+) -> Result<Vec<SyncGroupRequestAssignment>, ClientError> {
+    let mut members = BTreeMap::new();
+    for member in &joined.members {
+        let garbled = |error| ClientError::Garbled {
+            address: format!("member {} of the group", member.member_id),
+            error,
+        };
+        let topics = subscription(member.metadata.clone()).map_err(garbled)?;
+        members.insert(member.member_id.to_string(), topics);
+    }
+    let topics: BTreeSet<&String> = members.values().flatten().collect();
+    let mut partitions = BTreeMap::new();
+    for topic in topics {
+        // A topic that is not there yet has no partitions to give.
+        match cluster.topic(topic, false) {
+            Ok(found) => {
+                partitions.insert(topic.clone(), i32::try_from(found.partitions.len()).unwrap_or(i32::MAX))
+            }
+            Err(error) if error.code() == Some(ErrorCode::UnknownTopicOrPartition) => None,
+            Err(error) => return Err(error),
+        };
+    }
+    let part = |(topic, partitions): (String, Vec<i32>)| consumer_protocol_assignment::TopicPartition {
+        topic: Text::from(topic),
+        partitions,
+    };
+    let mut assignments = Vec::new();
+    for (id, own) in assignor::range(&members, &partitions) {
+        let message = ConsumerProtocolAssignment {
+            assigned_partitions: own.into_iter().map(part).collect(),
+            ..ConsumerProtocolAssignment::default()
+        };
+        let assignment = embedded(&message)?;
+        assignments.push(SyncGroupRequestAssignment { member_id: Text::from(id), assignment });
+    }
+    Ok(assignments)
+}
+
+/// A message inside a message, with its version in front.
+fn embedded<M: Message>(message: &M) -> Result<Bytes, ClientError> {
+    let mut writer = Writer::new();
+    writer.i16(EMBEDDED_VERSION);
+    message.encode(&mut writer, EMBEDDED_VERSION)?;
+    Ok(writer.finish().to_bytes())
+}
+
+/// Reads what others may have written in a newer version: its first fields are the same.
+fn unembedded<M: Message>(bytes: Bytes) -> Result<M, DecodeError> {
+    let mut reader = Reader::new(bytes);
+    let version = reader.i16()?;
+    M::decode(&mut reader, version.clamp(*M::VERSIONS.start(), *M::VERSIONS.end()))
+}
+
+fn subscription(bytes: Bytes) -> Result<BTreeSet<String>, DecodeError> {
+    let message: ConsumerProtocolSubscription = unembedded(bytes)?;
+    Ok(message.topics.iter().map(ToString::to_string).collect())
+}
+
+/// The partitions in an assignment; none are written as no bytes at all.
+pub fn assignment(bytes: Bytes) -> Result<BTreeMap<String, Vec<i32>>, DecodeError> {
+    if bytes.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let message: ConsumerProtocolAssignment = unembedded(bytes)?;
+    let all = message.assigned_partitions.into_iter();
+    Ok(all.map(|part| (part.topic.to_string(), part.partitions)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embedded_messages_come_back() {
+        let topics = vec![Text::from_static("a"), Text::from_static("b")];
+        let message = ConsumerProtocolSubscription { topics, ..ConsumerProtocolSubscription::default() };
+        let read = subscription(embedded(&message).unwrap()).unwrap();
+        assert_eq!(read, BTreeSet::from(["a".to_owned(), "b".to_owned()]));
+        let part = consumer_protocol_assignment::TopicPartition {
+            topic: Text::from_static("a"),
+            partitions: vec![0, 4],
+        };
+        let message = ConsumerProtocolAssignment { assigned_partitions: vec![part], user_data: None };
+        let read = assignment(embedded(&message).unwrap()).unwrap();
+        assert_eq!(read, BTreeMap::from([("a".to_owned(), vec![0, 4])]));
+        assert_eq!(assignment(Bytes::new()).unwrap(), BTreeMap::new());
+        assert!(assignment(Bytes::from_static(&[0, 0, 127, 0, 0, 0])).is_err());
+    }
+}

@@ -1,0 +1,89 @@
+//! The commands for people without a JVM: topics, groups, produce, consume. They are clients like any other.
+
+mod assignor;
+mod consume;
+mod group;
+mod member;
+mod partitioner;
+mod produce;
+mod topic;
+
+use std::io::{self, Write};
+
+pub use consume::consume;
+pub use group::group;
+pub use produce::produce;
+pub use topic::topic;
+
+/// Standard output cannot be written to.
+#[derive(Debug, thiserror::Error)]
+#[error("standard output: {0}")]
+pub struct OutputError(#[from] io::Error);
+
+impl OutputError {
+    /// Whether only the reader went away.
+    pub fn is_broken_pipe(&self) -> bool {
+        self.0.kind() == io::ErrorKind::BrokenPipe
+    }
+}
+
+/// Prints a whole text.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut output = io::stdout().lock();
+    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(OutputError)?;
+    Ok(())
+}
+
+/// Rows under a heading, with columns of equal width; numbers stand to the right.
+struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn new(heading: &[&str]) -> Table {
+        Table { rows: vec![heading.iter().map(ToString::to_string).collect()] }
+    }
+
+    fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    fn is_empty(&self) -> bool {
+        self.rows.len() == 1
+    }
+
+    fn to_text(&self) -> String {
+        let columns = self.rows[0].len();
+        let cells = |column: usize| self.rows.iter().map(move |row| row[column].as_str());
+        let width = |column| cells(column).map(|cell| cell.chars().count()).max().unwrap_or(0);
+        let numeric = |column: usize| {
+            !self.is_empty() && cells(column).skip(1).all(|cell| cell == "-" || cell.parse::<i64>().is_ok())
+        };
+        let shape: Vec<(usize, bool)> = (0..columns).map(|column| (width(column), numeric(column))).collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (cell, (width, numeric)) in row.iter().zip(&shape) {
+                let padded = if *numeric { format!("{cell:>width$}") } else { format!("{cell:<width$}") };
+                line.push_str(&padded);
+                line.push_str("  ");
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&["NAME", "LAG", "HOST"]);
+        table.row(["a".into(), "5".into(), "x".into()]);
+        table.row(["longer".into(), "1234".into(), "".into()]);
+        assert_eq!(table.to_text(), "NAME     LAG  HOST\na          5  x\nlonger  1234\n");
+    }
+}

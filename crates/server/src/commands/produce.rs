@@ -1,0 +1,272 @@
+//! `mainstem produce`: the lines of standard input as records, in batches.
+//!
+//! A batch goes out when it is large or when standard input pauses, so that a person who types sees each line sent and
+//! a file goes in large requests. One request at a time: order is kept. Not idempotent: what the server refuses for the
+//! moment is sent again, a lost connection ends the command.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, bail};
+use model::{Compression, Timestamp};
+use wire::messages::ProduceRequest;
+use wire::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use wire::records::BatchBuilder;
+use wire::{Bytes, Text};
+
+use super::partitioner;
+use crate::arguments::{Acks, Codec, ProduceArguments};
+use crate::client::{Cluster, KafkaError, RETRY_FOR, Topic, check};
+
+/// A batch is sent once it holds so much; half of what topics take by default.
+const BATCH_BYTES: usize = 512 * 1024;
+/// All batches of one request together.
+const REQUEST_BYTES: usize = 8 * 1024 * 1024;
+/// Read from standard input at once, and so handed over at once.
+const BLOCK_BYTES: usize = 256 * 1024;
+/// Standard input pauses when nothing comes for so long.
+const PAUSE: Duration = Duration::from_millis(5);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+const TIMEOUT_MS: i32 = 30_000;
+
+/// Runs the command until the end of standard input.
+pub fn produce(arguments: &ProduceArguments) -> anyhow::Result<()> {
+    let mut sender = Sender::new(arguments)?;
+    let (block_sender, blocks) = sync_channel(4);
+    // It ends with the process: nothing wakes a thread that reads from a terminal.
+    std::thread::spawn(move || read_lines(io::stdin().lock(), |block| block_sender.send(block).is_ok()));
+    let mut line_number = 0u64;
+    while let Some(block) = next(&blocks, &mut sender)? {
+        let block = block.context("standard input cannot be read")?;
+        for line in lines(&block) {
+            line_number += 1;
+            if let Err(error) = sender.add(line) {
+                sender.flush()?;
+                return Err(error.context(format!("line {line_number}")));
+            }
+        }
+    }
+    sender.flush()
+}
+
+/// The next block; what is gathered is sent while there is none. `None` at the end of standard input.
+fn next(
+    blocks: &Receiver<io::Result<Vec<u8>>>,
+    sender: &mut Sender,
+) -> anyhow::Result<Option<io::Result<Vec<u8>>>> {
+    match blocks.recv_timeout(PAUSE) {
+        Ok(block) => Ok(Some(block)),
+        Err(RecvTimeoutError::Disconnected) => Ok(None),
+        Err(RecvTimeoutError::Timeout) => {
+            sender.flush()?;
+            Ok(blocks.recv().ok())
+        }
+    }
+}
+
+/// Hands over blocks of whole lines; the last line may lack its end.
+fn read_lines(mut input: impl Read, mut hand_over: impl FnMut(io::Result<Vec<u8>>) -> bool) {
+    let mut rest = Vec::new();
+    let mut buffer = vec![0; BLOCK_BYTES];
+    loop {
+        match input.read(&mut buffer) {
+            Ok(0) => {
+                if !rest.is_empty() {
+                    hand_over(Ok(rest));
+                }
+                return;
+            }
+            Ok(count) => {
+                let read = &buffer[..count];
+                let Some(last) = read.iter().rposition(|byte| *byte == b'\n') else {
+                    rest.extend_from_slice(read);
+                    continue;
+                };
+                let (whole, begun) = read.split_at(last + 1);
+                rest.extend_from_slice(whole);
+                if !hand_over(Ok(std::mem::replace(&mut rest, begun.to_vec()))) {
+                    return;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                hand_over(Err(error));
+                return;
+            }
+        }
+    }
+}
+
+fn lines(block: &[u8]) -> impl Iterator<Item = &[u8]> {
+    block.split_inclusive(|byte| *byte == b'\n').map(|line| {
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
+        line.strip_suffix(b"\r").unwrap_or(line)
+    })
+}
+
+/// Batches that fill, and the way to their partitions.
+struct Sender<'a> {
+    arguments: &'a ProduceArguments,
+    cluster: Cluster,
+    topic: Topic,
+    batches: BTreeMap<i32, BatchBuilder>,
+    bytes: usize,
+    /// Where records without a key go until the next request.
+    sticky: usize,
+}
+
+impl<'a> Sender<'a> {
+    fn new(arguments: &'a ProduceArguments) -> anyhow::Result<Sender<'a>> {
+        let mut cluster = Cluster::connect(&arguments.bootstrap.address)?;
+        let topic = cluster.topic(&arguments.topic, true)?;
+        if let Some(partition) = arguments.partition
+            && !topic.partitions.iter().any(|known| known.index == partition)
+        {
+            bail!("{} has no partition {partition}: it has {}", topic.name, topic.partitions.len());
+        }
+        // Many short runs of the command must not all begin with the first partition.
+        let sticky = usize::try_from(now().0 & 0xffff).unwrap_or(0) % topic.partitions.len().max(1);
+        Ok(Sender { arguments, cluster, topic, batches: BTreeMap::new(), bytes: 0, sticky })
+    }
+
+    fn add(&mut self, line: &[u8]) -> anyhow::Result<()> {
+        let (key, value) = match self.arguments.key_separator.as_deref().filter(|text| !text.is_empty()) {
+            None => (None, line),
+            Some(separator) => {
+                let separator = separator.as_bytes();
+                let at = line.windows(separator.len()).position(|window| window == separator);
+                let at = at.context("it has no key: the key separator does not occur in it")?;
+                (Some(&line[..at]), &line[at + separator.len()..])
+            }
+        };
+        let count = self.topic.partitions.len();
+        let partition = match (self.arguments.partition, key) {
+            (Some(partition), _) => partition,
+            (None, Some(key)) => self.topic.partitions[partitioner::of_key(key, count)].index,
+            (None, None) => self.topic.partitions[self.sticky % count].index,
+        };
+        let compression = compression(self.arguments.compression);
+        let batch = self.batches.entry(partition).or_insert_with(|| BatchBuilder::new(compression));
+        let before = batch.records_bytes();
+        if batch.count() > 0 && before + line.len() > BATCH_BYTES {
+            self.flush()?;
+            return self.add(line);
+        }
+        batch.push(now(), key, Some(value));
+        self.bytes += batch.records_bytes() - before;
+        if self.bytes >= REQUEST_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    /// Sends all batches, again while the server refuses them for the moment.
+    fn flush(&mut self) -> anyhow::Result<()> {
+        let batches = std::mem::take(&mut self.batches).into_iter();
+        let mut batches: BTreeMap<i32, Bytes> =
+            batches.map(|(index, batch)| (index, batch.finish())).collect();
+        self.bytes = 0;
+        self.sticky += 1;
+        let until = Instant::now() + RETRY_FOR;
+        while !batches.is_empty() {
+            let Some(error) = self.send(&mut batches)? else { continue };
+            if !error.is_retriable() || Instant::now() >= until {
+                return Err(error).with_context(|| format!("cannot produce to {}", self.topic.name));
+            }
+            std::thread::sleep(RETRY_PAUSE);
+            self.topic = self.cluster.topic(&self.arguments.topic, true)?;
+        }
+        Ok(())
+    }
+
+    /// Sends batches to their leaders once, and takes out those that were accepted.
+    fn send(&mut self, batches: &mut BTreeMap<i32, Bytes>) -> anyhow::Result<Option<KafkaError>> {
+        let mut requests: BTreeMap<i32, Vec<PartitionProduceData>> = BTreeMap::new();
+        for (index, batch) in batches.iter() {
+            let known = self.topic.partitions.iter().find(|partition| partition.index == *index);
+            let leader = known.context("a partition of the topic is gone")?.leader;
+            let data = PartitionProduceData { index: *index, records: Some(batch.clone().into()) };
+            requests.entry(leader).or_default().push(data);
+        }
+        let mut failure = None;
+        for (leader, partition_data) in requests {
+            let indexes: Vec<i32> = partition_data.iter().map(|data| data.index).collect();
+            let data = TopicProduceData {
+                name: Text::copied(&self.topic.name),
+                partition_data,
+                ..TopicProduceData::default()
+            };
+            let acks = match self.arguments.acks {
+                Acks::All => -1,
+                Acks::One => 1,
+                Acks::None => 0,
+            };
+            let request = ProduceRequest {
+                acks,
+                timeout_ms: TIMEOUT_MS,
+                topic_data: vec![data],
+                ..ProduceRequest::default()
+            };
+            let peer = self.cluster.node(leader)?;
+            if self.arguments.acks == Acks::None {
+                peer.tell(&request)?;
+                indexes.iter().for_each(|index| drop(batches.remove(index)));
+                continue;
+            }
+            let answer = peer.call(&request)?;
+            for partition in answer.responses.iter().flat_map(|topic| &topic.partition_responses) {
+                match check(partition.error_code, partition.error_message.as_ref()) {
+                    Ok(()) => drop(batches.remove(&partition.index)),
+                    Err(error) => failure = Some(error),
+                }
+            }
+        }
+        Ok(failure)
+    }
+}
+
+fn compression(codec: Codec) -> Compression {
+    match codec {
+        Codec::None => Compression::None,
+        Codec::Gzip => Compression::Gzip,
+        Codec::Snappy => Compression::Snappy,
+        Codec::Lz4 => Compression::Lz4,
+        Codec::Zstd => Compression::Zstd,
+    }
+}
+
+fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives its input in pieces of so many bytes.
+    struct Pieces<'a>(&'a [u8], usize);
+
+    impl Read for Pieces<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            let count = self.1.min(self.0.len()).min(into.len());
+            let (now, later) = self.0.split_at(count);
+            into[..count].copy_from_slice(now);
+            self.0 = later;
+            Ok(count)
+        }
+    }
+
+    #[test]
+    fn lines_are_cut_whatever_the_pieces() {
+        let input = b"one\n\nthree\r\nfour \xff five\nlast";
+        for piece in 1..input.len() + 1 {
+            let mut all = Vec::new();
+            read_lines(Pieces(input, piece), |block| {
+                let block = block.unwrap();
+                all.extend(lines(&block).map(<[u8]>::to_vec));
+                true
+            });
+            assert_eq!(all, [&b"one"[..], b"", b"three", b"four \xff five", b"last"], "pieces of {piece}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! `mainstem topic`: create, list, describe, delete, alter, add-partitions.
+
+use wire::Text;
+use wire::messages::create_partitions_request::CreatePartitionsTopic;
+use wire::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
+use wire::messages::delete_topics_request::DeleteTopicState;
+use wire::messages::describe_configs_request::DescribeConfigsResource;
+use wire::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
+use wire::messages::{
+    CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest, DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
+};
+
+use super::{Table, print};
+use crate::arguments::TopicVerb;
+use crate::client::{Cluster, check};
+
+/// The server answers with an error when it takes longer.
+const TIMEOUT_MS: i32 = 30_000;
+/// "As the server has it by default" (KIP-464).
+const DEFAULT_COUNT: i32 = -1;
+/// Resource type in the messages about configs.
+const RESOURCE_TOPIC: i8 = 2;
+/// Where a config's value comes from: set on the topic itself.
+const SOURCE_TOPIC: i8 = 1;
+
+/// Runs the command against the server at `bootstrap`.
+pub fn topic(bootstrap: &str, verb: TopicVerb) -> anyhow::Result<()> {
+    let mut cluster = Cluster::connect(bootstrap)?;
+    match verb {
+        TopicVerb::Create { name, partitions, configs } => create(&mut cluster, &name, partitions, configs),
+        TopicVerb::List => list(&mut cluster),
+        TopicVerb::Describe { name } => describe(&mut cluster, &name),
+        TopicVerb::Delete { name } => delete(&mut cluster, &name),
+        TopicVerb::Alter { name, configs } => alter(&mut cluster, &name, configs),
+        TopicVerb::AddPartitions { name, total } => add_partitions(&mut cluster, &name, total),
+    }
+}
+
+fn create(
+    cluster: &mut Cluster,
+    name: &str,
+    partitions: Option<i32>,
+    configs: Vec<(String, String)>,
+) -> anyhow::Result<()> {
+    let config = |(name, value): (String, String)| CreatableTopicConfig {
+        name: Text::from(name),
+        value: Some(Text::from(value)),
+    };
+    let request = CreateTopicsRequest {
+        topics: vec![CreatableTopic {
+            name: Text::copied(name),
+            num_partitions: partitions.unwrap_or(DEFAULT_COUNT),
+            replication_factor: -1,
+            assignments: Vec::new(),
+            configs: configs.into_iter().map(config).collect(),
+        }],
+        timeout_ms: TIMEOUT_MS,
+        validate_only: false,
+    };
+    let answer = cluster.controller()?.call(&request)?;
+    for result in &answer.topics {
+        check(result.error_code, result.error_message.as_ref())?;
+    }
+    let partitions = match answer.topics.first().map(|result| result.num_partitions) {
+        Some(count) if count > 0 => format!(" with {count} partition{}", if count == 1 { "" } else { "s" }),
+        _ => String::new(),
+    };
+    print(&format!("created {name}{partitions}\n"))
+}
+
+fn list(cluster: &mut Cluster) -> anyhow::Result<()> {
+    let mut table = Table::new(&["TOPIC", "PARTITIONS", ""]);
+    for topic in cluster.topics()? {
+        let note = if topic.is_internal { "internal" } else { "" };
+        table.row([topic.name, topic.partitions.len().to_string(), note.into()]);
+    }
+    print(&table.to_text())
+}
+
+fn describe(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
+    let topic = cluster.topic(name, false)?;
+    let start = cluster.list_offsets(name, &topic.partitions, -2)?;
+    let end = cluster.list_offsets(name, &topic.partitions, -1)?;
+    let mut table = Table::new(&["PARTITION", "LEADER", "REPLICAS", "IN SYNC", "START", "END", "RECORDS"]);
+    let ids = |ids: &[i32]| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    for partition in &topic.partitions {
+        let at = |offsets: &std::collections::HashMap<i32, i64>| offsets.get(&partition.index).copied();
+        let (start, end) = (at(&start).unwrap_or(0), at(&end).unwrap_or(0));
+        table.row([
+            partition.index.to_string(),
+            partition.leader.to_string(),
+            ids(&partition.replicas),
+            ids(&partition.in_sync),
+            start.to_string(),
+            end.to_string(),
+            (end - start).to_string(),
+        ]);
+    }
+    let request = DescribeConfigsRequest {
+        resources: vec![DescribeConfigsResource {
+            resource_type: RESOURCE_TOPIC,
+            resource_name: Text::copied(name),
+            configuration_keys: None,
+        }],
+        ..DescribeConfigsRequest::default()
+    };
+    let answer = cluster.any()?.call(&request)?;
+    let mut configs = Table::new(&["CONFIG", "VALUE", ""]);
+    for result in &answer.results {
+        check(result.error_code, result.error_message.as_ref())?;
+        let mut all: Vec<_> = result.configs.iter().collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        for config in all {
+            let value = config.value.as_ref().map(ToString::to_string).unwrap_or_default();
+            let note = if config.config_source == SOURCE_TOPIC { "set" } else { "" };
+            configs.row([config.name.to_string(), value, note.into()]);
+        }
+    }
+    print(&format!("{name}\n\n{}\n{}", table.to_text(), configs.to_text()))
+}
+
+fn delete(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
+    let topic = DeleteTopicState { name: Some(Text::copied(name)), ..DeleteTopicState::default() };
+    let request =
+        DeleteTopicsRequest { topics: vec![topic], timeout_ms: TIMEOUT_MS, ..DeleteTopicsRequest::default() };
+    for result in &cluster.controller()?.call(&request)?.responses {
+        check(result.error_code, result.error_message.as_ref())?;
+    }
+    print(&format!("deleted {name}\n"))
+}
+
+fn alter(cluster: &mut Cluster, name: &str, configs: Vec<(String, String)>) -> anyhow::Result<()> {
+    const SET: i8 = 0;
+    const DELETE: i8 = 1;
+    let change = |(name, value): (String, String)| AlterableConfig {
+        name: Text::from(name),
+        config_operation: if value.is_empty() { DELETE } else { SET },
+        value: if value.is_empty() { None } else { Some(Text::from(value)) },
+    };
+    let request = IncrementalAlterConfigsRequest {
+        resources: vec![AlterConfigsResource {
+            resource_type: RESOURCE_TOPIC,
+            resource_name: Text::copied(name),
+            configs: configs.into_iter().map(change).collect(),
+        }],
+        validate_only: false,
+    };
+    for result in &cluster.controller()?.call(&request)?.responses {
+        check(result.error_code, result.error_message.as_ref())?;
+    }
+    print(&format!("changed {name}\n"))
+}
+
+fn add_partitions(cluster: &mut Cluster, name: &str, total: i32) -> anyhow::Result<()> {
+    let topic = CreatePartitionsTopic { name: Text::copied(name), count: total, assignments: None };
+    let request =
+        CreatePartitionsRequest { topics: vec![topic], timeout_ms: TIMEOUT_MS, validate_only: false };
+    for result in &cluster.controller()?.call(&request)?.results {
+        check(result.error_code, result.error_message.as_ref())?;
+    }
+    print(&format!("{name} has {total} partitions\n"))
+}

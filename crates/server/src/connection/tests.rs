@@ -1,0 +1,414 @@
+//! The loop against a handler that does what the first byte of a frame says, over real sockets.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::BytesMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use wire::Chunks;
+
+use super::*;
+use crate::listener::{Bounds, Counters, bind, listen, run};
+
+/// Far above what anything here takes, far below what CI waits for.
+const LONG: Duration = Duration::from_secs(20);
+
+/// `e`: echo. `w`: echo once the gate opens. `l`: answer 256 KiB. `n`: no answer. `b`: begin only once the gate opens,
+/// then echo. `r`: refuse. `p`: panic.
+struct Fake {
+    gate: Arc<Semaphore>,
+    begun: Arc<AtomicUsize>,
+}
+
+fn framed(body: &[u8]) -> Bytes {
+    let size = i32::try_from(body.len()).unwrap().to_be_bytes();
+    Bytes::from([&size, body].concat())
+}
+
+impl Handler for Fake {
+    async fn begin(&mut self, frame: Bytes) -> Result<Option<Answer>, Refused> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let gate = self.gate.clone();
+        let answer: Answer = match frame[0] {
+            b'e' => Box::pin(async move { Ok(Chunks { parts: vec![framed(&frame)] }) }),
+            b'w' => Box::pin(async move {
+                gate.acquire().await.unwrap().forget();
+                Ok(Chunks { parts: vec![framed(&frame)] })
+            }),
+            b'l' => Box::pin(async { Ok(Chunks { parts: vec![framed(&[7; 256 * 1024])] }) }),
+            b'b' => {
+                gate.acquire().await.unwrap().forget();
+                Box::pin(async move { Ok(Chunks { parts: vec![framed(&frame)] }) })
+            }
+            b'n' => return Ok(None),
+            b'r' => return Err(Refused("as asked".into())),
+            b'p' => panic!("as asked"),
+            other => unreachable!("{other}"),
+        };
+        Ok(Some(answer))
+    }
+}
+
+struct Server {
+    address: SocketAddr,
+    bounds: Arc<Bounds>,
+    gate: Arc<Semaphore>,
+    begun: Arc<AtomicUsize>,
+    stop: watch::Sender<bool>,
+    running: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(change: impl FnOnce(&mut Bounds)) -> Server {
+        let limits = Limits {
+            request_bytes_max: 1 << 20,
+            in_flight_max: 8,
+            idle: LONG,
+            frame_stall: LONG,
+            write_stall: LONG,
+            drain: Duration::from_millis(300),
+        };
+        let mut bounds = Bounds {
+            connections_max: 10_000,
+            limits,
+            budget: Budget::new(64 << 20),
+            counters: Counters::default(),
+        };
+        change(&mut bounds);
+        let (bounds, gate, begun) =
+            (Arc::new(bounds), Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
+        let socket: TcpListener = listen(bind("127.0.0.1:0".parse().unwrap()).unwrap()).unwrap();
+        let address = socket.local_addr().unwrap();
+        let (stop, told) = watch::channel(false);
+        let made = (gate.clone(), begun.clone());
+        let connect = move |_, _| Fake { gate: made.0.clone(), begun: made.1.clone() };
+        let running = tokio::spawn(run(socket, bounds.clone(), connect, told));
+        Server { address, bounds, gate, begun, stop, running }
+    }
+
+    async fn client(&self) -> Client {
+        Client(TcpStream::connect(self.address).await.unwrap())
+    }
+
+    async fn begun(&self, count: usize) {
+        until(|| self.begun.load(Ordering::SeqCst) >= count).await;
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.bounds.budget.held_bytes()
+    }
+}
+
+async fn until(mut condition: impl FnMut() -> bool) {
+    let all = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    timeout(LONG, all).await.expect("it becomes true");
+}
+
+struct Client(TcpStream);
+
+impl Client {
+    async fn send(&mut self, body: &[u8]) {
+        self.0.write_all(&framed(body)).await.unwrap();
+    }
+
+    /// `None` when the server closed the connection.
+    async fn receive(&mut self) -> Option<BytesMut> {
+        let read = async {
+            let size = self.0.read_u32().await.ok()?;
+            let mut body = BytesMut::zeroed(usize::try_from(size).unwrap());
+            self.0.read_exact(&mut body).await.ok()?;
+            Some(body)
+        };
+        timeout(LONG, read).await.expect("the server answers or closes")
+    }
+}
+
+#[tokio::test]
+async fn answers_come_in_the_order_of_requests_whatever_their_size_and_cut() {
+    let server = Server::start(|_| {}).await;
+    let mut client = server.client().await;
+    let mut random = 1u64;
+    let mut stream = Vec::new();
+    let mut bodies = Vec::new();
+    for number in 0..300u32 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let size = match random >> 61 {
+            0 => usize::try_from(random >> 40 & 0x3_ffff).unwrap(),
+            1 => 16 * 1024 - 8 + usize::try_from(random >> 40 & 15).unwrap(),
+            _ => usize::try_from(random >> 40 & 0xff).unwrap(),
+        };
+        let kind = if random >> 32 & 3 == 0 { b'n' } else { b'e' };
+        let body: Vec<u8> =
+            std::iter::once(kind).chain((0..size).map(|at| number.to_be_bytes()[at % 4])).collect();
+        stream.extend_from_slice(&framed(&body));
+        bodies.push(body);
+    }
+    let (mut reader, mut writer) = client.0.split();
+    let send = async {
+        let mut rest = &stream[..];
+        let mut cut = 1;
+        while !rest.is_empty() {
+            cut = (cut * 7 + 3) % 50_021;
+            let (now, later) = rest.split_at(cut.min(rest.len()));
+            writer.write_all(now).await.unwrap();
+            rest = later;
+            tokio::task::yield_now().await;
+        }
+    };
+    let receive = async {
+        for body in bodies.iter().filter(|body| body[0] == b'e') {
+            let size = usize::try_from(reader.read_u32().await.unwrap()).unwrap();
+            let mut answer = vec![0; size];
+            reader.read_exact(&mut answer).await.unwrap();
+            assert!(answer == *body, "answers in order");
+        }
+    };
+    timeout(LONG, async { tokio::join!(send, receive) }).await.unwrap();
+    until(|| server.held_bytes() == 0).await;
+}
+
+#[tokio::test]
+async fn a_slow_head_holds_answers_back_and_too_many_in_flight_stop_the_reading() {
+    let server = Server::start(|_| {}).await;
+    let mut client = server.client().await;
+    client.send(b"w0").await;
+    for _ in 0..20 {
+        client.send(b"e1").await;
+    }
+    server.begun(8).await;
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    assert_eq!(server.begun.load(Ordering::SeqCst), 8, "as many as may be in flight");
+    assert_eq!(server.held_bytes(), 8 * 1024, "each holds its share");
+    let mut other = server.client().await;
+    other.send(b"e").await;
+    assert_eq!(other.receive().await.unwrap(), &b"e"[..], "other connections go on");
+    server.gate.add_permits(1);
+    assert_eq!(client.receive().await.unwrap(), &b"w0"[..]);
+    for _ in 0..20 {
+        assert_eq!(client.receive().await.unwrap(), &b"e1"[..]);
+    }
+    until(|| server.held_bytes() == 0).await;
+}
+
+#[tokio::test]
+async fn answers_are_sent_while_the_next_request_waits_to_begin() {
+    let server = Server::start(|_| {}).await;
+    let mut client = server.client().await;
+    client.send(b"w").await;
+    client.send(b"b").await;
+    server.begun(2).await;
+    server.gate.add_permits(1);
+    // Whichever of the two takes the permit, the other is next.
+    server.gate.add_permits(1);
+    assert_eq!(client.receive().await.unwrap(), &b"w"[..]);
+    assert_eq!(client.receive().await.unwrap(), &b"b"[..]);
+}
+
+#[tokio::test]
+async fn sizes_out_of_bounds_close_the_connection_after_what_was_asked_before() {
+    let server = Server::start(|_| {}).await;
+    for size in [0, -1, i32::MIN, (1 << 20) + 1, i32::MAX] {
+        let mut client = server.client().await;
+        client.send(b"e").await;
+        client.0.write_all(&size.to_be_bytes()).await.unwrap();
+        assert_eq!(client.receive().await.unwrap(), &b"e"[..]);
+        assert_eq!(client.receive().await, None, "{size}");
+    }
+    for bytes in [&b"\x16\x03\x01\x02"[..], b"GET / HTTP/1.1\r\n\r\n"] {
+        let mut client = server.client().await;
+        client.0.write_all(bytes).await.unwrap();
+        assert_eq!(client.receive().await, None);
+    }
+    until(|| server.bounds.counters.open.get() == 0).await;
+}
+
+#[tokio::test]
+async fn a_refusal_and_a_panic_end_one_connection_only() {
+    let server = Server::start(|_| {}).await;
+    let mut other = server.client().await;
+    for body in [b"r", b"p"] {
+        let mut client = server.client().await;
+        client.send(b"e").await;
+        assert_eq!(client.receive().await.unwrap(), &b"e"[..]);
+        client.send(body).await;
+        assert_eq!(client.receive().await, None);
+    }
+    other.send(b"e").await;
+    assert_eq!(other.receive().await.unwrap(), &b"e"[..]);
+    until(|| server.bounds.counters.open.get() == 1).await;
+    assert_eq!(server.held_bytes(), 0);
+}
+
+#[tokio::test]
+async fn a_frame_costs_memory_only_as_it_comes_and_stalls_are_ended() {
+    let server = Server::start(|bounds| bounds.limits.frame_stall = Duration::from_millis(150)).await;
+    let mut client = server.client().await;
+    client.0.write_all(&(1i32 << 20).to_be_bytes()).await.unwrap();
+    client.0.write_all(&[b'e'; 1000]).await.unwrap();
+    until(|| server.held_bytes() > 0).await;
+    assert_eq!(server.held_bytes(), 64 * 1024);
+    assert_eq!(client.receive().await, None, "a stalled frame is not waited for");
+    until(|| server.held_bytes() == 0).await;
+    let mut client = server.client().await;
+    client.0.write_all(&[0, 0]).await.unwrap();
+    assert_eq!(client.receive().await, None, "nor is half a size");
+    // One that goes on, slowly, is.
+    let mut client = server.client().await;
+    let frame = framed(&[b'e'; 400_000]);
+    for part in frame.chunks(40_000) {
+        client.0.write_all(part).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(40)).await;
+    }
+    assert_eq!(client.receive().await.unwrap().len(), 400_000);
+}
+
+#[tokio::test]
+async fn a_client_that_only_drips_is_a_stall() {
+    let server = Server::start(|bounds| bounds.limits.frame_stall = Duration::from_millis(200)).await;
+    let mut client = server.client().await;
+    client.0.write_all(&100_000i32.to_be_bytes()).await.unwrap();
+    let drip = async {
+        while client.0.write_all(&[1]).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(LONG, drip).await.expect("it is cut off");
+}
+
+#[tokio::test]
+async fn frames_larger_than_the_budget_pass_one_after_the_other() {
+    let server = Server::start(|bounds| bounds.budget = Budget::new(200 * 1024)).await;
+    let mut tasks = Vec::new();
+    for number in 0..12u8 {
+        let mut client = server.client().await;
+        tasks.push(tokio::spawn(async move {
+            let mut body = vec![number; 700_000];
+            body[0] = b'e';
+            let frame = framed(&body);
+            let (mut reader, mut writer) = client.0.split();
+            let receive = async {
+                let mut answer = vec![0; 700_004];
+                reader.read_exact(&mut answer).await.unwrap();
+                answer
+            };
+            let (_, answer) = tokio::join!(writer.write_all(&frame), receive);
+            assert!(answer == frame);
+        }));
+    }
+    for task in tasks {
+        timeout(LONG, task).await.expect("nobody waits for ever").unwrap();
+    }
+    until(|| server.held_bytes() == 0).await;
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_is_not_served_on_and_ended() {
+    let server = Server::start(|bounds| bounds.limits.write_stall = Duration::from_millis(300)).await;
+    let mut client = server.client().await;
+    let flood = async { while client.0.write_all(&framed(b"l")).await.is_ok() {} };
+    timeout(LONG, flood).await.expect("it is cut off");
+    let begun = server.begun.load(Ordering::SeqCst);
+    assert!(begun < 100, "{begun} answers of 256 KiB were begun");
+    until(|| server.held_bytes() == 0).await;
+}
+
+#[tokio::test]
+async fn idle_connections_are_many_and_end() {
+    crate::process::raise_open_files().unwrap();
+    let server = Server::start(|bounds| bounds.limits.idle = Duration::from_secs(4)).await;
+    let mut clients = Vec::new();
+    for _ in 0..2000 {
+        clients.push(server.client().await);
+    }
+    until(|| server.bounds.counters.open.get() == 2000).await;
+    assert_eq!(server.held_bytes(), 0);
+    for client in clients.iter_mut().step_by(200) {
+        client.send(b"e").await;
+        assert_eq!(client.receive().await.unwrap(), &b"e"[..]);
+    }
+    until(|| server.bounds.counters.open.get() == 0).await;
+}
+
+#[tokio::test]
+async fn one_that_waits_for_an_answer_is_not_idle() {
+    let server = Server::start(|bounds| bounds.limits.idle = Duration::from_millis(100)).await;
+    let mut client = server.client().await;
+    client.send(b"w").await;
+    server.begun(1).await;
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    server.gate.add_permits(1);
+    assert_eq!(client.receive().await.unwrap(), &b"w"[..]);
+    assert_eq!(client.receive().await, None);
+}
+
+#[tokio::test]
+async fn past_the_bound_new_connections_are_closed_at_once() {
+    let server = Server::start(|bounds| bounds.connections_max = 2).await;
+    let mut clients = [server.client().await, server.client().await];
+    for client in &mut clients {
+        client.send(b"e").await;
+        assert!(client.receive().await.is_some());
+    }
+    assert_eq!(server.client().await.receive().await, None);
+    until(|| server.bounds.counters.rejected.get() == 1).await;
+    drop(clients);
+    until(|| server.bounds.counters.open.get() == 0).await;
+    let mut client = server.client().await;
+    client.send(b"e").await;
+    assert!(client.receive().await.is_some());
+    assert_eq!(server.bounds.counters.accepted.get(), 3);
+}
+
+#[tokio::test]
+async fn stopping_answers_what_is_in_flight_and_waits_no_longer_than_it_may() {
+    let server = Server::start(|bounds| bounds.limits.drain = Duration::from_secs(3)).await;
+    let (mut idle, mut busy) = (server.client().await, server.client().await);
+    idle.send(b"e").await;
+    assert!(idle.receive().await.is_some());
+    busy.send(b"w1").await;
+    busy.send(b"e2").await;
+    server.begun(3).await;
+    server.stop.send(true).unwrap();
+    assert_eq!(idle.receive().await, None);
+    server.gate.add_permits(1);
+    assert_eq!(busy.receive().await.unwrap(), &b"w1"[..]);
+    assert_eq!(busy.receive().await.unwrap(), &b"e2"[..]);
+    assert_eq!(busy.receive().await, None);
+    timeout(LONG, server.running).await.unwrap().unwrap();
+    assert!(TcpStream::connect(server.address).await.is_err());
+
+    let server = Server::start(|_| {}).await;
+    let (mut late, mut lost) = (server.client().await, server.client().await);
+    late.send(b"w").await;
+    lost.send(b"b").await;
+    server.begun(2).await;
+    server.stop.send(true).unwrap();
+    assert_eq!((late.receive().await, lost.receive().await), (None, None));
+    timeout(LONG, server.running).await.unwrap().unwrap();
+    assert_eq!(server.bounds.counters.open.get(), 0);
+}
+
+#[tokio::test]
+async fn a_client_that_ends_its_side_still_gets_its_answers() {
+    let server = Server::start(|_| {}).await;
+    let mut client = server.client().await;
+    client.send(b"w").await;
+    client.send(b"e").await;
+    client.0.shutdown().await.unwrap();
+    server.begun(2).await;
+    server.gate.add_permits(1);
+    let answers = HashMap::from([(0, client.receive().await), (1, client.receive().await)]);
+    assert_eq!(answers[&0].as_deref(), Some(&b"w"[..]));
+    assert_eq!(answers[&1].as_deref(), Some(&b"e"[..]));
+    assert_eq!(client.receive().await, None);
+}

@@ -1,0 +1,260 @@
+//! Frames from a socket: a 4-byte size, then so many bytes.
+//!
+//! Small frames are cut from a buffer that is read at once, so that many of them cost one system call. A frame larger
+//! than what the buffer holds gets memory of its own, which grows as its bytes come, and is read straight into it.
+//!
+//! Invariants:
+//! - All state is here, none in the futures: dropping [`Inbound::next`] at any point loses nothing.
+//! - Memory for a frame is covered by its share of the [`Budget`] before it is allocated.
+//! - Between frames there is no buffer.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use bytes::{BufMut, Bytes};
+use tokio::io::AsyncReadExt;
+
+use crate::budget::{Budget, Share};
+use crate::connection::Closing;
+
+type Reader<'a> = tokio::net::tcp::ReadHalf<'a>;
+
+/// Bytes of the buffer from which small frames are cut.
+const BUFFER_BYTES: usize = 16 * 1024;
+/// The first memory of a large frame, and all of it for a connection that has sent frames as large before.
+const FIRST_STEP_BYTES: usize = 64 * 1024;
+const TRUSTED_STEP_BYTES_MAX: usize = 1024 * 1024;
+/// So much must come before a frame counts as moving on, or a client could hold its memory with a byte now and then.
+const PROGRESS_BYTES: usize = 16 * 1024;
+const SIZE_BYTES: usize = 4;
+
+/// What [`Inbound::next`] found.
+#[derive(Debug)]
+pub enum Read {
+    Frame(Bytes, Share),
+    /// A frame has begun and the rest is still to come: [`Inbound::stalled_from`] has changed. Call again.
+    Waiting,
+    /// The client sends no more.
+    End,
+}
+
+/// What was read from a connection and not yet handed on.
+#[derive(Debug)]
+pub struct Inbound {
+    buffer: Vec<u8>,
+    /// Bytes at the front of `buffer` that were handed on.
+    taken: usize,
+    frame: Option<Partial>,
+    frame_bytes_max: usize,
+    step_bytes: usize,
+    /// Since when the client owes the rest of a frame.
+    stalled_from: Option<Instant>,
+    /// Bytes since then.
+    progress_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Partial {
+    size: usize,
+    bytes: Vec<u8>,
+    share: Share,
+}
+
+impl Inbound {
+    /// For frames of at most so many bytes.
+    pub fn new(frame_bytes_max: usize) -> Inbound {
+        Inbound {
+            buffer: Vec::new(),
+            taken: 0,
+            frame: None,
+            frame_bytes_max,
+            step_bytes: FIRST_STEP_BYTES,
+            stalled_from: None,
+            progress_bytes: 0,
+        }
+    }
+
+    /// Since when the client owes the rest of a frame, if it does.
+    pub fn stalled_from(&self) -> Option<Instant> {
+        self.stalled_from
+    }
+
+    /// Reading goes on after a pause that was ours.
+    pub fn resume(&mut self) {
+        if self.stalled_from.is_some() {
+            self.stalled_from = Some(Instant::now());
+        }
+    }
+
+    /// The next frame. Cancellation-safe.
+    pub async fn next(&mut self, reader: &mut Reader<'_>, budget: &Budget) -> Result<Read, Closing> {
+        loop {
+            if self.frame.is_none() && !self.begin()? {
+                let owed = !self.unread().is_empty();
+                if owed && self.starts_to_stall() {
+                    return Ok(Read::Waiting);
+                }
+                match self.fill(reader).await? {
+                    0 if owed => return Err(Closing::Truncated),
+                    0 => return Ok(Read::End),
+                    received => self.received(received),
+                }
+                continue;
+            }
+            self.grow(budget).await;
+            self.move_unread();
+            let frame = self.frame.as_mut().expect("a frame has begun");
+            let missing = frame.size - frame.bytes.len();
+            if missing == 0 {
+                return Ok(self.finish());
+            }
+            if frame.bytes.len() == frame.bytes.capacity() {
+                continue;
+            }
+            if self.starts_to_stall() {
+                return Ok(Read::Waiting);
+            }
+            // The end of a frame is read together with what comes after it.
+            let received = if missing < BUFFER_BYTES {
+                self.fill(reader).await?
+            } else {
+                self.fill_frame(reader).await?
+            };
+            if received == 0 {
+                return Err(Closing::Truncated);
+            }
+            self.received(received);
+        }
+    }
+
+    fn unread(&self) -> &[u8] {
+        &self.buffer[self.taken..]
+    }
+
+    /// Begins a frame if its size is there.
+    fn begin(&mut self) -> Result<bool, Closing> {
+        let Some(prefix) = self.unread().first_chunk::<SIZE_BYTES>() else { return Ok(false) };
+        let claimed = i32::from_be_bytes(*prefix);
+        match usize::try_from(claimed) {
+            Ok(size) if size > 0 && size <= self.frame_bytes_max => {
+                self.taken += SIZE_BYTES;
+                self.frame = Some(Partial { size, bytes: Vec::new(), share: Share::default() });
+                Ok(true)
+            }
+            _ => Err(Closing::Size { claimed, max: self.frame_bytes_max, hint: hint(*prefix) }),
+        }
+    }
+
+    /// Makes room in the frame once all of it is used.
+    async fn grow(&mut self, budget: &Budget) {
+        let Some(frame) = &mut self.frame else { return };
+        let held = frame.bytes.len();
+        if held < frame.bytes.capacity() || held == frame.size {
+            return;
+        }
+        let step = if held == 0 { self.step_bytes } else { held * 2 }.min(frame.size);
+        // While it is we who do not read, the client owes nothing.
+        let stalled_from = self.stalled_from.take();
+        budget.grow(&mut frame.share, step).await;
+        self.stalled_from = stalled_from.map(|_| Instant::now());
+        frame.bytes.reserve_exact(step - held);
+    }
+
+    fn move_unread(&mut self) {
+        let Some(frame) = &mut self.frame else { return };
+        let room = frame.bytes.capacity().min(frame.size) - frame.bytes.len();
+        let count = room.min(self.buffer.len() - self.taken);
+        frame.bytes.extend_from_slice(&self.buffer[self.taken..self.taken + count]);
+        self.taken += count;
+        self.free_if_empty();
+    }
+
+    fn finish(&mut self) -> Read {
+        let frame = self.frame.take().expect("a frame has begun");
+        self.stalled_from = None;
+        self.step_bytes = frame.size.clamp(FIRST_STEP_BYTES, TRUSTED_STEP_BYTES_MAX);
+        Read::Frame(Bytes::from(frame.bytes), frame.share)
+    }
+
+    fn free_if_empty(&mut self) {
+        if self.taken == self.buffer.len() {
+            self.buffer = Vec::new();
+            self.taken = 0;
+        }
+    }
+
+    /// Whether the client owes something only from now on.
+    fn starts_to_stall(&mut self) -> bool {
+        let starts = self.stalled_from.is_none();
+        if starts {
+            self.stalled_from = Some(Instant::now());
+            self.progress_bytes = 0;
+        }
+        starts
+    }
+
+    fn received(&mut self, count: usize) {
+        self.progress_bytes += count;
+        if self.stalled_from.is_some() && self.progress_bytes >= PROGRESS_BYTES {
+            self.stalled_from = Some(Instant::now());
+            self.progress_bytes = 0;
+        }
+    }
+
+    /// Reads into the buffer; 0 at the end.
+    async fn fill(&mut self, reader: &mut Reader<'_>) -> Result<usize, Closing> {
+        if self.taken > 0 {
+            self.buffer.drain(..self.taken);
+            self.taken = 0;
+        }
+        let result = poll_fn(|cx| {
+            // Only when there is something to read is there a buffer.
+            ready!(reader.as_ref().poll_read_ready(cx))?;
+            if self.buffer.capacity() == 0 {
+                self.buffer.reserve_exact(BUFFER_BYTES);
+            }
+            let room = BUFFER_BYTES - self.buffer.len();
+            let polled = poll_read(reader, cx, &mut self.buffer, room);
+            if polled.is_pending() && self.buffer.is_empty() {
+                self.buffer = Vec::new();
+            }
+            polled
+        });
+        let count = result.await.map_err(Closing::Socket)?;
+        self.free_if_empty();
+        Ok(count)
+    }
+
+    /// Reads straight into the frame; 0 at the end.
+    async fn fill_frame(&mut self, reader: &mut Reader<'_>) -> Result<usize, Closing> {
+        let frame = self.frame.as_mut().expect("a frame has begun");
+        let room = frame.bytes.capacity().min(frame.size) - frame.bytes.len();
+        poll_fn(|cx| poll_read(reader, cx, &mut frame.bytes, room)).await.map_err(Closing::Socket)
+    }
+}
+
+/// Reads at most `room` bytes to the end of `into`, which has that capacity.
+fn poll_read(
+    reader: &mut Reader<'_>,
+    cx: &mut Context<'_>,
+    into: &mut Vec<u8>,
+    room: usize,
+) -> Poll<std::io::Result<usize>> {
+    let mut limited = into.limit(room);
+    // The future keeps nothing between two polls.
+    let read = pin!(reader.read_buf(&mut limited));
+    read.poll(cx)
+}
+
+/// What the first bytes look like when they are not a size.
+fn hint(prefix: [u8; SIZE_BYTES]) -> &'static str {
+    match &prefix {
+        [0x16, 0x03, ..] => "; it looks like TLS, but this listener is plain text",
+        b"GET " | b"HEAD" | b"POST" | b"PUT " | b"OPTI" | b"DELE" | b"PRI " => {
+            "; it looks like HTTP, but this listener speaks Kafka's protocol (metrics are at admin.listen)"
+        }
+        _ => "",
+    }
+}

@@ -1,0 +1,115 @@
+//! The process as the kernel sees it: file descriptors, memory, CPU time. From /proc, without a library of its own.
+
+use std::fs;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+
+/// The unit of times in /proc; on Linux it is the same everywhere (`USER_HZ`).
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// Lets the process open as many files as the system allows it, and answers how many that is.
+pub fn raise_open_files() -> std::io::Result<Option<u64>> {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit)?;
+    Ok(limit.current)
+}
+
+/// Seconds of CPU that all threads have used.
+pub fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    // Exact up to 2^53: a hundred million years.
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Bytes of memory in use.
+pub fn resident_bytes() -> Option<i64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().trim_end_matches(" kB").parse::<i64>().ok().map(|kilobytes| kilobytes * 1024)
+}
+
+fn open_files() -> Option<i64> {
+    // One of them is the directory itself.
+    i64::try_from(fs::read_dir("/proc/self/fd").ok()?.count()).ok().map(|count| count - 1)
+}
+
+/// When the process started, in seconds since the Unix epoch.
+fn start_seconds() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // The second field is the name, in brackets, and may hold blanks; `starttime` is the 22nd.
+    let ticks: f64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+    let system = fs::read_to_string("/proc/stat").ok()?;
+    let boot: f64 = system.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
+    Some(boot + ticks / TICKS_PER_SECOND)
+}
+
+/// The metrics that Prometheus expects of every process, read when asked for.
+#[derive(Debug)]
+pub struct ProcessCollector;
+
+impl Collector for ProcessCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
+        let cpu = ConstCounter::new(cpu_seconds());
+        cpu.encode(encoder.encode_descriptor(
+            "process_cpu_seconds",
+            "CPU time used, user and system",
+            None,
+            MetricType::Counter,
+        )?)?;
+        let gauges = [
+            ("process_resident_memory_bytes", "Memory in use", resident_bytes()),
+            ("process_open_fds", "Open file descriptors", open_files()),
+            (
+                "process_max_fds",
+                "Most file descriptors that may be open",
+                getrlimit(Resource::Nofile).current.and_then(|limit| i64::try_from(limit).ok()),
+            ),
+        ];
+        for (name, help, value) in gauges {
+            if let Some(value) = value {
+                ConstGauge::new(value).encode(encoder.encode_descriptor(
+                    name,
+                    help,
+                    None,
+                    MetricType::Gauge,
+                )?)?;
+            }
+        }
+        if let Some(seconds) = start_seconds() {
+            let name = "process_start_time_seconds";
+            let help = "When the process started, in seconds since the Unix epoch";
+            ConstGauge::new(seconds).encode(encoder.encode_descriptor(
+                name,
+                help,
+                None,
+                MetricType::Gauge,
+            )?)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_is_read_right() {
+        assert!(cpu_seconds() > 0.0 && cpu_seconds() < 3600.0);
+        assert!(resident_bytes().unwrap() > 500_000);
+        assert!(open_files().unwrap() > 2);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+        let age = now - start_seconds().unwrap();
+        assert!((-3.0..600.0).contains(&age), "{age}");
+        assert!(raise_open_files().unwrap().is_none_or(|files| files >= 256));
+    }
+}

@@ -1,0 +1,212 @@
+//! The server from start to end: lock, disk, broker, listeners, signals, and back down in the opposite order.
+//!
+//! Standard output gets one line, when clients can connect; everything else is logged to standard error.
+
+use std::fs::DirBuilder;
+use std::future::Future;
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use broker::Broker;
+use disk::{DirectoryLock, Disk};
+use tokio::net::TcpSocket;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::admin::{self, Admin};
+use crate::listener::{self, Bounds};
+use crate::process;
+use crate::settings::{LogFormat, Settings};
+
+/// Runs the server until it is told to stop.
+pub fn run(settings: Settings) -> anyhow::Result<()> {
+    start_logging(&settings);
+    match process::raise_open_files() {
+        Ok(limit) => tracing::debug!(limit, "the most files that may be open"),
+        Err(error) => tracing::warn!(%error, "the limit of open files could not be raised"),
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("mainstem")
+        .build()
+        .context("the runtime could not be started")?;
+    runtime.block_on(serve(settings))
+}
+
+fn start_logging(settings: &Settings) {
+    let filter = tracing_subscriber::EnvFilter::new(&settings.log_level);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match settings.log_format {
+        LogFormat::Text => builder.with_ansi(io::IsTerminal::is_terminal(&io::stderr())).init(),
+        LogFormat::Json => builder.json().flatten_event(true).init(),
+    }
+    std::panic::set_hook(Box::new(|panic| {
+        let backtrace = std::backtrace::Backtrace::capture();
+        tracing::error!(%panic, %backtrace, "a bug: please report it");
+    }));
+}
+
+async fn serve(settings: Settings) -> anyhow::Result<()> {
+    let started = Instant::now();
+    let mut signals = Signals::new()?;
+    let directory = settings.data_dir.clone();
+    let _lock = lock(&directory)?;
+    // Bound now, so that a taken port is known before a long recovery; it listens only after.
+    let socket = bind(&settings.listen).await?;
+    let admin = Arc::new(Admin::new());
+    let admin_address = start_admin(&settings, &admin).await?;
+    let Some(opened) = signals.unless_stopped(open(&settings)).await else {
+        tracing::info!("stopped before recovery was done");
+        // Its thread cannot be called off, and recovery may be cut short at any point.
+        std::process::exit(0);
+    };
+    let broker = opened?;
+    let broker_seen = broker.clone();
+    admin.watch(move || broker_seen.failure());
+    if let Some((host, port)) = &settings.advertised {
+        broker.advertise(host, *port);
+    }
+    let bounds = Arc::new(Bounds::new(broker.config()));
+    admin.register(|registry| {
+        broker.register_metrics(registry);
+        bounds.register(registry);
+    });
+
+    let listener =
+        listener::listen(socket).with_context(|| format!("cannot listen on {}", settings.listen))?;
+    let address = listener.local_addr()?;
+    let (stop, stopped) = watch::channel(false);
+    let connecting = broker.clone();
+    let connect = move |peer, local| connecting.connect(peer, local);
+    let accepting = tokio::spawn(listener::run(listener, bounds, connect, stopped));
+    admin.set_ready(true);
+    let millis = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    tracing::info!(%address, millis, version = env!("CARGO_PKG_VERSION"), "ready");
+    announce(&format!(
+        "mainstem is ready on {address} (data {}, admin {})",
+        directory.display(),
+        admin_address.as_deref().unwrap_or("off"),
+    ));
+
+    let name = signals.next().await;
+    tracing::info!(signal = name, "stopping");
+    admin.set_ready(false);
+    let _ = stop.send(true);
+    let down = async {
+        if let Err(error) = accepting.await {
+            tracing::error!(%error, "the listener ended in a bug");
+        }
+        // A closed log fails appends too; what counts is whether it did before.
+        let failure = broker.failure();
+        broker.close().await;
+        failure
+    };
+    let Some(failure) = signals.unless_stopped(down).await else {
+        tracing::warn!("a second signal: stopped at once");
+        std::process::exit(1);
+    };
+    if let Some(reason) = failure {
+        bail!("stopped after a failure: {reason}");
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Creates the data directory if there is none, and locks it.
+fn lock(directory: &Path) -> anyhow::Result<DirectoryLock> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .with_context(|| format!("the data directory {} cannot be created", directory.display()))?;
+    match disk::lock_directory(directory) {
+        Ok(lock) => Ok(lock),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            let holder = std::fs::read_to_string(directory.join("lock")).unwrap_or_default();
+            let holder = match holder.trim() {
+                "" => String::new(),
+                pid => format!(" (pid {pid})"),
+            };
+            bail!("the data directory {} is in use by another mainstem{holder}", directory.display());
+        }
+        Err(error) => {
+            Err(error).with_context(|| format!("the data directory {} cannot be locked", directory.display()))
+        }
+    }
+}
+
+async fn bind(address: &str) -> anyhow::Result<TcpSocket> {
+    listener::resolve_and_bind(address).await.map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            anyhow::anyhow!("cannot listen on {address}: another process listens there already")
+        }
+        _ => anyhow::Error::new(error).context(format!("cannot listen on {address}")),
+    })
+}
+
+/// Answers the address of the admin listener, if there is to be one.
+async fn start_admin(settings: &Settings, admin: &Arc<Admin>) -> anyhow::Result<Option<String>> {
+    let Some(address) = &settings.admin_listen else { return Ok(None) };
+    let wrong = || format!("admin.listen = {address}; choose another or leave it empty");
+    let socket = bind(address).await.with_context(wrong)?;
+    let listener = listener::listen(socket).with_context(wrong)?;
+    let address = listener.local_addr()?.to_string();
+    tokio::spawn(admin::run(listener, admin.clone()));
+    Ok(Some(address))
+}
+
+/// Opens disk and broker on a thread that may block.
+async fn open(settings: &Settings) -> anyhow::Result<Arc<Broker>> {
+    let (directory, engine, config) = (settings.data_dir.clone(), settings.engine, settings.broker.clone());
+    let opening = tokio::task::spawn_blocking(move || {
+        let disk = disk::open_directory(&directory, engine)
+            .with_context(|| format!("the data directory {} cannot be used", directory.display()))?;
+        tracing::debug!(engine = ?disk.engine(), "the disk is open");
+        let disk: Arc<dyn Disk> = Arc::new(disk);
+        Broker::open(config, disk, &directory)
+            .with_context(|| format!("cannot start on the data directory {}", directory.display()))
+    });
+    opening.await.context("opening the log ended in a bug")?
+}
+
+/// A supervisor may have closed our standard output; that is no reason not to serve.
+fn announce(line: &str) {
+    let mut output = io::stdout().lock();
+    if let Err(error) = writeln!(output, "{line}").and_then(|()| output.flush()) {
+        tracing::debug!(%error, "the ready line could not be printed");
+    }
+}
+
+/// The signals that stop the server.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Signals> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+
+    /// `None` when a signal came first.
+    async fn unless_stopped<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            done = work => Some(done),
+            _ = self.next() => None,
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! The real binary: how it starts, what it says, how it stops, and the small commands against it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Far above what anything here takes.
+const LONG: Duration = Duration::from_secs(30);
+
+fn mainstem(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mainstem"));
+    command.args(arguments).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Exit code, standard output and standard error.
+fn outcome(output: &Output) -> (Option<i32>, String, String) {
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+struct Server {
+    child: Child,
+    ready: String,
+    address: String,
+    admin: String,
+}
+
+impl Server {
+    fn start(directory: &Path, more: &[&str]) -> Server {
+        let directory = directory.to_str().unwrap();
+        let mut command = mainstem(&["--data-dir", directory, "--listen", "127.0.0.1:0"]);
+        command.args(["--admin-listen", "127.0.0.1:0", "--set", "group.initial.rebalance.delay.ms=0"]);
+        // Small, so that many tests fit on a small disk.
+        command.args(["--set", "log.segment.bytes=16777216", "--set", "log.reserve.bytes=0"]).args(more);
+        let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
+        let (sender, lines) = channel();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            output.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)))
+        });
+        let ready = lines.recv_timeout(LONG).expect("a line when it is ready");
+        let between = |from: &str, to: &str| {
+            let rest = ready.split_once(from).unwrap().1;
+            rest.split_once(to).unwrap().0.to_owned()
+        };
+        let (address, admin) = (between("ready on ", " (data"), between("admin ", ")"));
+        Server { child, address, admin, ready }
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+    }
+
+    fn wait(&mut self) -> Option<i32> {
+        let until = Instant::now() + LONG;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(Instant::now() < until, "it stops");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn stop(mut self) {
+        self.signal("-TERM");
+        assert_eq!(self.wait(), Some(0));
+    }
+
+    fn ask(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(&self.admin).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// Runs a client command with `input` and expects it to succeed.
+    fn run(&self, arguments: &str, input: &str) -> String {
+        let (code, output, errors) = self.try_run(arguments, input);
+        assert_eq!(code, Some(0), "{arguments}: {errors}");
+        output
+    }
+
+    fn try_run(&self, arguments: &str, input: &str) -> (Option<i32>, String, String) {
+        let arguments: Vec<&str> = arguments.split(' ').chain(["--bootstrap", &self.address]).collect();
+        let mut child = mainstem(&arguments).stdin(Stdio::piped()).spawn().unwrap();
+        let mut pipe = child.stdin.take().unwrap();
+        let input = input.to_owned();
+        let writer = std::thread::spawn(move || drop(pipe.write_all(input.as_bytes())));
+        let output = child.wait_with_output().unwrap();
+        writer.join().unwrap();
+        outcome(&output)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn sorted(text: &str) -> Vec<&str> {
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn it_says_when_it_is_ready_and_ends_on_sigterm() {
+    let parent = TempDir::new().unwrap();
+    let directory = parent.path().join("data");
+    let server = Server::start(&directory, &[]);
+    let expected = format!(
+        "mainstem is ready on {} (data {}, admin {})",
+        server.address,
+        directory.display(),
+        server.admin
+    );
+    assert_eq!(server.ready, expected);
+    assert_eq!(fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
+    assert!(server.ask("/healthz").starts_with("HTTP/1.1 200 "));
+    assert!(server.ask("/readyz").starts_with("HTTP/1.1 200 "));
+    let metrics = server.ask("/metrics");
+    for name in ["process_resident_memory_bytes ", "mainstem_connections_open 0", "mainstem_build_info{"] {
+        assert!(metrics.lines().any(|line| line.starts_with(name)), "{name} in {metrics}");
+    }
+    // An idle client does not keep it from stopping.
+    let mut idle = TcpStream::connect(&server.address).unwrap();
+    let begun = Instant::now();
+    server.stop();
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert_eq!(idle.read(&mut [0]).unwrap_or(0), 0);
+}
+
+#[test]
+fn two_servers_cannot_share_a_directory_or_a_port() {
+    let parent = TempDir::new().unwrap();
+    let directory = parent.path().join("data");
+    let server = Server::start(&directory, &[]);
+    let shown = directory.display().to_string();
+    let second = mainstem(&["--data-dir", &shown, "--listen", "127.0.0.1:0", "--admin-listen", ""]).output();
+    let pid = server.child.id();
+    assert_eq!(
+        outcome(&second.unwrap()),
+        (
+            Some(1),
+            String::new(),
+            format!("mainstem: the data directory {shown} is in use by another mainstem (pid {pid})\n")
+        )
+    );
+    let other = parent.path().join("other").display().to_string();
+    let second =
+        mainstem(&["--data-dir", &other, "--listen", &server.address, "--admin-listen", ""]).output();
+    let message =
+        format!("mainstem: cannot listen on {}: another process listens there already\n", server.address);
+    assert_eq!(outcome(&second.unwrap()), (Some(1), String::new(), message));
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let _holder = TcpListener::bind(&taken).unwrap();
+    let arguments = ["--data-dir", &other, "--listen", "127.0.0.1:0", "--admin-listen", &taken];
+    let (code, _, errors) = outcome(&mainstem(&arguments).output().unwrap());
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("admin.listen") && errors.contains(&taken), "{errors}");
+    server.stop();
+}
+
+#[test]
+fn a_bad_configuration_is_one_clear_message_and_code_2() {
+    let parent = TempDir::new().unwrap();
+    let file = parent.path().join("m.toml");
+    fs::write(&file, "node.id = 1\nnum.partitons = 3\n").unwrap();
+    let shown = file.display().to_string();
+    let message = format!(
+        "mainstem: num.partitons = 3 ({shown}:2): there is no such setting, did you mean num.partitions?\n"
+    );
+    for arguments in
+        [&["--config", &shown][..], &["serve", "--config", &shown], &["config", "--config", &shown]]
+    {
+        let output = mainstem(arguments).output().unwrap();
+        assert_eq!(outcome(&output), (Some(2), String::new(), message.clone()));
+    }
+    let output = mainstem(&[]).env("MAINSTEM_NUM_PARTITIONS", "many").output().unwrap();
+    let message = "mainstem: num.partitions = many (environment variable MAINSTEM_NUM_PARTITIONS): invalid digit found in string\n";
+    assert_eq!(outcome(&output), (Some(2), String::new(), message.into()));
+    assert_eq!(mainstem(&["--set", "nothing"]).output().unwrap().status.code(), Some(2));
+}
+
+#[test]
+fn what_config_prints_can_be_given_back() {
+    let parent = TempDir::new().unwrap();
+    let (code, printed, errors) =
+        outcome(&mainstem(&["config", "--set", "num.partitions=7"]).output().unwrap());
+    assert_eq!((code, errors.as_str()), (Some(0), ""));
+    assert!(printed.contains("\n# default: 1\nnum.partitions = 7\n"), "{printed}");
+    let file = parent.path().join("m.toml");
+    fs::write(&file, &printed).unwrap();
+    let (_, again, _) = outcome(&mainstem(&["config", "--config", file.to_str().unwrap()]).output().unwrap());
+    assert_eq!(again, printed);
+    let (code, version, _) = outcome(&mainstem(&["version"]).output().unwrap());
+    assert_eq!((code, version), (Some(0), format!("mainstem {}\n", env!("CARGO_PKG_VERSION"))));
+}
+
+#[test]
+fn records_go_in_and_come_out_also_after_a_restart() {
+    let parent = TempDir::new().unwrap();
+    let server = Server::start(parent.path(), &[]);
+    assert_eq!(server.run("topic create orders --partitions 3", ""), "created orders with 3 partitions\n");
+    let (code, _, errors) = server.try_run("topic create orders", "");
+    assert_eq!(code, Some(1));
+    assert!(errors.starts_with("mainstem: TOPIC_ALREADY_EXISTS: "), "{errors}");
+    let mut expected = Vec::new();
+    for codec in ["none", "gzip", "snappy", "lz4", "zstd"] {
+        let lines: Vec<String> = (0..500).map(|number| format!("{codec} {number}")).collect();
+        server.run(&format!("produce orders --compression {codec}"), &(lines.join("\n") + "\n"));
+        expected.extend(lines);
+    }
+    server.run("produce orders --key-separator : --acks 1", "a:1\nb:2\na:3\n");
+    expected.extend(["1".into(), "2".into(), "3".into()]);
+    expected.sort();
+    server.stop();
+
+    let server = Server::start(parent.path(), &[]);
+    assert_eq!(sorted(&server.run("consume orders --exit-at-end", "")), expected);
+    let keyed = server.run("consume orders --exit-at-end --format json", "");
+    let of_a: Vec<&str> = keyed.lines().filter(|line| line.contains(r#""key":"a""#)).collect();
+    assert_eq!(of_a.len(), 2);
+    assert!(of_a[0].contains(r#""value":"1""#) && of_a[1].contains(r#""value":"3""#), "{of_a:?}");
+    assert_eq!(server.run("consume orders --from latest --exit-at-end", ""), "");
+    assert_eq!(server.run("consume orders --count 4", "").lines().count(), 4);
+    let (code, _, errors) = server.try_run("consume nothing", "");
+    assert_eq!(code, Some(1));
+    assert!(errors.starts_with("mainstem: UNKNOWN_TOPIC_OR_PARTITION: "), "{errors}");
+    server.stop();
+}
+
+#[test]
+fn a_group_goes_on_where_it_stopped_and_shows_its_lag() {
+    let parent = TempDir::new().unwrap();
+    let server = Server::start(parent.path(), &[]);
+    server.run("topic create orders --partitions 2", "");
+    let lines: String = (0..100).map(|number| format!("{number:03}\n")).collect();
+    server.run("produce orders --partition 1", &lines);
+    let first = server.run("consume orders --group readers --count 40", "");
+    assert_eq!(first, lines[..160]);
+    let described = server.run("group describe readers", "");
+    let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let row = described
+        .lines()
+        .map(cells)
+        .find(|row| row.first().is_some_and(|name| name == "orders") && row[1] == "1");
+    assert_eq!(row.unwrap()[2..5], ["40", "100", "60"], "{described}");
+    assert_eq!(server.run("consume orders --group readers --exit-at-end", ""), lines[160..]);
+    server.run("group reset readers --topic orders --to 90", "");
+    assert_eq!(server.run("consume orders --group readers --exit-at-end", ""), lines[360..]);
+    assert!(server.run("group list", "").contains("readers"));
+    server.run("group delete readers", "");
+    let (code, _, errors) = server.try_run("group describe readers", "");
+    assert_eq!(code, Some(1));
+    assert!(errors.starts_with("mainstem: GROUP_ID_NOT_FOUND: "), "{errors}");
+    server.stop();
+}
+
+#[test]
+fn topics_are_listed_changed_and_deleted() {
+    let parent = TempDir::new().unwrap();
+    let server = Server::start(parent.path(), &[]);
+    server.run("topic create orders --config retention.ms=60000", "");
+    server.run("topic add-partitions orders --total 4", "");
+    server.run("topic alter orders --config retention.ms=70000 --config max.message.bytes=5000", "");
+    let described = server.run("topic describe orders", "");
+    let row = |name: &str| {
+        described.lines().find(|line| line.starts_with(name)).unwrap().split_whitespace().skip(1)
+    };
+    assert_eq!(row("retention.ms").collect::<Vec<_>>(), ["70000", "set"]);
+    assert_eq!(row("max.message.bytes").collect::<Vec<_>>(), ["5000", "set"]);
+    let (code, _, errors) = server.try_run("produce orders", &"x".repeat(6000));
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("MESSAGE_TOO_LARGE"), "{errors}");
+    server.run("topic alter orders --config retention.ms=", "");
+    let described = server.run("topic describe orders", "");
+    assert!(
+        described.lines().any(|line| line.split_whitespace().eq(["retention.ms", "604800000"])),
+        "{described}"
+    );
+    let listed = server.run("topic list", "");
+    assert!(listed.lines().any(|line| line.split_whitespace().eq(["orders", "4"])), "{listed}");
+    server.run("topic delete orders", "");
+    assert!(!server.run("topic list", "").contains("orders"));
+    server.stop();
+}
+
+#[test]
+fn clients_that_speak_something_else_do_it_no_harm() {
+    let parent = TempDir::new().unwrap();
+    let server = Server::start(parent.path(), &["--set", "socket.request.max.bytes=100000"]);
+    for bytes in [
+        &b"\x16\x03\x01\x02\x00\x01"[..],
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[0, 0, 0, 8, 255, 255, 255, 255, 0, 0, 0, 1],
+        &[255; 400],
+    ] {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.write_all(bytes).unwrap();
+        let mut answer = Vec::new();
+        // It is closed, whether with an answer before or by a reset.
+        let _ = stream.read_to_end(&mut answer);
+    }
+    server.run("topic create still.well", "");
+    assert!(server.ask("/healthz").starts_with("HTTP/1.1 200 "));
+    server.stop();
+}

@@ -1,0 +1,193 @@
+//! Long runs over many segments: rolls, retention, recycling, deletion, reads and searches while writing, with crashes,
+//! kills and clean stops in between, also during recovery itself.
+
+use std::sync::atomic::Ordering;
+
+use disk::sim::Fault;
+use disk::{Disk, SimDisk};
+use model::Timestamp;
+
+use super::crash::seeds;
+use super::support::{Left, World, open, small_options};
+use crate::log::Options;
+use crate::recovery;
+use crate::request::Durability;
+
+/// What happened in the runs: a test that stops exercising something must fail.
+#[derive(Default, Debug)]
+struct Seen {
+    rolls: u64,
+    recycled: u64,
+    sealed_at_open: u64,
+    scanned_at_open: u64,
+    unsealed_at_open: u64,
+    dropped_blocks: u64,
+    failed_opens: u64,
+    large_batches: u64,
+    clean_stops: u64,
+}
+
+impl Seen {
+    fn count(&mut self, world: &World) {
+        let report = world.parts.log.recovery();
+        self.sealed_at_open += report.sealed_segments as u64;
+        self.scanned_at_open += report.scanned_segments as u64;
+        self.unsealed_at_open += u64::from(report.scanned_segments > 1);
+        self.dropped_blocks += report.dropped_blocks as u64;
+    }
+
+    /// Rolls and recycled files of a whole run, from the names and generations it leaves.
+    fn count_segments(&mut self, world: &World) {
+        let names = world.disk.list().unwrap();
+        let sequences = names.iter().filter_map(|name| crate::segment::sequence_of(name));
+        let newest = u64::from(sequences.max().unwrap());
+        self.rolls += newest.saturating_sub(3);
+        self.recycled += newest.saturating_sub(names.len() as u64);
+    }
+}
+
+/// Streams are numbered on from here when one of the first is deleted: ids are never reused.
+struct Slots([u64; 6]);
+
+impl Slots {
+    fn pick(&self, world: &mut World) -> u64 {
+        *world.rng.choice(self.0).as_ref().unwrap()
+    }
+
+    fn delete(&mut self, world: &mut World) {
+        let at = world.rng.usize(0..self.0.len());
+        world.delete(self.0[at]);
+        self.0[at] += 6;
+    }
+}
+
+fn work(world: &mut World, slots: &mut Slots, seen: &mut Seen) {
+    for _ in 0..world.rng.usize(1..150) {
+        let stream = slots.pick(world);
+        world.clock.ms.fetch_add(world.rng.i64(0..2000), Ordering::Relaxed);
+        let durability = if world.rng.bool() { Durability::Written } else { Durability::Synced };
+        match world.rng.u8(0..100) {
+            0..47 => {
+                let body = world.rng.usize(0..30_000);
+                world.append(stream, body, durability);
+            }
+            47..54 => {
+                let body = world.rng.usize(30_000..world.options.batch_bytes_max() - 61);
+                seen.large_batches += u64::from(world.append(stream, body, durability));
+            }
+            54..58 => world.trim(stream),
+            58..67 => {
+                let now = world.clock.ms.load(Ordering::Relaxed);
+                let oldest = (world.rng.bool()).then_some(Timestamp(now - world.rng.i64(0..400_000)));
+                let bytes_max = (world.rng.bool()).then_some(world.rng.u64(0..800_000));
+                world.retain(stream, oldest, bytes_max);
+            }
+            67 => slots.delete(world),
+            68..73 => world.search(stream),
+            73..80 => world.read_somewhere(stream),
+            _ => {
+                let turns = world.rng.usize(1..5);
+                world.turns(turns);
+            }
+        }
+    }
+}
+
+/// Opens the log as it was left with failing writes or syncs, or ends before the first block of the new epoch, so that
+/// the next opening meets a recovery that was cut short.
+fn crash_while_opening(world: &mut World, mut disk: SimDisk, seen: &mut Seen) -> SimDisk {
+    for _ in 0..world.rng.usize(0..3) {
+        match world.rng.u8(0..3) {
+            0 => drop(recovery::recover(&disk, 0).unwrap_or_else(|error| panic!("seed {}: {error}", world.seed))),
+            1 => disk.fail_write_after(world.rng.u64(0..6), Fault::Forever),
+            _ => disk.fail_sync_after(world.rng.u64(0..6), Fault::Forever),
+        }
+        seen.failed_opens += u64::from(open(&disk, &world.options, &world.clock).is_err());
+        disk = disk.crash(world.rng.u64(..));
+    }
+    disk
+}
+
+fn run(seed: u64, seen: &mut Seen) -> World {
+    let segment_bytes = if seed.is_multiple_of(2) { 1 << 20 } else { 1 << 19 };
+    let mut world = World::with(seed, Options { segment_bytes, ..small_options() }, SimDisk::new(seed));
+    if seed.is_multiple_of(3) {
+        world.disk.set_tear_bytes(512);
+    }
+    let mut slots = Slots(std::array::from_fn(|at| at as u64));
+    for _ in 0..8 {
+        work(&mut world, &mut slots, seen);
+        if world.rng.bool() {
+            world.settle();
+            world.compare();
+        }
+        match world.rng.u8(0..10) {
+            0..3 => world.strike(Left::Killed),
+            3..5 => {
+                world.close();
+                seen.clean_stops += 1;
+                world.strike(Left::PowerCut);
+            }
+            5..8 => world.strike(Left::PowerCut),
+            8 => {
+                let next = world.rng.u64(..);
+                let disk = world.disk.crash(next);
+                let disk = crash_while_opening(&mut world, disk, seen);
+                world.reopen(disk, Left::PowerCut).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            }
+            _ => {
+                // Killed, and power cut while it opens again: nothing but what was synced may be relied on.
+                let disk = world.disk.restart();
+                let disk = crash_while_opening(&mut world, disk, seen);
+                let disk = disk.crash(world.rng.u64(..));
+                world.reopen(disk, Left::PowerCut).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            }
+        }
+        seen.count(&world);
+    }
+    world.settle();
+    world.compare();
+    seen.count_segments(&world);
+    world
+}
+
+#[test]
+fn many_segments_keep_what_was_synced_through_everything() {
+    let mut seen = Seen::default();
+    let seeds = seeds(0..120);
+    for seed in seeds.clone() {
+        run(seed, &mut seen);
+    }
+    let runs = seeds.end - seeds.start;
+    if runs >= 20 {
+        println!("{runs} runs: {seen:?}");
+        assert!(seen.rolls > 5 * runs, "segments roll: {seen:?}");
+        assert!(seen.recycled > 2 * runs, "dead segments are used again: {seen:?}");
+        assert!(seen.sealed_at_open > 4 * runs && seen.scanned_at_open > 4 * runs, "{seen:?}");
+        assert!(seen.unsealed_at_open > runs / 20, "several segments were unsealed: {seen:?}");
+        assert!(seen.dropped_blocks > runs && seen.failed_opens > runs / 4, "{seen:?}");
+        assert!(seen.large_batches > 5 * runs && seen.clean_stops > runs / 2, "{seen:?}");
+    }
+}
+
+#[test]
+fn the_same_seed_leaves_the_same_bytes() {
+    let image = |seed| {
+        let world = run(seed, &mut Seen::default());
+        let mut names = world.disk.list().unwrap();
+        names.sort();
+        let crcs: Vec<(String, u32)> = names
+            .into_iter()
+            .map(|name| {
+                let file = world.disk.open(&name).unwrap();
+                let mut bytes = vec![0; usize::try_from(file.length()).unwrap()];
+                file.read_at(0, &mut bytes).unwrap();
+                (name, crc32c::crc32c(&bytes))
+            })
+            .collect();
+        (crcs, world.disk.counters())
+    };
+    for seed in 0..4 {
+        assert_eq!(image(seed), image(seed), "seed {seed}");
+    }
+}

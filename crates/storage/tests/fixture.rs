@@ -1,0 +1,196 @@
+//! A data directory that an earlier build wrote stays readable.
+//!
+//! `fixtures/log-v1.bin` holds the non-zero sectors of every file: name length u8, name, file length u64, sector count
+//! u32, then for each sector its number u32 and its 4096 bytes; integers are little-endian. To write it anew, which only
+//! a new format version should need (then as a new file beside the old one):
+//!
+//! ```text
+//! cargo test -p mainstem-storage --test fixture -- --ignored
+//! ```
+
+#![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, not by their directory")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use bytes::Bytes;
+use disk::{AlignedBuffer, Disk, SECTOR, SimDisk};
+use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc};
+use model::{BatchHeader, Offset, StreamId, Timestamp};
+use storage::{
+    Append, AppendError, Bounds, Completion, Durability, Log, NoListener, Options, ReadRequest, SystemClock,
+};
+
+const SECONDS: i64 = 1_700_000_000_000;
+
+fn path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/log-v1.bin")
+}
+
+fn options() -> Options {
+    Options {
+        segment_bytes: 1 << 20,
+        reserve_bytes: 0,
+        log_id: 0xfeed,
+        // The fixture grows old, its producer must not expire.
+        producer_expiry_ms: i64::MAX / 2,
+        ..Options::default()
+    }
+}
+
+fn open(disk: &SimDisk) -> Log {
+    Log::open(Arc::new(disk.clone()), options(), Arc::new(SystemClock::default()), Arc::new(NoListener)).unwrap()
+}
+
+/// Batch number `n` of a stream: two records, mostly zeros, so that the fixture stays small.
+fn batch(stream: u64, n: u32) -> Bytes {
+    let mut bytes = vec![0u8; HEADER_BYTES + 48_000];
+    for (at, byte) in bytes[HEADER_BYTES..HEADER_BYTES + 64].iter_mut().enumerate() {
+        *byte = u8::try_from((stream * 31 + u64::from(n) * 7 + at as u64) % 251).unwrap();
+    }
+    bytes[0..8].copy_from_slice(&(i64::from(n) * 2).to_be_bytes());
+    let length = i32::try_from(bytes.len() - LENGTH_PREFIX_BYTES).unwrap();
+    bytes[8..12].copy_from_slice(&length.to_be_bytes());
+    bytes[12..16].copy_from_slice(&3i32.to_be_bytes());
+    bytes[16] = 2;
+    bytes[23..27].copy_from_slice(&1i32.to_be_bytes());
+    let timestamp = SECONDS + i64::from(n) * 1000;
+    bytes[27..35].copy_from_slice(&timestamp.to_be_bytes());
+    bytes[35..43].copy_from_slice(&timestamp.to_be_bytes());
+    bytes[43..51].copy_from_slice(&77i64.to_be_bytes());
+    bytes[53..57].copy_from_slice(&(n * 2).to_be_bytes());
+    bytes[57..61].copy_from_slice(&2i32.to_be_bytes());
+    seal_crc(&mut bytes);
+    Bytes::from(bytes)
+}
+
+const BATCHES: u32 = 20;
+const TRIMMED_TO: Offset = Offset(11);
+
+struct Sent(std::sync::mpsc::Sender<()>);
+
+impl Completion for Sent {
+    fn complete(&self, result: Result<(), AppendError>) {
+        result.unwrap();
+        self.0.send(()).unwrap();
+    }
+}
+
+#[test]
+fn a_directory_of_format_version_1_is_read() {
+    let stored = std::fs::read(path()).unwrap();
+    let disk = SimDisk::new(1);
+    let mut rest = &stored[..];
+    let mut take = |count: usize| {
+        let (taken, left) = rest.split_at(count);
+        rest = left;
+        (taken, left.is_empty())
+    };
+    let number = |bytes: &[u8]| usize::try_from(bytes.iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))).unwrap();
+    loop {
+        let name_bytes = number(take(1).0);
+        let name = String::from_utf8(take(name_bytes).0.to_vec()).unwrap();
+        let length = number(take(8).0);
+        let file = disk.create(&name, length as u64).unwrap();
+        let (count, mut done) = take(4);
+        for _ in 0..number(count) {
+            let at = number(take(4).0) * SECTOR;
+            let (bytes, last) = take(SECTOR);
+            let mut sector = AlignedBuffer::zeroed(SECTOR);
+            sector.copy_from_slice(bytes);
+            file.write_at(at as u64, &sector).unwrap();
+            done = last;
+        }
+        if done {
+            break;
+        }
+    }
+
+    let log = open(&disk);
+    assert!(log.recovery().sealed_segments > 0 && log.recovery().scanned_segments > 0, "{:?}", log.recovery());
+    let mut streams: Vec<u64> = log.streams().iter().map(|stream| stream.id().0).collect();
+    streams.sort_unstable();
+    assert_eq!(streams, [1, 2], "stream 3 was deleted");
+    for id in [1, 2] {
+        let stream = log.stream(StreamId(id));
+        let start = if id == 2 { TRIMMED_TO } else { Offset(0) };
+        let committed = Offset(i64::from(BATCHES) * 2);
+        assert!(matches!(stream.bounds(), Bounds { start: s, committed: c, .. } if s == start && c == committed));
+        let mut from = start;
+        while from < committed {
+            let stream = stream.clone();
+            let until = Offset(i64::MAX);
+            let request = ReadRequest { stream, from, until, bytes_max: 200_000, at_least_one: true };
+            let batches = log.read_blocking(&request).unwrap();
+            let first = u32::try_from(from.0 / 2).unwrap();
+            let last = u32::try_from(batches.next.unwrap().0 / 2).unwrap();
+            let want: Vec<u8> = (first..last).flat_map(|n| batch(id, n)).collect();
+            assert!(batches.chunks.concat() == want, "stream {id} from {from}");
+            from = batches.next.unwrap();
+        }
+        let found = log.first_at_or_after(&stream, Timestamp(SECONDS + 15_500)).unwrap().unwrap();
+        assert_eq!((found.base_offset, found.max_timestamp), (Offset(32), Timestamp(SECONDS + 16_000)));
+        let producers = stream.producers();
+        let sequences: Vec<i32> = producers.find(77).unwrap().batches.iter().map(|batch| batch.base_sequence).collect();
+        assert_eq!(sequences, [30, 32, 34, 36, 38]);
+    }
+    log.close();
+}
+
+#[test]
+#[ignore = "writes the fixture anew"]
+fn regenerate() {
+    let disk = SimDisk::new(1);
+    let log = open(&disk);
+    let (sender, receiver) = channel();
+    let sent = || Some(Arc::new(Sent(sender.clone())) as Arc<dyn Completion>);
+    for n in 0..BATCHES {
+        for id in 1..=3 {
+            let batch = batch(id, n);
+            let admission = loop {
+                if let Ok(admission) = log.admit(batch.len()) {
+                    break admission;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            };
+            log.append(Append {
+                stream: log.stream(StreamId(id)),
+                base_offset: Offset(i64::from(n) * 2),
+                header: BatchHeader::parse(&batch).unwrap(),
+                batch,
+                append_time: None,
+                leader_epoch: 3,
+                durability: Durability::Synced,
+                done: sent(),
+                admission,
+            });
+            receiver.recv().unwrap();
+        }
+    }
+    log.trim(&log.stream(StreamId(2)), TRIMMED_TO, sent());
+    log.delete(&log.stream(StreamId(3)), sent());
+    receiver.recv().unwrap();
+    receiver.recv().unwrap();
+    log.close();
+    let mut out = Vec::new();
+    let mut names = disk.list().unwrap();
+    names.sort();
+    for name in names {
+        let file = disk.open(&name).unwrap();
+        let mut bytes = vec![0; usize::try_from(file.length()).unwrap()];
+        file.read_at(0, &mut bytes).unwrap();
+        let full: Vec<(usize, &[u8])> =
+            bytes.chunks(SECTOR).enumerate().filter(|(_, sector)| sector.iter().any(|byte| *byte != 0)).collect();
+        out.push(u8::try_from(name.len()).unwrap());
+        out.extend(name.bytes());
+        out.extend(file.length().to_le_bytes());
+        out.extend(u32::try_from(full.len()).unwrap().to_le_bytes());
+        for (number, sector) in full {
+            out.extend(u32::try_from(number).unwrap().to_le_bytes());
+            out.extend(sector);
+        }
+    }
+    std::fs::create_dir_all(path().parent().unwrap()).unwrap();
+    std::fs::write(path(), out).unwrap();
+}
