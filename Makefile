@@ -1,0 +1,93 @@
+# `make run` starts the server, `make test` runs every test; both bring what they need. `make help` lists the rest.
+#
+#   make run ARGS="--data-dir DIR --listen HOST:PORT"
+#   make fuzz FUZZ_SECONDS=60
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+ARGS ?=
+# Seconds for each fuzz target.
+FUZZ_SECONDS ?= 10
+# How much `make real-input` sends.
+REAL_INPUT_SIZE ?= 1G
+# Seeds of the storage tests in `make soak`.
+SOAK_SEEDS ?= 20000
+
+# Where rustup puts cargo: a shell that was open before does not know it yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+CACHE := $(or $(MAINSTEM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mainstem)
+KAFKA_CLIENTS := $(CACHE)/java/clients/kafka-clients-4.4.0.jar
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+ifneq ($(TARGET_DIR),target)
+export MAINSTEM_BIN := $(abspath $(TARGET_DIR))/release/mainstem
+endif
+
+STEPS := toolchain setup build check test-rust compat real-input crash hostile fuzz
+
+.PHONY: help run build $(STEPS) test bench-quick soak clean
+
+help: ## Lists these targets.
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1 \2/p' Makefile | awk '{ t = $$2; $$1 = $$2 = ""; sub(/^ +/, ""); printf "make %-12s %s\n", t, $$0 }'
+
+run: toolchain ## Builds the server and runs it; its flags in ARGS="...".
+	@cargo build --release --locked -p mainstem-server
+	@exec $(TARGET_DIR)/release/mainstem serve $(ARGS)
+
+build: toolchain ## Builds the programs for use, optimised.
+	@cargo build --release --locked --workspace --bins --exclude mainstem-wire-gen
+
+test: ## Everything that CI runs, set-up included; ends at the first step that fails.
+	@MAKE="$(MAKE)" scripts/steps $(STEPS)
+
+toolchain: ## Says what is missing to build, if anything is.
+	@scripts/toolchain
+
+setup: ## Brings what the tests need beyond Rust: clients, jars, Python, Go modules.
+	@scripts/setup-tests
+
+check: $(KAFKA_CLIENTS) ## Format, lints, the rules of crates/tidy, freshness of generated code, licences.
+	@cargo fmt --all -- --check
+	@cargo clippy --locked --workspace --all-targets -- -D warnings
+	@cargo test --locked -q -p mainstem-tidy
+	@cargo run --locked -q -p mainstem-wire-gen -- --check $(KAFKA_CLIENTS) crates/wire/src/generated
+	@if command -v cargo-deny >/dev/null; then cargo deny --all-features check; \
+	else echo "cargo-deny is not installed: licences and advisories are not checked"; fi
+
+$(KAFKA_CLIENTS):
+	@scripts/setup-tests
+
+test-rust: toolchain ## All Rust tests, with debug assertions.
+	@cargo test --locked --workspace
+
+compat: build ## Real clients: kcat, Java, confluent-kafka, franz-go, Kafka's console tools.
+	@tests/compat/run
+
+real-input: build ## A gibibyte through kcat and back, every line accounted for.
+	@tests/compat/real-input --size $(REAL_INPUT_SIZE)
+
+crash: build ## Kills the server while it works; nothing acknowledged may be lost.
+	@tests/crash/run
+
+hostile: build ## Hostile bytes and clients; the server must go on serving the others.
+	@tests/hostile/run
+
+fuzz: toolchain ## Fuzzes each decoder and recovery for FUZZ_SECONDS (10).
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked -p mainstem-storage -p mainstem-wire fuzz
+
+bench-quick: build ## Start, memory, recovery and group commit on this machine, each beside its limit.
+	@scripts/bench-quick
+
+soak: build ## Longer versions of what `make test` runs: some two hours.
+	@$(MAKE) real-input REAL_INPUT_SIZE=16G
+	@scripts/repeat 20 tests/crash/run
+	@scripts/repeat 5 tests/hostile/run
+	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-storage
+	@$(MAKE) fuzz FUZZ_SECONDS=900
+
+clean: ## Removes what was built and what failed tests left; the cache of the set-up stays.
+	@cargo clean
+	@rm -rf .cache

@@ -1,0 +1,80 @@
+"""Looks after the server during an attack: alive, bounded in memory, and quick for the honest client."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MEGABYTE = 1 << 20
+# What an attack may cost above the idle server unless it says otherwise: the budget for requests in flight
+# (queued.max.request.bytes, 128 MiB), as much again for what they turn into, and slack.
+GROWTH_MB_MAX = 300
+# An honest answer takes less, during an attack and after it. Two cores serve attackers, clients and server.
+ANSWER_SECONDS_MAX = 2.0
+ROUNDS_AFTER = 3
+SETTLE_SECONDS = 5
+
+
+class Watch:
+    def __init__(self, server, topic, directory):
+        self.server = server
+        host, _, port = server.bootstrap.rpartition(":")
+        self.address = (host, int(port))
+        command = [sys.executable, HERE / "honest.py", host, port, topic]
+        with open(directory / "honest.log", "wb") as log:
+            self.honest = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                                           text=True)
+        self.idle_bytes = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.honest.kill()
+        self.honest.wait()
+
+    def ask(self):
+        self.honest.stdin.write("\n")
+        self.honest.stdin.flush()
+        said = json.loads(self.honest.stdout.readline())
+        assert said["error"] is None, f"the honest client failed: {said['error']}"
+        return said
+
+    def settle(self):
+        """A few more rounds of the honest client, each in time; the slowest answer since the last call."""
+        worst = self.ask_worst()
+        rounds, deadline = 0, time.monotonic() + SETTLE_SECONDS
+        while rounds < ROUNDS_AFTER:
+            time.sleep(0.02)
+            said = self.ask()
+            rounds, worst = rounds + said["rounds"], max(worst, said["worst"], said["waiting"])
+            assert time.monotonic() < deadline, f"the honest client waits, {said['waiting']:.1f} s by now"
+        return worst
+
+    def ask_worst(self):
+        said = self.ask()
+        return max(said["worst"], said["waiting"])
+
+    def note_idle(self):
+        self.settle()
+        self.idle_bytes = self.server.memory()
+        return f"{self.idle_bytes // MEGABYTE} MB"
+
+    def open_files(self):
+        return sum(1 for _ in Path(f"/proc/{self.server.process.pid}/fd").iterdir())
+
+    def during(self, attack, growth_mb_max=GROWTH_MB_MAX):
+        """Runs `attack` and checks what it did to the server and to the honest client."""
+        self.settle()
+        # Makes VmHWM the peak of this attack alone.
+        Path(f"/proc/{self.server.process.pid}/clear_refs").write_text("5")
+        note = attack()
+        assert self.server.process.poll() is None, f"the server ended with {self.server.process.returncode}"
+        growth = (self.server.peak_memory() - self.idle_bytes) / MEGABYTE
+        worst = self.settle()
+        facts = f"{note + ', ' if note else ''}{growth:+.0f} MB, honest client {worst * 1000:.0f} ms"
+        assert growth <= growth_mb_max, f"the server grew by more than {growth_mb_max} MB: {facts}"
+        assert worst <= ANSWER_SECONDS_MAX, f"an honest answer took longer than {ANSWER_SECONDS_MAX} s: {facts}"
+        return facts
