@@ -54,7 +54,7 @@ check: $(KAFKA_CLIENTS) ## Format, lints, the rules of crates/tidy, freshness of
 	@cargo clippy --locked --workspace --all-targets -- -D warnings
 	@cargo test --locked -q -p mainstem-tidy
 	@cargo run --locked -q -p mainstem-wire-gen -- --check $(KAFKA_CLIENTS) crates/wire/src/generated
-	@if command -v cargo-deny >/dev/null; then cargo deny --all-features check; \
+	@if command -v cargo-deny >/dev/null; then cargo deny check; \
 	else echo "cargo-deny is not installed: licences and advisories are not checked"; fi
 
 $(KAFKA_CLIENTS):
@@ -81,9 +81,9 @@ fuzz: toolchain ## Fuzzes each decoder and recovery for FUZZ_SECONDS (10).
 bench-quick: build ## Start, memory, recovery and group commit on this machine, each beside its limit.
 	@scripts/bench-quick
 
-soak: build ## Longer versions of what `make test` runs: some two hours.
+soak: build ## Longer versions of what `make test` runs: hours.
 	@$(MAKE) real-input REAL_INPUT_SIZE=16G
-	@scripts/repeat 20 tests/crash/run
+	@tests/crash/run --rounds 500
 	@scripts/repeat 5 tests/hostile/run
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-storage
 	@$(MAKE) fuzz FUZZ_SECONDS=900

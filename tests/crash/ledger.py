@@ -152,7 +152,8 @@ class Checker:
         if sequence >= len(places) or places[sequence] < 0:
             self.find("lost", f"{who(sender, slot, sequence)} was acknowledged for offset {offset} and is not there")
         elif offset >= 0 and places[sequence] != offset:
-            self.find("moved", f"{who(sender, slot, sequence)} was acknowledged for {offset}, it is at {places[sequence]}")
+            self.find("moved", f"{who(sender, slot, sequence)} was acknowledged for {offset}, "
+                               f"it is at {places[sequence]}")
 
     def settle(self, known):
         """Everything up to here has been read: what is missing in the middle will not come any more."""
@@ -166,7 +167,8 @@ class Checker:
     def committed(self, group, slot, acknowledged, committed, attempted, end):
         """`acknowledged` was confirmed before the server was asked for `committed`; `attempted` was read after."""
         if committed < acknowledged:
-            self.find("commit-went-back", f"{group} at {name(slot)}: {acknowledged} was confirmed, now it is {committed}")
+            self.find("commit-went-back", f"{group} at {name(slot)}: {acknowledged} was confirmed, "
+                                          f"now it is {committed}")
         if committed > end:
             self.find("commit-beyond-end", f"{group} at {name(slot)}: {committed}, but the log ends at {end}")
         elif committed > attempted:

@@ -107,7 +107,8 @@ class Load:
         if group not in self.offset_readers:
             self.offset_readers[group] = Consumer({
                 "bootstrap.servers": self.server.bootstrap, "group.id": group, "reconnect.backoff.ms": 10,
-                "reconnect.backoff.max.ms": 50, "retry.backoff.ms": 10, "metadata.recovery.strategy": "none", "log_level": 0,
+                "reconnect.backoff.max.ms": 50, "retry.backoff.ms": 10,
+                "metadata.recovery.strategy": "none", "log_level": 0,
             })
         asked = [TopicPartition(*place) for place in SLOTS]
         answers = self.offset_readers[group].committed(asked, timeout=ANSWER_SECONDS)

@@ -13,7 +13,7 @@ from load import GROUPS
 
 # A round that is not checked is followed by the next crash before producers have settled.
 QUICK_SHARE, STARTUP_SHARE, TERM_SHARE, TERM_KILL_SHARE = 0.25, 0.25, 0.12, 0.08
-DELAY_SECONDS, QUICK_DELAY_SECONDS, STARTUP_SECONDS = (0.05, 1.5), (0.05, 0.2), (0.0, 0.12)
+DELAY_SECONDS, QUICK_DELAY_SECONDS, STARTUP_SECONDS = (0.05, 1.5), (0.05, 0.2), (0.0, 0.3)
 TERM_KILL_SECONDS = 0.003
 READ_BATCH = 5000
 READ_SECONDS = 0.2

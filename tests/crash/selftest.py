@@ -9,7 +9,8 @@ SLOT, SENDERS, COUNT = 2, (0, 5), 20
 
 def honest():
     """Two senders, records in turn."""
-    return [value_of(sender, SLOT, sequence, b"payload %d" % sequence) for sequence in range(COUNT) for sender in SENDERS]
+    return [value_of(sender, SLOT, sequence, b"payload %d" % sequence)
+            for sequence in range(COUNT) for sender in SENDERS]
 
 
 def check(values, acknowledged=None, start=0, end=None, commit=(10, 10, 12), known=SENDERS):

@@ -1,10 +1,9 @@
 """The attacks. Each says what it expects of the server, besides what watch.py checks after every one.
 
-A case is (name, seconds at most, attack, megabytes the server may grow by).
+A case is (name, seconds at most, attack, megabytes that it alone may cost).
 """
 
 import itertools
-import random
 import struct
 import threading
 import time
@@ -44,8 +43,8 @@ class Attacks:
         return Peer(self.address, **options)
 
     def cases(self):
-        def case(name, attack, seconds=20, growth=GROWTH_MB_MAX):
-            return name, seconds, attack, growth
+        def case(name, attack, seconds=20, cost=GROWTH_MB_MAX):
+            return name, seconds, attack, cost
 
         yield case("slow writers begin", self.slow_begin)
         yield case("honest requests of every kind are answered", self.honest_requests)
@@ -65,18 +64,19 @@ class Attacks:
         yield case("batches whose records are fewer than they claim", self.lying_counts)
         yield case("produce: acks=5, partitions that are not there", self.odd_produces)
         yield case("fetch: offsets, sizes, sessions that make no sense", self.odd_fetches)
-        yield case("200 connections claim 100 MB and send a few bytes", self.claims, growth=SMALL_COST_MB)
+        yield case("200 connections claim 100 MB and send a few bytes", self.claims, cost=SMALL_COST_MB)
         yield case("200 connections claim 100 MB and send 1 MB", self.larger_claims)
+        yield case("2,500 connections claim 100 MB and send a few bytes", self.many_claims)
         yield case("thousands of fetches and no answer read", self.never_reads_fetch)
         yield case("thousands of metadata requests and no answer read", self.never_reads_metadata)
         yield case("10,000 requests at once, answers in order", self.pipelined)
-        yield case("2,000 idle connections", self.idle_connections, growth=SMALL_COST_MB)
+        yield case("2,000 idle connections", self.idle_connections, cost=SMALL_COST_MB)
         yield case("500 connections vanish in the middle of a request", self.vanish)
         yield case("half-closed connections get their answers and end", self.half_closed)
-        yield case("short requests with long answers: a topic named 50,000 times", self.repeated_topic)
-        yield case("short requests with long answers: configs asked 20,000 times", self.repeated_configs)
         yield case("100,000 elements of other kinds", self.many_elements)
         yield case("slow writers: answered, and closed when they stall", self.slow_end, seconds=40)
+        yield case("short requests with long answers: a topic named 50,000 times", self.repeated_topic)
+        yield case("short requests with long answers: configs asked 20,000 times", self.repeated_configs)
         yield case("100,000 elements: partitions to fetch", self.many_fetch_partitions)
 
     # The frame
@@ -297,7 +297,8 @@ class Attacks:
             "magic -1": (batch([b"a record"], magic=-1), (UNSUPPORTED_FOR_MESSAGE_FORMAT, INVALID_RECORD)),
             "unknown codec": (batch([b"a record"], attributes=7), (CORRUPT_MESSAGE, INVALID_RECORD)),
             "a control batch": (batch([b"a record"], attributes=0x20), INVALID_RECORD),
-            "a transaction nobody began": (batch([b"a record"], attributes=0x10, producer=5, epoch=0, sequence=0), None),
+            "a transaction nobody began":
+                (batch([b"a record"], attributes=0x10, producer=5, epoch=0, sequence=0), None),
             "count 0": (batch([b"a record"], count=0), (INVALID_RECORD, CORRUPT_MESSAGE)),
             "count negative": (batch([b"a record"], count=-1), (INVALID_RECORD, CORRUPT_MESSAGE)),
             "count more than offsets": (batch([b"a record"], count=5), (INVALID_RECORD, CORRUPT_MESSAGE)),
@@ -381,8 +382,8 @@ class Attacks:
             _, error, session = answer.take("ihi")
             assert error == FETCH_SESSION_ID_NOT_FOUND, f"a session nobody began: error {error}"
             # The records of one partition asked for over and over in one request.
-            request = wire.fetch(self.big_topic, [(0, 0)] * 1000, bytes_max=(1 << 31) - 1, partition_bytes=(1 << 31) - 1)
-            body = peer.ask(request)
+            limits = {"bytes_max": (1 << 31) - 1, "partition_bytes": (1 << 31) - 1}
+            body = peer.ask(wire.fetch(self.big_topic, [(0, 0)] * 1000, **limits))
             assert len(body) <= FETCH_MAX + 1000 * 100 + MESSAGE_MAX, f"an answer of {len(body)} bytes"
 
     # Memory
@@ -401,6 +402,11 @@ class Attacks:
     def larger_claims(self):
         """They hold what queued.max.request.bytes allows, and have to let others through all the same."""
         return self.pour(200, struct.pack(">i", FRAME_MAX) + bytes(1_000_000), HOLD_SECONDS, Peer.vanish)
+
+    def many_claims(self):
+        """A few bytes each: what is set aside for each must not add up to all that others need."""
+        start = struct.pack(">i", FRAME_MAX) + wire.produce(self.topic, {0: batch([b"x"])}).body()[:40]
+        return self.pour(2500, start, HOLD_SECONDS, Peer.vanish)
 
     def pour(self, connections, data, seconds, end, **options):
         """Sends `data` on each connection, as far as the server takes it in the time there is, and reads nothing."""
@@ -422,7 +428,7 @@ class Attacks:
             for peer in peers:
                 end(peer)
         sent = sum(len(data) - len(rest) for rest in left.values())
-        return f"{connections} connections, {sent / 1e6:.0f} MB sent"
+        return f"{connections} connections, {sent / 1e6:.1f} MB sent"
 
     def flood(self, request, connections, requests):
         """Sends and never reads, as far as the server lets it."""
@@ -467,7 +473,7 @@ class Attacks:
                     peer.answer(number)
 
     def idle_connections(self):
-        before = self.watch.open_files()
+        before, memory = self.watch.open_files(), self.watch.server.memory()
         peers = [self.peer() for _ in range(2000)]
         try:
             for peer in peers:
@@ -477,12 +483,12 @@ class Attacks:
                 assert error == 0, f"error {error}"
             assert self.watch.open_files() >= before + 2000, "connections were not kept"
             self.watch.settle()
-            growth = (self.watch.server.memory() - self.watch.idle_bytes) / (1 << 20)
+            grown = (self.watch.server.memory() - memory) / (1 << 20)
         finally:
             for peer in peers:
                 peer.socket.close()
         self.files_come_back(before)
-        return f"{growth:+.0f} MB while they idle"
+        return f"{grown:+.0f} MB while they idle"
 
     def vanish(self):
         before = self.watch.open_files()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 MEGABYTE = 1 << 20
-# What an attack may cost above the idle server unless it says otherwise: the budget for requests in flight
+# The server may never grow beyond its idle size by more than this: the budget for requests in flight
 # (queued.max.request.bytes, 128 MiB), as much again for what they turn into, and slack.
 GROWTH_MB_MAX = 300
 # An honest answer takes less, during an attack and after it. Two cores serve attackers, clients and server.
@@ -65,16 +65,19 @@ class Watch:
     def open_files(self):
         return sum(1 for _ in Path(f"/proc/{self.server.process.pid}/fd").iterdir())
 
-    def during(self, attack, growth_mb_max=GROWTH_MB_MAX):
+    def during(self, attack, cost_mb_max):
         """Runs `attack` and checks what it did to the server and to the honest client."""
         self.settle()
+        before = self.server.memory()
         # Makes VmHWM the peak of this attack alone.
         Path(f"/proc/{self.server.process.pid}/clear_refs").write_text("5")
         note = attack()
         assert self.server.process.poll() is None, f"the server ended with {self.server.process.returncode}"
-        growth = (self.server.peak_memory() - self.idle_bytes) / MEGABYTE
+        peak = self.server.peak_memory()
+        growth, cost = (peak - self.idle_bytes) / MEGABYTE, (peak - before) / MEGABYTE
         worst = self.settle()
-        facts = f"{note + ', ' if note else ''}{growth:+.0f} MB, honest client {worst * 1000:.0f} ms"
-        assert growth <= growth_mb_max, f"the server grew by more than {growth_mb_max} MB: {facts}"
+        facts = f"{note + ', ' if note else ''}idle {growth:+.0f} MB, honest client {worst * 1000:.0f} ms"
+        assert growth <= GROWTH_MB_MAX, f"the server grew by more than {GROWTH_MB_MAX} MB: {facts}"
+        assert cost <= cost_mb_max, f"this attack alone cost {cost:.0f} MB, more than {cost_mb_max}: {facts}"
         assert worst <= ANSWER_SECONDS_MAX, f"an honest answer took longer than {ANSWER_SECONDS_MAX} s: {facts}"
         return facts

@@ -134,8 +134,9 @@ def batch(values, **changed):
     for at, value in enumerate(values):
         record = b"\0" + zigzag(0) + zigzag(at) + zigzag(-1) + zigzag(len(value)) + value + zigzag(0)
         records += zigzag(len(record)) + record
-    have = {"attributes": 0, "delta": len(values) - 1, "timestamp": 1_700_000_000_000, "producer": -1, "epoch": -1,
-            "sequence": -1, "count": len(values), "length": 49 + len(records), "magic": 2, "leader_epoch": -1, **changed}
+    have = {"length": 49 + len(records), "leader_epoch": -1, "magic": 2, "attributes": 0, "delta": len(values) - 1,
+            "timestamp": 1_700_000_000_000, "producer": -1, "epoch": -1, "sequence": -1, "count": len(values),
+            **changed}
     covered = struct.pack(">hiqqqhii", have["attributes"], have["delta"], have["timestamp"], have["timestamp"],
                           have["producer"], have["epoch"], have["sequence"], have["count"]) + records
     crc = changed.get("crc", crc32c(covered))

@@ -113,12 +113,17 @@ fn bytes_of(setting: i64) -> usize {
 impl Broker {
     /// Opens the broker on `disk`, with its metadata in `directory`. Blocks while the log recovers; must be called
     /// inside a tokio runtime.
-    pub fn open(config: Config, disk: Arc<dyn disk::Disk>, directory: &Path) -> Result<Arc<Broker>, OpenError> {
+    pub fn open(
+        config: Config,
+        disk: Arc<dyn disk::Disk>,
+        directory: &Path,
+    ) -> Result<Arc<Broker>, OpenError> {
         let config = Arc::new(config);
         let store = Arc::new(Store::open(&directory.join(META_FILE))?);
         let cluster_id = cluster_id(&store)?;
         let (room, metrics) = (Arc::new(Notify::new()), Arc::new(Metrics::default()));
-        let listener = Arc::new(LogListener { topics: OnceLock::new(), room: room.clone(), metrics: metrics.clone() });
+        let listener =
+            Arc::new(LogListener { topics: OnceLock::new(), room: room.clone(), metrics: metrics.clone() });
         let clock = Arc::new(SystemClock::default());
         let options = storage::Options {
             segment_bytes: u64::try_from(config.segment_bytes).unwrap_or(0).next_multiple_of(1024 * 1024),
@@ -219,19 +224,26 @@ impl Broker {
 
     /// Sets the address that Metadata answers with, in place of the one that a client reached.
     pub fn advertise(&self, host: &str, port: u16) {
-        *self.advertised.write() = Some(Endpoint { host: Text::from(host.to_owned()), port: i32::from(port) });
+        *self.advertised.write() =
+            Some(Endpoint { host: Text::from(host.to_owned()), port: i32::from(port) });
     }
 
     /// The address to give to a client that reached `local`.
     pub(crate) fn endpoint(&self, local: SocketAddr) -> Endpoint {
         let advertised = self.advertised.read().clone();
-        let reached = || Endpoint { host: Text::from(local.ip().to_canonical().to_string()), port: i32::from(local.port()) };
+        let reached = || Endpoint {
+            host: Text::from(local.ip().to_canonical().to_string()),
+            port: i32::from(local.port()),
+        };
         advertised.unwrap_or_else(reached)
     }
 
     /// Why it takes no more appends, if it does not.
     pub fn failure(&self) -> Option<String> {
-        self.log.stopped().map(|error| error.to_string())
+        match self.log.stopped() {
+            Some(error @ AppendError::Poisoned(_)) => Some(error.to_string()),
+            Some(AppendError::Closed) | None => None,
+        }
     }
 
     /// Adds all metrics to `registry`.
@@ -347,6 +359,7 @@ fn cluster_id(store: &Store) -> Result<Text, MetaError> {
     let letter = |n: u32| char::from(LETTERS[usize::try_from(random >> (6 * n) & 63).expect("below 64")]);
     let id: String = (0..22).map(|n| if n == 21 { 'A' } else { letter(n) }).collect();
     let compare = Compare { key: CLUSTER_ID_KEY.into(), revision: None };
-    store.commit(&[compare], &[Change::Put { key: CLUSTER_ID_KEY.into(), bytes: id.clone().into_bytes() }])?;
+    store
+        .commit(&[compare], &[Change::Put { key: CLUSTER_ID_KEY.into(), bytes: id.clone().into_bytes() }])?;
     Ok(Text::from(id))
 }

@@ -54,7 +54,9 @@ impl Call {
         let (name, version) = (self.header.api_key.name(), self.header.version);
         // Bytes behind the message are let pass, as Kafka does: librdkafka's Metadata v13 has some.
         let decoded = M::decode(&mut self.reader, version);
-        decoded.map_err(|error| Refused(format!("a {name} request of version {version} cannot be decoded: {error}")))
+        decoded.map_err(|error| {
+            Refused(format!("a {name} request of version {version} cannot be decoded: {error}"))
+        })
     }
 
     fn encode<M: Message>(&self, message: &M) -> Result<Chunks, Refused> {
@@ -73,14 +75,17 @@ impl Call {
         Ok(encoded)
     }
 
-    /// An answer that is known already.
+    /// An answer that depends on nothing that earlier requests may still change.
     fn ready<M: Message>(self, message: M) -> Answer {
         let encoded = self.encode(&message);
         Box::pin(std::future::ready(encoded))
     }
 
-    /// An answer that is worked out while it is awaited.
-    fn later<M: Message + Send + Sync + 'static>(self, work: impl Future<Output = M> + Send + 'static) -> Answer {
+    /// An answer that is worked out when its turn comes: it sees what the requests before it did.
+    fn later<M: Message + Send + Sync + 'static>(
+        self,
+        work: impl Future<Output = M> + Send + 'static,
+    ) -> Answer {
         Box::pin(async move {
             let message = work.await;
             self.encode(&message)
@@ -101,7 +106,8 @@ impl Connection {
         let header = frame::decode_request_header(&mut reader)
             .map_err(|error| Refused(format!("a request header cannot be decoded: {error}")))?;
         let (api_key, version) = (header.api_key, header.version);
-        let mut call = Call { header, reader, request_bytes, begun: Instant::now(), broker: self.broker.clone() };
+        let mut call =
+            Call { header, reader, request_bytes, begun: Instant::now(), broker: self.broker.clone() };
         if api_key == ApiKey::ApiVersions && !api::is_served(api_key, version) {
             // A client learns from a version 0 answer what it may ask.
             call.header.version = 0;
@@ -146,7 +152,7 @@ impl Connection {
             }
             ApiKey::OffsetForLeaderEpoch => {
                 let request: m::OffsetForLeaderEpochRequest = call.decode()?;
-                call.ready(api::list_offsets::offset_for_leader_epoch(&broker, request))
+                call.later(async move { api::list_offsets::offset_for_leader_epoch(&broker, request) })
             }
             ApiKey::Metadata => {
                 let request: m::MetadataRequest = call.decode()?;
@@ -154,7 +160,8 @@ impl Connection {
             }
             ApiKey::DescribeCluster => {
                 let request: m::DescribeClusterRequest = call.decode()?;
-                call.ready(api::metadata::describe_cluster(&broker, endpoint(), &request))
+                let endpoint = endpoint();
+                call.later(async move { api::metadata::describe_cluster(&broker, endpoint, &request) })
             }
             ApiKey::ApiVersions => {
                 let request: m::ApiVersionsRequest = call.decode()?;
@@ -178,7 +185,7 @@ impl Connection {
             }
             ApiKey::DescribeConfigs => {
                 let request: m::DescribeConfigsRequest = call.decode()?;
-                call.ready(api::admin_configs::describe(&broker, &request))
+                call.later(async move { api::admin_configs::describe(&broker, &request) })
             }
             ApiKey::IncrementalAlterConfigs => {
                 let request: m::IncrementalAlterConfigsRequest = call.decode()?;
@@ -209,11 +216,11 @@ impl Connection {
             }
             ApiKey::Heartbeat => {
                 let request: m::HeartbeatRequest = call.decode()?;
-                call.ready(api::group_membership::heartbeat(&broker, &request))
+                call.later(async move { api::group_membership::heartbeat(&broker, &request) })
             }
             ApiKey::LeaveGroup => {
                 let request: m::LeaveGroupRequest = call.decode()?;
-                call.ready(api::group_membership::leave(&broker, &request, version))
+                call.later(async move { api::group_membership::leave(&broker, &request, version) })
             }
             ApiKey::OffsetCommit => {
                 let request: m::OffsetCommitRequest = call.decode()?;
@@ -221,7 +228,7 @@ impl Connection {
             }
             ApiKey::OffsetFetch => {
                 let request: m::OffsetFetchRequest = call.decode()?;
-                call.ready(api::offsets::fetch(&broker, request, version))
+                call.later(async move { api::offsets::fetch(&broker, request, version) })
             }
             ApiKey::OffsetDelete => {
                 let request: m::OffsetDeleteRequest = call.decode()?;
@@ -229,11 +236,11 @@ impl Connection {
             }
             ApiKey::DescribeGroups => {
                 let request: m::DescribeGroupsRequest = call.decode()?;
-                call.ready(api::admin_groups::describe(&broker, &request, version))
+                call.later(async move { api::admin_groups::describe(&broker, &request, version) })
             }
             ApiKey::ListGroups => {
                 let request: m::ListGroupsRequest = call.decode()?;
-                call.ready(api::admin_groups::list(&broker, &request))
+                call.later(async move { api::admin_groups::list(&broker, &request) })
             }
             ApiKey::DeleteGroups => {
                 let request: m::DeleteGroupsRequest = call.decode()?;

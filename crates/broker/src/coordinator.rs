@@ -18,8 +18,8 @@ use wire::records::{self, BatchBuilder};
 
 use crate::broker::Broker;
 use crate::groups::{
-    Action, CommittedOffset, Group, GroupConfig, GroupError, GroupRecord, GroupSnapshot, JoinReply, JoinRequest, Now,
-    OffsetKey, PersistId, ReplyToken, SyncRequest, Synced, decode_record, encode_group,
+    Action, CommittedOffset, Group, GroupConfig, GroupError, GroupRecord, GroupSnapshot, JoinReply,
+    JoinRequest, Now, OffsetKey, PersistId, ReplyToken, SyncRequest, Synced, decode_record, encode_group,
     encode_group_key, encode_offset, encode_offset_key, partition_for,
 };
 use crate::partition::{Appended, Checked, Partition};
@@ -113,13 +113,15 @@ impl Coordinator {
         let now = self.now();
         for (id, loaded) in found {
             let group = match loaded.snapshot {
-                Some(ref snapshot) => match Group::from_snapshot(id.clone(), snapshot.clone(), self.config.clone(), now) {
-                    Ok(group) => group,
-                    Err(error) => {
-                        tracing::error!(group = id, %error, "a group's record cannot be read; it starts empty");
-                        Group::new(id.clone(), self.config.clone(), now)
+                Some(ref snapshot) => {
+                    match Group::from_snapshot(id.clone(), snapshot.clone(), self.config.clone(), now) {
+                        Ok(group) => group,
+                        Err(error) => {
+                            tracing::error!(group = id, %error, "a group's record cannot be read; it starts empty");
+                            Group::new(id.clone(), self.config.clone(), now)
+                        }
                     }
-                },
+                }
                 None if loaded.offsets.is_empty() => continue,
                 None => Group::new(id.clone(), self.config.clone(), now),
             };
@@ -135,7 +137,14 @@ impl Coordinator {
     }
 
     fn insert(&self, id: String, group: Group) -> Arc<Entry> {
-        let state = State { group, waiters: HashMap::new(), next_token: 0, armed: None, records_in_flight: 0, stored: None };
+        let state = State {
+            group,
+            waiters: HashMap::new(),
+            next_token: 0,
+            armed: None,
+            records_in_flight: 0,
+            stored: None,
+        };
         let entry = Arc::new(Entry { id: id.clone(), state: Mutex::new(state) });
         self.groups.lock().entry(id).or_insert(entry).clone()
     }
@@ -227,11 +236,13 @@ impl Coordinator {
             let mut state = entry.state.lock();
             let prepared = state.group.prepare_commit(self.now(), request)?;
             self.arm(entry, &mut state);
-            let results: Vec<_> = prepared.results().iter().map(|result| result.as_ref().map(|_| ()).map_err(|e| *e)).collect();
+            let results: Vec<_> =
+                prepared.results().iter().map(|result| result.as_ref().map(|_| ()).map_err(|e| *e)).collect();
             let encode = |(key, offset): (&OffsetKey, &CommittedOffset)| {
                 Ok((encode_offset_key(&entry.id, key)?, Some(encode_offset(offset)?)))
             };
-            let records: Result<Vec<_>, crate::groups::RecordError> = prepared.accepted().map(encode).collect();
+            let records: Result<Vec<_>, crate::groups::RecordError> =
+                prepared.accepted().map(encode).collect();
             let records = match records {
                 Ok(records) if !records.is_empty() => records,
                 other => {
@@ -269,8 +280,12 @@ impl Coordinator {
         let receiver = {
             let mut state = entry.state.lock();
             let checked = state.group.check_offset_delete(&keys)?;
-            let gone: Vec<OffsetKey> =
-                keys.iter().zip(&checked).filter(|(_, result)| **result == Ok(true)).map(|(key, _)| key.clone()).collect();
+            let gone: Vec<OffsetKey> = keys
+                .iter()
+                .zip(&checked)
+                .filter(|(_, result)| **result == Ok(true))
+                .map(|(key, _)| key.clone())
+                .collect();
             let results: Vec<_> = checked.into_iter().map(|result| result.map(|_| ())).collect();
             if gone.is_empty() {
                 return Ok(results);
@@ -352,7 +367,8 @@ impl Coordinator {
     /// of it is superseded. A group with records in flight puts it off: its newest record would stand before.
     pub fn rewrite(self: &Arc<Self>, partition: &Arc<Partition>, partitions: i32) {
         let bounds = partition.stream.bounds();
-        let entries: Vec<_> = self.all().into_iter().filter(|e| partition_for(&e.id, partitions) == partition.index).collect();
+        let entries: Vec<_> =
+            self.all().into_iter().filter(|e| partition_for(&e.id, partitions) == partition.index).collect();
         let live: usize = entries.iter().map(|entry| 1 + entry.state.lock().group.offsets().count()).sum();
         let live = i64::try_from(live).unwrap_or(i64::MAX);
         let records = bounds.committed - bounds.start;
@@ -425,7 +441,13 @@ impl Coordinator {
         self.arm(entry, state);
     }
 
-    fn persist(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, id: PersistId, snapshot: GroupSnapshot) {
+    fn persist(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        id: PersistId,
+        snapshot: GroupSnapshot,
+    ) {
         let record = encode_group_key(&entry.id).and_then(|key| Ok((key, Some(encode_group(&snapshot)?))));
         let (records, failure) = match record {
             Ok(record) => (vec![record], GroupError::CoordinatorNotAvailable),
@@ -462,7 +484,8 @@ impl Coordinator {
             let actions = then(&mut state, position);
             this.carry_out(&of, &mut state, actions);
         };
-        let done = Arc::new(RecordsDone { runtime: self.runtime.clone(), then: Mutex::new(Some(Box::new(finish))) });
+        let done =
+            Arc::new(RecordsDone { runtime: self.runtime.clone(), then: Mutex::new(Some(Box::new(finish))) });
         let partition = self.broker.upgrade().and_then(|broker| {
             let topic = broker.topics.find(OFFSETS_TOPIC)?;
             let count = i32::try_from(topic.partitions().len()).ok()?;
@@ -603,7 +626,9 @@ fn load_partition(
                     for record in records {
                         match record {
                             Ok(record) => take_in(found, &header, &record),
-                            Err(error) => tracing::error!(%error, partition = partition.index, "a group record cannot be read"),
+                            Err(error) => {
+                                tracing::error!(%error, partition = partition.index, "a group record cannot be read")
+                            }
                         }
                     }
                 }
@@ -628,7 +653,9 @@ fn take_in(found: &mut HashMap<String, Loaded>, header: &BatchHeader, record: &r
             found.entry(group).or_default().offsets.remove(&key);
         }
         Ok(GroupRecord::Group { group, value }) => found.entry(group).or_default().snapshot = value,
-        Ok(GroupRecord::Unknown { version }) => tracing::debug!(version, "a group record of an unknown kind was skipped"),
+        Ok(GroupRecord::Unknown { version }) => {
+            tracing::debug!(version, "a group record of an unknown kind was skipped")
+        }
         Err(error) => tracing::error!(%error, "a group record cannot be decoded"),
     }
 }

@@ -65,7 +65,9 @@ impl From<SequenceError> for Failure {
     fn from(error: SequenceError) -> Failure {
         let message = error.to_string();
         match error {
-            SequenceError::OutOfOrder { .. } => Failure::because(ErrorCode::OutOfOrderSequenceNumber, message),
+            SequenceError::OutOfOrder { .. } => {
+                Failure::because(ErrorCode::OutOfOrderSequenceNumber, message)
+            }
             SequenceError::Epoch { .. } => Failure::because(ErrorCode::InvalidProducerEpoch, message),
         }
     }
@@ -77,7 +79,9 @@ impl From<ReadError> for Failure {
         match error {
             ReadError::OutOfRange { .. } => Failure::because(ErrorCode::OffsetOutOfRange, message),
             ReadError::Deleted => Failure::because(ErrorCode::UnknownTopicOrPartition, message),
-            ReadError::Damaged { .. } | ReadError::Io(_) => Failure::because(ErrorCode::KafkaStorageError, message),
+            ReadError::Damaged { .. } | ReadError::Io(_) => {
+                Failure::because(ErrorCode::KafkaStorageError, message)
+            }
             ReadError::Closed => Failure::because(ErrorCode::NotLeaderOrFollower, message),
         }
     }

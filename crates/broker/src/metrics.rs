@@ -59,7 +59,8 @@ fn seconds_histogram() -> Histogram {
 impl Default for Metrics {
     fn default() -> Metrics {
         let requests: Family<ApiLabel, Counter> = Family::default();
-        let (bytes_in, bytes_out) = (Family::<ApiLabel, Counter>::default(), Family::<ApiLabel, Counter>::default());
+        let (bytes_in, bytes_out) =
+            (Family::<ApiLabel, Counter>::default(), Family::<ApiLabel, Counter>::default());
         let seconds: SecondsFamily = Family::new_with_constructor(seconds_histogram);
         let of = |api_key: &ApiKey| {
             let label = ApiLabel { request: api_key.name().to_owned() };
@@ -95,15 +96,31 @@ impl Metrics {
     /// Adds everything to `registry`.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("kafka_network_requestmetrics_requests", "Requests", self.requests.clone());
-        registry.register("kafka_network_requestmetrics_requestbytes", "Bytes of requests", self.bytes_in.clone());
-        registry.register("kafka_network_requestmetrics_responsebytes", "Bytes of answers", self.bytes_out.clone());
+        registry.register(
+            "kafka_network_requestmetrics_requestbytes",
+            "Bytes of requests",
+            self.bytes_in.clone(),
+        );
+        registry.register(
+            "kafka_network_requestmetrics_responsebytes",
+            "Bytes of answers",
+            self.bytes_out.clone(),
+        );
         registry.register(
             "kafka_network_requestmetrics_totaltime_seconds",
             "Seconds from the whole request to its answer, waiting included",
             self.seconds.clone(),
         );
-        registry.register("mainstem_log_commit_bytes", "Bytes on disk of one group commit", self.commit_bytes.clone());
-        registry.register("mainstem_log_commit_entries", "Entries of one group commit", self.commit_entries.clone());
+        registry.register(
+            "mainstem_log_commit_bytes",
+            "Bytes on disk of one group commit",
+            self.commit_bytes.clone(),
+        );
+        registry.register(
+            "mainstem_log_commit_entries",
+            "Entries of one group commit",
+            self.commit_entries.clone(),
+        );
         registry.register(
             "kafka_log_logflushstats_logflush_seconds",
             "Seconds from a group commit's submission to its being synced",
@@ -141,14 +158,34 @@ impl Collector for BrokerCollector {
         let gauges = [
             ("kafka_server_replicamanager_partitioncount", "Partitions", count(partitions)),
             ("kafka_controller_kafkacontroller_globaltopiccount", "Topics", count(topics.len())),
-            ("kafka_server_fetchsessioncache_numincrementalfetchsessions", "Fetch sessions", count(broker.sessions.count())),
+            (
+                "kafka_server_fetchsessioncache_numincrementalfetchsessions",
+                "Fetch sessions",
+                count(broker.sessions.count()),
+            ),
             ("mainstem_log_segments", "Segments that hold part of the log", count(statistics.segments)),
-            ("mainstem_log_prepared_segments", "Segments prepared ahead", count(statistics.prepared_segments)),
+            (
+                "mainstem_log_prepared_segments",
+                "Segments prepared ahead",
+                count(statistics.prepared_segments),
+            ),
             ("mainstem_log_streams", "Streams in the log", count(statistics.streams)),
             ("mainstem_log_tail_cache_bytes", "Bytes in the tail cache", count(statistics.tail_bytes)),
-            ("mainstem_log_read_cache_bytes", "Bytes in the cache of regions read back", count(statistics.region_bytes)),
-            ("mainstem_log_index_cache_bytes", "Bytes in the cache of sealed indexes", count(statistics.index_bytes)),
-            ("mainstem_log_stopped", "1 when the log takes no more appends", i64::from(broker.log.stopped().is_some())),
+            (
+                "mainstem_log_read_cache_bytes",
+                "Bytes in the cache of regions read back",
+                count(statistics.region_bytes),
+            ),
+            (
+                "mainstem_log_index_cache_bytes",
+                "Bytes in the cache of sealed indexes",
+                count(statistics.index_bytes),
+            ),
+            (
+                "mainstem_log_stopped",
+                "1 when the log takes no more appends",
+                i64::from(broker.log.stopped().is_some()),
+            ),
         ];
         for (name, help, value) in gauges {
             let gauge = ConstGauge::new(value);
@@ -158,7 +195,11 @@ impl Collector for BrokerCollector {
         let counters = [
             ("mainstem_log_tail_cache_hits", "Batches read from the tail cache", statistics.tail_hits),
             ("mainstem_log_cold_reads", "Reads that the caches could not answer", statistics.cold_reads),
-            ("mainstem_log_read_cache_hits", "Look-ups that found all regions cached", statistics.region_hits),
+            (
+                "mainstem_log_read_cache_hits",
+                "Look-ups that found all regions cached",
+                statistics.region_hits,
+            ),
             ("mainstem_log_read_cache_misses", "Regions that were read from disk", statistics.region_misses),
         ];
         for (name, help, value) in counters {
@@ -176,11 +217,15 @@ fn encode_groups(broker: &Arc<Broker>, encoder: &mut DescriptorEncoder) -> Resul
         entry.with(|group: &Group| {
             *states.entry(group.state().name()).or_default() += 1;
             for (key, offset) in group.offsets() {
-                let partition = broker.topics.find(&key.topic).and_then(|topic| topic.partition(key.partition));
+                let partition =
+                    broker.topics.find(&key.topic).and_then(|topic| topic.partition(key.partition));
                 if let Some(partition) = partition {
                     let lag = (partition.stream.bounds().committed.0 - offset.offset).max(0);
-                    let label =
-                        LagLabel { group: entry.id().to_owned(), topic: key.topic.clone(), partition: key.partition };
+                    let label = LagLabel {
+                        group: entry.id().to_owned(),
+                        topic: key.topic.clone(),
+                        partition: key.partition,
+                    };
                     lags.push((label, lag));
                 }
             }

@@ -17,7 +17,9 @@ pub enum Sequence {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SequenceError {
     /// Batches are missing before it, or it is older than what is remembered.
-    #[error("Out of order sequence number for producer {producer_id}: {found} (incoming seq. number), {last} (current end sequence number)")]
+    #[error(
+        "Out of order sequence number for producer {producer_id}: {found} (incoming seq. number), {last} (current end sequence number)"
+    )]
     OutOfOrder {
         /// The producer.
         producer_id: i64,
@@ -27,7 +29,9 @@ pub enum SequenceError {
         last: i32,
     },
     /// A newer instance of the producer has written.
-    #[error("Epoch of producer {producer_id} is {found}, which is smaller than the last seen epoch {current}")]
+    #[error(
+        "Epoch of producer {producer_id} is {found}, which is smaller than the last seen epoch {current}"
+    )]
     Epoch {
         /// The producer.
         producer_id: i64,
@@ -48,7 +52,11 @@ pub fn check(producers: &Producers, header: &BatchHeader) -> Result<Sequence, Se
     let producer_id = header.producer_id;
     let Some(producer) = producers.find(producer_id) else { return Ok(Sequence::Next) };
     if header.producer_epoch < producer.epoch {
-        return Err(SequenceError::Epoch { producer_id, found: header.producer_epoch, current: producer.epoch });
+        return Err(SequenceError::Epoch {
+            producer_id,
+            found: header.producer_epoch,
+            current: producer.epoch,
+        });
     }
     let Some(last) = producer.batches.back() else { return Ok(Sequence::Next) };
     if header.producer_epoch > producer.epoch {
@@ -99,15 +107,23 @@ mod tests {
             assert_eq!(check(&producers, &header), Ok(Sequence::Next));
             producers.record(&header, Offset(i64::from(n) * 10), 0);
         }
-        assert!(matches!(check(&producers, &batch(0, 30, 10)), Ok(Sequence::Duplicate(b)) if b.base_offset == Offset(30)));
-        assert!(matches!(check(&producers, &batch(0, 0, 10)), Err(SequenceError::OutOfOrder { last: 69, .. })));
+        assert!(
+            matches!(check(&producers, &batch(0, 30, 10)), Ok(Sequence::Duplicate(b)) if b.base_offset == Offset(30))
+        );
+        assert!(matches!(
+            check(&producers, &batch(0, 0, 10)),
+            Err(SequenceError::OutOfOrder { last: 69, .. })
+        ));
         assert!(matches!(check(&producers, &batch(0, 71, 10)), Err(SequenceError::OutOfOrder { .. })));
         assert!(matches!(check(&producers, &batch(0, 60, 9)), Err(SequenceError::OutOfOrder { .. })));
         assert_eq!(check(&producers, &batch(0, 70, 1)), Ok(Sequence::Next));
         assert_eq!(check(&producers, &batch(1, 0, 1)), Ok(Sequence::Next));
         assert!(check(&producers, &batch(1, 5, 1)).is_err());
         producers.record(&batch(1, 0, 1), Offset(70), 0);
-        assert!(matches!(check(&producers, &batch(0, 70, 1)), Err(SequenceError::Epoch { found: 0, current: 1, .. })));
+        assert!(matches!(
+            check(&producers, &batch(0, 70, 1)),
+            Err(SequenceError::Epoch { found: 0, current: 1, .. })
+        ));
     }
 
     #[test]

@@ -66,7 +66,9 @@ impl Slots {
                 if number == self.slots.len() {
                     self.slots.push(None);
                 }
-                if self.subscribed && let Some(partition) = &slot.partition {
+                if self.subscribed
+                    && let Some(partition) = &slot.partition
+                {
                     partition.subscribers.add(&self.signal, number);
                 }
                 let topic = key.0.clone();
@@ -164,7 +166,8 @@ impl Sessions {
     pub fn create(&self, slots: Slots) -> Result<Arc<Session>, Slots> {
         let mut sessions = self.sessions.lock();
         if sessions.len() >= self.sessions_max {
-            let oldest = sessions.iter().min_by_key(|(_, (_, used))| *used).map(|(id, (_, used))| (*id, *used));
+            let oldest =
+                sessions.iter().min_by_key(|(_, (_, used))| *used).map(|(id, (_, used))| (*id, *used));
             match oldest {
                 Some((id, used)) if used.elapsed() > EVICTION_AGE => sessions.remove(&id),
                 _ => return Err(slots),
@@ -176,7 +179,8 @@ impl Sessions {
                 break id;
             }
         };
-        let session = Arc::new(Session { id, state: tokio::sync::Mutex::new(SessionState { epoch: 1, slots }) });
+        let session =
+            Arc::new(Session { id, state: tokio::sync::Mutex::new(SessionState { epoch: 1, slots }) });
         sessions.insert(id, (session.clone(), Instant::now()));
         Ok(session)
     }

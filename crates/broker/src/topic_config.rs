@@ -77,28 +77,107 @@ const fn setting(
 use DefaultFrom::{Broker, Fixed};
 use Kind::{Boolean, Double, Int, List, Long, String as Word};
 
-const NO_EFFECT: &str = "Accepted for Kafka's tools; all partitions share one log, which has settings of its own.";
+const NO_EFFECT: &str =
+    "Accepted for Kafka's tools; all partitions share one log, which has settings of its own.";
 
 /// All settings of a topic, by name.
 pub const TOPIC_SETTINGS: &[TopicSetting] = &[
-    setting("cleanup.policy", List, Fixed("delete"), &["delete", "compact"], "What happens to old records: delete, compact, or both."),
-    setting("compression.type", Word, Fixed("producer"), &["producer"], "Batches are kept as the producer compressed them."),
-    setting("delete.retention.ms", Long, Fixed("86400000"), &[], "How long a tombstone stays in a compacted topic, in milliseconds."),
+    setting(
+        "cleanup.policy",
+        List,
+        Fixed("delete"),
+        &["delete", "compact"],
+        "What happens to old records: delete, compact, or both.",
+    ),
+    setting(
+        "compression.type",
+        Word,
+        Fixed("producer"),
+        &["producer"],
+        "Batches are kept as the producer compressed them.",
+    ),
+    setting(
+        "delete.retention.ms",
+        Long,
+        Fixed("86400000"),
+        &[],
+        "How long a tombstone stays in a compacted topic, in milliseconds.",
+    ),
     setting("file.delete.delay.ms", Long, Fixed("60000"), &[], NO_EFFECT),
     setting("flush.messages", Long, Fixed("9223372036854775807"), &[], NO_EFFECT),
     setting("flush.ms", Long, Fixed("9223372036854775807"), &[], NO_EFFECT),
     setting("index.interval.bytes", Int, Fixed("4096"), &[], NO_EFFECT),
-    setting("max.compaction.lag.ms", Long, Fixed("9223372036854775807"), &[], "After so many milliseconds a record is due for compaction."),
-    setting("max.message.bytes", Int, Broker("message.max.bytes"), &[], "Largest batch of records, in bytes."),
-    setting("message.timestamp.after.max.ms", Long, Fixed("3600000"), &[], "How far a record's timestamp may lie in the future, in milliseconds."),
-    setting("message.timestamp.before.max.ms", Long, Fixed("9223372036854775807"), &[], "How far a batch's timestamps may lie in the past, in milliseconds."),
-    setting("message.timestamp.type", Word, Fixed("CreateTime"), &["CreateTime", "LogAppendTime"], "Whether the producer or the server sets timestamps."),
-    setting("min.cleanable.dirty.ratio", Double, Fixed("0.5"), &[], "Share of a compacted topic that must be new before it is compacted."),
-    setting("min.compaction.lag.ms", Long, Fixed("0"), &[], "For so many milliseconds a record is not compacted."),
-    setting("min.insync.replicas", Int, Fixed("1"), &[], "There is one copy, and it is synced before acks=all is answered."),
+    setting(
+        "max.compaction.lag.ms",
+        Long,
+        Fixed("9223372036854775807"),
+        &[],
+        "After so many milliseconds a record is due for compaction.",
+    ),
+    setting(
+        "max.message.bytes",
+        Int,
+        Broker("message.max.bytes"),
+        &[],
+        "Largest batch of records, in bytes.",
+    ),
+    setting(
+        "message.timestamp.after.max.ms",
+        Long,
+        Fixed("3600000"),
+        &[],
+        "How far a record's timestamp may lie in the future, in milliseconds.",
+    ),
+    setting(
+        "message.timestamp.before.max.ms",
+        Long,
+        Fixed("9223372036854775807"),
+        &[],
+        "How far a batch's timestamps may lie in the past, in milliseconds.",
+    ),
+    setting(
+        "message.timestamp.type",
+        Word,
+        Fixed("CreateTime"),
+        &["CreateTime", "LogAppendTime"],
+        "Whether the producer or the server sets timestamps.",
+    ),
+    setting(
+        "min.cleanable.dirty.ratio",
+        Double,
+        Fixed("0.5"),
+        &[],
+        "Share of a compacted topic that must be new before it is compacted.",
+    ),
+    setting(
+        "min.compaction.lag.ms",
+        Long,
+        Fixed("0"),
+        &[],
+        "For so many milliseconds a record is not compacted.",
+    ),
+    setting(
+        "min.insync.replicas",
+        Int,
+        Fixed("1"),
+        &[],
+        "There is one copy, and it is synced before acks=all is answered.",
+    ),
     setting("preallocate", Boolean, Fixed("false"), &[], NO_EFFECT),
-    setting("retention.bytes", Long, Broker("log.retention.bytes"), &[], "The oldest records of a partition are deleted beyond this size in bytes; -1 for no limit."),
-    setting("retention.ms", Long, Broker("log.retention.ms"), &[], "Records older than this many milliseconds are deleted; -1 keeps them."),
+    setting(
+        "retention.bytes",
+        Long,
+        Broker("log.retention.bytes"),
+        &[],
+        "The oldest records of a partition are deleted beyond this size in bytes; -1 for no limit.",
+    ),
+    setting(
+        "retention.ms",
+        Long,
+        Broker("log.retention.ms"),
+        &[],
+        "Records older than this many milliseconds are deleted; -1 keeps them.",
+    ),
     setting("segment.bytes", Int, Fixed("1073741824"), &[], NO_EFFECT),
     setting("segment.index.bytes", Int, Fixed("10485760"), &[], NO_EFFECT),
     setting("segment.jitter.ms", Long, Fixed("0"), &[], NO_EFFECT),
@@ -114,10 +193,13 @@ pub fn topic_setting(name: &str) -> Option<&'static TopicSetting> {
 impl TopicSetting {
     /// Why `value` cannot be a value of this setting, if it cannot; in Kafka's words where it has some.
     pub fn problem(&self, value: &str) -> Option<String> {
-        let invalid = |why: &str| Some(format!("Invalid value {value} for configuration {}: {why}", self.name));
+        let invalid =
+            |why: &str| Some(format!("Invalid value {value} for configuration {}: {why}", self.name));
         let number = value.trim().parse::<i64>();
         match self.kind {
-            Kind::Boolean if value != "true" && value != "false" => invalid("Expected value to be either true or false"),
+            Kind::Boolean if value != "true" && value != "false" => {
+                invalid("Expected value to be either true or false")
+            }
             Kind::Int if value.trim().parse::<i32>().is_err() => invalid("Not a number of type INT"),
             Kind::Long if number.is_err() => invalid("Not a number of type LONG"),
             Kind::Double if value.trim().parse::<f64>().is_err() => invalid("Not a number of type DOUBLE"),
@@ -125,15 +207,24 @@ impl TopicSetting {
                 invalid("Value must be between 0 and 1")
             }
             Kind::Int | Kind::Long => {
-                let least = if self.name.starts_with("retention.") { -1 } else { i64::from(self.name == "min.insync.replicas") };
+                let least = if self.name.starts_with("retention.") {
+                    -1
+                } else {
+                    i64::from(self.name == "min.insync.replicas")
+                };
                 let small = number.is_ok_and(|number| number < least);
                 if small { invalid(&format!("Value must be at least {least}")) } else { None }
             }
             Kind::String | Kind::List if !self.words.is_empty() => {
                 let bad = |word: &str| !self.words.contains(&word.trim());
-                let words: Vec<&str> = if self.kind == Kind::List { value.split(',').collect() } else { vec![value] };
+                let words: Vec<&str> =
+                    if self.kind == Kind::List { value.split(',').collect() } else { vec![value] };
                 words.into_iter().any(bad).then(|| {
-                    format!("Invalid value {value} for configuration {}: must be one of: {}", self.name, self.words.join(", "))
+                    format!(
+                        "Invalid value {value} for configuration {}: must be one of: {}",
+                        self.name,
+                        self.words.join(", ")
+                    )
                 })
             }
             _ => None,
@@ -178,7 +269,8 @@ impl TopicConfig {
             let setting = topic_setting(name).expect("only names of the table are asked for");
             overrides.get(name).cloned().unwrap_or_else(|| setting.default_value(config))
         };
-        let number = |name: &str| text(name).trim().parse::<i64>().expect("values are checked before they are stored");
+        let number =
+            |name: &str| text(name).trim().parse::<i64>().expect("values are checked before they are stored");
         let deletes = text("cleanup.policy").split(',').any(|word| word.trim() == "delete");
         TopicConfig {
             retention_ms: Some(number("retention.ms")).filter(|ms| deletes && *ms >= 0),
@@ -207,16 +299,23 @@ mod tests {
         let problem = |name: &str, value: &str| topic_setting(name).unwrap().problem(value);
         assert!(problem("retention.ms", "soon").unwrap().contains("retention.ms"));
         assert!(problem("retention.ms", "-2").is_some() && problem("retention.ms", "-1").is_none());
-        assert!(problem("cleanup.policy", "compact,delete").is_none() && problem("cleanup.policy", "shrink").is_some());
+        assert!(
+            problem("cleanup.policy", "compact,delete").is_none()
+                && problem("cleanup.policy", "shrink").is_some()
+        );
         assert!(problem("min.cleanable.dirty.ratio", "1.5").is_some());
     }
 
     #[test]
     fn overrides_win_over_the_brokers_defaults() {
-        let overrides = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let overrides =
+            |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         let plain = TopicConfig::new(&BTreeMap::new(), &Config::default());
         assert_eq!((plain.retention_ms, plain.retention_bytes), (Some(604_800_000), None));
-        let own = TopicConfig::new(&overrides(&[("retention.ms", "-1"), ("retention.bytes", "5")]), &Config::default());
+        let own = TopicConfig::new(
+            &overrides(&[("retention.ms", "-1"), ("retention.bytes", "5")]),
+            &Config::default(),
+        );
         assert_eq!((own.retention_ms, own.retention_bytes), (None, Some(5)));
         let compact = TopicConfig::new(&overrides(&[("cleanup.policy", "compact")]), &Config::default());
         assert_eq!(compact.retention_ms, None);

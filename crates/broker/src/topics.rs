@@ -125,10 +125,13 @@ impl Topics {
             let name = &key[TOPIC_PREFIX.len()..];
             match serde_json::from_slice::<TopicRecord>(&value.bytes) {
                 Ok(record) => topics.insert(Text::from(name.to_owned()), &record),
-                Err(error) => tracing::error!(name, %error, "a topic's metadata cannot be read; the topic is left out"),
+                Err(error) => {
+                    tracing::error!(name, %error, "a topic's metadata cannot be read; the topic is left out")
+                }
             }
         }
-        let orphans = topics.log.streams().into_iter().filter(|s| !topics.by_stream.read().contains_key(&s.id()));
+        let orphans =
+            topics.log.streams().into_iter().filter(|s| !topics.by_stream.read().contains_key(&s.id()));
         for orphan in orphans {
             tracing::info!(stream = orphan.id().0, "dropping a stream that no topic owns");
             topics.log.delete(&orphan, None);
@@ -180,7 +183,12 @@ impl Topics {
     }
 
     /// Creates a topic, whose settings were checked. Durable on return; blocks.
-    pub fn create(&self, name: &str, partitions: i32, configs: BTreeMap<String, String>) -> Result<Arc<Topic>, TopicError> {
+    pub fn create(
+        &self,
+        name: &str,
+        partitions: i32,
+        configs: BTreeMap<String, String>,
+    ) -> Result<Arc<Topic>, TopicError> {
         let _one = self.change.lock();
         self.check_new(name, partitions)?;
         let (streams, next_stream) = self.new_streams(partitions)?;

@@ -1,4 +1,5 @@
 //! Committed offsets as clients see them: they survive a restart, they do not pile up, and they go with their topic.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
@@ -13,7 +14,8 @@ use wire::{ErrorCode, Text};
 
 const PARTITIONS: i32 = 100;
 /// Retention, and with it the rewriting of group records, looks this often.
-const SETTINGS: [(&str, &str); 2] = [("log.retention.check.interval.ms", "20"), ("offsets.topic.num.partitions", "1")];
+const SETTINGS: [(&str, &str); 2] =
+    [("log.retention.check.interval.ms", "20"), ("offsets.topic.num.partitions", "1")];
 
 async fn commit(connection: &mut Connection, group: &'static str, offset: i64) -> Vec<i16> {
     let partition = |partition_index| OffsetCommitRequestPartition {
@@ -43,7 +45,11 @@ async fn fetch(connection: &mut Connection, group: &'static str) -> Vec<i64> {
         partition_indexes: (0..PARTITIONS).collect(),
         ..Default::default()
     };
-    let group = OffsetFetchRequestGroup { group_id: Text::from_static(group), topics: Some(vec![topic]), ..Default::default() };
+    let group = OffsetFetchRequestGroup {
+        group_id: Text::from_static(group),
+        topics: Some(vec![topic]),
+        ..Default::default()
+    };
     let request = m::OffsetFetchRequest { groups: vec![group], ..Default::default() };
     let answer: m::OffsetFetchResponse = call(connection, 9, &request).await;
     answer.groups[0].topics[0].partitions.iter().map(|partition| partition.committed_offset).collect()
@@ -91,10 +97,17 @@ async fn offsets_survive_restarts_and_are_rewritten_when_most_are_superseded() {
     assert_eq!(bounds(&mut connection).await.0, start);
 
     // A deleted topic takes its offsets along.
-    let request = m::DeleteTopicsRequest { topic_names: vec![Text::from_static("t")], timeout_ms: 5000, ..Default::default() };
+    let request = m::DeleteTopicsRequest {
+        topic_names: vec![Text::from_static("t")],
+        timeout_ms: 5000,
+        ..Default::default()
+    };
     let answer: m::DeleteTopicsResponse = call(&mut connection, 5, &request).await;
     assert_eq!(answer.responses[0].error_code, 0);
-    assert_eq!(commit(&mut connection, "busy", 1).await, vec![ErrorCode::UnknownTopicOrPartition.code(); 100]);
+    assert_eq!(
+        commit(&mut connection, "busy", 1).await,
+        vec![ErrorCode::UnknownTopicOrPartition.code(); 100]
+    );
     let deadline = Instant::now() + Duration::from_secs(10);
     while fetch(&mut connection, "busy").await != vec![-1; 100] {
         assert!(Instant::now() < deadline, "the offsets of a deleted topic stay");

@@ -1,4 +1,5 @@
 //! Produce and Fetch as clients see them: idempotence across restarts, time stamps, sessions, long polls, limits.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
@@ -48,14 +49,19 @@ async fn duplicates_are_answered_as_success_and_gaps_refused_also_after_a_restar
     let broker = open(directory.path());
     let mut connection = connect(&broker);
     create_topic(&mut connection, "t", 1, &[]).await;
-    let id: m::InitProducerIdResponse = call(&mut connection, 4, &m::InitProducerIdRequest { transactional_id: None, ..Default::default() }).await;
+    let id: m::InitProducerIdResponse =
+        call(&mut connection, 4, &m::InitProducerIdRequest { transactional_id: None, ..Default::default() })
+            .await;
     let id = id.producer_id;
     let now = now_ms();
     for n in 0..3 {
         let sent = batch(&["a", "b"], now, Some((id, 0, n * 2)));
         assert_eq!(produce(&mut connection, "t", 0, -1, sent).await, (0, i64::from(n) * 2, -1));
     }
-    assert_eq!(produce(&mut connection, "t", 0, -1, batch(&["a", "b"], now, Some((id, 0, 2)))).await, (0, 2, -1));
+    assert_eq!(
+        produce(&mut connection, "t", 0, -1, batch(&["a", "b"], now, Some((id, 0, 2)))).await,
+        (0, 2, -1)
+    );
     let gap = produce(&mut connection, "t", 0, -1, batch(&["x"], now, Some((id, 0, 9)))).await;
     assert_eq!(gap.0, ErrorCode::OutOfOrderSequenceNumber.code());
     drop(connection);
@@ -63,7 +69,10 @@ async fn duplicates_are_answered_as_success_and_gaps_refused_also_after_a_restar
 
     let broker = open(directory.path());
     let mut connection = connect(&broker);
-    assert_eq!(produce(&mut connection, "t", 0, -1, batch(&["a", "b"], now, Some((id, 0, 0)))).await, (0, 0, -1));
+    assert_eq!(
+        produce(&mut connection, "t", 0, -1, batch(&["a", "b"], now, Some((id, 0, 0)))).await,
+        (0, 0, -1)
+    );
     let gap = produce(&mut connection, "t", 0, 1, batch(&["x"], now, Some((id, 0, 9)))).await;
     assert_eq!(gap.0, ErrorCode::OutOfOrderSequenceNumber.code());
     assert_eq!(produce(&mut connection, "t", 0, -1, batch(&["c"], now, Some((id, 0, 6)))).await, (0, 6, -1));
@@ -71,9 +80,12 @@ async fn duplicates_are_answered_as_success_and_gaps_refused_also_after_a_restar
     assert_eq!(old_epoch, (0, 7, -1));
     let fenced = produce(&mut connection, "t", 0, -1, batch(&["e"], now, Some((id, 0, 7)))).await;
     assert_eq!(fenced.0, ErrorCode::InvalidProducerEpoch.code());
-    let next: m::InitProducerIdResponse = call(&mut connection, 4, &m::InitProducerIdRequest { transactional_id: None, ..Default::default() }).await;
+    let next: m::InitProducerIdResponse =
+        call(&mut connection, 4, &m::InitProducerIdRequest { transactional_id: None, ..Default::default() })
+            .await;
     assert!(next.producer_id > id);
-    let answer: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of("t", 0, 0)])).await;
+    let answer: m::FetchResponse =
+        call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of("t", 0, 0)])).await;
     assert_eq!(values(&answer), [(0, ["a", "b", "a", "b", "a", "b", "c", "d"].map(String::from).to_vec())]);
     broker.close().await;
 }
@@ -113,8 +125,14 @@ async fn bad_batches_get_kafkas_errors_and_harm_nobody() {
     for (bytes, error) in cases {
         assert_eq!(produce(&mut connection, "t", 0, -1, Bytes::from(bytes)).await, (error.code(), -1, -1));
     }
-    assert_eq!(produce(&mut connection, "t", 7, -1, batch(&["a"], now, None)).await.0, ErrorCode::UnknownTopicOrPartition.code());
-    assert_eq!(produce(&mut connection, "t", 0, 3, batch(&["a"], now, None)).await.0, ErrorCode::InvalidRequiredAcks.code());
+    assert_eq!(
+        produce(&mut connection, "t", 7, -1, batch(&["a"], now, None)).await.0,
+        ErrorCode::UnknownTopicOrPartition.code()
+    );
+    assert_eq!(
+        produce(&mut connection, "t", 0, 3, batch(&["a"], now, None)).await.0,
+        ErrorCode::InvalidRequiredAcks.code()
+    );
     assert_eq!(produce(&mut connection, "t", 0, 1, batch(&["a"], now, None)).await, (0, 0, -1));
     broker.close().await;
 }
@@ -128,13 +146,22 @@ async fn the_server_sets_timestamps_where_the_topic_says_so() {
     let before = now_ms();
     let (error, _, appended) = produce(&mut connection, "t", 0, -1, batch(&["a", "b"], 5, None)).await;
     assert!(error == 0 && appended >= before && appended <= now_ms());
-    let answer: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of("t", 0, 0)])).await;
+    let answer: m::FetchResponse =
+        call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of("t", 0, 0)])).await;
     let bytes = answer.responses[0].partitions[0].records.as_ref().unwrap().to_bytes();
     let header = model::BatchHeader::parse(&bytes).unwrap();
     model::batch::verify_crc(&bytes, &header).unwrap();
-    assert_eq!((header.max_timestamp.0, header.timestamp_type()), (appended, model::TimestampType::LogAppendTime));
-    let asked = m::list_offsets_request::ListOffsetsPartition { partition_index: 0, timestamp: appended, ..Default::default() };
-    let topic = m::list_offsets_request::ListOffsetsTopic { name: Text::from_static("t"), partitions: vec![asked] };
+    assert_eq!(
+        (header.max_timestamp.0, header.timestamp_type()),
+        (appended, model::TimestampType::LogAppendTime)
+    );
+    let asked = m::list_offsets_request::ListOffsetsPartition {
+        partition_index: 0,
+        timestamp: appended,
+        ..Default::default()
+    };
+    let topic =
+        m::list_offsets_request::ListOffsetsTopic { name: Text::from_static("t"), partitions: vec![asked] };
     let request = m::ListOffsetsRequest { topics: vec![topic], ..Default::default() };
     let answer: m::ListOffsetsResponse = call(&mut connection, 7, &request).await;
     let found = &answer.topics[0].partitions[0];
@@ -154,11 +181,13 @@ async fn a_session_answers_with_what_changed_and_waits_for_it() {
     let session = first.session_id;
     // Nothing changed: after the wait the answer is empty.
     let begun = Instant::now();
-    let idle: m::FetchResponse = call(&mut connection, 12, &fetch_request((session, 1), 200, Vec::new())).await;
+    let idle: m::FetchResponse =
+        call(&mut connection, 12, &fetch_request((session, 1), 200, Vec::new())).await;
     assert!(idle.responses.is_empty() && begun.elapsed() >= Duration::from_millis(200));
     // A commit ends the wait, and only its partition is answered.
     let waiting = tokio::spawn(async move {
-        let answer: m::FetchResponse = call(&mut connection, 12, &fetch_request((session, 2), 30_000, Vec::new())).await;
+        let answer: m::FetchResponse =
+            call(&mut connection, 12, &fetch_request((session, 2), 30_000, Vec::new())).await;
         (connection, answer)
     });
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -167,12 +196,15 @@ async fn a_session_answers_with_what_changed_and_waits_for_it() {
     assert_eq!(values(&answer), [(1, vec!["x".to_owned()])]);
     // The client goes on behind it; the partition is quiet again, the next one speaks.
     assert_eq!(produce(&mut producer, "t", 2, -1, batch(&["y"], now_ms(), None)).await.0, 0);
-    let answer: m::FetchResponse = call(&mut connection, 12, &fetch_request((session, 3), 0, vec![fetch_of("t", 1, 1)])).await;
+    let answer: m::FetchResponse =
+        call(&mut connection, 12, &fetch_request((session, 3), 0, vec![fetch_of("t", 1, 1)])).await;
     assert_eq!(values(&answer), [(2, vec!["y".to_owned()])]);
     // A wrong epoch and an unknown session are refused.
-    let wrong: m::FetchResponse = call(&mut connection, 12, &fetch_request((session, 9), 0, Vec::new())).await;
+    let wrong: m::FetchResponse =
+        call(&mut connection, 12, &fetch_request((session, 9), 0, Vec::new())).await;
     assert_eq!(wrong.error_code, ErrorCode::InvalidFetchSessionEpoch.code());
-    let unknown: m::FetchResponse = call(&mut connection, 12, &fetch_request((session ^ 1, 1), 0, Vec::new())).await;
+    let unknown: m::FetchResponse =
+        call(&mut connection, 12, &fetch_request((session ^ 1, 1), 0, Vec::new())).await;
     assert_eq!(unknown.error_code, ErrorCode::FetchSessionIdNotFound.code());
     broker.close().await;
 }
@@ -192,7 +224,9 @@ async fn limits_hold_but_one_batch_always_comes() {
         topic.partitions[0].partition_max_bytes = partition_bytes;
         m::FetchRequest { max_bytes: bytes, ..fetch_request((0, -1), 0, vec![topic]) }
     };
-    for (partition_bytes, bytes, expected) in [(1, 1 << 20, 1), (1 << 20, 1, 1), (12_000, 1 << 20, 2), (1 << 20, 16_000, 3), (1 << 20, 1 << 20, 10)] {
+    for (partition_bytes, bytes, expected) in
+        [(1, 1 << 20, 1), (1 << 20, 1, 1), (12_000, 1 << 20, 2), (1 << 20, 16_000, 3), (1 << 20, 1 << 20, 10)]
+    {
         let answer: m::FetchResponse = call(&mut connection, 12, &fetch(partition_bytes, bytes)).await;
         assert_eq!(values(&answer)[0].1.len(), expected, "{partition_bytes} {bytes}");
     }
@@ -201,7 +235,8 @@ async fn limits_hold_but_one_batch_always_comes() {
     let patient = m::FetchRequest { min_bytes: 1 << 19, max_wait_ms: 300, ..fetch(1 << 20, 1 << 20) };
     let answer: m::FetchResponse = call(&mut connection, 12, &patient).await;
     assert!(begun.elapsed() >= Duration::from_millis(300) && values(&answer)[0].1.len() == 10);
-    let beyond: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, -1), 1000, vec![fetch_of("t", 0, 99)])).await;
+    let beyond: m::FetchResponse =
+        call(&mut connection, 12, &fetch_request((0, -1), 1000, vec![fetch_of("t", 0, 99)])).await;
     assert_eq!(beyond.responses[0].partitions[0].error_code, ErrorCode::OffsetOutOfRange.code());
     broker.close().await;
 }
@@ -218,8 +253,15 @@ async fn retention_moves_the_start_and_offsets_go_on_after_a_restart() {
         assert_eq!(produce(&mut connection, "t", 0, -1, batch(&["a", "b"], old, None)).await.0, 0);
     }
     let earliest = |timestamp: i64| {
-        let asked = m::list_offsets_request::ListOffsetsPartition { partition_index: 0, timestamp, ..Default::default() };
-        let topic = m::list_offsets_request::ListOffsetsTopic { name: Text::from_static("t"), partitions: vec![asked] };
+        let asked = m::list_offsets_request::ListOffsetsPartition {
+            partition_index: 0,
+            timestamp,
+            ..Default::default()
+        };
+        let topic = m::list_offsets_request::ListOffsetsTopic {
+            name: Text::from_static("t"),
+            partitions: vec![asked],
+        };
         m::ListOffsetsRequest { topics: vec![topic], ..Default::default() }
     };
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -231,7 +273,8 @@ async fn retention_moves_the_start_and_offsets_go_on_after_a_restart() {
         assert!(Instant::now() < deadline, "retention never came");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let gone: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of("t", 0, 3)])).await;
+    let gone: m::FetchResponse =
+        call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of("t", 0, 3)])).await;
     assert_eq!(gone.responses[0].partitions[0].error_code, ErrorCode::OffsetOutOfRange.code());
     drop(connection);
     close(broker).await;

@@ -1,4 +1,5 @@
 //! Every version that ApiVersions promises is answered, with bytes that decode as that version to the end.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
@@ -59,7 +60,8 @@ async fn every_promised_version_is_answered() {
                 assert_eq!(api_key, ApiKey::Produce, "{name}: acks defaults to 0");
                 continue;
             };
-            let answer = tokio::time::timeout(Duration::from_secs(10), answer).await.expect(&name).expect(&name);
+            let answer =
+                tokio::time::timeout(Duration::from_secs(10), answer).await.expect(&name).expect(&name);
             let mut reader = Reader::new(unframed(&answer));
             assert_eq!(frame::decode_response_header(&mut reader, api_key, version).unwrap(), 5, "{name}");
             (response.recode)(&mut reader, version).expect(&name).expect(&name);
@@ -78,7 +80,8 @@ async fn what_is_not_promised_is_refused() {
     let mut connection = connect(&broker);
     let promised = advertised(&mut connection).await;
     for version in 0..3 {
-        let header = [&0i16.to_be_bytes()[..], &i16::to_be_bytes(version), &[0; 4], &[255, 255], &[0; 64]].concat();
+        let header =
+            [&0i16.to_be_bytes()[..], &i16::to_be_bytes(version), &[0; 4], &[255, 255], &[0; 64]].concat();
         assert!(connection.begin(Bytes::from(header)).await.is_err(), "Produce v{version}");
     }
     for key in -5..200i16 {
@@ -87,12 +90,14 @@ async fn what_is_not_promised_is_refused() {
             if covered || key == ApiKey::ApiVersions.code() {
                 continue;
             }
-            let header = [&key.to_be_bytes()[..], &version.to_be_bytes(), &[0; 4], &[255, 255], &[0; 64]].concat();
+            let header =
+                [&key.to_be_bytes()[..], &version.to_be_bytes(), &[0; 4], &[255, 255], &[0; 64]].concat();
             assert!(connection.begin(Bytes::from(header)).await.is_err(), "key {key} version {version}");
         }
     }
     // An unknown version of ApiVersions is answered as version 0, so that the client learns what to ask.
-    let header = [&18i16.to_be_bytes()[..], &99i16.to_be_bytes(), &7i32.to_be_bytes(), &[255, 255, 0]].concat();
+    let header =
+        [&18i16.to_be_bytes()[..], &99i16.to_be_bytes(), &7i32.to_be_bytes(), &[255, 255, 0]].concat();
     let answer = connection.begin(Bytes::from(header)).await.unwrap().unwrap().await.unwrap();
     let mut reader = Reader::new(unframed(&answer));
     assert_eq!(frame::decode_response_header(&mut reader, ApiKey::ApiVersions, 0).unwrap(), 7);

@@ -164,20 +164,25 @@ mod tests {
         let file = directory.path().join("meta.redb");
         let store = Store::open(&file).unwrap();
         let absent = |key: &str| Compare { key: key.into(), revision: None };
-        let first = store.commit(&[absent("a/1")], &[put("a/1", b"x"), put("a/2", b"y"), put("b", b"z")]).unwrap();
-        assert!(matches!(store.commit(&[absent("a/1")], &[put("c", b"w")]), Err(MetaError::Conflict { key }) if key == "a/1"));
+        let first =
+            store.commit(&[absent("a/1")], &[put("a/1", b"x"), put("a/2", b"y"), put("b", b"z")]).unwrap();
+        assert!(
+            matches!(store.commit(&[absent("a/1")], &[put("c", b"w")]), Err(MetaError::Conflict { key }) if key == "a/1")
+        );
         assert_eq!(store.find("c").unwrap(), None);
         let same = Compare { key: "a/1".into(), revision: Some(first) };
-        let second = store.commit(&[same.clone()], &[put("a/1", b"v"), Change::Delete { key: "b".into() }]).unwrap();
+        let second = store
+            .commit(std::slice::from_ref(&same), &[put("a/1", b"v"), Change::Delete { key: "b".into() }])
+            .unwrap();
         assert!(second > first);
         assert!(store.commit(&[same], &[]).is_err());
         drop(store);
         let store = Store::open(&file).unwrap();
         let listed = store.list("a/").unwrap();
-        assert_eq!(listed.iter().map(|(key, value)| (key.as_str(), value.bytes.as_slice())).collect::<Vec<_>>(), [
-            ("a/1", b"v".as_slice()),
-            ("a/2", b"y".as_slice())
-        ]);
+        assert_eq!(
+            listed.iter().map(|(key, value)| (key.as_str(), value.bytes.as_slice())).collect::<Vec<_>>(),
+            [("a/1", b"v".as_slice()), ("a/2", b"y".as_slice())]
+        );
         assert_eq!(store.find("b").unwrap(), None);
         assert_eq!(store.list("").unwrap().len(), 2);
     }

@@ -170,7 +170,8 @@ impl BatchHeader {
         if magic != 2 {
             return Err(BatchError::Magic(magic));
         }
-        let total_bytes = usize::try_from(length).map_err(|_| BatchError::Length(length))? + LENGTH_PREFIX_BYTES;
+        let total_bytes =
+            usize::try_from(length).map_err(|_| BatchError::Length(length))? + LENGTH_PREFIX_BYTES;
         if total_bytes < HEADER_BYTES {
             return Err(BatchError::Length(length));
         }
@@ -192,9 +193,14 @@ impl BatchHeader {
             return Err(BatchError::Codec(header.attributes & 7));
         }
         // A compacted batch may hold fewer records than its offsets span, so only the impossible is refused here.
-        if header.last_offset_delta < 0 || header.count < 0 || i64::from(header.count) > i64::from(header.last_offset_delta) + 1
+        if header.last_offset_delta < 0
+            || header.count < 0
+            || i64::from(header.count) > i64::from(header.last_offset_delta) + 1
         {
-            return Err(BatchError::Count { count: header.count, last_offset_delta: header.last_offset_delta });
+            return Err(BatchError::Count {
+                count: header.count,
+                last_offset_delta: header.last_offset_delta,
+            });
         }
         Ok(header)
     }
@@ -292,7 +298,10 @@ mod tests {
         let mut bytes = sample();
         assign(&mut bytes, Offset(77), 5);
         let header = BatchHeader::parse(&bytes).unwrap();
-        assert_eq!((header.base_offset, header.leader_epoch, header.next_offset()), (Offset(77), 5, Offset(80)));
+        assert_eq!(
+            (header.base_offset, header.leader_epoch, header.next_offset()),
+            (Offset(77), 5, Offset(80))
+        );
         verify_crc(&bytes, &header).unwrap();
         bytes[65] ^= 1;
         assert!(matches!(verify_crc(&bytes, &header), Err(BatchError::Crc { .. })));

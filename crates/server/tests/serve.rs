@@ -1,5 +1,7 @@
 //! The real binary: how it starts, what it says, how it stops, and the small commands against it.
 
+#![allow(clippy::unwrap_used)]
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

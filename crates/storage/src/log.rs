@@ -208,7 +208,7 @@ pub enum ReadError {
     #[error("the stream was deleted")]
     Deleted,
     /// What the disk returned is not what was written.
-    #[error("damaged data at {lsn}: {what}; run `mainstem log verify`")]
+    #[error("damaged data at {lsn}: {what}")]
     Damaged {
         /// Where.
         lsn: Lsn,

@@ -9,7 +9,8 @@ use crate::{ApiKey, Message, Text, frame, fuzz_decode, messages};
 use model::{Compression, Timestamp};
 
 fn run(target: fn(&[u8]), seeds: &[Vec<u8>]) {
-    let seconds = std::env::var("FUZZ_SECONDS").map_or(5, |seconds| seconds.parse().expect("FUZZ_SECONDS is a number"));
+    let seconds =
+        std::env::var("FUZZ_SECONDS").map_or(5, |seconds| seconds.parse().expect("FUZZ_SECONDS is a number"));
     let deadline = Instant::now() + Duration::from_secs(seconds);
     let mut rng = fastrand::Rng::new();
     let seed = rng.get_seed();
@@ -22,7 +23,9 @@ fn run(target: fn(&[u8]), seeds: &[Vec<u8>]) {
                 let at = rng.usize(0..input.len().max(1)).min(input.len());
                 match rng.u8(0..5) {
                     0 if at < input.len() => input[at] ^= 1 << rng.u8(0..8),
-                    1 if at < input.len() => input[at] = *rng.choice(&[0, 1, 0x7f, 0x80, 0xff]).expect("not empty"),
+                    1 if at < input.len() => {
+                        input[at] = *rng.choice(&[0, 1, 0x7f, 0x80, 0xff]).expect("not empty")
+                    }
                     2 => input.truncate(at),
                     3 => input.insert(at, rng.u8(..)),
                     _ => input.extend((0..rng.usize(0..20)).map(|_| rng.u8(..))),
@@ -43,7 +46,9 @@ impl Visitor for Frames {
         let Some(api_key) = api_key else { return };
         for version in M::VERSIONS {
             let message = Source::new(version.unsigned_abs().into()).any::<M>(version);
-            let frame = frame::encode_request(api_key, version, 1, Some(&Text::from_static("fuzz")), &message).unwrap();
+            let frame =
+                frame::encode_request(api_key, version, 1, Some(&Text::from_static("fuzz")), &message)
+                    .unwrap();
             self.0.push(frame.to_bytes()[4..].to_vec());
         }
     }
@@ -59,7 +64,8 @@ fn fuzz_frames() {
 
 #[test]
 fn fuzz_batches() {
-    let codecs = [Compression::None, Compression::Gzip, Compression::Snappy, Compression::Lz4, Compression::Zstd];
+    let codecs =
+        [Compression::None, Compression::Gzip, Compression::Snappy, Compression::Lz4, Compression::Zstd];
     let batch = |codec: Compression| {
         let mut builder = BatchBuilder::new(codec);
         for n in 0..20i64 {

@@ -84,7 +84,10 @@ pub fn fuzz_records(bytes: &[u8]) {
     for record in records.flatten() {
         taken += record.value.map_or(0, |value| value.len());
     }
-    assert!(taken <= LIMIT_BYTES.max(bytes.len()), "values are slices of the batch or of what it decompresses to");
+    assert!(
+        taken <= LIMIT_BYTES.max(bytes.len()),
+        "values are slices of the batch or of what it decompresses to"
+    );
 }
 
 /// Goes through the records of a batch; ends after the first error.

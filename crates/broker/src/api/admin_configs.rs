@@ -53,7 +53,9 @@ pub fn described_topic_configs(
             synonyms.push((setting.name.to_owned(), own.clone(), SOURCE_TOPIC));
         }
         match setting.default {
-            DefaultFrom::Fixed(text) => synonyms.push((setting.name.to_owned(), text.to_owned(), SOURCE_DEFAULT)),
+            DefaultFrom::Fixed(text) => {
+                synonyms.push((setting.name.to_owned(), text.to_owned(), SOURCE_DEFAULT))
+            }
             DefaultFrom::Broker(name) => {
                 let of_broker = broker_settings.iter().find(|other| other.name == name);
                 let of_broker = of_broker.expect("the table names broker settings that exist");
@@ -95,15 +97,23 @@ pub fn describe(broker: &Broker, request: &DescribeConfigsRequest) -> DescribeCo
     DescribeConfigsResponse { results, ..DescribeConfigsResponse::default() }
 }
 
-fn describe_one(broker: &Broker, request: &DescribeConfigsRequest, resource: &DescribeConfigsResource) -> DescribeConfigsResult {
+fn describe_one(
+    broker: &Broker,
+    request: &DescribeConfigsRequest,
+    resource: &DescribeConfigsResource,
+) -> DescribeConfigsResult {
     let keys = resource.configuration_keys.as_deref().filter(|keys| !keys.is_empty());
     let found = match resource.resource_type {
         TOPIC => match broker.topics.find(&resource.resource_name) {
             Some(topic) => Ok(described_topic_configs(broker, &topic.overrides(), keys)),
             None => Err(Failure::new(ErrorCode::UnknownTopicOrPartition)),
         },
-        BROKER => check_node(broker, &resource.resource_name).map(|()| described_broker_configs(broker, keys)),
-        other => Err(Failure::because(ErrorCode::InvalidRequest, format!("Unsupported resource type: {other}"))),
+        BROKER => {
+            check_node(broker, &resource.resource_name).map(|()| described_broker_configs(broker, keys))
+        }
+        other => {
+            Err(Failure::because(ErrorCode::InvalidRequest, format!("Unsupported resource type: {other}")))
+        }
     };
     let shown = |described: Described| {
         let synonym = |(name, value, source): (String, String, i8)| DescribeConfigsSynonym {
@@ -117,7 +127,11 @@ fn describe_one(broker: &Broker, request: &DescribeConfigsRequest, resource: &De
             read_only: resource.resource_type == BROKER,
             config_source: described.source,
             is_sensitive: false,
-            synonyms: if request.include_synonyms { described.synonyms.into_iter().map(synonym).collect() } else { Vec::new() },
+            synonyms: if request.include_synonyms {
+                described.synonyms.into_iter().map(synonym).collect()
+            } else {
+                Vec::new()
+            },
             config_type: described.kind.code(),
             documentation: request.include_documentation.then(|| Text::from_static(described.doc)),
         }
@@ -143,12 +157,18 @@ fn check_node(broker: &Broker, name: &str) -> Result<(), Failure> {
     if name.is_empty() || name.parse::<i32>() == Ok(broker.config.node_id) {
         return Ok(());
     }
-    let why = format!("Unexpected broker id, expected {} or empty string, but received {name}", broker.config.node_id);
+    let why = format!(
+        "Unexpected broker id, expected {} or empty string, but received {name}",
+        broker.config.node_id
+    );
     Err(Failure::because(ErrorCode::InvalidRequest, why))
 }
 
 /// Answers IncrementalAlterConfigs.
-pub async fn alter(broker: Arc<Broker>, request: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse {
+pub async fn alter(
+    broker: Arc<Broker>,
+    request: IncrementalAlterConfigsRequest,
+) -> IncrementalAlterConfigsResponse {
     let mut responses = Vec::with_capacity(request.resources.len());
     for resource in request.resources {
         let result = alter_one(&broker, &resource, request.validate_only).await;
@@ -163,7 +183,11 @@ pub async fn alter(broker: Arc<Broker>, request: IncrementalAlterConfigsRequest)
     IncrementalAlterConfigsResponse { responses, ..IncrementalAlterConfigsResponse::default() }
 }
 
-async fn alter_one(broker: &Arc<Broker>, resource: &AlterConfigsResource, validate_only: bool) -> Result<(), Failure> {
+async fn alter_one(
+    broker: &Arc<Broker>,
+    resource: &AlterConfigsResource,
+    validate_only: bool,
+) -> Result<(), Failure> {
     if resource.resource_type == BROKER {
         let why = "The broker's settings are changed in its configuration file.";
         return Err(Failure::because(ErrorCode::InvalidRequest, why));
@@ -184,7 +208,11 @@ async fn alter_one(broker: &Arc<Broker>, resource: &AlterConfigsResource, valida
     Ok(broker.blocking(move |broker| broker.topics.configure(&name, overrides)).await?)
 }
 
-fn apply(broker: &Broker, overrides: &mut BTreeMap<String, String>, config: &AlterableConfig) -> Result<(), Failure> {
+fn apply(
+    broker: &Broker,
+    overrides: &mut BTreeMap<String, String>,
+    config: &AlterableConfig,
+) -> Result<(), Failure> {
     const SET: i8 = 0;
     const DELETE: i8 = 1;
     const APPEND: i8 = 2;
@@ -197,7 +225,10 @@ fn apply(broker: &Broker, overrides: &mut BTreeMap<String, String>, config: &Alt
         return Ok(());
     }
     let Some(value) = &config.value else {
-        return Err(Failure::because(ErrorCode::InvalidRequest, format!("Null value not supported for : {name}")));
+        return Err(Failure::because(
+            ErrorCode::InvalidRequest,
+            format!("Null value not supported for : {name}"),
+        ));
     };
     let list = |overrides: &BTreeMap<String, String>| -> Vec<String> {
         let now = overrides.get(name).cloned().unwrap_or_else(|| setting.default_value(&broker.config));
@@ -211,14 +242,20 @@ fn apply(broker: &Broker, overrides: &mut BTreeMap<String, String>, config: &Alt
         }
         APPEND => {
             let mut list = list(overrides);
-            words.for_each(|word| if !list.contains(&word) { list.push(word) });
+            words.for_each(|word| {
+                if !list.contains(&word) {
+                    list.push(word)
+                }
+            });
             list.join(",")
         }
         SUBTRACT => {
             let gone: Vec<String> = words.collect();
             list(overrides).into_iter().filter(|word| !gone.contains(word)).collect::<Vec<_>>().join(",")
         }
-        other => return Err(Failure::because(ErrorCode::InvalidRequest, format!("Unknown operation {other}"))),
+        other => {
+            return Err(Failure::because(ErrorCode::InvalidRequest, format!("Unknown operation {other}")));
+        }
     };
     if let Some(problem) = setting.problem(&new) {
         return Err(invalid(problem));

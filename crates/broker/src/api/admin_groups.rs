@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use wire::messages::delete_groups_response::{DeletableGroupResult, DeleteGroupsResponse};
-use wire::messages::describe_groups_response::{DescribeGroupsResponse, DescribedGroup, DescribedGroupMember};
+use wire::messages::describe_groups_response::{
+    DescribeGroupsResponse, DescribedGroup, DescribedGroupMember,
+};
 use wire::messages::list_groups_response::{ListGroupsResponse, ListedGroup};
 use wire::messages::{DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest};
 use wire::{ErrorCode, Text};
@@ -42,7 +44,10 @@ pub fn describe(broker: &Broker, request: &DescribeGroupsRequest, version: i16) 
         }
         described
     };
-    DescribeGroupsResponse { groups: request.groups.iter().map(describe_one).collect(), ..DescribeGroupsResponse::default() }
+    DescribeGroupsResponse {
+        groups: request.groups.iter().map(describe_one).collect(),
+        ..DescribeGroupsResponse::default()
+    }
 }
 
 fn describe_into(described: &mut DescribedGroup, group: GroupDescription) {
@@ -71,7 +76,8 @@ pub fn list(broker: &Broker, request: &ListGroupsRequest) -> ListGroupsResponse 
         .into_iter()
         .filter_map(|entry| {
             let group = entry.with(Group::describe);
-            let listed = is_in(&request.states_filter, group.state.name()) && is_in(&request.types_filter, CLASSIC);
+            let listed =
+                is_in(&request.states_filter, group.state.name()) && is_in(&request.types_filter, CLASSIC);
             (listed && group.state != State::Dead).then(|| ListedGroup {
                 group_id: Text::from(entry.id().to_owned()),
                 protocol_type: group.protocol_type.into(),

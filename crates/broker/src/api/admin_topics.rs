@@ -113,7 +113,14 @@ fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure
             topic.replication_factor, topic.replication_factor
         );
         let code = ErrorCode::InvalidReplicationFactor;
-        return Err(Failure::because(code, if topic.replication_factor < 1 { "Replication factor must be larger than 0, or -1 to use the default value.".into() } else { why }));
+        return Err(Failure::because(
+            code,
+            if topic.replication_factor < 1 {
+                "Replication factor must be larger than 0, or -1 to use the default value.".into()
+            } else {
+                why
+            },
+        ));
     }
     match topic.num_partitions {
         -1 => Ok(broker.config.num_partitions),
@@ -144,7 +151,12 @@ pub async fn delete(broker: Arc<Broker>, request: DeleteTopicsRequest, version: 
             }
             Ok(topic) => broker.delete_topic(&topic).await.map(|()| topic),
         };
-        let mut answer = DeletableTopicResult { name, topic_id: id, error_message: None, ..DeletableTopicResult::default() };
+        let mut answer = DeletableTopicResult {
+            name,
+            topic_id: id,
+            error_message: None,
+            ..DeletableTopicResult::default()
+        };
         match result {
             Ok(topic) => (answer.name, answer.topic_id) = (Some(topic.name.clone()), topic.id),
             Err(failure) => {
@@ -161,7 +173,10 @@ pub async fn delete(broker: Arc<Broker>, request: DeleteTopicsRequest, version: 
 }
 
 /// Answers CreatePartitions (KIP-195).
-pub async fn create_partitions(broker: Arc<Broker>, request: CreatePartitionsRequest) -> CreatePartitionsResponse {
+pub async fn create_partitions(
+    broker: Arc<Broker>,
+    request: CreatePartitionsRequest,
+) -> CreatePartitionsResponse {
     let mut results = Vec::with_capacity(request.topics.len());
     for topic in request.topics {
         let result = create_partitions_of(&broker, &topic, request.validate_only).await;
@@ -185,13 +200,18 @@ async fn create_partitions_of(
     if let Some(assignments) = &asked.assignments {
         let node = broker.config.node_id;
         let added = asked.count - i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
-        if i32::try_from(assignments.len()).ok() != Some(added) || assignments.iter().any(|a| a.broker_ids != [node]) {
+        if i32::try_from(assignments.len()).ok() != Some(added)
+            || assignments.iter().any(|a| a.broker_ids != [node])
+        {
             let why = format!("Each of the {added} new partitions needs one replica, on node {node}.");
             return Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why));
         }
     }
     if topic.is_internal() {
-        return Err(Failure::because(ErrorCode::InvalidRequest, "The server's own topics keep their partitions."));
+        return Err(Failure::because(
+            ErrorCode::InvalidRequest,
+            "The server's own topics keep their partitions.",
+        ));
     }
     if validate_only {
         return Ok(());

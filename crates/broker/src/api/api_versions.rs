@@ -1,7 +1,7 @@
 //! ApiVersions: what this server speaks.
 
-use wire::messages::api_versions_response::{ApiVersion, ApiVersionsResponse};
 use wire::messages::ApiVersionsRequest;
+use wire::messages::api_versions_response::{ApiVersion, ApiVersionsResponse};
 use wire::{ApiKey, ErrorCode};
 
 use crate::broker::Broker;
@@ -30,5 +30,6 @@ pub fn answer(broker: &Broker, request: Option<&ApiVersionsRequest>) -> ApiVersi
 /// A client that names another cluster or node reached the wrong server (KIP-1242).
 fn is_meant_for(broker: &Broker, request: &ApiVersionsRequest) -> bool {
     let Some(cluster_id) = &request.cluster_id else { return true };
-    request.node_id < 0 || (cluster_id.as_str() == broker.cluster_id.as_str() && request.node_id == broker.config.node_id)
+    request.node_id < 0
+        || (cluster_id.as_str() == broker.cluster_id.as_str() && request.node_id == broker.config.node_id)
 }

@@ -296,7 +296,11 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
         }
         slot.told = told;
         let same = |topic: &FetchableTopicResponse| {
-            if version >= IDS_FROM_VERSION { topic.topic_id == slot.topic_id } else { topic.topic == slot.topic }
+            if version >= IDS_FROM_VERSION {
+                topic.topic_id == slot.topic_id
+            } else {
+                topic.topic == slot.topic
+            }
         };
         match responses.last_mut().filter(|topic| same(topic)) {
             Some(topic) => topic.partitions.push(look.data),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use wire::messages::join_group_response::{JoinGroupResponse, JoinGroupResponseMember};
 use wire::messages::leave_group_response::{LeaveGroupResponse, MemberResponse};
 use wire::messages::{
-    HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest, SyncGroupResponse,
+    HeartbeatRequest, HeartbeatResponse, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest,
+    SyncGroupResponse,
 };
 use wire::{ErrorCode, Text};
 
@@ -30,7 +31,12 @@ fn refused_join(error: ErrorCode, member_id: Text, version: i16) -> JoinGroupRes
 }
 
 /// Answers JoinGroup, when the rebalance is through.
-pub async fn join(broker: Arc<Broker>, client: Client, request: JoinGroupRequest, version: i16) -> JoinGroupResponse {
+pub async fn join(
+    broker: Arc<Broker>,
+    client: Client,
+    request: JoinGroupRequest,
+    version: i16,
+) -> JoinGroupResponse {
     let refuse = |error: ErrorCode| refused_join(error, request.member_id.clone(), version);
     if request.group_id.is_empty() {
         return refuse(ErrorCode::InvalidGroupId);
@@ -50,7 +56,10 @@ pub async fn join(broker: Arc<Broker>, client: Client, request: JoinGroupRequest
         protocols: request
             .protocols
             .iter()
-            .map(|p| Protocol { name: p.name.to_string(), metadata: wire::Bytes::copy_from_slice(&p.metadata) })
+            .map(|p| Protocol {
+                name: p.name.to_string(),
+                metadata: wire::Bytes::copy_from_slice(&p.metadata),
+            })
             .collect(),
         uuid: uuid::Uuid::new_v4().to_string(),
     };
@@ -108,7 +117,9 @@ pub async fn sync(broker: Arc<Broker>, request: SyncGroupRequest) -> SyncGroupRe
     if request.group_id.is_empty() {
         return refuse(ErrorCode::InvalidGroupId);
     }
-    let Some(entry) = broker.coordinator.find(&request.group_id) else { return refuse(ErrorCode::UnknownMemberId) };
+    let Some(entry) = broker.coordinator.find(&request.group_id) else {
+        return refuse(ErrorCode::UnknownMemberId);
+    };
     let sync = SyncRequest {
         member_id: request.member_id.to_string(),
         instance_id: owned(&request.group_instance_id),
@@ -142,7 +153,8 @@ pub fn heartbeat(broker: &Arc<Broker>, request: &HeartbeatRequest) -> HeartbeatR
             None => ErrorCode::UnknownMemberId,
             Some(entry) => {
                 let instance = request.group_instance_id.as_ref().map(Text::as_str);
-                let beat = broker.coordinator.heartbeat(&entry, &request.member_id, instance, request.generation_id);
+                let beat =
+                    broker.coordinator.heartbeat(&entry, &request.member_id, instance, request.generation_id);
                 beat.err().map_or(ErrorCode::None, group_code)
             }
         }
@@ -152,7 +164,8 @@ pub fn heartbeat(broker: &Arc<Broker>, request: &HeartbeatRequest) -> HeartbeatR
 
 /// Answers LeaveGroup; before version 3 it names one member.
 pub fn leave(broker: &Arc<Broker>, request: &LeaveGroupRequest, version: i16) -> LeaveGroupResponse {
-    let failed = |error: ErrorCode| LeaveGroupResponse { error_code: error.code(), ..LeaveGroupResponse::default() };
+    let failed =
+        |error: ErrorCode| LeaveGroupResponse { error_code: error.code(), ..LeaveGroupResponse::default() };
     if request.group_id.is_empty() {
         return failed(ErrorCode::InvalidGroupId);
     }
@@ -182,5 +195,8 @@ pub fn leave(broker: &Arc<Broker>, request: &LeaveGroupRequest, version: i16) ->
         group_instance_id: asked.instance_id.map(Text::from),
         error_code: result.err().map_or(0, |error| group_code(error).code()),
     };
-    LeaveGroupResponse { members: leaving.into_iter().zip(results).map(member).collect(), ..LeaveGroupResponse::default() }
+    LeaveGroupResponse {
+        members: leaving.into_iter().zip(results).map(member).collect(),
+        ..LeaveGroupResponse::default()
+    }
 }

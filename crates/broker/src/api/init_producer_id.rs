@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use meta::{Change, Compare, MetaError, Store};
 use parking_lot::Mutex;
-use wire::messages::{InitProducerIdRequest, InitProducerIdResponse};
 use wire::ErrorCode;
+use wire::messages::{InitProducerIdRequest, InitProducerIdResponse};
 
 use crate::broker::Broker;
 

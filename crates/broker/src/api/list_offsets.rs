@@ -85,7 +85,11 @@ async fn find(broker: &Arc<Broker>, partition: &Partition, timestamp: i64) -> Re
 }
 
 /// The first record at or after `timestamp`, or the one with the largest timestamp.
-async fn search(broker: &Arc<Broker>, stream: &Arc<Stream>, timestamp: Option<Timestamp>) -> Result<Place, Failure> {
+async fn search(
+    broker: &Arc<Broker>,
+    stream: &Arc<Stream>,
+    timestamp: Option<Timestamp>,
+) -> Result<Place, Failure> {
     let (sender, receiver) = oneshot::channel();
     let searched = stream.clone();
     broker.log.spawn_read(move |log| {
@@ -129,7 +133,10 @@ fn record_in(batch: &Bytes, timestamp: Option<Timestamp>, start: Offset) -> Resu
 }
 
 /// Answers OffsetForLeaderEpoch (KIP-279): there is one epoch, and it ends where the partition ends.
-pub fn offset_for_leader_epoch(broker: &Broker, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse {
+pub fn offset_for_leader_epoch(
+    broker: &Broker,
+    request: OffsetForLeaderEpochRequest,
+) -> OffsetForLeaderEpochResponse {
     let mut topics = Vec::with_capacity(request.topics.len());
     for topic in request.topics {
         let found = broker.topics.find(&topic.topic);

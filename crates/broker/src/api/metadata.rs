@@ -24,8 +24,14 @@ const TOPIC_OPERATIONS: i32 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 
 const CLUSTER_OPERATIONS: i32 = 1 << 5 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12;
 
 /// Answers Metadata.
-pub async fn answer(broker: Arc<Broker>, endpoint: Endpoint, request: MetadataRequest, version: i16) -> MetadataResponse {
-    let operations = if request.include_topic_authorized_operations { TOPIC_OPERATIONS } else { OPERATIONS_UNKNOWN };
+pub async fn answer(
+    broker: Arc<Broker>,
+    endpoint: Endpoint,
+    request: MetadataRequest,
+    version: i16,
+) -> MetadataResponse {
+    let operations =
+        if request.include_topic_authorized_operations { TOPIC_OPERATIONS } else { OPERATIONS_UNKNOWN };
     let describe = |topic: &Topic| described(&broker, topic, operations);
     let topics = match &request.topics {
         None => broker.topics.all().iter().map(|topic| describe(topic)).collect(),
@@ -67,7 +73,12 @@ pub async fn answer(broker: Arc<Broker>, endpoint: Endpoint, request: MetadataRe
     }
 }
 
-async fn find(broker: &Arc<Broker>, name: Option<&Text>, id: Uuid, may_create: bool) -> Result<Arc<Topic>, Failure> {
+async fn find(
+    broker: &Arc<Broker>,
+    name: Option<&Text>,
+    id: Uuid,
+    may_create: bool,
+) -> Result<Arc<Topic>, Failure> {
     if !id.is_nil() {
         return broker.topics.find_id(&id).ok_or(ErrorCode::UnknownTopicId.into());
     }
@@ -107,12 +118,18 @@ fn described(broker: &Broker, topic: &Topic, operations: i32) -> MetadataRespons
 }
 
 /// Answers DescribeCluster (KIP-700).
-pub fn describe_cluster(broker: &Broker, endpoint: Endpoint, request: &DescribeClusterRequest) -> DescribeClusterResponse {
+pub fn describe_cluster(
+    broker: &Broker,
+    endpoint: Endpoint,
+    request: &DescribeClusterRequest,
+) -> DescribeClusterResponse {
     const BROKERS: i8 = 1;
     if request.endpoint_type != BROKERS {
         return DescribeClusterResponse {
             error_code: ErrorCode::MismatchedEndpointType.code(),
-            error_message: Some(Text::from_static("The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER")),
+            error_message: Some(Text::from_static(
+                "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER",
+            )),
             endpoint_type: BROKERS,
             ..DescribeClusterResponse::default()
         };

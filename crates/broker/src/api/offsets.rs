@@ -12,8 +12,8 @@ use wire::messages::offset_delete_response::{
 };
 use wire::messages::offset_fetch_request::OffsetFetchRequestTopics;
 use wire::messages::offset_fetch_response::{
-    OffsetFetchResponse, OffsetFetchResponseGroup, OffsetFetchResponsePartition, OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopic, OffsetFetchResponseTopics,
+    OffsetFetchResponse, OffsetFetchResponseGroup, OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions, OffsetFetchResponseTopic, OffsetFetchResponseTopics,
 };
 use wire::messages::{FindCoordinatorRequest, OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest};
 use wire::{ErrorCode, Text};
@@ -56,7 +56,11 @@ pub async fn find_coordinator(
     };
     if version >= 4 {
         let coordinators = request.coordinator_keys.iter().map(find).collect();
-        return FindCoordinatorResponse { error_message: None, coordinators, ..FindCoordinatorResponse::default() };
+        return FindCoordinatorResponse {
+            error_message: None,
+            coordinators,
+            ..FindCoordinatorResponse::default()
+        };
     }
     let found = find(&request.key);
     FindCoordinatorResponse {
@@ -86,7 +90,8 @@ pub async fn commit(broker: Arc<Broker>, request: OffsetCommitRequest, version: 
         let name = name_of(&broker, &topic.name, topic.topic_id, version >= IDS_FROM_VERSION);
         for partition in &topic.partitions {
             let place = name.clone().and_then(|name| {
-                let found = broker.topics.find(&name).and_then(|topic| topic.partition(partition.partition_index));
+                let found =
+                    broker.topics.find(&name).and_then(|topic| topic.partition(partition.partition_index));
                 found.map(|_| name).ok_or(ErrorCode::UnknownTopicOrPartition)
             });
             places.push(place.map(|topic| {
@@ -109,7 +114,10 @@ pub async fn commit(broker: Arc<Broker>, request: OffsetCommitRequest, version: 
                 (Ok(_), Err(error)) => *error,
                 (Ok(place), Ok(results)) => results[place].err().map_or(ErrorCode::None, group_code),
             };
-            OffsetCommitResponsePartition { partition_index: partition.partition_index, error_code: error.code() }
+            OffsetCommitResponsePartition {
+                partition_index: partition.partition_index,
+                error_code: error.code(),
+            }
         };
         OffsetCommitResponseTopic {
             name: topic.name,
@@ -201,10 +209,14 @@ fn fetch_group(
                 let name = name_of(broker, &topic.name, topic.topic_id, by_id);
                 let fetch = |index: &i32| {
                     let fetched = match &name {
-                        Ok(name) => {
-                            fetch_one(group, &OffsetKey { topic: name.clone(), partition: *index }, require_stable)
+                        Ok(name) => fetch_one(
+                            group,
+                            &OffsetKey { topic: name.clone(), partition: *index },
+                            require_stable,
+                        ),
+                        Err(error) => {
+                            Fetched { offset: -1, leader_epoch: -1, metadata: Text::default(), error: *error }
                         }
-                        Err(error) => Fetched { offset: -1, leader_epoch: -1, metadata: Text::default(), error: *error },
                     };
                     fetched_partition(*index, fetched)
                 };
@@ -245,11 +257,12 @@ fn fetch_group(
 pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> OffsetFetchResponse {
     if version < GROUPS_FROM_VERSION {
         let asked: Option<Vec<OffsetFetchRequestTopics>> = request.topics.map(|topics| {
-            let topic = |t: wire::messages::offset_fetch_request::OffsetFetchRequestTopic| OffsetFetchRequestTopics {
-                name: t.name,
-                partition_indexes: t.partition_indexes,
-                ..OffsetFetchRequestTopics::default()
-            };
+            let topic =
+                |t: wire::messages::offset_fetch_request::OffsetFetchRequestTopic| OffsetFetchRequestTopics {
+                    name: t.name,
+                    partition_indexes: t.partition_indexes,
+                    ..OffsetFetchRequestTopics::default()
+                };
             topics.into_iter().map(topic).collect()
         });
         let found = fetch_group(broker, &request.group_id, asked.as_deref(), false, request.require_stable);
@@ -264,26 +277,48 @@ pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> Offs
             name: t.name,
             partitions: t.partitions.into_iter().map(partition).collect(),
         };
-        return OffsetFetchResponse { topics: found.into_iter().map(topic).collect(), ..OffsetFetchResponse::default() };
+        return OffsetFetchResponse {
+            topics: found.into_iter().map(topic).collect(),
+            ..OffsetFetchResponse::default()
+        };
     }
     let by_id = version >= IDS_FROM_VERSION;
-    let group = |asked: wire::messages::offset_fetch_request::OffsetFetchRequestGroup| OffsetFetchResponseGroup {
-        topics: fetch_group(broker, &asked.group_id, asked.topics.as_deref(), by_id, request.require_stable),
-        group_id: asked.group_id,
-        error_code: 0,
-    };
-    OffsetFetchResponse { groups: request.groups.into_iter().map(group).collect(), ..OffsetFetchResponse::default() }
+    let group =
+        |asked: wire::messages::offset_fetch_request::OffsetFetchRequestGroup| OffsetFetchResponseGroup {
+            topics: fetch_group(
+                broker,
+                &asked.group_id,
+                asked.topics.as_deref(),
+                by_id,
+                request.require_stable,
+            ),
+            group_id: asked.group_id,
+            error_code: 0,
+        };
+    OffsetFetchResponse {
+        groups: request.groups.into_iter().map(group).collect(),
+        ..OffsetFetchResponse::default()
+    }
 }
 
 /// Answers OffsetDelete (KIP-496).
 pub async fn delete(broker: Arc<Broker>, request: OffsetDeleteRequest) -> OffsetDeleteResponse {
-    let refused = |error: ErrorCode| OffsetDeleteResponse { error_code: error.code(), ..OffsetDeleteResponse::default() };
-    let Some(entry) = broker.coordinator.find(&request.group_id) else { return refused(ErrorCode::GroupIdNotFound) };
+    let refused = |error: ErrorCode| OffsetDeleteResponse {
+        error_code: error.code(),
+        ..OffsetDeleteResponse::default()
+    };
+    let Some(entry) = broker.coordinator.find(&request.group_id) else {
+        return refused(ErrorCode::GroupIdNotFound);
+    };
     if entry.with(Group::state) == State::Dead {
         return refused(ErrorCode::GroupIdNotFound);
     }
     let key = |topic: &Text, partition: i32| OffsetKey { topic: topic.to_string(), partition };
-    let keys = request.topics.iter().flat_map(|t| t.partitions.iter().map(|p| key(&t.name, p.partition_index))).collect();
+    let keys = request
+        .topics
+        .iter()
+        .flat_map(|t| t.partitions.iter().map(|p| key(&t.name, p.partition_index)))
+        .collect();
     let results = match broker.coordinator.delete_offsets(&entry, keys).await {
         Ok(results) => results,
         Err(error) => return refused(group_code(error)),
@@ -301,7 +336,10 @@ pub async fn delete(broker: Arc<Broker>, request: OffsetDeleteRequest) -> Offset
             };
             OffsetDeleteResponsePartition { partition_index: asked.partition_index, error_code: error.code() }
         };
-        OffsetDeleteResponseTopic { name: topic.name.clone(), partitions: topic.partitions.iter().map(partition).collect() }
+        OffsetDeleteResponseTopic {
+            name: topic.name.clone(),
+            partitions: topic.partitions.iter().map(partition).collect(),
+        }
     });
     OffsetDeleteResponse { topics: topics.collect(), ..OffsetDeleteResponse::default() }
 }

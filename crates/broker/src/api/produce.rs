@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use model::{BatchError, BatchHeader, Compression, Timestamp, TimestampType, batch};
 use parking_lot::Mutex;
-use storage::{AdmitError, Admission, AppendError, Completion, Durability};
+use storage::{Admission, AdmitError, AppendError, Completion, Durability};
 use tokio::sync::oneshot;
 use wire::messages::ProduceRequest;
 use wire::messages::produce_request::{PartitionProduceData, TopicProduceData};
@@ -95,8 +95,14 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
         None => durability,
     };
     let (sender, receiver) = oneshot::channel();
-    let tally = Arc::new(Tally { left: AtomicUsize::new(1), outcome: Mutex::new(Outcome { result: Ok(()), waiting: Some(sender) }) });
-    let mut response = ProduceResponse { responses: Vec::with_capacity(request.topic_data.len()), ..ProduceResponse::default() };
+    let tally = Arc::new(Tally {
+        left: AtomicUsize::new(1),
+        outcome: Mutex::new(Outcome { result: Ok(()), waiting: Some(sender) }),
+    });
+    let mut response = ProduceResponse {
+        responses: Vec::with_capacity(request.topic_data.len()),
+        ..ProduceResponse::default()
+    };
     let mut parts = Vec::new();
     for (at_topic, data) in request.topic_data.into_iter().enumerate() {
         let TopicProduceData { name, topic_id, partition_data } = data;
@@ -109,9 +115,16 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
             let begun = match (&durability, &topic) {
                 (Err(failure), _) => Err(failure.clone()),
                 (_, None) => Err(missing.into()),
-                (Ok(durability), Some(topic)) => append(broker, topic, data, *durability, version, &tally).await,
+                (Ok(durability), Some(topic)) => {
+                    append(broker, topic, data, *durability, version, &tally).await
+                }
             };
-            let mut answer = PartitionProduceResponse { index, log_append_time_ms: -1, log_start_offset: -1, ..Default::default() };
+            let mut answer = PartitionProduceResponse {
+                index,
+                log_append_time_ms: -1,
+                log_start_offset: -1,
+                ..Default::default()
+            };
             match begun {
                 Ok((partition, appended, log_append_time)) => {
                     parts.push(Part { topic: at_topic, at, partition, log_append_time, appended });
@@ -152,7 +165,8 @@ impl Begun {
             let answer = &mut response.responses[part.topic].partition_responses[part.at];
             match &outcome {
                 Ok(()) => {
-                    let (Appended::New { base_offset } | Appended::Duplicate { base_offset, .. }) = part.appended;
+                    let (Appended::New { base_offset } | Appended::Duplicate { base_offset, .. }) =
+                        part.appended;
                     answer.base_offset = base_offset.0;
                     answer.log_append_time_ms = part.log_append_time.map_or(-1, |time| time.0);
                     answer.log_start_offset = part.partition.stream.bounds().start.0;
@@ -226,12 +240,19 @@ pub async fn admit(broker: &Broker, bytes: usize) -> Result<Admission, Failure> 
 }
 
 /// Everything that is checked of a batch before it is appended. Records are not decoded.
-fn check(records: Option<Records>, config: &TopicConfig, version: i16, now_ms: i64) -> Result<Checked, Failure> {
+fn check(
+    records: Option<Records>,
+    config: &TopicConfig,
+    version: i16,
+    now_ms: i64,
+) -> Result<Checked, Failure> {
     let corrupt = |error: BatchError| Failure::because(ErrorCode::CorruptMessage, error.to_string());
     let invalid = |why: &str| Failure::because(ErrorCode::InvalidRecord, why);
     let bytes: Bytes = records.map(|records| records.to_bytes()).unwrap_or_default();
     if bytes.is_empty() {
-        return Err(invalid("Produce requests with version 3 or higher must have one record batch per partition"));
+        return Err(invalid(
+            "Produce requests with version 3 or higher must have one record batch per partition",
+        ));
     }
     let header = match BatchHeader::parse(&bytes) {
         Ok(header) => header,
@@ -242,11 +263,15 @@ fn check(records: Option<Records>, config: &TopicConfig, version: i16, now_ms: i
         Err(error) => return Err(corrupt(error)),
     };
     if bytes.len() != header.total_bytes {
-        return Err(invalid("Produce requests with version 3 or higher must have exactly one record batch per partition"));
+        return Err(invalid(
+            "Produce requests with version 3 or higher must have exactly one record batch per partition",
+        ));
     }
     if header.total_bytes > config.message_bytes_max {
         let (have, max) = (header.total_bytes, config.message_bytes_max);
-        let why = format!("The record batch size is {have} bytes, which exceeds the maximum configured size of {max}.");
+        let why = format!(
+            "The record batch size is {have} bytes, which exceeds the maximum configured size of {max}."
+        );
         return Err(Failure::because(ErrorCode::MessageTooLarge, why));
     }
     batch::verify_crc(&bytes, &header).map_err(corrupt)?;

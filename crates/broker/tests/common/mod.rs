@@ -1,5 +1,5 @@
 //! A broker in a temporary directory, and requests to it as a client sends them.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -49,7 +49,8 @@ pub async fn call<Q: Message, A: Message>(connection: &mut Connection, version: 
     let client = Text::from_static("test");
     let request = frame::encode_request(api_key, version, 77, Some(&client), request).unwrap();
     let answer = connection.begin(unframed(&request)).await.unwrap().expect("there is an answer");
-    let answer = tokio::time::timeout(Duration::from_secs(10), answer).await.expect("it comes in time").unwrap();
+    let answer =
+        tokio::time::timeout(Duration::from_secs(10), answer).await.expect("it comes in time").unwrap();
     let mut reader = Reader::new(unframed(&answer));
     assert_eq!(frame::decode_response_header(&mut reader, api_key, version).unwrap(), 77);
     let message = A::decode(&mut reader, version).unwrap();
@@ -58,7 +59,12 @@ pub async fn call<Q: Message, A: Message>(connection: &mut Connection, version: 
 }
 
 /// Creates a topic with these settings.
-pub async fn create_topic(connection: &mut Connection, name: &'static str, partitions: i32, configs: &[(&str, &str)]) {
+pub async fn create_topic(
+    connection: &mut Connection,
+    name: &'static str,
+    partitions: i32,
+    configs: &[(&str, &str)],
+) {
     let config = |(name, value): &(&str, &str)| m::create_topics_request::CreatableTopicConfig {
         name: Text::from((*name).to_owned()),
         value: Some(Text::from((*value).to_owned())),
@@ -76,14 +82,21 @@ pub async fn create_topic(connection: &mut Connection, name: &'static str, parti
 }
 
 /// Sends one batch; returns error code, base offset and log append time.
-pub async fn produce(connection: &mut Connection, topic: &'static str, partition: i32, acks: i16, batch: Bytes) -> (i16, i64, i64) {
+pub async fn produce(
+    connection: &mut Connection,
+    topic: &'static str,
+    partition: i32,
+    acks: i16,
+    batch: Bytes,
+) -> (i16, i64, i64) {
     let data = m::produce_request::PartitionProduceData { index: partition, records: Some(batch.into()) };
     let topic = m::produce_request::TopicProduceData {
         name: Text::from_static(topic),
         partition_data: vec![data],
         ..Default::default()
     };
-    let request = m::ProduceRequest { acks, timeout_ms: 5000, topic_data: vec![topic], transactional_id: None };
+    let request =
+        m::ProduceRequest { acks, timeout_ms: 5000, topic_data: vec![topic], transactional_id: None };
     let answer: m::ProduceResponse = call(connection, 12, &request).await;
     let answer = &answer.responses[0].partition_responses[0];
     (answer.error_code, answer.base_offset, answer.log_append_time_ms)
@@ -104,7 +117,11 @@ pub fn fetch_of(topic: &'static str, partition: i32, offset: i64) -> m::fetch_re
 }
 
 /// A fetch with a session, or the beginning of one (epoch 0).
-pub fn fetch_request(session: (i32, i32), wait_ms: i32, topics: Vec<m::fetch_request::FetchTopic>) -> m::FetchRequest {
+pub fn fetch_request(
+    session: (i32, i32),
+    wait_ms: i32,
+    topics: Vec<m::fetch_request::FetchTopic>,
+) -> m::FetchRequest {
     m::FetchRequest {
         max_wait_ms: wait_ms,
         min_bytes: 1,

@@ -1,14 +1,16 @@
 //! Long runs over many segments: rolls, retention, recycling, deletion, reads and searches while writing, with crashes,
 //! kills and clean stops in between, also during recovery itself.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use disk::sim::Fault;
-use disk::{Disk, SimDisk};
+use disk::{AlignedBuffer, Disk, SimDisk};
 use model::Timestamp;
 
 use super::crash::seeds;
 use super::support::{Left, World, open, small_options};
+use crate::format::SegmentHeader;
 use crate::log::Options;
 use crate::recovery;
 use crate::request::Durability;
@@ -43,7 +45,16 @@ impl Seen {
         let newest = u64::from(sequences.max().unwrap());
         self.rolls += newest.saturating_sub(3);
         self.recycled += newest.saturating_sub(names.len() as u64);
+        let generations: HashSet<u64> = names.iter().filter_map(|name| generation(&world.disk, name)).collect();
+        let files = names.iter().filter(|name| crate::segment::sequence_of(name).is_some()).count();
+        assert_eq!(generations.len(), files, "seed {}: every file has a generation of its own", world.seed);
     }
+}
+
+fn generation(disk: &SimDisk, name: &str) -> Option<u64> {
+    let mut sector = AlignedBuffer::zeroed(4096);
+    disk.open(name).unwrap().read_at(0, &mut sector).unwrap();
+    crate::segment::sequence_of(name).map(|_| SegmentHeader::decode(&sector).unwrap().generation)
 }
 
 /// Streams are numbered on from here when one of the first is deleted: ids are never reused.

@@ -8,6 +8,7 @@ use super::crash::seeds;
 use super::support::{Left, World, small_options};
 use crate::log::Options;
 use crate::request::Durability;
+use crate::writer::Patience;
 
 #[test]
 fn what_was_admitted_is_written_even_when_the_disk_is_full() {
@@ -51,6 +52,32 @@ fn what_was_admitted_is_written_even_when_the_disk_is_full() {
         world.strike(Left::PowerCut);
     }
     assert!(told > 40, "{told}");
+}
+
+/// Sizes that leave the largest gaps at the ends of segments, and one batch that is already gathered in a block.
+#[test]
+fn no_promise_is_too_large_for_the_segments_there_are() {
+    for seed in 0..48 {
+        let segments = 1 + seed % 3;
+        let disk = SimDisk::new(seed);
+        disk.set_capacity(segments << 22);
+        let mut world = World::with(seed, Options { segment_bytes: 4 << 20, ..small_options() }, disk);
+        while world.parts.preparer.turn() {}
+        let largest = world.options.batch_bytes_max() - 100;
+        let body = largest * usize::try_from(20 - seed % 16).unwrap() / 20;
+        for body in [10, largest] {
+            assert!(world.append(1, body, Durability::Synced), "seed {seed}");
+            world.parts.writer.turn(Patience::None);
+        }
+        let mut promised = 2;
+        while world.append(1, body, Durability::Synced) {
+            promised += 1;
+        }
+        world.settle();
+        let bytes = promised * body as u64;
+        assert!(bytes > (segments << 22) / 3, "seed {seed}: only {bytes} bytes of {segments} segments were promised");
+        world.compare();
+    }
 }
 
 #[test]
