@@ -43,6 +43,8 @@ pub struct Slot {
 #[derive(Debug, Default)]
 pub struct Slots {
     slots: Vec<Option<Slot>>,
+    /// Numbers of slots that were removed, to be used again.
+    free: Vec<usize>,
     by_partition: HashMap<(Text, Uuid, i32), usize>,
     /// Tells which slots changed.
     pub signal: Arc<Signal>,
@@ -62,7 +64,7 @@ impl Slots {
                 number
             }
             None => {
-                let number = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+                let number = self.free.pop().unwrap_or(self.slots.len());
                 if number == self.slots.len() {
                     self.slots.push(None);
                 }
@@ -83,6 +85,7 @@ impl Slots {
     /// Removes a slot.
     pub fn remove(&mut self, topic: &Text, topic_id: Uuid, index: i32) {
         let Some(number) = self.by_partition.remove(&(topic.clone(), topic_id, index)) else { return };
+        self.free.push(number);
         if let Some(Slot { partition: Some(partition), .. }) = self.slots[number].take()
             && self.subscribed
         {

@@ -5,7 +5,11 @@
 //! one frame at a time, the one with the overdraft, may exceed the budget by its size. It completes, is answered, and
 //! gives its share back.
 //!
-//! Invariant: bytes held <= budget + one largest request.
+//! Small frames have a part of the budget to themselves and take it only once they are whole, so that clients which
+//! send large frames, or begin to, cannot stop those who send small ones. Until then a small frame lies in a buffer that
+//! is bounded by the number of connections.
+//!
+//! Invariant: bytes held <= budget + one largest request + [`SMALL_FRAME_BYTES`] a connection.
 
 use std::sync::Arc;
 
@@ -14,10 +18,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Bytes that one permit stands for; the least a request costs.
 const UNIT_BYTES: usize = 1024;
 
+/// Frames up to this size are small.
+pub const SMALL_FRAME_BYTES: usize = 16 * 1024;
+/// The part of the budget that is kept for small frames.
+const SMALL_PART: usize = 8;
+
 /// The budget of the process.
 #[derive(Debug)]
 pub struct Budget {
     pool: Arc<Semaphore>,
+    small: Arc<Semaphore>,
+    small_units: u32,
     units: u32,
     overdraft: Arc<Semaphore>,
 }
@@ -39,9 +50,24 @@ impl Budget {
     /// A budget of so many bytes.
     pub fn new(bytes: i64) -> Budget {
         let bytes = usize::try_from(bytes).unwrap_or(0);
-        let units = u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX).max(1);
-        let pool = Arc::new(Semaphore::new(units as usize));
-        Budget { pool, units, overdraft: Arc::new(Semaphore::new(1)) }
+        let units = |bytes: usize| u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX).max(1);
+        let small_units = units(bytes / SMALL_PART);
+        let units = units(bytes - bytes / SMALL_PART);
+        let semaphore = |units: u32| Arc::new(Semaphore::new(units as usize));
+        Budget {
+            pool: semaphore(units),
+            small: semaphore(small_units),
+            small_units,
+            units,
+            overdraft: semaphore(1),
+        }
+    }
+
+    /// Takes the share of a whole small frame of `bytes`. Dropping the future leaves the share as it was.
+    pub async fn take_small(&self, share: &mut Share, bytes: usize) {
+        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).min(self.small_units);
+        let permits = self.small.clone().acquire_many_owned(units).await;
+        share.permits = Some(permits.expect("the pool is never closed"));
     }
 
     /// Grows `share` until it covers `bytes`, or the whole budget if that is less. Dropping the future leaves the share

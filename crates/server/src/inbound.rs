@@ -16,15 +16,16 @@ use std::time::Instant;
 use bytes::{BufMut, Bytes};
 use tokio::io::AsyncReadExt;
 
-use crate::budget::{Budget, Share};
+use crate::budget::{Budget, SMALL_FRAME_BYTES, Share};
 use crate::connection::Closing;
 
 type Reader<'a> = tokio::net::tcp::ReadHalf<'a>;
 
 /// Bytes of the buffer from which small frames are cut.
-const BUFFER_BYTES: usize = 16 * 1024;
-/// The first memory of a large frame, and all of it for a connection that has sent frames as large before.
-const FIRST_STEP_BYTES: usize = 64 * 1024;
+const BUFFER_BYTES: usize = SMALL_FRAME_BYTES;
+/// The first memory of a frame, which costs nothing of the budget: a claimed size is only a claim. A connection that
+/// has sent large frames before gets more at once.
+const FIRST_STEP_BYTES: usize = SMALL_FRAME_BYTES;
 const TRUSTED_STEP_BYTES_MAX: usize = 1024 * 1024;
 /// So much must come before a frame counts as moving on, or a client could hold its memory with a byte now and then.
 const PROGRESS_BYTES: usize = 16 * 1024;
@@ -108,6 +109,9 @@ impl Inbound {
             let frame = self.frame.as_mut().expect("a frame has begun");
             let missing = frame.size - frame.bytes.len();
             if missing == 0 {
+                if frame.size <= SMALL_FRAME_BYTES {
+                    budget.take_small(&mut frame.share, frame.size).await;
+                }
                 return Ok(self.finish());
             }
             if frame.bytes.len() == frame.bytes.capacity() {
@@ -157,7 +161,9 @@ impl Inbound {
         let step = if held == 0 { self.step_bytes } else { held * 2 }.min(frame.size);
         // While it is we who do not read, the client owes nothing.
         let stalled_from = self.stalled_from.take();
-        budget.grow(&mut frame.share, step).await;
+        if step > SMALL_FRAME_BYTES {
+            budget.grow(&mut frame.share, step).await;
+        }
         self.stalled_from = stalled_from.map(|_| Instant::now());
         frame.bytes.reserve_exact(step - held);
     }

@@ -34,7 +34,10 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
         .thread_name("mainstem")
         .build()
         .context("the runtime could not be started")?;
-    runtime.block_on(serve(settings))
+    let result = runtime.block_on(serve(settings));
+    // Everything that must be done is done: a task that does not yield, which is a bug, must not keep the process.
+    runtime.shutdown_background();
+    result
 }
 
 fn start_logging(settings: &Settings) {

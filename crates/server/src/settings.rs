@@ -15,6 +15,8 @@ use crate::config_file;
 
 /// Environment variables with this prefix are settings.
 const ENVIRONMENT_PREFIX: &str = "MAINSTEM_";
+/// What follows the prefix in variables that the project's own scripts read, which are no settings of the server.
+const OF_THE_TEST_SCRIPTS: [&str; 4] = ["BIN", "BLESS", "CACHE", "SEEDS"];
 
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,7 +175,7 @@ impl Settings {
 
     fn apply_variable(&mut self, variable: &str, value: &str) -> Result<(), SettingsError> {
         let Some(rest) = variable.strip_prefix(ENVIRONMENT_PREFIX) else { return Ok(()) };
-        if made_by_kubernetes(rest) {
+        if made_by_kubernetes(rest) || OF_THE_TEST_SCRIPTS.contains(&rest) {
             return Ok(());
         }
         let all = self.settings();

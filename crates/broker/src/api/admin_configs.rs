@@ -1,6 +1,6 @@
 //! DescribeConfigs and IncrementalAlterConfigs (KIP-339): settings of topics, and of the broker to look at.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use wire::messages::describe_configs_request::DescribeConfigsResource;
@@ -93,7 +93,10 @@ fn described_broker_configs(broker: &Broker, keys: Option<&[Text]>) -> Vec<Descr
 
 /// Answers DescribeConfigs.
 pub fn describe(broker: &Broker, request: &DescribeConfigsRequest) -> DescribeConfigsResponse {
-    let results = request.resources.iter().map(|resource| describe_one(broker, request, resource)).collect();
+    // A resource that is named many times is described once: the answer stays in proportion.
+    let mut named = HashSet::new();
+    let resources = request.resources.iter().filter(|r| named.insert((r.resource_type, &r.resource_name)));
+    let results = resources.map(|resource| describe_one(broker, request, resource)).collect();
     DescribeConfigsResponse { results, ..DescribeConfigsResponse::default() }
 }
 

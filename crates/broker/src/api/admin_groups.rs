@@ -44,10 +44,10 @@ pub fn describe(broker: &Broker, request: &DescribeGroupsRequest, version: i16) 
         }
         described
     };
-    DescribeGroupsResponse {
-        groups: request.groups.iter().map(describe_one).collect(),
-        ..DescribeGroupsResponse::default()
-    }
+    // A group that is named many times is described once: the answer stays in proportion.
+    let mut named = std::collections::HashSet::new();
+    let asked = request.groups.iter().filter(|id| named.insert(*id));
+    DescribeGroupsResponse { groups: asked.map(describe_one).collect(), ..DescribeGroupsResponse::default() }
 }
 
 fn describe_into(described: &mut DescribedGroup, group: GroupDescription) {

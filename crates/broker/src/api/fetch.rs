@@ -3,6 +3,7 @@
 //! A fetch looks at every partition only when it begins a session or has none; a session's later fetches look at the
 //! partitions that changed. While it waits, a commit wakes it at most once.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,9 @@ const IDS_FROM_VERSION: i16 = 13;
 /// Session epochs with a meaning of their own (KIP-227).
 const EPOCH_NEW: i32 = 0;
 const EPOCH_NONE: i32 = -1;
+
+/// A fetch of very many partitions lets others have the thread after so many.
+const LOOKS_BEFORE_YIELD: usize = 256;
 
 /// Limits of one fetch.
 struct Limits {
@@ -144,29 +148,27 @@ fn put_slots(broker: &Broker, slots: &mut Slots, request: &FetchRequest, version
 /// Looks at the slots that changed, and waits for commits until there are bytes enough, an error, or no time left.
 /// Returns the last look at each slot that was looked at.
 async fn look_and_wait(broker: &Arc<Broker>, slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Look> {
-    let mut looks: Vec<Look> = Vec::new();
+    let mut looks = Looks::default();
     if !all {
         slots.subscribe();
     }
     let mut subscribed = !all;
     let mut numbers = slots.signal.take_dirty();
     loop {
-        let mut bytes: usize = looks.iter().map(|look| look.bytes).sum();
         let mut urgent = false;
-        for number in numbers {
-            let old = looks.iter().position(|look| look.slot == number);
-            if let Some(old) = old {
-                bytes -= looks.remove(old).bytes;
+        for (looked, number) in numbers.into_iter().enumerate() {
+            if looked % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1 {
+                tokio::task::yield_now().await;
             }
+            looks.remove(number);
             let Some(slot) = slots.slot(number) else { continue };
-            let look = look_at(broker, slot, number, limits, bytes).await;
-            bytes += look.bytes;
+            let look = look_at(broker, slot, number, limits, looks.bytes).await;
             urgent |= look.data.error_code != 0;
-            looks.push(look);
+            looks.add(look);
         }
         let now = Instant::now();
-        if urgent || bytes >= limits.bytes_min.max(1) || now >= limits.deadline {
-            return looks;
+        if urgent || looks.bytes >= limits.bytes_min.max(1) || now >= limits.deadline {
+            return looks.taken();
         }
         if !subscribed {
             // The first look was made without hearing of commits: look once more, now hearing of them.
@@ -175,15 +177,38 @@ async fn look_and_wait(broker: &Arc<Broker>, slots: &mut Slots, limits: &Limits,
             numbers = slots.numbers();
             continue;
         }
-        let missing = limits.bytes_min.max(1) - bytes;
-        if tokio::time::timeout_at(limits.deadline, slots.signal.wait(missing)).await.is_err() {
-            numbers = slots.signal.take_dirty();
-            if numbers.is_empty() {
-                return looks;
-            }
-            continue;
-        }
+        let missing = limits.bytes_min.max(1) - looks.bytes;
+        let waited = tokio::time::timeout_at(limits.deadline, slots.signal.wait(missing)).await;
         numbers = slots.signal.take_dirty();
+        if waited.is_err() && numbers.is_empty() {
+            return looks.taken();
+        }
+    }
+}
+
+/// The last look at each slot, in the order of the looks.
+#[derive(Default)]
+struct Looks {
+    looks: Vec<Option<Look>>,
+    by_slot: HashMap<usize, usize>,
+    bytes: usize,
+}
+
+impl Looks {
+    fn add(&mut self, look: Look) {
+        self.bytes += look.bytes;
+        self.by_slot.insert(look.slot, self.looks.len());
+        self.looks.push(Some(look));
+    }
+
+    fn remove(&mut self, slot: usize) {
+        if let Some(look) = self.by_slot.remove(&slot).and_then(|at| self.looks[at].take()) {
+            self.bytes -= look.bytes;
+        }
+    }
+
+    fn taken(self) -> Vec<Look> {
+        self.looks.into_iter().flatten().collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Metadata and DescribeCluster: who serves, which topics there are; topics are created on first use where that is on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -40,8 +40,10 @@ pub async fn answer(
             broker.topics.all().iter().map(|topic| describe(topic)).collect()
         }
         Some(asked) => {
-            let mut found = Vec::with_capacity(asked.len());
-            for topic in asked {
+            let mut found = Vec::new();
+            // A topic that is named many times is described once, as in Kafka: the answer stays in proportion.
+            let mut named = HashSet::new();
+            for topic in asked.iter().filter(|topic| named.insert((&topic.name, topic.topic_id))) {
                 let may_create = request.allow_auto_topic_creation || version < 4;
                 found.push(match find(&broker, topic.name.as_ref(), topic.topic_id, may_create).await {
                     Ok(topic) => describe(&topic),

@@ -25,6 +25,8 @@ use crate::topics::Topic;
 
 /// The first version whose clients know zstd (KIP-110).
 const ZSTD_FROM_VERSION: i16 = 7;
+/// Bytes of the smallest record: its length, attributes, two deltas, two lengths and the count of headers.
+const RECORD_BYTES_MIN: usize = 7;
 /// How long an append waits for the preparer to make room before it is refused.
 const ROOM_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -277,6 +279,10 @@ fn check(
     batch::verify_crc(&bytes, &header).map_err(corrupt)?;
     if i64::from(header.count) != header.offset_count() || header.count == 0 {
         return Err(invalid("the record count and the last offset delta of the batch do not fit"));
+    }
+    let least = usize::try_from(header.count).unwrap_or(usize::MAX).saturating_mul(RECORD_BYTES_MIN);
+    if header.compression() == Compression::None && least > header.total_bytes - batch::HEADER_BYTES {
+        return Err(invalid("the batch is too small for the records it claims"));
     }
     if header.is_control() || header.is_transactional() {
         return Err(invalid("Clients are not allowed to write control records or, yet, transactions"));
