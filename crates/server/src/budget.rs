@@ -5,11 +5,11 @@
 //! one frame at a time, the one with the overdraft, may exceed the budget by its size. It completes, is answered, and
 //! gives its share back.
 //!
-//! Small frames have a part of the budget to themselves and take it only once they are whole, so that clients which
+//! Small frames have an eighth of the budget to themselves, on top of it, and take it only once they are whole, so that clients which
 //! send large frames, or begin to, cannot stop those who send small ones. Until then a small frame lies in a buffer that
 //! is bounded by the number of connections.
 //!
-//! Invariant: bytes held <= budget + one largest request + [`SMALL_FRAME_BYTES`] a connection.
+//! Invariant: bytes held <= 9/8 of the budget + one largest request + [`SMALL_FRAME_BYTES`] a connection.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const UNIT_BYTES: usize = 1024;
 
 /// Frames up to this size are small.
 pub const SMALL_FRAME_BYTES: usize = 16 * 1024;
-/// The part of the budget that is kept for small frames.
+/// What small frames have of their own: this part of the budget.
 const SMALL_PART: usize = 8;
 
 /// The budget of the process.
@@ -52,7 +52,7 @@ impl Budget {
         let bytes = usize::try_from(bytes).unwrap_or(0);
         let units = |bytes: usize| u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX).max(1);
         let small_units = units(bytes / SMALL_PART);
-        let units = units(bytes - bytes / SMALL_PART);
+        let units = units(bytes);
         let semaphore = |units: u32| Arc::new(Semaphore::new(units as usize));
         Budget {
             pool: semaphore(units),
@@ -105,7 +105,8 @@ impl Budget {
 
     /// Bytes that requests hold, the overdraft not counted.
     pub fn held_bytes(&self) -> usize {
-        (self.units as usize - self.pool.available_permits()) * UNIT_BYTES
+        let taken = |pool: &Semaphore, units: u32| units as usize - pool.available_permits();
+        (taken(&self.pool, self.units) + taken(&self.small, self.small_units)) * UNIT_BYTES
     }
 }
 

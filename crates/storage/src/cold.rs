@@ -82,7 +82,13 @@ impl Regions {
 
     /// As [`Regions::find`], reading what is missing; for the threads that may block. Bytes of the file from `stable`
     /// on may still change and are never cached: the active segment is written behind it.
-    pub fn read(&self, segment: &Segment, position: u32, length: usize, stable: u32) -> io::Result<Vec<Bytes>> {
+    pub fn read(
+        &self,
+        segment: &Segment,
+        position: u32,
+        length: usize,
+        stable: u32,
+    ) -> io::Result<Vec<Bytes>> {
         if let Some(parts) = self.find(segment, position, length) {
             return Ok(parts);
         }
@@ -116,10 +122,14 @@ impl Regions {
                 return Ok(entry.bytes.clone());
             }
             state.misses += 1;
-            state.read_ahead =
-                if state.next_miss == Some(key) { (state.read_ahead * 2).min(READ_AHEAD_REGIONS_MAX) } else { 1 };
+            state.read_ahead = if state.next_miss == Some(key) {
+                (state.read_ahead * 2).min(READ_AHEAD_REGIONS_MAX)
+            } else {
+                1
+            };
             let wanted = region..region + state.read_ahead;
-            let stable_regions = u32::try_from(stable.div_ceil(REGION_BYTES)).expect("regions of a segment fit 32 bits");
+            let stable_regions =
+                u32::try_from(stable.div_ceil(REGION_BYTES)).expect("regions of a segment fit 32 bits");
             let free = |state: &RegionState, n: u32| {
                 let key = (segment.sequence, n);
                 n < stable_regions && !state.entries.contains_key(&key) && !state.loading.contains(&key)
@@ -132,17 +142,24 @@ impl Regions {
         };
         let from = index(region) * REGION_BYTES;
         // What is asked for was committed, so it is stable; an index that says otherwise gets what the file holds.
-        let bytes = (index(count) * REGION_BYTES).min(stable.max(from + needed.next_multiple_of(SECTOR)) - from);
+        let bytes =
+            (index(count) * REGION_BYTES).min(stable.max(from + needed.next_multiple_of(SECTOR)) - from);
         let mut buffer = disk::AlignedBuffer::zeroed(bytes);
         let result = segment.file.read_at(from as u64, &mut buffer);
         let mut state = self.state.lock();
-        state.loading.retain(|(sequence, n)| *sequence != segment.sequence || !(region..region + count).contains(n));
+        state
+            .loading
+            .retain(|(sequence, n)| *sequence != segment.sequence || !(region..region + count).contains(n));
         self.loaded.notify_all();
         result?;
         let buffer = buffer.into_bytes();
         for n in 0..index(count) {
             let slice = buffer.slice(n * REGION_BYTES..((n + 1) * REGION_BYTES).min(buffer.len()));
-            state.insert((segment.sequence, region + u32::try_from(n).expect("small")), slice, self.regions_max);
+            state.insert(
+                (segment.sequence, region + u32::try_from(n).expect("small")),
+                slice,
+                self.regions_max,
+            );
         }
         Ok(buffer.slice(..buffer.len().min(REGION_BYTES)))
     }
@@ -183,7 +200,9 @@ impl RegionState {
             self.probation.push_back(key);
         }
         while self.entries.len() > regions_max {
-            let Some(oldest) = self.probation.pop_front().or_else(|| self.protected.pop_front()) else { return };
+            let Some(oldest) = self.probation.pop_front().or_else(|| self.protected.pop_front()) else {
+                return;
+            };
             self.entries.remove(&oldest);
         }
     }

@@ -26,7 +26,8 @@ pub(crate) const STREAM_FOOTER_BYTES: usize = crate::format::DIRECTORY_ROW_BYTES
 /// Bytes of the stream table for one stream, at most.
 pub(crate) const TABLE_STREAM_BYTES: usize = 10 + 10 + 10 + 10;
 /// Bytes of the stream table for one producer on one stream, at most.
-pub(crate) const TABLE_PRODUCER_BYTES: usize = 10 + 3 + 10 + 1 + crate::producers::REMEMBERED_BATCHES * (5 + 10 + 5 + 10);
+pub(crate) const TABLE_PRODUCER_BYTES: usize =
+    10 + 3 + 10 + 1 + crate::producers::REMEMBERED_BATCHES * (5 + 10 + 5 + 10);
 /// The last bytes of a footer's payload repeat the trailer, for when the sector at the end of the file was not written.
 pub(crate) const TRAILER_COPY_BYTES: usize = 60;
 
@@ -55,7 +56,8 @@ pub(crate) fn build(
     table: Vec<u8>,
 ) -> BuiltFooter {
     let mut payload = Vec::with_capacity(
-        streams.iter().map(|s| s.index.stored_bytes() + crate::format::DIRECTORY_ROW_BYTES).sum::<usize>() + table.len(),
+        streams.iter().map(|s| s.index.stored_bytes() + crate::format::DIRECTORY_ROW_BYTES).sum::<usize>()
+            + table.len(),
     );
     let mut rows = Vec::with_capacity(streams.len());
     for sealed in streams {
@@ -90,7 +92,9 @@ pub(crate) fn build(
         table_length: length32(table.len()),
         table_crc: seeded_crc(generation, &table),
         end: footer_position
-            + length32(crate::format::sectors(crate::format::BLOCK_HEADER_BYTES + payload.len() + TRAILER_COPY_BYTES)),
+            + length32(crate::format::sectors(
+                crate::format::BLOCK_HEADER_BYTES + payload.len() + TRAILER_COPY_BYTES,
+            )),
         epoch,
     };
     payload.extend_from_slice(&trailer.encode(generation)[..TRAILER_COPY_BYTES]);
@@ -107,7 +111,9 @@ pub(crate) struct TableBound {
 impl TableBound {
     /// In bytes, where the producers get at most `producer_bytes_max`.
     pub fn bytes(self, producer_bytes_max: usize) -> usize {
-        1 + 10 + self.streams * TABLE_STREAM_BYTES + (self.producers * TABLE_PRODUCER_BYTES).min(producer_bytes_max)
+        1 + 10
+            + self.streams * TABLE_STREAM_BYTES
+            + (self.producers * TABLE_PRODUCER_BYTES).min(producer_bytes_max)
     }
 
     /// The bound of a table of `streams`.
@@ -156,7 +162,10 @@ pub(crate) fn encode_table(
         // Forget the older half and try again.
         appended_ms.sort_unstable();
         oldest_ms = appended_ms[appended_ms.len() / 2] + 1;
-        tracing::warn!(producers = appended_ms.len(), "too many idempotent producers to remember, forgetting the older half");
+        tracing::warn!(
+            producers = appended_ms.len(),
+            "too many idempotent producers to remember, forgetting the older half"
+        );
     }
 }
 
@@ -186,7 +195,11 @@ pub(crate) fn decode_table(bytes: &[u8]) -> Option<HashMap<StreamId, TableRow>> 
 }
 
 /// Reads the directory out of `bytes`, which begin at its first row; `None` when its CRC does not match.
-pub(crate) fn decode_directory(bytes: &[u8], trailer: &Trailer, generation: u64) -> Option<Vec<DirectoryRow>> {
+pub(crate) fn decode_directory(
+    bytes: &[u8],
+    trailer: &Trailer,
+    generation: u64,
+) -> Option<Vec<DirectoryRow>> {
     let bytes = bytes.get(..index(trailer.rows) * crate::format::DIRECTORY_ROW_BYTES)?;
     if seeded_crc(generation, bytes) != trailer.directory_crc {
         return None;

@@ -446,7 +446,9 @@ impl Trailer {
     /// Reads the last sector of a segment of `length` bytes; `None` when the segment is not sealed.
     pub fn decode(sector: &[u8], generation: u64, length: u64) -> Option<Trailer> {
         let sector = sector.get(..60)?;
-        if sector[..8] != TRAILER_MAGIC || sector[56..60] != seeded_crc(generation, &sector[..56]).to_le_bytes() {
+        if sector[..8] != TRAILER_MAGIC
+            || sector[56..60] != seeded_crc(generation, &sector[..56]).to_le_bytes()
+        {
             return None;
         }
         let mut fields = Fields(&sector[8..]);

@@ -12,8 +12,8 @@ use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc, verify_crc};
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 
 use crate::format::{
-    BLOCK_HEADER_BYTES, BlockHeader, DirectoryRow, EntryHeader, Lsn, SECTOR, SegmentHeader, Trailer,
-    index, seeded_crc,
+    BLOCK_HEADER_BYTES, BlockHeader, DirectoryRow, EntryHeader, Lsn, SECTOR, SegmentHeader, Trailer, index,
+    seeded_crc,
 };
 use crate::index::BatchIndex;
 use crate::log::{Clock, Options, Parts, ReadRequest, assemble};
@@ -89,7 +89,13 @@ struct Image {
 }
 
 fn options() -> Options {
-    Options { segment_bytes: 1 << 20, tail_cache_bytes: 1, region_cache_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() }
+    Options {
+        segment_bytes: 1 << 20,
+        tail_cache_bytes: 1,
+        region_cache_bytes: 1 << 20,
+        reserve_bytes: 0,
+        ..Options::default()
+    }
 }
 
 fn open(disk: &SimDisk) -> Option<Parts> {
@@ -149,7 +155,8 @@ fn build() -> Image {
     }
     let mut names = disk.list().expect("a simulated disk lists its files");
     names.sort();
-    let files: Vec<(String, Vec<u8>)> = names.into_iter().map(|name| (name.clone(), contents(&disk, &name))).collect();
+    let files: Vec<(String, Vec<u8>)> =
+        names.into_iter().map(|name| (name.clone(), contents(&disk, &name))).collect();
     let vouchers = files.iter().flat_map(|(name, bytes)| blocks(name, bytes)).collect();
     Image { files, written, ends, vouchers }
 }
@@ -162,9 +169,13 @@ fn contents(disk: &SimDisk, name: &str) -> Vec<u8> {
 }
 
 fn blocks(name: &str, bytes: &[u8]) -> Vec<(u32, usize, Lsn)> {
-    let (Some(sequence), Ok(header)) = (sequence_of(name), SegmentHeader::decode(bytes)) else { return Vec::new() };
+    let (Some(sequence), Ok(header)) = (sequence_of(name), SegmentHeader::decode(bytes)) else {
+        return Vec::new();
+    };
     let (mut at, mut found) = (Segment::data_start(), Vec::new());
-    while let Some(block) = BlockHeader::decode(&bytes[index(at)..], header.generation, Lsn::new(sequence, at)) {
+    while let Some(block) =
+        BlockHeader::decode(&bytes[index(at)..], header.generation, Lsn::new(sequence, at))
+    {
         found.push((sequence, index(at), block.synced));
         at += crate::format::length32(block.total_bytes());
     }
@@ -231,7 +242,8 @@ pub fn recovery(data: &[u8]) {
         let mut from = bounds.start;
         while from < bounds.committed {
             let stream = stream.clone();
-            let request = ReadRequest { stream, from, until: Offset(i64::MAX), bytes_max: 1 << 20, at_least_one: true };
+            let request =
+                ReadRequest { stream, from, until: Offset(i64::MAX), bytes_max: 1 << 20, at_least_one: true };
             let Ok(batches) = parts.log.read_blocking(&request) else { break };
             let (got, mut at) = (batches.chunks.concat(), 0);
             assert!(!got.is_empty(), "committed records are neither served nor refused");
@@ -252,7 +264,10 @@ pub fn recovery(data: &[u8]) {
                 let (_, bytes) = files.iter().find(|(other, _)| *other == name).expect("no file is removed");
                 bytes[*at..at + BLOCK_HEADER_BYTES].to_vec()
             };
-            assert!(*synced <= end || of(&files) != of(&image.files), "damage was taken for the end, at {end}");
+            assert!(
+                *synced <= end || of(&files) != of(&image.files),
+                "damage was taken for the end, at {end}"
+            );
         }
     }
     work(&mut parts);

@@ -146,7 +146,8 @@ impl BatchIndex {
     /// The first batch from `offset` on whose max timestamp is at least `timestamp`.
     pub fn first_at_or_after(&self, offset: Offset, timestamp: Timestamp) -> Option<BatchPlace> {
         let from = self.heads.partition_point(|head| head.base_offset <= offset).saturating_sub(1);
-        let chunk = from + self.heads.get(from..)?.iter().position(|head| head.max_timestamp >= timestamp.0)?;
+        let chunk =
+            from + self.heads.get(from..)?.iter().position(|head| head.max_timestamp >= timestamp.0)?;
         self.walk(chunk).find(|place| place.next_offset() > offset && place.max_timestamp >= timestamp)
     }
 
@@ -180,7 +181,8 @@ impl BatchIndex {
     fn walk(&self, chunk: usize) -> impl Iterator<Item = BatchPlace> + '_ {
         self.heads.get(chunk..).unwrap_or_default().iter().flat_map(|head| {
             let mut code = self.code.get(index(head.code_at)..).unwrap_or_default();
-            let (mut offset, mut position, mut timestamp) = (head.base_offset, head.position, head.base_timestamp);
+            let (mut offset, mut position, mut timestamp) =
+                (head.base_offset, head.position, head.base_timestamp);
             (0..head.batches).map_while(move |_| {
                 let gap = i64::try_from(take_varint(&mut code)?).ok()?;
                 let offset_count = u32::try_from(take_varint(&mut code)?).ok()?;
@@ -189,7 +191,13 @@ impl BatchIndex {
                 timestamp = timestamp.wrapping_add(take_signed(&mut code)?);
                 let base_offset = Offset(offset.0.checked_add(gap)?);
                 offset = Offset(base_offset.0.checked_add(i64::from(offset_count))?);
-                Some(BatchPlace { base_offset, offset_count, position, length, max_timestamp: Timestamp(timestamp) })
+                Some(BatchPlace {
+                    base_offset,
+                    offset_count,
+                    position,
+                    length,
+                    max_timestamp: Timestamp(timestamp),
+                })
             })
         })
     }
@@ -284,10 +292,17 @@ mod tests {
             index.encode(&mut stored);
             assert_eq!(stored.len(), index.stored_bytes());
             let loaded = BatchIndex::decode(&stored).unwrap();
-            assert_eq!((loaded.batches(), loaded.bytes(), loaded.next_offset()), (300, index.bytes(), index.next_offset()));
+            assert_eq!(
+                (loaded.batches(), loaded.bytes(), loaded.next_offset()),
+                (300, index.bytes(), index.next_offset())
+            );
             for (n, place) in all.iter().enumerate() {
                 for offset in [place.base_offset, place.next_offset() + -1] {
-                    assert_eq!(loaded.from_offset(offset).collect::<Vec<_>>(), all[n..], "seed {seed} batch {n}");
+                    assert_eq!(
+                        loaded.from_offset(offset).collect::<Vec<_>>(),
+                        all[n..],
+                        "seed {seed} batch {n}"
+                    );
                 }
             }
             for target in (1_699_999_999_400..1_700_000_000_600).step_by(97) {

@@ -26,12 +26,10 @@ pub mod fuzzing;
 #[cfg(test)]
 mod tests;
 
-pub use log::{
-    Batches, Clock, Log, Options, ReadError, ReadRequest, ReadStep, Statistics, SystemClock,
-};
+pub use log::{Batches, Clock, Log, Options, ReadError, ReadRequest, ReadStep, Statistics, SystemClock};
 pub use producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
 pub use recovery::{OpenError, RecoveryReport};
 pub use request::{
-    AdmitError, Admission, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
+    Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
 };
 pub use stream::{Bounds, Stream};

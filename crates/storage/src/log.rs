@@ -20,7 +20,9 @@ use crate::format::{BLOCK_HEADER_BYTES, ENTRY_HEADER_BYTES, EntryHeader, EntryKi
 use crate::index::{BatchIndex, BatchPlace};
 use crate::preparer::{FIRST_SEGMENT_BYTES, Preparer};
 use crate::recovery::{self, OpenError, RecoveryReport};
-use crate::request::{AdmitError, Admission, Append, AppendError, Completion, Listener, Queue, Request, Room};
+use crate::request::{
+    Admission, AdmitError, Append, AppendError, Completion, Listener, Queue, Request, Room,
+};
 use crate::segment::{Segment, Segments};
 use crate::stream::Stream;
 use crate::tail::TailCache;
@@ -178,7 +180,8 @@ impl Shared {
 
     /// The list stays locked meanwhile, so that the newest one is what is counted.
     fn set_prepared(&self, prepared: &VecDeque<Arc<Segment>>) {
-        let footer = crate::format::sectors(BLOCK_HEADER_BYTES + self.table_bytes.load(Ordering::Relaxed)) + SECTOR;
+        let footer =
+            crate::format::sectors(BLOCK_HEADER_BYTES + self.table_bytes.load(Ordering::Relaxed)) + SECTOR;
         self.queue.room.set_prepared(prepared.iter().map(|segment| {
             let free = segment.data_end() - Segment::data_start();
             Room::of_segment(segment.length, free, footer)
@@ -335,7 +338,8 @@ pub(crate) fn assemble(
     // Generations of a log count on from a number that nobody can guess: a client that could would put bytes into its
     // records which pass for a block, should they ever lie behind the end of the log.
     let first_generation = 1 + u64::try_from(options.log_id >> 65).expect("63 bits are left");
-    let next_generation = if recovered.log_id.is_some() { recovered.next_generation } else { first_generation };
+    let next_generation =
+        if recovered.log_id.is_some() { recovered.next_generation } else { first_generation };
     options.log_id = recovered.log_id.unwrap_or(options.log_id);
     let ring = disk.queue(QUEUE_DEPTH).map_err(io("setting up the write queue"))?;
     let queue = Queue::new(ring.waker(), options.batch_bytes_max());
@@ -497,7 +501,12 @@ impl Log {
 
     /// Applies `retention.ms` (as the oldest timestamp to keep) and `retention.bytes` to a stream; returns the new
     /// start when it moves.
-    pub fn retain(&self, stream: &Arc<Stream>, oldest: Option<Timestamp>, bytes_max: Option<u64>) -> Option<Offset> {
+    pub fn retain(
+        &self,
+        stream: &Arc<Stream>,
+        oldest: Option<Timestamp>,
+        bytes_max: Option<u64>,
+    ) -> Option<Offset> {
         let to = {
             let state = stream.lock();
             let to = state.retained_from(oldest, bytes_max);
@@ -611,8 +620,17 @@ impl Log {
 
     /// The first batch from the start on whose max timestamp is at least `timestamp` (`ListOffsets`): its base offset
     /// and max timestamp. Blocks.
-    pub fn first_at_or_after(&self, stream: &Stream, timestamp: Timestamp) -> Result<Option<BatchPlace>, ReadError> {
-        self.search(stream, |max| max >= timestamp, |index, from, _| index.first_at_or_after(from, timestamp), true)
+    pub fn first_at_or_after(
+        &self,
+        stream: &Stream,
+        timestamp: Timestamp,
+    ) -> Result<Option<BatchPlace>, ReadError> {
+        self.search(
+            stream,
+            |max| max >= timestamp,
+            |index, from, _| index.first_at_or_after(from, timestamp),
+            true,
+        )
     }
 
     /// The first batch that has the largest timestamp of the stream (KIP-734). Blocks.
@@ -647,7 +665,11 @@ impl Log {
                 let state = stream.lock();
                 match state.sealed_at(at) {
                     Some(sealed) => sealed,
-                    None => return Ok(consider(state.active.as_ref().and_then(|active| find(&active.index, start, committed)))),
+                    None => {
+                        return Ok(consider(
+                            state.active.as_ref().and_then(|active| find(&active.index, start, committed)),
+                        ));
+                    }
                 }
             };
             if end <= at {
@@ -673,7 +695,10 @@ impl Log {
             return Ok(index);
         }
         let Some(index) = segment.load_index(row)? else {
-            let lsn = Lsn::new(segment.sequence, segment.footer().map_or(0, |footer| footer.trailer.directory_position));
+            let lsn = Lsn::new(
+                segment.sequence,
+                segment.footer().map_or(0, |footer| footer.trailer.directory_position),
+            );
             return Err(ReadError::Damaged { lsn, what: "the batch index in the footer is invalid" });
         };
         let index = Arc::new(index);
@@ -734,7 +759,11 @@ impl Log {
             return Err(ReadError::Deleted);
         }
         if from < state.start || from > state.committed {
-            return Err(ReadError::OutOfRange { offset: from, start: state.start, committed: state.committed });
+            return Err(ReadError::OutOfRange {
+                offset: from,
+                start: state.start,
+                committed: state.committed,
+            });
         }
         let limit = state.committed.min(request.until);
         let mut at = from;
@@ -747,7 +776,9 @@ impl Log {
                 },
             };
             let Some(segment) = self.shared.segments.find(sequence) else { return Ok(Plan::Nothing) };
-            let held = loaded.filter(|(of, at, _)| (*of, Some(*at)) == (sequence, row)).map(|(_, _, index)| index.clone());
+            let held = loaded
+                .filter(|(of, at, _)| (*of, Some(*at)) == (sequence, row))
+                .map(|(_, _, index)| index.clone());
             let sealed = match row {
                 Some(row) => match held.or_else(|| self.shared.indexes.find(sequence, row)) {
                     Some(index) => Some(index),
@@ -791,7 +822,13 @@ impl Log {
     }
 
     /// The bytes of one batch; `None` when they are not cached and `block` is not set.
-    fn fetch(&self, stream: &Stream, segment: &Segment, place: &BatchPlace, block: bool) -> Result<Option<Vec<Bytes>>, ReadError> {
+    fn fetch(
+        &self,
+        stream: &Stream,
+        segment: &Segment,
+        place: &BatchPlace,
+        block: bool,
+    ) -> Result<Option<Vec<Bytes>>, ReadError> {
         let body = Lsn(Lsn::new(segment.sequence, place.position).0 + ENTRY_HEADER_BYTES as u64);
         if let Some(bytes) = self.shared.tail.find(body, index(place.length)) {
             self.shared.tail_hits.fetch_add(1, Ordering::Relaxed);
@@ -800,11 +837,16 @@ impl Log {
         let length = ENTRY_HEADER_BYTES + index(place.length);
         if u64::from(place.position) + length as u64 > u64::from(segment.data_end()) {
             let lsn = Lsn::new(segment.sequence, place.position);
-            return Err(ReadError::Damaged { lsn, what: "the batch index names a place outside the segment" });
+            return Err(ReadError::Damaged {
+                lsn,
+                what: "the batch index names a place outside the segment",
+            });
         }
         let parts = match self.shared.regions.find(segment, place.position, length) {
             Some(parts) => parts,
-            None if block => self.shared.regions.read(segment, place.position, length, self.stable_end(segment))?,
+            None if block => {
+                self.shared.regions.read(segment, place.position, length, self.stable_end(segment))?
+            }
             None => return Ok(None),
         };
         check_entry(parts, stream, segment, place).map(Some)
@@ -827,12 +869,14 @@ fn check_entry(
         head[filled..filled + take].copy_from_slice(&part[..take]);
         filled += take;
     }
-    let entry = EntryHeader::decode(&head, segment.generation).ok_or(damaged("the entry header is invalid"))?;
+    let entry =
+        EntryHeader::decode(&head, segment.generation).ok_or(damaged("the entry header is invalid"))?;
     let expected = (stream.id(), place.base_offset, place.length, EntryKind::Batch);
     if (entry.stream, entry.base_offset, entry.length, entry.kind) != expected {
         return Err(damaged("the entry is not the one that the index names"));
     }
-    let header = BatchHeader::parse_header(&head[ENTRY_HEADER_BYTES..filled]).map_err(|_| damaged("the batch header is invalid"))?;
+    let header = BatchHeader::parse_header(&head[ENTRY_HEADER_BYTES..filled])
+        .map_err(|_| damaged("the batch header is invalid"))?;
     if header.total_bytes != index(place.length) || header.base_offset != place.base_offset {
         return Err(damaged("the batch contradicts its entry"));
     }

@@ -58,7 +58,9 @@ impl Preparer {
                     if error.kind() != io::ErrorKind::StorageFull {
                         tracing::error!(%error, "preparing a segment failed");
                     } else if !self.shared.queue.room.out_of_space() {
-                        tracing::warn!("the disk has no room for another segment; appends are refused once the prepared ones are full");
+                        tracing::warn!(
+                            "the disk has no room for another segment; appends are refused once the prepared ones are full"
+                        );
                     }
                     self.shared.queue.room.set_out_of_space(true);
                     return false;
@@ -127,7 +129,9 @@ impl Preparer {
             self.next_length = (self.next_length / 2).next_multiple_of(ZERO_FILL_BYTES as u64);
         }
         let file = disk.create(PREPARING, self.next_length)?;
-        let zeros = AlignedBuffer::zeroed(ZERO_FILL_BYTES.min(usize::try_from(self.next_length).unwrap_or(usize::MAX)));
+        let zeros = AlignedBuffer::zeroed(
+            ZERO_FILL_BYTES.min(usize::try_from(self.next_length).unwrap_or(usize::MAX)),
+        );
         let mut at = 0;
         while at < self.next_length {
             let bytes = zeros.len().min(usize::try_from(self.next_length - at).unwrap_or(usize::MAX));
@@ -153,7 +157,8 @@ impl Preparer {
         let full = |spare: &Arc<Segment>| u64::from(spare.length) == self.shared.options.segment_bytes;
         let unread = |spare: &Arc<Segment>| Arc::strong_count(spare) == 1;
         let odd = self.spares.iter().position(|spare| !full(spare) && unread(spare));
-        let surplus = || (self.spares.len() > SPARES_MAX).then(|| self.spares.iter().position(unread)).flatten();
+        let surplus =
+            || (self.spares.len() > SPARES_MAX).then(|| self.spares.iter().position(unread)).flatten();
         let Some(at) = odd.or_else(surplus) else { return false };
         let spare = self.spares.remove(at).expect("the position was just found");
         if let Err(error) = self.shared.disk.remove(&file_name(spare.sequence)) {

@@ -17,8 +17,9 @@ use model::{BatchHeader, Offset, StreamId};
 
 use crate::footer::{self, SealedStream, TableRow};
 use crate::format::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, DIRECTORY_ROW_BYTES, DirectoryRow, ENTRY_HEADER_BYTES, EntryHeader,
-    EntryKind, Lsn, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, Trailer, index, length32, seeded_crc,
+    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, DIRECTORY_ROW_BYTES, DirectoryRow, ENTRY_HEADER_BYTES,
+    EntryHeader, EntryKind, Lsn, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, Trailer, index,
+    length32, seeded_crc,
 };
 use crate::index::{BatchIndex, BatchPlace};
 use crate::preparer::{PREPARING, write_header};
@@ -152,7 +153,9 @@ impl<'a> Scanner<'a> {
         let payload_bytes = index(header.length);
         let generation = self.segment.generation;
         let bytes = self.bytes(position, BLOCK_HEADER_BYTES + payload_bytes)?;
-        let Some(payload) = bytes.get(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + payload_bytes) else { return Ok(None) };
+        let Some(payload) = bytes.get(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + payload_bytes) else {
+            return Ok(None);
+        };
         Ok((seeded_crc(generation, payload) == header.payload_crc).then_some((header, payload)))
     }
 }
@@ -209,7 +212,8 @@ fn scan(
             let length = u64::from(segment.length);
             let copy = payload.len().checked_sub(footer::TRAILER_COPY_BYTES).map(|at| &payload[at..]);
             let trailer = copy.and_then(|copy| Trailer::decode(copy, segment.generation, length));
-            let trailer = trailer.ok_or_else(|| damaged(segment.sequence, position, "its footer contradicts itself"))?;
+            let trailer = trailer
+                .ok_or_else(|| damaged(segment.sequence, position, "its footer contradicts itself"))?;
             break ScanEnd::Footer { trailer, payload_position, payload: payload.to_vec() };
         }
         let mut at = 0;
@@ -220,8 +224,9 @@ fn scan(
                 let body = payload.get(from..from + index(entry.length))?;
                 Some(Found { entry, position: payload_position + length32(at), body })
             })();
-            let found = found
-                .ok_or_else(|| damaged(segment.sequence, position, "an entry of a valid block contradicts itself"))?;
+            let found = found.ok_or_else(|| {
+                damaged(segment.sequence, position, "an entry of a valid block contradicts itself")
+            })?;
             at += ENTRY_HEADER_BYTES + found.body.len();
             each(found)?;
         }
@@ -324,7 +329,9 @@ pub(crate) fn recover(disk: &dyn Disk, now_ms: i64) -> Result<Recovered, OpenErr
 }
 
 fn restore_streams(table: HashMap<StreamId, TableRow>) -> HashMap<StreamId, Arc<Stream>> {
-    let restore = |(id, row): (StreamId, TableRow)| (id, Arc::new(Stream::restored(id, row.start, row.next, row.producers)));
+    let restore = |(id, row): (StreamId, TableRow)| {
+        (id, Arc::new(Stream::restored(id, row.start, row.next, row.producers)))
+    };
     table.into_iter().map(restore).collect()
 }
 
@@ -337,13 +344,19 @@ fn open_segments(disk: &dyn Disk) -> Result<Vec<(Arc<Segment>, SegmentHeader)>, 
     for name in names {
         let Some(sequence) = sequence_of(&name) else { continue };
         let file = disk.open(&name).map_err(doing(format!("opening {name}")))?;
-        let fits = u32::try_from(file.length()).is_ok_and(|length| index(length) >= SEGMENT_HEADER_BYTES + TRAILER_BYTES);
+        let fits = u32::try_from(file.length())
+            .is_ok_and(|length| index(length) >= SEGMENT_HEADER_BYTES + TRAILER_BYTES);
         if !fits || !file.length().is_multiple_of(SECTOR as u64) {
-            return Err(damaged(sequence, 0, format!("a segment file cannot be {} bytes long", file.length())));
+            return Err(damaged(
+                sequence,
+                0,
+                format!("a segment file cannot be {} bytes long", file.length()),
+            ));
         }
         let mut sector = AlignedBuffer::zeroed(SEGMENT_HEADER_BYTES);
         file.read_at(0, &mut sector).map_err(doing(format!("reading {name}")))?;
-        let header = SegmentHeader::decode(&sector).map_err(|error| damaged(sequence, 0, error.to_string()))?;
+        let header =
+            SegmentHeader::decode(&sector).map_err(|error| damaged(sequence, 0, error.to_string()))?;
         if header.sequence != sequence || header.length != file.length() {
             let what = format!("its header says segment {}, {} bytes", header.sequence, header.length);
             return Err(damaged(sequence, 0, what));
@@ -367,19 +380,30 @@ fn load_sealed(
 ) -> Result<Option<(Trailer, Vec<DirectoryRow>)>, OpenError> {
     let reading = || doing(format!("reading {}", file_name(segment.sequence)));
     let sector = segment.read(segment.data_end(), TRAILER_BYTES).map_err(reading())?;
-    let Some(trailer) = Trailer::decode(&sector, segment.generation, u64::from(segment.length)) else { return Ok(None) };
+    let Some(trailer) = Trailer::decode(&sector, segment.generation, u64::from(segment.length)) else {
+        return Ok(None);
+    };
     if trailer.sequence != segment.sequence {
         return Ok(None);
     }
-    let bytes = segment.read(trailer.directory_position, index(trailer.rows) * DIRECTORY_ROW_BYTES).map_err(reading())?;
+    let bytes = segment
+        .read(trailer.directory_position, index(trailer.rows) * DIRECTORY_ROW_BYTES)
+        .map_err(reading())?;
     if let Some(rows) = footer::decode_directory(&bytes, &trailer, segment.generation) {
         segment.set_footer(trailer, None);
         return Ok(Some((trailer, rows)));
     }
-    tracing::warn!(segment = segment.sequence, "the footer of a sealed segment is damaged; rebuilding it from the data");
+    tracing::warn!(
+        segment = segment.sequence,
+        "the footer of a sealed segment is damaged; rebuilding it from the data"
+    );
     let (streams, end) = scan_indexes(segment, Some(trailer.footer_position), report)?;
     let ScanEnd::Open { position } = end else {
-        return Err(damaged(segment.sequence, trailer.footer_position, "a footer stands where its trailer says data is"));
+        return Err(damaged(
+            segment.sequence,
+            trailer.footer_position,
+            "a footer stands where its trailer says data is",
+        ));
     };
     if position != trailer.footer_position {
         return Err(damaged(segment.sequence, position, "an acknowledged block is invalid"));
@@ -401,12 +425,18 @@ fn load_sealed(
     Ok(Some((trailer, built.rows)))
 }
 
-fn load_table(segment: &Segment, trailer: &Trailer) -> Result<Option<HashMap<StreamId, TableRow>>, OpenError> {
+fn load_table(
+    segment: &Segment,
+    trailer: &Trailer,
+) -> Result<Option<HashMap<StreamId, TableRow>>, OpenError> {
     let bytes = segment
         .read(trailer.table_position, index(trailer.table_length))
         .map_err(doing(format!("reading {}", file_name(segment.sequence))))?;
     if seeded_crc(segment.generation, &bytes) != trailer.table_crc {
-        tracing::warn!(segment = segment.sequence, "the stream table of a sealed segment is damaged; scanning from an older one");
+        tracing::warn!(
+            segment = segment.sequence,
+            "the stream table of a sealed segment is damaged; scanning from an older one"
+        );
         return Ok(None);
     }
     Ok(footer::decode_table(&bytes))
@@ -422,8 +452,9 @@ fn scan_indexes(
     let Scanned { end, .. } = scan(segment, stop, 0, report, |found| {
         match found.entry.kind {
             EntryKind::Batch => {
-                let (place, _) = place_of(&found)
-                    .ok_or_else(|| damaged(segment.sequence, found.position, "a batch contradicts its entry"))?;
+                let (place, _) = place_of(&found).ok_or_else(|| {
+                    damaged(segment.sequence, found.position, "a batch contradicts its entry")
+                })?;
                 indexes.entry(found.entry.stream).or_default().push(place);
             }
             EntryKind::Delete => {
@@ -451,7 +482,13 @@ type Tail = (Option<(Arc<Segment>, u32)>, Vec<Arc<Segment>>);
 
 impl State {
     /// Takes the extents of a sealed segment in.
-    fn add_sealed(&mut self, segment: &Arc<Segment>, trailer: Trailer, payload: Option<(u32, Vec<u8>)>, rows: &[DirectoryRow]) {
+    fn add_sealed(
+        &mut self,
+        segment: &Arc<Segment>,
+        trailer: Trailer,
+        payload: Option<(u32, Vec<u8>)>,
+        rows: &[DirectoryRow],
+    ) {
         if let Some((position, payload)) = payload {
             segment.set_footer(trailer, Some((position, payload.into())));
         }
@@ -479,7 +516,10 @@ impl State {
 
     /// A segment in the middle of the log whose trailer is gone: its data must be whole up to its footer block.
     fn rebuild(&mut self, segment: &Arc<Segment>) -> Result<(), OpenError> {
-        tracing::warn!(segment = segment.sequence, "the trailer of a sealed segment is damaged; scanning its data");
+        tracing::warn!(
+            segment = segment.sequence,
+            "the trailer of a sealed segment is damaged; scanning its data"
+        );
         match scan_indexes(segment, None, &mut self.report)? {
             (_, ScanEnd::Footer { trailer, payload_position, payload }) => {
                 let rows = directory_in(&payload, payload_position, &trailer, segment)?;
@@ -512,7 +552,8 @@ impl State {
             })?;
             *epoch = scanned.epoch.max(*epoch);
             let secure = |end| {
-                secure(segment, scanned.vouched, end).map_err(doing(format!("syncing {}", file_name(segment.sequence))))
+                secure(segment, scanned.vouched, end)
+                    .map_err(doing(format!("syncing {}", file_name(segment.sequence))))
             };
             match scanned.end {
                 ScanEnd::Footer { trailer, payload_position, payload } => {
@@ -526,7 +567,10 @@ impl State {
                     }
                     let mut sector = AlignedBuffer::zeroed(TRAILER_BYTES);
                     sector.copy_from_slice(&trailer.encode(segment.generation));
-                    let written = segment.file.write_at(u64::from(segment.data_end()), &sector).and_then(|()| segment.file.sync());
+                    let written = segment
+                        .file
+                        .write_at(u64::from(segment.data_end()), &sector)
+                        .and_then(|()| segment.file.sync());
                     written.map_err(doing(format!("completing {}", file_name(segment.sequence))))?;
                     self.add_sealed(segment, trailer, Some((payload_position, payload)), &rows);
                     segment.seal();
@@ -602,7 +646,8 @@ impl State {
                 length: u64::from(old.length),
                 log_id: log_id.expect("there are segments"),
             };
-            write_header(&*old.file, &header).map_err(doing(format!("preparing {}", file_name(old.sequence))))?;
+            write_header(&*old.file, &header)
+                .map_err(doing(format!("preparing {}", file_name(old.sequence))))?;
             *next_generation += 1;
             prepared.push(Arc::new(Segment::new(old.sequence, header.generation, old.file.clone())));
         }

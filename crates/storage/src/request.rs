@@ -248,10 +248,10 @@ impl Room {
 impl RoomState {
     fn fits(&self, bytes: u64) -> bool {
         let gap = self.largest.max(bytes);
-        let (last, before) = self.prepared.split_last().map_or((self.active, None), |(last, rest)| (*last, Some(rest)));
-        let before = before.map_or(0, |rest| {
-            rest.iter().chain([&self.active]).map(|room| room.saturating_sub(gap)).sum()
-        });
+        let (last, before) =
+            self.prepared.split_last().map_or((self.active, None), |(last, rest)| (*last, Some(rest)));
+        let before = before
+            .map_or(0, |rest| rest.iter().chain([&self.active]).map(|room| room.saturating_sub(gap)).sum());
         self.reserved + bytes + ROOM_KEPT_BYTES <= last + before
     }
 }

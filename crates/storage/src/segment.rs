@@ -12,7 +12,9 @@ use bytes::Bytes;
 use disk::File;
 use parking_lot::Mutex;
 
-use crate::format::{DIRECTORY_ROW_BYTES, DirectoryRow, SECTOR, SEGMENT_HEADER_BYTES, TRAILER_BYTES, Trailer, index};
+use crate::format::{
+    DIRECTORY_ROW_BYTES, DirectoryRow, SECTOR, SEGMENT_HEADER_BYTES, TRAILER_BYTES, Trailer, index,
+};
 use crate::index::BatchIndex;
 
 /// Name of the file of segment `sequence`.
@@ -139,7 +141,8 @@ impl Segment {
         if row >= footer.trailer.rows {
             return Ok(None);
         }
-        let row_at = footer.trailer.directory_position + row * u32::try_from(DIRECTORY_ROW_BYTES).expect("64");
+        let row_at =
+            footer.trailer.directory_position + row * u32::try_from(DIRECTORY_ROW_BYTES).expect("64");
         let Some(row) = DirectoryRow::decode(&fetch(row_at, DIRECTORY_ROW_BYTES)?) else { return Ok(None) };
         let end = u64::from(row.index_position) + u64::from(row.index_length);
         if end > u64::from(self.length) {
@@ -174,10 +177,12 @@ impl Segments {
     /// recovery starts.
     pub fn take_dead(&self) -> Vec<Arc<Segment>> {
         let mut segments = self.0.lock();
-        let Some(newest) = segments.values().rev().find(|segment| segment.is_sealed()).map(|s| s.sequence) else {
+        let Some(newest) = segments.values().rev().find(|segment| segment.is_sealed()).map(|s| s.sequence)
+        else {
             return Vec::new();
         };
-        let dead = |segment: &Arc<Segment>| segment.is_sealed() && segment.live() == 0 && segment.sequence < newest;
+        let dead =
+            |segment: &Arc<Segment>| segment.is_sealed() && segment.live() == 0 && segment.sequence < newest;
         let sequences: Vec<u32> = segments.values().filter(|s| dead(s)).map(|s| s.sequence).collect();
         sequences.into_iter().filter_map(|sequence| segments.remove(&sequence)).collect()
     }

@@ -91,7 +91,15 @@ impl Stream {
     }
 
     pub(crate) fn restored(id: StreamId, start: Offset, next: Offset, producers: Producers) -> Stream {
-        let state = StreamState { start, next, committed: next, producers, trimming: start, placed_start: start, ..StreamState::default() };
+        let state = StreamState {
+            start,
+            next,
+            committed: next,
+            producers,
+            trimming: start,
+            placed_start: start,
+            ..StreamState::default()
+        };
         Stream { id, state: Mutex::new(state) }
     }
 

@@ -18,12 +18,12 @@ use bytes::Bytes;
 use disk::{FillBuffer, Finished, SECTOR};
 use model::{Offset, Timestamp};
 
-use crate::format::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index, length32, sectors,
-    seeded_crc,
-};
 use crate::footer::{
     self, STREAM_FOOTER_BYTES, SealedStream, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES, TableBound,
+};
+use crate::format::{
+    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index,
+    length32, sectors, seeded_crc,
 };
 use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
 use crate::log::Shared;
@@ -195,7 +195,8 @@ impl Writer {
     /// Bytes that the open block with `body` more and the footer behind it take at most.
     fn end_bytes(&self, body: usize) -> usize {
         let block = sectors(self.open.bytes + ENTRY_HEADER_BYTES + body);
-        let one_more = STREAM_FOOTER_BYTES + BATCH_INDEX_BYTES_MAX + TABLE_STREAM_BYTES + TABLE_PRODUCER_BYTES;
+        let one_more =
+            STREAM_FOOTER_BYTES + BATCH_INDEX_BYTES_MAX + TABLE_STREAM_BYTES + TABLE_PRODUCER_BYTES;
         block + self.footer_block_bytes(self.footer_bytes + one_more)
     }
 
@@ -247,7 +248,11 @@ impl Writer {
             if self.unmarked {
                 self.submit_mark();
             } else if self.trailers_due.is_empty() && self.trailer_in_flight.is_none() {
-                self.shared.queue.stop(AppendError::Closed).into_iter().for_each(|r| r.fail(&AppendError::Closed));
+                self.shared
+                    .queue
+                    .stop(AppendError::Closed)
+                    .into_iter()
+                    .for_each(|r| r.fail(&AppendError::Closed));
                 self.ended = true;
                 return false;
             }
@@ -329,7 +334,8 @@ impl Writer {
             }
             self.submit_block(BlockKind::Entries);
         }
-        let fits = self.buffer.as_ref().is_some_and(|buffer| BLOCK_HEADER_BYTES + needed <= buffer.remaining());
+        let fits =
+            self.buffer.as_ref().is_some_and(|buffer| BLOCK_HEADER_BYTES + needed <= buffer.remaining());
         if !fits {
             let bytes = sectors(BLOCK_HEADER_BYTES + needed);
             self.buffer = Some(self.shared.buffers.take_at_least(bytes.max(WRITE_BUFFER_BYTES)));
@@ -361,7 +367,8 @@ impl Writer {
             stream: stream.id(),
             base_offset: append.base_offset,
             max_timestamp: append.append_time.unwrap_or(append.header.max_timestamp),
-            offset_count: u32::try_from(append.header.offset_count()).expect("a batch spans at most i32::MAX + 1 offsets"),
+            offset_count: u32::try_from(append.header.offset_count())
+                .expect("a batch spans at most i32::MAX + 1 offsets"),
             length: length32(append.batch.len()),
             kind: EntryKind::Batch,
         };
@@ -503,7 +510,8 @@ impl Writer {
         for stream in std::mem::take(&mut self.touched) {
             let index = {
                 let state = stream.lock();
-                let here = state.active.as_ref().filter(|active| active.segment == sequence && !state.deleted);
+                let here =
+                    state.active.as_ref().filter(|active| active.segment == sequence && !state.deleted);
                 here.map(|active| active.index.clone())
             };
             if let Some(index) = index {
@@ -565,7 +573,8 @@ impl Writer {
 
     /// Starts the write of the footer block and returns its payload as it stays in memory.
     fn submit_footer(&mut self, payload: &[u8]) -> Bytes {
-        let open = OpenBlock { bytes: BLOCK_HEADER_BYTES + payload.len(), durable: true, ..OpenBlock::default() };
+        let open =
+            OpenBlock { bytes: BLOCK_HEADER_BYTES + payload.len(), durable: true, ..OpenBlock::default() };
         let total = sectors(open.bytes);
         let lsn = Lsn::new(self.segment.sequence, self.position);
         let mut buffer = self.shared.buffers.take_at_least(total);
@@ -614,7 +623,13 @@ impl Writer {
             let first = self.in_flight.iter().find(|block| block.progress == Progress::Written);
             let oldest = first.map_or(segment, |block| block.lsn.sequence());
             let covers = if oldest == segment { covers } else { self.last_written_of(oldest) };
-            let file = self.shared.segments.find(oldest).expect("a segment with blocks in flight is not recycled").file.clone();
+            let file = self
+                .shared
+                .segments
+                .find(oldest)
+                .expect("a segment with blocks in flight is not recycled")
+                .file
+                .clone();
             self.queue.sync(token, &file);
             self.sync_in_flight = Some((token, covers));
         }
@@ -633,14 +648,20 @@ impl Writer {
 
     fn last_written_of(&self, sequence: u32) -> u64 {
         let of = |block: &&InFlight| block.lsn.sequence() == sequence && block.progress == Progress::Written;
-        self.in_flight.iter().take_while(|block| block.progress != Progress::Submitted).filter(of).last().map_or(0, |b| b.token)
+        self.in_flight
+            .iter()
+            .take_while(|block| block.progress != Progress::Submitted)
+            .filter(of)
+            .last()
+            .map_or(0, |b| b.token)
     }
 
     /// Takes finished operations and answers what they complete.
     fn reap(&mut self, patience: Patience) {
         let mut finished = std::mem::take(&mut self.finished);
         let busy = self.queue.in_flight() > 0;
-        let mark_due = !busy && self.unmarked && !self.stopping && self.open.entries == 0 && self.requests.is_empty();
+        let mark_due =
+            !busy && self.unmarked && !self.stopping && self.open.entries == 0 && self.requests.is_empty();
         let timeout = mark_due.then_some(IDLE_MARK_AFTER);
         let woken_early = self.stopping && !busy;
         let block = patience == Patience::Block && !woken_early;
@@ -666,7 +687,9 @@ impl Writer {
     fn finish(&mut self, token: u64) {
         if self.sync_in_flight.is_some_and(|(sync, _)| sync == token) {
             let (_, covers) = self.sync_in_flight.take().expect("it was just seen");
-            for block in self.in_flight.iter_mut().filter(|b| b.token <= covers && b.progress == Progress::Written) {
+            for block in
+                self.in_flight.iter_mut().filter(|b| b.token <= covers && b.progress == Progress::Written)
+            {
                 block.progress = Progress::Synced;
             }
         } else if self.trailer_in_flight.as_ref().is_some_and(|(trailer, _)| *trailer == token) {
@@ -690,7 +713,8 @@ impl Writer {
         }
         let mut grown = Vec::new();
         // A block leaves the list only when it is answered: should the listener panic, its callers are still told.
-        while let Some(block) = self.in_flight.front_mut().filter(|block| block.progress == Progress::Synced) {
+        while let Some(block) = self.in_flight.front_mut().filter(|block| block.progress == Progress::Synced)
+        {
             self.synced = Lsn(block.lsn.0 + block.bytes as u64);
             self.shared.set_synced(self.synced);
             let nanos = self.shared.clock.nanos().saturating_sub(block.submitted_ns);
@@ -725,7 +749,11 @@ impl Writer {
         self.ended = true;
         self.requests.extend(self.shared.queue.stop(error.clone()));
         for block in self.in_flight.drain(..) {
-            block.on_written.into_iter().chain(block.on_synced).for_each(|done| done.complete(Err(error.clone())));
+            block
+                .on_written
+                .into_iter()
+                .chain(block.on_synced)
+                .for_each(|done| done.complete(Err(error.clone())));
         }
         let open = std::mem::take(&mut self.open);
         open.on_written.into_iter().chain(open.on_synced).for_each(|done| done.complete(Err(error.clone())));

@@ -40,7 +40,8 @@ fn options() -> Options {
 }
 
 fn open(disk: &SimDisk) -> Log {
-    Log::open(Arc::new(disk.clone()), options(), Arc::new(SystemClock::default()), Arc::new(NoListener)).unwrap()
+    Log::open(Arc::new(disk.clone()), options(), Arc::new(SystemClock::default()), Arc::new(NoListener))
+        .unwrap()
 }
 
 /// Batch number `n` of a stream: two records, mostly zeros, so that the fixture stays small.
@@ -87,7 +88,9 @@ fn a_directory_of_format_version_1_is_read() {
         rest = left;
         (taken, left.is_empty())
     };
-    let number = |bytes: &[u8]| usize::try_from(bytes.iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))).unwrap();
+    let number = |bytes: &[u8]| {
+        usize::try_from(bytes.iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))).unwrap()
+    };
     loop {
         let name_bytes = number(take(1).0);
         let name = String::from_utf8(take(name_bytes).0.to_vec()).unwrap();
@@ -108,7 +111,11 @@ fn a_directory_of_format_version_1_is_read() {
     }
 
     let log = open(&disk);
-    assert!(log.recovery().sealed_segments > 0 && log.recovery().scanned_segments > 0, "{:?}", log.recovery());
+    assert!(
+        log.recovery().sealed_segments > 0 && log.recovery().scanned_segments > 0,
+        "{:?}",
+        log.recovery()
+    );
     let mut streams: Vec<u64> = log.streams().iter().map(|stream| stream.id().0).collect();
     streams.sort_unstable();
     assert_eq!(streams, [1, 2], "stream 3 was deleted");
@@ -116,7 +123,9 @@ fn a_directory_of_format_version_1_is_read() {
         let stream = log.stream(StreamId(id));
         let start = if id == 2 { TRIMMED_TO } else { Offset(0) };
         let committed = Offset(i64::from(BATCHES) * 2);
-        assert!(matches!(stream.bounds(), Bounds { start: s, committed: c, .. } if s == start && c == committed));
+        assert!(
+            matches!(stream.bounds(), Bounds { start: s, committed: c, .. } if s == start && c == committed)
+        );
         let mut from = start;
         while from < committed {
             let stream = stream.clone();
@@ -132,7 +141,8 @@ fn a_directory_of_format_version_1_is_read() {
         let found = log.first_at_or_after(&stream, Timestamp(SECONDS + 15_500)).unwrap().unwrap();
         assert_eq!((found.base_offset, found.max_timestamp), (Offset(32), Timestamp(SECONDS + 16_000)));
         let producers = stream.producers();
-        let sequences: Vec<i32> = producers.find(77).unwrap().batches.iter().map(|batch| batch.base_sequence).collect();
+        let sequences: Vec<i32> =
+            producers.find(77).unwrap().batches.iter().map(|batch| batch.base_sequence).collect();
         assert_eq!(sequences, [30, 32, 34, 36, 38]);
     }
     log.close();
@@ -180,8 +190,11 @@ fn regenerate() {
         let file = disk.open(&name).unwrap();
         let mut bytes = vec![0; usize::try_from(file.length()).unwrap()];
         file.read_at(0, &mut bytes).unwrap();
-        let full: Vec<(usize, &[u8])> =
-            bytes.chunks(SECTOR).enumerate().filter(|(_, sector)| sector.iter().any(|byte| *byte != 0)).collect();
+        let full: Vec<(usize, &[u8])> = bytes
+            .chunks(SECTOR)
+            .enumerate()
+            .filter(|(_, sector)| sector.iter().any(|byte| *byte != 0))
+            .collect();
         out.push(u8::try_from(name.len()).unwrap());
         out.extend(name.bytes());
         out.extend(file.length().to_le_bytes());

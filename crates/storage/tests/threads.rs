@@ -13,8 +13,8 @@ use disk::{Engine, open_directory};
 use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc};
 use model::{BatchHeader, Offset, StreamId};
 use storage::{
-    AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, Log, Options, ReadRequest, ReadStep,
-    SystemClock,
+    AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, Log, Options, ReadRequest,
+    ReadStep, SystemClock,
 };
 
 const APPENDERS: u64 = 4;
@@ -174,7 +174,8 @@ fn read_until(log: &Log, signals: &Signals, stop: &AtomicBool, seed: u64) -> u64
         }
         at = next;
         let next = read(log, old, old_at);
-        (old, old_at) = if next == old_at { (rng.u64(0..APPENDERS * STREAMS_EACH), Offset(0)) } else { (old, next) };
+        (old, old_at) =
+            if next == old_at { (rng.u64(0..APPENDERS * STREAMS_EACH), Offset(0)) } else { (old, next) };
         reads += 1;
     }
     reads
@@ -206,15 +207,18 @@ fn run(engine: Engine) {
     let (log, stop) = (open(2 << 20), AtomicBool::new(false));
     let ends = std::thread::scope(|scope| {
         let (log, signals, stop) = (&log, &signals, &stop);
-        let appenders: Vec<_> =
-            (0..APPENDERS).map(|n| scope.spawn(move || append_until(log, signals, stop, n * STREAMS_EACH))).collect();
-        let readers: Vec<_> = (0..3).map(|n| scope.spawn(move || read_until(log, signals, stop, n))).collect();
+        let appenders: Vec<_> = (0..APPENDERS)
+            .map(|n| scope.spawn(move || append_until(log, signals, stop, n * STREAMS_EACH)))
+            .collect();
+        let readers: Vec<_> =
+            (0..3).map(|n| scope.spawn(move || read_until(log, signals, stop, n))).collect();
         let start = Instant::now();
         while start.elapsed() < RUN {
             std::thread::sleep(Duration::from_millis(10));
         }
         stop.store(true, Ordering::Relaxed);
-        let ends: Vec<(u64, i64)> = appenders.into_iter().flat_map(|appender| appender.join().unwrap()).collect();
+        let ends: Vec<(u64, i64)> =
+            appenders.into_iter().flat_map(|appender| appender.join().unwrap()).collect();
         assert!(readers.into_iter().all(|reader| reader.join().unwrap() > 10));
         ends
     });

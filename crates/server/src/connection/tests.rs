@@ -255,8 +255,11 @@ async fn a_frame_costs_memory_only_as_it_comes_and_stalls_are_ended() {
     let mut client = server.client().await;
     client.0.write_all(&(1i32 << 20).to_be_bytes()).await.unwrap();
     client.0.write_all(&[b'e'; 1000]).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    assert_eq!(server.held_bytes(), 0, "a claim costs nothing");
+    client.0.write_all(&[b'e'; 20_000]).await.unwrap();
     until(|| server.held_bytes() > 0).await;
-    assert_eq!(server.held_bytes(), 64 * 1024);
+    assert_eq!(server.held_bytes(), 32 * 1024);
     assert_eq!(client.receive().await, None, "a stalled frame is not waited for");
     until(|| server.held_bytes() == 0).await;
     let mut client = server.client().await;

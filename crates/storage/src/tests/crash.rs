@@ -18,7 +18,8 @@ fn some_load(world: &mut World) {
         let stream = world.rng.u64(0..6);
         match world.rng.u8(0..100) {
             0..75 => {
-                let body = if world.rng.u8(..) < 8 { world.rng.usize(0..100_000) } else { world.rng.usize(0..3000) };
+                let body =
+                    if world.rng.u8(..) < 8 { world.rng.usize(0..100_000) } else { world.rng.usize(0..3000) };
                 let durability = if world.rng.u8(..) < 60 { Durability::Written } else { Durability::Synced };
                 world.append(stream, body, durability);
             }
@@ -58,7 +59,8 @@ fn the_test_sees_a_disk_that_lies_about_syncs() {
         some_load(&mut world);
         world.settle();
         let disk = world.disk.crash(seed);
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.reopen(disk, Left::PowerCut).is_err())).unwrap_or(true)
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.reopen(disk, Left::PowerCut).is_err()))
+            .unwrap_or(true)
     };
     let seen = (0..20).filter(|seed| lost(*seed)).count();
     assert!(seen > 10, "only {seen} of 20 lying disks were noticed");
@@ -79,7 +81,8 @@ fn damage_below_what_was_synced_is_never_taken_for_the_end() {
             world.strike(Left::Killed);
         }
         let disk = world.disk.restart();
-        let names: Vec<String> = disk::Disk::list(&disk).unwrap().into_iter().filter(|n| n.ends_with(".log")).collect();
+        let names: Vec<String> =
+            disk::Disk::list(&disk).unwrap().into_iter().filter(|n| n.ends_with(".log")).collect();
         let name = world.rng.choice(&names).unwrap().clone();
         let length = disk::Disk::open(&disk, &name).unwrap().length();
         let from = world.rng.u64(0..length - 1);
@@ -94,7 +97,10 @@ fn damage_below_what_was_synced_is_never_taken_for_the_end() {
                 world.parts = parts;
                 for (id, model) in &world.streams {
                     let stream = world.parts.log.stream(model::StreamId(*id));
-                    assert!(stream.bounds().committed >= model.synced(), "seed {seed}: damage was taken for the end");
+                    assert!(
+                        stream.bounds().committed >= model.synced(),
+                        "seed {seed}: damage was taken for the end"
+                    );
                 }
                 served += 1;
             }

@@ -11,7 +11,8 @@ use crate::index::{BatchIndex, BatchPlace};
 use crate::producers::Producers;
 
 fn run(target: fn(&[u8]), mut input: impl FnMut(&mut fastrand::Rng) -> Vec<u8>) -> u64 {
-    let seconds = std::env::var("FUZZ_SECONDS").map_or(5, |seconds| seconds.parse().expect("FUZZ_SECONDS is a number"));
+    let seconds =
+        std::env::var("FUZZ_SECONDS").map_or(5, |seconds| seconds.parse().expect("FUZZ_SECONDS is a number"));
     let (start, mut runs) = (Instant::now(), 0);
     while start.elapsed() < Duration::from_secs(seconds) {
         let mut rng = fastrand::Rng::with_seed(runs);

@@ -45,7 +45,8 @@ impl Seen {
         let newest = u64::from(sequences.max().unwrap());
         self.rolls += newest.saturating_sub(3);
         self.recycled += newest.saturating_sub(names.len() as u64);
-        let generations: HashSet<u64> = names.iter().filter_map(|name| generation(&world.disk, name)).collect();
+        let generations: HashSet<u64> =
+            names.iter().filter_map(|name| generation(&world.disk, name)).collect();
         let files = names.iter().filter(|name| crate::segment::sequence_of(name).is_some()).count();
         assert_eq!(generations.len(), files, "seed {}: every file has a generation of its own", world.seed);
     }
@@ -109,7 +110,9 @@ fn work(world: &mut World, slots: &mut Slots, seen: &mut Seen) {
 fn crash_while_opening(world: &mut World, mut disk: SimDisk, seen: &mut Seen) -> SimDisk {
     for _ in 0..world.rng.usize(0..3) {
         match world.rng.u8(0..3) {
-            0 => drop(recovery::recover(&disk, 0).unwrap_or_else(|error| panic!("seed {}: {error}", world.seed))),
+            0 => drop(
+                recovery::recover(&disk, 0).unwrap_or_else(|error| panic!("seed {}: {error}", world.seed)),
+            ),
             1 => disk.fail_write_after(world.rng.u64(0..6), Fault::Forever),
             _ => disk.fail_sync_after(world.rng.u64(0..6), Fault::Forever),
         }

@@ -24,8 +24,13 @@ fn what_was_admitted_is_written_even_when_the_disk_is_full() {
             // Admitted all at once, as by many connections, in sizes that leave gaps at the ends of segments.
             let (mut refused, mut body, mut rooms) = (false, 0, 0);
             while !refused {
-                body = if world.rng.u8(..) < 60 { world.rng.usize(largest * 2 / 3..largest - 61) } else { world.rng.usize(0..20_000) };
-                let stream = world.rng.u64(0..3) + if world.rng.u8(..) < 20 { world.rng.u64(0..3000) } else { 0 };
+                body = if world.rng.u8(..) < 60 {
+                    world.rng.usize(largest * 2 / 3..largest - 61)
+                } else {
+                    world.rng.usize(0..20_000)
+                };
+                let stream =
+                    world.rng.u64(0..3) + if world.rng.u8(..) < 20 { world.rng.u64(0..3000) } else { 0 };
                 rooms = world.listener.rooms.load(Ordering::Relaxed);
                 refused = !world.append(stream, body, Durability::Synced);
                 if world.rng.u8(..) < if round % 2 == 0 { 10 } else { 100 } {
@@ -35,7 +40,10 @@ fn what_was_admitted_is_written_even_when_the_disk_is_full() {
             world.settle();
             world.turns(8);
             if world.parts.log.admit(body + 61).is_ok() {
-                assert!(world.listener.rooms.load(Ordering::Relaxed) > rooms, "seed {seed} round {round}: nobody is told");
+                assert!(
+                    world.listener.rooms.load(Ordering::Relaxed) > rooms,
+                    "seed {seed} round {round}: nobody is told"
+                );
                 told += 1;
             } else if world.rng.u8(..) < 128 {
                 for id in world.streams.keys().copied().collect::<Vec<_>>() {
@@ -75,7 +83,10 @@ fn no_promise_is_too_large_for_the_segments_there_are() {
         }
         world.settle();
         let bytes = promised * body as u64;
-        assert!(bytes > (segments << 22) / 3, "seed {seed}: only {bytes} bytes of {segments} segments were promised");
+        assert!(
+            bytes > (segments << 22) / 3,
+            "seed {seed}: only {bytes} bytes of {segments} segments were promised"
+        );
         world.compare();
     }
 }

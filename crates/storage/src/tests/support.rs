@@ -77,7 +77,13 @@ impl Completion for Outcome {
 }
 
 /// A batch of `count` records whose body is random.
-pub fn batch(rng: &mut fastrand::Rng, count: i32, body: usize, timestamp: i64, producer: Option<(i64, i32)>) -> Bytes {
+pub fn batch(
+    rng: &mut fastrand::Rng,
+    count: i32,
+    body: usize,
+    timestamp: i64,
+    producer: Option<(i64, i32)>,
+) -> Bytes {
     let mut bytes = vec![0u8; HEADER_BYTES + body];
     rng.fill(&mut bytes[HEADER_BYTES..]);
     let length = i32::try_from(bytes.len() - LENGTH_PREFIX_BYTES).unwrap();
@@ -193,7 +199,8 @@ impl World {
     pub fn with(seed: u64, options: Options, disk: SimDisk) -> World {
         let clock = Arc::new(TestClock { ms: AtomicI64::new(1_700_000_000_000), nanos: AtomicU64::new(0) });
         let listener = Arc::new(CountingListener::default());
-        let parts = assemble(Arc::new(disk.clone()), options.clone(), clock.clone(), listener.clone()).unwrap();
+        let parts =
+            assemble(Arc::new(disk.clone()), options.clone(), clock.clone(), listener.clone()).unwrap();
         let rng = fastrand::Rng::with_seed(seed);
         World { seed, rng, disk, parts, clock, listener, streams: BTreeMap::new(), options }
     }
@@ -271,7 +278,10 @@ impl World {
         let Some(model) = self.streams.get_mut(&id).filter(|model| model.deleted.is_none()) else { return };
         let start = stream.bounds().start;
         let Some(to) = self.parts.log.retain(&stream, oldest, bytes_max) else { return };
-        assert!(to > start && to <= stream.bounds().committed, "seed {seed}: retention moves the start up to the end");
+        assert!(
+            to > start && to <= stream.bounds().committed,
+            "seed {seed}: retention moves the start up to the end"
+        );
         let bytes = |a: &Appended| a.batch.len() as u64;
         let left: u64 = model.appended.iter().filter(|a| a.end() > to).map(bytes).sum();
         for dropped in model.appended.iter().filter(|a| a.base >= start && a.end() <= to) {
@@ -348,9 +358,15 @@ impl World {
             }
             let kept = if left == Left::Killed { model.acknowledged() } else { model.synced() };
             assert!(bounds.committed >= kept, "seed {seed}: stream {id} lost {} of {kept}", bounds.committed);
-            assert!(bounds.committed <= model.next, "seed {seed}: stream {id} has records that were never sent");
+            assert!(
+                bounds.committed <= model.next,
+                "seed {seed}: stream {id} has records that were never sent"
+            );
             assert!(bounds.start >= model.trimmed(), "seed {seed}: stream {id} forgot a trim");
-            assert!(bounds.start <= model.trimmed_at_most(), "seed {seed}: stream {id} was trimmed by itself");
+            assert!(
+                bounds.start <= model.trimmed_at_most(),
+                "seed {seed}: stream {id} was trimmed by itself"
+            );
             model.appended.retain(|a| a.end() <= bounds.committed);
             for appended in &mut model.appended {
                 // What recovery kept is durable from now on.
@@ -381,14 +397,23 @@ impl World {
             while from < bounds.committed {
                 let bytes_max = self.rng.usize(1..200_000);
                 let next = self.read(id, from, Offset(i64::MAX), bytes_max, true);
-                from = next.unwrap_or_else(|| panic!("seed {}: stream {id} ends at {from}, not {}", self.seed, bounds.committed));
+                from = next.unwrap_or_else(|| {
+                    panic!("seed {}: stream {id} ends at {from}, not {}", self.seed, bounds.committed)
+                });
             }
             assert_eq!(from, bounds.committed.max(bounds.start), "seed {}: stream {id}", self.seed);
         }
     }
 
     /// Reads once and compares with the model; returns where to read on.
-    pub fn read(&mut self, id: u64, from: Offset, until: Offset, bytes_max: usize, block: bool) -> Option<Offset> {
+    pub fn read(
+        &mut self,
+        id: u64,
+        from: Offset,
+        until: Offset,
+        bytes_max: usize,
+        block: bool,
+    ) -> Option<Offset> {
         let stream = self.stream(id);
         let at_least_one = true;
         let request = ReadRequest { stream: stream.clone(), from, until, bytes_max, at_least_one };
@@ -420,9 +445,15 @@ impl World {
             assert!(got[at + 16..at + header.total_bytes] == want.batch[16..], "seed {seed} stream {id}");
             end = want.end();
             at += header.total_bytes;
-            assert!(at <= bytes_max || at == header.total_bytes, "seed {seed} stream {id}: more than was asked for");
+            assert!(
+                at <= bytes_max || at == header.total_bytes,
+                "seed {seed} stream {id}: more than was asked for"
+            );
         }
-        assert!(end <= bounds.committed && (got.is_empty() || end <= until), "seed {seed}: stream {id} at {from}: too much");
+        assert!(
+            end <= bounds.committed && (got.is_empty() || end <= until),
+            "seed {seed}: stream {id} at {from}: too much"
+        );
         if got.is_empty() {
             let first = expected.next().map(Appended::end);
             let nothing = first.is_none_or(|end| end > bounds.committed || end > until);
@@ -438,7 +469,8 @@ impl World {
         }
         let bounds = self.stream(id).bounds();
         let from = Offset(self.rng.i64(bounds.start.0..=bounds.committed.0));
-        let until = if self.rng.bool() { Offset(i64::MAX) } else { Offset(self.rng.i64(0..=bounds.committed.0 + 5)) };
+        let until =
+            if self.rng.bool() { Offset(i64::MAX) } else { Offset(self.rng.i64(0..=bounds.committed.0 + 5)) };
         let bytes_max = self.rng.usize(1..400_000);
         let block = self.rng.bool();
         self.read(id, from, until, bytes_max, block);
@@ -457,11 +489,19 @@ impl World {
         };
         let want = live.iter().find(|a| a.timestamp >= timestamp).map(|a| (a.base, a.timestamp));
         let got = self.parts.log.first_at_or_after(&stream, timestamp).unwrap();
-        assert_eq!(got.map(|place| (place.base_offset, place.max_timestamp)), want, "seed {seed} stream {id}");
+        assert_eq!(
+            got.map(|place| (place.base_offset, place.max_timestamp)),
+            want,
+            "seed {seed} stream {id}"
+        );
         let largest = live.iter().map(|a| a.timestamp).max();
         let want = live.iter().find(|a| Some(a.timestamp) == largest).map(|a| (a.base, a.timestamp));
         let got = self.parts.log.with_max_timestamp(&stream).unwrap();
-        assert_eq!(got.map(|place| (place.base_offset, place.max_timestamp)), want, "seed {seed} stream {id}");
+        assert_eq!(
+            got.map(|place| (place.base_offset, place.max_timestamp)),
+            want,
+            "seed {seed} stream {id}"
+        );
     }
 }
 
@@ -470,7 +510,8 @@ fn check_producers(seed: u64, id: u64, stream: &Stream, model: &StreamModel) {
         return;
     }
     let producers = stream.producers();
-    let producer = producers.find(7).unwrap_or_else(|| panic!("seed {seed}: stream {id} forgot its producer"));
+    let producer =
+        producers.find(7).unwrap_or_else(|| panic!("seed {seed}: stream {id} forgot its producer"));
     let mut remembered = producer.batches.iter().rev();
     for want in model.appended.iter().rev().take(producer.batches.len()) {
         let got = remembered.next().unwrap();

@@ -71,12 +71,18 @@ fn nothing_is_recycled_for_a_trim_that_a_power_cut_may_still_take() {
         // A segment is wanted, and only a dead one can be had.
         while world.parts.log.shared().take_prepared().is_some() {}
         let end = world.streams[&1].synced();
-        if seed.is_multiple_of(2) { world.trim_to(1, end) } else { world.delete(1) }
+        if seed.is_multiple_of(2) {
+            world.trim_to(1, end)
+        } else {
+            world.delete(1)
+        }
         for _ in 0..world.rng.usize(1..4) {
             world.parts.writer.turn(Patience::None);
         }
         let model = &world.streams[&1];
-        caught += u32::from(model.trims.iter().map(|(_, done)| done).chain(&model.deleted).any(|done| done.pending()));
+        caught += u32::from(
+            model.trims.iter().map(|(_, done)| done).chain(&model.deleted).any(|done| done.pending()),
+        );
         while world.parts.preparer.turn() {}
         // The segments that were taken away above stand behind the end, as prepared ones do.
         world.strike(Left::PowerCut);
@@ -113,7 +119,10 @@ fn a_stream_that_begins_behind_a_gap_is_read_from_its_first_batch() {
             world.settle();
         }
         world.compare();
-        assert_eq!(world.read(3, Offset(0), Offset(i64::MAX), 1, true), Some(world.streams[&3].appended[0].end()));
+        assert_eq!(
+            world.read(3, Offset(0), Offset(i64::MAX), 1, true),
+            Some(world.streams[&3].appended[0].end())
+        );
     }
 }
 
@@ -312,7 +321,12 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn a_writer_that_panics_leaves_nobody_waiting() {
     let disk = Arc::new(SimDisk::new(1));
-    let log = Log::open(disk, small_options(), Arc::new(SystemClock::default()), Arc::new(Panicking(AtomicUsize::new(0))));
+    let log = Log::open(
+        disk,
+        small_options(),
+        Arc::new(SystemClock::default()),
+        Arc::new(Panicking(AtomicUsize::new(0))),
+    );
     let log = log.unwrap();
     let first = append_to(&log, 0, 1000);
     eventually("the first append is answered", || first.acknowledged());
@@ -326,14 +340,19 @@ fn a_writer_that_panics_leaves_nobody_waiting() {
 fn what_was_appended_before_the_end_is_written_and_reads_after_it_are_answered() {
     for seed in 0..20 {
         let disk = Arc::new(SimDisk::new(seed));
-        let log = Log::open(disk, small_options(), Arc::new(SystemClock::default()), Arc::new(NoListener)).unwrap();
+        let log =
+            Log::open(disk, small_options(), Arc::new(SystemClock::default()), Arc::new(NoListener)).unwrap();
         let outcomes: Vec<_> = (0..200).map(|base| append_to(&log, base, 9000)).collect();
         log.close();
         assert!(outcomes.iter().all(|outcome| outcome.acknowledged()), "seed {seed}");
         let (sender, receiver) = std::sync::mpsc::channel();
         let stream = log.stream(StreamId(1));
-        let request = ReadRequest { stream, from: Offset(0), until: Offset(9), bytes_max: 9, at_least_one: true };
-        log.read_later(request, Box::new(move |result| sender.send(matches!(result, Err(ReadError::Closed))).unwrap()));
+        let request =
+            ReadRequest { stream, from: Offset(0), until: Offset(9), bytes_max: 9, at_least_one: true };
+        log.read_later(
+            request,
+            Box::new(move |result| sender.send(matches!(result, Err(ReadError::Closed))).unwrap()),
+        );
         assert_eq!(receiver.recv(), Ok(true));
     }
 }
