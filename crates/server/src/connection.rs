@@ -42,6 +42,8 @@ pub struct Limits {
     pub idle: Duration,
     /// A frame that has begun must go on within this.
     pub frame_stall: Duration,
+    /// The same for a frame that holds memory which others may wait for.
+    pub held_stall: Duration,
     /// A client must take something of its answer within this.
     pub write_stall: Duration,
     /// At its end a connection may still answer what is in flight for so long.
@@ -223,7 +225,9 @@ impl State {
         let write =
             self.outbound.stalled_from().map(|from| (from + self.limits.write_stall, Closing::WriteStalled));
         let frame = self.inbound.stalled_from().filter(|_| self.reading);
-        let frame = frame.map(|from| (from + self.limits.frame_stall, Closing::FrameStalled));
+        let limit =
+            if self.inbound.holds_budget() { self.limits.held_stall } else { self.limits.frame_stall };
+        let frame = frame.map(|from| (from + limit, Closing::FrameStalled));
         let idle = !self.beginning
             && self.outbound.is_empty()
             && self.inbound.stalled_from().is_none()

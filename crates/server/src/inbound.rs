@@ -77,6 +77,11 @@ impl Inbound {
         }
     }
 
+    /// Whether the frame that is under way holds memory of the budget.
+    pub fn holds_budget(&self) -> bool {
+        self.frame.as_ref().is_some_and(|frame| frame.bytes.capacity() > SMALL_FRAME_BYTES)
+    }
+
     /// Since when the client owes the rest of a frame, if it does.
     pub fn stalled_from(&self) -> Option<Instant> {
         self.stalled_from
@@ -164,7 +169,9 @@ impl Inbound {
         if step > SMALL_FRAME_BYTES {
             budget.grow(&mut frame.share, step).await;
         }
-        self.stalled_from = stalled_from.map(|_| Instant::now());
+        // A frame that begins to hold memory of the budget has less time from now on.
+        let begins_to_hold = step > SMALL_FRAME_BYTES && held <= SMALL_FRAME_BYTES;
+        self.stalled_from = stalled_from.filter(|_| !begins_to_hold).map(|_| Instant::now());
         frame.bytes.reserve_exact(step - held);
     }
 

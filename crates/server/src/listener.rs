@@ -59,8 +59,8 @@ impl Bounds {
                 request_bytes_max: positive(config.request_max_bytes),
                 in_flight_max: positive(config.requests_in_flight_per_connection),
                 idle: idle.min(IDLE_MAX),
-                // Long enough for a bad network, short enough that half a frame does not hold its memory for long.
-                frame_stall: Duration::from_secs(10),
+                frame_stall: Duration::from_secs(30),
+                held_stall: Duration::from_secs(10),
                 write_stall: Duration::from_secs(60),
                 drain: DRAIN,
             },

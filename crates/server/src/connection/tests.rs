@@ -71,6 +71,7 @@ impl Server {
             in_flight_max: 8,
             idle: LONG,
             frame_stall: LONG,
+            held_stall: LONG,
             write_stall: LONG,
             drain: Duration::from_millis(300),
         };
@@ -251,7 +252,7 @@ async fn a_refusal_and_a_panic_end_one_connection_only() {
 
 #[tokio::test]
 async fn a_frame_costs_memory_only_as_it_comes_and_stalls_are_ended() {
-    let server = Server::start(|bounds| bounds.limits.frame_stall = Duration::from_millis(150)).await;
+    let server = Server::start(|bounds| bounds.limits.held_stall = Duration::from_millis(150)).await;
     let mut client = server.client().await;
     client.0.write_all(&(1i32 << 20).to_be_bytes()).await.unwrap();
     client.0.write_all(&[b'e'; 1000]).await.unwrap();
@@ -262,9 +263,6 @@ async fn a_frame_costs_memory_only_as_it_comes_and_stalls_are_ended() {
     assert_eq!(server.held_bytes(), 32 * 1024);
     assert_eq!(client.receive().await, None, "a stalled frame is not waited for");
     until(|| server.held_bytes() == 0).await;
-    let mut client = server.client().await;
-    client.0.write_all(&[0, 0]).await.unwrap();
-    assert_eq!(client.receive().await, None, "nor is half a size");
     // One that goes on, slowly, is.
     let mut client = server.client().await;
     let frame = framed(&[b'e'; 400_000]);
@@ -273,6 +271,16 @@ async fn a_frame_costs_memory_only_as_it_comes_and_stalls_are_ended() {
         tokio::time::sleep(Duration::from_millis(40)).await;
     }
     assert_eq!(client.receive().await.unwrap().len(), 400_000);
+}
+
+#[tokio::test]
+async fn half_a_size_or_half_a_small_frame_is_not_waited_for() {
+    let server = Server::start(|bounds| bounds.limits.frame_stall = Duration::from_millis(150)).await;
+    for begun in [&[0, 0][..], &[0, 0, 1, 0, b'e'][..]] {
+        let mut client = server.client().await;
+        client.0.write_all(begun).await.unwrap();
+        assert_eq!(client.receive().await, None);
+    }
 }
 
 #[tokio::test]
