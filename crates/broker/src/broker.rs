@@ -293,14 +293,25 @@ impl Broker {
         configs: BTreeMap<String, String>,
     ) -> Result<Arc<Topic>, Failure> {
         let name = name.to_owned();
-        let created = self.blocking(move |broker| match broker.topics.create(&name, partitions, configs) {
-            // Two clients may ask for the same new topic at once.
-            Err(TopicError::Exists(_)) => (broker.topics.find(&name).ok_or(TopicError::Unknown), true),
-            other => (other, false),
-        });
-        match created.await {
-            (Ok(topic), true) => Err(Failure::from(TopicError::Exists(topic.name.to_string()))),
-            (result, _) => Ok(result?),
+        Ok(self.blocking(move |broker| broker.topics.create(&name, partitions, configs)).await?)
+    }
+
+    /// The topic `name`, created where there is none. Two clients may ask for the same new topic at once: both get it.
+    pub(crate) async fn find_or_create_topic(
+        self: &Arc<Self>,
+        name: &str,
+        partitions: i32,
+        configs: &[(&str, &str)],
+    ) -> Result<Arc<Topic>, Failure> {
+        if let Some(topic) = self.topics.find(name) {
+            return Ok(topic);
+        }
+        let configs = configs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        match self.create_topic(name, partitions, configs).await {
+            Err(failure) if failure.code == ErrorCode::TopicAlreadyExists => {
+                self.topics.find(name).ok_or(ErrorCode::UnknownTopicOrPartition.into())
+            }
+            result => result,
         }
     }
 
@@ -317,16 +328,8 @@ impl Broker {
 
     /// The topic of committed offsets, created on first use.
     pub(crate) async fn offsets_topic(self: &Arc<Self>) -> Result<Arc<Topic>, Failure> {
-        if let Some(topic) = self.topics.find(OFFSETS_TOPIC) {
-            return Ok(topic);
-        }
-        let configs = BTreeMap::from([("cleanup.policy".to_owned(), "compact".to_owned())]);
-        match self.create_topic(OFFSETS_TOPIC, self.config.offsets_partitions, configs).await {
-            Err(failure) if failure.code == ErrorCode::TopicAlreadyExists => {
-                self.topics.find(OFFSETS_TOPIC).ok_or(ErrorCode::CoordinatorNotAvailable.into())
-            }
-            result => result,
-        }
+        let compacted = [("cleanup.policy", "compact")];
+        self.find_or_create_topic(OFFSETS_TOPIC, self.config.offsets_partitions, &compacted).await
     }
 
     /// Waits until `partition` is committed up to `end`.

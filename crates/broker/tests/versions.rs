@@ -106,3 +106,27 @@ async fn what_is_not_promised_is_refused() {
     assert_eq!(answer.api_keys.len(), promised.len());
     broker.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn clients_that_ask_for_the_same_new_topic_at_once_all_get_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let ask = |mut connection: Connection| async move {
+        let name = Some(Text::from_static("new"));
+        let topic = m::metadata_request::MetadataRequestTopic { name, ..Default::default() };
+        let request = m::MetadataRequest {
+            topics: Some(vec![topic]),
+            allow_auto_topic_creation: true,
+            ..Default::default()
+        };
+        let answer: m::MetadataResponse = call(&mut connection, 12, &request).await;
+        (answer.topics[0].error_code, answer.topics[0].topic_id)
+    };
+    let asking: Vec<_> = (0..16).map(|_| tokio::spawn(ask(connect(&broker)))).collect();
+    let mut answers = Vec::new();
+    for asked in asking {
+        answers.push(asked.await.unwrap());
+    }
+    assert!(answers.iter().all(|answer| answer.0 == 0 && answer.1 == answers[0].1), "{answers:?}");
+    broker.close().await;
+}

@@ -1,6 +1,6 @@
 //! Metadata and DescribeCluster: who serves, which topics there are; topics are created on first use where that is on.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -92,7 +92,7 @@ async fn find(
     if !may_create || !broker.config.auto_create_topics {
         return Err(ErrorCode::UnknownTopicOrPartition.into());
     }
-    broker.create_topic(name, broker.config.num_partitions, BTreeMap::new()).await
+    broker.find_or_create_topic(name, broker.config.num_partitions, &[]).await
 }
 
 fn described(broker: &Broker, topic: &Topic, operations: i32) -> MetadataResponseTopic {
