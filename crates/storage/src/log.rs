@@ -188,6 +188,11 @@ impl Shared {
         }));
     }
 
+    /// Whether the log is closed and needs no more segments.
+    pub fn preparer_stops(&self) -> bool {
+        self.preparer_news.lock().stop
+    }
+
     pub fn wake_preparer(&self) {
         self.preparer_news.lock().pending = true;
         self.preparer_wake.notify_one();
@@ -906,9 +911,10 @@ fn check_entry(
 const FULL_DISK_RETRY: Duration = Duration::from_secs(1);
 
 fn run_preparer(shared: &Shared, preparer: &mut Preparer) {
+    preparer.pace();
     loop {
         while preparer.turn() {
-            if shared.preparer_news.lock().stop {
+            if shared.preparer_stops() {
                 return;
             }
         }

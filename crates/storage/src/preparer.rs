@@ -4,11 +4,15 @@
 //! blocks that were never written are slow to sync, and carries its final name and header. Dead segments are recycled
 //! under a new generation; a new log starts small and grows its segments, so that an empty start is quick.
 //!
+//! Zero-filling shares the device with the appends, so it goes in small pieces and rests between them for as long as it
+//! stays ahead of what the writer uses up.
+//!
 //! A file under preparation is named [`PREPARING`]; whatever a crash leaves under that name is worthless.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use disk::{AlignedBuffer, File};
 
@@ -26,7 +30,14 @@ pub(crate) const FIRST_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
 const GROWTH: u64 = 4;
 /// Dead segments kept for later; more are removed.
 const SPARES_MAX: usize = 4;
-const ZERO_FILL_BYTES: usize = 1024 * 1024;
+/// One write of zeros: short enough for an append to wait behind.
+const ZERO_FILL_BYTES: usize = 256 * 1024;
+/// While there is time, the preparer rests so many times as long as its last piece took, and so long at most: a quarter of
+/// the device is enough for it.
+const REST_FACTOR: u32 = 3;
+const REST_MAX: Duration = Duration::from_millis(20);
+/// The next segment is to be ready when this part of the room that was left is used up: 1 / HASTE.
+const HASTE: u64 = 2;
 
 pub(crate) struct Preparer {
     shared: Arc<Shared>,
@@ -35,6 +46,8 @@ pub(crate) struct Preparer {
     next_length: u64,
     /// Dead segments that wait to be recycled; one may still have a reader.
     spares: VecDeque<Arc<Segment>>,
+    /// Whether it may sleep: it has a thread of its own.
+    paced: bool,
 }
 
 impl Preparer {
@@ -42,7 +55,19 @@ impl Preparer {
     pub fn new(shared: Arc<Shared>, next_sequence: u32, next_generation: u64, last_length: u64) -> Preparer {
         let segment_bytes = shared.options.segment_bytes;
         let next_length = (last_length * GROWTH).clamp(FIRST_SEGMENT_BYTES.min(segment_bytes), segment_bytes);
-        Preparer { shared, next_sequence, next_generation, next_length, spares: VecDeque::new() }
+        Preparer {
+            shared,
+            next_sequence,
+            next_generation,
+            next_length,
+            spares: VecDeque::new(),
+            paced: false,
+        }
+    }
+
+    /// From now on zero-filling may rest for the sake of appends.
+    pub fn pace(&mut self) {
+        self.paced = true;
     }
 
     /// Recycles what is dead and prepares one segment if one is wanted; true when there may be more to do.
@@ -54,6 +79,7 @@ impl Preparer {
                     self.shared.add_prepared(segment);
                     return true;
                 }
+                Err(_) if self.shared.preparer_stops() => return false,
                 Err(error) => {
                     if error.kind() != io::ErrorKind::StorageFull {
                         tracing::error!(%error, "preparing a segment failed");
@@ -132,14 +158,34 @@ impl Preparer {
         let zeros = AlignedBuffer::zeroed(
             ZERO_FILL_BYTES.min(usize::try_from(self.next_length).unwrap_or(usize::MAX)),
         );
+        let room = self.shared.queue.room.left();
         let mut at = 0;
         while at < self.next_length {
             let bytes = zeros.len().min(usize::try_from(self.next_length - at).unwrap_or(usize::MAX));
+            let begun = Instant::now();
             file.write_at(at, &zeros[..bytes])?;
             at += bytes as u64;
+            if self.paced {
+                if self.shared.preparer_stops() {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+                if self.has_time(at, room) {
+                    std::thread::sleep((begun.elapsed() * REST_FACTOR).min(REST_MAX));
+                }
+            }
         }
         file.sync()?;
         Ok(file)
+    }
+
+    /// Whether the file that is `filled` so far will be complete early enough when appends go on as they did since there
+    /// was `room`.
+    fn has_time(&self, filled: u64, room: u64) -> bool {
+        let used = room.saturating_sub(self.shared.queue.room.left());
+        let wanted = u128::from(used * HASTE) * u128::from(self.next_length);
+        self.shared.prepared_count() > 0
+            && !self.shared.queue.room.is_refusing()
+            && u128::from(filled) * u128::from(room) >= wanted
     }
 
     /// A dead segment, of full length or of any, that nobody reads any more.

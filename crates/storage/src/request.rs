@@ -205,6 +205,17 @@ impl Room {
         self.out_of_space.load(Ordering::Acquire)
     }
 
+    /// Bytes of segments that are not used or promised yet.
+    pub fn left(&self) -> u64 {
+        let state = self.state.lock();
+        (state.active + state.prepared.iter().sum::<u64>()).saturating_sub(state.reserved)
+    }
+
+    /// Whether somebody was refused and waits for room.
+    pub fn is_refusing(&self) -> bool {
+        self.state.lock().refused.is_some()
+    }
+
     /// Whether a request that was refused would be admitted now; says so once.
     pub fn reopened(&self) -> bool {
         let mut state = self.state.lock();
