@@ -172,9 +172,8 @@ pub struct BatchBuilder {
     max_timestamp: Timestamp,
     last_offset_delta: i32,
     count: i32,
-    records: Writer,
-    /// One record's fields, before their length is known.
-    scratch: Vec<u8>,
+    /// The header's place, then the records: an uncompressed batch leaves as it was built, its records copied once.
+    bytes: Writer,
 }
 
 const TRANSACTIONAL: i16 = 0x10;
@@ -183,6 +182,13 @@ const CONTROL: i16 = 0x20;
 impl BatchBuilder {
     /// An empty batch, of no producer id.
     pub fn new(compression: Compression) -> BatchBuilder {
+        BatchBuilder::with_capacity(compression, HEADER_BYTES)
+    }
+
+    /// As [`BatchBuilder::new`], with memory for a batch of `bytes` before compression.
+    pub fn with_capacity(compression: Compression, bytes: usize) -> BatchBuilder {
+        let mut bytes = Writer::reusing(Vec::with_capacity(bytes.max(HEADER_BYTES)));
+        bytes.slice(&[0; HEADER_BYTES]);
         BatchBuilder {
             compression,
             attributes: compression.bits(),
@@ -191,8 +197,7 @@ impl BatchBuilder {
             max_timestamp: Timestamp::NONE,
             last_offset_delta: -1,
             count: 0,
-            records: Writer::new(),
-            scratch: Vec::new(),
+            bytes,
         }
     }
 
@@ -221,7 +226,7 @@ impl BatchBuilder {
 
     /// Bytes of the records so far, before compression.
     pub fn records_bytes(&self) -> usize {
-        self.records.len()
+        self.bytes.len() - HEADER_BYTES
     }
 
     /// Appends a record without headers at the next offset.
@@ -255,21 +260,28 @@ impl BatchBuilder {
         if self.count == 0 {
             self.base_timestamp = timestamp;
         }
-        let mut fields = Writer::reusing(std::mem::take(&mut self.scratch));
+        let timestamp_delta = timestamp.0 - self.base_timestamp.0;
+        let header_count = varint_length(headers.len());
+        let header_bytes = |(key, value): &RecordHeader| bytes_len(Some(key)) + bytes_len(value.as_deref());
+        let length = 1
+            + varlong_len(timestamp_delta)
+            + varlong_len(i64::from(offset_delta))
+            + bytes_len(key)
+            + bytes_len(value)
+            + varlong_len(i64::from(header_count))
+            + headers.iter().map(header_bytes).sum::<usize>();
+        let fields = &mut self.bytes;
+        fields.varint(varint_length(length));
         fields.i8(0);
-        fields.varlong(timestamp.0 - self.base_timestamp.0);
+        fields.varlong(timestamp_delta);
         fields.varint(offset_delta);
-        put_bytes(&mut fields, key);
-        put_bytes(&mut fields, value);
-        fields.varint(varint_length(headers.len()));
+        put_bytes(fields, key);
+        put_bytes(fields, value);
+        fields.varint(header_count);
         for (key, value) in headers {
-            put_bytes(&mut fields, Some(key));
-            put_bytes(&mut fields, value.as_deref());
+            put_bytes(fields, Some(key));
+            put_bytes(fields, value.as_deref());
         }
-        let fields = fields.into_buffer();
-        self.records.varint(varint_length(fields.len()));
-        self.records.slice(&fields);
-        self.scratch = fields;
         self.max_timestamp = self.max_timestamp.max(timestamp);
         self.last_offset_delta = offset_delta;
         self.count += 1;
@@ -280,15 +292,15 @@ impl BatchBuilder {
     /// Panics when there is no record in it, or more than 2 GiB of them.
     pub fn finish(self) -> Bytes {
         assert!(self.count > 0, "a batch holds a record at least");
-        let records = self.records.into_buffer();
-        let packed = match self.compression {
-            Compression::None => records,
-            codec => compress(codec, &records),
-        };
-        let length =
-            i32::try_from(HEADER_BYTES - LENGTH_PREFIX_BYTES + packed.len()).expect("a batch is under 2 GiB");
+        let mut bytes = self.bytes.into_buffer();
+        if self.compression != Compression::None {
+            let packed = compress(self.compression, &bytes[HEADER_BYTES..]);
+            bytes.truncate(HEADER_BYTES);
+            bytes.extend_from_slice(&packed);
+        }
+        let length = i32::try_from(bytes.len() - LENGTH_PREFIX_BYTES).expect("a batch is under 2 GiB");
         let (producer_id, producer_epoch, base_sequence) = self.producer;
-        let mut header = Writer::reusing(Vec::with_capacity(HEADER_BYTES + packed.len()));
+        let mut header = Writer::reusing(Vec::with_capacity(HEADER_BYTES));
         header.i64(0);
         header.i32(length);
         header.i32(-1);
@@ -302,8 +314,7 @@ impl BatchBuilder {
         header.i16(producer_epoch);
         header.i32(base_sequence);
         header.i32(self.count);
-        header.slice(&packed);
-        let mut bytes = header.into_buffer();
+        bytes[..HEADER_BYTES].copy_from_slice(&header.into_buffer());
         batch::seal_crc(&mut bytes);
         Bytes::from(bytes)
     }
@@ -311,6 +322,18 @@ impl BatchBuilder {
 
 fn varint_length(length: usize) -> i32 {
     i32::try_from(length).expect("a record is under 2 GiB")
+}
+
+/// Bytes that a zigzag LEB128 integer takes; one of 32 bits takes as many as the same of 64.
+fn varlong_len(value: i64) -> usize {
+    let zigzag = ((value << 1) ^ (value >> 63)).cast_unsigned();
+    // Seven bits a byte, and one byte for zero.
+    usize::from(zigzag == 0) + (u64::BITS - zigzag.leading_zeros()).div_ceil(7) as usize
+}
+
+/// Bytes that a nullable byte field takes.
+fn bytes_len(bytes: Option<&[u8]>) -> usize {
+    bytes.map_or(1, |bytes| varlong_len(i64::from(varint_length(bytes.len()))) + bytes.len())
 }
 
 fn put_bytes(writer: &mut Writer, bytes: Option<&[u8]>) {
