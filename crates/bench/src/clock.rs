@@ -1,0 +1,36 @@
+//! Time in a run: monotonic nanoseconds since it began, and the wall clock for the timestamps of records.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use model::Timestamp;
+
+/// Nanoseconds since the run began.
+pub type Nanos = u64;
+
+/// The clock of one run, shared by producers and consumers: a latency is a difference of two of its readings.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    origin: Instant,
+    wall_ms: i64,
+}
+
+impl Clock {
+    pub fn start() -> Clock {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Clock { origin: Instant::now(), wall_ms: i64::try_from(wall.as_millis()).unwrap_or(i64::MAX) }
+    }
+
+    pub fn now(&self) -> Nanos {
+        u64::try_from(self.origin.elapsed().as_nanos()).expect("a run is shorter than 500 years")
+    }
+
+    /// The wall clock at a reading of this one.
+    pub fn timestamp(&self, at: Nanos) -> Timestamp {
+        Timestamp(self.wall_ms + i64::try_from(at / 1_000_000).unwrap_or(0))
+    }
+}
+
+/// As nanoseconds; what is longer than 500 years is that.
+pub fn nanos(duration: std::time::Duration) -> Nanos {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

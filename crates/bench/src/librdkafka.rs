@@ -1,0 +1,383 @@
+//! The engine of `librdkafka`, the C library below most clients: what they would see of a server.
+//!
+//! Settings are Java's names translated; groups are real ones, joined before the load begins. A message is known by its
+//! partition and offset; its CRC, for the ledger, is that of its value.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use parking_lot::Mutex;
+use rdkafka::client::ClientContext;
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Rebalance};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::Message;
+use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext};
+
+use crate::clock::Nanos;
+use crate::driver::Properties;
+use crate::ledger::{BatchId, Schedule};
+use crate::plan::Run;
+use crate::security::jaas_option;
+use crate::stats::{Latencies, record};
+
+/// Between two looks of a producer's thread at what is due.
+const TICK: Duration = Duration::from_micros(100);
+const POLL: Duration = Duration::from_millis(20);
+/// As in the native engine, and as the published experiments did.
+const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
+/// A server is asked again while it is away; after so many errors in a row it is gone.
+const ERRORS_MAX: u32 = 50;
+
+/// Starts a thread for each producer and for each consumer; the library has threads of its own besides.
+pub fn start(run: &Arc<Run>) -> anyhow::Result<Vec<JoinHandle<()>>> {
+    let mut started = Vec::new();
+    let plan = &run.plan;
+    let members = plan.workload.consumer_per_subscription as usize;
+    for topic in 0..plan.topics.len() {
+        for group in 0..plan.groups[topic].len() {
+            let assignments = Arc::new(Assignments::new(members, plan.partitions()));
+            for member in 0..members {
+                let (shared, assignments) = (run.clone(), assignments.clone());
+                let work = move || consume(&shared, topic, group, member, assignments);
+                started.push(spawn(run, format!("consumer-{topic}-{group}-{member}"), work)?);
+            }
+        }
+    }
+    for number in 0..plan.producers() {
+        let shared = run.clone();
+        started.push(spawn(run, format!("producer-{number}"), move || produce(&shared, number))?);
+    }
+    Ok(started)
+}
+
+fn spawn(
+    run: &Arc<Run>,
+    name: String,
+    work: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
+) -> anyhow::Result<JoinHandle<()>> {
+    let run = run.clone();
+    let thread = move || {
+        if let Err(error) = work() {
+            run.control.fail(error);
+        }
+    };
+    std::thread::Builder::new().name(name).spawn(thread).context("a thread cannot be started")
+}
+
+/// Java's settings as the library calls them; `None` where it has none.
+fn translated(properties: &Properties) -> BTreeMap<String, String> {
+    const JAVA_ONLY: [&str; 9] = [
+        "key.serializer",
+        "value.serializer",
+        "key.deserializer",
+        "value.deserializer",
+        "default.api.timeout.ms",
+        "max.poll.records",
+        "max.block.ms",
+        "ssl.truststore.type",
+        "ssl.keystore.type",
+    ];
+    let mut all = BTreeMap::new();
+    for (name, value) in properties {
+        let mut set = |name: &str, value: &str| drop(all.insert(name.to_owned(), value.to_owned()));
+        match name.as_str() {
+            name if JAVA_ONLY.contains(&name) => {}
+            "buffer.memory" => {
+                let bytes: u64 = value.parse().unwrap_or(33_554_432);
+                set("queue.buffering.max.kbytes", &(bytes / 1024).max(1).to_string());
+            }
+            "max.request.size" => set("message.max.bytes", value),
+            "fetch.max.wait.ms" => set("fetch.wait.max.ms", value),
+            "ssl.truststore.location" => set("ssl.ca.location", value),
+            "ssl.keystore.location" => {
+                set("ssl.certificate.location", value);
+                set("ssl.key.location", value);
+            }
+            "sasl.jaas.config" => {
+                for (ours, option) in [("sasl.username", "username"), ("sasl.password", "password")] {
+                    jaas_option(value, option).into_iter().for_each(|value| set(ours, &value));
+                }
+            }
+            name => set(name, value),
+        }
+    }
+    all
+}
+
+/// A client of these settings; what the library does not know is left out and named, once for a whole run.
+fn client<C: ClientContext, T: FromClientConfigAndContext<C>>(
+    properties: BTreeMap<String, String>,
+    context: impl Fn() -> C,
+) -> anyhow::Result<T> {
+    static NAMED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut properties = properties;
+    loop {
+        let mut config = ClientConfig::new();
+        properties.iter().for_each(|(name, value)| drop(config.set(name, value)));
+        match config.create_with_context(context()) {
+            Ok(client) => return Ok(client),
+            Err(KafkaError::ClientConfig(_, what, name, _)) if what.starts_with("No such") => {
+                properties.remove(&name);
+                if NAMED.lock().insert(name.clone()) {
+                    eprintln!(
+                        "settings of clients: ignored, because librdkafka has none of the name: {name}"
+                    );
+                }
+            }
+            Err(error) => return Err(error).context("librdkafka refuses the settings"),
+        }
+    }
+}
+
+/// Takes delivery reports.
+struct Reports {
+    run: Arc<Run>,
+    topic: usize,
+    latencies: Arc<Mutex<Latencies>>,
+}
+
+impl ClientContext for Reports {}
+
+impl ProducerContext for Reports {
+    /// When it was due.
+    type DeliveryOpaque = Box<Nanos>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, due: Box<Nanos>) {
+        let now = self.run.clock.now();
+        let taken = match result {
+            Ok(message) => {
+                let value = message.payload().unwrap_or_default();
+                self.run.stats.published(1, value.len() as u64);
+                let mut latencies = self.latencies.lock();
+                record(&mut latencies.publish, now.saturating_sub(*due));
+                let id =
+                    BatchId { base_offset: message.offset(), count: 1, crc: Some(crc32c::crc32c(value)) };
+                let partition = usize::try_from(message.partition()).unwrap_or(0);
+                let place = self.run.plan.place(self.topic, partition);
+                let schedule = Schedule::new(&[*due]);
+                self.run
+                    .ledger
+                    .published(place, id, schedule, |latency| record(&mut latencies.end_to_end, latency))
+                    .map_err(anyhow::Error::from)
+            }
+            // What is thrown away in the end was never acknowledged.
+            Err(_) if self.run.control.ends() => Ok(()),
+            Err((error, _)) => {
+                self.run.stats.failed(1);
+                Err(anyhow::Error::new(error.clone()).context("a message could not be delivered"))
+            }
+        };
+        if let Err(error) = taken {
+            self.run.control.fail(error);
+        }
+    }
+}
+
+fn produce(run: &Arc<Run>, number: usize) -> anyhow::Result<()> {
+    let plan = &run.plan;
+    let topic = number % plan.topics.len();
+    let latencies = run.stats.latencies();
+    let mut properties = translated(&plan.driver.producer);
+    // The Java client's way of choosing partitions, so that both engines ask the same of a server.
+    properties.entry("partitioner".into()).or_insert_with(|| "murmur2_random".into());
+    let producer: BaseProducer<Reports> =
+        client(properties, || Reports { run: run.clone(), topic, latencies: latencies.clone() })?;
+    run.control.add_ready();
+    let producers = plan.producers() as f64;
+    let (mut next_due, mut step, mut changes) = (f64::INFINITY, f64::INFINITY, 0);
+    let mut random = fastrand::Rng::with_seed(number as u64);
+    let mut count = 0;
+    while !run.control.ends() {
+        producer.poll(Duration::ZERO);
+        let now = run.clock.now();
+        let (rate, changed) = run.control.rate();
+        if changed != changes {
+            changes = changed;
+            step = if rate > 0.0 { 1e9 * producers / rate } else { f64::INFINITY };
+            next_due = now as f64 + step * (number as f64 / producers);
+        }
+        if run.control.producing_ends() {
+            next_due = f64::INFINITY;
+            if producer.in_flight_count() == 0 {
+                run.control.add_done();
+                break;
+            }
+        }
+        while next_due <= now as f64 {
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "not above now, not below 0"
+            )]
+            let due = next_due as Nanos;
+            let payload = &plan.payloads[random.usize(..plan.payloads.len())];
+            let record_of = BaseRecord::with_opaque_to(&plan.topics[topic], Box::new(due)).payload(payload);
+            let key = plan.keys.choose(plan.workload.key_distributor, count, due);
+            let sent = match key {
+                Some(key) => producer.send(record_of.key(key)).map_err(|(error, _)| error),
+                None => producer.send::<[u8], _>(record_of).map_err(|(error, _)| error),
+            };
+            match sent {
+                Ok(()) => {}
+                Err(KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull)) => break,
+                Err(error) => return Err(error).context("a message was refused"),
+            }
+            record(&mut latencies.lock().delay, now - due);
+            next_due += step;
+            count += 1;
+        }
+        std::thread::sleep(TICK);
+    }
+    Ok(())
+}
+
+/// Who of a group has how many partitions.
+struct Assignments {
+    members: Mutex<(Vec<Option<usize>>, bool)>,
+    partitions: usize,
+}
+
+impl Assignments {
+    fn new(members: usize, partitions: usize) -> Assignments {
+        Assignments { members: Mutex::new((vec![None; members], false)), partitions }
+    }
+
+    /// Whether with this the group is complete for the first time: every member heard, every partition given out once.
+    fn set(&self, member: usize, partitions: Option<usize>) -> bool {
+        let (members, complete) = &mut *self.members.lock();
+        members[member] = partitions;
+        let heard: Option<usize> = members.iter().copied().sum();
+        let now = !*complete && heard == Some(self.partitions);
+        *complete |= now;
+        now
+    }
+}
+
+struct Membership {
+    run: Arc<Run>,
+    member: usize,
+    members: usize,
+    assignments: Arc<Assignments>,
+}
+
+impl ClientContext for Membership {}
+
+impl ConsumerContext for Membership {
+    fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        if let Rebalance::Revoke(_) = rebalance {
+            // Nothing to commit is no fault.
+            let _ = consumer.commit_consumer_state(CommitMode::Sync);
+            self.assignments.set(self.member, None);
+        }
+    }
+
+    fn post_rebalance(&self, _: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
+        if let Rebalance::Assign(partitions) = rebalance
+            && self.assignments.set(self.member, Some(partitions.count()))
+        {
+            (0..self.members).for_each(|_| self.run.control.add_ready());
+        }
+    }
+}
+
+fn consume(
+    run: &Arc<Run>,
+    topic: usize,
+    group: usize,
+    member: usize,
+    assignments: Arc<Assignments>,
+) -> anyhow::Result<()> {
+    let plan = &run.plan;
+    let latencies = run.stats.latencies();
+    let mut properties = translated(&plan.driver.consumer);
+    properties.insert("group.id".into(), plan.groups[topic][group].clone());
+    properties.insert("enable.auto.commit".into(), "false".into());
+    properties.insert("auto.offset.reset".into(), "earliest".into());
+    properties.entry("check.crcs".into()).or_insert_with(|| "true".into());
+    let members = plan.workload.consumer_per_subscription as usize;
+    let membership = || Membership { run: run.clone(), member, members, assignments: assignments.clone() };
+    let consumer: BaseConsumer<Membership> = client(properties, membership)?;
+    consumer.subscribe(&[&plan.topics[topic]]).context("subscribing")?;
+    let mut resting = false;
+    let mut errors = 0;
+    let mut commit_at = Instant::now() + COMMIT_INTERVAL;
+    while !run.control.ends() {
+        // A consumer that rests goes on polling, or it would lose its place in the group.
+        if resting != run.control.is_paused() {
+            resting = !resting;
+            let mine = consumer.assignment()?;
+            if resting { consumer.pause(&mine)? } else { consumer.resume(&mine)? }
+        }
+        match consumer.poll(POLL) {
+            None => {}
+            Some(Ok(message)) => {
+                errors = 0;
+                let at = run.clock.now();
+                let value = message.payload().unwrap_or_default();
+                let id =
+                    BatchId { base_offset: message.offset(), count: 1, crc: Some(crc32c::crc32c(value)) };
+                let place = plan.place(topic, usize::try_from(message.partition()).unwrap_or(0));
+                let mut latencies = latencies.lock();
+                run.ledger
+                    .received(place, group, id, at, |latency| record(&mut latencies.end_to_end, latency))?;
+                run.stats.received(1, value.len() as u64);
+            }
+            Some(Err(error)) => {
+                errors += 1;
+                if errors > ERRORS_MAX || matches!(error, KafkaError::MessageConsumptionFatal(_)) {
+                    return Err(error).context("consuming failed");
+                }
+            }
+        }
+        if Instant::now() >= commit_at {
+            commit_at = Instant::now() + COMMIT_INTERVAL;
+            // Nothing to commit is no fault.
+            let _ = consumer.commit_consumer_state(CommitMode::Async);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn javas_names_are_translated() {
+        let pairs = [
+            ("buffer.memory", "2048"),
+            ("linger.ms", "1"),
+            ("key.serializer", "x"),
+            ("ssl.keystore.location", "k.pem"),
+            ("sasl.jaas.config", "M required username=\"u\" password=\"p\";"),
+        ];
+        let properties =
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let expected = [
+            ("linger.ms", "1"),
+            ("queue.buffering.max.kbytes", "2"),
+            ("sasl.password", "p"),
+            ("sasl.username", "u"),
+            ("ssl.certificate.location", "k.pem"),
+            ("ssl.key.location", "k.pem"),
+        ];
+        let expected: BTreeMap<String, String> =
+            expected.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        assert_eq!(translated(&properties), expected);
+    }
+
+    #[test]
+    fn a_group_is_complete_when_every_partition_is_given_out_once() {
+        let assignments = Assignments::new(2, 16);
+        assert!(!assignments.set(0, Some(16)));
+        // The second joins and is told first.
+        assert!(!assignments.set(1, Some(8)));
+        assert!(!assignments.set(0, None));
+        assert!(assignments.set(0, Some(8)));
+        assert!(!assignments.set(0, Some(8)), "it counts once");
+    }
+}

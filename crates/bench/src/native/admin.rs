@@ -1,0 +1,138 @@
+//! Topics of a test: made, found, removed.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use wire::Text;
+use wire::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
+use wire::messages::metadata_request::MetadataRequestTopic;
+use wire::messages::{CreateTopicsRequest, DeleteTopicsRequest, MetadataRequest};
+
+use crate::driver::Properties;
+use crate::native::connection::{Receiver, Sender, call, connect, error_name};
+use crate::security::Security;
+
+/// Making a topic of thousands of partitions takes a server some time.
+const TOPICS_TIMEOUT: Duration = Duration::from_secs(120);
+const LEADERS_PAUSE: Duration = Duration::from_millis(50);
+
+/// Where the partitions of the topics are.
+#[derive(Clone, Debug, Default)]
+pub struct Layout {
+    /// Addresses of servers.
+    pub servers: Vec<String>,
+    /// Of each topic and partition, its leader as an index into `servers`.
+    pub leaders: Vec<Vec<usize>>,
+}
+
+pub struct Admin {
+    sender: Sender,
+    receiver: Receiver,
+}
+
+impl Admin {
+    /// Connects to the first server of the list that answers.
+    pub async fn connect(bootstrap: &str, security: &Security) -> anyhow::Result<Admin> {
+        let mut last = None;
+        for address in bootstrap.split(',').map(str::trim).filter(|address| !address.is_empty()) {
+            match connect(address, security).await {
+                Ok((sender, receiver)) => return Ok(Admin { sender, receiver }),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.map_or_else(|| anyhow::anyhow!("bootstrap.servers names no server"), Into::into))
+    }
+
+    pub async fn create_topics(
+        &mut self,
+        names: &[String],
+        partitions: u32,
+        replication_factor: i16,
+        configs: &Properties,
+    ) -> anyhow::Result<()> {
+        let config = |(name, value): (&String, &String)| CreatableTopicConfig {
+            name: Text::copied(name),
+            value: Some(Text::copied(value)),
+        };
+        let topic = |name: &String| CreatableTopic {
+            name: Text::copied(name),
+            num_partitions: i32::try_from(partitions).unwrap_or(i32::MAX),
+            replication_factor,
+            configs: configs.iter().map(config).collect(),
+            ..CreatableTopic::default()
+        };
+        let request = CreateTopicsRequest {
+            topics: names.iter().map(topic).collect(),
+            timeout_ms: millis(TOPICS_TIMEOUT),
+            ..CreateTopicsRequest::default()
+        };
+        let answer = call(&self.sender, &mut self.receiver, &request).await?;
+        for topic in answer.topics {
+            if topic.error_code != 0 {
+                let message = topic.error_message.map_or_else(String::new, |message| format!(": {message}"));
+                bail!("the topic {} cannot be made: {}{message}", topic.name, error_name(topic.error_code));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until every partition has a leader.
+    pub async fn layout(&mut self, names: &[String], partitions: usize) -> anyhow::Result<Layout> {
+        let until = Instant::now() + TOPICS_TIMEOUT;
+        loop {
+            let named =
+                |name: &String| MetadataRequestTopic { name: Some(Text::copied(name)), ..Default::default() };
+            let request = MetadataRequest {
+                topics: Some(names.iter().map(named).collect()),
+                ..MetadataRequest::default()
+            };
+            let answer = call(&self.sender, &mut self.receiver, &request).await?;
+            let mut servers = Vec::new();
+            let mut index = HashMap::new();
+            for broker in &answer.brokers {
+                index.insert(broker.node_id, servers.len());
+                servers.push(format!("{}:{}", broker.host, broker.port));
+            }
+            let mut found: HashMap<String, Vec<Option<usize>>> = HashMap::new();
+            for topic in answer.topics {
+                let Some(name) = topic.name else { continue };
+                let leaders = found.entry(name.to_string()).or_default();
+                leaders.resize(partitions, None);
+                for partition in topic.partitions {
+                    let place =
+                        usize::try_from(partition.partition_index).ok().and_then(|at| leaders.get_mut(at));
+                    if let Some(place) = place.filter(|_| partition.error_code == 0) {
+                        *place = index.get(&partition.leader_id).copied();
+                    }
+                }
+            }
+            let leaders: Option<Vec<Vec<usize>>> =
+                names.iter().map(|name| found.get(name)?.iter().copied().collect()).collect();
+            if let Some(leaders) = leaders {
+                return Ok(Layout { servers, leaders });
+            }
+            if Instant::now() > until {
+                bail!("not every partition got a leader within {} s", TOPICS_TIMEOUT.as_secs());
+            }
+            tokio::time::sleep(LEADERS_PAUSE).await;
+        }
+    }
+
+    pub async fn delete_topics(&mut self, names: &[String]) -> anyhow::Result<()> {
+        let request = DeleteTopicsRequest {
+            topic_names: names.iter().map(|name| Text::copied(name)).collect(),
+            timeout_ms: millis(TOPICS_TIMEOUT),
+            ..DeleteTopicsRequest::default()
+        };
+        let answer = call(&self.sender, &mut self.receiver, &request).await.context("removing the topics")?;
+        match answer.responses.iter().find(|topic| topic.error_code != 0) {
+            None => Ok(()),
+            Some(topic) => bail!("a topic cannot be removed: {}", error_name(topic.error_code)),
+        }
+    }
+}
+
+fn millis(duration: Duration) -> i32 {
+    i32::try_from(duration.as_millis()).unwrap_or(i32::MAX)
+}

@@ -1,0 +1,88 @@
+//! The native engine: a lean client on `wire` that is not the bottleneck.
+//!
+//! Producers and consumers have threads of their own, each with a runtime that never leaves it: nothing is shared
+//! between threads but counters, histograms once a batch, and the ledger once a batch.
+
+mod accumulator;
+pub mod admin;
+mod connection;
+mod consumer;
+mod producer;
+mod scram;
+mod timer;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use anyhow::Context;
+
+use crate::native::admin::{Admin, Layout};
+use crate::native::consumer::ConsumerId;
+use crate::plan::Run;
+
+/// Starts all producers and consumers, each kind on so many threads.
+pub fn start(run: &Arc<Run>, layout: Layout, threads: usize) -> anyhow::Result<Vec<JoinHandle<()>>> {
+    let layout = Arc::new(layout);
+    let mut started = Vec::new();
+    for thread in 0..threads {
+        let producers: Vec<usize> = (thread..run.plan.producers()).step_by(threads).collect();
+        if !producers.is_empty() {
+            let (shared, layout) = (run.clone(), layout.clone());
+            let work = move || producer::run(shared, layout, producers);
+            started.push(spawn(run, format!("producers-{thread}"), work)?);
+        }
+        let consumers = (thread..run.plan.consumers()).step_by(threads);
+        let consumers: Vec<ConsumerId> = consumers.map(|number| ConsumerId::of(run, number)).collect();
+        if !consumers.is_empty() {
+            let (shared, layout) = (run.clone(), layout.clone());
+            let work = move || consumer::run(shared, layout, consumers);
+            started.push(spawn(run, format!("consumers-{thread}"), work)?);
+        }
+    }
+    Ok(started)
+}
+
+fn spawn<F: Future<Output = anyhow::Result<()>>>(
+    run: &Arc<Run>,
+    name: String,
+    work: impl FnOnce() -> F + Send + 'static,
+) -> anyhow::Result<JoinHandle<()>> {
+    let run = run.clone();
+    let thread = move || {
+        if let Err(error) = block_on(work) {
+            run.control.fail(error);
+        }
+    };
+    std::thread::Builder::new().name(name).spawn(thread).context("a thread cannot be started")
+}
+
+/// Runs a future of this engine on a runtime of this thread.
+pub fn block_on<T, F: Future<Output = anyhow::Result<T>>>(work: impl FnOnce() -> F) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    tokio::task::LocalSet::new().block_on(&runtime, async { work().await })
+}
+
+/// Makes the topics of a test and finds their leaders.
+pub fn create_topics(run: &Run) -> anyhow::Result<Layout> {
+    let plan = &run.plan;
+    block_on(|| async {
+        let security = crate::security::Security::of(&plan.driver.common)?;
+        let mut admin = Admin::connect(&plan.driver.common["bootstrap.servers"], &security).await?;
+        let mut configs = plan.driver.topic.clone();
+        configs.extend(plan.workload.topic_properties());
+        let partitions = plan.workload.partitions_per_topic;
+        admin.create_topics(&plan.topics, partitions, plan.driver.replication_factor, &configs).await?;
+        admin.layout(&plan.topics, plan.partitions()).await
+    })
+}
+
+/// Removes the topics of a test.
+pub fn delete_topics(run: &Run) -> anyhow::Result<()> {
+    let plan = &run.plan;
+    block_on(|| async {
+        let security = crate::security::Security::of(&plan.driver.common)?;
+        let mut admin = Admin::connect(&plan.driver.common["bootstrap.servers"], &security).await?;
+        admin.delete_topics(&plan.topics).await
+    })
+}

@@ -1,0 +1,170 @@
+//! When the measured part of a test ends, and what happens to its backlog until then.
+//!
+//! As OMB: with a backlog, consumers are paused when the measured part begins, until enough has piled up; they are resumed
+//! until little of it is left; then the test's duration begins. Pure: the caller looks at the clock and pauses.
+
+use std::time::Duration;
+
+use crate::clock::{Nanos, nanos};
+use crate::result::BacklogResult;
+
+/// A backlog of so many messages counts as none.
+const DRAINED_MAX: f64 = 1_000.0;
+
+/// What to build and when it is drained, in messages over all groups.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BacklogPlan {
+    pub messages: u64,
+    pub drained: u64,
+}
+
+impl BacklogPlan {
+    /// For a backlog of `gigabytes` (2^30) of messages; `ratio` of it is to be drained.
+    pub fn new(gigabytes: f64, message_bytes: usize, ratio: f64) -> Option<BacklogPlan> {
+        if gigabytes <= 0.0 {
+            return None;
+        }
+        let messages = gigabytes * f64::from(1 << 30) / message_bytes as f64;
+        let drained = ((1.0 - ratio) * messages).max(DRAINED_MAX);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not below 0; saturates")]
+        Some(BacklogPlan { messages: messages as u64, drained: drained as u64 })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// Until then.
+    Plain(Nanos),
+    Building {
+        plan: BacklogPlan,
+        since: Nanos,
+    },
+    Draining {
+        plan: BacklogPlan,
+        since: Nanos,
+        received: u64,
+        result: BacklogResult,
+    },
+    Over,
+}
+
+/// The measured part of a test.
+#[derive(Clone, Debug)]
+pub struct Phases {
+    state: State,
+    duration: Nanos,
+    /// Known once the backlog is drained.
+    pub backlog: Option<BacklogResult>,
+}
+
+/// What the caller has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    GoOn,
+    Pause,
+    Resume,
+    End,
+}
+
+impl Phases {
+    /// Begins now. The first call of [`Phases::look`] pauses when a backlog is asked for.
+    pub fn begin(now: Nanos, duration: Duration, backlog: Option<BacklogPlan>) -> (Phases, Step) {
+        let duration = nanos(duration);
+        let (state, step) = match backlog {
+            None => (State::Plain(now + duration), Step::GoOn),
+            Some(plan) => (State::Building { plan, since: now }, Step::Pause),
+        };
+        (Phases { state, duration, backlog: None }, step)
+    }
+
+    /// Looks at the backlog of now, over all groups, and at what they have received so far.
+    pub fn look(&mut self, now: Nanos, backlog: u64, received: u64) -> Step {
+        match self.state {
+            State::Plain(until) if now < until => Step::GoOn,
+            State::Plain(_) | State::Over => {
+                self.state = State::Over;
+                Step::End
+            }
+            State::Building { plan, since } if backlog >= plan.messages => {
+                let result = BacklogResult {
+                    messages: backlog,
+                    build_seconds: seconds(now - since),
+                    ..BacklogResult::default()
+                };
+                self.state = State::Draining { plan, since: now, received, result };
+                Step::Resume
+            }
+            State::Draining { plan, since, received: before, result } if backlog <= plan.drained => {
+                let drain_seconds = seconds(now - since);
+                let drain_rate = (received - before) as f64 / drain_seconds.max(1e-9);
+                self.backlog = Some(BacklogResult { drain_seconds, drain_rate, ..result });
+                self.state = State::Plain(now + self.duration);
+                Step::GoOn
+            }
+            State::Building { .. } | State::Draining { .. } => Step::GoOn,
+        }
+    }
+
+    /// Seconds until the end, where that is known.
+    pub fn left(&self, now: Nanos) -> Option<f64> {
+        match self.state {
+            State::Plain(until) => Some(seconds(until.saturating_sub(now))),
+            State::Over => Some(0.0),
+            State::Building { .. } | State::Draining { .. } => None,
+        }
+    }
+
+    /// What goes on, for people.
+    pub fn name(&self) -> &'static str {
+        match self.state {
+            State::Plain(_) | State::Over => "measuring",
+            State::Building { .. } => "building the backlog",
+            State::Draining { .. } => "draining the backlog",
+        }
+    }
+}
+
+/// As seconds.
+pub fn seconds(nanos: Nanos) -> f64 {
+    nanos as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Nanos = 1_000_000_000;
+
+    #[test]
+    fn a_plain_test_ends_after_its_duration() {
+        let (mut phases, step) = Phases::begin(5 * SECOND, Duration::from_secs(10), None);
+        assert_eq!(step, Step::GoOn);
+        assert_eq!((phases.look(14 * SECOND, 9, 9), phases.left(14 * SECOND)), (Step::GoOn, Some(1.0)));
+        assert_eq!(phases.look(15 * SECOND, 9, 9), Step::End);
+        assert!(phases.backlog.is_none());
+    }
+
+    #[test]
+    fn a_backlog_is_built_and_drained_before_the_duration() {
+        let plan = BacklogPlan::new(1.0, 1024, 0.99).unwrap();
+        assert_eq!(plan, BacklogPlan { messages: 1_048_576, drained: 10_485 });
+        assert_eq!(BacklogPlan::new(0.001, 1024, 1.0).unwrap().drained, 1000);
+        assert_eq!(BacklogPlan::new(0.0, 1024, 1.0), None);
+        let (mut phases, step) = Phases::begin(0, Duration::from_secs(10), Some(plan));
+        assert_eq!((step, phases.left(0)), (Step::Pause, None));
+        assert_eq!(phases.look(SECOND, 1_000_000, 50), Step::GoOn);
+        assert_eq!(phases.look(2 * SECOND, 1_100_000, 50), Step::Resume);
+        assert_eq!(phases.look(3 * SECOND, 20_000, 2_000_000), Step::GoOn);
+        assert_eq!(phases.look(6 * SECOND, 10_000, 4_000_050), Step::GoOn);
+        let result = phases.backlog.unwrap();
+        let expected = BacklogResult {
+            messages: 1_100_000,
+            build_seconds: 2.0,
+            drain_seconds: 4.0,
+            drain_rate: 1_000_000.0,
+        };
+        assert_eq!(result, expected);
+        assert_eq!(phases.look(15 * SECOND, 0, 0), Step::GoOn);
+        assert_eq!(phases.look(16 * SECOND, 0, 0), Step::End);
+    }
+}
