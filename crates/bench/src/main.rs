@@ -3,8 +3,16 @@
 //! It sees a server by its protocol only, and, where the server runs on the same machine, by what the kernel says about
 //! its process and its device.
 
+mod child;
 mod clock;
+mod compare;
+mod comparison;
+mod contender;
+mod device_limit;
 mod driver;
+mod driver_template;
+mod interrupt;
+mod kafka;
 mod keys;
 mod ledger;
 #[cfg(feature = "librdkafka")]
@@ -13,6 +21,7 @@ mod native;
 mod phase;
 mod plan;
 mod rate;
+mod report;
 mod result;
 mod run;
 mod security;
@@ -38,6 +47,10 @@ struct Arguments {
 enum Command {
     /// Run workloads on servers and write OMB's JSON
     Run(run::RunArguments),
+    /// Run workloads on servers that it starts, side by side, and print the ratios
+    Compare(compare::CompareArguments),
+    /// Draw results as one page
+    Report(report::ReportArguments),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +58,8 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(&arguments).map(|written| {
             written.iter().for_each(|path| println!("{}", path.display()));
         }),
+        Command::Compare(arguments) => compare(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -53,4 +68,23 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Compares, and draws what came out even when a run failed.
+fn compare(arguments: &compare::CompareArguments) -> anyhow::Result<()> {
+    let compared = compare::run(arguments)?;
+    if !compared.files.is_empty() {
+        let output = compared.output_dir.join("report.html");
+        let title = "Comparison".into();
+        let results = compared.files.clone();
+        report::run(&report::ReportArguments {
+            results,
+            output: output.clone(),
+            images: None,
+            title,
+            note: None,
+        })?;
+        eprintln!("the report is {}", output.display());
+    }
+    compared.verdict()
 }

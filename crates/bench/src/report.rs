@@ -23,7 +23,7 @@ use chart::{Axis, Chart, Scale, Series};
 /// What `mainstem-bench report` is told.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ReportArguments {
-    /// Results, ours or OMB's own; the contender of the first is what the others are compared with
+    /// Results, ours or OMB's own; the contender of the first is compared with each of the others
     #[arg(required = true, value_name = "RESULT.json")]
     pub results: Vec<PathBuf>,
     /// Where the page goes

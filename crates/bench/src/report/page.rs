@@ -156,8 +156,8 @@ fn who_and_where(workloads: &[Workload<'_>]) -> String {
          <ul class=\"plain\">{promises}</ul></div>\n\
          <div class=\"card\"><h3>Machine</h3>\n<ul class=\"plain\">{machines}</ul></div></div>\n\
          <p class=\"soft\">Latency is counted from the time at which a message was due to be sent. A figure is the \
-         median over rounds, beside it the smallest and the largest of them. A ratio is a contender's median divided \
-         by that of the first contender; in parentheses the smallest and the largest ratio of two rounds of the same \
+         median over rounds, beside it the smallest and the largest of them. A ratio is the first contender's median divided \
+         by another's; in parentheses the smallest and the largest ratio of two rounds of the same \
          number. It is green or red when at least two rounds agree that it is better or worse. 1 MB is a million \
          bytes, 1 KiB 1024 bytes.</p>\n"
     )
@@ -250,7 +250,7 @@ fn summary(workload: &Workload<'_>, measures: &[Measure]) -> String {
         heads += &format!("<th class=\"n\">{named}<span class=\"durability\">{}</span></th>", escape(&words));
     }
     for other in others {
-        heads += &format!("<th class=\"n\">{} ÷ {}</th>", escape(other.name), escape(base.name));
+        heads += &format!("<th class=\"n\">{} ÷ {}</th>", escape(base.name), escape(other.name));
     }
     let columns = 2 + contenders.len() + others.len();
     let mut rows = String::new();
@@ -266,7 +266,7 @@ fn summary(workload: &Workload<'_>, measures: &[Measure]) -> String {
             rows += &format!("<td class=\"n\">{}</td>", figure(measure, contender, true));
         }
         for other in others {
-            rows += &format!("<td class=\"n\">{}</td>", ratio(measure, other, base));
+            rows += &format!("<td class=\"n\">{}</td>", ratio(measure, base, other));
         }
         rows += "</tr>\n";
     }
@@ -390,7 +390,7 @@ mod tests {
              <td class=\"n\">6.00<small>4.00–9.00</small></td>\
              <td class=\"n\"><span class=\"bad\">2.00</span><small>(1.50–3.00)</small></td></tr>"
         );
-        assert!(table.contains("b ÷ a"));
+        assert!(table.contains("a ÷ b"));
         assert!(!table.contains("server CPU"), "nobody has it");
     }
 

@@ -1,0 +1,424 @@
+//! The servers that are compared: each brought up on free ports of this machine, with a fresh data directory.
+//!
+//! A [`Running`] server is stopped and its data removed when it is dropped, and it ends when we end (see [`child`]).
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+
+use crate::child;
+use crate::interrupt;
+use crate::kafka::{self, Kafka};
+
+/// How long a server may take until it serves.
+pub const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Between two looks at the log of a server that starts.
+const START_POLL: Duration = Duration::from_millis(50);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A kind of server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Contender {
+    /// Ours.
+    Mainstem,
+    /// Apache Kafka with its defaults.
+    Kafka,
+    /// Apache Kafka that flushes before it answers.
+    KafkaDurable,
+}
+
+/// How the servers are brought up.
+#[derive(Args, Clone, Debug)]
+pub struct ContenderArguments {
+    /// The program `mainstem` [default: the one beside this program]
+    #[arg(long, value_name = "FILE")]
+    pub mainstem: Option<PathBuf>,
+    /// Configuration file (TOML) for mainstem
+    #[arg(long, value_name = "FILE")]
+    pub mainstem_config: Option<PathBuf>,
+    /// Where the servers' data lives while they run, hence on which disk [default: in the output directory]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// Keep the servers' data when they have stopped
+    #[arg(long)]
+    pub keep_data: bool,
+    /// Version of Apache Kafka, fetched from Maven Central
+    #[arg(long, value_name = "VERSION", default_value = "4.3.1")]
+    pub kafka_version: String,
+    /// The JVM's flags about Kafka's heap
+    #[arg(long, value_name = "FLAGS", default_value = "-Xms3g -Xmx3g", allow_hyphen_values = true)]
+    pub kafka_heap: String,
+    /// A server setting for Kafka; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub kafka_config: Vec<(String, String)>,
+}
+
+/// One start of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// How.
+    pub arguments: &'a ContenderArguments,
+    /// Where its data directory is created.
+    pub data_parent: &'a Path,
+    /// For its log and configuration.
+    pub work_dir: &'a Path,
+    /// As `taskset -c` takes them; empty for all.
+    pub cpus: &'a str,
+    /// Until it serves.
+    pub timeout: Duration,
+}
+
+/// A server that serves.
+#[derive(Debug)]
+pub struct Running {
+    contender: Contender,
+    bootstrap: String,
+    child: Child,
+    log: PathBuf,
+    // Dropped after the server has been stopped, with which it is removed.
+    data: DataDirectory,
+}
+
+impl Contender {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Contender::Mainstem => "mainstem",
+            Contender::Kafka => "kafka",
+            Contender::KafkaDurable => "kafka-durable",
+        }
+    }
+
+    /// Where a record is when its acknowledgement is sent.
+    pub fn durability(self) -> &'static str {
+        match self {
+            Contender::Mainstem => "on the device before the answer",
+            Contender::Kafka => "in the page cache before the answer (Kafka's default)",
+            Contender::KafkaDurable => "flushed to the device before the answer (flush.messages=1)",
+        }
+    }
+
+    /// Finds out what would keep it from starting, and fetches what is missing; Maven's log goes to `work_dir`.
+    pub fn prepare(self, arguments: &ContenderArguments, work_dir: &Path) -> anyhow::Result<()> {
+        match self {
+            Contender::Mainstem => mainstem_program(arguments).map(drop),
+            Contender::Kafka | Contender::KafkaDurable => {
+                kafka::install(&arguments.kafka_version, work_dir).map(drop)
+            }
+        }
+    }
+
+    /// Starts it and waits until it serves.
+    pub fn start(self, launch: &Launch<'_>) -> anyhow::Result<Running> {
+        self.bring_up(launch).with_context(|| format!("{} did not start", self.name()))
+    }
+
+    fn bring_up(self, launch: &Launch<'_>) -> anyhow::Result<Running> {
+        let data = DataDirectory::create(launch.data_parent, self.name(), launch.arguments.keep_data)?;
+        match self {
+            Contender::Mainstem => {
+                let command = mainstem(launch, &data.path)?;
+                Running::spawn(self, command, data, launch, |log| mainstem_address(log).map(str::to_owned))
+            }
+            Contender::Kafka | Contender::KafkaDurable => {
+                let config = kafka_config(self, &launch.arguments.kafka_config);
+                let (version, heap) = (&launch.arguments.kafka_version, &launch.arguments.kafka_heap);
+                let kafka = Kafka { version, heap, config: &config };
+                let prepared = kafka.prepare(&data.path, launch.work_dir)?;
+                let command = kafka.command(&prepared, launch.cpus)?;
+                let ready = |log: &str| log.contains(kafka::READY).then(|| prepared.bootstrap.clone());
+                Running::spawn(self, command, data, launch, ready)
+            }
+        }
+    }
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().into(), value.trim().into())),
+        _ => Err("it must be KEY=VALUE".into()),
+    }
+}
+
+/// What a topic's `flush.messages` is by default, then what was asked for, which counts when it says otherwise.
+fn kafka_config(contender: Contender, asked: &[(String, String)]) -> Vec<(String, String)> {
+    let flush = ("log.flush.interval.messages".to_owned(), "1".to_owned());
+    let flush = (contender == Contender::KafkaDurable).then_some(flush);
+    flush.into_iter().chain(asked.iter().cloned()).collect()
+}
+
+fn mainstem_program(arguments: &ContenderArguments) -> anyhow::Result<PathBuf> {
+    let program = match &arguments.mainstem {
+        // Without a directory in its name it would be looked for on the PATH.
+        Some(program) => std::path::absolute(program)?,
+        None => std::env::current_exe()?.with_file_name("mainstem"),
+    };
+    if !program.is_file() {
+        bail!("there is no {}: build it, or say with --mainstem where it is", program.display());
+    }
+    Ok(program)
+}
+
+fn mainstem(launch: &Launch<'_>, data_dir: &Path) -> anyhow::Result<Command> {
+    let mut command = child::command(&mainstem_program(launch.arguments)?, launch.cpus)?;
+    command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "", "--data-dir"]).arg(data_dir);
+    if let Some(config) = &launch.arguments.mainstem_config {
+        command.arg("--config").arg(config);
+    }
+    Ok(command)
+}
+
+/// From the line that mainstem prints when it serves: `mainstem is ready on 127.0.0.1:36311 (data ...)`.
+fn mainstem_address(log: &str) -> Option<&str> {
+    let (_, rest) = log.split_once("mainstem is ready on ")?;
+    // The blank behind it says that the address is there as a whole.
+    Some(rest.split_once(' ')?.0)
+}
+
+impl Running {
+    fn spawn(
+        contender: Contender,
+        mut command: Command,
+        data: DataDirectory,
+        launch: &Launch<'_>,
+        ready: impl Fn(&str) -> Option<String>,
+    ) -> anyhow::Result<Running> {
+        let log = launch.work_dir.join("server.log");
+        let output = File::create(&log).with_context(|| format!("{} cannot be written", log.display()))?;
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        let child = command.spawn().with_context(|| format!("{command:?} cannot be run"))?;
+        // From here on an error stops it.
+        let mut running = Running { contender, bootstrap: String::new(), child, log, data };
+        let deadline = Instant::now() + launch.timeout;
+        loop {
+            interrupt::check()?;
+            running.check()?;
+            let log = fs::read(&running.log)?;
+            if let Some(bootstrap) = ready(&String::from_utf8_lossy(&log))
+                && connects(&bootstrap)?
+            {
+                running.bootstrap = bootstrap;
+                return Ok(running);
+            }
+            if Instant::now() >= deadline {
+                let seconds = launch.timeout.as_secs_f64();
+                bail!("it does not serve after {seconds} s; {}", child::last_lines(&running.log));
+            }
+            thread::sleep(START_POLL);
+        }
+    }
+
+    /// Its kind.
+    pub fn contender(&self) -> Contender {
+        self.contender
+    }
+
+    /// Host and port where clients connect.
+    pub fn bootstrap(&self) -> &str {
+        &self.bootstrap
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where its data is.
+    pub fn data_dir(&self) -> &Path {
+        &self.data.path
+    }
+
+    /// An error with the end of its log when it has ended.
+    pub fn check(&mut self) -> anyhow::Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the server has ended ({status}); {}", child::last_lines(&self.log));
+        }
+        Ok(())
+    }
+
+    /// Stops it and removes its data.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        child::stop(&mut self.child, child::STOP_GRACE);
+    }
+}
+
+fn connects(address: &str) -> anyhow::Result<bool> {
+    let address: SocketAddr = address
+        .parse()
+        .with_context(|| format!("it says that it is ready on {address:?}, which is no address"))?;
+    Ok(TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).is_ok())
+}
+
+/// A fresh directory for a server's data, removed when dropped unless it is to be kept.
+#[derive(Debug)]
+struct DataDirectory {
+    path: PathBuf,
+    keep: bool,
+}
+
+impl DataDirectory {
+    fn create(parent: &Path, name: &str, keep: bool) -> anyhow::Result<DataDirectory> {
+        static STARTS: AtomicU32 = AtomicU32::new(1);
+        let start = STARTS.fetch_add(1, Ordering::Relaxed);
+        // A server may have another working directory, and Kafka wants it absolute.
+        let path = std::path::absolute(parent)?.join(format!("{name}-{}-{start}", std::process::id()));
+        fs::create_dir_all(parent)
+            .and_then(|()| fs::create_dir(&path))
+            .with_context(|| format!("the data directory {} cannot be created", path.display()))?;
+        Ok(DataDirectory { path, keep })
+    }
+}
+
+impl Drop for DataDirectory {
+    fn drop(&mut self) {
+        if self.keep {
+            eprintln!("data kept in {}", self.path.display());
+            return;
+        }
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            eprintln!("{} cannot be removed: {error}", self.path.display());
+        }
+        // What freeing the blocks asks of the device is done now, and not while the next contender is measured.
+        let parent = self.path.parent().and_then(|parent| File::open(parent).ok());
+        let _ = parent.map(|parent| parent.sync_all());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::unix::fs::PermissionsExt;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        contenders: ContenderArguments,
+    }
+
+    fn arguments(line: &[&str]) -> ContenderArguments {
+        Line::try_parse_from([&["compare"], line].concat()).unwrap().contenders
+    }
+
+    /// Starts a shell script in place of mainstem.
+    fn start(directory: &Path, script: &str, timeout: Duration) -> anyhow::Result<Running> {
+        let program = directory.join("mainstem");
+        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let arguments = arguments(&["--mainstem", program.to_str().unwrap()]);
+        let data = directory.join("data");
+        let launch =
+            Launch { arguments: &arguments, data_parent: &data, work_dir: directory, cpus: "", timeout };
+        Contender::Mainstem.start(&launch)
+    }
+
+    fn data_directories(directory: &Path) -> usize {
+        fs::read_dir(directory.join("data")).unwrap().count()
+    }
+
+    #[test]
+    fn a_server_is_started_and_stopped() {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let out = directory.path().join("out");
+        let script = format!(
+            "echo \"$$ $*\" >{out}\n trap 'echo stopped >>{out}; exit' TERM\n\
+             echo 'mainstem is ready on {address} (data somewhere, admin off)'\n while :; do sleep 0.01; done",
+            out = out.display()
+        );
+        let mut running = start(directory.path(), &script, Duration::from_secs(20)).unwrap();
+        assert_eq!(running.bootstrap(), address.to_string());
+        assert_eq!(running.contender().name(), "mainstem");
+        assert!(running.data_dir().is_dir());
+        running.check().unwrap();
+        let started = format!(
+            "{} serve --listen 127.0.0.1:0 --admin-listen  --data-dir {}\n",
+            running.pid(),
+            running.data_dir().display()
+        );
+        running.stop();
+        assert_eq!(fs::read_to_string(&out).unwrap(), started + "stopped\n");
+        assert_eq!(data_directories(directory.path()), 0);
+    }
+
+    #[test]
+    fn a_server_that_ends_is_reported_with_its_log() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = "echo the port is taken >&2; exit 3";
+        let error = start(directory.path(), script, Duration::from_secs(20)).unwrap_err();
+        let text = format!("{error:#}");
+        assert!(
+            text.starts_with("mainstem did not start: the server has ended (exit status: 3); its log "),
+            "{text}"
+        );
+        assert!(text.ends_with("/server.log ends with:\n  the port is taken"), "{text}");
+        assert_eq!(data_directories(directory.path()), 0);
+    }
+
+    #[test]
+    fn a_server_that_never_serves_is_given_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let script =
+            format!("echo $$ >{}\necho slow\nexec sleep 1000", directory.path().join("pid").display());
+        let error = start(directory.path(), &script, Duration::from_millis(300)).unwrap_err();
+        let text = format!("{error:#}");
+        assert!(text.contains("it does not serve after 0.3 s; its log "), "{text}");
+        assert!(text.ends_with("ends with:\n  slow"), "{text}");
+        let pid = fs::read_to_string(directory.path().join("pid")).unwrap();
+        assert!(!Path::new("/proc").join(pid.trim()).exists());
+        assert_eq!(data_directories(directory.path()), 0);
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let arguments = arguments(&["--mainstem", "/does/not/exist"]);
+        let launch = Launch {
+            arguments: &arguments,
+            data_parent: directory.path(),
+            work_dir: directory.path(),
+            cpus: "",
+            timeout: START_TIMEOUT,
+        };
+        let text = format!("{:#}", Contender::Mainstem.start(&launch).unwrap_err());
+        assert_eq!(
+            text,
+            "mainstem did not start: there is no /does/not/exist: build it, or say with --mainstem where it is"
+        );
+    }
+
+    #[test]
+    fn the_ready_line_says_the_address() {
+        let log = "INFO x\nmainstem is ready on 127.0.0.1:36311 (data /d, admin off)\n";
+        assert_eq!(mainstem_address(log), Some("127.0.0.1:36311"));
+        assert_eq!(mainstem_address("mainstem is ready on 127.0.0.1:36"), None);
+    }
+
+    #[test]
+    fn durable_kafka_flushes_unless_told_otherwise() {
+        let arguments = arguments(&["--kafka-config", "a=b=c", "--kafka-heap", "-Xmx1g"]);
+        let asked = ("a".to_owned(), "b=c".to_owned());
+        assert_eq!(arguments.kafka_heap, "-Xmx1g");
+        let flush = ("log.flush.interval.messages".to_owned(), "1".to_owned());
+        let durable = kafka_config(Contender::KafkaDurable, &arguments.kafka_config);
+        assert_eq!(durable, [flush, asked]);
+        assert_eq!(kafka_config(Contender::Kafka, &arguments.kafka_config), durable[1..]);
+    }
+}

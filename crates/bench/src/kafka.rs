@@ -1,0 +1,296 @@
+//! Apache Kafka as a single node in KRaft mode: its jars from Maven Central, its configuration, its command.
+//!
+//! It keeps all of Kafka's defaults but what one node forces (one replica of the internal topics) and what is asked
+//! for. The jars are kept in the user's cache, a directory per version, which appears there only when it is complete.
+
+use std::env;
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail};
+
+use crate::child;
+
+/// Any 16 bytes in Base64; every start is formatted anew, so that it need not be a different one each time.
+const CLUSTER_ID: &str = "bWFpbnN0ZW0tYmVuY2ghIQ";
+const LOG4J_VERSION: &str = "2.25.3";
+/// Those of Kafka's own start script, apart from the heap.
+const JVM_FLAGS: [&str; 7] = [
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-XX:MaxInlineLevel=15",
+    "-Djava.awt.headless=true",
+];
+/// Everything to the standard error, which is the log file.
+const LOGGING: &str = "status = error
+appender.err.type = Console
+appender.err.name = err
+appender.err.target = SYSTEM_ERR
+appender.err.layout.type = PatternLayout
+appender.err.layout.pattern = [%d] %p %m (%c)%n
+rootLogger.level = info
+rootLogger.appenderRef.err.ref = err
+";
+/// A line of its log that says that it serves.
+pub const READY: &str = "Kafka Server started";
+
+/// Which Kafka, with what.
+#[derive(Clone, Copy, Debug)]
+pub struct Kafka<'a> {
+    /// As Maven Central has it.
+    pub version: &'a str,
+    /// Flags of the JVM about its heap, separated by blanks.
+    pub heap: &'a str,
+    /// Besides ours, and over them.
+    pub config: &'a [(String, String)],
+}
+
+/// A formatted data directory and how to serve it.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    jars: PathBuf,
+    config: PathBuf,
+    logging: PathBuf,
+    /// Where clients connect.
+    pub bootstrap: String,
+}
+
+impl Kafka<'_> {
+    /// Fetches the jars when they are not there, chooses ports and formats `data_dir`; files go to `work_dir`.
+    pub fn prepare(&self, data_dir: &Path, work_dir: &Path) -> anyhow::Result<Prepared> {
+        let jars = install(self.version, work_dir)?;
+        let [broker, controller] = free_ports()?;
+        let config = work_dir.join("server.properties");
+        fs::write(&config, properties(broker, controller, data_dir, self.config)?)?;
+        let logging = work_dir.join("log4j2.properties");
+        fs::write(&logging, LOGGING)?;
+        let prepared = Prepared { jars, config, logging, bootstrap: format!("127.0.0.1:{broker}") };
+        let mut format = prepared.java("")?;
+        format.arg("-Xmx256m").arg("kafka.tools.StorageTool");
+        format.args(["format", "--standalone", "-t", CLUSTER_ID, "-c"]).arg(&prepared.config);
+        run_logged(format, &work_dir.join("format.log"))
+            .context("Kafka's data directory cannot be formatted")?;
+        Ok(prepared)
+    }
+
+    /// The command of the server, on the processors `cpus`.
+    pub fn command(&self, prepared: &Prepared, cpus: &str) -> anyhow::Result<Command> {
+        let mut command = prepared.java(cpus)?;
+        command.args(self.heap.split_whitespace()).args(JVM_FLAGS);
+        command.arg("kafka.Kafka").arg(&prepared.config);
+        Ok(command)
+    }
+}
+
+impl Prepared {
+    fn java(&self, cpus: &str) -> anyhow::Result<Command> {
+        let java = child::on_path("java")
+            .context("there is no java on the PATH: install openjdk-17-jre-headless")?;
+        let mut command = child::command(&java, cpus)?;
+        // The class path stands in the environment, so that all of a JVM's own flags may follow.
+        command.env("CLASSPATH", self.jars.join("*"));
+        command.arg(format!("-Dlog4j2.configurationFile={}", self.logging.display()));
+        Ok(command)
+    }
+}
+
+/// The server's configuration; `data_dir` absolute. The last of two values for a key counts.
+fn properties(
+    broker: u16,
+    controller: u16,
+    data_dir: &Path,
+    config: &[(String, String)],
+) -> anyhow::Result<String> {
+    let data_dir = data_dir.to_str().context("the name of Kafka's data directory must be UTF-8")?;
+    let listeners = format!("PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}");
+    let quorum = format!("127.0.0.1:{controller}");
+    let ours = [
+        ("process.roles", "broker,controller"),
+        ("node.id", "1"),
+        ("controller.listener.names", "CONTROLLER"),
+        ("controller.quorum.bootstrap.servers", &quorum),
+        ("listeners", &listeners),
+        ("advertised.listeners", &listeners),
+        ("listener.security.protocol.map", "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT"),
+        ("inter.broker.listener.name", "PLAINTEXT"),
+        ("log.dirs", data_dir),
+        // One node cannot hold the default three copies of the internal topics.
+        ("offsets.topic.replication.factor", "1"),
+        ("transaction.state.log.replication.factor", "1"),
+        ("transaction.state.log.min.isr", "1"),
+        ("share.coordinator.state.topic.replication.factor", "1"),
+        ("share.coordinator.state.topic.min.isr", "1"),
+    ];
+    let theirs = config.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    // A backslash escapes what follows in this format.
+    let line = |(key, value): (&str, &str)| format!("{key}={}\n", value.replace('\\', "\\\\"));
+    Ok(ours.into_iter().chain(theirs).map(line).collect())
+}
+
+/// Ports that were free a moment ago.
+fn free_ports() -> anyhow::Result<[u16; 2]> {
+    let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    // Both at once, so that they differ.
+    let listeners = [listen()?, listen()?];
+    Ok([listeners[0].local_addr()?.port(), listeners[1].local_addr()?.port()])
+}
+
+/// The directory of the jars of a version, fetched when it is not there; Maven's log goes to `work_dir`.
+pub fn install(version: &str, work_dir: &Path) -> anyhow::Result<PathBuf> {
+    let valid = |byte: u8| byte.is_ascii_alphanumeric() || b".-".contains(&byte);
+    if !version.starts_with(|first: char| first.is_ascii_digit()) || !version.bytes().all(valid) {
+        bail!("--kafka-version must be a version such as 4.3.1, not {version:?}");
+    }
+    java()?;
+    let cache =
+        cache_directory(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))?;
+    let jars = cache.join(format!("kafka-{version}"));
+    if jars.is_dir() {
+        return Ok(jars);
+    }
+    let maven = child::on_path("mvn").context(
+        "there is no mvn on the PATH to fetch Kafka with: install maven, or compare without kafka (--contenders)",
+    )?;
+    eprintln!("fetching Kafka {version} from Maven Central to {}", jars.display());
+    let partial = cache.join(format!("kafka-{version}.{}.partial", std::process::id()));
+    fs::create_dir_all(&partial).with_context(|| format!("{} cannot be created", partial.display()))?;
+    let fetched = fetch(&maven, version, &partial, work_dir).and_then(|()| {
+        // Another one may have been quicker.
+        fs::rename(partial.join("jars"), &jars)
+            .or_else(|error| if jars.is_dir() { Ok(()) } else { Err(error) })?;
+        Ok(())
+    });
+    // Nothing refers to it; what is left of it does no harm.
+    let _ = fs::remove_dir_all(&partial);
+    fetched.with_context(|| format!("Kafka {version} cannot be fetched from Maven Central"))?;
+    Ok(jars)
+}
+
+fn java() -> anyhow::Result<PathBuf> {
+    child::on_path("java").context("there is no java on the PATH: install openjdk-17-jre-headless")
+}
+
+/// Below the first of the variables that is set, as the XDG base directory specification has it.
+fn cache_directory(variable: impl Fn(&str) -> Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    let cache = variable("MAINSTEM_CACHE")
+        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("mainstem")))
+        .or_else(|| Some(variable("HOME")?.join(".cache").join("mainstem")))
+        .context("there is no place for Kafka's jars: set MAINSTEM_CACHE to a directory")?;
+    Ok(std::path::absolute(cache)?.join("bench"))
+}
+
+fn fetch(maven: &Path, version: &str, directory: &Path, work_dir: &Path) -> anyhow::Result<()> {
+    let pom = directory.join("pom.xml");
+    fs::write(&pom, project(version))?;
+    let jars = directory.join("jars");
+    let mut command = child::command(maven, "")?;
+    command
+        .args(["-q", "-B", "-f"])
+        .arg(&pom)
+        .args(["dependency:copy-dependencies", "-DincludeScope=runtime"]);
+    command.arg(format!("-DoutputDirectory={}", jars.display()));
+    run_logged(command, &work_dir.join("maven.log"))?;
+    let jar = jars.join(format!("kafka_2.13-{version}.jar"));
+    if !jar.is_file() {
+        bail!("Maven brought no {}", jar.display());
+    }
+    Ok(())
+}
+
+/// The project whose dependencies are the server and where it logs to.
+fn project(version: &str) -> String {
+    let dependency = |(group, artifact, version): (&str, &str, &str)| {
+        format!(
+            "    <dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>\
+             <version>{version}</version></dependency>\n"
+        )
+    };
+    let dependencies: String = [
+        ("org.apache.kafka", "kafka_2.13", version),
+        ("org.apache.logging.log4j", "log4j-slf4j-impl", LOG4J_VERSION),
+        ("org.apache.logging.log4j", "log4j-core", LOG4J_VERSION),
+    ]
+    .into_iter()
+    .map(dependency)
+    .collect();
+    format!(
+        "<project xmlns=\"http://maven.apache.org/POM/4.0.0\">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>mainstem</groupId>
+  <artifactId>bench-kafka</artifactId>
+  <version>1</version>
+  <packaging>pom</packaging>
+  <dependencies>
+{dependencies}  </dependencies>
+</project>
+"
+    )
+}
+
+/// Runs a command to its end; when it fails, the error has the last lines of what it wrote.
+fn run_logged(mut command: Command, log: &Path) -> anyhow::Result<()> {
+    let output = fs::File::create(log).with_context(|| format!("{} cannot be written", log.display()))?;
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    let mut child = command.spawn().with_context(|| format!("{command:?} cannot be run"))?;
+    let status = child::wait(&mut child)?;
+    if !status.success() {
+        bail!("{status}; {}", child::last_lines(log));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_ends_with_what_was_asked_for() {
+        let extra = [("log.flush.interval.messages".to_owned(), "1".to_owned())];
+        let text = properties(1001, 1002, Path::new("/data/k"), &extra).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.contains(&"listeners=PLAINTEXT://127.0.0.1:1001,CONTROLLER://127.0.0.1:1002"));
+        assert!(lines.contains(&"controller.quorum.bootstrap.servers=127.0.0.1:1002"));
+        assert!(lines.contains(&"log.dirs=/data/k"));
+        assert_eq!(lines.last(), Some(&"log.flush.interval.messages=1"));
+    }
+
+    #[test]
+    fn ports_differ() {
+        let [broker, controller] = free_ports().unwrap();
+        assert_ne!(broker, controller);
+    }
+
+    #[test]
+    fn the_cache_is_where_the_environment_says() {
+        let of = |set: &[(&str, &str)]| {
+            let find = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into());
+            cache_directory(find).map(|path| path.display().to_string())
+        };
+        assert_eq!(of(&[("HOME", "/h")]).unwrap(), "/h/.cache/mainstem/bench");
+        assert_eq!(of(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]).unwrap(), "/x/mainstem/bench");
+        assert_eq!(of(&[("XDG_CACHE_HOME", "/x"), ("MAINSTEM_CACHE", "/m")]).unwrap(), "/m/bench");
+        assert!(of(&[]).unwrap_err().to_string().contains("MAINSTEM_CACHE"));
+    }
+
+    #[test]
+    fn a_version_is_no_path() {
+        for version in ["", "../4.3.1", "4.3.1/x", "latest", "4<"] {
+            assert!(
+                install(version, Path::new("")).unwrap_err().to_string().contains("--kafka-version"),
+                "{version}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_project_names_the_version() {
+        let text = project("4.3.1");
+        assert!(text.contains("<artifactId>kafka_2.13</artifactId><version>4.3.1</version>"));
+        assert_eq!(text.matches("<dependency>").count(), 3);
+    }
+}
