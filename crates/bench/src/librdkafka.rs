@@ -117,7 +117,9 @@ fn client<C: ClientContext, T: FromClientConfigAndContext<C>>(
     let mut properties = properties;
     loop {
         let mut config = ClientConfig::new();
-        properties.iter().for_each(|(name, value)| drop(config.set(name, value)));
+        for (name, value) in &properties {
+            config.set(name, value);
+        }
         match config.create_with_context(context()) {
             Ok(client) => return Ok(client),
             Err(KafkaError::ClientConfig(_, what, name, _)) if what.starts_with("No such") => {

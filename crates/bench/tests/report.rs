@@ -193,7 +193,7 @@ fn a_page_of_two_contenders_holds_their_figures_and_draws_every_sample() {
     // 50,000 messages of 1 KiB a second, in 90 seconds 4.608 GB; kafka's CPU-seconds are 16.8, 17.6, 18.4.
     assert!(html.contains("<td class=\"n\">51.2<small>51.2–51.2</small></td>"));
     assert!(html.contains("<td class=\"n\">3.82<small>3.65–3.99</small></td>"));
-    assert!(html.contains("<span class=\"good\">0.375</span><small>(0.375–0.375)</small>"));
+    assert!(html.contains("<span class=\"bad\">2.67</span><small>(2.67–2.67)</small>"));
     assert!(html.contains("on the device before the answer"));
     assert!(html.contains("Made-up Processor 9000 &amp; Sons"));
     assert!(html.contains("<td>client: linger.ms</td><td>1</td><td>1</td>"));

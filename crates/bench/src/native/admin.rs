@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use wire::Text;
 use wire::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
+use wire::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use wire::messages::metadata_request::MetadataRequestTopic;
-use wire::messages::{CreateTopicsRequest, DeleteTopicsRequest, MetadataRequest};
+use wire::messages::{CreateTopicsRequest, DeleteTopicsRequest, ListOffsetsRequest, MetadataRequest};
+use wire::{ErrorCode, Text};
 
 use crate::driver::Properties;
 use crate::native::connection::{Receiver, Sender, call, connect, error_name};
@@ -15,6 +16,8 @@ use crate::security::Security;
 
 /// Making a topic of thousands of partitions takes a server some time.
 const TOPICS_TIMEOUT: Duration = Duration::from_secs(120);
+/// The timestamp that asks for the end of a partition.
+const LATEST: i64 = -1;
 const LEADERS_PAUSE: Duration = Duration::from_millis(50);
 
 /// Where the partitions of the topics are.
@@ -131,6 +134,47 @@ impl Admin {
             Some(topic) => bail!("a topic cannot be removed: {}", error_name(topic.error_code)),
         }
     }
+}
+
+/// Waits until the leaders serve their partitions. A server may name itself as leader a little before, and a batch that it
+/// refuses then, with the next one behind it already, would leave an idempotent producer with a gap it cannot close.
+pub async fn wait_until_served(layout: &Layout, names: &[String], security: &Security) -> anyhow::Result<()> {
+    let until = Instant::now() + TOPICS_TIMEOUT;
+    for (server, address) in layout.servers.iter().enumerate() {
+        let of_topic = |(name, leaders): (&String, &Vec<usize>)| {
+            let ours = leaders.iter().enumerate().filter(|(_, leader)| **leader == server);
+            let partition = |(index, _): (usize, &usize)| ListOffsetsPartition {
+                partition_index: i32::try_from(index).unwrap_or(i32::MAX),
+                current_leader_epoch: -1,
+                timestamp: LATEST,
+                ..ListOffsetsPartition::default()
+            };
+            ListOffsetsTopic { name: Text::copied(name), partitions: ours.map(partition).collect() }
+        };
+        let topics: Vec<ListOffsetsTopic> = names.iter().zip(&layout.leaders).map(of_topic).collect();
+        if topics.iter().all(|topic| topic.partitions.is_empty()) {
+            continue;
+        }
+        let (sender, mut receiver) = connect(address, security).await?;
+        loop {
+            let request = ListOffsetsRequest {
+                replica_id: -1,
+                topics: topics.clone(),
+                ..ListOffsetsRequest::default()
+            };
+            let answer = call(&sender, &mut receiver, &request).await?;
+            let mut codes =
+                answer.topics.iter().flat_map(|topic| &topic.partitions).map(|one| one.error_code);
+            let Some(code) = codes.find(|code| *code != 0) else { break };
+            let passes = ErrorCode::from_code(code).is_some_and(ErrorCode::is_retriable);
+            if !passes || Instant::now() > until {
+                bail!("{address} does not serve its partitions: {}", error_name(code));
+            }
+            tokio::time::sleep(LEADERS_PAUSE).await;
+        }
+        sender.close();
+    }
+    Ok(())
 }
 
 fn millis(duration: Duration) -> i32 {

@@ -37,8 +37,6 @@ pub enum ConnectionError {
     Connect { address: String, error: io::Error },
     #[error("lost the connection to {address}: {error}")]
     Lost { address: String, error: io::Error },
-    #[error("{address} did not answer in {seconds} s")]
-    Silent { address: String, seconds: u64 },
     #[error("{address} answered what cannot be read: {error}")]
     Garbled { address: String, error: DecodeError },
     #[error("{address} answered out of order; is it a Kafka server?")]
@@ -79,6 +77,7 @@ macro_rules! requests {
 requests! {
     Metadata MetadataRequest MetadataResponse 4..=12;
     CreateTopics CreateTopicsRequest CreateTopicsResponse 4..=7;
+    ListOffsets ListOffsetsRequest ListOffsetsResponse 1..=7;
     DeleteTopics DeleteTopicsRequest DeleteTopicsResponse 1..=5;
     InitProducerId InitProducerIdRequest InitProducerIdResponse 0..=5;
     Produce ProduceRequest ProduceResponse 3..=12;
@@ -220,9 +219,7 @@ async fn log_in(
 ) -> Result<(), ConnectionError> {
     let refused = |why: String| ConnectionError::LogIn { address: sender.address.to_string(), why };
     let mechanism = Text::copied(credentials.mechanism.name());
-    let answer: SaslHandshakeResponse =
-        call(sender, receiver, &SaslHandshakeRequest { mechanism, ..SaslHandshakeRequest::default() })
-            .await?;
+    let answer: SaslHandshakeResponse = call(sender, receiver, &SaslHandshakeRequest { mechanism }).await?;
     if answer.error_code != 0 {
         let offered: Vec<String> = answer.mechanisms.iter().map(ToString::to_string).collect();
         let wanted = credentials.mechanism.name();
@@ -246,8 +243,7 @@ async fn authenticate(
     receiver: &mut Receiver,
     token: String,
 ) -> Result<String, ConnectionError> {
-    let request =
-        SaslAuthenticateRequest { auth_bytes: Bytes::from(token), ..SaslAuthenticateRequest::default() };
+    let request = SaslAuthenticateRequest { auth_bytes: Bytes::from(token) };
     let answer: SaslAuthenticateResponse = call(sender, receiver, &request).await?;
     if answer.error_code != 0 {
         let why =

@@ -34,6 +34,8 @@ const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 /// A look at whether consumers still rest.
 const PAUSE_LOOK: Duration = Duration::from_millis(5);
 const RETRY_BACKOFF: Duration = Duration::from_millis(100);
+/// Errors in a row that may pass, before a partition counts as unreadable: with the back-off, half a minute.
+const FETCH_ERRORS_MAX: u32 = 300;
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One consumer: its topic, its group's place there, its place among the group's consumers.
@@ -91,6 +93,7 @@ pub async fn run(run: Arc<Run>, layout: Arc<Layout>, consumers: Vec<ConsumerId>)
                 next: partitions.iter().map(|partition| (*partition, 0)).collect(),
                 changed: partitions,
                 session: Session::default(),
+                errors: 0,
                 sender,
                 receiver,
             };
@@ -145,6 +148,8 @@ struct Fetcher {
     /// Partitions whose offset the server's session does not know yet.
     changed: Vec<usize>,
     session: Session,
+    /// Fetches in a row with an error that may pass.
+    errors: u32,
     sender: Sender,
     receiver: Receiver,
 }
@@ -180,7 +185,13 @@ impl Fetcher {
                 Err(_) if control.ends() => return Ok(()),
                 answer => answer?,
             };
+            let errors = self.errors;
             let came = self.take(answer)?;
+            if self.errors > errors {
+                tokio::time::sleep(RETRY_BACKOFF).await;
+            } else {
+                self.errors = 0;
+            }
             if !control.is_paused() && !control.ends() {
                 in_flight = Some(self.fetch()?);
                 // Out before the checks, which take longer than the writing.
@@ -236,9 +247,18 @@ impl Fetcher {
             _ => bail!("a fetch was refused: {}", error_name(answer.error_code)),
         }
         let mut came = Vec::new();
+        let mut failed = false;
         for data in answer.responses.into_iter().flat_map(|topic| topic.partitions) {
+            let passes = ErrorCode::from_code(data.error_code).is_some_and(ErrorCode::is_retriable);
+            if passes && self.errors < FETCH_ERRORS_MAX {
+                // A new topic's leader may not know of it yet.
+                failed = true;
+                self.changed.extend(usize::try_from(data.partition_index).ok());
+                continue;
+            }
             came.extend(self.take_partition(data)?);
         }
+        self.errors += u32::from(failed);
         Ok(came)
     }
 

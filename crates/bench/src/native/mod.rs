@@ -73,7 +73,9 @@ pub fn create_topics(run: &Run) -> anyhow::Result<Layout> {
         configs.extend(plan.workload.topic_properties());
         let partitions = plan.workload.partitions_per_topic;
         admin.create_topics(&plan.topics, partitions, plan.driver.replication_factor, &configs).await?;
-        admin.layout(&plan.topics, plan.partitions()).await
+        let layout = admin.layout(&plan.topics, plan.partitions()).await?;
+        admin::wait_until_served(&layout, &plan.topics, &security).await?;
+        Ok(layout)
     })
 }
 

@@ -18,7 +18,10 @@ impl Timer {
     pub fn new() -> io::Result<Timer> {
         let descriptor =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-        Ok(Timer(AsyncFd::new(descriptor)?))
+        // It was deprecated for descriptors that somebody else may close; this one is owned. Its successor is unsafe.
+        #[allow(deprecated, reason = "sound for an owned descriptor")]
+        let timer = AsyncFd::new(descriptor)?;
+        Ok(Timer(timer))
     }
 
     pub async fn sleep(&self, length: Nanos) -> io::Result<()> {

@@ -388,7 +388,7 @@ mod tests {
             row,
             "<tr><td>p99</td><td class=\"unit\">ms</td><td class=\"n\">3.00<small>2.00–4.00</small></td>\
              <td class=\"n\">6.00<small>4.00–9.00</small></td>\
-             <td class=\"n\"><span class=\"bad\">2.00</span><small>(1.50–3.00)</small></td></tr>"
+             <td class=\"n\"><span class=\"good\">0.500</span><small>(0.333–0.667)</small></td></tr>"
         );
         assert!(table.contains("a ÷ b"));
         assert!(!table.contains("server CPU"), "nobody has it");
