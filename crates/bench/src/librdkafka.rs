@@ -156,8 +156,7 @@ impl ProducerContext for Reports {
                 self.run.stats.published(1, value.len() as u64);
                 let mut latencies = self.latencies.lock();
                 record(&mut latencies.publish, now.saturating_sub(*due));
-                let id =
-                    BatchId { base_offset: message.offset(), count: 1, crc: Some(crc32c::crc32c(value)) };
+                let id = BatchId { base_offset: message.offset(), count: 1, crc: Some(model::crc32c(value)) };
                 let partition = usize::try_from(message.partition()).unwrap_or(0);
                 let place = self.run.plan.place(self.topic, partition);
                 let schedule = Schedule::new(&[*due]);
@@ -320,8 +319,7 @@ fn consume(
                 errors = 0;
                 let at = run.clock.now();
                 let value = message.payload().unwrap_or_default();
-                let id =
-                    BatchId { base_offset: message.offset(), count: 1, crc: Some(crc32c::crc32c(value)) };
+                let id = BatchId { base_offset: message.offset(), count: 1, crc: Some(model::crc32c(value)) };
                 let place = plan.place(topic, usize::try_from(message.partition()).unwrap_or(0));
                 let mut latencies = latencies.lock();
                 run.ledger

@@ -253,7 +253,7 @@ pub fn add_sequence(sequence: i32, count: i32) -> i32 {
 
 /// Checks the CRC-32C of the whole batch `bytes`, which [`BatchHeader::parse`] accepted.
 pub fn verify_crc(bytes: &[u8], header: &BatchHeader) -> Result<(), BatchError> {
-    let computed = crc32c::crc32c(&bytes[CRC_FROM..header.total_bytes]);
+    let computed = crate::crc32c(&bytes[CRC_FROM..header.total_bytes]);
     if computed == header.crc { Ok(()) } else { Err(BatchError::Crc { stored: header.crc, computed }) }
 }
 
@@ -273,7 +273,7 @@ pub fn set_log_append_time(batch: &mut [u8], now: Timestamp) {
 
 /// Computes and stores the CRC of a batch that was built or changed here.
 pub fn seal_crc(batch: &mut [u8]) {
-    let crc = crc32c::crc32c(&batch[CRC_FROM..]);
+    let crc = crate::crc32c(&batch[CRC_FROM..]);
     batch[17..21].copy_from_slice(&crc.to_be_bytes());
 }
 

@@ -76,7 +76,7 @@ pub fn sectors(bytes: usize) -> usize {
 
 /// CRC-32C of `bytes` seeded with a segment's generation.
 pub fn seeded_crc(generation: u64, bytes: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&generation.to_le_bytes()), bytes)
+    model::crc32c_append(model::crc32c(&generation.to_le_bytes()), bytes)
 }
 
 /// Reads fixed-size little-endian integers from the front of a slice that was checked to be long enough.
@@ -140,7 +140,7 @@ impl SegmentHeader {
         out.extend(self.generation.to_le_bytes());
         out.extend(self.length.to_le_bytes());
         out.extend(self.log_id.to_le_bytes());
-        let crc = crc32c::crc32c(&out);
+        let crc = model::crc32c(&out);
         out.extend(crc.to_le_bytes());
         out.resize(SEGMENT_HEADER_BYTES, 0);
         out
@@ -151,7 +151,7 @@ impl SegmentHeader {
         if sector.len() < SEGMENT_HEADER_BYTES || sector[..8] != SEGMENT_MAGIC {
             return Err(HeaderError::Damaged);
         }
-        let crc = crc32c::crc32c(&sector[..48]);
+        let crc = model::crc32c(&sector[..48]);
         let mut fields = Fields(&sector[8..]);
         let version = fields.u32();
         let (sequence, generation, length) = (fields.u32(), fields.u64(), fields.u64());
@@ -523,7 +523,7 @@ mod tests {
         assert_eq!(SegmentHeader::decode(&header.encode()), Ok(header));
         let mut newer = header.encode();
         newer[8] = 9;
-        let crc = crc32c::crc32c(&newer[..48]);
+        let crc = model::crc32c(&newer[..48]);
         newer[48..52].copy_from_slice(&crc.to_le_bytes());
         assert_eq!(SegmentHeader::decode(&newer), Err(HeaderError::Version(9)));
 

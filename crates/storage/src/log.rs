@@ -899,7 +899,7 @@ fn check_entry(
     for part in &body {
         let drop = before_crc.min(part.len());
         before_crc -= drop;
-        crc = crc32c::crc32c_append(crc, &part[drop..]);
+        crc = model::crc32c_append(crc, &part[drop..]);
     }
     if crc != header.crc {
         return Err(damaged("the batch does not match its crc"));

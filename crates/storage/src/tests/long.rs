@@ -196,7 +196,7 @@ fn the_same_seed_leaves_the_same_bytes() {
                 let file = world.disk.open(&name).unwrap();
                 let mut bytes = vec![0; usize::try_from(file.length()).unwrap()];
                 file.read_at(0, &mut bytes).unwrap();
-                (name, crc32c::crc32c(&bytes))
+                (name, model::crc32c(&bytes))
             })
             .collect();
         (crcs, world.disk.counters())
