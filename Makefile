@@ -24,11 +24,12 @@ KAFKA_CLIENTS := $(CACHE)/java/clients/kafka-clients-4.4.0.jar
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 ifneq ($(TARGET_DIR),target)
 export MAINSTEM_BIN := $(abspath $(TARGET_DIR))/release/mainstem
+export MAINSTEM_BENCH_BIN := $(abspath $(TARGET_DIR))/release/mainstem-bench
 endif
 
-STEPS := toolchain setup build check test-rust compat real-input crash hostile fuzz
+STEPS := toolchain setup build check test-rust compat real-input crash hostile bench-load fuzz
 
-.PHONY: help run build $(STEPS) test bench-quick soak clean
+.PHONY: help run build $(STEPS) test bench-quick bench soak clean
 
 help: ## Lists these targets.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1 \2/p' Makefile | awk '{ t = $$2; $$1 = $$2 = ""; sub(/^ +/, ""); printf "make %-12s %s\n", t, $$0 }'
@@ -37,7 +38,8 @@ run: toolchain ## Builds the server and runs it; its flags in ARGS="...".
 	@cargo build --release --locked -p mainstem-server
 	@exec $(TARGET_DIR)/release/mainstem serve $(ARGS)
 
-build: toolchain ## Builds the programs for use, optimised.
+build: ## Builds the programs for use, optimised.
+	@scripts/toolchain all
 	@cargo build --release --locked --workspace --bins --exclude mainstem-wire-gen
 
 test: ## Everything that CI runs, set-up included; ends at the first step that fails.
@@ -80,6 +82,12 @@ fuzz: toolchain ## Fuzzes each decoder and recovery for FUZZ_SECONDS (10).
 
 bench-quick: build ## Start, memory, recovery and group commit on this machine, each beside its limit.
 	@scripts/bench-quick
+
+bench: build ## The small experiments against this server and Apache Kafka, A B; BENCH="workloads/small/part1-*.yaml" for some.
+	@scripts/bench
+
+bench-load: build ## Tests of mainstem-bench against real servers: this one, and Apache Kafka for TLS and SASL.
+	@tests/bench/run
 
 soak: build ## Longer versions of what `make test` runs: hours.
 	@$(MAKE) real-input REAL_INPUT_SIZE=16G

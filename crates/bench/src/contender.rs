@@ -55,6 +55,9 @@ pub struct ContenderArguments {
     /// The JVM's flags about Kafka's heap
     #[arg(long, value_name = "FLAGS", default_value = "-Xms3g -Xmx3g", allow_hyphen_values = true)]
     pub kafka_heap: String,
+    /// A server setting for every contender, by Kafka's name; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub server_config: Vec<(String, String)>,
     /// A server setting for Kafka; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub kafka_config: Vec<(String, String)>,
@@ -128,7 +131,10 @@ impl Contender {
                 Running::spawn(self, command, data, launch, |log| mainstem_address(log).map(str::to_owned))
             }
             Contender::Kafka | Contender::KafkaDurable => {
-                let config = kafka_config(self, &launch.arguments.kafka_config);
+                let arguments = launch.arguments;
+                let mut asked = arguments.server_config.clone();
+                asked.extend(arguments.kafka_config.iter().cloned());
+                let config = kafka_config(self, &asked);
                 let (version, heap) = (&launch.arguments.kafka_version, &launch.arguments.kafka_heap);
                 let kafka = Kafka { version, heap, config: &config };
                 let prepared = kafka.prepare(&data.path, launch.work_dir)?;
@@ -171,6 +177,9 @@ fn mainstem(launch: &Launch<'_>, data_dir: &Path) -> anyhow::Result<Command> {
     command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "", "--data-dir"]).arg(data_dir);
     if let Some(config) = &launch.arguments.mainstem_config {
         command.arg("--config").arg(config);
+    }
+    for (key, value) in &launch.arguments.server_config {
+        command.arg("--set").arg(format!("{key}={value}"));
     }
     Ok(command)
 }

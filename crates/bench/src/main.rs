@@ -17,9 +17,11 @@ mod keys;
 mod ledger;
 #[cfg(feature = "librdkafka")]
 mod librdkafka;
+mod measurement;
 mod native;
 mod phase;
 mod plan;
+mod progress;
 mod rate;
 mod report;
 mod result;

@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn the_deepest_and_last_mount_holds_a_path() {
         let of = |path: &str| filesystem_in(MOUNTINFO, Path::new(path)).unwrap();
-        assert_eq!(of("/home/data"), "ext4 on /dev/vda");
+        assert_eq!(of("/var/data"), "ext4 on /dev/vda");
         assert_eq!(of("/mnt/fast disk/data"), "xfs on /dev/nvme0n1p2");
         assert_eq!(of("/mnt/over"), "overlay on overlay");
         assert_eq!(of("/mnt/overt"), "ext4 on /dev/vda");

@@ -147,7 +147,6 @@ pub async fn wait_until_served(layout: &Layout, names: &[String], security: &Sec
                 partition_index: i32::try_from(index).unwrap_or(i32::MAX),
                 current_leader_epoch: -1,
                 timestamp: LATEST,
-                ..ListOffsetsPartition::default()
             };
             ListOffsetsTopic { name: Text::copied(name), partitions: ours.map(partition).collect() }
         };

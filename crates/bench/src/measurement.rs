@@ -1,0 +1,360 @@
+//! One test: its topics, its clients, its warm-up, its measured part, and the wait until all that was acknowledged was
+//! received.
+//!
+//! What breaks a promise of the server ends it with an error; then there is no result.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::bail;
+
+use crate::clock::{Nanos, nanos};
+use crate::driver::Driver;
+use crate::phase::{BacklogPlan, Phases, Step, seconds};
+use crate::plan::{Plan, Run};
+use crate::progress::Progress;
+use crate::rate::{CONTROL_PERIOD, FIRST_RATE, RateController};
+use crate::result::{Bench, LatencySeries, TestResult};
+use crate::run::{Engine, RunArguments};
+use crate::stats::{Latencies, Totals, aggregate, summary};
+use crate::usage::{Observer, environment};
+use crate::workload::Workload;
+use crate::{native, timestamp};
+
+/// Between two looks at a test's state.
+const LOOK: Duration = Duration::from_millis(20);
+/// Clients have so long to connect, and groups to assign their partitions.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// After the end: how long consumers may make no progress before what is missing counts as lost.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Producers may deliver for `delivery.timeout.ms`; Java's default and some.
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(150);
+
+/// One workload at one rate on one driver.
+pub fn test(workload: Workload, driver: Driver, arguments: &RunArguments) -> anyhow::Result<TestResult> {
+    if workload.groups() > crate::ledger::GROUPS_MAX {
+        bail!("subscriptionsPerTopic is {} at most", crate::ledger::GROUPS_MAX);
+    }
+    let run = Arc::new(Run::new(Plan::new(workload, driver)?));
+    let layout = native::create_topics(&run)?;
+    let threads = match arguments.engine {
+        Engine::Native => native::start(&run, layout, arguments.threads.unwrap_or_else(default_threads)),
+        #[cfg(feature = "librdkafka")]
+        Engine::Librdkafka => crate::librdkafka::start(&run),
+    };
+    let result = threads.and_then(|threads| {
+        let measured = Measurement::new(&run, arguments).and_then(Measurement::run);
+        end(&run, threads, measured)
+    });
+    if !arguments.keep_topics
+        && let Err(error) = native::delete_topics(&run)
+        && result.is_ok()
+    {
+        eprintln!("the topics could not be removed: {error:#}");
+    }
+    result
+}
+
+fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |all| all.get() / 4).max(1)
+}
+
+/// Ends all threads; what they failed with is what the test failed with.
+fn end(
+    run: &Run,
+    threads: Vec<JoinHandle<()>>,
+    result: anyhow::Result<TestResult>,
+) -> anyhow::Result<TestResult> {
+    run.control.end();
+    let mut panicked = false;
+    for thread in threads {
+        panicked |= thread.join().is_err();
+    }
+    if let Some(error) = run.control.take_failure() {
+        return Err(error);
+    }
+    if panicked {
+        bail!("a thread of the load generator panicked, which is a bug");
+    }
+    result
+}
+
+/// A test in progress.
+struct Measurement<'a> {
+    run: &'a Run,
+    sample: Nanos,
+    observer: Observer,
+    result: TestResult,
+    all: Latencies,
+    controller: Option<(RateController, f64, Nanos)>,
+    progress: Progress,
+}
+
+impl Measurement<'_> {
+    fn new<'a>(run: &'a Run, arguments: &'a RunArguments) -> anyhow::Result<Measurement<'a>> {
+        let plan = &run.plan;
+        let short = plan.workload.test_duration() <= Duration::from_secs(300);
+        let sample_seconds = arguments.sample_seconds.unwrap_or(if short { 1.0 } else { 10.0 });
+        let sample = Duration::try_from_secs_f64(sample_seconds).unwrap_or_default();
+        if sample < Duration::from_millis(100) {
+            bail!("--sample-seconds is 0.1 at least");
+        }
+        let mut environment = environment(arguments.server_data_dir.as_deref());
+        environment.server_cpus.clone_from(&arguments.server_cpus);
+        environment.load_cpus.clone_from(&arguments.load_cpus);
+        let shown = [
+            "acks",
+            "linger.ms",
+            "batch.size",
+            "compression.type",
+            "enable.idempotence",
+            "security.protocol",
+        ];
+        let of_producer = shown
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), plan.driver.producer.get(*name)?.clone())));
+        let name = "max.partition.fetch.bytes";
+        let of_consumer = plan.driver.consumer.get(name).map(|value| (name.to_owned(), value.clone()));
+        let bench = Bench {
+            version: env!("CARGO_PKG_VERSION").into(),
+            engine: arguments.engine.name().into(),
+            contender: arguments.contender.clone(),
+            round: arguments.round,
+            durability: arguments.durability.clone(),
+            sample_seconds,
+            producer_rate: plan.workload.producer_rate,
+            groups: plan.workload.groups(),
+            client: of_producer.chain(of_consumer).collect(),
+            environment,
+            ..Bench::default()
+        };
+        let workload = &plan.workload;
+        let result = TestResult {
+            workload: workload.name.clone(),
+            driver: plan.driver.name.clone(),
+            message_size: workload.message_size as u64,
+            topics: workload.topics,
+            partitions: workload.partitions_per_topic,
+            producers_per_topic: workload.producers_per_topic,
+            consumers_per_topic: workload.consumer_per_subscription,
+            bench,
+            ..TestResult::default()
+        };
+        let observer = Observer::new(arguments.server_pid, arguments.server_data_dir.clone());
+        Ok(Measurement {
+            run,
+            sample: nanos(sample),
+            observer,
+            result,
+            all: Latencies::new(),
+            controller: None,
+            progress: Progress::new(),
+        })
+    }
+
+    fn run(mut self) -> anyhow::Result<TestResult> {
+        self.wait_until_ready()?;
+        self.begin_load();
+        self.warm_up()?;
+        self.measure()?;
+        self.settle()?;
+        self.progress.end();
+        Ok(self.result)
+    }
+
+    fn wait_until_ready(&mut self) -> anyhow::Result<()> {
+        let clients = self.run.plan.producers() + self.run.plan.consumers();
+        let until = Instant::now() + READY_TIMEOUT;
+        while self.run.control.ready() < clients {
+            self.look()?;
+            if Instant::now() > until {
+                let ready = self.run.control.ready();
+                bail!("only {ready} of {clients} clients were ready after {} s", READY_TIMEOUT.as_secs());
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits a little; fails when a client has.
+    fn look(&self) -> anyhow::Result<()> {
+        std::thread::sleep(LOOK);
+        if self.run.control.has_failed() { bail!("a client failed") } else { Ok(()) }
+    }
+
+    fn begin_load(&mut self) {
+        let rate = self.run.plan.workload.producer_rate;
+        if rate > 0.0 {
+            self.run.control.set_rate(rate);
+            return;
+        }
+        self.run.control.set_rate(FIRST_RATE);
+        let totals = self.run.stats.totals();
+        let controller = RateController::new(totals.published, self.received_by_one(totals));
+        self.controller = Some((controller, FIRST_RATE, self.run.clock.now()));
+    }
+
+    /// What one group has received, on average.
+    fn received_by_one(&self, totals: Totals) -> u64 {
+        match u64::from(self.run.plan.workload.groups()) {
+            0 => totals.published,
+            groups => totals.received / groups,
+        }
+    }
+
+    fn backlog(&self, totals: Totals) -> u64 {
+        (totals.published * u64::from(self.run.plan.workload.groups())).saturating_sub(totals.received)
+    }
+
+    fn control_rate(&mut self, now: Nanos) {
+        let Some((_, rate, since)) = self.controller else { return };
+        if now - since < nanos(CONTROL_PERIOD) {
+            return;
+        }
+        let totals = self.run.stats.totals();
+        let received = self.received_by_one(totals);
+        let period = Duration::from_nanos(now - since);
+        let (controller, _, _) = self.controller.as_mut().expect("it was just seen");
+        let next = controller.next_rate(rate, period, totals.published, received);
+        self.run.control.set_rate(next);
+        self.controller.as_mut().expect("it was just seen").1 = next;
+        self.controller.as_mut().expect("it was just seen").2 = now;
+    }
+
+    fn warm_up(&mut self) -> anyhow::Result<()> {
+        let begun = self.run.clock.now();
+        let until = begun + nanos(self.run.plan.workload.warmup_duration());
+        let mut before = (begun, self.run.stats.totals());
+        loop {
+            let now = self.run.clock.now();
+            if now >= until {
+                break;
+            }
+            self.look()?;
+            self.control_rate(now);
+            if now - before.0 >= self.sample {
+                let totals = self.run.stats.totals();
+                self.progress.say(
+                    "warming up",
+                    seconds(now - before.0),
+                    totals - before.1,
+                    self.backlog(totals),
+                    None,
+                    Some(seconds(until - now)),
+                );
+                before = (now, totals);
+            }
+        }
+        // What was measured so far is no part of the test.
+        self.run.stats.take(&mut Latencies::new());
+        Ok(())
+    }
+
+    fn measure(&mut self) -> anyhow::Result<()> {
+        self.result.bench.begin_time = timestamp::rfc3339(SystemTime::now());
+        self.observer.begin();
+        let begun = self.run.clock.now();
+        let first = self.run.stats.totals();
+        let workload = &self.run.plan.workload;
+        let plan = BacklogPlan::new(
+            workload.consumer_backlog_size_gb,
+            workload.message_size,
+            workload.backlog_drain_ratio,
+        );
+        let (mut phases, step) = Phases::begin(begun, workload.test_duration(), plan);
+        self.run.control.pause(step == Step::Pause);
+        let mut before = (begun, first);
+        loop {
+            self.look()?;
+            let now = self.run.clock.now();
+            let totals = self.run.stats.totals();
+            self.control_rate(now);
+            let step = phases.look(now, self.backlog(totals), totals.received);
+            if step == Step::Resume {
+                self.run.control.pause(false);
+            }
+            if now - before.0 >= self.sample || step == Step::End {
+                self.take_sample(seconds(now - before.0), totals - before.1, totals, &phases, now);
+                before = (now, totals);
+            }
+            if step == Step::End {
+                self.conclude(seconds(now - begun), totals - first, &phases);
+                return Ok(());
+            }
+        }
+    }
+
+    fn take_sample(&mut self, length: f64, since: Totals, totals: Totals, phases: &Phases, now: Nanos) {
+        let mut latencies = Latencies::new();
+        self.run.stats.take(&mut latencies);
+        let result = &mut self.result;
+        result.publish_rate.push(since.published as f64 / length);
+        result.publish_error_rate.push(since.failed as f64 / length);
+        result.consume_rate.push(since.received as f64 / length);
+        result.publish_latency.samples.push(summary(&latencies.publish));
+        result.publish_delay.samples.push(summary(&latencies.delay));
+        result.end_to_end_latency.samples.push(summary(&latencies.end_to_end));
+        self.all.drain(&mut latencies);
+        let backlog = self.backlog(totals);
+        self.result.backlog.push(backlog);
+        let p99 = summary(&self.all.publish).percentile(99.0);
+        self.progress.say(phases.name(), length, since, backlog, p99, phases.left(now));
+    }
+
+    fn conclude(&mut self, length: f64, measured: Totals, phases: &Phases) {
+        let observed = self.observer.end();
+        let series: [(&mut LatencySeries, _); 3] = [
+            (&mut self.result.publish_latency, &self.all.publish),
+            (&mut self.result.publish_delay, &self.all.delay),
+            (&mut self.result.end_to_end_latency, &self.all.end_to_end),
+        ];
+        for (series, histogram) in series {
+            aggregate(series, histogram);
+        }
+        let bench = &mut self.result.bench;
+        bench.seconds = length;
+        bench.published_messages = measured.published;
+        bench.published_bytes = measured.published_bytes;
+        bench.consumed_messages = measured.received;
+        bench.consumed_bytes = measured.received_bytes;
+        bench.backlog = phases.backlog;
+        bench.sustainable_rate = self.controller.as_ref().map(|(controller, ..)| controller.sustained());
+        bench.server = observed.server;
+        bench.device = observed.device;
+        bench.load_cpu_seconds = observed.load_cpu_seconds;
+    }
+
+    /// Waits until everything acknowledged was received; what was not is a failure.
+    fn settle(&mut self) -> anyhow::Result<()> {
+        let control = &self.run.control;
+        control.pause(false);
+        control.end_producing();
+        let until = Instant::now() + DELIVERY_TIMEOUT;
+        while control.done() < self.run.plan.producers() {
+            self.look()?;
+            if Instant::now() > until {
+                bail!(
+                    "producers did not get everything acknowledged within {} s",
+                    DELIVERY_TIMEOUT.as_secs()
+                );
+            }
+        }
+        let mut received = self.run.stats.totals().received;
+        let mut progress = Instant::now();
+        while !self.run.ledger.is_settled() && progress.elapsed() < SETTLE_TIMEOUT {
+            self.look()?;
+            let now = self.run.stats.totals().received;
+            if now != received {
+                (received, progress) = (now, Instant::now());
+            }
+        }
+        let failed = self.run.stats.totals().failed;
+        let violations = self.run.ledger.settle(failed > 0);
+        if let Some(first) = violations.first() {
+            bail!("{first} (and {} more partitions)", violations.len() - 1);
+        }
+        self.result.bench.publish_errors = failed;
+        self.result.bench.verified = self.run.plan.consumers() > 0;
+        Ok(())
+    }
+}
