@@ -31,6 +31,8 @@ use crate::stats::{Latencies, record};
 
 /// Wake-ups of a thread are at least so far apart: what is due within goes together.
 const TICK: Nanos = 100_000;
+/// As far apart while nothing may be sent.
+const BLOCKED_TICK: Nanos = 1_000_000;
 /// Messages that a producer which lags takes up at a time, before others have their turn.
 const BURST_MAX: usize = 2_000;
 /// A look at the control at least so often.
@@ -181,13 +183,19 @@ impl Producer {
             self.done = true;
             self.run.control.add_done();
         }
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "saturates, which is what is meant"
-        )]
+        Ok(self.next_tick(now))
+    }
+
+    fn next_tick(&mut self, now: Nanos) -> Nanos {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, as is meant")]
         let due = if self.accumulator.is_full() { Nanos::MAX } else { self.next_due as Nanos };
-        Ok(self.accumulator.deadline().unwrap_or(Nanos::MAX).max(now + TICK).min(due))
+        // What is ready and was not sent waits for an answer, which comes with a tick of its own.
+        let sendable = if self.accumulator.is_ready(now) {
+            now + BLOCKED_TICK
+        } else {
+            self.accumulator.deadline().unwrap_or(Nanos::MAX)
+        };
+        sendable.min(due)
     }
 
     fn is_idle(&self) -> bool {
