@@ -150,6 +150,10 @@ impl Connection {
                 let request: m::ListOffsetsRequest = call.decode()?;
                 call.later(api::list_offsets::answer(broker, request, version))
             }
+            ApiKey::DeleteRecords => {
+                let request: m::DeleteRecordsRequest = call.decode()?;
+                call.later(api::delete_records::answer(broker, request))
+            }
             ApiKey::OffsetForLeaderEpoch => {
                 let request: m::OffsetForLeaderEpochRequest = call.decode()?;
                 call.later(async move { api::list_offsets::offset_for_leader_epoch(&broker, request) })

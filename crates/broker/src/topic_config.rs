@@ -250,6 +250,8 @@ impl TopicSetting {
 pub struct TopicConfig {
     /// Records older than this are deleted; `None` keeps them, as do topics that are compacted only.
     pub retention_ms: Option<i64>,
+    /// Whether records may be deleted before their key's newest: not in topics that are compacted only.
+    pub deletes: bool,
     /// Oldest records beyond this size are deleted.
     pub retention_bytes: Option<u64>,
     /// Largest batch, in bytes.
@@ -274,6 +276,7 @@ impl TopicConfig {
         let deletes = text("cleanup.policy").split(',').any(|word| word.trim() == "delete");
         TopicConfig {
             retention_ms: Some(number("retention.ms")).filter(|ms| deletes && *ms >= 0),
+            deletes,
             retention_bytes: u64::try_from(number("retention.bytes")).ok().filter(|_| deletes),
             message_bytes_max: usize::try_from(number("max.message.bytes")).unwrap_or(0),
             timestamp_type: match text("message.timestamp.type").as_str() {

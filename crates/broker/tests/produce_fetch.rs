@@ -285,3 +285,57 @@ async fn retention_moves_the_start_and_offsets_go_on_after_a_restart() {
     assert_eq!(produce(&mut connection, "t", 0, -1, batch(&["c"], now_ms(), None)).await, (0, 10, -1));
     broker.close().await;
 }
+
+fn delete_records(topic: &'static str, partition: i32, offset: i64) -> m::DeleteRecordsRequest {
+    use m::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
+    let partitions = vec![DeleteRecordsPartition { partition_index: partition, offset }];
+    let topics = vec![DeleteRecordsTopic { name: Text::from_static(topic), partitions }];
+    m::DeleteRecordsRequest { topics, timeout_ms: 1000 }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_records_stay_deleted_and_the_rest_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 1, &[]).await;
+    create_topic(&mut connection, "compacted", 1, &[("cleanup.policy", "compact")]).await;
+    for value in ["a", "b", "c", "d"] {
+        assert_eq!(produce(&mut connection, "t", 0, -1, batch(&[value], now_ms(), None)).await.0, 0);
+    }
+    let cases = [
+        ("t", 0, 5, ErrorCode::OffsetOutOfRange, -1),
+        ("t", 0, -2, ErrorCode::OffsetOutOfRange, -1),
+        ("t", 1, 0, ErrorCode::UnknownTopicOrPartition, -1),
+        ("nowhere", 0, 0, ErrorCode::UnknownTopicOrPartition, -1),
+        ("compacted", 0, 0, ErrorCode::PolicyViolation, -1),
+        ("t", 0, 0, ErrorCode::None, 0),
+        ("t", 0, 3, ErrorCode::None, 3),
+        ("t", 0, 1, ErrorCode::None, 3),
+    ];
+    for (topic, partition, offset, code, low) in cases {
+        let answer: m::DeleteRecordsResponse =
+            call(&mut connection, 2, &delete_records(topic, partition, offset)).await;
+        let result = &answer.topics[0].partitions[0];
+        assert_eq!(
+            (result.error_code, result.low_watermark),
+            (code.code(), low),
+            "{topic} {partition} {offset}"
+        );
+    }
+    drop(connection);
+    close(broker).await;
+
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    let answer: m::FetchResponse =
+        call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of("t", 0, 2)])).await;
+    assert_eq!(answer.responses[0].partitions[0].error_code, ErrorCode::OffsetOutOfRange.code());
+    let answer: m::FetchResponse =
+        call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of("t", 0, 3)])).await;
+    assert_eq!(values(&answer), [(0, vec!["d".to_owned()])]);
+    assert_eq!(answer.responses[0].partitions[0].log_start_offset, 3);
+    let answer: m::DeleteRecordsResponse = call(&mut connection, 2, &delete_records("t", 0, -1)).await;
+    assert_eq!(answer.topics[0].partitions[0].low_watermark, 4);
+    broker.close().await;
+}

@@ -34,7 +34,7 @@ fn default_request(api_key: ApiKey, version: i16) -> Chunks {
         OffsetForLeaderEpoch => OffsetForLeaderEpochRequest, DescribeConfigs => DescribeConfigsRequest,
         IncrementalAlterConfigs => IncrementalAlterConfigsRequest, CreatePartitions => CreatePartitionsRequest,
         DeleteGroups => DeleteGroupsRequest, DescribeCluster => DescribeClusterRequest,
-        OffsetDelete => OffsetDeleteRequest,
+        OffsetDelete => OffsetDeleteRequest, DeleteRecords => DeleteRecordsRequest,
     )
 }
 

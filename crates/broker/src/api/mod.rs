@@ -4,6 +4,7 @@ pub mod admin_configs;
 pub mod admin_groups;
 pub mod admin_topics;
 pub mod api_versions;
+pub mod delete_records;
 pub mod fetch;
 pub mod group_membership;
 pub mod init_producer_id;
@@ -41,6 +42,7 @@ pub fn advertised(api_key: ApiKey) -> Option<RangeInclusive<i16>> {
         | ApiKey::ApiVersions
         | ApiKey::CreateTopics
         | ApiKey::DeleteTopics
+        | ApiKey::DeleteRecords
         | ApiKey::OffsetForLeaderEpoch
         | ApiKey::DescribeConfigs
         | ApiKey::IncrementalAlterConfigs

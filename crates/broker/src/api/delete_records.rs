@@ -1,0 +1,97 @@
+//! DeleteRecords (KIP-107): moves the start of partitions up.
+
+use std::sync::Arc;
+
+use model::Offset;
+use parking_lot::Mutex;
+use storage::{AppendError, Completion};
+use tokio::sync::oneshot;
+use wire::ErrorCode;
+use wire::messages::delete_records_response::{
+    DeleteRecordsPartitionResult, DeleteRecordsResponse, DeleteRecordsTopicResult,
+};
+use wire::messages::{DeleteRecordsRequest, delete_records_request::DeleteRecordsPartition};
+
+use crate::broker::Broker;
+use crate::failure::Failure;
+use crate::topics::Topic;
+
+/// In a request, all records; in an answer, no offset.
+const ALL: i64 = -1;
+
+/// Tells a task that a trim is durable.
+struct Trimmed(Mutex<Option<oneshot::Sender<Result<(), AppendError>>>>);
+
+impl Completion for Trimmed {
+    fn complete(&self, result: Result<(), AppendError>) {
+        if let Some(sender) = self.0.lock().take() {
+            // A client that went away no longer waits for it.
+            let _ = sender.send(result);
+        }
+    }
+}
+
+/// Answers DeleteRecords once the new starts are durable.
+pub async fn answer(broker: Arc<Broker>, request: DeleteRecordsRequest) -> DeleteRecordsResponse {
+    let mut topics = Vec::with_capacity(request.topics.len());
+    for asked in request.topics {
+        let topic = broker.topics.find(&asked.name);
+        // All trims of a topic are under way before the first is waited for.
+        let begun: Vec<_> =
+            asked.partitions.iter().map(|partition| begin(&broker, topic.as_deref(), partition)).collect();
+        let mut partitions = Vec::with_capacity(begun.len());
+        for (asked, begun) in asked.partitions.iter().zip(begun) {
+            let result = match begun {
+                Ok(begun) => begun.finish().await,
+                Err(failure) => Err(failure),
+            };
+            let (low_watermark, code) =
+                result.map_or_else(|failure| (ALL, failure.code), |start| (start.0, ErrorCode::None));
+            partitions.push(DeleteRecordsPartitionResult {
+                partition_index: asked.partition_index,
+                low_watermark,
+                error_code: code.code(),
+            });
+        }
+        topics.push(DeleteRecordsTopicResult { name: asked.name, partitions });
+    }
+    DeleteRecordsResponse { topics, ..DeleteRecordsResponse::default() }
+}
+
+struct Begun {
+    stream: Arc<storage::Stream>,
+    done: oneshot::Receiver<Result<(), AppendError>>,
+}
+
+impl Begun {
+    async fn finish(self) -> Result<Offset, Failure> {
+        self.done.await.unwrap_or(Err(AppendError::Closed))?;
+        Ok(self.stream.bounds().start)
+    }
+}
+
+fn begin(broker: &Broker, topic: Option<&Topic>, asked: &DeleteRecordsPartition) -> Result<Begun, Failure> {
+    let topic = topic.ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    if topic.is_internal() {
+        return Err(ErrorCode::InvalidTopicException.into());
+    }
+    let partition = topic.partition(asked.partition_index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    if !topic.config().deletes {
+        return Err(ErrorCode::PolicyViolation.into());
+    }
+    let bounds = partition.stream.bounds();
+    let to = if asked.offset == ALL { bounds.committed } else { Offset(asked.offset) };
+    if to < Offset::ZERO || to > bounds.committed {
+        return Err(ErrorCode::OffsetOutOfRange.into());
+    }
+    let (sender, done) = oneshot::channel();
+    let stream = partition.stream.clone();
+    let trimmed = Trimmed(Mutex::new(Some(sender)));
+    if to <= bounds.start {
+        // A start is moved once that is durable, so there is nothing to do or to wait for.
+        trimmed.complete(Ok(()));
+    } else {
+        broker.log.trim(&stream, to, Some(Arc::new(trimmed)));
+    }
+    Ok(Begun { stream, done })
+}
