@@ -104,6 +104,8 @@ struct Queue {
     frames: RefCell<VecDeque<Chunks>>,
     news: Notify,
     correlation_id: Cell<i32>,
+    /// Ids of the requests whose answers are to come, in their order.
+    awaited: RefCell<VecDeque<i32>>,
     closed: Cell<bool>,
 }
 
@@ -111,6 +113,7 @@ struct Queue {
 pub struct Receiver {
     input: Input,
     buffer: BytesMut,
+    queue: Rc<Queue>,
     address: Rc<str>,
 }
 
@@ -125,7 +128,8 @@ pub async fn connect(address: &str, security: &Security) -> Result<(Sender, Rece
     };
     let queue = Rc::new(Queue::default());
     let address: Rc<str> = address.into();
-    let mut receiver = Receiver { input, buffer: BytesMut::new(), address: address.clone() };
+    let mut receiver =
+        Receiver { input, buffer: BytesMut::new(), queue: queue.clone(), address: address.clone() };
     let writing = queue.clone();
     tokio::task::spawn_local(async move {
         // Whoever receives learns of the failure by the connection's end.
@@ -271,6 +275,12 @@ impl Sender {
         Ok(version)
     }
 
+    /// As [`Sender::send`], a request that is never answered: produce without acknowledgements.
+    pub fn send_unanswered<Q: Request>(&self, request: &Q) -> Result<(), ConnectionError> {
+        self.queue_frame(Q::API, self.version::<Q>()?, request)?;
+        Ok(())
+    }
+
     pub fn version<Q: Request>(&self) -> Result<i16, ConnectionError> {
         let missing = || ConnectionError::Version {
             address: self.address.to_string(),
@@ -283,13 +293,25 @@ impl Sender {
     }
 
     fn send_as<M: Message>(&self, api: ApiKey, version: i16, request: &M) -> Result<(), ConnectionError> {
+        let id = self.queue_frame(api, version, request)?;
+        self.queue.awaited.borrow_mut().push_back(id);
+        Ok(())
+    }
+
+    /// Returns the request's id.
+    fn queue_frame<M: Message>(
+        &self,
+        api: ApiKey,
+        version: i16,
+        request: &M,
+    ) -> Result<i32, ConnectionError> {
         let id = self.queue.correlation_id.get();
         self.queue.correlation_id.set(id.wrapping_add(1));
         let client = Text::from_static(CLIENT_ID);
         let frame = frame::encode_request(api, version, id, Some(&client), request)?;
         self.queue.frames.borrow_mut().push_back(frame);
         self.queue.news.notify_one();
-        Ok(())
+        Ok(id)
     }
 
     fn expect_none(&self, code: i16, api: &'static str) -> Result<(), ConnectionError> {
@@ -325,7 +347,12 @@ impl Receiver {
 
     async fn answer(&mut self, api: ApiKey, version: i16) -> Result<Reader, ConnectionError> {
         let mut reader = Reader::new(self.frame().await?);
-        frame::decode_response_header(&mut reader, api, version).map_err(|error| self.garbled(error))?;
+        let id =
+            frame::decode_response_header(&mut reader, api, version).map_err(|error| self.garbled(error))?;
+        // Latencies are counted by this order: the answer to another request would be credited to this one.
+        if self.queue.awaited.borrow_mut().pop_front() != Some(id) {
+            return Err(ConnectionError::OutOfOrder { address: self.address.to_string() });
+        }
         Ok(reader)
     }
 
