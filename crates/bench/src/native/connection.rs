@@ -26,7 +26,10 @@ use crate::native::scram::{Scram, ScramError};
 use crate::security::{Credentials, Mechanism, Security};
 
 const CLIENT_ID: &str = "mainstem-bench";
+/// For opening a connection, with all that is said on it before the first request.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// For one answer outside of the load: longer than a server is given to make topics.
+const CALL_TIMEOUT: Duration = Duration::from_secs(130);
 /// Larger answers are not believed.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
 
@@ -121,11 +124,13 @@ pub struct Receiver {
 /// inside of a `LocalSet`.
 pub async fn connect(address: &str, security: &Security) -> Result<(Sender, Receiver), ConnectionError> {
     let failed = |error| ConnectionError::Connect { address: address.into(), error };
-    let opened = tokio::time::timeout(CONNECT_TIMEOUT, open(address, security)).await;
-    let (input, mut output) = match opened {
-        Ok(opened) => opened.map_err(failed)?,
-        Err(_) => return Err(failed(io::ErrorKind::TimedOut.into())),
-    };
+    let introduced = tokio::time::timeout(CONNECT_TIMEOUT, introduce(address, security)).await;
+    introduced.unwrap_or_else(|_| Err(failed(io::ErrorKind::TimedOut.into())))
+}
+
+async fn introduce(address: &str, security: &Security) -> Result<(Sender, Receiver), ConnectionError> {
+    let failed = |error| ConnectionError::Connect { address: address.into(), error };
+    let (input, mut output) = open(address, security).await.map_err(failed)?;
     let queue = Rc::new(Queue::default());
     let address: Rc<str> = address.into();
     let mut receiver =
@@ -264,7 +269,13 @@ pub async fn call<Q: Request>(
     request: &Q,
 ) -> Result<Q::Answer, ConnectionError> {
     let version = sender.send(request)?;
-    receiver.receive::<Q>(version).await
+    match tokio::time::timeout(CALL_TIMEOUT, receiver.receive::<Q>(version)).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            let address = sender.address.to_string();
+            Err(ConnectionError::Lost { address, error: io::ErrorKind::TimedOut.into() })
+        }
+    }
 }
 
 impl Sender {
