@@ -197,7 +197,7 @@ fn what_nobody_published_is_noticed() {
 }
 
 /// An error that may pass: the producer sends the batch again, and those behind it, in their order.
-fn assert_healed(fault: OnAppend, duplicates: usize, out_of_order: bool) {
+fn assert_healed(fault: OnAppend, acks: &'static str, duplicates: usize, out_of_order: bool) {
     // Answers take their time, so that more batches are on their way when the first is refused.
     let produce_delay = Duration::from_millis(35);
     let trial = Trial::against(Faults {
@@ -206,6 +206,7 @@ fn assert_healed(fault: OnAppend, duplicates: usize, out_of_order: bool) {
         produce_delay,
         ..Faults::default()
     });
+    let trial = trial.producer(acks);
     let result = trial.succeed();
     assert_eq!(result["bench"]["verified"], true, "{fault:?}");
     assert_eq!(number(&result, "/bench/publishErrors"), 0.0, "{fault:?}");
@@ -223,10 +224,45 @@ fn assert_healed(fault: OnAppend, duplicates: usize, out_of_order: bool) {
 
 #[test]
 fn an_error_that_passes_is_overcome() {
-    let refused = || assert_healed(OnAppend::Refuse(ErrorCode::NotLeaderOrFollower), 0, true);
-    // What comes behind it is in order, so only the batch itself comes again.
-    let kept = || assert_healed(OnAppend::KeepAndRefuse(ErrorCode::NotEnoughReplicasAfterAppend), 1, false);
-    at_once([boxed(refused), boxed(kept)]);
+    let passing = OnAppend::Refuse(ErrorCode::NotLeaderOrFollower);
+    let kept = OnAppend::KeepAndRefuse(ErrorCode::NotEnoughReplicasAfterAppend);
+    at_once([
+        boxed(|| assert_healed(passing, "acks=all", 0, true)),
+        // Nobody looks at sequences that are not there.
+        boxed(|| assert_healed(passing, "acks=1", 0, false)),
+        // What comes behind it is in order, so only the batch itself comes again.
+        boxed(|| assert_healed(kept, "acks=all", 1, false)),
+    ]);
+}
+
+/// What honest servers do now and then, or always.
+#[test]
+fn oddities_of_honest_servers_are_no_faults() {
+    let case = |(faults, property): (Faults, &'static str)| {
+        move || {
+            let trial = Trial::against(Faults { strike_at: MIDDLE, ..faults.clone() })
+                .with("partitionsPerTopic", "2")
+                .producer(property);
+            let result = trial.succeed();
+            let struck = trial.fake.state().struck.is_some();
+            assert_eq!(struck, faults.on_the_way.is_some(), "{faults:?} never came");
+            assert_eq!(result["bench"]["verified"], true, "{faults:?}");
+            let published = number(&result, "/bench/publishedMessages");
+            let consumed = number(&result, "/bench/consumedMessages");
+            assert!((1900.0..2100.0).contains(&published), "{faults:?}: {published}");
+            assert!((consumed / published - 1.0).abs() < 0.1, "{faults:?}: {consumed} of {published}");
+        }
+    };
+    let on_the_way = |fault| Faults { on_the_way: Some(fault), ..Faults::default() };
+    let stamped = Faults { log_append_time: true, ..Faults::default() };
+    let cases = [
+        (on_the_way(OnTheWay::Cut), "acks=all"),
+        (on_the_way(OnTheWay::RefuseForNow), "acks=all"),
+        (on_the_way(OnTheWay::ForgetSessions), "acks=all"),
+        (stamped, "acks=all"),
+        (Faults::default(), "compression.type=zstd"),
+    ];
+    at_once(cases.map(case));
 }
 
 #[test]
@@ -246,6 +282,7 @@ fn an_error_that_does_not_pass_ends_the_run() {
         boxed(move || refused(ErrorCode::InvalidRecord)),
         boxed(move || refused(ErrorCode::MessageTooLarge)),
         boxed(move || spoiled(OnAnswer::Garbage, "{} answered what cannot be read")),
+        boxed(move || spoiled(OnAnswer::Close, "lost the connection to {}: the server closed it")),
         boxed(move || spoiled(OnAnswer::WrongId, "{} answered out of order")),
         boxed(move || {
             let words = "{} did not answer a produce request within request.timeout.ms=1000";

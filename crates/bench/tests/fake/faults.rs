@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use wire::ErrorCode;
 
-/// One thing that goes wrong on the way from the log to the consumers, once.
+/// One thing that goes wrong on the way from the log to the consumers, once. The last three happen with honest servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnTheWay {
     /// A batch is left out; those after it keep their offsets.
@@ -27,6 +27,12 @@ pub enum OnTheWay {
     Refuse,
     /// No fetch is answered any more, but all else is.
     Silence,
+    /// The last batch of an answer is cut, as where a limit of bytes lies.
+    Cut,
+    /// The partition answers with an error that passes.
+    RefuseForNow,
+    /// Sessions are forgotten, as by a server that started anew.
+    ForgetSessions,
 }
 
 /// One thing that goes wrong when a batch is appended, once.
@@ -51,6 +57,8 @@ pub enum OnAnswer {
     WrongId,
     /// No answer to it or anything later on that connection.
     Never,
+    /// The connection ends.
+    Close,
 }
 
 /// No answer to anything for a while.
@@ -78,4 +86,6 @@ pub struct Faults {
     pub strike_at: usize,
     /// It knows no fetch sessions (KIP-227) and no ApiVersions but version 0, as old servers.
     pub old: bool,
+    /// It sets the timestamps of batches, and with them their CRC (`message.timestamp.type=LogAppendTime`).
+    pub log_append_time: bool,
 }

@@ -37,6 +37,7 @@ enum Found {
     End,
     /// No answer, ever.
     Silence,
+    SessionsLost,
 }
 
 impl Shared {
@@ -44,10 +45,7 @@ impl Shared {
         let mut state = self.state();
         let (session_id, positions) = match positions(&mut state, request, self.faults.old) {
             Ok(known) => known,
-            Err(error) => {
-                let message = FetchResponse { error_code: error.code(), ..FetchResponse::default() };
-                return Reply::Answer(answer(header, &message, Duration::ZERO));
-            }
+            Err(error) => return refused(header, error),
         };
         let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).expect("not below 0"));
         let found = self.wait_for_data(state, &positions, wait);
@@ -57,6 +55,10 @@ impl Shared {
             let mut data = PartitionData { partition_index: index, ..PartitionData::default() };
             match found {
                 Found::End => return Reply::Close,
+                Found::SessionsLost => {
+                    self.state().sessions.clear();
+                    return refused(header, ErrorCode::FetchSessionIdNotFound);
+                }
                 Found::Silence => return Reply::Answer(Answer { frame: None, not_before: Instant::now() }),
                 // A session leaves out what has no news.
                 Found::Nothing if request.session_epoch > 0 => continue,
@@ -97,6 +99,11 @@ impl Shared {
     }
 }
 
+fn refused(header: &RequestHeader, error: ErrorCode) -> Reply {
+    let message = FetchResponse { error_code: error.code(), ..FetchResponse::default() };
+    Reply::Answer(answer(header, &message, Duration::ZERO))
+}
+
 /// The session of a fetch, and what it is to read.
 fn positions(
     state: &mut State,
@@ -114,7 +121,8 @@ fn positions(
         return Ok((0, asked));
     }
     if request.session_epoch == 0 {
-        let id = 1 + i32::try_from(state.sessions.len()).expect("few sessions");
+        state.sessions_begun += 1;
+        let id = state.sessions_begun;
         state.sessions.insert(id, Session { epoch: 1, positions: asked.clone() });
         return Ok((id, asked));
     }
@@ -171,6 +179,12 @@ fn strike(fault: OnTheWay, log: &Log, from: usize) -> Found {
         OnTheWay::Forge => batches[1] = changed(&batches[1], true),
         OnTheWay::Close => return Found::End,
         OnTheWay::Refuse => return Found::Error(ErrorCode::OffsetOutOfRange),
+        OnTheWay::RefuseForNow => return Found::Error(ErrorCode::NotLeaderOrFollower),
+        OnTheWay::ForgetSessions => return Found::SessionsLost,
+        OnTheWay::Cut => {
+            let last = &mut batches[AT_HAND - 1];
+            last.truncate(last.len() / 2);
+        }
         OnTheWay::HideTail | OnTheWay::Silence => unreachable!("they do not end"),
     }
     Found::Batches(batches)

@@ -41,6 +41,8 @@ pub struct State {
     pub topics: BTreeMap<String, Vec<Log>>,
     pub removed: Vec<String>,
     pub sessions: HashMap<i32, Session>,
+    /// The id of the newest.
+    pub sessions_begun: i32,
     pub producers: i64,
     /// The partition (or the address) that a fault struck, and the offset there.
     pub struck: Option<(String, i64)>,

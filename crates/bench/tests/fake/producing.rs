@@ -3,6 +3,8 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use model::Timestamp;
+use model::batch::set_log_append_time;
 use wire::frame::RequestHeader;
 use wire::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
 use wire::messages::{ProduceRequest, ProduceResponse};
@@ -10,6 +12,9 @@ use wire::{ErrorCode, Text};
 
 use super::faults::{Faults, OnAnswer, OnAppend};
 use super::{Answer, Reply, Shared, State, answer};
+
+/// Of a server whose clock stands still.
+const APPEND_TIME: Timestamp = Timestamp(1_700_000_000_000);
 
 impl Shared {
     /// The `number`th produce request of a connection.
@@ -23,6 +28,9 @@ impl Shared {
         let struck = self.faults.on_answer.filter(|_| number == self.faults.strike_at);
         if let Some(fault) = struck {
             self.state().struck = Some((self.address.to_string(), -1));
+            if fault == OnAnswer::Close {
+                return Reply::Close;
+            }
             answer = spoiled(fault, answer);
         }
         Reply::Answer(answer)
@@ -34,13 +42,18 @@ impl Shared {
         for topic in &request.topic_data {
             let mut partition_responses = Vec::new();
             for partition in &topic.partition_data {
-                let batch = partition.records.as_ref().map(wire::Records::to_bytes).unwrap_or_default();
+                let mut batch = partition.records.as_ref().map(wire::Records::to_bytes).unwrap_or_default();
+                if self.faults.log_append_time {
+                    let mut stamped = batch.to_vec();
+                    set_log_append_time(&mut stamped, APPEND_TIME);
+                    batch = stamped.into();
+                }
                 let appended = append(&mut state, &self.faults, &topic.name, partition.index, &batch);
                 partition_responses.push(PartitionProduceResponse {
                     index: partition.index,
                     error_code: appended.err().map_or(0, ErrorCode::code),
                     base_offset: appended.unwrap_or(-1),
-                    log_append_time_ms: -1,
+                    log_append_time_ms: if self.faults.log_append_time { APPEND_TIME.0 } else { -1 },
                     ..PartitionProduceResponse::default()
                 });
             }
@@ -85,7 +98,7 @@ fn append(
 fn spoiled(fault: OnAnswer, answer: Answer) -> Answer {
     let mut frame = answer.frame.expect("it was just made").to_vec();
     let frame = match fault {
-        OnAnswer::Never => None,
+        OnAnswer::Never | OnAnswer::Close => None,
         OnAnswer::WrongId => {
             frame[7] ^= 1;
             Some(frame)
