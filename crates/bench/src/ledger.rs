@@ -29,6 +29,8 @@ pub enum Violation {
     Changed { partition: String, offset: i64 },
     #[error("{partition}: {records} acknowledged records were never received, the first at offset {first}")]
     Lost { partition: String, records: u64, first: i64 },
+    #[error("{partition}: {records} records sent without acknowledgement were never received")]
+    LostUnacknowledged { partition: String, records: u64 },
     #[error(
         "{partition}: {records} records were received that nobody published, the first at offset {first}"
     )]
@@ -220,20 +222,23 @@ impl Ledger {
         let mut found = Vec::new();
         for partition in &self.partitions {
             let partition = partition.lock();
-            let lost = partition.published.iter().chain(partition.unacknowledged.values().flatten());
-            let (mut records, mut first) = (0, i64::MAX);
-            for entry in lost {
-                records += u64::from(entry.id.count);
-                first = first.min(entry.id.base_offset);
+            let name = || partition.name.clone();
+            if let Some(first) = partition.published.front() {
+                let records = partition.published.iter().map(|entry| u64::from(entry.id.count)).sum();
+                let first = first.id.base_offset;
+                found.push(Violation::Lost { partition: name(), records, first });
+                continue;
             }
+            let unacknowledged = partition.unacknowledged.values().flatten();
+            let records: u64 = unacknowledged.map(|entry| u64::from(entry.id.count)).sum();
             if records > 0 {
-                found.push(Violation::Lost { partition: partition.name.clone(), records, first });
+                found.push(Violation::LostUnacknowledged { partition: name(), records });
                 continue;
             }
             let early = || partition.groups.iter().flat_map(|group| &group.early);
             let records = early().map(|early| u64::from(early.id.count)).sum();
             if let Some(first) = early().map(|early| early.id.base_offset).min().filter(|_| !failures) {
-                found.push(Violation::Unknown { partition: partition.name.clone(), records, first });
+                found.push(Violation::Unknown { partition: name(), records, first });
             }
         }
         found
@@ -331,6 +336,7 @@ mod tests {
         let sent = BatchId { base_offset: -1, count: 2, crc: Some(5) };
         publish(&ledger, sent);
         publish(&ledger, sent);
+        assert!(matches!(ledger.settle(false)[..], [Violation::LostUnacknowledged { records: 4, .. }]));
         for group in [0, 1] {
             for base_offset in [0, 2] {
                 assert_eq!(

@@ -350,8 +350,10 @@ impl Measurement<'_> {
         }
         let failed = self.run.stats.totals().failed;
         let violations = self.run.ledger.settle(failed > 0);
-        if let Some(first) = violations.first() {
-            bail!("{first} (and {} more partitions)", violations.len() - 1);
+        match &violations[..] {
+            [] => {}
+            [only] => bail!("{only}"),
+            [first, more @ ..] => bail!("{first} (and {} more partitions)", more.len()),
         }
         self.result.bench.publish_errors = failed;
         self.result.bench.verified = self.run.plan.consumers() > 0;

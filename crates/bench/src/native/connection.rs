@@ -26,7 +26,10 @@ use crate::native::scram::{Scram, ScramError};
 use crate::security::{Credentials, Mechanism, Security};
 
 const CLIENT_ID: &str = "mainstem-bench";
+/// For opening a connection, with all that is said on it before the first request.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// For one answer outside of the load: longer than a server is given to make topics.
+const CALL_TIMEOUT: Duration = Duration::from_secs(130);
 /// Larger answers are not believed.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
 
@@ -104,6 +107,8 @@ struct Queue {
     frames: RefCell<VecDeque<Chunks>>,
     news: Notify,
     correlation_id: Cell<i32>,
+    /// Ids of the requests whose answers are to come, in their order.
+    awaited: RefCell<VecDeque<i32>>,
     closed: Cell<bool>,
 }
 
@@ -111,6 +116,7 @@ struct Queue {
 pub struct Receiver {
     input: Input,
     buffer: BytesMut,
+    queue: Rc<Queue>,
     address: Rc<str>,
 }
 
@@ -118,14 +124,17 @@ pub struct Receiver {
 /// inside of a `LocalSet`.
 pub async fn connect(address: &str, security: &Security) -> Result<(Sender, Receiver), ConnectionError> {
     let failed = |error| ConnectionError::Connect { address: address.into(), error };
-    let opened = tokio::time::timeout(CONNECT_TIMEOUT, open(address, security)).await;
-    let (input, mut output) = match opened {
-        Ok(opened) => opened.map_err(failed)?,
-        Err(_) => return Err(failed(io::ErrorKind::TimedOut.into())),
-    };
+    let introduced = tokio::time::timeout(CONNECT_TIMEOUT, introduce(address, security)).await;
+    introduced.unwrap_or_else(|_| Err(failed(io::ErrorKind::TimedOut.into())))
+}
+
+async fn introduce(address: &str, security: &Security) -> Result<(Sender, Receiver), ConnectionError> {
+    let failed = |error| ConnectionError::Connect { address: address.into(), error };
+    let (input, mut output) = open(address, security).await.map_err(failed)?;
     let queue = Rc::new(Queue::default());
     let address: Rc<str> = address.into();
-    let mut receiver = Receiver { input, buffer: BytesMut::new(), address: address.clone() };
+    let mut receiver =
+        Receiver { input, buffer: BytesMut::new(), queue: queue.clone(), address: address.clone() };
     let writing = queue.clone();
     tokio::task::spawn_local(async move {
         // Whoever receives learns of the failure by the connection's end.
@@ -260,7 +269,13 @@ pub async fn call<Q: Request>(
     request: &Q,
 ) -> Result<Q::Answer, ConnectionError> {
     let version = sender.send(request)?;
-    receiver.receive::<Q>(version).await
+    match tokio::time::timeout(CALL_TIMEOUT, receiver.receive::<Q>(version)).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            let address = sender.address.to_string();
+            Err(ConnectionError::Lost { address, error: io::ErrorKind::TimedOut.into() })
+        }
+    }
 }
 
 impl Sender {
@@ -269,6 +284,12 @@ impl Sender {
         let version = self.version::<Q>()?;
         self.send_as(Q::API, version, request)?;
         Ok(version)
+    }
+
+    /// As [`Sender::send`], a request that is never answered: produce without acknowledgements.
+    pub fn send_unanswered<Q: Request>(&self, request: &Q) -> Result<(), ConnectionError> {
+        self.queue_frame(Q::API, self.version::<Q>()?, request)?;
+        Ok(())
     }
 
     pub fn version<Q: Request>(&self) -> Result<i16, ConnectionError> {
@@ -283,13 +304,25 @@ impl Sender {
     }
 
     fn send_as<M: Message>(&self, api: ApiKey, version: i16, request: &M) -> Result<(), ConnectionError> {
+        let id = self.queue_frame(api, version, request)?;
+        self.queue.awaited.borrow_mut().push_back(id);
+        Ok(())
+    }
+
+    /// Returns the request's id.
+    fn queue_frame<M: Message>(
+        &self,
+        api: ApiKey,
+        version: i16,
+        request: &M,
+    ) -> Result<i32, ConnectionError> {
         let id = self.queue.correlation_id.get();
         self.queue.correlation_id.set(id.wrapping_add(1));
         let client = Text::from_static(CLIENT_ID);
         let frame = frame::encode_request(api, version, id, Some(&client), request)?;
         self.queue.frames.borrow_mut().push_back(frame);
         self.queue.news.notify_one();
-        Ok(())
+        Ok(id)
     }
 
     fn expect_none(&self, code: i16, api: &'static str) -> Result<(), ConnectionError> {
@@ -325,7 +358,12 @@ impl Receiver {
 
     async fn answer(&mut self, api: ApiKey, version: i16) -> Result<Reader, ConnectionError> {
         let mut reader = Reader::new(self.frame().await?);
-        frame::decode_response_header(&mut reader, api, version).map_err(|error| self.garbled(error))?;
+        let id =
+            frame::decode_response_header(&mut reader, api, version).map_err(|error| self.garbled(error))?;
+        // Latencies are counted by this order: the answer to another request would be credited to this one.
+        if self.queue.awaited.borrow_mut().pop_front() != Some(id) {
+            return Err(ConnectionError::OutOfOrder { address: self.address.to_string() });
+        }
         Ok(reader)
     }
 

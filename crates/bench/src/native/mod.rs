@@ -14,12 +14,18 @@ mod timer;
 use std::future::Future;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::Context;
 
 use crate::native::admin::{Admin, Layout};
 use crate::native::consumer::ConsumerId;
 use crate::plan::Run;
+
+/// A look at whether the test ended.
+const END_LOOK: Duration = Duration::from_millis(50);
+/// After the end: what a fetch may wait for, and some. A server that fell silent is left then.
+const LEAVE_AFTER: Duration = Duration::from_secs(1);
 
 /// Starts all producers and consumers, each kind on so many threads.
 pub fn start(run: &Arc<Run>, layout: Layout, threads: usize) -> anyhow::Result<Vec<JoinHandle<()>>> {
@@ -50,11 +56,25 @@ fn spawn<F: Future<Output = anyhow::Result<()>>>(
 ) -> anyhow::Result<JoinHandle<()>> {
     let run = run.clone();
     let thread = move || {
-        if let Err(error) = block_on(work) {
+        let until_the_end = || async {
+            tokio::select! {
+                done = work() => done,
+                () = overdue(&run) => Ok(()),
+            }
+        };
+        if let Err(error) = block_on(until_the_end) {
             run.control.fail(error);
         }
     };
     std::thread::Builder::new().name(name).spawn(thread).context("a thread cannot be started")
+}
+
+/// Returns when the test ended a while ago. Whoever still waits then waits for a server that may never answer.
+async fn overdue(run: &Run) {
+    while !run.control.ends() {
+        tokio::time::sleep(END_LOOK).await;
+    }
+    tokio::time::sleep(LEAVE_AFTER).await;
 }
 
 /// Runs a future of this engine on a runtime of this thread.

@@ -305,10 +305,11 @@ impl Producer {
                 ..TopicProduceData::default()
             }],
         };
-        self.links[link].sender.send(&request)?;
         if self.settings.acks == 0 {
+            self.links[link].sender.send_unanswered(&request)?;
             return batches.into_iter().try_for_each(|sent| self.published(sent, -1, true, now));
         }
+        self.links[link].sender.send(&request)?;
         batches.iter().for_each(|sent| self.partitions[sent.partition].in_flight += 1);
         self.links[link].in_flight.push_back((now, batches));
         Ok(())
