@@ -30,6 +30,7 @@ mod stats;
 mod timestamp;
 mod usage;
 mod workload;
+mod yaml;
 
 use std::process::ExitCode;
 
