@@ -28,7 +28,7 @@ producersPerTopic: 1
 producerRate: 2000
 consumerBacklogSizeGB: 0
 testDurationMinutes: 0.05
-warmupDurationMinutes: 0.01
+warmupDurationMinutes: 0.02
 """
 LIKE_OMB_DRIVER = """#
 # Who may use this file, in many words.
@@ -122,6 +122,7 @@ def random_keys(place, engine):
     note = check_result(result, engine, **changed)
     keys = set()
     for partition in served.partitions(place.bootstrap, 4):
+        assert partition.records, "a partition has no records"
         assert partition.append_time == {True}, "the topic's setting did not reach the server"
         keys.update(key for key, _ in partition.records)
     assert None not in keys and len(keys) > 500, f"{len(keys)} keys"
@@ -146,8 +147,7 @@ def many_of_all(place, engine):
     result = outcome.result()
     chart.draw(result)
     note = check_result(result, engine, groups=2, client=producer, **changed)
-    host, _, port = place.bootstrap.rpartition(":")
-    with served.Peer((host, int(port))) as peer:
+    with served.connect(place.bootstrap) as peer:
         left = served.topics(peer)
     assert not left, f"topics are left: {left}"
     return note
@@ -200,7 +200,7 @@ def steps(place, engine):
     for rate, result in results.items():
         chart.draw(result)
         check_result(result, engine, rate=rate)
-        assert result["workload"] == f"in steps at {rate}/s", result["workload"]
+        assert result["workload"] == f"in steps at {rate:g}/s", result["workload"]
     return ", ".join(file.name for file in files)
 
 

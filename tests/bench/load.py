@@ -16,7 +16,7 @@ PERCENTILES = ("50pct", "75pct", "95pct", "99pct", "999pct", "9999pct", "Max")
 
 WORKLOAD = {
     "topics": 1, "partitionsPerTopic": 4, "messageSize": 500, "subscriptionsPerTopic": 1, "consumerPerSubscription": 1,
-    "producersPerTopic": 1, "producerRate": 2000, "consumerBacklogSizeGB": 0, "warmupDurationSeconds": 0.5,
+    "producersPerTopic": 1, "producerRate": 2000, "consumerBacklogSizeGB": 0, "warmupDurationSeconds": 1,
     "testDurationSeconds": 2.5,
 }
 

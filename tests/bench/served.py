@@ -76,10 +76,27 @@ class Partition:
             data = data[12 + length:]
 
 
-def partitions(bootstrap, count):
-    """The partitions of the only topic that a run has left; removes it."""
+def connect(bootstrap):
     host, _, port = bootstrap.rpartition(":")
-    with Peer((host, int(port))) as peer:
+    return Peer((host, int(port)))
+
+
+def remove(peer, found):
+    request = wire.Request(20, 1, False).array(len(found))
+    for topic in found:
+        request.text(topic)
+    peer.ask(request.add("i", 10_000))
+
+
+def clear(bootstrap):
+    """Removes what a run has left."""
+    with connect(bootstrap) as peer:
+        remove(peer, topics(peer))
+
+
+def partitions(bootstrap, count):
+    """The partitions of the only topic that a run has left."""
+    with connect(bootstrap) as peer:
         (topic, found), = topics(peer).items()
         assert found == count, f"{topic} has {found} partitions instead of {count}"
         read = []
@@ -88,5 +105,4 @@ def partitions(bootstrap, count):
             (error, _, data), = wire.fetched(body).values()
             assert error == 0, f"fetching {topic}-{number}: error {error}"
             read.append(Partition(data))
-        peer.ask(wire.Request(20, 1, False).array(1).text(topic).add("i", 10_000))
     return read
