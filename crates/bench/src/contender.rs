@@ -50,7 +50,7 @@ pub struct ContenderArguments {
     #[arg(long)]
     pub keep_data: bool,
     /// Version of Apache Kafka, fetched from Maven Central
-    #[arg(long, value_name = "VERSION", default_value = "4.3.1")]
+    #[arg(long, value_name = "VERSION", default_value = kafka::VERSION)]
     pub kafka_version: String,
     /// The JVM's flags about Kafka's heap
     #[arg(long, value_name = "FLAGS", default_value = "-Xms3g -Xmx3g", allow_hyphen_values = true)]

@@ -7,6 +7,8 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::yaml;
+
 /// Settings by their name, as Kafka's clients call them.
 pub type Properties = BTreeMap<String, String>;
 
@@ -65,8 +67,7 @@ impl Driver {
     }
 
     pub fn parse(text: &str) -> anyhow::Result<Driver> {
-        let value: Value = serde_saphyr::from_str(text)?;
-        let file: File = serde_json::from_value(value)?;
+        let file: File = yaml::from_str(text)?;
         if !file.driver_class.is_empty() && !file.driver_class.to_lowercase().contains("kafka") {
             bail!(
                 "the driver class {} is not Kafka's; only Kafka's protocol is spoken here",

@@ -10,8 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
+use clap::Args;
 
 use crate::child;
+use crate::interrupt;
+
+/// The version that is taken unless another one is asked for.
+pub const VERSION: &str = "4.3.1";
 
 /// Any 16 bytes in Base64; every start is formatted anew, so that it need not be a different one each time.
 const CLUSTER_ID: &str = "bWFpbnN0ZW0tYmVuY2ghIQ";
@@ -138,6 +143,20 @@ fn free_ports() -> anyhow::Result<[u16; 2]> {
     // Both at once, so that they differ.
     let listeners = [listen()?, listen()?];
     Ok([listeners[0].local_addr()?.port(), listeners[1].local_addr()?.port()])
+}
+
+/// What `mainstem-bench fetch-kafka` is told.
+#[derive(Args, Clone, Debug)]
+pub struct FetchArguments {
+    /// Version of Apache Kafka, fetched from Maven Central
+    #[arg(long, value_name = "VERSION", default_value = VERSION)]
+    pub kafka_version: String,
+}
+
+/// The directory of the jars, for programs that start Kafka in their own way.
+pub fn fetch_only(arguments: &FetchArguments) -> anyhow::Result<PathBuf> {
+    interrupt::listen()?;
+    install(&arguments.kafka_version, &env::temp_dir())
 }
 
 /// The directory of the jars of a version, fetched when it is not there; Maven's log goes to `work_dir`.

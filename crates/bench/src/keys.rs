@@ -8,6 +8,8 @@ use crate::workload::KeyDistributor;
 /// As OMB: so many different keys, of 7 random bytes in base 64.
 const POOL: usize = 10_000;
 const RANDOM_BYTES: usize = 7;
+/// Of 2^64: multiples of it lie far apart (Knuth's multiplicative hashing).
+const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The keys of a run.
 pub struct Keys {
@@ -35,7 +37,8 @@ impl Keys {
         let number = match distributor {
             KeyDistributor::NoKey => return None,
             KeyDistributor::KeyRoundRobin => count,
-            KeyDistributor::RandomNano => now,
+            // Messages are due at even distances, often whole milliseconds: as they are they would be few keys, or one.
+            KeyDistributor::RandomNano => now.wrapping_mul(GOLDEN_RATIO) >> 32,
         };
         let at = usize::try_from(number % POOL as u64).expect("below the size of the pool");
         Some(&self.pool[at])
@@ -102,5 +105,16 @@ mod tests {
         let mut seen = vec![0; 16];
         (0..POOL as u64).for_each(|count| seen[partition_of(of(count), 16)] += 1);
         assert!(seen.iter().all(|count| (400..900).contains(count)), "{seen:?}");
+    }
+
+    #[test]
+    fn random_keys_are_many_at_even_distances_too() {
+        let keys = Keys::new();
+        for step in [1_000, 500_000, 1_000_000, 1_000_000_000] {
+            let of = |count| keys.choose(KeyDistributor::RandomNano, 0, 77 + count * step).unwrap();
+            let mut seen = vec![0; 16];
+            (0..10_000).for_each(|count| seen[partition_of(of(count), 16)] += 1);
+            assert!(seen.iter().all(|count| (400..900).contains(count)), "every {step} ns: {seen:?}");
+        }
     }
 }

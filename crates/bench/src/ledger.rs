@@ -124,8 +124,8 @@ impl Ledger {
         Ledger { partitions: names.map(partition).collect(), all_groups }
     }
 
-    /// A batch was acknowledged (or, without acknowledgements, is about to be sent). Calls `latency` with each
-    /// end-to-end latency that is known by now.
+    /// A batch was acknowledged (or, without acknowledgements, is about to be sent or, as some clients report it, was
+    /// sent). Calls `latency` with each end-to-end latency that is known by now.
     pub fn published(
         &self,
         partition: usize,
@@ -139,20 +139,23 @@ impl Ledger {
         let mut guard = self.partitions[partition].lock();
         let partition = &mut *guard;
         let mut entry = Published { id, schedule, received_by: 0 };
-        if id.base_offset < 0 {
-            let crc = id.crc.expect("a batch of ours has its crc");
-            partition.unacknowledged.entry(crc).or_default().push_back(entry);
-            return Ok(());
-        }
+        let unacknowledged = id.base_offset < 0;
         for (number, group) in partition.groups.iter_mut().enumerate() {
-            let Ok(at) = group.early.binary_search_by_key(&id.base_offset, |early| early.id.base_offset)
-            else {
-                continue;
+            let at = if unacknowledged {
+                group.early.iter().position(|early| early.id.crc == id.crc)
+            } else {
+                group.early.binary_search_by_key(&id.base_offset, |early| early.id.base_offset).ok()
             };
-            let early = group.early.remove(at).expect("it was just found");
+            let Some(early) = at.and_then(|at| group.early.remove(at)) else { continue };
             meet(&partition.name, &mut entry, number, &early, &mut latency)?;
         }
-        if entry.received_by != self.all_groups {
+        if entry.received_by == self.all_groups {
+            return Ok(());
+        }
+        if unacknowledged {
+            let crc = id.crc.expect("a batch of ours has its crc");
+            partition.unacknowledged.entry(crc).or_default().push_back(entry);
+        } else {
             let at = partition.published.partition_point(|other| other.id.base_offset < id.base_offset);
             partition.published.insert(at, entry);
         }
@@ -345,6 +348,12 @@ mod tests {
                 );
             }
         }
+        assert!(ledger.is_settled() && ledger.settle(false).is_empty());
+        // One group was quicker than the client's report.
+        assert!(receive(&ledger, 1, BatchId { base_offset: 4, ..sent }, 3_000_000).unwrap().is_empty());
+        assert_eq!(publish(&ledger, sent).len(), 2);
+        assert!(!ledger.is_settled());
+        assert_eq!(receive(&ledger, 0, BatchId { base_offset: 4, ..sent }, 3_000_000).unwrap().len(), 2);
         assert!(ledger.is_settled() && ledger.settle(false).is_empty());
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use parking_lot::Mutex;
-use rdkafka::client::ClientContext;
+use rdkafka::client::{Client, ClientContext};
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Rebalance};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
@@ -31,6 +31,11 @@ const POLL: Duration = Duration::from_millis(20);
 const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 /// A server is asked again while it is away; after so many errors in a row it is gone.
 const ERRORS_MAX: u32 = 50;
+/// The library goes on trying for as long as a message may take, minutes: a client that cannot talk to its server by then
+/// has lost it.
+const OUTAGE_MAX: Duration = Duration::from_secs(10);
+/// A last question to the server before that is believed.
+const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts a thread for each producer and for each consumer; the library has threads of its own besides.
 pub fn start(run: &Arc<Run>) -> anyhow::Result<Vec<JoinHandle<()>>> {
@@ -135,14 +140,47 @@ fn client<C: ClientContext, T: FromClientConfigAndContext<C>>(
     }
 }
 
+/// What a client has had to say against its server, if anything: when first and what last.
+#[derive(Default)]
+struct Outage(Mutex<Option<(Instant, String)>>);
+
+impl Outage {
+    fn note(&self, error: &KafkaError, reason: &str) {
+        let outage = &mut *self.0.lock();
+        let all_down = error.rdkafka_error_code() == Some(RDKafkaErrorCode::AllBrokersDown);
+        match outage {
+            // That says less than what came before.
+            Some(_) if all_down => {}
+            Some((_, last)) => reason.clone_into(last),
+            None => *outage = Some((Instant::now(), reason.to_owned())),
+        }
+    }
+
+    /// Fails when a complaint is old enough and the server does not answer `client` now.
+    fn check<C: ClientContext>(&self, client: &Client<C>, topic: &str) -> anyhow::Result<()> {
+        let due =
+            |(since, reason): &(Instant, String)| (since.elapsed() >= OUTAGE_MAX).then(|| reason.clone());
+        let Some(reason) = self.0.lock().as_ref().and_then(due) else { return Ok(()) };
+        let asked = client.fetch_metadata(Some(topic), ASK_TIMEOUT);
+        asked.with_context(|| format!("the server does not answer any more: {reason}"))?;
+        *self.0.lock() = None;
+        Ok(())
+    }
+}
+
 /// Takes delivery reports.
 struct Reports {
     run: Arc<Run>,
+    outage: Arc<Outage>,
     topic: usize,
     latencies: Arc<Mutex<Latencies>>,
 }
 
-impl ClientContext for Reports {}
+impl ClientContext for Reports {
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.outage.note(&error, reason);
+    }
+}
 
 impl ProducerContext for Reports {
     /// When it was due.
@@ -167,6 +205,12 @@ impl ProducerContext for Reports {
             }
             // What is thrown away in the end was never acknowledged.
             Err(_) if self.run.control.ends() => Ok(()),
+            // As is what a producer throws away that has failed, and says why itself.
+            Err((KafkaError::MessageProduction(code), _))
+                if matches!(code, RDKafkaErrorCode::PurgeQueue | RDKafkaErrorCode::PurgeInflight) =>
+            {
+                Ok(())
+            }
             Err((error, _)) => {
                 self.run.stats.failed(1);
                 Err(anyhow::Error::new(error.clone()).context("a message could not be delivered"))
@@ -185,8 +229,10 @@ fn produce(run: &Arc<Run>, number: usize) -> anyhow::Result<()> {
     let mut properties = translated(&plan.driver.producer);
     // The Java client's way of choosing partitions, so that both engines ask the same of a server.
     properties.entry("partitioner".into()).or_insert_with(|| "murmur2_random".into());
-    let producer: BaseProducer<Reports> =
-        client(properties, || Reports { run: run.clone(), topic, latencies: latencies.clone() })?;
+    let outage = Arc::new(Outage::default());
+    let reports =
+        || Reports { run: run.clone(), outage: outage.clone(), topic, latencies: latencies.clone() };
+    let producer: BaseProducer<Reports> = client(properties, reports)?;
     run.control.add_ready();
     let producers = plan.producers() as f64;
     let (mut next_due, mut step, mut changes) = (f64::INFINITY, f64::INFINITY, 0);
@@ -194,6 +240,7 @@ fn produce(run: &Arc<Run>, number: usize) -> anyhow::Result<()> {
     let mut count = 0;
     while !run.control.ends() {
         producer.poll(Duration::ZERO);
+        outage.check(producer.client(), &plan.topics[topic])?;
         let now = run.clock.now();
         let (rate, changed) = run.control.rate();
         if changed != changes {
@@ -260,12 +307,17 @@ impl Assignments {
 
 struct Membership {
     run: Arc<Run>,
+    outage: Arc<Outage>,
     member: usize,
     members: usize,
     assignments: Arc<Assignments>,
 }
 
-impl ClientContext for Membership {}
+impl ClientContext for Membership {
+    fn error(&self, error: KafkaError, reason: &str) {
+        self.outage.note(&error, reason);
+    }
+}
 
 impl ConsumerContext for Membership {
     fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
@@ -293,16 +345,40 @@ fn consume(
     assignments: Arc<Assignments>,
 ) -> anyhow::Result<()> {
     let plan = &run.plan;
-    let latencies = run.stats.latencies();
     let mut properties = translated(&plan.driver.consumer);
     properties.insert("group.id".into(), plan.groups[topic][group].clone());
     properties.insert("enable.auto.commit".into(), "false".into());
     properties.insert("auto.offset.reset".into(), "earliest".into());
     properties.entry("check.crcs".into()).or_insert_with(|| "true".into());
     let members = plan.workload.consumer_per_subscription as usize;
-    let membership = || Membership { run: run.clone(), member, members, assignments: assignments.clone() };
+    let outage = Arc::new(Outage::default());
+    let membership = || Membership {
+        run: run.clone(),
+        outage: outage.clone(),
+        member,
+        members,
+        assignments: assignments.clone(),
+    };
     let consumer: BaseConsumer<Membership> = client(properties, membership)?;
     consumer.subscribe(&[&plan.topics[topic]]).context("subscribing")?;
+    let consumed = consume_with(&consumer, run, topic, group, &outage);
+    if consumed.is_err() || run.control.has_failed() {
+        // Leaving the group takes a server that answers, and the library waits for it without limit. The process ends soon.
+        std::mem::forget(consumer);
+    }
+    consumed
+}
+
+/// Polls to the end of the test.
+fn consume_with(
+    consumer: &BaseConsumer<Membership>,
+    run: &Run,
+    topic: usize,
+    group: usize,
+    outage: &Outage,
+) -> anyhow::Result<()> {
+    let plan = &run.plan;
+    let latencies = run.stats.latencies();
     let mut resting = false;
     let mut errors = 0;
     let mut commit_at = Instant::now() + COMMIT_INTERVAL;
@@ -314,7 +390,7 @@ fn consume(
             if resting { consumer.pause(&mine)? } else { consumer.resume(&mine)? }
         }
         match consumer.poll(POLL) {
-            None => {}
+            None => outage.check(consumer.client(), &plan.topics[topic])?,
             Some(Ok(message)) => {
                 errors = 0;
                 let at = run.clock.now();

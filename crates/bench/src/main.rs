@@ -32,6 +32,7 @@ mod stats;
 mod timestamp;
 mod usage;
 mod workload;
+mod yaml;
 
 use std::process::ExitCode;
 
@@ -53,6 +54,8 @@ enum Command {
     Compare(compare::CompareArguments),
     /// Draw results as one page
     Report(report::ReportArguments),
+    /// Fetch Apache Kafka, unless it is there, and print the directory of its jars
+    FetchKafka(kafka::FetchArguments),
 }
 
 fn main() -> ExitCode {
@@ -62,6 +65,9 @@ fn main() -> ExitCode {
         }),
         Command::Compare(arguments) => compare(&arguments),
         Command::Report(arguments) => report::run(&arguments),
+        Command::FetchKafka(arguments) => {
+            kafka::fetch_only(&arguments).map(|jars| println!("{}", jars.display()))
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,5 +1,6 @@
 //! `mainstem-bench run`: tests of workloads against servers, one after the other, and where their results go.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -89,7 +90,7 @@ pub fn run(arguments: &RunArguments) -> anyhow::Result<Vec<PathBuf>> {
         arguments.workloads.iter().map(|path| Workload::read(path)).collect::<anyhow::Result<_>>()?;
     let tests: usize = workloads.iter().map(|workload| workload.rates().len()).sum::<usize>() * drivers.len();
     let output = Output::of(arguments.output.as_deref(), tests)?;
-    drivers.iter().try_for_each(name_ignored)?;
+    drivers.iter().try_for_each(|driver| name_ignored(driver, arguments.engine))?;
     for workload in &workloads {
         say_ignored(&format!("the workload {}", workload.name), &workload.ignored());
     }
@@ -114,20 +115,24 @@ pub fn run(arguments: &RunArguments) -> anyhow::Result<Vec<PathBuf>> {
     Ok(written)
 }
 
-fn name_ignored(driver: &Driver) -> anyhow::Result<()> {
+fn name_ignored(driver: &Driver, engine: Engine) -> anyhow::Result<()> {
     let what = format!("the driver {}", driver.name);
     say_ignored(&what, &driver.ignored.iter().map(String::as_str).collect::<Vec<_>>());
-    let (_, mut ignored) =
+    let (_, by_producer) =
         ProducerSettings::of(&driver.producer).with_context(|| format!("{what}: producerConfig"))?;
-    let (_, of_consumer) =
+    let (_, by_consumer) =
         ConsumerSettings::of(&driver.consumer).with_context(|| format!("{what}: consumerConfig"))?;
-    ignored.extend(of_consumer);
-    ignored.sort();
-    ignored.dedup();
-    say_ignored(
-        &format!("{what}, settings of clients"),
-        &ignored.iter().map(String::as_str).collect::<Vec<_>>(),
-    );
+    if engine != Engine::Native {
+        // The library says what it has no use for.
+        return Ok(());
+    }
+    // One that both have stands in commonConfig, perhaps for the sake of the other.
+    let of_producer =
+        by_producer.iter().filter(|name| !driver.consumer.contains_key(*name) || by_consumer.contains(*name));
+    let of_consumer =
+        by_consumer.iter().filter(|name| !driver.producer.contains_key(*name) || by_producer.contains(*name));
+    let ignored: BTreeSet<&str> = of_producer.chain(of_consumer).map(String::as_str).collect();
+    say_ignored(&format!("{what}, settings of clients"), &ignored.into_iter().collect::<Vec<_>>());
     Ok(())
 }
 

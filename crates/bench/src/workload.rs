@@ -11,6 +11,8 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::yaml;
+
 /// How keys are chosen (OMB's `KeyDistributorType`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
@@ -93,9 +95,7 @@ impl Workload {
     }
 
     fn parse(text: &str) -> anyhow::Result<Workload> {
-        // By way of JSON's values, because a map of what is unknown needs a format that describes itself.
-        let value: Value = serde_saphyr::from_str(text)?;
-        let workload: Workload = serde_json::from_value(value)?;
+        let workload: Workload = yaml::from_str(text)?;
         workload.check()?;
         Ok(workload)
     }
@@ -264,5 +264,10 @@ flavour: mild
         assert!(error(&OMB.replace("50000", "-1")).contains("rate"));
         assert!(error(&OMB.replace("50000", "0").replace("SizeGB: 0", "SizeGB: 1")).contains("backlog"));
         assert!(error("topics: [").contains("line"), "{}", error("topics: ["));
+        let large = error(&OMB.replace("messageSize: 1024", "messageSize: large"));
+        assert!(large.starts_with("messageSize: ") && large.contains("large"), "{large}");
+        let distributor = error(&OMB.replace("KEY_ROUND_ROBIN", "BY_TASTE"));
+        assert!(distributor.starts_with("keyDistributor: "), "{distributor}");
+        assert_eq!(error(&OMB.replace("topics: 1\n", "")), "missing field `topics`");
     }
 }

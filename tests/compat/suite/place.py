@@ -12,7 +12,7 @@ CACHE = Path(
     or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mainstem"
 )
 # Variables that speak to the tests and not to the server.
-OWN_VARIABLES = ("MAINSTEM_BIN", "MAINSTEM_CACHE")
+OWN_VARIABLES = ("MAINSTEM_BIN", "MAINSTEM_BENCH_BIN", "MAINSTEM_CACHE")
 MAINSTEM = Path(os.environ.get("MAINSTEM_BIN") or ROOT / "target" / "release" / "mainstem")
 
 # Small heaps and the serial collector: several JVMs share a machine of two cores with the server.

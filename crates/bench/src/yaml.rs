@@ -1,0 +1,25 @@
+//! YAML files of known keys, with errors that name the key.
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// Reads a file's text.
+pub fn from_str<T: DeserializeOwned>(text: &str) -> anyhow::Result<T> {
+    // By way of JSON's values, because a map of what is unknown needs a format that describes itself.
+    let keys: Map<String, Value> = serde_saphyr::from_str(text)?;
+    let read = |keys: Map<String, Value>| serde_json::from_value::<T>(Value::Object(keys));
+    let error = match read(keys.clone()) {
+        Ok(value) => return Ok(value),
+        Err(error) => error.to_string(),
+    };
+    // Serde does not say which: it is the one without which there is no such error.
+    let is_to_blame = |key: &&String| {
+        let mut others = keys.clone();
+        others.remove(*key);
+        read(others).err().is_none_or(|other| other.to_string() != error)
+    };
+    match keys.keys().find(is_to_blame) {
+        Some(key) => anyhow::bail!("{key}: {error}"),
+        None => anyhow::bail!("{error}"),
+    }
+}

@@ -1,0 +1,202 @@
+"""Apache Kafka with TLS and log-ins, which a server of ours has neither of yet, and the cases against it."""
+
+import subprocess
+import time
+
+import chart
+from load import check_result, driver, environment, workload
+from suite import place
+from suite.server import free_port
+
+READY_SECONDS = 60
+USER, PASSWORD = "alice", 'a"secret'
+CLUSTER_ID = "bWFpbnN0ZW0tdGVzdHMhIQ"
+SECURITY = "org.apache.kafka.common.security"
+MODULES = {"PLAIN": "plain.PlainLoginModule", "SCRAM-SHA-256": "scram.ScramLoginModule",
+           "SCRAM-SHA-512": "scram.ScramLoginModule"}
+# Listeners and their protocols: MUTUAL demands a certificate of clients, OTHER shows one of another host.
+LISTENERS = {"INTERNAL": "PLAINTEXT", "TLS": "SSL", "MUTUAL": "SSL", "OTHER": "SSL", "LOGIN": "SASL_PLAINTEXT",
+             "TLSLOGIN": "SASL_SSL", "CONTROLLER": "PLAINTEXT"}
+LOGGING = """status = error
+appender.err.type = Console
+appender.err.name = err
+appender.err.target = SYSTEM_ERR
+appender.err.layout.type = PatternLayout
+appender.err.layout.pattern = [%d] %p %m (%c)%n
+rootLogger.level = info
+rootLogger.appenderRef.err.ref = err
+"""
+
+
+def quoted(text):
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def jaas(mechanism, password=PASSWORD):
+    return f'{SECURITY}.{MODULES[mechanism]} required username="{USER}" password="{quoted(password)}";'
+
+
+class Certificates:
+    """An authority, certificates by it, and another authority that signed nothing."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        names = ("authority", "stranger", "server", "other", "client")
+        self.authority, self.stranger, self.server, self.other, self.client = (folder / f"{name}.pem" for name in names)
+
+    def make_all(self):
+        self.folder.mkdir()
+        self.make_authority("authority")
+        self.make_authority("stranger")
+        self.make("server", "DNS:localhost,IP:127.0.0.1")
+        self.make("other", "DNS:elsewhere.example")
+        self.make("client", "DNS:client.example")
+
+    def openssl(self, *arguments):
+        done = subprocess.run(["openssl", *arguments], cwd=self.folder, capture_output=True, text=True)
+        assert done.returncode == 0, f"openssl {' '.join(arguments)}: {done.stderr}"
+
+    def request(self, name, *more):
+        self.openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout",
+                     f"{name}.key", "-subj", f"/CN={name}", *more)
+
+    def make_authority(self, name):
+        self.request(name, "-x509", "-days", "2", "-out", f"{name}.pem")
+
+    def make(self, name, alternatives):
+        self.request(name, "-out", f"{name}.csr")
+        (self.folder / f"{name}.ext").write_text(f"subjectAltName={alternatives}\nbasicConstraints=CA:FALSE\n")
+        self.openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "authority.pem", "-CAkey", "authority.key",
+                     "-CAcreateserial", "-days", "2", "-extfile", f"{name}.ext", "-out", f"{name}.crt")
+        both = (self.folder / f"{name}.key").read_text() + (self.folder / f"{name}.crt").read_text()
+        (self.folder / f"{name}.pem").write_text(both)
+
+
+class Kafka:
+    """One broker."""
+
+    def __init__(self, load, directory):
+        self.load, self.directory = load, directory
+        self.jars = self.process = None
+        self.certificates = Certificates(self.directory / "certificates")
+        self.addresses = {name: f"127.0.0.1:{free_port()}" for name in LISTENERS}
+
+    def java(self, *arguments):
+        logging = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}"
+        return [*place.JVM, "-cp", f"{self.jars}/*", logging, *arguments]
+
+    def properties(self):
+        urls = {name: f"{name}://{address}" for name, address in self.addresses.items()}
+        clients = [url for name, url in urls.items() if name != "CONTROLLER"]
+        yield from {
+            "process.roles": "broker,controller", "node.id": 1, "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": self.addresses["CONTROLLER"],
+            "listeners": ",".join(urls.values()), "advertised.listeners": ",".join(clients),
+            "listener.security.protocol.map": ",".join(f"{name}:{what}" for name, what in LISTENERS.items()),
+            "inter.broker.listener.name": "INTERNAL", "log.dirs": self.directory / "data",
+            "offsets.topic.replication.factor": 1, "offsets.topic.num.partitions": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            "ssl.keystore.type": "PEM", "ssl.keystore.location": self.certificates.server,
+            "ssl.truststore.type": "PEM", "ssl.truststore.location": self.certificates.authority,
+            "listener.name.mutual.ssl.client.auth": "required",
+            "listener.name.other.ssl.keystore.type": "PEM",
+            "listener.name.other.ssl.keystore.location": self.certificates.other,
+            "sasl.enabled.mechanisms": ",".join(MODULES),
+        }.items()
+        for listener in ("login", "tlslogin"):
+            for mechanism, module in MODULES.items():
+                user = f' user_{USER}="{quoted(PASSWORD)}"' if mechanism == "PLAIN" else ""
+                yield (f"listener.name.{listener}.{mechanism.lower()}.sasl.jaas.config",
+                       f"{SECURITY}.{module} required{user};")
+
+    def start(self):
+        self.directory.mkdir()
+        fetched = self.load.call("fetch kafka", "fetch-kafka", seconds=300)
+        fetched.succeeded()
+        self.jars = fetched.out.strip()
+        self.certificates.make_all()
+        config, log = self.directory / "server.properties", self.directory / "server.log"
+        lines = [f"{key}={value}".replace("\\", "\\\\") for key, value in self.properties()]
+        config.write_text("\n".join(lines) + "\n")
+        (self.directory / "log4j2.properties").write_text(LOGGING)
+        users = [f"{mechanism}=[name={USER},password={PASSWORD}]" for mechanism in MODULES if "SCRAM" in mechanism]
+        users = [word for user in users for word in ("--add-scram", user)]
+        with open(self.directory / "format.log", "wb") as output:
+            done = subprocess.run(
+                self.java("kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c", config, *users),
+                stdout=output, stderr=output)
+        assert done.returncode == 0, (self.directory / "format.log").read_text()[-600:]
+        with open(log, "wb") as output:
+            self.process = subprocess.Popen(self.java("kafka.Kafka", config), stdout=output, stderr=output,
+                                            env=environment())
+        begun = time.monotonic()
+        while "Kafka Server started" not in log.read_text(errors="replace"):
+            if self.process.poll() is not None or time.monotonic() - begun > READY_SECONDS:
+                raise AssertionError(f"Kafka did not start, see {log}")
+            time.sleep(0.1)
+
+    def stop(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def tls(self, trusted=None, own=None):
+        settings = {"security.protocol": "SSL", "ssl.truststore.type": "PEM",
+                    "ssl.truststore.location": trusted or self.certificates.authority}
+        return settings | ({"ssl.keystore.type": "PEM", "ssl.keystore.location": own} if own else {})
+
+    def login(self, mechanism, password=PASSWORD, tls=False):
+        protocol = "SASL_SSL" if tls else "SASL_PLAINTEXT"
+        settings = self.tls() if tls else {}
+        return settings | {"security.protocol": protocol, "sasl.mechanism": mechanism,
+                           "sasl.jaas.config": jaas(mechanism, password)}
+
+
+class Cases:
+    def __init__(self, load, kafka):
+        self.load, self.kafka = load, kafka
+
+    def passes(self, engine, listener, settings, host="127.0.0.1"):
+        address = self.kafka.addresses[listener].replace("127.0.0.1", host)
+        protocol = settings["security.protocol"]
+        name = f"{listener} {settings.get('sasl.mechanism', '')}"
+        outcome = self.load.run(name, driver(address, common=settings), workload(), engine)
+        result = outcome.result()
+        chart.draw(result)
+        assert PASSWORD not in outcome.err, "it says the password"
+        return check_result(result, engine, client={"security.protocol": protocol})
+
+    def refused(self, listener, settings, *words):
+        address = self.kafka.addresses[listener]
+        notes = []
+        for engine in ("native", "librdkafka"):
+            outcome = self.load.run(f"{listener} refused", driver(address, common=settings), workload(), engine)
+            assert "wrong-" not in outcome.message(), "it says the password"
+            notes.append(outcome.failed(address, *words, seconds=15))
+        return notes[0]
+
+    def all(self):
+        """Name, limit in seconds, case."""
+        kafka = self.kafka
+        for engine in ("native", "librdkafka"):
+            for name, *arguments in (
+                ("TLS", "TLS", kafka.tls(), "localhost"),
+                ("TLS, client's certificate", "MUTUAL", kafka.tls(own=kafka.certificates.client)),
+                ("PLAIN", "LOGIN", kafka.login("PLAIN")),
+                ("SCRAM-SHA-256", "LOGIN", kafka.login("SCRAM-SHA-256")),
+                ("TLS, SCRAM-SHA-256", "TLSLOGIN", kafka.login("SCRAM-SHA-256", tls=True)),
+                ("TLS, SCRAM-SHA-512", "TLSLOGIN", kafka.login("SCRAM-SHA-512", tls=True)),
+            ):
+                yield (f"kafka: {name}, {engine}", 40,
+                       lambda engine=engine, arguments=arguments: self.passes(engine, *arguments))
+        wrong = "wrong-password"
+        for name, *arguments in (
+            ("wrong password, PLAIN", "LOGIN", kafka.login("PLAIN", wrong), "refused the log-in", "[Ii]nvalid"),
+            ("wrong password, SCRAM", "TLSLOGIN", kafka.login("SCRAM-SHA-512", wrong, True), "refused the log-in",
+             "[Ii]nvalid"),
+            ("wrong authority", "TLS", kafka.tls(kafka.certificates.stranger), "certificate", "UnknownIssuer|issuer"),
+            ("wrong host name", "OTHER", kafka.tls(), "certificate", "not valid for name"),
+            ("no client's certificate", "MUTUAL", kafka.tls(), "[Cc]ertificate"),
+            ("TLS to a listener without", "INTERNAL", kafka.tls(), "TLS|[Mm]essage|handshake|closed"),
+        ):
+            yield f"kafka: {name}", 40, lambda arguments=arguments: self.refused(*arguments)

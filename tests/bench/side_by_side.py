@@ -1,0 +1,67 @@
+"""`mainstem-bench compare`: a server of ours and Apache Kafka, small and short, and the page that comes of it."""
+
+import json
+import shutil
+import subprocess
+
+import chart
+from load import check_result, workload
+from suite import place
+
+ROUNDS = 2
+CONTENDERS = ("mainstem", "kafka")
+# Kafka leaves its data in the page cache: within seconds its device may see nothing to divide by.
+OF_DEVICE = ("device writes per published byte", "mean size of a device write")
+MEASURES = 18
+
+
+def compare(load):
+    folder = load.folder("compare")
+    (folder / "small.yaml").write_text(workload(name="small", warmupDurationSeconds=1, testDurationSeconds=3))
+    process = load.spawn(folder, "compare", "small.yaml", "--contenders", ",".join(CONTENDERS), "--rounds", str(ROUNDS),
+                         "--mainstem", place.MAINSTEM, "--output-dir", "out", "--fio", "false", "--kafka-heap",
+                         "-Xms256m -Xmx512m")
+    outcome = load.end(process, folder, 150)
+    outcome.succeeded()
+    written = json.loads((folder / "out" / "comparison.json").read_text())
+    assert written["failures"] == [] and written["rounds"] == ROUNDS, "failures or rounds"
+    comparison, = written["comparisons"]
+    assert [one["name"] for one in comparison["contenders"]] == list(CONTENDERS), "the contenders"
+    assert comparison["unverified"] == [], f"not verified: {comparison['unverified']}"
+    assert len(comparison["rows"]) == MEASURES, f"{len(comparison['rows'])} measures"
+    for row in comparison["rows"]:
+        first, second = row["cells"]
+        of_device = row["measure"] in OF_DEVICE
+        for cell in (first, second):
+            assert of_device or len(cell["values"]) == ROUNDS, f"{row['measure']}: {cell}"
+        ratio = second["ratioOfFirst"]
+        assert first["ratioOfFirst"] is None, f"{row['measure']}: the first is compared with itself"
+        assert of_device or ratio, f"{row['measure']} has no ratio"
+        if ratio:
+            assert 0 <= ratio["lowest"] <= ratio["median"] <= ratio["highest"], f"{row['measure']}: {ratio}"
+    shown = {row["measure"]: row["cells"][1]["ratioOfFirst"]["median"] for row in comparison["rows"]
+             if row["measure"] not in OF_DEVICE}
+    assert abs(shown["published"] - 1) < 0.1, f"published: {shown['published']}"
+    results = [json.loads(open(file).read()) for file in comparison["files"]]
+    assert len(results) == ROUNDS * len(CONTENDERS), f"{len(results)} results"
+    for result in results:
+        chart.draw(result)
+        check_result(result, "native")
+        assert result["bench"]["server"]["cpuSeconds"] > 0, "the server's CPU time"
+    left = [path.name for path in (folder / "out").iterdir() if path.name == "data"]
+    assert not left, "the servers' data is left"
+    assert "mainstem / kafka" in outcome.out and "Verified" in outcome.out, outcome.out
+    return f"publish p99 {shown['publish latency p99']:.2f} of Kafka's, CPU {shown['server CPU per published GB']:.2f}"
+
+
+def check_report(load):
+    """The page of the comparison before, in a browser."""
+    page, = load.directory.glob("*-compare/out/report.html")
+    if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        return "SKIPPED: no chromium here; Debian: apt-get install chromium fonts-dejavu-core"
+    done = subprocess.run([place.ROOT / "scripts" / "check-report", page], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr.strip()
+    return done.stdout.strip().rpartition(": ")[2]
+
+
+CASES = [("compare with Kafka", 160, compare), ("compare: the report is drawn", 60, check_report)]
