@@ -11,6 +11,8 @@ from suite import place
 DRIVER_CLASS = "io.openmessaging.benchmark.driver.kafka.KafkaBenchmarkDriver"
 TOLERANCE = 0.05
 ATTEMPTS = 3
+# Before the next: a disk that is being flooded needs a moment.
+PAUSE_SECONDS = 3
 # Of what was published last, so much may not be consumed yet when the measured part ends, or be counted in it too.
 TAIL_SECONDS = 0.3
 PERCENTILES = ("50pct", "75pct", "95pct", "99pct", "999pct", "9999pct", "Max")
@@ -73,6 +75,7 @@ def patiently(case, *arguments):
         except Unsteady:
             if attempt == ATTEMPTS:
                 raise
+            time.sleep(PAUSE_SECONDS)
 
 
 class Outcome:
