@@ -13,6 +13,8 @@ CONTENDERS = ("mainstem", "kafka")
 # Kafka leaves its data in the page cache: within seconds its device may see nothing to divide by.
 OF_DEVICE = ("device writes per published byte", "mean size of a device write")
 MEASURES = 18
+# Wide, because a comparison takes too long to be repeated.
+TOLERANCE = 0.25
 
 
 def compare(load):
@@ -41,12 +43,12 @@ def compare(load):
             assert 0 <= ratio["lowest"] <= ratio["median"] <= ratio["highest"], f"{row['measure']}: {ratio}"
     shown = {row["measure"]: row["cells"][1]["ratioOfFirst"]["median"] for row in comparison["rows"]
              if row["measure"] not in OF_DEVICE}
-    assert abs(shown["published"] - 1) < 0.1, f"published: {shown['published']}"
+    assert abs(shown["published"] - 1) < TOLERANCE, f"published: {shown['published']}"
     results = [json.loads(open(file).read()) for file in comparison["files"]]
     assert len(results) == ROUNDS * len(CONTENDERS), f"{len(results)} results"
     for result in results:
         chart.draw(result)
-        check_result(result, "native")
+        check_result(result, "native", tolerance=TOLERANCE)
         assert result["bench"]["server"]["cpuSeconds"] > 0, "the server's CPU time"
     left = [path.name for path in (folder / "out").iterdir() if path.name == "data"]
     assert not left, "the servers' data is left"

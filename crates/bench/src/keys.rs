@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn random_keys_are_many_at_even_distances_too() {
         let keys = Keys::new();
-        for step in [1_000, 500_000, 1_000_000, 1_000_000_000] {
+        for step in [1_000_u64, 500_000, 1_000_000, 1_000_000_000] {
             let of = |count| keys.choose(KeyDistributor::RandomNano, 0, 77 + count * step).unwrap();
             let mut seen = vec![0; 16];
             (0..10_000).for_each(|count| seen[partition_of(of(count), 16)] += 1);

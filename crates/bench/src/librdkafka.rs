@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer, ConsumerContext, Rebalance};
+use rdkafka::error::RDKafkaErrorCode::{PurgeInflight, PurgeQueue};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::Message;
 use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext};
@@ -206,11 +207,7 @@ impl ProducerContext for Reports {
             // What is thrown away in the end was never acknowledged.
             Err(_) if self.run.control.ends() => Ok(()),
             // As is what a producer throws away that has failed, and says why itself.
-            Err((KafkaError::MessageProduction(code), _))
-                if matches!(code, RDKafkaErrorCode::PurgeQueue | RDKafkaErrorCode::PurgeInflight) =>
-            {
-                Ok(())
-            }
+            Err((KafkaError::MessageProduction(PurgeQueue | PurgeInflight), _)) => Ok(()),
             Err((error, _)) => {
                 self.run.stats.failed(1);
                 Err(anyhow::Error::new(error.clone()).context("a message could not be delivered"))
