@@ -262,7 +262,11 @@ def wrong_files(place):
          ("producerConfig", "compression.type=rar")),
         ("a protocol that is none", driver(place.bootstrap, common={"security.protocol": "TLS"}), good_workload,
          ("security.protocol=TLS",)),
-        ("three replicas", driver(place.bootstrap, replicas=3), good_workload, ("INVALID_REPLICATION_FACTOR",)),
+        ("append times without acknowledgements",
+         driver(place.bootstrap, {"acks": 0}, {"message.timestamp.type": "LogAppendTime"}), good_workload,
+         ("acks=0", "LogAppendTime")),
+        ("a setting of topics that is none", driver(place.bootstrap, topic={"no.such.setting": 1}), good_workload,
+         ("INVALID_CONFIG", "no.such.setting")),
         ("a block that is a list", good_driver.replace("topicConfig", "x") + "topicConfig: [1]\n", good_workload,
          ("driver.yaml", "topicConfig")),
     ]
@@ -274,6 +278,15 @@ def wrong_files(place):
             problems.append(f"{name}: {error}")
     assert not problems, "; ".join(problems)
     return f"{len(wrong)} files"
+
+
+def three_copies(place):
+    """OMB's drivers ask for three copies; one server has one, and says so."""
+    text = driver(place.bootstrap, topic={"min.insync.replicas": 2}, replicas=3)
+    outcome = place.load.run("three copies", text, workload(testDurationSeconds=1))
+    outcome.succeeded()
+    for words in ("replicationFactor is 3 and there are 1 servers", "min.insync.replicas is 2: 1 is set"):
+        assert words in outcome.err, outcome.err
 
 
 def unknown_keys(place):
@@ -309,6 +322,7 @@ OTHERS = [
     ("rates in steps", 30, lambda place: steps(place, "native")),
     ("server not there", 40, not_there),
     ("wrong files", 60, wrong_files),
+    ("three copies", 15, three_copies),
     ("unknown keys", 15, unknown_keys),
     ("one file for several tests", 15, one_file_for_several),
 ]

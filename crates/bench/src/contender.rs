@@ -175,6 +175,11 @@ fn mainstem_program(arguments: &ContenderArguments) -> anyhow::Result<PathBuf> {
 fn mainstem(launch: &Launch<'_>, data_dir: &Path) -> anyhow::Result<Command> {
     let mut command = child::command(&mainstem_program(launch.arguments)?, launch.cpus)?;
     command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "", "--data-dir"]).arg(data_dir);
+    // The server takes every such variable for a setting; those of its tests and builds are none.
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"MAINSTEM_"))
+    {
+        command.env_remove(name);
+    }
     if let Some(config) = &launch.arguments.mainstem_config {
         command.arg("--config").arg(config);
     }

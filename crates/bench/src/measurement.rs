@@ -36,7 +36,15 @@ pub fn test(workload: Workload, driver: Driver, arguments: &RunArguments) -> any
     if workload.groups() > crate::ledger::GROUPS_MAX {
         bail!("subscriptionsPerTopic is {} at most", crate::ledger::GROUPS_MAX);
     }
-    let run = Arc::new(Run::new(Plan::new(workload, driver)?));
+    let plan = Plan::new(workload, driver)?;
+    let set = |name: &str, value: &str| plan.driver.producer.get(name).is_some_and(|is| is == value);
+    if arguments.engine == Engine::Native && set("acks", "0") && plan.appends_time() {
+        bail!(
+            "acks=0 and message.timestamp.type=LogAppendTime do not go together: batches that the server changes and does \
+             not acknowledge cannot be verified"
+        );
+    }
+    let run = Arc::new(Run::new(plan));
     let layout = native::create_topics(&run)?;
     let threads = match arguments.engine {
         Engine::Native => native::start(&run, layout, arguments.threads.unwrap_or_else(default_threads)),

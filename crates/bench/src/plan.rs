@@ -44,6 +44,14 @@ impl Plan {
         self.workload.partitions_per_topic as usize
     }
 
+    /// Whether the topics are to have the server's time in their records.
+    pub fn appends_time(&self) -> bool {
+        let name = "message.timestamp.type";
+        let of_workload =
+            self.workload.topic_properties().find(|(key, _)| key == name).map(|(_, value)| value);
+        of_workload.as_ref().or(self.driver.topic.get(name)).is_some_and(|value| value == "LogAppendTime")
+    }
+
     /// A partition's place in the ledger.
     pub fn place(&self, topic: usize, partition: usize) -> usize {
         topic * self.partitions() + partition

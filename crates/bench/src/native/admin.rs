@@ -47,6 +47,12 @@ impl Admin {
         Err(last.map_or_else(|| anyhow::anyhow!("bootstrap.servers names no server"), Into::into))
     }
 
+    /// Servers that there are.
+    pub async fn servers(&mut self) -> anyhow::Result<usize> {
+        let request = MetadataRequest { topics: Some(Vec::new()), ..MetadataRequest::default() };
+        Ok(call(&self.sender, &mut self.receiver, &request).await?.brokers.len())
+    }
+
     pub async fn create_topics(
         &mut self,
         names: &[String],

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
+use crate::driver::Properties;
 use crate::native::admin::{Admin, Layout};
 use crate::native::consumer::ConsumerId;
 use crate::plan::Run;
@@ -92,11 +93,30 @@ pub fn create_topics(run: &Run) -> anyhow::Result<Layout> {
         let mut configs = plan.driver.topic.clone();
         configs.extend(plan.workload.topic_properties());
         let partitions = plan.workload.partitions_per_topic;
-        admin.create_topics(&plan.topics, partitions, plan.driver.replication_factor, &configs).await?;
+        let copies = copies(admin.servers().await?, plan.driver.replication_factor, &mut configs);
+        admin.create_topics(&plan.topics, partitions, copies, &configs).await?;
         let layout = admin.layout(&plan.topics, plan.partitions()).await?;
         admin::wait_until_served(&layout, &plan.topics, &security).await?;
         Ok(layout)
     })
+}
+
+/// The replication factor to ask for: OMB's drivers say 3, which fewer servers cannot have. What is asked for instead is
+/// said, since it is less.
+fn copies(servers: usize, asked: i16, configs: &mut Properties) -> i16 {
+    const IN_SYNC: &str = "min.insync.replicas";
+    let most = i16::try_from(servers.max(1)).unwrap_or(i16::MAX);
+    if asked <= most {
+        return asked;
+    }
+    eprintln!("replicationFactor is {asked} and there are {most} servers: the topics have {most} copies");
+    if let Some(in_sync) = configs.get_mut(IN_SYNC)
+        && in_sync.parse::<i16>().is_ok_and(|wanted| wanted > most)
+    {
+        eprintln!("{IN_SYNC} is {in_sync}: {most} is set");
+        *in_sync = most.to_string();
+    }
+    most
 }
 
 /// Removes the topics of a test.
@@ -107,4 +127,22 @@ pub fn delete_topics(run: &Run) -> anyhow::Result<()> {
         let mut admin = Admin::connect(&plan.driver.common["bootstrap.servers"], &security).await?;
         admin.delete_topics(&plan.topics).await
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_as_many_as_there_are_servers_at_most() {
+        let of = |servers, asked, in_sync: &str| {
+            let mut configs = Properties::from([("min.insync.replicas".to_owned(), in_sync.to_owned())]);
+            let copies = copies(servers, asked, &mut configs);
+            (copies, configs.remove("min.insync.replicas").unwrap())
+        };
+        assert_eq!(of(3, 3, "2"), (3, "2".to_owned()));
+        assert_eq!(of(1, 3, "2"), (1, "1".to_owned()));
+        assert_eq!(of(2, 3, "1"), (2, "1".to_owned()));
+        assert_eq!(of(5, -1, "1"), (-1, "1".to_owned()));
+    }
 }
