@@ -102,7 +102,13 @@ pub fn run(arguments: &CompareArguments) -> anyhow::Result<Compared> {
         let _ = fs::remove_dir(&setup.data_parent);
     }
     let contenders: Vec<Named> = arguments.contenders.iter().map(|contender| named(*contender)).collect();
-    let comparisons = comparison::compare(&contenders, &runs);
+    let mut comparisons = comparison::compare(&contenders, &runs);
+    // As seen from the directory, which may be moved or kept elsewhere.
+    for file in comparisons.iter_mut().flat_map(|comparison| &mut comparison.files) {
+        if let Ok(inside) = file.strip_prefix(&setup.output_dir) {
+            *file = inside.to_owned();
+        }
+    }
     if !comparisons.is_empty() {
         setup.print(&comparisons, &device_limits);
     }
