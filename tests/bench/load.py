@@ -83,10 +83,15 @@ def patiently(case, *arguments):
             return note if attempt == 1 else f"{note}; attempt {attempt}"
         except Unsteady:
             time.sleep(PAUSE_SECONDS)
+    return f"{leniently(case, *arguments)}; attempt {ATTEMPTS}"
+
+
+def leniently(case, *arguments):
+    """Runs a case, and notes what is off its pace."""
     Pace.noted = []
     try:
         note = case(*arguments)
-        return "; ".join([str(note), f"attempt {ATTEMPTS}", *(f"off its pace: {message}" for message in Pace.noted)])
+        return "; ".join([str(note), *(f"off its pace: {message}" for message in Pace.noted)])
     finally:
         Pace.noted = None
 

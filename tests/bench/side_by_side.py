@@ -13,6 +13,8 @@ CONTENDERS = ("mainstem", "kafka")
 # Kafka leaves its data in the page cache: within seconds its device may see nothing to divide by.
 OF_DEVICE = ("device writes per published byte", "mean size of a device write")
 MEASURES = 18
+# Wide: Kafka is cold, and a comparison takes too long to be repeated.
+TOLERANCE = 0.25
 
 
 def compare(load):
@@ -58,9 +60,13 @@ def check_report(load):
     page, = load.directory.glob("*-compare/out/report.html")
     if not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         return "SKIPPED: no chromium here; Debian: apt-get install chromium fonts-dejavu-core"
-    done = subprocess.run([place.ROOT / "scripts" / "check-report", page], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr.strip()
-    return done.stdout.strip().rpartition(": ")[2]
+    said = []
+    # The second shows that the check can fail: it breaks the page in every way that it looks for.
+    for options in ([], ["--selftest"]):
+        done = subprocess.run([place.ROOT / "scripts" / "check-report", *options, page], capture_output=True, text=True)
+        assert done.returncode == 0, f"{' '.join(options)} {done.stderr.strip()}"
+        said.append(done.stdout.strip().rpartition(": ")[2])
+    return "; ".join(said)
 
 
-CASES = [("compare with Kafka", 160, compare), ("compare: the report is drawn", 60, check_report)]
+CASES = [("compare with Kafka", 160, compare), ("compare: the report is drawn", 180, check_report)]
