@@ -21,6 +21,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, Prod
 use crate::clock::Nanos;
 use crate::driver::Properties;
 use crate::ledger::{BatchId, Schedule};
+use crate::pacer::Pacer;
 use crate::plan::Run;
 use crate::security::jaas_option;
 use crate::stats::{Latencies, record};
@@ -231,35 +232,23 @@ fn produce(run: &Arc<Run>, number: usize) -> anyhow::Result<()> {
         || Reports { run: run.clone(), outage: outage.clone(), topic, latencies: latencies.clone() };
     let producer: BaseProducer<Reports> = client(properties, reports)?;
     run.control.add_ready();
-    let producers = plan.producers() as f64;
-    let (mut next_due, mut step, mut changes) = (f64::INFINITY, f64::INFINITY, 0);
+    let mut pacer = Pacer::new(plan.producers(), number);
     let mut random = fastrand::Rng::with_seed(number as u64);
     let mut count = 0;
     while !run.control.ends() {
         producer.poll(Duration::ZERO);
         outage.check(producer.client(), &plan.topics[topic])?;
         let now = run.clock.now();
-        let (rate, changed) = run.control.rate();
-        if changed != changes {
-            changes = changed;
-            step = if rate > 0.0 { 1e9 * producers / rate } else { f64::INFINITY };
-            next_due = now as f64 + step * (number as f64 / producers);
-        }
+        pacer.follow(run.control.rate(), now);
         if run.control.producing_ends() {
-            next_due = f64::INFINITY;
+            pacer.end();
             if producer.in_flight_count() == 0 {
                 run.control.add_done();
                 break;
             }
         }
-        while next_due <= now as f64 {
-            #[allow(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "not above now, not below 0"
-            )]
-            let due = next_due as Nanos;
-            let payload = &plan.payloads[random.usize(..plan.payloads.len())];
+        while let Some(due) = pacer.due(now) {
+            let payload = plan.payload(&mut random);
             let record_of = BaseRecord::with_opaque_to(&plan.topics[topic], Box::new(due)).payload(payload);
             let key = plan.keys.choose(plan.workload.key_distributor, count, due);
             let sent = match key {
@@ -272,7 +261,7 @@ fn produce(run: &Arc<Run>, number: usize) -> anyhow::Result<()> {
                 Err(error) => return Err(error).context("a message was refused"),
             }
             record(&mut latencies.lock().delay, now - due);
-            next_due += step;
+            pacer.advance();
             count += 1;
         }
         std::thread::sleep(TICK);

@@ -19,6 +19,7 @@ mod ledger;
 mod librdkafka;
 mod measurement;
 mod native;
+mod pacer;
 mod phase;
 mod plan;
 mod progress;

@@ -214,19 +214,15 @@ impl Measurement<'_> {
         (totals.published * u64::from(self.run.plan.workload.groups())).saturating_sub(totals.received)
     }
 
-    fn control_rate(&mut self, now: Nanos) {
-        let Some((_, rate, since)) = self.controller else { return };
-        if now - since < nanos(CONTROL_PERIOD) {
+    fn control_rate(&mut self, now: Nanos, totals: Totals) {
+        let received = self.received_by_one(totals);
+        let Some((controller, rate, since)) = &mut self.controller else { return };
+        if now - *since < nanos(CONTROL_PERIOD) {
             return;
         }
-        let totals = self.run.stats.totals();
-        let received = self.received_by_one(totals);
-        let period = Duration::from_nanos(now - since);
-        let (controller, _, _) = self.controller.as_mut().expect("it was just seen");
-        let next = controller.next_rate(rate, period, totals.published, received);
-        self.run.control.set_rate(next);
-        self.controller.as_mut().expect("it was just seen").1 = next;
-        self.controller.as_mut().expect("it was just seen").2 = now;
+        *rate = controller.next_rate(*rate, Duration::from_nanos(now - *since), totals.published, received);
+        *since = now;
+        self.run.control.set_rate(*rate);
     }
 
     fn warm_up(&mut self) -> anyhow::Result<()> {
@@ -239,9 +235,9 @@ impl Measurement<'_> {
                 break;
             }
             self.look()?;
-            self.control_rate(now);
+            let totals = self.run.stats.totals();
+            self.control_rate(now, totals);
             if now - before.0 >= self.sample {
-                let totals = self.run.stats.totals();
                 self.progress.say(
                     "warming up",
                     seconds(now - before.0),
@@ -276,7 +272,7 @@ impl Measurement<'_> {
             self.look()?;
             let now = self.run.clock.now();
             let totals = self.run.stats.totals();
-            self.control_rate(now);
+            self.control_rate(now, totals);
             let step = phases.look(now, self.backlog(totals), totals.received);
             if step == Step::Resume {
                 self.run.control.pause(false);

@@ -52,6 +52,14 @@ impl Plan {
         of_workload.as_ref().or(self.driver.topic.get(name)).is_some_and(|value| value == "LogAppendTime")
     }
 
+    /// A value to send.
+    pub fn payload(&self, random: &mut fastrand::Rng) -> &Vec<u8> {
+        match &self.payloads[..] {
+            [only] => only,
+            many => &many[random.usize(..many.len())],
+        }
+    }
+
     /// A partition's place in the ledger.
     pub fn place(&self, topic: usize, partition: usize) -> usize {
         topic * self.partitions() + partition

@@ -24,6 +24,7 @@ use crate::native::accumulator::{Accumulator, Gathered};
 use crate::native::admin::Layout;
 use crate::native::connection::{Receiver, Sender, call, connect, error_name};
 use crate::native::timer::Timer;
+use crate::pacer::Pacer;
 use crate::plan::Run;
 use crate::security::Security;
 use crate::settings::ProducerSettings;
@@ -73,17 +74,12 @@ pub struct Producer {
     accumulator: Accumulator,
     topic: usize,
     topic_name: Text,
-    /// Its place among all producers.
-    number: usize,
     links: Vec<Link>,
     partitions: Vec<Partition>,
     /// Of the idempotent producer; -1 without.
     id: (i64, i16),
     message_count: u64,
-    /// When the next message is due, in nanoseconds with their fraction.
-    next_due: f64,
-    step: f64,
-    rate_changes: u64,
+    pacer: Pacer,
     random: fastrand::Rng,
     done: bool,
 }
@@ -153,14 +149,11 @@ impl Producer {
             accumulator: Accumulator::new(settings, leaders.len(), number as u64),
             topic,
             topic_name: Text::copied(&run.plan.topics[topic]),
-            number,
             links,
             partitions: leaders.iter().map(partition).collect(),
             id,
             message_count: 0,
-            next_due: f64::INFINITY,
-            step: f64::INFINITY,
-            rate_changes: 0,
+            pacer: Pacer::new(run.plan.producers(), number),
             random: fastrand::Rng::with_seed(number as u64),
             done: false,
         }));
@@ -172,9 +165,9 @@ impl Producer {
 
     /// Takes up what is due and sends what may be sent; returns when to be called again.
     fn tick(&mut self, now: Nanos) -> anyhow::Result<Nanos> {
-        self.follow_rate(now);
+        self.pacer.follow(self.run.control.rate(), now);
         if self.run.control.producing_ends() {
-            self.next_due = f64::INFINITY;
+            self.pacer.end();
         }
         self.take_due(now);
         self.send(now)?;
@@ -187,8 +180,7 @@ impl Producer {
     }
 
     fn next_tick(&mut self, now: Nanos) -> Nanos {
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, as is meant")]
-        let due = if self.accumulator.is_full() { Nanos::MAX } else { self.next_due as Nanos };
+        let due = if self.accumulator.is_full() { Nanos::MAX } else { self.pacer.next() };
         // What is ready and was not sent waits for an answer, which comes with a tick of its own.
         let sendable = if self.accumulator.is_ready(now) {
             now + BLOCKED_TICK
@@ -204,42 +196,21 @@ impl Producer {
             && self.partitions.iter().all(|partition| partition.refused.is_empty())
     }
 
-    /// A new rate begins a new schedule: what was due at the old one and not sent is not owed any more.
-    fn follow_rate(&mut self, now: Nanos) {
-        let (rate, changes) = self.run.control.rate();
-        if changes == self.rate_changes {
-            return;
-        }
-        self.rate_changes = changes;
-        let producers = self.run.plan.producers() as f64;
-        self.step = if rate > 0.0 { 1e9 * producers / rate } else { f64::INFINITY };
-        // Producers take turns, as they would at one common clock.
-        self.next_due = now as f64 + self.step * (self.number as f64 / producers);
-    }
-
     fn take_due(&mut self, now: Nanos) {
         let mut latencies = self.latencies.lock();
         let run = self.run.clone();
         let timestamp = run.clock.timestamp(now);
         for _ in 0..BURST_MAX {
-            if self.next_due > now as f64 || self.accumulator.is_full() {
+            if self.accumulator.is_full() {
                 return;
             }
-            #[allow(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "not above now, not below 0"
-            )]
-            let due = self.next_due as Nanos;
-            let payload = match &run.plan.payloads[..] {
-                [only] => only,
-                many => &many[self.random.usize(..many.len())],
-            };
+            let Some(due) = self.pacer.due(now) else { return };
+            let payload = run.plan.payload(&mut self.random);
             let key = run.plan.keys.choose(run.plan.workload.key_distributor, self.message_count, due);
             self.accumulator.push(now, timestamp, key, payload, due);
             record(&mut latencies.delay, now - due);
             self.message_count += 1;
-            self.next_due += self.step;
+            self.pacer.advance();
         }
     }
 
