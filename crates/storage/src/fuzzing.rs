@@ -16,8 +16,9 @@ use crate::format::{
     seeded_crc,
 };
 use crate::index::BatchIndex;
-use crate::log::{Clock, Options, Parts, ReadRequest, assemble};
+use crate::log::{Clock, Options, Parts, assemble};
 use crate::producers::Producers;
+use crate::read::ReadRequest;
 use crate::request::{Append, Durability, NoListener};
 use crate::segment::{Segment, sequence_of};
 use crate::writer::Patience;

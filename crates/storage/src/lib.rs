@@ -14,8 +14,10 @@ mod footer;
 mod log;
 mod preparer;
 mod producers;
+mod read;
 mod recovery;
 mod request;
+mod scan;
 mod segment;
 mod stream;
 mod tail;
@@ -26,8 +28,9 @@ pub mod fuzzing;
 #[cfg(test)]
 mod tests;
 
-pub use log::{Batches, Clock, Log, Options, ReadError, ReadRequest, ReadStep, Statistics, SystemClock};
+pub use log::{Clock, Log, Options, Statistics, SystemClock};
 pub use producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
+pub use read::{Batches, ReadError, ReadRequest, ReadStep};
 pub use recovery::{OpenError, RecoveryReport};
 pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,

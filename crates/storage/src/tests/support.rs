@@ -9,7 +9,8 @@ use disk::SimDisk;
 use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc, set_log_append_time};
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 
-use crate::log::{Clock, Options, Parts, ReadError, ReadRequest, ReadStep, assemble};
+use crate::log::{Clock, Options, Parts, assemble};
+use crate::read::{ReadError, ReadRequest, ReadStep};
 use crate::recovery::OpenError;
 use crate::request::{Append, AppendError, Committed, Completion, Durability, Listener};
 use crate::stream::Stream;

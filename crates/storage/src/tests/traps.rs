@@ -8,7 +8,8 @@ use model::{BatchHeader, Offset, StreamId, Timestamp};
 
 use super::crash::seeds;
 use super::support::{Left, Outcome, World, batch, open, small_options};
-use crate::log::{Log, Options, ReadError, ReadRequest, SystemClock};
+use crate::log::{Log, Options, SystemClock};
+use crate::read::{ReadError, ReadRequest};
 use crate::recovery::OpenError;
 use crate::request::{Append, Committed, Durability, Listener, NoListener};
 use crate::segment::file_name;

@@ -1,0 +1,190 @@
+//! Reading a segment from front to back: every block and entry that is valid, up to the first that is not.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use disk::{AlignedBuffer, SECTOR};
+use model::{BatchHeader, StreamId};
+
+use crate::footer::{self, SealedStream};
+use crate::format::{
+    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, Trailer,
+    index, length32, seeded_crc,
+};
+use crate::index::{BatchIndex, BatchPlace};
+use crate::recovery::{OpenError, RecoveryReport, damaged, doing};
+use crate::segment::{Segment, file_name};
+
+/// Bytes of one read of a scan: large enough for the device's full sequential speed.
+pub(crate) const SCAN_READ_BYTES: usize = 4 * 1024 * 1024;
+
+/// Reads a segment forwards, block by block.
+pub(crate) struct Scanner<'a> {
+    segment: &'a Segment,
+    window: AlignedBuffer,
+    from: usize,
+    filled: usize,
+    pub read_bytes: u64,
+}
+
+impl<'a> Scanner<'a> {
+    pub fn new(segment: &'a Segment) -> Scanner<'a> {
+        Scanner { segment, window: AlignedBuffer::zeroed(SCAN_READ_BYTES), from: 0, filled: 0, read_bytes: 0 }
+    }
+
+    /// The bytes `position..position + length`, as far as the segment's data area reaches.
+    fn bytes(&mut self, position: u32, length: usize) -> Result<&[u8], OpenError> {
+        let position = index(position);
+        let length = length.min(index(self.segment.data_end()).saturating_sub(position));
+        if position < self.from || position + length > self.from + self.filled {
+            let from = position / SECTOR * SECTOR;
+            let wanted = (position + length - from).div_ceil(SECTOR) * SECTOR;
+            if wanted > self.window.len() {
+                self.window = AlignedBuffer::zeroed(wanted);
+            }
+            let to = (from + self.window.len()).min(index(self.segment.data_end()));
+            self.filled = to - from;
+            self.from = from;
+            let read = self.segment.file.read_at(from as u64, &mut self.window[..self.filled]);
+            read.map_err(doing(format!("reading {}", file_name(self.segment.sequence))))?;
+            self.read_bytes += self.filled as u64;
+        }
+        Ok(&self.window[position - self.from..position - self.from + length])
+    }
+
+    pub fn header(&mut self, position: u32) -> Result<Option<BlockHeader>, OpenError> {
+        let lsn = Lsn::new(self.segment.sequence, position);
+        let generation = self.segment.generation;
+        Ok(BlockHeader::decode(self.bytes(position, BLOCK_HEADER_BYTES)?, generation, lsn))
+    }
+
+    /// The whole block at `position` with its payload, if it is valid.
+    pub fn block(&mut self, position: u32) -> Result<Option<(BlockHeader, &[u8])>, OpenError> {
+        let Some(header) = self.header(position)? else { return Ok(None) };
+        let payload_bytes = index(header.length);
+        let generation = self.segment.generation;
+        let bytes = self.bytes(position, BLOCK_HEADER_BYTES + payload_bytes)?;
+        let Some(payload) = bytes.get(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + payload_bytes) else {
+            return Ok(None);
+        };
+        Ok((seeded_crc(generation, payload) == header.payload_crc).then_some((header, payload)))
+    }
+}
+
+/// An entry found by a scan.
+pub(crate) struct Found<'a> {
+    pub entry: EntryHeader,
+    pub position: u32,
+    pub body: &'a [u8],
+}
+
+/// Where a scan of one segment ended.
+pub(crate) enum ScanEnd {
+    /// With its footer, whose trailer copy and payload are these.
+    Footer { trailer: Trailer, payload_position: u32, payload: Vec<u8> },
+    /// Before the first block that is invalid or stale, or at the position given to stop at.
+    Open { position: u32 },
+}
+
+/// What a scan of one segment found.
+pub(crate) struct Scanned {
+    pub end: ScanEnd,
+    /// Of the last block.
+    pub epoch: u64,
+    /// The highest position below which some block knew everything to be synced.
+    pub vouched: Lsn,
+}
+
+/// Scans the blocks of `segment` from its start to `stop` or to the first one that is invalid or of an epoch below the
+/// one before it, and hands every entry to `each`.
+pub(crate) fn scan(
+    segment: &Segment,
+    stop: Option<u32>,
+    mut epoch: u64,
+    report: &mut RecoveryReport,
+    mut each: impl FnMut(Found) -> Result<(), OpenError>,
+) -> Result<Scanned, OpenError> {
+    let mut scanner = Scanner::new(segment);
+    let mut vouched = Lsn::default();
+    let mut position = Segment::data_start();
+    report.scanned_segments += 1;
+    let end = loop {
+        if stop.is_some_and(|stop| position >= stop) || position >= segment.data_end() {
+            break ScanEnd::Open { position };
+        }
+        let Some((header, payload)) = scanner.block(position)? else { break ScanEnd::Open { position } };
+        if header.epoch < epoch {
+            break ScanEnd::Open { position };
+        }
+        epoch = header.epoch;
+        vouched = vouched.max(header.synced);
+        let payload_position = position + length32(BLOCK_HEADER_BYTES);
+        if header.kind == BlockKind::Footer {
+            let length = u64::from(segment.length);
+            let copy = payload.len().checked_sub(footer::TRAILER_COPY_BYTES).map(|at| &payload[at..]);
+            let trailer = copy.and_then(|copy| Trailer::decode(copy, segment.generation, length));
+            let trailer = trailer
+                .ok_or_else(|| damaged(segment.sequence, position, "its footer contradicts itself"))?;
+            break ScanEnd::Footer { trailer, payload_position, payload: payload.to_vec() };
+        }
+        let mut at = 0;
+        for _ in 0..header.entries {
+            let found = (|| {
+                let entry = EntryHeader::decode(payload.get(at..)?, segment.generation)?;
+                let from = at + ENTRY_HEADER_BYTES;
+                let body = payload.get(from..from + index(entry.length))?;
+                Some(Found { entry, position: payload_position + length32(at), body })
+            })();
+            let found = found.ok_or_else(|| {
+                damaged(segment.sequence, position, "an entry of a valid block contradicts itself")
+            })?;
+            at += ENTRY_HEADER_BYTES + found.body.len();
+            each(found)?;
+        }
+        position += length32(header.total_bytes());
+    };
+    report.scanned_bytes += scanner.read_bytes;
+    Ok(Scanned { end, epoch, vouched })
+}
+
+/// Where a batch found by a scan stands.
+pub(crate) fn place_of(found: &Found) -> Option<(BatchPlace, BatchHeader)> {
+    let header = BatchHeader::parse(found.body).ok()?;
+    let place = BatchPlace {
+        base_offset: found.entry.base_offset,
+        offset_count: found.entry.offset_count,
+        position: found.position,
+        length: found.entry.length,
+        max_timestamp: found.entry.max_timestamp,
+    };
+    (header.base_offset == place.base_offset && header.offset_count() == i64::from(place.offset_count))
+        .then_some((place, header))
+}
+
+/// The batch indexes of one segment, built from its data.
+pub(crate) fn scan_indexes(
+    segment: &Segment,
+    stop: Option<u32>,
+    report: &mut RecoveryReport,
+) -> Result<(Vec<SealedStream>, ScanEnd), OpenError> {
+    let mut indexes: HashMap<StreamId, BatchIndex> = HashMap::new();
+    let Scanned { end, .. } = scan(segment, stop, 0, report, |found| {
+        match found.entry.kind {
+            EntryKind::Batch => {
+                let (place, _) = place_of(&found).ok_or_else(|| {
+                    damaged(segment.sequence, found.position, "a batch contradicts its entry")
+                })?;
+                indexes.entry(found.entry.stream).or_default().push(place);
+            }
+            EntryKind::Delete => {
+                indexes.remove(&found.entry.stream);
+            }
+            EntryKind::Trim => {}
+        }
+        Ok(())
+    })?;
+    let mut streams: Vec<SealedStream> =
+        indexes.into_iter().map(|(stream, index)| SealedStream { stream, index: Arc::new(index) }).collect();
+    streams.sort_unstable_by_key(|sealed| sealed.stream);
+    Ok((streams, end))
+}
