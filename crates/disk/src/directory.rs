@@ -137,6 +137,15 @@ impl Disk for DirectoryDisk {
         Ok(Arc::new(DirectoryFile::new(file, path, length, self.direct())))
     }
 
+    fn shorten(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>> {
+        assert!(length.is_multiple_of(SECTOR as u64), "length {length} is not a multiple of a sector");
+        let path = self.path_of(name);
+        let file = self.options().open(&path)?;
+        assert!(length <= file.metadata()?.len(), "a file is only made shorter");
+        file.set_len(length)?;
+        Ok(Arc::new(DirectoryFile::new(file, path, length, self.direct())))
+    }
+
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
         let path = self.path_of(name);
         let file = self.options().open(&path)?;

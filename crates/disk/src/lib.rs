@@ -7,7 +7,7 @@
 //! - Every position, length and buffer handed to [`File`] and [`Queue`] is a multiple of [`SECTOR`].
 //! - A write is durable only when it completed with `durable: true`, or when a sync that was submitted after the
 //!   write's completion completed.
-//! - Files never change their length after [`Disk::create`].
+//! - A file changes its length only by [`Disk::shorten`].
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -39,6 +39,10 @@ pub trait Disk: Send + Sync + Debug {
     /// Creates a file of `length` bytes with its blocks allocated, reading as zeros; fails with `AlreadyExists` or
     /// `StorageFull`. Its name is durable only after the next [`Disk::rename`] or [`Disk::remove`] in this directory.
     fn create(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>>;
+
+    /// Cuts a file off at `length` bytes, which is at most what it has, and opens it anew; handles that were opened
+    /// before must not be used any more. The new length is durable after the next [`File::sync`] of the handle.
+    fn shorten(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>>;
 
     /// Opens an existing file for reading and writing.
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;

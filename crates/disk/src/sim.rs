@@ -275,6 +275,19 @@ impl Disk for SimDisk {
         Ok(file)
     }
 
+    fn shorten(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>> {
+        assert_aligned(length);
+        let mut state = self.shared.alive()?;
+        let entry = state.names.get_mut(name).ok_or(io::ErrorKind::NotFound)?;
+        assert!(length <= entry.inode.length, "a file is only made shorter");
+        // What lies behind the new end stays in the content and can no longer be reached.
+        let content = entry.inode.content.lock().clone();
+        entry.inode = Arc::new(Inode { length, content: Mutex::new(content) });
+        let inode = entry.inode.clone();
+        drop(state);
+        Ok(self.shared.file(name, &inode))
+    }
+
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
         let inode = self.shared.alive()?.named(name)?;
         Ok(self.shared.file(name, &inode))

@@ -246,6 +246,29 @@ impl BatchHeader {
     }
 }
 
+/// The batch that stays where compaction removed all records of one with `header`: the same offsets, producer and
+/// sequences, and no record (as Kafka's `DefaultRecordBatch.writeEmptyHeader`).
+pub fn empty_like(header: &BatchHeader) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEADER_BYTES);
+    let length = i32::try_from(HEADER_BYTES - LENGTH_PREFIX_BYTES).expect("a small constant");
+    out.extend(header.base_offset.0.to_be_bytes());
+    out.extend(length.to_be_bytes());
+    out.extend(header.leader_epoch.to_be_bytes());
+    out.push(2);
+    out.extend([0; 4]);
+    // Without records there is nothing to compress, and no base for their timestamps.
+    out.extend((header.attributes & !0x47).to_be_bytes());
+    out.extend(header.last_offset_delta.to_be_bytes());
+    out.extend(Timestamp::NONE.0.to_be_bytes());
+    out.extend(header.max_timestamp.0.to_be_bytes());
+    out.extend(header.producer_id.to_be_bytes());
+    out.extend(header.producer_epoch.to_be_bytes());
+    out.extend(header.base_sequence.to_be_bytes());
+    out.extend(0i32.to_be_bytes());
+    seal_crc(&mut out);
+    out
+}
+
 /// `sequence + count`, wrapping from `i32::MAX` to 0 as producers count (KIP-98).
 pub fn add_sequence(sequence: i32, count: i32) -> i32 {
     if sequence > i32::MAX - count { count - (i32::MAX - sequence) - 1 } else { sequence + count }

@@ -35,6 +35,20 @@ pub(crate) const TRAILER_COPY_BYTES: usize = 60;
 pub(crate) struct SealedStream {
     pub stream: StreamId,
     pub index: Arc<BatchIndex>,
+    /// The offsets that the extent stands for: more than its batches have, where records were compacted away.
+    pub base_offset: Offset,
+    pub next_offset: Offset,
+    /// As in [`DirectoryRow::flags`].
+    pub flags: u32,
+}
+
+impl SealedStream {
+    /// An extent as the writer wrote it.
+    pub fn written(stream: StreamId, index: Arc<BatchIndex>) -> SealedStream {
+        let base_offset = index.base_offset().expect("a stream is sealed with at least one batch");
+        let next_offset = index.next_offset().expect("a stream is sealed with at least one batch");
+        SealedStream { stream, index, base_offset, next_offset, flags: 0 }
+    }
 }
 
 /// The payload of a footer block and the trailer that will point into it.
@@ -45,7 +59,8 @@ pub(crate) struct BuiltFooter {
     pub rows: Vec<DirectoryRow>,
 }
 
-/// Builds the footer whose payload will stand at `payload_position` in the file. `streams` are sorted by id.
+/// Builds the footer whose payload will stand at `payload_position` in the file. `streams` are sorted by id, and the
+/// extents of one stream by offset.
 pub(crate) fn build(
     sequence: u32,
     generation: u64,
@@ -65,14 +80,15 @@ pub(crate) fn build(
         sealed.index.encode(&mut payload);
         rows.push(DirectoryRow {
             stream: sealed.stream,
-            base_offset: sealed.index.base_offset().expect("a stream is sealed with at least one batch"),
-            next_offset: sealed.index.next_offset().expect("a stream is sealed with at least one batch"),
+            base_offset: sealed.base_offset,
+            next_offset: sealed.next_offset,
             max_timestamp: sealed.index.max_timestamp().expect("a stream is sealed with at least one batch"),
             bytes: u64::from(sealed.index.bytes()),
             index_position: payload_position + length32(from),
             index_length: length32(payload.len() - from),
             index_crc: seeded_crc(generation, &payload[from..]),
             batches: sealed.index.batches(),
+            flags: sealed.flags,
         });
     }
     let directory_at = payload.len();

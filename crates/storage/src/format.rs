@@ -28,6 +28,9 @@ pub const ENTRY_HEADER_BYTES: usize = 40;
 /// Bytes of one stream's row in a footer's directory.
 pub const DIRECTORY_ROW_BYTES: usize = 64;
 
+/// Set in the sequence numbers of segments that the cleaner wrote: they are numbered on their own.
+pub const CLEANED: u32 = 1 << 31;
+
 const SEGMENT_MAGIC: [u8; 8] = *b"MAINSTEM";
 const BLOCK_MAGIC: [u8; 4] = *b"MSbk";
 const TRAILER_MAGIC: [u8; 8] = *b"MSfooter";
@@ -55,7 +58,8 @@ impl Lsn {
 
 impl std::fmt::Display for Lsn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "segment {} byte {}", self.sequence(), self.byte())
+        let kind = if self.sequence() & CLEANED == 0 { "segment" } else { "cleaned segment" };
+        write!(f, "{kind} {} byte {}", self.sequence() & !CLEANED, self.byte())
     }
 }
 
@@ -258,6 +262,44 @@ pub enum EntryKind {
     Trim,
     /// The stream is gone; no body.
     Delete,
+    /// In cleaned segments: the batches of the stream that follow are all that it has between `base_offset` and the end
+    /// in the body, a [`RangeBody`].
+    Range,
+}
+
+/// The body of a [`EntryKind::Range`].
+///
+/// ```text
+///  0 end i64, the offset after the range   8 flags u32, as in a directory row   12 zero 4 B
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RangeBody {
+    /// The offset after the range.
+    pub end: Offset,
+    /// As in [`DirectoryRow::flags`].
+    pub flags: u32,
+}
+
+/// Bytes of a [`RangeBody`].
+pub const RANGE_BODY_BYTES: usize = 16;
+
+impl RangeBody {
+    /// The body's bytes.
+    pub fn encode(&self) -> [u8; RANGE_BODY_BYTES] {
+        let mut out = [0; RANGE_BODY_BYTES];
+        out[0..8].copy_from_slice(&self.end.0.to_le_bytes());
+        out[8..12].copy_from_slice(&self.flags.to_le_bytes());
+        out
+    }
+
+    /// Reads a body; `None` when it has another length.
+    pub fn decode(bytes: &[u8]) -> Option<RangeBody> {
+        if bytes.len() != RANGE_BODY_BYTES {
+            return None;
+        }
+        let mut fields = Fields(bytes);
+        Some(RangeBody { end: Offset(fields.i64()), flags: fields.u32() })
+    }
 }
 
 /// The head of every entry.
@@ -295,6 +337,7 @@ impl EntryHeader {
             EntryKind::Batch => 1,
             EntryKind::Trim => 2,
             EntryKind::Delete => 3,
+            EntryKind::Range => 4,
         };
         let crc = seeded_crc(generation, &out[..36]);
         out[36..40].copy_from_slice(&crc.to_le_bytes());
@@ -311,6 +354,7 @@ impl EntryHeader {
             1 => EntryKind::Batch,
             2 => EntryKind::Trim,
             3 => EntryKind::Delete,
+            4 => EntryKind::Range,
             _ => return None,
         };
         let mut fields = Fields(bytes);
@@ -329,7 +373,8 @@ impl EntryHeader {
 ///
 /// ```text
 ///  0 stream u64  8 base offset i64  16 next offset i64  24 max timestamp i64  32 bytes u64
-/// 40 index position u32 (in the file)  44 index length u32  48 index crc u32  52 batch count u32  56 zero 8 B
+/// 40 index position u32 (in the file)  44 index length u32  48 index crc u32  52 batch count u32  56 flags u32
+/// 60 zero 4 B
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirectoryRow {
@@ -351,7 +396,12 @@ pub struct DirectoryRow {
     pub index_crc: u32,
     /// Batches of the extent.
     pub batches: u32,
+    /// [`ROW_COMPACTED`] or nothing.
+    pub flags: u32,
 }
+
+/// In [`DirectoryRow::flags`]: compaction went over these records.
+pub const ROW_COMPACTED: u32 = 1;
 
 impl DirectoryRow {
     /// Appends the row.
@@ -362,7 +412,7 @@ impl DirectoryRow {
         out.extend(self.next_offset.0.to_le_bytes());
         out.extend(self.max_timestamp.0.to_le_bytes());
         out.extend(self.bytes.to_le_bytes());
-        for field in [self.index_position, self.index_length, self.index_crc, self.batches] {
+        for field in [self.index_position, self.index_length, self.index_crc, self.batches, self.flags] {
             out.extend(field.to_le_bytes());
         }
         out.resize(from + DIRECTORY_ROW_BYTES, 0);
@@ -381,6 +431,7 @@ impl DirectoryRow {
             index_length: fields.u32(),
             index_crc: fields.u32(),
             batches: fields.u32(),
+            flags: fields.u32(),
         })
     }
 }

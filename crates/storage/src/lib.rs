@@ -9,14 +9,17 @@
 pub mod format;
 pub mod index;
 
+mod cleaner;
 mod cold;
 mod footer;
 mod log;
+mod overlay;
 mod preparer;
 mod producers;
 mod read;
 mod recovery;
 mod request;
+mod rewrite;
 mod scan;
 mod segment;
 mod stream;
@@ -35,4 +38,5 @@ pub use recovery::{OpenError, RecoveryReport};
 pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
 };
+pub use rewrite::{CompactError, Compaction, RewriteError, RewriteReport, Rewriter, Rewritten};
 pub use stream::{Bounds, Stream};

@@ -13,6 +13,7 @@ use disk::{BufferPool, Disk};
 use model::{Offset, StreamId, Timestamp};
 use parking_lot::{Condvar, Mutex, RwLock};
 
+use crate::cleaner::{Cleaner, LOOK_EVERY, REST_AFTER_FAILURE_MAX, Turn};
 use crate::cold::{Indexes, Regions};
 use crate::format::{BLOCK_HEADER_BYTES, Lsn, SECTOR};
 use crate::preparer::{FIRST_SEGMENT_BYTES, Preparer};
@@ -21,6 +22,7 @@ use crate::recovery::{self, OpenError, RecoveryReport};
 use crate::request::{
     Admission, AdmitError, Append, AppendError, Completion, Listener, Queue, Request, Room,
 };
+use crate::rewrite::Rewriting;
 use crate::segment::{Segment, Segments};
 use crate::stream::Stream;
 use crate::tail::TailCache;
@@ -72,6 +74,9 @@ pub struct Options {
     pub reserve_bytes: u64,
     /// Identifies a new log; an existing one keeps its own. Random, for it also seeds what a client must not guess.
     pub log_id: u128,
+    /// Bytes a second that the cleaner and compaction read and write at most (`log.cleaner.io.max.bytes.per.second`);
+    /// 0 for no limit.
+    pub cleaner_bytes_per_second: u64,
     /// Threads for reads that miss the caches, and so the depth of such reads.
     pub cold_threads: usize,
 }
@@ -86,6 +91,7 @@ impl Default for Options {
             producer_expiry_ms: 24 * 3600 * 1000,
             reserve_bytes: 256 * 1024 * 1024,
             log_id: 0,
+            cleaner_bytes_per_second: 0,
             cold_threads: 2,
         }
     }
@@ -115,8 +121,14 @@ pub(crate) struct Shared {
     /// Upper bound of the stream table as of the last roll.
     table_bytes: AtomicUsize,
     pub synced: AtomicU64,
+    pub rewriting: Mutex<Rewriting>,
+    next_generation: AtomicU64,
+    pub cleaner_read: AtomicU64,
+    pub cleaner_written: AtomicU64,
     preparer_news: Mutex<PreparerNews>,
     preparer_wake: Condvar,
+    /// Told, with the news of the preparer, when the log is closed.
+    cleaner_wake: Condvar,
     pub tail_hits: AtomicU64,
     cold_reads: AtomicU64,
 }
@@ -130,6 +142,21 @@ struct PreparerNews {
 impl Shared {
     pub fn streams(&self) -> Vec<Arc<Stream>> {
         self.streams.read().values().cloned().collect()
+    }
+
+    /// The stream `id`, if it is known.
+    pub fn find_stream(&self, id: StreamId) -> Option<Arc<Stream>> {
+        self.streams.read().get(&id).cloned()
+    }
+
+    /// A generation that no file of the log ever had.
+    pub fn next_generation(&self) -> u64 {
+        self.next_generation.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether the log is closed and what is being copied may be dropped.
+    pub fn cleaner_stops(&self) -> bool {
+        self.preparer_stops() || self.queue.is_stopping()
     }
 
     pub fn set_synced(&self, synced: Lsn) {
@@ -220,6 +247,10 @@ pub struct Statistics {
     pub prepared_segments: usize,
     /// Streams there are.
     pub streams: usize,
+    /// Bytes that the cleaner and compaction read.
+    pub cleaner_read_bytes: u64,
+    /// Bytes that they wrote.
+    pub cleaner_written_bytes: u64,
 }
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -243,6 +274,8 @@ pub(crate) struct Parts {
     pub log: Log,
     pub writer: Writer,
     pub preparer: Preparer,
+    #[cfg_attr(not(test), allow(dead_code, reason = "an open log's cleaner has a thread of its own"))]
+    pub cleaner: Cleaner,
 }
 
 /// Builds a log without threads: recovers, prepares what must be there, and writes the barrier of a new epoch.
@@ -284,16 +317,20 @@ pub(crate) fn assemble(
         prepared: Mutex::new(recovered.prepared.into()),
         table_bytes: AtomicUsize::new(0),
         synced: AtomicU64::new(recovered.report.end.0),
+        rewriting: Mutex::new(Rewriting::new(recovered.next_cleaned)),
+        next_generation: AtomicU64::new(next_generation),
+        cleaner_read: AtomicU64::new(0),
+        cleaner_written: AtomicU64::new(0),
         preparer_news: Mutex::default(),
         preparer_wake: Condvar::new(),
+        cleaner_wake: Condvar::new(),
         tail_hits: AtomicU64::new(0),
         cold_reads: AtomicU64::new(0),
     });
     let last_length = recovered.active.as_ref().map_or(0, |(segment, _)| u64::from(segment.length));
     let grown = shared.prepared.lock().back().map(|segment| u64::from(segment.length)).unwrap_or(last_length);
     let first_length = FIRST_SEGMENT_BYTES.min(shared.options.segment_bytes);
-    let mut preparer =
-        Preparer::new(shared.clone(), recovered.next_sequence, next_generation, grown.max(first_length / 4));
+    let mut preparer = Preparer::new(shared.clone(), recovered.next_sequence, grown.max(first_length / 4));
     let (segment, position) = match recovered.active {
         Some(active) => active,
         None => {
@@ -321,7 +358,8 @@ pub(crate) fn assemble(
         source: std::io::Error::other(error.to_string()),
     })?;
     let log = Log { shared, report: recovered.report, threads: Mutex::default(), cold: Mutex::new(None) };
-    Ok(Parts { log, writer, preparer })
+    let cleaner = Cleaner::new(log.shared.clone(), false);
+    Ok(Parts { log, writer, preparer, cleaner })
 }
 
 impl Log {
@@ -341,7 +379,7 @@ impl Log {
         // barrier. It comes first: `close` ends the threads in this order.
         let (opened, opening) = std::sync::mpsc::sync_channel(1);
         let work = move || match assemble(disk, options, clock, listener) {
-            Ok(Parts { log, mut writer, preparer }) => {
+            Ok(Parts { log, mut writer, preparer, .. }) => {
                 // If nobody waits any more, the process is on its way out.
                 let _ = opened.send(Ok((log, preparer)));
                 while writer.turn(Patience::Block) {}
@@ -370,6 +408,8 @@ impl Log {
             };
             threads.push(spawn(format!("log-reader-{n}"), Box::new(work))?);
         }
+        let shared = log.shared.clone();
+        threads.push(spawn("log-cleaner".into(), Box::new(move || run_cleaner(&shared)))?);
         *log.cold.lock() = Some(sender);
         *log.threads.lock() = threads;
         Ok(log)
@@ -466,6 +506,8 @@ impl Log {
             segments: self.shared.segments.count(),
             prepared_segments: self.shared.prepared_count(),
             streams: self.shared.streams.read().len(),
+            cleaner_read_bytes: self.shared.cleaner_read.load(Ordering::Relaxed),
+            cleaner_written_bytes: self.shared.cleaner_written.load(Ordering::Relaxed),
         }
     }
 
@@ -481,6 +523,7 @@ impl Log {
             let mut news = self.shared.preparer_news.lock();
             news.stop = true;
             self.shared.preparer_wake.notify_all();
+            self.shared.cleaner_wake.notify_all();
         }
         *self.cold.lock() = None;
         for thread in threads {
@@ -534,6 +577,29 @@ impl Log {
 
 /// How long the preparer sleeps before it looks again whether a full disk has room.
 const FULL_DISK_RETRY: Duration = Duration::from_secs(1);
+
+fn run_cleaner(shared: &Arc<Shared>) {
+    let mut cleaner = Cleaner::new(shared.clone(), true);
+    let mut rest = LOOK_EVERY;
+    loop {
+        match cleaner.turn() {
+            Turn::Idle => rest = LOOK_EVERY,
+            Turn::Cleaned(_) => rest = Duration::ZERO,
+            Turn::Failed(_) if shared.cleaner_stops() => return,
+            Turn::Failed(error) => {
+                rest = (rest.max(LOOK_EVERY) * 2).min(REST_AFTER_FAILURE_MAX);
+                tracing::warn!(%error, "cleaning failed; it is tried again in {rest:?}");
+            }
+        }
+        let mut news = shared.preparer_news.lock();
+        if !news.stop {
+            shared.cleaner_wake.wait_for(&mut news, rest);
+        }
+        if news.stop {
+            return;
+        }
+    }
+}
 
 fn run_preparer(shared: &Shared, preparer: &mut Preparer) {
     preparer.pace();

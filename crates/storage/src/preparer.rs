@@ -22,6 +22,8 @@ use crate::segment::{Segment, file_name};
 
 /// Name of a file that is being prepared.
 pub(crate) const PREPARING: &str = "preparing";
+/// Name of a file that the cleaner writes; whatever a crash leaves under that name is worthless.
+pub(crate) const CLEANING: &str = "cleaning";
 /// Segments kept prepared: the next one, and one more while that one is being filled.
 pub(crate) const PREPARED_TARGET: usize = 2;
 /// Length of the first segment of an empty log: zero-filled in some 10 ms, so the server is ready at once.
@@ -42,7 +44,6 @@ const HASTE: u64 = 2;
 pub(crate) struct Preparer {
     shared: Arc<Shared>,
     next_sequence: u32,
-    next_generation: u64,
     next_length: u64,
     /// Dead segments that wait to be recycled; one may still have a reader.
     spares: VecDeque<Arc<Segment>>,
@@ -51,18 +52,11 @@ pub(crate) struct Preparer {
 }
 
 impl Preparer {
-    /// Goes on after the highest sequence and generation that recovery saw.
-    pub fn new(shared: Arc<Shared>, next_sequence: u32, next_generation: u64, last_length: u64) -> Preparer {
+    /// Goes on after the highest sequence that recovery saw.
+    pub fn new(shared: Arc<Shared>, next_sequence: u32, last_length: u64) -> Preparer {
         let segment_bytes = shared.options.segment_bytes;
         let next_length = (last_length * GROWTH).clamp(FIRST_SEGMENT_BYTES.min(segment_bytes), segment_bytes);
-        Preparer {
-            shared,
-            next_sequence,
-            next_generation,
-            next_length,
-            spares: VecDeque::new(),
-            paced: false,
-        }
+        Preparer { shared, next_sequence, next_length, spares: VecDeque::new(), paced: false }
     }
 
     /// From now on zero-filling may rest for the sake of appends.
@@ -122,14 +116,13 @@ impl Preparer {
         };
         let header = SegmentHeader {
             sequence: self.next_sequence,
-            generation: self.next_generation,
+            generation: self.shared.next_generation(),
             length,
             log_id: self.shared.options.log_id,
         };
         write_header(&*file, &header)?;
         self.shared.disk.rename(PREPARING, &file_name(header.sequence))?;
         self.next_sequence += 1;
-        self.next_generation += 1;
         let segment_bytes = self.shared.options.segment_bytes;
         self.next_length = (length * GROWTH).clamp(FIRST_SEGMENT_BYTES.min(segment_bytes), segment_bytes);
         Ok(Arc::new(Segment::new(header.sequence, header.generation, file)))

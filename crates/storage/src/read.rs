@@ -11,7 +11,7 @@ use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index};
 use crate::index::{BatchIndex, BatchPlace};
 use crate::log::Log;
 use crate::segment::Segment;
-use crate::stream::Stream;
+use crate::stream::{ActiveExtent, Stream};
 
 /// Why a read failed.
 #[derive(Debug, thiserror::Error)]
@@ -147,17 +147,20 @@ impl Log {
         let mut at = start;
         loop {
             // The active extent may be sealed while an older one is searched, so each is looked up in its turn.
-            let (extent, end) = {
+            // Its segment is taken under the same lock: the cleaner may move the extent at any time.
+            let (extent, end, segment) = {
                 let state = stream.lock();
                 match state.sealed_at(at) {
-                    Some(sealed) => sealed,
+                    Some((extent, end)) => (extent, end, self.shared.segments.find(extent.segment)),
                     None => {
-                        return Ok(consider(
-                            state.active.as_ref().and_then(|active| find(&active.index, start, committed)),
-                        ));
+                        let find =
+                            |active: &ActiveExtent| find(&active.index, at.max(active.from), committed);
+                        return Ok(consider(state.active.as_ref().and_then(find)));
                     }
                 }
             };
+            // Where compaction cut an extent, its index still has what is no longer there.
+            let from = at.max(extent.base_offset);
             if end <= at {
                 return Ok(best);
             }
@@ -166,9 +169,9 @@ impl Log {
             if extent.max_timestamp_s != u32::MAX && !candidate(at_most) {
                 continue;
             }
-            let Some(segment) = self.shared.segments.find(extent.segment) else { continue };
+            let Some(segment) = segment else { continue };
             let index = self.load_index(&segment, extent.row)?;
-            if let Some(found) = consider(find(&index, start, committed))
+            if let Some(found) = consider(find(&index, from, committed.min(end)))
                 && first_wins
             {
                 return Ok(Some(found));
@@ -255,7 +258,10 @@ impl Log {
         let mut at = from;
         while at < limit {
             let (sequence, row, end) = match state.sealed_at(at) {
-                Some((extent, end)) => (extent.segment, Some(extent.row), end),
+                Some((extent, end)) => {
+                    at = at.max(extent.base_offset);
+                    (extent.segment, Some(extent.row), end)
+                }
                 None => match &state.active {
                     Some(active) => (active.segment, None, state.next),
                     None => return Ok(Plan::Nothing),
@@ -277,6 +283,9 @@ impl Log {
             let (mut places, mut bytes, mut full, mut more) = (Vec::new(), 0, false, row.is_some());
             for place in index.from_offset(at) {
                 let length = crate::format::index(place.length);
+                if place.base_offset >= end {
+                    break;
+                }
                 if places.len() == PLAN_BATCHES_MAX {
                     more = true;
                     break;
@@ -340,7 +349,7 @@ impl Log {
 }
 
 /// Checks an entry that came from disk against what the index says of it and against its own CRCs; returns its body.
-fn check_entry(
+pub(crate) fn check_entry(
     parts: Vec<Bytes>,
     stream: &Stream,
     segment: &Segment,

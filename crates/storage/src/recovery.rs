@@ -17,12 +17,13 @@ use model::{Offset, StreamId};
 
 use crate::footer::{self, TableRow};
 use crate::format::{
-    BLOCK_HEADER_BYTES, DIRECTORY_ROW_BYTES, DirectoryRow, EntryKind, Lsn, SEGMENT_HEADER_BYTES,
+    BLOCK_HEADER_BYTES, CLEANED, DIRECTORY_ROW_BYTES, DirectoryRow, EntryKind, Lsn, SEGMENT_HEADER_BYTES,
     SegmentHeader, TRAILER_BYTES, Trailer, index, length32, seeded_crc,
 };
-use crate::preparer::{PREPARING, write_header};
+use crate::overlay::Coverage;
+use crate::preparer::{CLEANING, PREPARING, write_header};
 use crate::scan::{Found, SCAN_READ_BYTES, ScanEnd, Scanner, place_of, scan, scan_indexes};
-use crate::segment::{Segment, Segments, file_name, sequence_of};
+use crate::segment::{Segment, Segments, file_name, is_cleaned, sequence_of};
 use crate::stream::{SealedExtent, Stream, clamp_timestamp};
 
 /// Sequence number of the first segment of a log.
@@ -50,6 +51,18 @@ pub enum OpenError {
         /// Name of the file in the data directory.
         file: String,
     },
+    /// Records that a stream must have are in no segment: somebody removed a file.
+    #[error(
+        "a segment file is missing: no file has the records {from} to {to} of stream {stream}; restore it, or run `mainstem log salvage` to go on without them"
+    )]
+    Lost {
+        /// Whose records.
+        stream: StreamId,
+        /// The first that is missing.
+        from: Offset,
+        /// The first behind them that is there.
+        to: Offset,
+    },
     /// The disk has no room for what opening has to write.
     #[error("the disk is too full to open the log")]
     Full,
@@ -68,6 +81,8 @@ pub enum OpenError {
 pub struct RecoveryReport {
     /// Segments whose trailer was trusted.
     pub sealed_segments: usize,
+    /// Segments that the cleaner wrote.
+    pub cleaned_segments: usize,
     /// Segments that were scanned.
     pub scanned_segments: usize,
     /// Bytes that were scanned.
@@ -89,6 +104,8 @@ pub(crate) struct Recovered {
     /// Segments that were ready and are ready again.
     pub prepared: Vec<Arc<Segment>>,
     pub next_sequence: u32,
+    /// Number of the next segment that the cleaner writes.
+    pub next_cleaned: u32,
     pub next_generation: u64,
     pub next_epoch: u64,
     pub log_id: Option<u128>,
@@ -125,8 +142,10 @@ pub(crate) fn recover(disk: &dyn Disk, now_ms: i64) -> Result<Recovered, OpenErr
     let mut opened = open_segments(disk)?;
     let mut report = RecoveryReport::default();
     let next_generation = opened.iter().map(|(segment, _)| segment.generation).max().unwrap_or(0) + 1;
-    let next_sequence = opened.last().map_or(FIRST_SEQUENCE, |(segment, _)| segment.sequence + 1);
     let log_id = opened.first().map(|(_, header)| header.log_id);
+    let cleaned = opened.split_off(opened.partition_point(|(segment, _)| !is_cleaned(segment.sequence)));
+    let next_sequence = opened.last().map_or(FIRST_SEQUENCE, |(segment, _)| segment.sequence + 1);
+    let next_cleaned = cleaned.last().map_or(CLEANED + 1, |(segment, _)| segment.sequence + 1);
 
     let mut sealed: Vec<Option<(Trailer, Vec<DirectoryRow>)>> = Vec::new();
     for (segment, _) in &opened {
@@ -154,7 +173,13 @@ pub(crate) fn recover(disk: &dyn Disk, now_ms: i64) -> Result<Recovered, OpenErr
         newest.file.sync().map_err(doing(format!("syncing {}", file_name(newest.sequence))))?;
     }
 
-    let mut state = State { streams: restore_streams(table), segments: Segments::default(), report, now_ms };
+    let mut state = State {
+        streams: restore_streams(table),
+        segments: Segments::default(),
+        coverage: Coverage::default(),
+        report,
+        now_ms,
+    };
     let mut epoch = 0;
     for (at, (segment, _)) in opened.iter().enumerate().take(tail_from) {
         match sealed[at].take() {
@@ -169,12 +194,15 @@ pub(crate) fn recover(disk: &dyn Disk, now_ms: i64) -> Result<Recovered, OpenErr
     let tail: Vec<Arc<Segment>> = opened.drain(tail_from..).map(|(segment, _)| segment).collect();
     let mut next_generation = next_generation;
     let (active, prepared) = state.scan_tail(&tail, &mut epoch, log_id, &mut next_generation)?;
+    state.overlay(cleaned.into_iter().map(|(segment, _)| segment).collect())?;
+    state.coverage.check(&state.streams)?;
     Ok(Recovered {
         streams: state.streams,
         segments: state.segments,
         active,
         prepared,
         next_sequence,
+        next_cleaned,
         next_generation,
         next_epoch: epoch + 1,
         log_id,
@@ -191,8 +219,10 @@ fn restore_streams(table: HashMap<StreamId, TableRow>) -> HashMap<StreamId, Arc<
 
 fn open_segments(disk: &dyn Disk) -> Result<Vec<(Arc<Segment>, SegmentHeader)>, OpenError> {
     let names = disk.list().map_err(doing("listing the data directory"))?;
-    if names.iter().any(|name| name == PREPARING) {
-        disk.remove(PREPARING).map_err(doing(format!("removing {PREPARING}")))?;
+    for worthless in [PREPARING, CLEANING] {
+        if names.iter().any(|name| name == worthless) {
+            disk.remove(worthless).map_err(doing(format!("removing {worthless}")))?;
+        }
     }
     let mut opened = Vec::new();
     for name in names {
@@ -228,7 +258,7 @@ fn open_segments(disk: &dyn Disk) -> Result<Vec<(Arc<Segment>, SegmentHeader)>, 
 
 /// Trailer and directory of a sealed segment; `None` when it has no valid trailer. A valid trailer with a damaged
 /// directory is rebuilt from the data.
-fn load_sealed(
+pub(crate) fn load_sealed(
     segment: &Arc<Segment>,
     report: &mut RecoveryReport,
 ) -> Result<Option<(Trailer, Vec<DirectoryRow>)>, OpenError> {
@@ -296,10 +326,11 @@ fn load_table(
     Ok(footer::decode_table(&bytes))
 }
 
-struct State {
-    streams: HashMap<StreamId, Arc<Stream>>,
-    segments: Segments,
-    report: RecoveryReport,
+pub(crate) struct State {
+    pub streams: HashMap<StreamId, Arc<Stream>>,
+    pub segments: Segments,
+    pub coverage: Coverage,
+    pub report: RecoveryReport,
     now_ms: i64,
 }
 
@@ -318,9 +349,10 @@ impl State {
         if let Some((position, payload)) = payload {
             segment.set_footer(trailer, Some((position, payload.into())));
         }
-        let mut live = 0;
+        let (mut live, mut live_bytes) = (0, 0);
         for (at, row) in rows.iter().enumerate() {
             let Some(stream) = self.streams.get(&row.stream) else { continue };
+            self.coverage.add(row.stream, row.base_offset, row.next_offset);
             let mut state = stream.lock();
             if row.next_offset <= state.start {
                 continue;
@@ -334,8 +366,9 @@ impl State {
                 max_timestamp_s: clamp_timestamp(row.max_timestamp),
             });
             live += 1;
+            live_bytes += u64::from(u32::try_from(row.bytes).unwrap_or(u32::MAX));
         }
-        segment.set_live(live);
+        segment.set_live(live, live_bytes);
         segment.mark_sealed();
         self.segments.insert(segment.clone());
     }
@@ -371,10 +404,10 @@ impl State {
         for (at, segment) in tail.iter().enumerate() {
             self.segments.insert(segment.clone());
             let streams = &mut self.streams;
-            let segments = &self.segments;
+            let (segments, coverage) = (&self.segments, &mut self.coverage);
             let now_ms = self.now_ms;
             let scanned = scan(segment, None, *epoch, &mut self.report, |found| {
-                apply(streams, segments, segment, &found, now_ms)
+                apply(streams, segments, coverage, segment, &found, now_ms)
             })?;
             *epoch = scanned.epoch.max(*epoch);
             let secure = |end| {
@@ -481,7 +514,7 @@ impl State {
     }
 }
 
-fn directory_in(
+pub(crate) fn directory_in(
     payload: &[u8],
     payload_position: u32,
     trailer: &Trailer,
@@ -499,6 +532,7 @@ fn directory_in(
 fn apply(
     streams: &mut HashMap<StreamId, Arc<Stream>>,
     segments: &Segments,
+    coverage: &mut Coverage,
     segment: &Segment,
     found: &Found,
     now_ms: i64,
@@ -515,6 +549,7 @@ fn apply(
             }
             state.place(segment.sequence, place);
             state.committed = state.next;
+            coverage.add(id, place.base_offset, place.next_offset());
             state.producers.record(&header, place.base_offset, now_ms);
         }
         EntryKind::Trim => {
@@ -526,7 +561,9 @@ fn apply(
             if let Some(stream) = streams.remove(&id) {
                 delete(&stream, segments);
             }
+            coverage.forget(id);
         }
+        EntryKind::Range => return Err(contradicts()),
     }
     Ok(())
 }
@@ -534,7 +571,7 @@ fn apply(
 /// Moves a stream's start and releases the extents that are no longer live.
 pub(crate) fn trim(stream: &Stream, to: Offset, segments: &Segments) {
     let mut dropped = Vec::new();
-    stream.lock().trim(to, |sequence| dropped.push(sequence));
+    stream.lock().trim(to, |sequence, bytes| dropped.push((sequence, bytes)));
     release(&dropped, segments);
 }
 
@@ -544,15 +581,16 @@ pub(crate) fn delete(stream: &Stream, segments: &Segments) {
     state.deleted = true;
     state.active = None;
     state.bytes = 0;
-    let dropped: Vec<u32> = state.sealed.drain(..).map(|extent| extent.segment).collect();
+    let dropped: Vec<(u32, u32)> =
+        state.sealed.drain(..).map(|extent| (extent.segment, extent.bytes)).collect();
     drop(state);
     release(&dropped, segments);
 }
 
-fn release(dropped: &[u32], segments: &Segments) {
-    for sequence in dropped {
+fn release(dropped: &[(u32, u32)], segments: &Segments) {
+    for (sequence, bytes) in dropped {
         if let Some(segment) = segments.find(*sequence) {
-            segment.release();
+            segment.release(*bytes);
         }
     }
 }

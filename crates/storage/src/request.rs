@@ -320,6 +320,12 @@ impl Queue {
         }
     }
 
+    /// Whether the end was asked for, or came by itself.
+    pub fn is_stopping(&self) -> bool {
+        let state = self.state.lock();
+        state.stopping || state.stopped.is_some()
+    }
+
     /// Asks the writer to end once all that is queued is done. Not a request: one that waits for room must not hold it
     /// up.
     pub fn ask_to_stop(&self) {

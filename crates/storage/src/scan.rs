@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use disk::{AlignedBuffer, SECTOR};
-use model::{BatchHeader, StreamId};
+use model::{BatchHeader, Offset, StreamId};
 
 use crate::footer::{self, SealedStream};
 use crate::format::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, Trailer,
-    index, length32, seeded_crc,
+    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, RangeBody,
+    Trailer, index, length32, seeded_crc,
 };
 use crate::index::{BatchIndex, BatchPlace};
 use crate::recovery::{OpenError, RecoveryReport, damaged, doing};
@@ -168,13 +168,21 @@ pub(crate) fn scan_indexes(
     report: &mut RecoveryReport,
 ) -> Result<(Vec<SealedStream>, ScanEnd), OpenError> {
     let mut indexes: HashMap<StreamId, BatchIndex> = HashMap::new();
+    let mut ranges: Vec<(StreamId, Offset, RangeBody, BatchIndex)> = Vec::new();
+    let contradicts = |position| damaged(segment.sequence, position, "a batch contradicts its entry");
     let Scanned { end, .. } = scan(segment, stop, 0, report, |found| {
         match found.entry.kind {
             EntryKind::Batch => {
-                let (place, _) = place_of(&found).ok_or_else(|| {
-                    damaged(segment.sequence, found.position, "a batch contradicts its entry")
-                })?;
-                indexes.entry(found.entry.stream).or_default().push(place);
+                let (place, _) = place_of(&found).ok_or_else(|| contradicts(found.position))?;
+                match ranges.last_mut() {
+                    Some((stream, _, _, index)) if *stream == found.entry.stream => index.push(place),
+                    Some(_) => return Err(contradicts(found.position)),
+                    None => indexes.entry(found.entry.stream).or_default().push(place),
+                }
+            }
+            EntryKind::Range => {
+                let body = RangeBody::decode(found.body).ok_or_else(|| contradicts(found.position))?;
+                ranges.push((found.entry.stream, found.entry.base_offset, body, BatchIndex::default()));
             }
             EntryKind::Delete => {
                 indexes.remove(&found.entry.stream);
@@ -183,8 +191,15 @@ pub(crate) fn scan_indexes(
         }
         Ok(())
     })?;
-    let mut streams: Vec<SealedStream> =
-        indexes.into_iter().map(|(stream, index)| SealedStream { stream, index: Arc::new(index) }).collect();
-    streams.sort_unstable_by_key(|sealed| sealed.stream);
+    let written = indexes.into_iter().map(|(stream, index)| SealedStream::written(stream, Arc::new(index)));
+    let moved = ranges.into_iter().map(|(stream, base_offset, body, index)| SealedStream {
+        stream,
+        index: Arc::new(index),
+        base_offset,
+        next_offset: body.end,
+        flags: body.flags,
+    });
+    let mut streams: Vec<SealedStream> = written.chain(moved).collect();
+    streams.sort_unstable_by_key(|sealed| (sealed.stream, sealed.base_offset));
     Ok((streams, end))
 }

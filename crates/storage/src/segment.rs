@@ -2,30 +2,45 @@
 //!
 //! A file's life: the preparer makes or recycles it and gives it the next sequence number (prepared); the writer fills
 //! it (active) and ends it with a footer; when the footer is synced its trailer is written (sealed); when no stream has
-//! live records in it, and it is not the newest sealed one, it goes back to the preparer.
+//! live records in it, and it is not the newest sealed one, it goes back to the preparer. The cleaner makes segments of
+//! its own, which are sealed from the beginning.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use disk::File;
 use parking_lot::Mutex;
 
 use crate::format::{
-    DIRECTORY_ROW_BYTES, DirectoryRow, SECTOR, SEGMENT_HEADER_BYTES, TRAILER_BYTES, Trailer, index,
+    CLEANED, DIRECTORY_ROW_BYTES, DirectoryRow, SECTOR, SEGMENT_HEADER_BYTES, TRAILER_BYTES, Trailer, index,
 };
 use crate::index::BatchIndex;
 
 /// Name of the file of segment `sequence`.
 pub(crate) fn file_name(sequence: u32) -> String {
-    format!("{sequence:010}.log")
+    if is_cleaned(sequence) {
+        format!("{:010}.cleaned", sequence & !CLEANED)
+    } else {
+        format!("{sequence:010}.log")
+    }
 }
 
 /// The sequence number in a segment's file name.
 pub(crate) fn sequence_of(name: &str) -> Option<u32> {
-    let digits = name.strip_suffix(".log")?;
-    (digits.len() == 10 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
+    let (digits, kind) = match name.strip_suffix(".log") {
+        Some(digits) => (digits, 0),
+        None => (name.strip_suffix(".cleaned")?, CLEANED),
+    };
+    let valid = digits.len() == 10 && digits.bytes().all(|b| b.is_ascii_digit());
+    let number: u32 = valid.then(|| digits.parse().ok())??;
+    (number < CLEANED).then_some(number | kind)
+}
+
+/// Whether the cleaner wrote the segment; the others hold what the writer wrote.
+pub(crate) fn is_cleaned(sequence: u32) -> bool {
+    sequence & CLEANED != 0
 }
 
 /// One segment file of the log.
@@ -36,8 +51,12 @@ pub(crate) struct Segment {
     pub file: Arc<dyn File>,
     /// Bytes of the file.
     pub length: u32,
-    /// Streams with live records in it; meaningful once it is sealed.
+    /// Extents with live records in it; meaningful once it is sealed.
     live: AtomicU32,
+    /// Bytes of the batches of those.
+    live_bytes: AtomicU64,
+    /// Set when the cleaner could not read it: it is left as it is.
+    unreadable: AtomicBool,
     /// Set when the trailer is durable.
     sealed: AtomicBool,
     /// Where its directory stands, once it has a footer.
@@ -61,9 +80,16 @@ impl Segment {
             file,
             length,
             live: AtomicU32::new(0),
+            live_bytes: AtomicU64::new(0),
+            unreadable: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
             footer: Mutex::new(None),
         }
+    }
+
+    /// The name of its file.
+    pub fn name(&self) -> String {
+        file_name(self.sequence)
     }
 
     /// First position of a block.
@@ -81,8 +107,9 @@ impl Segment {
         *self.footer.lock() = Some(Footer { trailer, payload });
     }
 
-    /// Sets the number of streams with live records here.
-    pub fn set_live(&self, live: u32) {
+    /// Sets the number of extents with live records here, and the bytes of their batches.
+    pub fn set_live(&self, live: u32, bytes: u64) {
+        self.live_bytes.store(bytes, Ordering::Release);
         self.live.store(live, Ordering::Release);
     }
 
@@ -107,10 +134,31 @@ impl Segment {
         self.footer.lock().clone()
     }
 
-    /// One stream fewer has live records here.
-    pub fn release(&self) {
+    /// One extent of `bytes` fewer has live records here.
+    pub fn release(&self, bytes: u32) {
+        self.release_part(bytes);
         let before = self.live.fetch_sub(1, Ordering::AcqRel);
         assert!(before > 0, "an extent is released once");
+    }
+
+    /// `bytes` of an extent are no longer live, the rest is.
+    pub fn release_part(&self, bytes: u32) {
+        let before = self.live_bytes.fetch_sub(u64::from(bytes), Ordering::AcqRel);
+        assert!(before >= u64::from(bytes), "no more is released than was live");
+    }
+
+    /// Bytes of batches that are live; footer, headers and padding come on top.
+    pub fn live_bytes(&self) -> u64 {
+        self.live_bytes.load(Ordering::Acquire)
+    }
+
+    /// Records that its data cannot be read, so that nobody tries to move it.
+    pub fn set_unreadable(&self) {
+        self.unreadable.store(true, Ordering::Release);
+    }
+
+    pub fn is_unreadable(&self) -> bool {
+        self.unreadable.load(Ordering::Acquire)
     }
 
     pub fn live(&self) -> u32 {
@@ -173,16 +221,22 @@ impl Segments {
         self.0.lock().len()
     }
 
+    /// All of them, in the order of their sequence numbers: first what the writer wrote, then what the cleaner did.
+    pub fn all(&self) -> Vec<Arc<Segment>> {
+        self.0.lock().values().cloned().collect()
+    }
+
     /// Takes out the segments that hold nothing live. The newest sealed one stays: its stream table is where the next
     /// recovery starts.
     pub fn take_dead(&self) -> Vec<Arc<Segment>> {
         let mut segments = self.0.lock();
-        let Some(newest) = segments.values().rev().find(|segment| segment.is_sealed()).map(|s| s.sequence)
-        else {
-            return Vec::new();
+        let written = segments.range(..CLEANED).rev().map(|(_, segment)| segment);
+        let newest = written.filter(|segment| segment.is_sealed()).map(|segment| segment.sequence).next();
+        let dead = |segment: &Arc<Segment>| {
+            let needed =
+                !is_cleaned(segment.sequence) && newest.is_none_or(|newest| segment.sequence >= newest);
+            segment.is_sealed() && segment.live() == 0 && !needed
         };
-        let dead =
-            |segment: &Arc<Segment>| segment.is_sealed() && segment.live() == 0 && segment.sequence < newest;
         let sequences: Vec<u32> = segments.values().filter(|s| dead(s)).map(|s| s.sequence).collect();
         sequences.into_iter().filter_map(|sequence| segments.remove(&sequence)).collect()
     }

@@ -40,6 +40,10 @@ pub(crate) fn clamp_timestamp(timestamp: Timestamp) -> u32 {
 #[derive(Debug, Default)]
 pub(crate) struct ActiveExtent {
     pub segment: u32,
+    /// What lies below was compacted into another segment and is no longer read here.
+    pub from: Offset,
+    /// Bytes of the batches below `from`.
+    pub moved_bytes: u32,
     /// Shared with the footer that is built of it; only the writer adds to it, and never while it is shared.
     pub index: Arc<BatchIndex>,
 }
@@ -57,6 +61,8 @@ pub(crate) struct StreamState {
     pub active: Option<ActiveExtent>,
     /// Bytes of all batches in all extents.
     pub bytes: u64,
+    /// Compaction went over the records below.
+    pub compacted: Offset,
     pub producers: Producers,
     pub deleted: bool,
     /// What the log says of start and deletion once everything handed to the device is synced: a footer vouches for all
@@ -65,6 +71,15 @@ pub(crate) struct StreamState {
     pub placed_delete: bool,
     /// A trim to here is on its way through the log.
     pub trimming: Offset,
+}
+
+/// What of a stream was copied to another segment.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Moved {
+    /// Extents that were copied whole, by segment and row.
+    pub whole: Vec<(u32, u32)>,
+    /// The segment of the extent of which only the first batches were copied, and their bytes.
+    pub part: Option<(u32, u32)>,
 }
 
 /// A stream of a log; cheap to share.
@@ -131,7 +146,7 @@ impl StreamState {
         let first = self.active.as_ref().is_none_or(|active| active.segment != segment);
         if first {
             assert!(self.active.is_none(), "an extent is sealed before the next segment is used");
-            self.active = Some(ActiveExtent { segment, index: Arc::default() });
+            self.active = Some(ActiveExtent { segment, ..ActiveExtent::default() });
         }
         let active = self.active.as_mut().expect("an active extent was just made if there was none");
         let before = active.index.stored_bytes();
@@ -144,8 +159,7 @@ impl StreamState {
 
     /// The sealed extent that holds `offset` or the first behind it, with the offset where it ends.
     pub fn sealed_at(&self, offset: Offset) -> Option<(SealedExtent, Offset)> {
-        let active_from = self.active.as_ref().and_then(|active| active.index.base_offset());
-        if active_from.is_some_and(|from| from <= offset) {
+        if self.active_from().is_some_and(|from| from <= offset) {
             return None;
         }
         let at = self.sealed.partition_point(|extent| extent.base_offset <= offset).saturating_sub(1);
@@ -154,20 +168,75 @@ impl StreamState {
 
     /// Where the sealed extent number `at` ends at the latest: the start of what follows it.
     pub fn sealed_end(&self, at: usize) -> Offset {
-        let active_from = || self.active.as_ref().and_then(|active| active.index.base_offset());
-        self.sealed.get(at + 1).map(|extent| extent.base_offset).or_else(active_from).unwrap_or(self.next)
+        let following = self.sealed.get(at + 1).map(|extent| extent.base_offset);
+        following.or_else(|| self.active_from()).unwrap_or(self.next)
+    }
+
+    /// Where the active extent begins.
+    fn active_from(&self) -> Option<Offset> {
+        let active = self.active.as_ref()?;
+        active.index.base_offset().map(|base| base.max(active.from))
+    }
+
+    /// Puts the extent `new` in the place of everything below `end` that `moved` names: sealed extents by segment and
+    /// row, and one segment of which only the batches below `end` were moved, with their bytes. Nothing is put in, and
+    /// false returned, when all of that is gone meanwhile. Calls `released` with the segment of each extent that is
+    /// dropped or cut, the bytes that are no longer live in it, and whether that is all of the extent.
+    pub fn supersede(
+        &mut self,
+        new: SealedExtent,
+        end: Offset,
+        moved: &Moved,
+        mut released: impl FnMut(u32, u32, bool),
+    ) -> bool {
+        let mut found = false;
+        self.sealed.retain_mut(|extent| {
+            if moved.whole.contains(&(extent.segment, extent.row)) {
+                self.bytes -= u64::from(extent.bytes);
+                released(extent.segment, extent.bytes, true);
+                found = true;
+                return false;
+            }
+            let Some((segment, bytes)) = moved.part else { return true };
+            if extent.segment != segment || extent.base_offset >= end {
+                return true;
+            }
+            // The active extent was sealed meanwhile.
+            found = true;
+            self.bytes -= u64::from(bytes);
+            let all = bytes == extent.bytes;
+            released(segment, bytes, all);
+            extent.bytes -= bytes;
+            extent.base_offset = end;
+            !all
+        });
+        if let (Some(active), Some((segment, bytes))) = (&mut self.active, moved.part)
+            && active.segment == segment
+            && active.from < end
+        {
+            found = true;
+            active.from = end;
+            active.moved_bytes += bytes;
+            self.bytes -= u64::from(bytes);
+        }
+        if found {
+            let at = self.sealed.partition_point(|extent| extent.base_offset < new.base_offset);
+            self.sealed.insert(at, new);
+            self.bytes += u64::from(new.bytes);
+        }
+        found
     }
 
     /// Moves the start to `to` and drops the sealed extents that end at or below it; calls `dropped` with the segment
-    /// of each.
-    pub fn trim(&mut self, to: Offset, mut dropped: impl FnMut(u32)) {
+    /// and the bytes of each.
+    pub fn trim(&mut self, to: Offset, mut dropped: impl FnMut(u32, u32)) {
         self.start = self.start.max(to);
         self.trimming = self.trimming.max(to);
         self.placed_start = self.placed_start.max(to);
         while !self.sealed.is_empty() && self.sealed_end(0) <= self.start {
             let extent = self.sealed.pop_front().expect("it was just seen not to be empty");
             self.bytes -= u64::from(extent.bytes);
-            dropped(extent.segment);
+            dropped(extent.segment, extent.bytes);
         }
     }
 
@@ -185,10 +254,10 @@ impl StreamState {
             start = start.max(self.sealed_end(at));
         }
         let Some(active) = &self.active else { return start.min(self.committed) };
-        let in_active = u64::from(active.index.bytes());
+        let in_active = u64::from(active.index.bytes() - active.moved_bytes);
         for (cut, before, max_before) in active.index.cuts().skip(1) {
             let expired = oldest.is_some_and(|oldest| max_before < oldest);
-            if !expired && !too_big(in_active, u64::from(before)) {
+            if !expired && !too_big(in_active, u64::from(before.saturating_sub(active.moved_bytes))) {
                 return start.min(self.committed);
             }
             start = start.max(cut);
@@ -247,9 +316,9 @@ mod tests {
     fn a_trim_drops_extents_that_end_below_it_only() {
         let mut state = sample();
         let mut dropped = Vec::new();
-        state.trim(Offset(15), |segment| dropped.push(segment));
+        state.trim(Offset(15), |segment, _| dropped.push(segment));
         assert_eq!((dropped.clone(), state.start, state.bytes), (vec![0], Offset(15), 300));
-        state.trim(Offset(40), |segment| dropped.push(segment));
+        state.trim(Offset(40), |segment, _| dropped.push(segment));
         assert_eq!((dropped, state.bytes), (vec![0, 1, 2], 100));
         assert!(state.sealed_at(Offset(15)).is_none());
     }

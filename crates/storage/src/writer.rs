@@ -515,7 +515,7 @@ impl Writer {
                 here.map(|active| active.index.clone())
             };
             if let Some(index) = index {
-                sealed.push(SealedStream { stream: stream.id(), index });
+                sealed.push(SealedStream::written(stream.id(), index));
                 owners.push(stream);
             }
         }
@@ -535,33 +535,39 @@ impl Writer {
             table,
         );
         let payload = self.submit_footer(&built.payload);
-        // From here on readers find these extents through the footer. Only this thread trims, so the count of live
-        // extents cannot change meanwhile.
-        let mut live = 0;
+        // From here on readers find these extents through the footer. Compaction may release some of them before all are
+        // counted, so they are counted first, and one more until the end.
+        let rows_bytes: u64 = built.rows.iter().map(|row| row.bytes).sum();
+        self.segment.set_live(length32(built.rows.len()) + 1, rows_bytes);
         self.segment.set_footer(built.trailer, Some((payload_position, payload)));
         for (at, (stream, sealed)) in owners.iter().zip(sealed).enumerate() {
             let row = &built.rows[at];
             let mut state = stream.lock();
-            state.active = None;
+            let active = state.active.take();
             if state.deleted {
+                self.segment.release(sealed.index.bytes());
                 continue;
             }
-            if row.next_offset <= state.start {
-                state.bytes -= row.bytes;
+            // Compaction may have moved some of it, or all, at any time before this lock.
+            let (from, moved) = active.map_or((Offset::ZERO, 0), |active| (active.from, active.moved_bytes));
+            let bytes = sealed.index.bytes() - moved;
+            if row.next_offset <= state.start.max(from) {
+                state.bytes -= u64::from(bytes);
+                self.segment.release(sealed.index.bytes());
                 continue;
             }
+            self.segment.release_part(moved);
             state.sealed.push_back(SealedExtent {
-                base_offset: row.base_offset,
+                base_offset: row.base_offset.max(from),
                 segment: sequence,
                 row: length32(at),
-                bytes: sealed.index.bytes(),
+                bytes,
                 max_timestamp_s: clamp_timestamp(row.max_timestamp),
             });
-            live += 1;
             drop(state);
             self.shared.indexes.insert(sequence, length32(at), sealed.index);
         }
-        self.segment.set_live(live);
+        self.segment.release(0);
         self.footer_bytes = 0;
         self.shared.segments.insert(next.clone());
         self.segment = next;

@@ -27,6 +27,10 @@ struct Seen {
     failed_opens: u64,
     large_batches: u64,
     clean_stops: u64,
+    cleaned: u64,
+    compacted: u64,
+    failed_rewrites: u64,
+    cleaned_at_open: u64,
 }
 
 impl Seen {
@@ -36,12 +40,14 @@ impl Seen {
         self.scanned_at_open += report.scanned_segments as u64;
         self.unsealed_at_open += u64::from(report.scanned_segments > 1);
         self.dropped_blocks += report.dropped_blocks as u64;
+        self.cleaned_at_open += report.cleaned_segments as u64;
     }
 
     /// Rolls and recycled files of a whole run, from the names and generations it leaves.
     fn count_segments(&mut self, world: &World) {
         let names = world.disk.list().unwrap();
         let sequences = names.iter().filter_map(|name| crate::segment::sequence_of(name));
+        let sequences = sequences.filter(|sequence| !crate::segment::is_cleaned(*sequence));
         let newest = u64::from(sequences.max().unwrap());
         self.rolls += newest.saturating_sub(3);
         self.recycled += newest.saturating_sub(names.len() as u64);
@@ -73,9 +79,12 @@ impl Slots {
     }
 }
 
-fn work(world: &mut World, slots: &mut Slots, seen: &mut Seen) {
+fn work(world: &mut World, slots: &mut Slots, seen: &mut Seen, rewrites: bool) {
     for _ in 0..world.rng.usize(1..150) {
         let stream = slots.pick(world);
+        if rewrites && world.rng.u8(..) < 16 {
+            rewrite(world, slots, seen);
+        }
         world.clock.ms.fetch_add(world.rng.i64(0..2000), Ordering::Relaxed);
         let durability = if world.rng.bool() { Durability::Written } else { Durability::Synced };
         match world.rng.u8(0..100) {
@@ -105,6 +114,33 @@ fn work(world: &mut World, slots: &mut Slots, seen: &mut Seen) {
     }
 }
 
+/// Cleans and compacts, now and then on a disk that fails or is full.
+fn rewrite(world: &mut World, slots: &Slots, seen: &mut Seen) {
+    let fault = if world.rng.u8(..) < 40 { Fault::Forever } else { Fault::Once };
+    match world.rng.u8(0..10) {
+        0 => world.disk.fail_write_after(world.rng.u64(0..12), fault),
+        1 => world.disk.fail_sync_after(0, fault),
+        2 => world.disk.set_capacity(world.rng.u64(0..1 << 23)),
+        3 => world.disk.fail_reads(None, fault),
+        _ => {}
+    }
+    let worked = if world.rng.bool() {
+        let ids: Vec<u64> = (0..world.rng.usize(1..4)).map(|_| slots.pick(world)).collect();
+        let worked = world.compact(&ids);
+        seen.compacted += u64::from(worked);
+        worked
+    } else {
+        let before = seen.cleaned;
+        while world.clean() {
+            seen.cleaned += 1;
+        }
+        seen.cleaned > before
+    };
+    seen.failed_rewrites += u64::from(!worked);
+    world.disk.clear_faults();
+    world.disk.set_capacity(1 << 40);
+}
+
 /// Opens the log as it was left with failing writes or syncs, or ends before the first block of the new epoch, so that
 /// the next opening meets a recovery that was cut short.
 fn crash_while_opening(world: &mut World, mut disk: SimDisk, seen: &mut Seen) -> SimDisk {
@@ -122,7 +158,7 @@ fn crash_while_opening(world: &mut World, mut disk: SimDisk, seen: &mut Seen) ->
     disk
 }
 
-fn run(seed: u64, seen: &mut Seen) -> World {
+fn run(seed: u64, seen: &mut Seen, rewrites: bool) -> World {
     let segment_bytes = if seed.is_multiple_of(2) { 1 << 20 } else { 1 << 19 };
     let mut world = World::with(seed, Options { segment_bytes, ..small_options() }, SimDisk::new(seed));
     if seed.is_multiple_of(3) {
@@ -130,7 +166,7 @@ fn run(seed: u64, seen: &mut Seen) -> World {
     }
     let mut slots = Slots(std::array::from_fn(|at| at as u64));
     for _ in 0..8 {
-        work(&mut world, &mut slots, seen);
+        work(&mut world, &mut slots, seen, rewrites);
         if world.rng.bool() {
             world.settle();
             world.compare();
@@ -170,7 +206,7 @@ fn many_segments_keep_what_was_synced_through_everything() {
     let mut seen = Seen::default();
     let seeds = seeds(0..120);
     for seed in seeds.clone() {
-        run(seed, &mut seen);
+        run(seed, &mut seen, false);
     }
     let runs = seeds.end - seeds.start;
     if runs >= 20 {
@@ -185,9 +221,24 @@ fn many_segments_keep_what_was_synced_through_everything() {
 }
 
 #[test]
+fn cleaning_and_compaction_keep_what_they_must_through_everything() {
+    let mut seen = Seen::default();
+    let seeds = seeds(0..150);
+    for seed in seeds.clone() {
+        run(seed, &mut seen, true);
+    }
+    let runs = seeds.end - seeds.start;
+    if runs >= 20 {
+        println!("{runs} runs: {seen:?}");
+        assert!(seen.cleaned > 2 * runs && seen.compacted > 4 * runs, "{seen:?}");
+        assert!(seen.failed_rewrites > runs && seen.cleaned_at_open > 4 * runs, "{seen:?}");
+    }
+}
+
+#[test]
 fn the_same_seed_leaves_the_same_bytes() {
     let image = |seed| {
-        let world = run(seed, &mut Seen::default());
+        let world = run(seed, &mut Seen::default(), seed.is_multiple_of(2));
         let mut names = world.disk.list().unwrap();
         names.sort();
         let crcs: Vec<(String, u32)> = names

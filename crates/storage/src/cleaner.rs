@@ -1,0 +1,270 @@
+//! The cleaner: frees segments in which little is live any more by copying that little elsewhere, so that records that
+//! are kept for long do not hold the space of others that shared their segments.
+//!
+//! It takes the segments with the least live data first, writes what is live in them into one new segment sorted by
+//! stream ([`crate::rewrite`]), and leaves the emptied ones to the preparer, which recycles them. It rests while appends
+//! come in, except when the disk is full: then its copies are what makes room, and the preparer has left some for them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::{Offset, StreamId};
+
+use crate::footer;
+use crate::format::{CLEANED, DIRECTORY_ROW_BYTES, index};
+use crate::log::Shared;
+use crate::rewrite::{Output, Pacer, RangePlan, RewriteError, RewriteReport, Source};
+use crate::segment::{Segment, is_cleaned};
+use crate::stream::Stream;
+
+/// A segment is worth cleaning when at most this part of it is live: one byte is written for at least one that is freed.
+const LIVE_MAX: f64 = 0.5;
+/// When the disk is full, nearly everything is worth it.
+const LIVE_MAX_FULL: f64 = 0.9;
+/// Less than this part of an ordinary segment is not worth freeing; when the disk is full, than that part.
+const GAIN: u64 = 8;
+const GAIN_FULL: u64 = 64;
+/// Cleaned segments that are smaller than this part of an ordinary one are put together once there are so many.
+const SMALL: u64 = 8;
+const SMALL_MAX: usize = 8;
+/// How often it looks for something to do, and how long it rests after a failure at most.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const REST_AFTER_FAILURE_MAX: Duration = Duration::from_secs(300);
+
+/// What one turn of the cleaner did.
+#[derive(Debug)]
+pub(crate) enum Turn {
+    /// There was nothing worth doing.
+    Idle,
+    /// A segment was written and others were freed.
+    Cleaned(#[allow(dead_code, reason = "read by tests")] RewriteReport),
+    /// It did not work; nothing changed.
+    Failed(RewriteError),
+}
+
+pub(crate) struct Cleaner {
+    shared: Arc<Shared>,
+    pacer: Pacer,
+}
+
+/// What the choice of segments looks at.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    sequence: u32,
+    length: u64,
+    live_bytes: u64,
+}
+
+impl Cleaner {
+    pub fn new(shared: Arc<Shared>, paced: bool) -> Cleaner {
+        let pacer = Pacer::new(shared.clone(), paced);
+        Cleaner { shared, pacer }
+    }
+
+    /// Cleans as much as fills one segment.
+    pub fn turn(&mut self) -> Turn {
+        let shared = self.shared.clone();
+        let mut rewriting = shared.rewriting.lock();
+        let victims = self.victims();
+        if victims.is_empty() {
+            return Turn::Idle;
+        }
+        let plans = match self.plan(&victims) {
+            Ok(plans) => plans,
+            Err(error) => return Turn::Failed(error),
+        };
+        if plans.is_empty() {
+            return Turn::Idle;
+        }
+        let estimate = plans.iter().flat_map(|plan| &plan.sources).map(Source::estimate).sum();
+        let copied =
+            Output::create(&shared, &mut rewriting, &mut self.pacer, estimate).and_then(|mut output| {
+                for plan in &plans {
+                    output.copy(plan, None)?;
+                }
+                output.finish()
+            });
+        match copied {
+            Ok(report) => {
+                tracing::debug!(
+                    segments = victims.len(),
+                    bytes = report.written_bytes,
+                    "segments were cleaned"
+                );
+                Turn::Cleaned(report)
+            }
+            Err(error) => Turn::Failed(error),
+        }
+    }
+
+    /// The segments to clean next.
+    fn victims(&self) -> Vec<Arc<Segment>> {
+        let segments = self.shared.segments.all();
+        // The newest one that is sealed stays for its stream table, whatever is live in it.
+        let newest =
+            segments.iter().rev().find(|s| !is_cleaned(s.sequence) && s.is_sealed()).map(|s| s.sequence);
+        let open = |segment: &&Arc<Segment>| {
+            segment.is_sealed()
+                && segment.live() > 0
+                && Some(segment.sequence) != newest
+                && !segment.is_unreadable()
+        };
+        let candidates: Vec<Candidate> = segments
+            .iter()
+            .filter(open)
+            .map(|segment| Candidate {
+                sequence: segment.sequence,
+                length: u64::from(segment.length),
+                live_bytes: segment.live_bytes(),
+            })
+            .collect();
+        let full = self.shared.queue.room.out_of_space();
+        let chosen = choose(&candidates, self.shared.options.segment_bytes, full);
+        chosen.into_iter().filter_map(|sequence| self.shared.segments.find(sequence)).collect()
+    }
+
+    /// What is live in `victims`, as ranges of streams.
+    fn plan(&self, victims: &[Arc<Segment>]) -> Result<Vec<RangePlan>, RewriteError> {
+        let mut sources: BTreeMap<(StreamId, Offset), (Arc<Stream>, Source)> = BTreeMap::new();
+        for victim in victims {
+            let mut found = false;
+            for (stream, source) in self.sources(victim)? {
+                found = true;
+                sources.insert((stream.id(), source.base_offset), (stream, source));
+            }
+            if !found {
+                // What is counted as live in it has no batches: there is nothing to gain by trying again.
+                victim.set_unreadable();
+            }
+        }
+        let mut plans: Vec<RangePlan> = Vec::new();
+        for (stream, source) in sources.into_values() {
+            match plans.last_mut() {
+                Some(plan) if plan.continues(&stream, &source) => plan.sources.push(source),
+                _ => plans.push(RangePlan { stream, flags: source.flags, sources: vec![source] }),
+            }
+        }
+        Ok(plans)
+    }
+
+    /// The live extents of one segment.
+    fn sources(&self, victim: &Arc<Segment>) -> Result<Vec<(Arc<Stream>, Source)>, RewriteError> {
+        let Some(footer) = victim.footer() else { return Ok(Vec::new()) };
+        let trailer = footer.trailer;
+        let length = index(trailer.rows) * DIRECTORY_ROW_BYTES;
+        let bytes = match &footer.payload {
+            Some((at, payload)) => payload.slice(index(trailer.directory_position - at)..).slice(..length),
+            None => victim.read(trailer.directory_position, length)?,
+        };
+        let Some(rows) = footer::decode_directory(&bytes, &trailer, victim.generation) else {
+            victim.set_unreadable();
+            return Err(RewriteError::Rewriter(format!("the directory of {} is damaged", victim.name())));
+        };
+        let mut sources = Vec::new();
+        for (row, at) in rows.iter().zip(0..) {
+            let Some(stream) = self.shared.find_stream(row.stream) else { continue };
+            let (extents, start) = {
+                let state = stream.lock();
+                let here = |(_, extent): &(usize, &crate::stream::SealedExtent)| {
+                    (extent.segment, extent.row) == (victim.sequence, at)
+                };
+                let extents: Vec<(Offset, Offset)> = state
+                    .sealed
+                    .iter()
+                    .enumerate()
+                    .filter(here)
+                    .map(|(n, extent)| (extent.base_offset, state.sealed_end(n)))
+                    .collect();
+                (extents, state.start)
+            };
+            for (base_offset, end) in extents {
+                let all = self.shared.places(victim, at, base_offset, end)?;
+                let bytes = all.iter().map(|place| place.length).sum();
+                let places: Vec<_> = all.into_iter().filter(|place| place.next_offset() > start).collect();
+                if places.is_empty() {
+                    continue;
+                }
+                let (segment, whole, flags) = (victim.clone(), Some(at), row.flags);
+                sources.push((
+                    stream.clone(),
+                    Source { base_offset, end, segment, bytes, places, whole, flags },
+                ));
+            }
+        }
+        Ok(sources)
+    }
+}
+
+impl RangePlan {
+    /// Whether `source` follows the last extent of this range without a gap.
+    fn continues(&self, stream: &Arc<Stream>, source: &Source) -> bool {
+        let end = self.sources.last().map(|last| last.end);
+        Arc::ptr_eq(&self.stream, stream) && end == Some(source.base_offset) && self.flags == source.flags
+    }
+}
+
+/// The sequence numbers of the segments to clean next, together at most as much live data as one segment holds.
+fn choose(candidates: &[Candidate], segment_bytes: u64, full: bool) -> Vec<u32> {
+    let live_max = if full { LIVE_MAX_FULL } else { LIVE_MAX };
+    let part = |candidate: &Candidate| candidate.live_bytes as f64 / candidate.length as f64;
+    let mut worth: Vec<Candidate> = candidates.iter().copied().filter(|c| part(c) <= live_max).collect();
+    worth.sort_by(|a, b| part(a).total_cmp(&part(b)));
+    if worth.is_empty() {
+        worth = candidates.iter().filter(|candidate| small(candidate, segment_bytes)).copied().collect();
+    }
+    let chosen = up_to_one_segment(&worth, segment_bytes);
+    // A segment with hardly anything in it is mostly header and footer, and so will be its copy.
+    let gain: u64 = chosen.iter().map(|c| c.length.saturating_sub(c.live_bytes)).sum();
+    let needed = segment_bytes / if full { GAIN_FULL } else { GAIN };
+    let small = chosen.iter().filter(|c| small(c, segment_bytes)).count() >= SMALL_MAX;
+    if gain < needed && !small {
+        return Vec::new();
+    }
+    chosen.iter().map(|candidate| candidate.sequence).collect()
+}
+
+/// A cleaned segment that others should be put together with.
+fn small(candidate: &Candidate, segment_bytes: u64) -> bool {
+    candidate.sequence & CLEANED != 0 && candidate.length < segment_bytes / SMALL
+}
+
+/// As many of `worth`, from the first on, as fill one segment.
+fn up_to_one_segment(worth: &[Candidate], segment_bytes: u64) -> &[Candidate] {
+    let mut live = 0;
+    let fits = |candidate: &&Candidate| {
+        live += candidate.live_bytes;
+        live <= segment_bytes * 7 / 8
+    };
+    let count = worth.iter().take_while(fits).count().max(1);
+    &worth[..count.min(worth.len())]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(sequence: u32, length: u64, live_bytes: u64) -> Candidate {
+        Candidate { sequence, length, live_bytes }
+    }
+
+    #[test]
+    fn the_emptiest_segments_are_chosen_until_one_is_filled() {
+        let all =
+            [candidate(1, 100, 60), candidate(2, 100, 40), candidate(3, 100, 10), candidate(4, 100, 30)];
+        assert_eq!(choose(&all, 100, false), [3, 4, 2]);
+        assert_eq!(choose(&all[..1], 100, false), [0u32; 0]);
+        assert_eq!(choose(&all[..1], 100, true), [1]);
+        assert_eq!(choose(&[candidate(1, 100, 95)], 100, true), [0u32; 0]);
+        assert_eq!(choose(&[candidate(1, 10, 1)], 100, false), [0u32; 0]);
+    }
+
+    #[test]
+    fn small_cleaned_segments_are_put_together() {
+        let small: Vec<Candidate> = (0..8).map(|n| candidate(CLEANED | n, 10, 9)).collect();
+        assert_eq!(choose(&small, 100, false).len(), 8);
+        assert_eq!(choose(&small[..7], 100, false), [0u32; 0]);
+        let written: Vec<Candidate> = (0..8).map(|n| candidate(n, 10, 9)).collect();
+        assert_eq!(choose(&written, 100, false), [0u32; 0]);
+    }
+}

@@ -1,0 +1,205 @@
+//! What opening a log makes of cleaned segments: each of their ranges stands for what the stream had there before.
+//!
+//! A cleaned segment was complete and synced before it got its name, and the segments it was copied from may still be
+//! there, in full or in part, or may be gone. So nothing says which copy of a record is the one to read but this rule:
+//! what the cleaner wrote goes before what the writer wrote, and of two cleaned segments the one of the higher generation
+//! goes first.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use model::{Offset, StreamId};
+
+use crate::format::{DirectoryRow, ROW_COMPACTED, length32};
+use crate::recovery::{OpenError, State, directory_in, load_sealed};
+use crate::scan::{ScanEnd, scan_indexes};
+use crate::segment::{Segment, Segments};
+use crate::stream::{SealedExtent, Stream, StreamState, clamp_timestamp};
+
+/// Which offsets of each stream some segment has.
+#[derive(Default)]
+pub(crate) struct Coverage(HashMap<StreamId, Vec<(Offset, Offset)>>);
+
+impl Coverage {
+    /// Records that `from..to` is there.
+    pub fn add(&mut self, stream: StreamId, from: Offset, to: Offset) {
+        let ranges = self.0.entry(stream).or_default();
+        match ranges.last_mut() {
+            Some(last) if last.0 <= from && from <= last.1 => last.1 = last.1.max(to),
+            _ => ranges.push((from, to)),
+        }
+    }
+
+    /// The stream was deleted.
+    pub fn forget(&mut self, stream: StreamId) {
+        self.0.remove(&stream);
+    }
+
+    /// Refuses a log in which a stream has no segment for some of its offsets.
+    pub fn check(&mut self, streams: &HashMap<StreamId, Arc<Stream>>) -> Result<(), OpenError> {
+        for (id, stream) in streams {
+            let (mut at, end) = {
+                let state = stream.lock();
+                (state.start, state.next)
+            };
+            let ranges = self.0.entry(*id).or_default();
+            ranges.sort_unstable();
+            ranges.push((end, end));
+            for (from, to) in ranges {
+                if *from > at {
+                    return Err(OpenError::Lost { stream: *id, from: at, to: *from });
+                }
+                at = at.max(*to);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An extent that a stream may have.
+struct Candidate {
+    extent: SealedExtent,
+    end: Offset,
+    /// What goes first: nothing for what the writer wrote, else the generation.
+    priority: u64,
+    compacted: bool,
+}
+
+impl State {
+    /// Puts the ranges of the cleaned segments in the place of what they were copied from.
+    pub fn overlay(&mut self, cleaned: Vec<Arc<Segment>>) -> Result<(), OpenError> {
+        let mut candidates: HashMap<StreamId, Vec<Candidate>> = HashMap::new();
+        for segment in cleaned {
+            let rows = self.open_cleaned(&segment)?;
+            segment.set_live(0, 0);
+            segment.mark_sealed();
+            self.report.cleaned_segments += 1;
+            for (at, row) in rows.iter().enumerate() {
+                if self.streams.contains_key(&row.stream) {
+                    self.coverage.add(row.stream, row.base_offset, row.next_offset);
+                    candidates.entry(row.stream).or_default().push(Candidate {
+                        extent: SealedExtent {
+                            base_offset: row.base_offset,
+                            segment: segment.sequence,
+                            row: length32(at),
+                            bytes: u32::try_from(row.bytes).unwrap_or(u32::MAX),
+                            max_timestamp_s: clamp_timestamp(row.max_timestamp),
+                        },
+                        end: row.next_offset,
+                        priority: segment.generation,
+                        compacted: row.flags & ROW_COMPACTED != 0,
+                    });
+                }
+            }
+            self.segments.insert(segment);
+        }
+        for (id, candidates) in candidates {
+            let mut state = self.streams[&id].lock();
+            resolve(&mut state, candidates, &self.segments)?;
+        }
+        Ok(())
+    }
+
+    /// The directory of a cleaned segment, whose name says that it is complete.
+    fn open_cleaned(&mut self, segment: &Arc<Segment>) -> Result<Vec<DirectoryRow>, OpenError> {
+        if let Some((_, rows)) = load_sealed(segment, &mut self.report)? {
+            return Ok(rows);
+        }
+        tracing::warn!(
+            segment = segment.name(),
+            "the trailer of a cleaned segment is damaged; scanning its data"
+        );
+        match scan_indexes(segment, None, &mut self.report)? {
+            (_, ScanEnd::Footer { trailer, payload_position, payload }) => {
+                let rows = directory_in(&payload, payload_position, &trailer, segment)?;
+                segment.set_footer(trailer, Some((payload_position, payload.into())));
+                Ok(rows)
+            }
+            (_, ScanEnd::Open { position }) => Err(crate::recovery::damaged(
+                segment.sequence,
+                position,
+                "a block that was synced is invalid",
+            )),
+        }
+    }
+}
+
+/// Decides for every offset of a stream which extent has it.
+fn resolve(
+    state: &mut StreamState,
+    mut candidates: Vec<Candidate>,
+    segments: &Segments,
+) -> Result<(), OpenError> {
+    for at in 0..state.sealed.len() {
+        let (extent, end) = (state.sealed[at], state.sealed_end(at));
+        if let Some(segment) = segments.find(extent.segment) {
+            segment.release(extent.bytes);
+        }
+        state.bytes -= u64::from(extent.bytes);
+        candidates.push(Candidate { extent, end, priority: 0, compacted: false });
+    }
+    state.sealed.clear();
+    candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.priority));
+    let mut taken: Vec<(Offset, Offset)> = Vec::new();
+    for Candidate { extent, end, compacted, .. } in candidates {
+        let whole = (extent.base_offset, end);
+        for (from, to) in without(whole, &taken).into_iter().filter(|(_, to)| *to > state.start) {
+            let mut extent = SealedExtent { base_offset: from, ..extent };
+            if (from, to) != whole {
+                extent.bytes = bytes_between(segments, &extent, from, to)?;
+            }
+            if let Some(segment) = segments.find(extent.segment) {
+                segment.set_live(segment.live() + 1, segment.live_bytes() + u64::from(extent.bytes));
+            }
+            state.bytes += u64::from(extent.bytes);
+            state.sealed.push_back(extent);
+            if compacted {
+                state.compacted = state.compacted.max(to);
+            }
+        }
+        taken.push(whole);
+    }
+    state.sealed.make_contiguous().sort_unstable_by_key(|extent| extent.base_offset);
+    let sealed_to = taken.iter().map(|(_, to)| *to).max().unwrap_or_default();
+    if let Some(active) = &mut state.active
+        && active.index.base_offset().is_some_and(|base| base < sealed_to)
+    {
+        // Compaction may have moved the first batches of the active extent.
+        let moved = active.index.from_offset(Offset::ZERO).take_while(|place| place.base_offset < sealed_to);
+        active.moved_bytes = moved.map(|place| place.length).sum();
+        active.from = sealed_to;
+        state.bytes -= u64::from(active.moved_bytes);
+    }
+    Ok(())
+}
+
+/// What is left of `whole` without the ranges in `taken`.
+fn without(whole: (Offset, Offset), taken: &[(Offset, Offset)]) -> Vec<(Offset, Offset)> {
+    let mut left = vec![whole];
+    for (from, to) in taken {
+        left = left
+            .into_iter()
+            .flat_map(|(base, end)| [(base, end.min(*from)), (base.max(*to), end)])
+            .filter(|(base, end)| base < end)
+            .collect();
+    }
+    left
+}
+
+/// Bytes of the batches of an extent that begin in `from..to`.
+fn bytes_between(
+    segments: &Segments,
+    extent: &SealedExtent,
+    from: Offset,
+    to: Offset,
+) -> Result<u32, OpenError> {
+    let segment =
+        segments.find(extent.segment).expect("the extents of a stream are in segments that are there");
+    let index = segment
+        .load_index(extent.row)
+        .map_err(crate::recovery::doing(format!("reading {}", segment.name())))?;
+    // A damaged index is met again, and named, when somebody reads.
+    let Some(index) = index else { return Ok(extent.bytes) };
+    let inside = index.from_offset(from).take_while(|place| place.base_offset < to);
+    Ok(inside.map(|place| place.length).sum())
+}

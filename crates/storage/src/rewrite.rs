@@ -1,0 +1,817 @@
+//! Copying extents into a segment of their own: what the cleaner does to free segments, and compaction to drop records.
+//!
+//! The copy is written to a file that is worthless until it is complete and synced; its name makes it part of the log at
+//! once and for ever ([`crate::overlay`] says how the next opening chooses between copy and source). Only then the
+//! streams are pointed at it, one by one under their locks. So at every moment, and after a crash at any moment, a
+//! reader finds either the one or the other.
+//!
+//! A range never is without a batch: an extent that nobody counts could be dropped while its source is still there, and
+//! records that compaction had removed would be back. Where all is removed, an empty batch stays, as in Kafka.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use disk::{AlignedBuffer, File};
+use model::{BatchHeader, Offset, StreamId};
+
+use crate::footer::{self, SealedStream};
+use crate::format::{
+    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, DIRECTORY_ROW_BYTES, DirectoryRow, ENTRY_HEADER_BYTES,
+    EntryHeader, EntryKind, Lsn, RANGE_BODY_BYTES, ROW_COMPACTED, RangeBody, SECTOR, SEGMENT_HEADER_BYTES,
+    SegmentHeader, TRAILER_BYTES, index, length32, sectors, seeded_crc,
+};
+use crate::index::{BATCH_INDEX_BYTES_MAX, BatchIndex, BatchPlace};
+use crate::log::{Log, Shared};
+use crate::preparer::CLEANING;
+use crate::read::{ReadError, check_entry};
+use crate::segment::{Segment, file_name};
+use crate::stream::{Moved, SealedExtent, Stream, clamp_timestamp};
+
+/// Largest block that is filled with several entries.
+const BLOCK_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
+/// Bytes of batches that are read before they are written: what copying takes in memory.
+const CHUNK_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 8 * 1024 * 1024 };
+/// Batches that are closer to each other are read as one.
+const GAP_BYTES: u32 = 64 * 1024;
+/// Bytes of one read at most.
+const READ_BYTES: u32 = 1024 * 1024;
+/// Space of the disk that copying never uses.
+const FREE_KEPT_BYTES: u64 = if cfg!(test) { 0 } else { 16 * 1024 * 1024 };
+/// Positions in a file have 32 bits.
+const OUTPUT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024 - 1024 * 1024;
+/// While appends come in, copying rests so many times as long as its last read or write took, and so long at most.
+const REST_FACTOR: u32 = 3;
+const REST_MAX: Duration = Duration::from_millis(20);
+/// Compaction begins a segment at least so large, for the small streams that come next; it is cut to its length.
+const SHARED_OUTPUT_BYTES: u64 = 64 * 1024 * 1024;
+/// The stream table of a cleaned segment: none.
+const NO_TABLE: [u8; 2] = [1, 0];
+
+/// Why extents were not copied. Nothing changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum RewriteError {
+    /// What is to be copied is damaged or cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// Writing failed.
+    #[error("{doing}: {source}")]
+    Write {
+        /// What was being done.
+        doing: &'static str,
+        /// How it failed.
+        source: io::Error,
+    },
+    /// The disk has no room for the copy.
+    #[error("the disk has no room for a copy of {bytes} bytes")]
+    Full {
+        /// How much was wanted.
+        bytes: u64,
+    },
+    /// What compaction makes of a batch cannot be stored.
+    #[error("{0}")]
+    Rewriter(String),
+    /// The log is closed, or an earlier failure left a file that may come back.
+    #[error("the log takes no more copies")]
+    Stopped,
+}
+
+impl From<io::Error> for RewriteError {
+    fn from(error: io::Error) -> RewriteError {
+        RewriteError::Read(ReadError::Io(error))
+    }
+}
+
+fn writing(doing: &'static str) -> impl FnOnce(io::Error) -> RewriteError {
+    move |source| match source.kind() {
+        io::ErrorKind::StorageFull => RewriteError::Full { bytes: 0 },
+        _ => RewriteError::Write { doing, source },
+    }
+}
+
+/// Compaction of a stream failed.
+#[derive(Debug, thiserror::Error)]
+#[error("stream {stream}: {error}")]
+pub struct CompactError {
+    /// Which one; or the first of several that shared a segment.
+    pub stream: StreamId,
+    /// How.
+    pub error: RewriteError,
+}
+
+/// What becomes of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rewritten {
+    /// It stays as it is.
+    Keep,
+    /// It goes.
+    Drop,
+    /// This batch takes its place: with the same offsets, and with records taken out.
+    Replace(Bytes),
+}
+
+/// Decides what compaction leaves of the batches of a stream; called in the order of their offsets.
+pub trait Rewriter {
+    /// `batch` is one whole batch whose CRC was checked, `header` its parsed header.
+    fn rewrite(&mut self, header: &BatchHeader, batch: &Bytes) -> Result<Rewritten, String>;
+}
+
+/// One stream to compact.
+pub struct Compaction<'a> {
+    /// The stream.
+    pub stream: Arc<Stream>,
+    /// Batches that end above are left alone.
+    pub until: Offset,
+    /// Decides what stays.
+    pub rewriter: Box<dyn Rewriter + 'a>,
+}
+
+/// What was copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RewriteReport {
+    /// Bytes of the batches that were read.
+    pub read_bytes: u64,
+    /// Bytes of the batches that stayed.
+    pub written_bytes: u64,
+    /// Segments that were written.
+    pub segments: u32,
+}
+
+impl RewriteReport {
+    fn add(&mut self, other: RewriteReport) {
+        self.read_bytes += other.read_bytes;
+        self.written_bytes += other.written_bytes;
+        self.segments += other.segments;
+    }
+}
+
+/// An extent, or the first batches of one, that is to be copied.
+pub(crate) struct Source {
+    pub base_offset: Offset,
+    pub end: Offset,
+    pub segment: Arc<Segment>,
+    /// Bytes of all its batches, those below the stream's start included.
+    pub bytes: u32,
+    /// The batches to copy.
+    pub places: Vec<BatchPlace>,
+    /// Its row, when all of it is copied.
+    pub whole: Option<u32>,
+    pub flags: u32,
+}
+
+impl Source {
+    /// Upper bound of what its copy takes in a file.
+    pub fn estimate(&self) -> u64 {
+        let batch = |place: &BatchPlace| {
+            let bytes = ENTRY_HEADER_BYTES + index(place.length) + BATCH_INDEX_BYTES_MAX;
+            // A batch that does not fit the open block closes it.
+            bytes + if index(place.length) * 2 > BLOCK_BYTES { 2 * SECTOR } else { 0 }
+        };
+        let batches: usize = self.places.iter().map(batch).sum();
+        let range = ENTRY_HEADER_BYTES + RANGE_BODY_BYTES + 8 + DIRECTORY_ROW_BYTES;
+        // The empty batch of a range that is compacted away, and the ends of blocks, which are at least half full.
+        let rest = 2 * model::batch::HEADER_BYTES + (batches + range) * 4 * SECTOR / BLOCK_BYTES;
+        (batches + range + rest) as u64
+    }
+}
+
+/// Consecutive extents of one stream that become one range of the new segment.
+pub(crate) struct RangePlan {
+    pub stream: Arc<Stream>,
+    pub sources: Vec<Source>,
+    pub flags: u32,
+}
+
+/// The right to copy: one at a time, so that no two copies are made of one extent.
+pub(crate) struct Rewriting {
+    next_sequence: u32,
+    /// Set when a file could be neither finished nor removed: should it come back at the next opening, nothing may
+    /// have been copied since that it would hide.
+    broken: bool,
+}
+
+impl Rewriting {
+    pub fn new(next_sequence: u32) -> Rewriting {
+        Rewriting { next_sequence, broken: false }
+    }
+}
+
+/// Rests for the sake of appends, and says when the log is closed.
+pub(crate) struct Pacer {
+    shared: Arc<Shared>,
+    synced: u64,
+    paced: bool,
+}
+
+impl Pacer {
+    pub fn new(shared: Arc<Shared>, paced: bool) -> Pacer {
+        let synced = shared.synced.load(Ordering::Relaxed);
+        Pacer { shared, synced, paced }
+    }
+
+    fn did(&mut self, bytes: usize, begun: Instant) -> Result<(), RewriteError> {
+        if self.shared.cleaner_stops() {
+            return Err(RewriteError::Stopped);
+        }
+        if !self.paced {
+            return Ok(());
+        }
+        let took = begun.elapsed();
+        let synced = self.shared.synced.load(Ordering::Relaxed);
+        let appends = std::mem::replace(&mut self.synced, synced) != synced;
+        let room = &self.shared.queue.room;
+        let mut rest = Duration::ZERO;
+        if appends && !room.is_refusing() && !room.out_of_space() {
+            rest = (took * REST_FACTOR).min(REST_MAX);
+        }
+        let limit = self.shared.options.cleaner_bytes_per_second;
+        if limit > 0 {
+            let due = Duration::from_secs_f64(bytes as f64 / limit as f64);
+            rest = rest.max(due.saturating_sub(took));
+        }
+        if !rest.is_zero() {
+            std::thread::sleep(rest);
+        }
+        Ok(())
+    }
+}
+
+/// A cleaned segment that is being written.
+pub(crate) struct Output<'a> {
+    shared: &'a Arc<Shared>,
+    rewriting: &'a mut Rewriting,
+    pacer: &'a mut Pacer,
+    file: Arc<dyn File>,
+    sequence: u32,
+    generation: u64,
+    capacity: u64,
+    promised: u64,
+    position: u32,
+    block: AlignedBuffer,
+    filled: usize,
+    entries: u32,
+    ranges: Vec<WrittenRange>,
+    report: RewriteReport,
+}
+
+/// A range that was written: what the stream is to get, and for what.
+struct WrittenRange {
+    stream: Arc<Stream>,
+    base_offset: Offset,
+    end: Offset,
+    flags: u32,
+    index: BatchIndex,
+    moved: Moved,
+}
+
+/// Bytes of a file beside its ranges: header, trailer, the heads and ends of the first block and of the footer.
+const FILE_BYTES: u64 = (SEGMENT_HEADER_BYTES + TRAILER_BYTES + 4 * SECTOR) as u64;
+
+impl<'a> Output<'a> {
+    /// Begins a file with room for `estimate` bytes of ranges.
+    pub fn create(
+        shared: &'a Arc<Shared>,
+        rewriting: &'a mut Rewriting,
+        pacer: &'a mut Pacer,
+        estimate: u64,
+    ) -> Result<Output<'a>, RewriteError> {
+        if rewriting.broken {
+            return Err(RewriteError::Stopped);
+        }
+        let capacity = (FILE_BYTES + estimate).next_multiple_of(SECTOR as u64);
+        let disk = &shared.disk;
+        if disk.list().map_err(writing("listing the data directory"))?.iter().any(|name| name == CLEANING) {
+            disk.remove(CLEANING).map_err(writing("removing an old copy"))?;
+        }
+        let free =
+            disk.free_bytes().map_err(writing("asking for free space"))?.saturating_sub(FREE_KEPT_BYTES);
+        if capacity > free || capacity > OUTPUT_BYTES_MAX {
+            return Err(RewriteError::Full { bytes: capacity });
+        }
+        let file = disk.create(CLEANING, capacity).map_err(writing("making the file of a copy"))?;
+        Ok(Output {
+            shared,
+            sequence: rewriting.next_sequence,
+            generation: shared.next_generation(),
+            rewriting,
+            pacer,
+            file,
+            capacity,
+            promised: FILE_BYTES,
+            position: Segment::data_start(),
+            block: AlignedBuffer::zeroed(sectors(BLOCK_BYTES)),
+            filled: BLOCK_HEADER_BYTES,
+            entries: 0,
+            ranges: Vec::new(),
+            report: RewriteReport::default(),
+        })
+    }
+
+    /// How many of `sources`, from the first on, still fit, also when compaction makes them somewhat larger.
+    fn fitting(&self, sources: &[Source]) -> usize {
+        let mut promised = self.promised;
+        let fits = |source: &&Source| {
+            promised += with_slack(source.estimate());
+            promised <= self.capacity
+        };
+        sources.iter().take_while(fits).count()
+    }
+
+    fn has(&self, stream: &Arc<Stream>) -> bool {
+        self.ranges.iter().any(|range| Arc::ptr_eq(&range.stream, stream))
+    }
+
+    /// Copies a range, through `rewriter` if there is one.
+    pub fn copy(
+        &mut self,
+        plan: &RangePlan,
+        mut rewriter: Option<&mut (dyn Rewriter + '_)>,
+    ) -> Result<(), RewriteError> {
+        let (Some(first), Some(last)) = (plan.sources.first(), plan.sources.last()) else { return Ok(()) };
+        if plan.sources.iter().all(|source| source.places.is_empty()) {
+            // All of it lies below the stream's start.
+            return Ok(());
+        }
+        self.promised += plan.sources.iter().map(|source| with_slack(source.estimate())).sum::<u64>();
+        let (stream, base_offset, end) = (plan.stream.clone(), first.base_offset, last.end);
+        let part = plan.sources.iter().find(|source| source.whole.is_none());
+        let moved = Moved {
+            whole: plan.sources.iter().filter_map(|s| Some((s.segment.sequence, s.whole?))).collect(),
+            part: part.map(|source| (source.segment.sequence, source.bytes)),
+        };
+        self.ranges.push(WrittenRange {
+            stream: stream.clone(),
+            base_offset,
+            end,
+            flags: plan.flags,
+            index: BatchIndex::default(),
+            moved,
+        });
+        let body = RangeBody { end, flags: plan.flags }.encode();
+        let header = EntryHeader {
+            stream: stream.id(),
+            base_offset,
+            max_timestamp: model::Timestamp::NONE,
+            offset_count: 0,
+            length: length32(body.len()),
+            kind: EntryKind::Range,
+        };
+        self.push_entry(&header, &body)?;
+        let mut last_header = None;
+        let mut places =
+            plan.sources.iter().flat_map(|s| s.places.iter().map(|place| (&s.segment, place))).peekable();
+        while places.peek().is_some() {
+            let (mut chunk, mut bytes) = (Vec::new(), 0);
+            while let Some((_, place)) = places.peek()
+                && (chunk.is_empty() || bytes + index(place.length) <= CHUNK_BYTES)
+            {
+                bytes += index(place.length);
+                chunk.extend(places.next());
+            }
+            for (batch, (_, place)) in load(self.shared, self.pacer, &stream, &chunk)?.into_iter().zip(chunk)
+            {
+                self.report.read_bytes += u64::from(place.length);
+                let header = BatchHeader::parse_header(&batch)
+                    .map_err(|error| RewriteError::Rewriter(error.to_string()))?;
+                last_header = Some(header);
+                let rewritten = match &mut rewriter {
+                    Some(rewriter) => rewriter.rewrite(&header, &batch).map_err(RewriteError::Rewriter)?,
+                    None => Rewritten::Keep,
+                };
+                match rewritten {
+                    Rewritten::Keep => self.push(stream.id(), &header, &batch)?,
+                    Rewritten::Drop => {}
+                    Rewritten::Replace(batch) => {
+                        let new = checked(&header, &batch)?;
+                        self.push(stream.id(), &new, &batch)?;
+                    }
+                }
+            }
+        }
+        let range = self.ranges.last().expect("it was just pushed");
+        if range.index.is_empty()
+            && let Some(last) = last_header
+        {
+            let batch = Bytes::from(model::batch::empty_like(&last));
+            let header = checked(&last, &batch)?;
+            self.push(stream.id(), &header, &batch)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a batch to the range that was begun last.
+    fn push(&mut self, stream: StreamId, header: &BatchHeader, batch: &Bytes) -> Result<(), RewriteError> {
+        let entry = EntryHeader {
+            stream,
+            base_offset: header.base_offset,
+            max_timestamp: header.max_timestamp,
+            offset_count: u32::try_from(header.offset_count())
+                .map_err(|_| RewriteError::Rewriter("a batch spans too many offsets".into()))?,
+            length: length32(batch.len()),
+            kind: EntryKind::Batch,
+        };
+        let position = self.push_entry(&entry, batch)?;
+        self.report.written_bytes += batch.len() as u64;
+        let range = self.ranges.last_mut().expect("a range was begun");
+        range.index.push(BatchPlace {
+            base_offset: entry.base_offset,
+            offset_count: entry.offset_count,
+            position,
+            length: entry.length,
+            max_timestamp: entry.max_timestamp,
+        });
+        Ok(())
+    }
+
+    /// Adds an entry to the open block; returns its position in the file.
+    fn push_entry(&mut self, entry: &EntryHeader, body: &[u8]) -> Result<u32, RewriteError> {
+        let bytes = ENTRY_HEADER_BYTES + body.len();
+        if self.filled + bytes > BLOCK_BYTES && self.entries > 0 {
+            self.write_block(BlockKind::Entries)?;
+        }
+        self.reserve(bytes);
+        let position = self.position + length32(self.filled);
+        self.block[self.filled..self.filled + ENTRY_HEADER_BYTES]
+            .copy_from_slice(&entry.encode(self.generation));
+        self.block[self.filled + ENTRY_HEADER_BYTES..self.filled + bytes].copy_from_slice(body);
+        self.filled += bytes;
+        self.entries += 1;
+        Ok(position)
+    }
+
+    /// Makes the block's buffer long enough for `bytes` more.
+    fn reserve(&mut self, bytes: usize) {
+        let wanted = sectors(self.filled + bytes);
+        if wanted > self.block.len() {
+            let mut longer = AlignedBuffer::zeroed(wanted);
+            longer[..self.filled].copy_from_slice(&self.block[..self.filled]);
+            self.block = longer;
+        }
+    }
+
+    fn write_block(&mut self, kind: BlockKind) -> Result<(), RewriteError> {
+        let total = sectors(self.filled);
+        if u64::from(self.position) + (total + TRAILER_BYTES) as u64 > self.capacity {
+            return Err(RewriteError::Rewriter(
+                "what compaction left takes more room than what it was made of".into(),
+            ));
+        }
+        self.block[self.filled..total].fill(0);
+        let header = BlockHeader {
+            kind,
+            epoch: 0,
+            lsn: Lsn::new(self.sequence, self.position),
+            synced: Lsn::default(),
+            length: length32(self.filled - BLOCK_HEADER_BYTES),
+            entries: self.entries,
+            payload_crc: seeded_crc(self.generation, &self.block[BLOCK_HEADER_BYTES..self.filled]),
+        };
+        header.encode(self.generation, &mut self.block);
+        let begun = Instant::now();
+        self.file
+            .write_at(u64::from(self.position), &self.block[..total])
+            .map_err(writing("writing a copy"))?;
+        self.shared.cleaner_written.fetch_add(total as u64, Ordering::Relaxed);
+        self.position += length32(total);
+        self.filled = BLOCK_HEADER_BYTES;
+        self.entries = 0;
+        self.pacer.did(total, begun)
+    }
+
+    /// Completes the file, makes it part of the log and points the streams at it.
+    pub fn finish(mut self) -> Result<RewriteReport, RewriteError> {
+        let (segment, rows) = match self.complete() {
+            Ok(done) => done,
+            Err(error) => {
+                // Whatever it is called by now: a copy that nobody reads must not be found by the next opening.
+                let disk = &self.shared.disk;
+                let gone = |name: &str| match disk.remove(name) {
+                    Err(error) => error.kind() == io::ErrorKind::NotFound,
+                    Ok(()) => true,
+                };
+                self.rewriting.broken = !(gone(CLEANING) & gone(&file_name(self.sequence)));
+                return Err(error);
+            }
+        };
+        self.rewriting.next_sequence += 1;
+        let rows_bytes: u64 = rows.iter().map(|row| row.bytes).sum();
+        segment.set_live(length32(rows.len()) + 1, rows_bytes);
+        segment.mark_sealed();
+        self.shared.segments.insert(segment.clone());
+        for (at, (range, row)) in self.ranges.iter().zip(&rows).enumerate() {
+            self.publish(&segment, length32(at), range, row);
+        }
+        segment.release(0);
+        self.shared.wake_preparer();
+        self.report.segments = 1;
+        Ok(self.report)
+    }
+
+    /// Ends the file with its footer and gives it its name.
+    fn complete(&mut self) -> Result<(Arc<Segment>, Vec<DirectoryRow>), RewriteError> {
+        if self.entries > 0 {
+            self.write_block(BlockKind::Entries)?;
+        }
+        self.ranges.sort_by_key(|range| (range.stream.id(), range.base_offset));
+        let sealed: Vec<SealedStream> = self
+            .ranges
+            .iter()
+            .map(|range| SealedStream {
+                stream: range.stream.id(),
+                index: Arc::new(range.index.clone()),
+                base_offset: range.base_offset,
+                next_offset: range.end,
+                flags: range.flags,
+            })
+            .collect();
+        let payload_position = self.position + length32(BLOCK_HEADER_BYTES);
+        let built = footer::build(
+            self.sequence,
+            self.generation,
+            0,
+            self.position,
+            payload_position,
+            &sealed,
+            NO_TABLE.to_vec(),
+        );
+        self.reserve(built.payload.len());
+        self.block[self.filled..self.filled + built.payload.len()].copy_from_slice(&built.payload);
+        self.filled += built.payload.len();
+        self.write_block(BlockKind::Footer)?;
+        let length = u64::from(self.position) + TRAILER_BYTES as u64;
+        let disk = &self.shared.disk;
+        if length < self.capacity {
+            self.file = disk.shorten(CLEANING, length).map_err(writing("cutting a copy to its length"))?;
+        }
+        let header = SegmentHeader {
+            sequence: self.sequence,
+            generation: self.generation,
+            length,
+            log_id: self.shared.options.log_id,
+        };
+        let mut sector = AlignedBuffer::zeroed(SECTOR);
+        sector.copy_from_slice(&header.encode());
+        let first = self.file.write_at(0, &sector);
+        sector.copy_from_slice(&built.trailer.encode(self.generation));
+        let last = self.file.write_at(u64::from(self.position), &sector);
+        first.and(last).and_then(|()| self.file.sync()).map_err(writing("syncing a copy"))?;
+        disk.rename(CLEANING, &file_name(self.sequence)).map_err(writing("naming a copy"))?;
+        let segment = Arc::new(Segment::new(self.sequence, self.generation, self.file.clone()));
+        segment.set_footer(built.trailer, None);
+        Ok((segment, built.rows))
+    }
+
+    fn publish(&self, segment: &Arc<Segment>, row_number: u32, range: &WrittenRange, row: &DirectoryRow) {
+        let bytes = u32::try_from(row.bytes).expect("a segment is smaller than 4 GiB");
+        let new = SealedExtent {
+            base_offset: row.base_offset,
+            segment: segment.sequence,
+            row: row_number,
+            bytes,
+            max_timestamp_s: clamp_timestamp(row.max_timestamp),
+        };
+        let segments = &self.shared.segments;
+        let mut state = range.stream.lock();
+        let taken = state.supersede(new, range.end, &range.moved, |sequence, bytes, all| {
+            if let Some(source) = segments.find(sequence) {
+                if all { source.release(bytes) } else { source.release_part(bytes) }
+            }
+        });
+        if !taken {
+            segment.release(bytes);
+        } else if range.flags & ROW_COMPACTED != 0 {
+            state.compacted = state.compacted.max(range.end);
+        }
+    }
+}
+
+impl Drop for Output<'_> {
+    /// A copy that was not finished goes at once: it takes room on what may be a full disk.
+    fn drop(&mut self) {
+        if self.report.segments == 0 && !self.rewriting.broken {
+            // Should this fail, the next copy or the next opening removes it.
+            let _ = self.shared.disk.remove(CLEANING);
+        }
+    }
+}
+
+/// The header of a batch that takes the place of one with `header`.
+fn checked(header: &BatchHeader, batch: &Bytes) -> Result<BatchHeader, RewriteError> {
+    let refuse = |what: String| RewriteError::Rewriter(format!("a rewritten batch is invalid: {what}"));
+    let new = BatchHeader::parse_header(batch).map_err(|error| refuse(error.to_string()))?;
+    let same = (new.base_offset, new.last_offset_delta) == (header.base_offset, header.last_offset_delta);
+    if !same || new.total_bytes != batch.len() {
+        return Err(refuse("it has other offsets or another length than it says".into()));
+    }
+    Ok(new)
+}
+
+/// Reads batches from disk and checks them, in the order given.
+fn load(
+    shared: &Shared,
+    pacer: &mut Pacer,
+    stream: &Stream,
+    wanted: &[(&Arc<Segment>, &BatchPlace)],
+) -> Result<Vec<Bytes>, RewriteError> {
+    let mut loaded = Vec::with_capacity(wanted.len());
+    let mut at = 0;
+    while at < wanted.len() {
+        let (segment, first) = wanted[at];
+        let end_of = |place: &BatchPlace| place.position + length32(ENTRY_HEADER_BYTES) + place.length;
+        let near = |(other, place): &&(&Arc<Segment>, &BatchPlace)| {
+            Arc::ptr_eq(other, segment) && end_of(place) - first.position <= READ_BYTES
+        };
+        let mut end = end_of(first);
+        let more = wanted[at + 1..].iter().take_while(near).take_while(|(_, place)| {
+            let close = place.position.checked_sub(end).is_some_and(|gap| gap <= GAP_BYTES);
+            end = end.max(end_of(place));
+            close
+        });
+        let count = 1 + more.count();
+        let last = wanted[at + count - 1].1;
+        let begun = Instant::now();
+        let length = index(end_of(last) - first.position);
+        let bytes = segment.read(first.position, length)?;
+        shared.cleaner_read.fetch_add(length as u64, Ordering::Relaxed);
+        pacer.did(length, begun)?;
+        for (segment, place) in &wanted[at..at + count] {
+            let from = index(place.position - first.position);
+            let entry = bytes.slice(from..from + ENTRY_HEADER_BYTES + index(place.length));
+            let parts = check_entry(vec![entry], stream, segment, place);
+            let body = parts.inspect_err(|_| segment.set_unreadable())?;
+            loaded.push(body.into_iter().next().unwrap_or_default());
+        }
+        at += count;
+    }
+    Ok(loaded)
+}
+
+impl Shared {
+    /// The places of the batches in `from..until` of a sealed extent. They are not kept in the cache: a run of the
+    /// cleaner must not flush what readers use.
+    pub fn places(
+        &self,
+        segment: &Segment,
+        row: u32,
+        from: Offset,
+        until: Offset,
+    ) -> Result<Vec<BatchPlace>, ReadError> {
+        let index = match self.indexes.find(segment.sequence, row) {
+            Some(index) => index,
+            None => Arc::new(segment.load_index(row)?.ok_or_else(|| {
+                segment.set_unreadable();
+                let lsn = Lsn::new(segment.sequence, 0);
+                ReadError::Damaged { lsn, what: "the batch index in the footer is invalid" }
+            })?),
+        };
+        Ok(index.from_offset(from).take_while(|place| place.next_offset() <= until).collect())
+    }
+
+    /// The extents of `stream` in `from..until`, in the order of offsets; of the last one perhaps only the first batches.
+    fn compaction_sources(
+        &self,
+        stream: &Stream,
+        from: Offset,
+        until: Offset,
+    ) -> Result<Vec<Source>, ReadError> {
+        let (start, until, sealed, active) = {
+            let state = stream.lock();
+            if state.deleted {
+                return Ok(Vec::new());
+            }
+            let ends = (0..state.sealed.len()).map(|at| state.sealed_end(at));
+            let sealed: Vec<(SealedExtent, Offset)> = state.sealed.iter().copied().zip(ends).collect();
+            let active = state.active.as_ref().map(|a| (a.segment, a.from, a.index.clone()));
+            (state.start, until.min(state.committed), sealed, active)
+        };
+        let source = |segment: Arc<Segment>, base_offset, end, all: Vec<BatchPlace>, whole| Source {
+            base_offset,
+            end,
+            segment,
+            bytes: all.iter().map(|place| place.length).sum(),
+            places: all.into_iter().filter(|place| place.next_offset() > start).collect(),
+            whole,
+            flags: ROW_COMPACTED,
+        };
+        let mut sources = Vec::new();
+        for (extent, end) in sealed.into_iter().filter(|(extent, _)| extent.base_offset >= from) {
+            if extent.base_offset >= until {
+                return Ok(sources);
+            }
+            let Some(segment) = self.segments.find(extent.segment) else { continue };
+            let mut all = self.places(&segment, extent.row, extent.base_offset, end)?;
+            let below = all.iter().take_while(|place| place.next_offset() <= until).count();
+            if below == all.len() {
+                // All of it, also where an earlier compaction left no batch up to its end: what stood there must stay
+                // covered.
+                sources.push(source(segment, extent.base_offset, end, all, Some(extent.row)));
+                continue;
+            }
+            all.truncate(below);
+            if let Some(last) = all.last() {
+                let end = last.next_offset();
+                sources.push(source(segment, extent.base_offset, end, all, None));
+            }
+            return Ok(sources);
+        }
+        if let Some((sequence, moved_to, index)) = active
+            && let Some(segment) = self.segments.find(sequence)
+            && let Some(first) = index.base_offset()
+        {
+            let base_offset = first.max(moved_to);
+            let all: Vec<BatchPlace> =
+                index.from_offset(base_offset).take_while(|place| place.next_offset() <= until).collect();
+            if let Some(last) = all.last().filter(|_| base_offset >= from) {
+                let end = last.next_offset();
+                sources.push(source(segment, base_offset, end, all, None));
+            }
+        }
+        Ok(sources)
+    }
+
+    /// See [`Log::compact`].
+    pub fn compact<'a>(
+        self: &Arc<Shared>,
+        jobs: &mut dyn Iterator<Item = Compaction<'a>>,
+        pacer: &mut Pacer,
+    ) -> Result<RewriteReport, CompactError> {
+        let mut report = RewriteReport::default();
+        // The job that did not fit the last segment, and how far it got.
+        let mut begun: Option<(Compaction<'a>, Offset)> = None;
+        let mut next = |begun: &mut Option<(Compaction<'a>, Offset)>| {
+            while let Some((job, from)) = begun.take().or_else(|| Some((jobs.next()?, Offset::ZERO))) {
+                let stream = job.stream.id();
+                let sources = self.compaction_sources(&job.stream, from, job.until);
+                let sources = sources.map_err(|error| CompactError { stream, error: error.into() })?;
+                if !sources.is_empty() {
+                    return Ok(Some((job, sources)));
+                }
+            }
+            Ok(None)
+        };
+        loop {
+            let mut rewriting = self.rewriting.lock();
+            let Some((mut job, mut sources)) = next(&mut begun)? else { return Ok(report) };
+            let first = job.stream.id();
+            let failed = |error| CompactError { stream: first, error };
+            let wanted = self.output_bytes(&sources).map_err(failed)?;
+            let mut output = Output::create(self, &mut rewriting, pacer, wanted).map_err(failed)?;
+            loop {
+                let fitting = output.fitting(&sources);
+                let rest = sources.split_off(fitting);
+                let end = sources.last().map(|source| source.end);
+                let plan = RangePlan { stream: job.stream.clone(), sources, flags: ROW_COMPACTED };
+                let stream = job.stream.id();
+                let copied = output.copy(&plan, Some(&mut *job.rewriter));
+                copied.map_err(|error| CompactError { stream, error })?;
+                if let Some(left) = rest.first() {
+                    begun = Some((job, end.unwrap_or(left.base_offset)));
+                    break;
+                }
+                match next(&mut begun)? {
+                    // Its sources are about to be replaced by this very segment.
+                    Some((again, _)) if output.has(&again.stream) => {
+                        begun = Some((again, Offset::ZERO));
+                        break;
+                    }
+                    Some(following) => (job, sources) = following,
+                    None => break,
+                }
+            }
+            report.add(output.finish().map_err(failed)?);
+        }
+    }
+
+    /// How large a segment to begin for `sources` and what may follow; at least the first of them fits.
+    fn output_bytes(&self, sources: &[Source]) -> Result<u64, RewriteError> {
+        let free = self.disk.free_bytes().map_err(writing("asking for free space"))?;
+        let free = free.saturating_sub(FREE_KEPT_BYTES + FILE_BYTES + SECTOR as u64);
+        let most = free.min(self.options.segment_bytes).min(OUTPUT_BYTES_MAX - FILE_BYTES);
+        let estimates = sources.iter().map(|source| with_slack(source.estimate()));
+        let wanted = estimates.clone().sum::<u64>().max(SHARED_OUTPUT_BYTES).min(most);
+        let first = estimates.take(1).sum();
+        let bytes = wanted.max(first);
+        if bytes > free { Err(RewriteError::Full { bytes }) } else { Ok(bytes) }
+    }
+}
+
+/// What compaction leaves is compressed anew, and not always as well.
+fn with_slack(estimate: u64) -> u64 {
+    estimate + estimate / 4
+}
+
+impl Log {
+    /// Compacts streams, one after the other: what their rewriters leave is copied into segments of its own, and takes
+    /// the place of all batches below `until`. Several streams may share a segment, so what is done for one may show
+    /// only when the next ones are done. Streams that were deleted are passed over. With an error, what was finished
+    /// before stays, and the rest is as it was. Blocks.
+    pub fn compact<'a>(
+        &self,
+        jobs: &mut dyn Iterator<Item = Compaction<'a>>,
+    ) -> Result<RewriteReport, CompactError> {
+        let mut pacer = Pacer::new(self.shared.clone(), true);
+        self.shared.compact(jobs, &mut pacer)
+    }
+}
