@@ -4,7 +4,7 @@
     committer.py BOOTSTRAP NOTES-FILE GROUP assigned|member
 
 `assigned` takes all partitions by itself, `member` joins the group. Commits are synchronous, a few
-partitions at a time. Each is noted before it is tried (t slot offset time) and when it is confirmed (c slot offset time).
+partitions at a time. Each is noted before it is tried (t slot offset time) and when it is confirmed (c ...).
 """
 
 import os

@@ -3,8 +3,9 @@
 
     sender.py BOOTSTRAP NOTES-DIRECTORY SENDER PROFILE SEED
 
-acks=all, idempotent unless the profile says otherwise; what it sent and what was acknowledged goes to its notes (ledger.py). A record that
-fails for good is printed and makes the exit code 1: the server came back in time, so there is no reason to.
+acks=all, idempotent unless the profile says otherwise; what it sent and what was acknowledged goes to its notes
+(ledger.py). A record that fails for good is printed and makes the exit code 1: the server came back in time, so there
+is no reason to.
 """
 
 import functools
