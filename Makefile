@@ -27,7 +27,7 @@ export MAINSTEM_BIN := $(abspath $(TARGET_DIR))/release/mainstem
 export MAINSTEM_BENCH_BIN := $(abspath $(TARGET_DIR))/release/mainstem-bench
 endif
 
-STEPS := toolchain setup build check test-rust compat real-input crash hostile bench-load fuzz
+STEPS := toolchain setup build check test-rust compat real-input crash power hostile bench-load fuzz
 
 .PHONY: help run build $(STEPS) test bench-quick bench soak clean
 
@@ -74,6 +74,10 @@ real-input: build ## A gibibyte through kcat and back, every line accounted for.
 crash: build ## Kills the server while it works; nothing acknowledged may be lost.
 	@tests/crash/run
 
+power: build ## Cuts the power under load, as root; nothing acknowledged may be lost, and Kafka shows that losses are seen.
+	@tests/power/run
+	@tests/power/run --prove
+
 hostile: build ## Hostile bytes and clients; the server must go on serving the others.
 	@tests/hostile/run
 
@@ -92,6 +96,7 @@ bench-load: build ## Tests of mainstem-bench against real servers: this one, and
 soak: build ## Longer versions of what `make test` runs: hours.
 	@$(MAKE) real-input REAL_INPUT_SIZE=16G
 	@tests/crash/run --rounds 500
+	@tests/power/run --rounds 300
 	@scripts/repeat 5 tests/hostile/run
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-storage
 	@$(MAKE) fuzz FUZZ_SECONDS=900

@@ -1,31 +1,19 @@
 """Apache Kafka with TLS and log-ins, which a server of ours has neither of yet, and the cases against it."""
 
 import subprocess
-import time
 
 import chart
-from load import check_result, driver, environment, workload
-from suite import place
+from load import check_result, driver, workload
+from suite.kafka import KafkaProcess
 from suite.server import free_port
 
-READY_SECONDS = 60
 USER, PASSWORD = "alice", 'a"secret'
-CLUSTER_ID = "bWFpbnN0ZW0tdGVzdHMhIQ"
 SECURITY = "org.apache.kafka.common.security"
 MODULES = {"PLAIN": "plain.PlainLoginModule", "SCRAM-SHA-256": "scram.ScramLoginModule",
            "SCRAM-SHA-512": "scram.ScramLoginModule"}
 # Listeners and their protocols: MUTUAL demands a certificate of clients, OTHER shows one of another host.
 LISTENERS = {"INTERNAL": "PLAINTEXT", "TLS": "SSL", "MUTUAL": "SSL", "OTHER": "SSL", "LOGIN": "SASL_PLAINTEXT",
              "TLSLOGIN": "SASL_SSL", "CONTROLLER": "PLAINTEXT"}
-LOGGING = """status = error
-appender.err.type = Console
-appender.err.name = err
-appender.err.target = SYSTEM_ERR
-appender.err.layout.type = PatternLayout
-appender.err.layout.pattern = [%d] %p %m (%c)%n
-rootLogger.level = info
-rootLogger.appenderRef.err.ref = err
-"""
 
 
 def quoted(text):
@@ -77,13 +65,9 @@ class Kafka:
 
     def __init__(self, load, directory):
         self.load, self.directory = load, directory
-        self.jars = self.process = None
+        self.process = None
         self.certificates = Certificates(self.directory / "certificates")
         self.addresses = {name: f"127.0.0.1:{free_port()}" for name in LISTENERS}
-
-    def java(self, *arguments):
-        logging = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}"
-        return [*place.JVM, "-cp", f"{self.jars}/*", logging, *arguments]
 
     def properties(self):
         urls = {name: f"{name}://{address}" for name, address in self.addresses.items()}
@@ -113,32 +97,15 @@ class Kafka:
         self.directory.mkdir()
         fetched = self.load.call("fetch kafka", "fetch-kafka", seconds=300)
         fetched.succeeded()
-        self.jars = fetched.out.strip()
         self.certificates.make_all()
-        config, log = self.directory / "server.properties", self.directory / "server.log"
-        lines = [f"{key}={value}".replace("\\", "\\\\") for key, value in self.properties()]
-        config.write_text("\n".join(lines) + "\n")
-        (self.directory / "log4j2.properties").write_text(LOGGING)
+        self.process = KafkaProcess(fetched.out.strip(), self.directory, self.properties())
         users = [f"{mechanism}=[name={USER},password={PASSWORD}]" for mechanism in MODULES if "SCRAM" in mechanism]
-        users = [word for user in users for word in ("--add-scram", user)]
-        with open(self.directory / "format.log", "wb") as output:
-            done = subprocess.run(
-                self.java("kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c", config, *users),
-                stdout=output, stderr=output)
-        assert done.returncode == 0, (self.directory / "format.log").read_text()[-600:]
-        with open(log, "wb") as output:
-            self.process = subprocess.Popen(self.java("kafka.Kafka", config), stdout=output, stderr=output,
-                                            env=environment())
-        begun = time.monotonic()
-        while "Kafka Server started" not in log.read_text(errors="replace"):
-            if self.process.poll() is not None or time.monotonic() - begun > READY_SECONDS:
-                raise AssertionError(f"Kafka did not start, see {log}")
-            time.sleep(0.1)
+        self.process.format(*(word for user in users for word in ("--add-scram", user)))
+        self.process.start()
 
     def stop(self):
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        if self.process is not None:
+            self.process.stop()
 
     def tls(self, trusted=None, own=None):
         settings = {"security.protocol": "SSL", "ssl.truststore.type": "PEM",

@@ -4,7 +4,7 @@
     committer.py BOOTSTRAP NOTES-FILE GROUP assigned|member
 
 `assigned` takes all partitions by itself, `member` joins the group. Commits are synchronous, a few
-partitions at a time. Each is noted before it is tried (t slot offset) and when it is confirmed (c slot offset).
+partitions at a time. Each is noted before it is tried (t slot offset time) and when it is confirmed (c ...).
 """
 
 import os
@@ -50,7 +50,9 @@ def main():
     positions = {}
 
     def note(kind, offsets):
-        os.write(notes, "".join(f"{kind} {slots[o.topic, o.partition]} {o.offset}\n" for o in offsets).encode())
+        when = time.monotonic_ns()
+        lines = [f"{kind} {slots[o.topic, o.partition]} {o.offset} {when}\n" for o in offsets]
+        os.write(notes, "".join(lines).encode())
 
     while True:
         for message in consumer.consume(BATCH, 0.05):

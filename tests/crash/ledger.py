@@ -5,7 +5,11 @@ A sender counts what it hands over and notes every acknowledgement before it goe
 survive its own death:
 
     sent          a row of counters, one a partition: records handed over so far, written before each
-    acknowledged  one entry a record: partition, sequence, offset as the server said
+    acknowledged  one entry a record: partition, sequence, offset as the server said, when it said so
+    GROUP.commits one line a partition: tried or confirmed, the offset, when
+
+Times are the machine's monotonic clock in nanoseconds, which all processes share; they are taken after the answer
+came and before the attempt is made.
 
 `Checker` is fed what the log holds, in the order of offsets, and what was acknowledged. It finds:
 dropped, duplicated, reordered, altered, misplaced, invented, lost, moved, offset-gap, end-went-back,
@@ -13,9 +17,11 @@ start-moved, commit-went-back, commit-beyond-end, commit-invented.
 """
 
 import array
+import math
 import mmap
 import os
 import struct
+import time
 import zlib
 
 # The partitions written to; a "slot" is an index into this list.
@@ -25,7 +31,7 @@ SLOTS = [(WIDE, partition) for partition in range(6)] + [(SINGLE, 0)]
 # Sender, slot, sequence, CRC-32 of these three and of the payload that follows.
 HEAD = struct.Struct(">IIQI")
 CLAIM = struct.Struct(">IIQ")
-ACKNOWLEDGED = struct.Struct(">IQq")
+ACKNOWLEDGED = struct.Struct(">IQqq")
 COUNTER_BYTES = 8
 FINDINGS_MAX = 20
 
@@ -47,7 +53,7 @@ class SenderNotes:
         self.waiting = bytearray()
 
     def acknowledge(self, slot, sequence, offset):
-        self.waiting += ACKNOWLEDGED.pack(slot, sequence, offset)
+        self.waiting += ACKNOWLEDGED.pack(slot, sequence, offset, time.monotonic_ns())
 
     def write(self):
         if self.waiting:
@@ -56,7 +62,10 @@ class SenderNotes:
 
 
 class Notes:
-    """All senders' files, read bit by bit."""
+    """All senders' and groups' files, the senders' read bit by bit."""
+
+    # Only what was promised, and what was attempted, before these moments counts.
+    promised_before = attempted_before = math.inf
 
     def __init__(self, directory):
         self.directory = directory
@@ -79,8 +88,9 @@ class Notes:
                 data = entries.read()
             whole = len(data) - len(data) % ACKNOWLEDGED.size
             self.read[sender] = self.read.get(sender, 0) + whole
-            for slot, sequence, offset in ACKNOWLEDGED.iter_unpack(data[:whole]):
-                yield sender, slot, sequence, offset
+            for slot, sequence, offset, when in ACKNOWLEDGED.iter_unpack(data[:whole]):
+                if when < self.promised_before:
+                    yield sender, slot, sequence, offset
 
     def sent(self):
         """(sender, slot, records handed over)."""
@@ -88,6 +98,21 @@ class Notes:
             counters = memoryview((self.directory / f"{sender}.sent").read_bytes()).cast("Q")
             for slot, count in enumerate(counters):
                 yield sender, slot, count
+
+    def commits(self, group, kind):
+        """The last offset of each slot that `group` tried (t) or had confirmed (c)."""
+        before = self.promised_before if kind == "c" else self.attempted_before
+        path = commits_path(self.directory, group)
+        offsets = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            noted, slot, offset, when = line.split()
+            if noted == kind and int(when) < before:
+                offsets[int(slot)] = max(int(offset), offsets.get(int(slot), 0))
+        return offsets
+
+
+def commits_path(directory, group):
+    return directory / f"{group}.commits"
 
 
 class Checker:

@@ -8,7 +8,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from ledger import SINGLE, SLOTS, WIDE, Notes
+from ledger import SINGLE, SLOTS, WIDE, Notes, commits_path
 
 HERE = Path(__file__).resolve().parent
 # Live through every crash; a third one is killed and replaced in each round.
@@ -19,20 +19,25 @@ ANSWER_SECONDS = 15
 
 
 class Load:
-    def __init__(self, server, directory, seed):
+    def __init__(self, server, directory, seed, profiles=LASTING):
         self.server, self.directory, self.seed = server, directory, seed
         self.notes_directory = directory / "notes"
         self.notes_directory.mkdir()
         self.notes = Notes(self.notes_directory)
         self.next_sender = 0
+        self.profiles = profiles
         self.lasting, self.mortal = [], None
-        self.committers = {}
+        # Those that ever committed, and who commits now.
+        self.groups, self.committers = {}, {}
         self.offset_readers = {}
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
+        self.kill()
+
+    def kill(self):
         for process in self.processes():
             if process.poll() is None:
                 process.kill()
@@ -43,10 +48,16 @@ class Load:
 
     def start(self):
         self.create_topics()
-        self.lasting = [self.start_sender(profile) for profile in LASTING]
+        self.start_lasting(GROUPS)
         self.start_mortal()
-        for group, how in GROUPS.items():
-            arguments = [self.server.bootstrap, self.commits_path(group), group, how]
+
+    def start_lasting(self, groups):
+        """Senders and committers, the latter in groups that did not commit before."""
+        self.lasting = [self.start_sender(profile) for profile in self.profiles]
+        self.groups.update(groups)
+        self.committers = {}
+        for group, how in groups.items():
+            arguments = [self.server.bootstrap, commits_path(self.notes_directory, group), group, how]
             self.committers[group] = self.spawn("committer.py", arguments, group)
 
     def create_topics(self):
@@ -88,20 +99,6 @@ class Load:
             code = process.wait(END_SECONDS)
             assert code == 0, f"sender {process.args[4]} ended with {code}, see sender-{process.args[4]}.log"
 
-    def commits_path(self, group):
-        return self.notes_directory / f"{group}.commits"
-
-    def commits(self, group, kind):
-        """The last offset of each slot that `group` tried (t) or had confirmed (c)."""
-        path = self.commits_path(group)
-        offsets = {}
-        for line in path.read_text().splitlines() if path.exists() else ():
-            fields = line.split()
-            if fields[0] == kind:
-                slot, offset = int(fields[1]), int(fields[2])
-                offsets[slot] = max(offset, offsets.get(slot, 0))
-        return offsets
-
     def committed(self, group):
         """What the server says that `group` has committed, by slot; nothing where it has not."""
         if group not in self.offset_readers:
@@ -129,14 +126,14 @@ class Load:
 
     def groups_are_done(self):
         ends = [end for _, end in self.group_ends()]
-        return all(self.committed(group) == dict(enumerate(ends)) for group in GROUPS)
+        return all(self.committed(group) == dict(enumerate(ends)) for group in self.groups)
 
     def group_ends(self):
-        self.committed(next(iter(GROUPS)))
+        self.committed(next(iter(self.groups)))
         return self.ends(next(iter(self.offset_readers.values())))
 
     def group_state(self):
-        return {group: self.commits(group, "c") for group in GROUPS}
+        return {group: self.notes.commits(group, "c") for group in self.groups}
 
     def stop_committers(self):
         for process in self.committers.values():

@@ -9,7 +9,6 @@ from suite.report import until
 
 import damage
 from ledger import SLOTS, Checker, Notes
-from load import GROUPS
 
 # A round that is not checked is followed by the next crash before producers have settled.
 QUICK_SHARE, STARTUP_SHARE, TERM_SHARE, TERM_KILL_SHARE = 0.25, 0.25, 0.12, 0.08
@@ -109,11 +108,11 @@ class Rounds:
 def verify(load, notes, checker):
     # In this order: what was promised first, then what is there, then what was attempted at most.
     acknowledged = list(notes.acknowledged())
-    confirmed = {group: load.commits(group, "c") for group in GROUPS}
+    confirmed = {group: notes.commits(group, "c") for group in load.groups}
     consumer = reader(load.server.bootstrap)
     try:
-        committed = {group: load.committed(group) for group in GROUPS}
-        attempted = {group: load.commits(group, "t") for group in GROUPS}
+        committed = {group: load.committed(group) for group in load.groups}
+        attempted = {group: notes.commits(group, "t") for group in load.groups}
         bounds = load.ends(consumer)
         for slot, (start, end) in enumerate(bounds):
             checker.bounds(slot, start, end)
@@ -128,7 +127,7 @@ def verify(load, notes, checker):
         checker.sent(*entry)
     checker.settle(notes.senders())
     commits = 0
-    for group in GROUPS:
+    for group in load.groups:
         commits += len(committed[group])
         for slot in {*confirmed[group], *committed[group]}:
             checker.committed(group, slot, confirmed[group].get(slot, 0), committed[group].get(slot, -1),

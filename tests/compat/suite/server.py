@@ -118,10 +118,11 @@ class Server:
         self._start()
         return time.monotonic() - begin
 
-    def start_and_kill(self, seconds):
-        """Starts it and kills it after so long, whether it is ready by then or not."""
+    def start_and_kill(self, seconds, first=lambda: None):
+        """Starts it, calls `first` after so long and kills it, whether it is ready by then or not."""
         self._spawn()
         time.sleep(seconds)
+        first()
         self.kill()
 
     def kill(self):

@@ -1,0 +1,73 @@
+"""Apache Kafka as a single node: a process with its files in one directory."""
+
+import subprocess
+import time
+
+from . import place
+from .server import ServerFailed
+
+READY_SECONDS = 60
+CLUSTER_ID = "bWFpbnN0ZW0tdGVzdHMhIQ"
+LOGGING = """status = error
+appender.err.type = Console
+appender.err.name = err
+appender.err.target = SYSTEM_ERR
+appender.err.layout.type = PatternLayout
+appender.err.layout.pattern = [%d] %p %m (%c)%n
+rootLogger.level = info
+rootLogger.appenderRef.err.ref = err
+"""
+
+
+class KafkaProcess:
+    """A broker that is its own controller. `directory` gets its configuration and logs, not its data."""
+
+    def __init__(self, jars, directory, properties):
+        self.jars, self.directory = jars, directory
+        self.config, self.log_path = directory / "server.properties", directory / "server.log"
+        self.logging = directory / "log4j2.properties"
+        lines = [f"{key}={value}".replace("\\", "\\\\") for key, value in properties]
+        self.config.write_text("\n".join(lines) + "\n")
+        self.logging.write_text(LOGGING)
+        self.process = None
+
+    def java(self, *arguments):
+        logging = f"-Dlog4j2.configurationFile={self.logging}"
+        return [*place.JVM, "-cp", f"{self.jars}/*", logging, *arguments]
+
+    def format(self, *more):
+        """Makes its data directory, as its configuration names it."""
+        path = self.directory / "format.log"
+        command = self.java("kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c", self.config)
+        with open(path, "wb") as output:
+            done = subprocess.run([*command, *more], stdout=output, stderr=output)
+        assert done.returncode == 0, path.read_text()[-600:]
+
+    def start(self):
+        """Starts it, at first or again; seconds until it is ready."""
+        begun = time.monotonic()
+        with open(self.log_path, "ab") as output:
+            said = output.tell()
+            self.process = subprocess.Popen(self.java("kafka.Kafka", self.config), stdout=output, stderr=output)
+        while "Kafka Server started" not in self._log_from(said):
+            if self.process.poll() is not None or time.monotonic() - begun > READY_SECONDS:
+                raise ServerFailed(f"Kafka did not start, see {self.log_path}")
+            time.sleep(0.1)
+        return time.monotonic() - begun
+
+    def _log_from(self, position):
+        with open(self.log_path, errors="replace") as log:
+            log.seek(position)
+            return log.read()
+
+    def kill(self):
+        """SIGKILL. A broker that has ended by itself before is a failure."""
+        if self.process.poll() is not None:
+            raise ServerFailed(f"Kafka had ended by itself with code {self.process.returncode}, see {self.log_path}")
+        self.stop()
+
+    def stop(self):
+        """SIGKILL, if it runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
