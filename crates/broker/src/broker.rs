@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use wire::{ErrorCode, Text};
 
 use crate::api::init_producer_id::ProducerIds;
+use crate::compaction::Compactor;
 use crate::config::Config;
 use crate::connection::Connection;
 use crate::coordinator::Coordinator;
@@ -69,6 +70,7 @@ pub struct Broker {
     pub(crate) sessions: Sessions,
     pub(crate) coordinator: Arc<Coordinator>,
     pub(crate) producer_ids: ProducerIds,
+    compactor: Compactor,
     /// Told when the log has room again.
     pub(crate) room: Arc<Notify>,
     pub(crate) metrics: Arc<Metrics>,
@@ -134,6 +136,7 @@ impl Broker {
             reserve_bytes: u64::try_from(config.reserve_bytes).unwrap_or(0),
             log_id: uuid::Uuid::new_v4().as_u128(),
             cold_threads: COLD_THREADS,
+            cleaner_bytes_per_second: u64::try_from(config.cleaner_bytes_per_second).unwrap_or(0),
         };
         let log = Arc::new(Log::open(disk, options, clock.clone(), listener.clone())?);
         let report = log.recovery();
@@ -165,6 +168,7 @@ impl Broker {
             log,
             topics,
             producer_ids: ProducerIds::default(),
+            compactor: Compactor::default(),
             room,
             metrics,
             clock,
@@ -188,7 +192,13 @@ impl Broker {
                 }
             })
         };
+        let compact = |broker: &Arc<Broker>| {
+            if broker.config.cleaner_enable {
+                broker.compactor.run(broker);
+            }
+        };
         let tasks = [
+            every(self.config.cleaner_backoff_ms, compact),
             every(self.config.retention_check_interval_ms, Broker::apply_retention),
             every(self.config.offsets_check_interval_ms, |broker| broker.coordinator.expire()),
         ];

@@ -58,6 +58,43 @@ where
     Ok(parsed)
 }
 
+/// What happens to old records by default.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum CleanupPolicy {
+    /// They are deleted.
+    #[default]
+    Delete,
+    /// All but the newest of each key go.
+    Compact,
+    /// Both.
+    CompactAndDelete,
+}
+
+impl FromStr for CleanupPolicy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CleanupPolicy, String> {
+        let mut words: Vec<&str> = text.split(',').map(str::trim).collect();
+        words.sort_unstable();
+        match words[..] {
+            ["delete"] => Ok(CleanupPolicy::Delete),
+            ["compact"] => Ok(CleanupPolicy::Compact),
+            ["compact", "delete"] => Ok(CleanupPolicy::CompactAndDelete),
+            _ => Err("it must be delete, compact, or compact,delete".into()),
+        }
+    }
+}
+
+impl Display for CleanupPolicy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            CleanupPolicy::Delete => "delete",
+            CleanupPolicy::Compact => "compact",
+            CleanupPolicy::CompactAndDelete => "compact,delete",
+        })
+    }
+}
+
 macro_rules! settings {
     ($($(#[doc = $doc:literal])+ $field:ident: $type:ty = $default:expr, $name:literal, $min:expr, $max:expr;)+) => {
         /// The broker's settings.
@@ -130,6 +167,25 @@ settings! {
     retention_bytes: i64 = -1, "log.retention.bytes", -1, i64::MAX;
     /// How often retention is applied, in milliseconds.
     retention_check_interval_ms: i64 = 30_000, "log.retention.check.interval.ms", 10, i64::MAX;
+    /// What happens to old records of a topic that does not say: delete, compact, or both.
+    cleanup_policy: CleanupPolicy = CleanupPolicy::Delete, "log.cleanup.policy", CleanupPolicy::Delete, CleanupPolicy::CompactAndDelete;
+    /// Whether compaction runs.
+    cleaner_enable: bool = true, "log.cleaner.enable", false, true;
+    /// How often compaction looks for partitions with enough to compact, in milliseconds.
+    cleaner_backoff_ms: i64 = 15_000, "log.cleaner.backoff.ms", 1, i64::MAX;
+    /// Bytes of memory for the keys of one partition while it is compacted.
+    cleaner_dedupe_bytes: i64 = 134_217_728, "log.cleaner.dedupe.buffer.size", 1_048_576, i64::MAX;
+    /// Bytes a second that the cleaner and compaction read and write at most; 0 for no limit but that they yield to
+    /// appends.
+    cleaner_bytes_per_second: i64 = 0, "log.cleaner.io.max.bytes.per.second", 0, i64::MAX;
+    /// Share of a compacted topic that must be new before it is compacted.
+    cleaner_min_dirty_ratio: f64 = 0.5, "log.cleaner.min.cleanable.ratio", 0.0, 1.0;
+    /// How long a tombstone stays in a compacted topic, in milliseconds.
+    cleaner_delete_retention_ms: i64 = 86_400_000, "log.cleaner.delete.retention.ms", 0, i64::MAX;
+    /// For so many milliseconds a record is not compacted.
+    cleaner_min_lag_ms: i64 = 0, "log.cleaner.min.compaction.lag.ms", 0, i64::MAX;
+    /// After so many milliseconds a record is due for compaction.
+    cleaner_max_lag_ms: i64 = i64::MAX, "log.cleaner.max.compaction.lag.ms", 1, i64::MAX;
     /// Size of a full-grown segment of the log in bytes; all partitions share it.
     segment_bytes: i64 = 1_073_741_824, "log.segment.bytes", 1_048_576, 4_293_918_720;
     /// Bytes of the disk that are left free: before, appends are refused.

@@ -3,11 +3,12 @@
 //! Frames come in as bytes and go out as chunks; sockets are the server's business, bytes on disk are storage's. The
 //! only crate that knows Kafka's error codes ([`failure`] maps them).
 
-pub mod config;
+mod config;
 pub mod groups;
 
 mod api;
 mod broker;
+mod compaction;
 mod connection;
 mod coordinator;
 mod failure;

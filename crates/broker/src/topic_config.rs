@@ -85,7 +85,7 @@ pub const TOPIC_SETTINGS: &[TopicSetting] = &[
     setting(
         "cleanup.policy",
         List,
-        Fixed("delete"),
+        Broker("log.cleanup.policy"),
         &["delete", "compact"],
         "What happens to old records: delete, compact, or both.",
     ),
@@ -99,7 +99,7 @@ pub const TOPIC_SETTINGS: &[TopicSetting] = &[
     setting(
         "delete.retention.ms",
         Long,
-        Fixed("86400000"),
+        Broker("log.cleaner.delete.retention.ms"),
         &[],
         "How long a tombstone stays in a compacted topic, in milliseconds.",
     ),
@@ -110,7 +110,7 @@ pub const TOPIC_SETTINGS: &[TopicSetting] = &[
     setting(
         "max.compaction.lag.ms",
         Long,
-        Fixed("9223372036854775807"),
+        Broker("log.cleaner.max.compaction.lag.ms"),
         &[],
         "After so many milliseconds a record is due for compaction.",
     ),
@@ -145,14 +145,14 @@ pub const TOPIC_SETTINGS: &[TopicSetting] = &[
     setting(
         "min.cleanable.dirty.ratio",
         Double,
-        Fixed("0.5"),
+        Broker("log.cleaner.min.cleanable.ratio"),
         &[],
         "Share of a compacted topic that must be new before it is compacted.",
     ),
     setting(
         "min.compaction.lag.ms",
         Long,
-        Fixed("0"),
+        Broker("log.cleaner.min.compaction.lag.ms"),
         &[],
         "For so many milliseconds a record is not compacted.",
     ),
@@ -178,10 +178,22 @@ pub const TOPIC_SETTINGS: &[TopicSetting] = &[
         &[],
         "Records older than this many milliseconds are deleted; -1 keeps them.",
     ),
-    setting("segment.bytes", Int, Fixed("1073741824"), &[], NO_EFFECT),
+    setting(
+        "segment.bytes",
+        Int,
+        Fixed("1073741824"),
+        &[],
+        "So many new bytes of a compacted topic's partition are due for compaction; partitions share the log's segments.",
+    ),
     setting("segment.index.bytes", Int, Fixed("10485760"), &[], NO_EFFECT),
     setting("segment.jitter.ms", Long, Fixed("0"), &[], NO_EFFECT),
-    setting("segment.ms", Long, Fixed("604800000"), &[], NO_EFFECT),
+    setting(
+        "segment.ms",
+        Long,
+        Fixed("604800000"),
+        &[],
+        "New records of a compacted topic are due for compaction when the oldest is so many milliseconds old.",
+    ),
     setting("unclean.leader.election.enable", Boolean, Fixed("false"), &[], NO_EFFECT),
 ];
 
@@ -254,6 +266,12 @@ pub struct TopicConfig {
     pub deletes: bool,
     /// Oldest records beyond this size are deleted.
     pub retention_bytes: Option<u64>,
+    /// How it is compacted, if it is.
+    pub compaction: Option<CompactionConfig>,
+    /// `segment.bytes`.
+    pub segment_bytes: u64,
+    /// `segment.ms`.
+    pub segment_ms: i64,
     /// Largest batch, in bytes.
     pub message_bytes_max: usize,
     /// Who sets timestamps.
@@ -262,6 +280,19 @@ pub struct TopicConfig {
     pub timestamp_before_max_ms: i64,
     /// How far timestamps may lie in the future, in milliseconds.
     pub timestamp_after_max_ms: i64,
+}
+
+/// How a topic is compacted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CompactionConfig {
+    /// Share of it that must be new.
+    pub min_dirty_ratio: f64,
+    /// How long records are left alone, in milliseconds.
+    pub min_lag_ms: i64,
+    /// When records are due whatever their share, in milliseconds.
+    pub max_lag_ms: i64,
+    /// How long tombstones stay, in milliseconds.
+    pub delete_retention_ms: i64,
 }
 
 impl TopicConfig {
@@ -273,10 +304,22 @@ impl TopicConfig {
         };
         let number =
             |name: &str| text(name).trim().parse::<i64>().expect("values are checked before they are stored");
-        let deletes = text("cleanup.policy").split(',').any(|word| word.trim() == "delete");
+        let policy = text("cleanup.policy");
+        let has = |word: &str| policy.split(',').any(|other| other.trim() == word);
+        let (deletes, compacts) = (has("delete"), has("compact"));
+        let ratio = || text("min.cleanable.dirty.ratio").trim().parse().expect("values are checked");
+        let compaction = || CompactionConfig {
+            min_dirty_ratio: ratio(),
+            min_lag_ms: number("min.compaction.lag.ms"),
+            max_lag_ms: number("max.compaction.lag.ms"),
+            delete_retention_ms: number("delete.retention.ms"),
+        };
         TopicConfig {
             retention_ms: Some(number("retention.ms")).filter(|ms| deletes && *ms >= 0),
             deletes,
+            compaction: compacts.then(compaction),
+            segment_bytes: u64::try_from(number("segment.bytes")).unwrap_or(0),
+            segment_ms: number("segment.ms"),
             retention_bytes: u64::try_from(number("retention.bytes")).ok().filter(|_| deletes),
             message_bytes_max: usize::try_from(number("max.message.bytes")).unwrap_or(0),
             timestamp_type: match text("message.timestamp.type").as_str() {
@@ -321,6 +364,8 @@ mod tests {
         );
         assert_eq!((own.retention_ms, own.retention_bytes), (None, Some(5)));
         let compact = TopicConfig::new(&overrides(&[("cleanup.policy", "compact")]), &Config::default());
-        assert_eq!(compact.retention_ms, None);
+        assert_eq!((compact.retention_ms, compact.deletes), (None, false));
+        assert_eq!(compact.compaction.map(|rules| rules.min_dirty_ratio), Some(0.5));
+        assert_eq!(plain.compaction, None);
     }
 }

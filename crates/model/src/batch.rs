@@ -235,6 +235,12 @@ impl BatchHeader {
         self.attributes & 0x20 != 0
     }
 
+    /// When the tombstones in it, or the transaction marker, may go, in milliseconds since the Unix epoch: compaction
+    /// writes it in the place of the base timestamp (KIP-534).
+    pub fn delete_horizon_ms(&self) -> Option<i64> {
+        (self.attributes & 0x40 != 0).then_some(self.base_timestamp.0)
+    }
+
     /// Written by an idempotent producer (KIP-98).
     pub fn is_idempotent(&self) -> bool {
         self.producer_id >= 0

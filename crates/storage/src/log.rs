@@ -492,6 +492,11 @@ impl Log {
         self.shared.queue.stopped()
     }
 
+    /// Whether it was closed, or stopped by itself.
+    pub fn is_closing(&self) -> bool {
+        self.shared.queue.is_stopping()
+    }
+
     /// Counters for metrics.
     pub fn statistics(&self) -> Statistics {
         let (region_hits, region_misses, region_bytes) = self.shared.regions.statistics();

@@ -124,6 +124,42 @@ impl Log {
         self.search(stream, |_| true, |index, from, until| index.with_max_timestamp_until(from, until), false)
     }
 
+    /// Bytes of the batches that begin in `from..until`. Blocks.
+    pub fn bytes_between(&self, stream: &Stream, from: Offset, until: Offset) -> Result<u64, ReadError> {
+        let (sealed, active) = {
+            let state = stream.lock();
+            let ends = (0..state.sealed.len()).map(|at| state.sealed_end(at));
+            let sealed: Vec<_> = state.sealed.iter().copied().zip(ends).collect();
+            let here = state.active.as_ref().map(|active| (active.from, active.index.clone()));
+            (sealed, here)
+        };
+        let count = |index: &BatchIndex, from: Offset, end: Offset| -> u64 {
+            let inside = index.from_offset(from).skip_while(|place| place.base_offset < from);
+            inside.take_while(|place| place.base_offset < end).map(|place| u64::from(place.length)).sum()
+        };
+        let mut bytes = 0;
+        for (extent, end) in sealed {
+            let (first, last) = (extent.base_offset.max(from), end.min(until));
+            if (first, last) == (extent.base_offset, end) {
+                bytes += u64::from(extent.bytes);
+            } else if first < last
+                && let Some(segment) = self.shared.segments.find(extent.segment)
+            {
+                bytes += count(&*self.load_index(&segment, extent.row)?, first, last);
+            }
+        }
+        if let Some((moved_to, index)) = active {
+            bytes += count(&index, moved_to.max(from), until);
+        }
+        Ok(bytes)
+    }
+
+    /// The first batch that ends above `offset`, if one is committed. Blocks.
+    pub fn batch_from(&self, stream: &Stream, offset: Offset) -> Result<Option<BatchPlace>, ReadError> {
+        let at = offset.max(stream.bounds().start);
+        self.search_from(stream, at, |_| true, |index, from, _| index.from_offset(from).next(), true)
+    }
+
     fn search(
         &self,
         stream: &Stream,
@@ -131,10 +167,19 @@ impl Log {
         find: impl Fn(&BatchIndex, Offset, Offset) -> Option<BatchPlace>,
         first_wins: bool,
     ) -> Result<Option<BatchPlace>, ReadError> {
-        let (start, committed) = {
-            let state = stream.lock();
-            (state.start, state.committed)
-        };
+        let start = stream.bounds().start;
+        self.search_from(stream, start, candidate, find, first_wins)
+    }
+
+    fn search_from(
+        &self,
+        stream: &Stream,
+        start: Offset,
+        candidate: impl Fn(Timestamp) -> bool,
+        find: impl Fn(&BatchIndex, Offset, Offset) -> Option<BatchPlace>,
+        first_wins: bool,
+    ) -> Result<Option<BatchPlace>, ReadError> {
+        let committed = stream.bounds().committed;
         let mut best: Option<BatchPlace> = None;
         let mut consider = |place: Option<BatchPlace>| {
             if let Some(place) = place.filter(|place| place.next_offset() <= committed)

@@ -129,6 +129,12 @@ impl Stream {
         Bounds { start: state.start, committed: state.committed, bytes: state.bytes }
     }
 
+    /// Compaction went over the records below; at least the start.
+    pub fn compacted(&self) -> Offset {
+        let state = self.state.lock();
+        state.compacted.max(state.start)
+    }
+
     /// A copy of what is remembered of its producers.
     pub fn producers(&self) -> Producers {
         self.state.lock().producers.clone()

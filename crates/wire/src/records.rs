@@ -178,6 +178,8 @@ pub struct BatchBuilder {
 
 const TRANSACTIONAL: i16 = 0x10;
 const CONTROL: i16 = 0x20;
+const LOG_APPEND_TIME: i16 = 0x08;
+const DELETE_HORIZON: i16 = 0x40;
 
 impl BatchBuilder {
     /// An empty batch, of no producer id.
@@ -219,6 +221,29 @@ impl BatchBuilder {
         self
     }
 
+    /// The server's time, which counts for every record (KIP-32); to be called after the last one.
+    pub fn log_append_time(mut self, now: Timestamp) -> BatchBuilder {
+        self.attributes |= LOG_APPEND_TIME;
+        self.max_timestamp = now;
+        self
+    }
+
+    /// When compaction may drop what is in it (KIP-534); to be called before the first record.
+    pub fn delete_horizon(mut self, horizon: Timestamp) -> BatchBuilder {
+        self.attributes |= DELETE_HORIZON;
+        self.base_timestamp = horizon;
+        self
+    }
+
+    /// Offsets up to `delta` belong to the batch, with records or without.
+    ///
+    /// Panics when a record lies behind.
+    pub fn last_offset_delta(mut self, delta: i32) -> BatchBuilder {
+        assert!(delta >= self.last_offset_delta, "all records lie within the batch");
+        self.last_offset_delta = delta;
+        self
+    }
+
     /// Records so far.
     pub fn count(&self) -> i32 {
         self.count
@@ -257,7 +282,7 @@ impl BatchBuilder {
         headers: &[RecordHeader],
     ) {
         assert!(offset_delta > self.last_offset_delta, "offsets rise within a batch");
-        if self.count == 0 {
+        if self.count == 0 && self.attributes & DELETE_HORIZON == 0 {
             self.base_timestamp = timestamp;
         }
         let timestamp_delta = timestamp.0 - self.base_timestamp.0;
@@ -382,6 +407,11 @@ pub fn end_transaction_marker(
 pub fn transaction_result(bytes: &Bytes) -> Result<Option<(TransactionResult, i32)>, RecordError> {
     let (_, mut records) = records(bytes, bytes.len())?;
     let Some(record) = records.next().transpose()? else { return Ok(None) };
+    marker_of(record)
+}
+
+/// As [`transaction_result`], of the control record itself.
+pub fn marker_of(record: RecordView) -> Result<Option<(TransactionResult, i32)>, RecordError> {
     let failed = |error| RecordError::Decode { index: 0, error };
     let mut key = Reader::new(record.key.unwrap_or_default());
     // Later versions may only add fields at the end.

@@ -15,9 +15,11 @@ use tokio::sync::oneshot;
 use wire::messages::ProduceRequest;
 use wire::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use wire::messages::produce_response::{PartitionProduceResponse, ProduceResponse, TopicProduceResponse};
+use wire::records::{RecordError, records};
 use wire::{ErrorCode, Records};
 
 use crate::broker::Broker;
+use crate::compaction::filter::DECOMPRESSED_BYTES_MAX;
 use crate::failure::Failure;
 use crate::partition::{Appended, Checked, Partition};
 use crate::topic_config::TopicConfig;
@@ -293,11 +295,27 @@ fn check(
     if header.compression() == Compression::Zstd && version < ZSTD_FROM_VERSION {
         return Err(ErrorCode::UnsupportedCompressionType.into());
     }
+    if config.compaction.is_some() {
+        check_keys(&bytes)?;
+    }
     let append_time = (config.timestamp_type == TimestampType::LogAppendTime).then_some(Timestamp(now_ms));
     if append_time.is_none() {
         check_timestamps(&header, config, now_ms)?;
     }
     Ok(Checked { header, bytes, append_time })
+}
+
+/// Compaction could not tell what a record without a key replaces.
+fn check_keys(batch: &Bytes) -> Result<(), Failure> {
+    let corrupt = |error: RecordError| Failure::because(ErrorCode::CorruptMessage, error.to_string());
+    let (_, all) = records(batch, DECOMPRESSED_BYTES_MAX).map_err(corrupt)?;
+    for record in all {
+        if record.map_err(corrupt)?.key.is_none() {
+            let why = "Compacted topic cannot accept message without key";
+            return Err(Failure::because(ErrorCode::InvalidRecord, why));
+        }
+    }
+    Ok(())
 }
 
 /// Kafka's bounds on what a producer may claim (KIP-937), applied to the batch's own bounds.

@@ -491,7 +491,10 @@ impl World {
                 let bytes_max = self.rng.usize(1..200_000);
                 let next = self.read(id, from, Offset(i64::MAX), bytes_max, true);
                 from = next.unwrap_or_else(|| {
-                    let left = self.streams[&id].appended.iter().filter(|a| a.end() > from);
+                    let left = self.streams[&id]
+                        .appended
+                        .iter()
+                        .filter(|a| a.end() > from && a.end() <= bounds.committed);
                     assert!(
                         left.into_iter().all(Appended::droppable),
                         "seed {}: stream {id} ends at {from}, not {}",

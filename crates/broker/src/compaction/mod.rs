@@ -1,0 +1,230 @@
+//! Compaction (`cleanup.policy=compact`): which partitions are due, and what is done with one.
+//!
+//! The newest offset of each key is gathered from the records that came since the last time, in bounded memory; then the
+//! log copies the whole partition through [`filter::Filter`], which drops what has a newer record. Copying, and what
+//! makes it safe, is the log's ([`storage::Log::compact`]).
+//!
+//! Kafka never compacts the newest segment of a partition. Here all partitions share segments, so what counts instead is
+//! how much is new: less than a segment's worth, and not older than `segment.ms`, waits.
+
+pub mod filter;
+pub mod keys;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use model::{BatchHeader, Offset, Timestamp};
+use parking_lot::Mutex;
+use storage::{Compaction, Log, ReadError, ReadRequest, Stream};
+use wire::records::records;
+
+use self::filter::{DECOMPRESSED_BYTES_MAX, Filter, Transactions};
+use self::keys::Keys;
+use crate::broker::Broker;
+use crate::partition::Partition;
+use crate::topic_config::{CompactionConfig, TopicConfig};
+
+/// Bytes read at once while keys are gathered.
+const READ_BYTES: usize = 1024 * 1024;
+/// New bytes of a partition that are compacted in any case, however large `segment.bytes` is.
+const DIRTY_BYTES_ENOUGH: u64 = 64 * 1024 * 1024;
+/// A partition that could not be compacted is left alone for so long.
+const REST_AFTER_FAILURE_MS: i64 = 3_600_000;
+
+/// What is remembered from one look to the next.
+#[derive(Debug, Default)]
+pub struct Compactor {
+    running: Mutex<()>,
+    /// Partitions that failed, and until when they are left alone.
+    failed: Mutex<HashMap<model::StreamId, i64>>,
+}
+
+/// A partition that is due.
+#[derive(Debug)]
+struct Due {
+    partition: Arc<Partition>,
+    config: CompactionConfig,
+    /// Compaction went over the records below.
+    clean_until: Offset,
+    /// Records from here on are too young.
+    until: Offset,
+    dirty_ratio: f64,
+}
+
+impl Compactor {
+    /// Compacts what is due. Blocks.
+    pub fn run(&self, broker: &Arc<Broker>) {
+        // A look that finds another one still at work has nothing to do.
+        let Some(_running) = self.running.try_lock() else { return };
+        let now_ms = broker.now_ms();
+        self.failed.lock().retain(|_, until| *until > now_ms);
+        let mut due = Vec::new();
+        for topic in broker.topics.all() {
+            let config = topic.config();
+            let Some(rules) = config.compaction.as_ref().filter(|_| !topic.is_internal()) else { continue };
+            for partition in topic.partitions().iter() {
+                if self.failed.lock().contains_key(&partition.stream.id()) {
+                    continue;
+                }
+                match look(&broker.log, partition, &config, rules, now_ms) {
+                    Ok(found) => due.extend(found),
+                    Err(error) => self.fail(partition, &error.to_string(), now_ms),
+                }
+            }
+        }
+        due.sort_by(|a, b| b.dirty_ratio.total_cmp(&a.dirty_ratio));
+        self.compact(broker, due, now_ms);
+    }
+
+    /// Those with the largest part that is new come first.
+    fn compact(&self, broker: &Arc<Broker>, due: Vec<Due>, now_ms: i64) {
+        let partitions: HashMap<_, _> =
+            due.iter().map(|due| (due.partition.stream.id(), due.partition.clone())).collect();
+        let mut due = due.into_iter();
+        let dedupe_bytes = usize::try_from(broker.config.cleaner_dedupe_bytes).unwrap_or(usize::MAX);
+        loop {
+            let mut jobs = due.by_ref().filter_map(|due| {
+                if broker.log.is_closing() || due.partition.is_deleted() {
+                    return None;
+                }
+                match prepare(&broker.log, &due, dedupe_bytes, now_ms) {
+                    Ok(job) => Some(job),
+                    Err(why) => {
+                        self.fail(&due.partition, &why, now_ms);
+                        None
+                    }
+                }
+            });
+            match broker.log.compact(&mut jobs) {
+                Ok(report) => {
+                    if report.segments > 0 {
+                        tracing::info!(
+                            read_bytes = report.read_bytes,
+                            written_bytes = report.written_bytes,
+                            "partitions were compacted"
+                        );
+                    }
+                    return;
+                }
+                Err(_) if broker.log.is_closing() => return,
+                Err(error) => match partitions.get(&error.stream) {
+                    Some(partition) => self.fail(partition, &error.error.to_string(), now_ms),
+                    None => return tracing::error!(%error, "compaction failed"),
+                },
+            }
+        }
+    }
+
+    fn fail(&self, partition: &Partition, why: &str, now_ms: i64) {
+        tracing::error!(
+            topic = %partition.topic,
+            partition = partition.index,
+            why,
+            "compaction of the partition failed; it is left alone for an hour"
+        );
+        self.failed.lock().insert(partition.stream.id(), now_ms.saturating_add(REST_AFTER_FAILURE_MS));
+    }
+}
+
+/// Whether a partition is due, by Kafka's rules (`LogCleanerManager.grabFilthiestCompactedLog`).
+fn look(
+    log: &Log,
+    partition: &Arc<Partition>,
+    topic: &TopicConfig,
+    rules: &CompactionConfig,
+    now_ms: i64,
+) -> Result<Option<Due>, ReadError> {
+    let stream = &partition.stream;
+    let (bounds, clean_until) = (stream.bounds(), stream.compacted());
+    let mut until = bounds.committed;
+    if rules.min_lag_ms > 0
+        && let Some(young) =
+            log.first_at_or_after(stream, Timestamp(now_ms.saturating_sub(rules.min_lag_ms) + 1))?
+    {
+        until = until.min(young.base_offset);
+    }
+    if until <= clean_until {
+        return Ok(None);
+    }
+    let clean = log.bytes_between(stream, bounds.start, clean_until)?;
+    let dirty = log.bytes_between(stream, clean_until, until)?;
+    let Some(oldest) = log.batch_from(stream, clean_until)? else { return Ok(None) };
+    let age_ms = now_ms.saturating_sub(oldest.max_timestamp.0);
+    let dirty_ratio = dirty as f64 / (clean + dirty).max(1) as f64;
+    let rolled = dirty >= topic.segment_bytes.min(DIRTY_BYTES_ENOUGH) || age_ms >= topic.segment_ms;
+    let overdue = age_ms > rules.max_lag_ms;
+    let due = overdue || (rolled && dirty_ratio > rules.min_dirty_ratio);
+    Ok(due.then(|| Due {
+        partition: partition.clone(),
+        config: rules.clone(),
+        clean_until,
+        until,
+        dirty_ratio,
+    }))
+}
+
+/// Gathers the keys of what is new.
+fn prepare(log: &Log, due: &Due, dedupe_bytes: usize, now_ms: i64) -> Result<Compaction<'static>, String> {
+    let stream = due.partition.stream.clone();
+    let mut keys = Keys::new(dedupe_bytes);
+    let until = gather(log, &stream, due.clean_until, due.until, &mut keys)?;
+    if until <= due.clean_until {
+        return Err("the keys of one batch do not fit log.cleaner.dedupe.buffer.size".into());
+    }
+    tracing::debug!(topic = %due.partition.topic, partition = due.partition.index, keys = keys.len(), "compacting");
+    let filter = Filter {
+        keys,
+        known_until: until,
+        // Transactions are refused so far, so there are none that were aborted.
+        transactions: Transactions::new(Vec::new()),
+        producers: stream.producers(),
+        now_ms,
+        delete_retention_ms: due.config.delete_retention_ms,
+    };
+    Ok(Compaction { stream, until, rewriter: Box::new(filter) })
+}
+
+/// Puts the keys of the records in `from..until` into `keys`; returns how far they fitted.
+fn gather(
+    log: &Log,
+    stream: &Arc<Stream>,
+    from: Offset,
+    until: Offset,
+    keys: &mut Keys,
+) -> Result<Offset, String> {
+    let mut at = from;
+    while at < until {
+        if log.is_closing() {
+            return Err("the log is closed".into());
+        }
+        let request = ReadRequest {
+            stream: stream.clone(),
+            from: at,
+            until,
+            bytes_max: READ_BYTES,
+            at_least_one: true,
+        };
+        let read = log.read_blocking(&request).map_err(|error| error.to_string())?;
+        let Some(next) = read.next else { break };
+        let mut bytes = bytes::BytesMut::with_capacity(read.bytes);
+        read.chunks.iter().for_each(|chunk| bytes.extend_from_slice(chunk));
+        let mut bytes = bytes.freeze();
+        while !bytes.is_empty() {
+            let header = BatchHeader::parse(&bytes).map_err(|error| error.to_string())?;
+            let batch = bytes.split_to(header.total_bytes);
+            if header.is_control() || header.next_offset() <= from {
+                continue;
+            }
+            let (_, all) = records(&batch, DECOMPRESSED_BYTES_MAX).map_err(|error| error.to_string())?;
+            for record in all {
+                let record = record.map_err(|error| error.to_string())?;
+                let offset = header.base_offset + i64::from(record.offset_delta);
+                if record.key.is_some_and(|key| !keys.put(&key, offset)) {
+                    return Ok(header.base_offset);
+                }
+            }
+        }
+        at = next;
+    }
+    Ok(until)
+}
