@@ -488,3 +488,96 @@ fn first_log(store: &Store) -> Result<Option<Uuid>, MetaError> {
     let found = store.find(FIRST_LOG_KEY)?;
     Ok(found.and_then(|value| std::str::from_utf8(&value.bytes).ok()?.parse().ok()))
 }
+
+#[cfg(test)]
+mod tests {
+    use disk::SimDisk;
+    use disk::sim::Fault;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    /// Logs in directories of these names and sizes, and the disks they are on.
+    fn open(sizes: &[(&'static str, u64)]) -> (Logs, Vec<SimDisk>) {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(&home.path().join("meta")).unwrap();
+        let disks: Vec<SimDisk> = (0..).zip(sizes).map(|(seed, _)| SimDisk::new(seed)).collect();
+        let directories = sizes.iter().zip(&disks).map(|((path, bytes), disk)| {
+            disk.set_capacity(*bytes);
+            let disk = disk.clone();
+            LogDirectory::new(*path, move |_| Ok(Arc::new(disk.clone()) as Arc<dyn Disk>))
+        });
+        let opening = Opening {
+            config: &Config { reserve_bytes: 0, ..Config::default() },
+            metrics: &Arc::default(),
+            clock: &Arc::default(),
+            topics: &Arc::default(),
+        };
+        let logs = Logs::open(directories.collect(), &opening, &store, home.path(), &BTreeMap::new());
+        (logs.unwrap(), disks)
+    }
+
+    /// How many of `count` partitions go to each log.
+    fn spread(logs: &Logs, count: usize, held: &HashMap<Uuid, Held>) -> Result<Vec<usize>, String> {
+        let placed = logs.place(count, held.clone())?;
+        Ok(logs.all().iter().map(|log| placed.iter().filter(|id| **id == log.id).count()).collect())
+    }
+
+    #[test]
+    fn partitions_go_where_most_is_free_and_evenly_where_that_is_equal() {
+        let none = HashMap::new();
+        // Less than a GiB is in use by the logs themselves, which does not change whole numbers of partitions.
+        let (logs, _) = open(&[("a", 101 * GIB - 1), ("b", 51 * GIB - 1), ("c", 51 * GIB - 1)]);
+        assert_eq!(spread(&logs, 45, &none).unwrap(), [45, 0, 0]);
+        let spread_of_many = spread(&logs, 110, &none).unwrap();
+        assert!(spread_of_many[0].abs_diff(70) <= 1, "{spread_of_many:?}");
+        assert!(spread_of_many[1].abs_diff(spread_of_many[2]) <= 1, "{spread_of_many:?}");
+        // What was placed before counts too, as long as it has no records.
+        let before = logs.place(45, HashMap::new()).unwrap();
+        let promised = Held { partitions: 45, promised_bytes: 45 * logs.promise(0) };
+        let held = HashMap::from([(before[0], promised)]);
+        let later = spread(&logs, 30, &held).unwrap();
+        assert!(later.iter().all(|count| count.abs_diff(10) <= 4), "{later:?}");
+        assert_eq!((logs.promise(GIB / 4), logs.promise(3 * GIB)), (3 * GIB / 4, 0));
+        logs.close();
+        // Beyond what is free they go on evenly.
+        let (logs, _) = open(&[("a", 2 * GIB), ("b", 2 * GIB)]);
+        assert!(spread(&logs, 1001, &none).unwrap()[0].abs_diff(500) <= 1);
+        logs.close();
+    }
+
+    #[test]
+    fn a_stopped_or_full_log_takes_no_partition() {
+        let none = HashMap::new();
+        // The second has room for its first segment, and none for another.
+        let (logs, disks) = open(&[("a", 100 * GIB), ("b", 24 << 20)]);
+        assert_eq!(spread(&logs, 3, &none).unwrap(), [3, 0]);
+        disks[0].fail_write_after(0, Fault::Forever);
+        disks[0].fail_sync_after(0, Fault::Forever);
+        let ill = &logs.all()[0];
+        ill.log.delete(&ill.log.stream(model::StreamId(1)), None);
+        while ill.failure().is_none() {
+            std::thread::yield_now();
+        }
+        assert_eq!(spread(&logs, 3, &none).unwrap(), [0, 3]);
+        let full = &logs.all()[1];
+        let mut admitted = Vec::new();
+        loop {
+            match full.log.admit(1 << 20) {
+                Ok(admission) => admitted.push(admission),
+                Err(AdmitError::Full) => break,
+                Err(AdmitError::Busy) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        // The small ones that still fit.
+        admitted.extend(std::iter::from_fn(|| full.log.admit(1).ok()));
+        let error = spread(&logs, 1, &none).unwrap_err();
+        assert!(error.starts_with("a: the log stopped taking appends: "), "{error}");
+        assert!(error.ends_with("; b: the disk is full"), "{error}");
+        drop(admitted);
+        assert_eq!(spread(&logs, 1, &none).unwrap(), [0, 1]);
+        logs.close();
+    }
+}
