@@ -9,8 +9,7 @@ use std::time::Duration;
 use meta::{Change, Compare, MetaError, Store};
 use model::{Offset, Timestamp};
 use parking_lot::{Mutex, RwLock};
-use storage::{AppendError, Clock, Committed, Listener, Log, SystemClock};
-use tokio::sync::Notify;
+use storage::{AppendError, Clock, SystemClock};
 use wire::{ErrorCode, Text};
 
 use crate::api::init_producer_id::ProducerIds;
@@ -20,8 +19,9 @@ use crate::connection::Connection;
 use crate::coordinator::Coordinator;
 use crate::failure::Failure;
 use crate::groups::GroupConfig;
+use crate::logs::{LogDirectory, Logs, LogsError, Opening};
 use crate::metrics::{BrokerCollector, Metrics};
-use crate::partition::Partition;
+use crate::partition::{Home, Partition};
 use crate::session::Sessions;
 use crate::signal::Signal;
 use crate::topics::{OFFSETS_TOPIC, Topic, TopicError, Topics};
@@ -29,19 +29,15 @@ use crate::topics::{OFFSETS_TOPIC, Topic, TopicError, Topics};
 /// Name of the metadata store in the data directory.
 const META_FILE: &str = "meta.redb";
 const CLUSTER_ID_KEY: &str = "cluster_id";
-/// Threads for reads that miss the caches.
-const COLD_THREADS: usize = 2;
-/// Memory for the batch indexes of sealed segments.
-const INDEX_CACHE_BYTES: usize = 32 * 1024 * 1024;
 /// How often a wait for a commit looks whether the log has stopped meanwhile.
 const STOPPED_CHECK: Duration = Duration::from_millis(500);
 
 /// Why the broker cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The log cannot be opened.
-    #[error("the log cannot be opened: {0}")]
-    Log(#[from] storage::OpenError),
+    /// No log can be opened.
+    #[error(transparent)]
+    Logs(#[from] LogsError),
     /// The metadata store cannot be opened.
     #[error("the metadata cannot be opened: {0}")]
     Meta(#[from] MetaError),
@@ -65,92 +61,33 @@ pub struct Broker {
     pub(crate) config: Arc<Config>,
     pub(crate) cluster_id: Text,
     pub(crate) store: Arc<Store>,
-    pub(crate) log: Arc<Log>,
+    pub(crate) logs: Arc<Logs>,
     pub(crate) topics: Arc<Topics>,
     pub(crate) sessions: Sessions,
     pub(crate) coordinator: Arc<Coordinator>,
     pub(crate) producer_ids: ProducerIds,
     compactor: Compactor,
-    /// Told when the log has room again.
-    pub(crate) room: Arc<Notify>,
     pub(crate) metrics: Arc<Metrics>,
     clock: Arc<SystemClock>,
     advertised: RwLock<Option<Endpoint>>,
     background: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
-/// Hears from the log's writer and tells partitions and waiting appends.
-struct LogListener {
-    /// Weak, since the topics hold the log and the log holds its listener.
-    topics: OnceLock<Weak<Topics>>,
-    room: Arc<Notify>,
-    metrics: Arc<Metrics>,
-}
-
-impl Listener for LogListener {
-    fn committed(&self, streams: &[Committed]) {
-        let Some(topics) = self.topics.get().and_then(Weak::upgrade) else { return };
-        for grown in streams {
-            if let Some(partition) = topics.of_stream(grown.stream.id()) {
-                partition.subscribers.mark(usize::try_from(grown.bytes).unwrap_or(usize::MAX));
-            }
-        }
-    }
-
-    fn room(&self) {
-        self.room.notify_waiters();
-    }
-
-    fn group_commit(&self, bytes: usize, entries: u32, nanos: u64) {
-        self.metrics.commit_bytes.observe(f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)));
-        self.metrics.commit_entries.observe(f64::from(entries));
-        self.metrics.commit_seconds.observe(Duration::from_nanos(nanos).as_secs_f64());
-    }
-}
-
-fn bytes_of(setting: i64) -> usize {
-    usize::try_from(setting).unwrap_or(usize::MAX)
-}
-
 impl Broker {
-    /// Opens the broker on `disk`, with its metadata in `directory`. Blocks while the log recovers; must be called
-    /// inside a tokio runtime.
-    pub fn open(
-        config: Config,
-        disk: Arc<dyn disk::Disk>,
-        directory: &Path,
-    ) -> Result<Arc<Broker>, OpenError> {
+    /// Opens the broker on its logs, with its metadata in `directory`. Blocks while the logs recover; must be called
+    /// inside a tokio runtime. A log that cannot be had takes only its partitions down while there is another.
+    pub fn open(config: Config, logs: Vec<LogDirectory>, directory: &Path) -> Result<Arc<Broker>, OpenError> {
         let config = Arc::new(config);
         let store = Arc::new(Store::open(&directory.join(META_FILE))?);
         let cluster_id = cluster_id(&store)?;
-        let (room, metrics) = (Arc::new(Notify::new()), Arc::new(Metrics::default()));
-        let listener =
-            Arc::new(LogListener { topics: OnceLock::new(), room: room.clone(), metrics: metrics.clone() });
+        let metrics = Arc::new(Metrics::default());
         let clock = Arc::new(SystemClock::default());
-        let options = storage::Options {
-            segment_bytes: u64::try_from(config.segment_bytes).unwrap_or(0).next_multiple_of(1024 * 1024),
-            tail_cache_bytes: bytes_of(config.tail_cache_bytes),
-            region_cache_bytes: bytes_of(config.read_cache_bytes),
-            index_cache_bytes: INDEX_CACHE_BYTES,
-            producer_expiry_ms: config.producer_expiry_ms,
-            reserve_bytes: u64::try_from(config.reserve_bytes).unwrap_or(0),
-            log_id: uuid::Uuid::new_v4().as_u128(),
-            cold_threads: COLD_THREADS,
-            cleaner_bytes_per_second: u64::try_from(config.cleaner_bytes_per_second).unwrap_or(0),
-        };
-        let log = Arc::new(Log::open(disk, options, clock.clone(), listener.clone())?);
-        let report = log.recovery();
-        tracing::info!(
-            sealed_segments = report.sealed_segments,
-            scanned_segments = report.scanned_segments,
-            scanned_bytes = report.scanned_bytes,
-            end = %report.end,
-            dropped_blocks = report.dropped_blocks,
-            dropped_bytes = report.dropped_bytes,
-            "the log is open; dropped blocks were written but never acknowledged"
-        );
-        let topics = Arc::new(Topics::open(store.clone(), log.clone(), config.clone())?);
-        assert!(listener.topics.set(Arc::downgrade(&topics)).is_ok(), "set once");
+        let topics_later = Arc::new(OnceLock::new());
+        let opening = Opening { config: &config, metrics: &metrics, clock: &clock, topics: &topics_later };
+        let placed = Topics::placed(&store)?;
+        let logs = Arc::new(Logs::open(logs, &opening, &store, directory, &placed)?);
+        let topics = Arc::new(Topics::open(store.clone(), logs.clone(), config.clone())?);
+        assert!(topics_later.set(Arc::downgrade(&topics)).is_ok(), "set once");
         let group_config = GroupConfig {
             session_timeout_ms_min: config.group_session_timeout_ms_min,
             session_timeout_ms_max: config.group_session_timeout_ms_max,
@@ -165,17 +102,16 @@ impl Broker {
             config,
             cluster_id,
             store,
-            log,
+            logs,
             topics,
             producer_ids: ProducerIds::default(),
             compactor: Compactor::default(),
-            room,
             metrics,
             clock,
             advertised: RwLock::default(),
             background: Mutex::default(),
         });
-        broker.coordinator.load(&broker.topics, &broker.log)?;
+        broker.coordinator.load(&broker.topics, &broker.logs)?;
         broker.start_background();
         Ok(broker)
     }
@@ -219,7 +155,8 @@ impl Broker {
                     continue;
                 }
                 let oldest = config.retention_ms.map(|ms| Timestamp(now_ms.saturating_sub(ms)));
-                if let Some(start) = self.log.retain(&partition.stream, oldest, config.retention_bytes) {
+                let Ok(home) = partition.home() else { continue };
+                if let Some(start) = home.log.log.retain(&home.stream, oldest, config.retention_bytes) {
                     tracing::debug!(topic = %topic.name, partition = partition.index, %start, "retention");
                 }
             }
@@ -248,12 +185,16 @@ impl Broker {
         advertised.unwrap_or_else(reached)
     }
 
-    /// Why it takes no more appends, if it does not.
+    /// Why it takes no more appends, if no log does.
     pub fn failure(&self) -> Option<String> {
-        match self.log.stopped() {
-            Some(error @ AppendError::Poisoned(_)) => Some(error.to_string()),
-            Some(AppendError::Closed) | None => None,
-        }
+        let failed = self.failed_logs();
+        (failed.len() == self.logs.all().len()).then(|| failed.join("; "))
+    }
+
+    /// The logs that stopped by themselves, and why.
+    pub fn failed_logs(&self) -> Vec<String> {
+        let logs = self.logs.all().iter();
+        logs.filter_map(|log| log.failure().map(|error| format!("{}: {error}", log.path))).collect()
     }
 
     /// Adds all metrics to `registry`.
@@ -262,15 +203,15 @@ impl Broker {
         registry.register_collector(Box::new(BrokerCollector(Arc::downgrade(self))));
     }
 
-    /// Finishes what is in flight and closes the log: nothing acknowledged or admitted is lost. No request may be begun
+    /// Finishes what is in flight and closes the logs: nothing acknowledged or admitted is lost. No request may be begun
     /// any more.
     pub async fn close(&self) {
         for task in std::mem::take(&mut *self.background.lock()) {
             task.abort();
         }
-        let log = self.log.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || log.close()).await {
-            tracing::error!(%error, "closing the log failed");
+        let logs = self.logs.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || logs.close()).await {
+            tracing::error!(%error, "closing the logs failed");
         }
     }
 
@@ -342,15 +283,20 @@ impl Broker {
         self.find_or_create_topic(OFFSETS_TOPIC, self.config.offsets_partitions, &compacted).await
     }
 
-    /// Waits until `partition` is committed up to `end`.
-    pub(crate) async fn committed(&self, partition: &Partition, end: Offset) -> Result<(), AppendError> {
+    /// Waits until `partition`, which is in `home`, is committed up to `end`.
+    pub(crate) async fn committed(
+        &self,
+        partition: &Partition,
+        home: &Home,
+        end: Offset,
+    ) -> Result<(), AppendError> {
         let signal = Arc::new(Signal::default());
         partition.subscribers.add(&signal, 0);
         let result = loop {
-            if partition.stream.bounds().committed >= end {
+            if home.stream.bounds().committed >= end {
                 break Ok(());
             }
-            if let Some(error) = self.log.stopped() {
+            if let Some(error) = home.log.log.stopped() {
                 break Err(error);
             }
             // Elapsed or woken, the loop looks again.

@@ -4,7 +4,7 @@
 //! One lock per group. Records are put into the log's queue under it, so that the order in the log is the order in the
 //! group; what follows when they are durable runs as a task of its own, never on the writer's thread.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,8 @@ use crate::groups::{
     JoinRequest, Now, OffsetKey, PersistId, ReplyToken, SyncRequest, Synced, decode_record, encode_group,
     encode_group_key, encode_offset, encode_offset_key, partition_for,
 };
-use crate::partition::{Appended, Checked, Partition};
+use crate::logs::Logs;
+use crate::partition::{Appended, Checked, Home, Partition};
 use crate::topics::{OFFSETS_TOPIC, Topics};
 
 /// A record of `__consumer_offsets`; a `None` value is a tombstone.
@@ -67,6 +68,8 @@ pub struct Coordinator {
     started: Instant,
     runtime: Handle,
     groups: Mutex<HashMap<String, Arc<Entry>>>,
+    /// Partitions of `__consumer_offsets` that could not be read: what their groups committed is not known.
+    unread: Mutex<HashSet<i32>>,
 }
 
 impl std::fmt::Debug for Coordinator {
@@ -100,15 +103,26 @@ impl Coordinator {
             started: Instant::now(),
             runtime: Handle::current(),
             groups: Mutex::default(),
+            unread: Mutex::default(),
         }
     }
 
     /// Restores all groups from `__consumer_offsets`. Blocks.
-    pub fn load(self: &Arc<Self>, topics: &Topics, log: &storage::Log) -> Result<(), storage::ReadError> {
+    pub fn load(self: &Arc<Self>, topics: &Topics, logs: &Logs) -> Result<(), storage::ReadError> {
         let Some(topic) = topics.find(OFFSETS_TOPIC) else { return Ok(()) };
         let mut found: HashMap<String, Loaded> = HashMap::new();
         for partition in topic.partitions().iter() {
-            load_partition(partition, log, &mut found)?;
+            let Ok(home) = partition.home() else { continue };
+            let mut loaded = HashMap::new();
+            match load_partition(partition, home, &mut loaded) {
+                Ok(()) => found.extend(loaded),
+                Err(error) if logs.all().len() == 1 => return Err(error),
+                Err(error) => {
+                    let (directory, partition) = (&home.log.path, partition.index);
+                    tracing::error!(directory, partition, %error, "the groups of a partition cannot be read");
+                    self.unread.lock().insert(partition);
+                }
+            }
         }
         let now = self.now();
         for (id, loaded) in found {
@@ -154,6 +168,23 @@ impl Coordinator {
         let monotonic_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Now { monotonic_ms, wall_ms: i64::try_from(wall.as_millis()).unwrap_or(i64::MAX) }
+    }
+
+    /// Whether the records of group `id` can be read. Where they are in a lost log directory, Kafka says of every group
+    /// in it that the coordinator is elsewhere, and that it is not available.
+    pub fn serves(&self, id: &str) -> bool {
+        self.partition_of(id).is_none_or(|(_, partition)| {
+            partition.home().is_ok() && !self.unread.lock().contains(&partition.index)
+        })
+    }
+
+    /// The partition of `__consumer_offsets` that group `id` is in, once there is that topic.
+    fn partition_of(&self, id: &str) -> Option<(Arc<Broker>, Arc<Partition>)> {
+        let broker = self.broker.upgrade()?;
+        let topic = broker.topics.find(OFFSETS_TOPIC)?;
+        let count = i32::try_from(topic.partitions().len()).ok()?;
+        let partition = topic.partition(partition_for(id, count))?;
+        Some((broker, partition))
     }
 
     /// The group `id`.
@@ -366,7 +397,11 @@ impl Coordinator {
     /// Writes the live records of a partition of `__consumer_offsets` anew and drops what stands before them, once most
     /// of it is superseded. A group with records in flight puts it off: its newest record would stand before.
     pub fn rewrite(self: &Arc<Self>, partition: &Arc<Partition>, partitions: i32) {
-        let bounds = partition.stream.bounds();
+        let Ok(home) = partition.home() else { return };
+        if self.unread.lock().contains(&partition.index) {
+            return;
+        }
+        let bounds = home.stream.bounds();
         let entries: Vec<_> =
             self.all().into_iter().filter(|e| partition_for(&e.id, partitions) == partition.index).collect();
         let live: usize = entries.iter().map(|entry| 1 + entry.state.lock().group.offsets().count()).sum();
@@ -391,18 +426,18 @@ impl Coordinator {
             }
         }
         let Some(broker) = self.broker.upgrade() else { return };
-        let (log, stream, runtime) = (broker.log.clone(), partition.stream.clone(), self.runtime.clone());
-        let first = partition.stream.bounds().committed;
+        let runtime = self.runtime.clone();
+        let first = home.stream.bounds().committed;
         let last = batches.len();
         let left = Arc::new(std::sync::atomic::AtomicUsize::new(last));
         for batch in batches {
-            let (log, stream, left) = (log.clone(), stream.clone(), left.clone());
+            let (home, left) = (home.clone(), left.clone());
             let done = RecordsDone {
                 runtime: runtime.clone(),
                 then: Mutex::new(Some(Box::new(move |result| {
                     // Only when every batch is durable may the old records go.
                     if result.is_ok() && left.fetch_sub(1, std::sync::atomic::Ordering::AcqRel) == 1 {
-                        log.trim(&stream, first, None);
+                        home.log.log.trim(&home.stream, first, None);
                     }
                 }))),
             };
@@ -486,13 +521,8 @@ impl Coordinator {
         };
         let done =
             Arc::new(RecordsDone { runtime: self.runtime.clone(), then: Mutex::new(Some(Box::new(finish))) });
-        let partition = self.broker.upgrade().and_then(|broker| {
-            let topic = broker.topics.find(OFFSETS_TOPIC)?;
-            let count = i32::try_from(topic.partitions().len()).ok()?;
-            let partition = topic.partition(partition_for(&entry.id, count))?;
-            Some((broker, partition))
-        });
-        let appended = partition
+        let appended = self
+            .partition_of(&entry.id)
             .filter(|_| !records.is_empty())
             .and_then(|(broker, partition)| append_records(&broker, &partition, &records, done.clone()));
         match appended {
@@ -574,6 +604,7 @@ fn append_records(
     records: &[GroupRecordBytes],
     done: Arc<dyn Completion>,
 ) -> Option<Offset> {
+    let home = partition.home().ok()?;
     let now_ms = broker.now_ms();
     let mut builder = BatchBuilder::new(Compression::None);
     for (key, value) in records {
@@ -581,7 +612,7 @@ fn append_records(
     }
     let bytes = builder.finish();
     let header = BatchHeader::parse(&bytes).expect("the batch was just built");
-    let admission = match broker.log.admit(bytes.len()) {
+    let admission = match home.log.log.admit(bytes.len()) {
         Ok(admission) => admission,
         Err(error) => {
             tracing::warn!(%error, "a group's records cannot be written");
@@ -589,7 +620,7 @@ fn append_records(
         }
     };
     let batch = Checked { header, bytes, append_time: None };
-    match partition.append(&broker.log, batch, admission, Durability::Synced, Some(done), now_ms) {
+    match partition.append(home, batch, admission, Durability::Synced, Some(done), now_ms) {
         Ok(Appended::New { base_offset }) => Some(base_offset),
         other => unreachable!("a batch without a producer is always new: {other:?}"),
     }
@@ -604,19 +635,19 @@ struct Loaded {
 
 fn load_partition(
     partition: &Partition,
-    log: &storage::Log,
+    home: &Home,
     found: &mut HashMap<String, Loaded>,
 ) -> Result<(), storage::ReadError> {
-    let mut from = partition.stream.bounds().start;
+    let mut from = home.stream.bounds().start;
     loop {
         let request = ReadRequest {
-            stream: partition.stream.clone(),
+            stream: home.stream.clone(),
             from,
             until: Offset(i64::MAX),
             bytes_max: LOAD_READ_BYTES,
             at_least_one: true,
         };
-        let batches = log.read_blocking(&request)?;
+        let batches = home.log.log.read_blocking(&request)?;
         let Some(next) = batches.next else { return Ok(()) };
         let mut bytes = Bytes::from(batches.chunks.concat());
         while !bytes.is_empty() {

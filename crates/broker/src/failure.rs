@@ -4,6 +4,7 @@ use storage::{AdmitError, AppendError, ReadError};
 use wire::ErrorCode;
 
 use crate::groups::GroupError;
+use crate::logs::Lost;
 use crate::sequence::SequenceError;
 use crate::topics::TopicError;
 
@@ -51,6 +52,12 @@ impl From<AdmitError> for Failure {
     }
 }
 
+impl From<&Lost> for Failure {
+    fn from(lost: &Lost) -> Failure {
+        Failure::because(ErrorCode::KafkaStorageError, lost.to_string())
+    }
+}
+
 impl From<AppendError> for Failure {
     fn from(error: AppendError) -> Failure {
         let message = error.to_string();
@@ -95,6 +102,7 @@ impl From<TopicError> for Failure {
             TopicError::Unknown => ErrorCode::UnknownTopicOrPartition,
             TopicError::Name(_) => ErrorCode::InvalidTopicException,
             TopicError::Partitions(_) => ErrorCode::InvalidPartitions,
+            TopicError::NoLog(_) => ErrorCode::KafkaStorageError,
             TopicError::Meta(_) => {
                 tracing::error!(message, "a change of the metadata failed");
                 ErrorCode::KafkaStorageError

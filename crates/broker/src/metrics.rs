@@ -10,10 +10,12 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use storage::Statistics;
 use wire::ApiKey;
 
 use crate::broker::Broker;
 use crate::groups::Group;
+use crate::topics::Topic;
 
 /// The API of a request.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -145,6 +147,16 @@ struct StateLabel {
     state: String,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct DirLabel {
+    dir: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LogDirectoryLabel {
+    logdirectory: String,
+}
+
 fn count(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
@@ -152,9 +164,10 @@ fn count(value: usize) -> i64 {
 impl Collector for BrokerCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
         let Some(broker) = self.0.upgrade() else { return Ok(()) };
-        let statistics = broker.log.statistics();
         let topics = broker.topics.all();
         let partitions = topics.iter().map(|topic| topic.partitions().len()).sum::<usize>();
+        let lost = |topic: &Arc<Topic>| topic.partitions().iter().filter(|p| p.home().is_err()).count();
+        let offline = broker.logs.lost().len() + broker.failed_logs().len();
         let gauges = [
             ("kafka_server_replicamanager_partitioncount", "Partitions", count(partitions)),
             ("kafka_controller_kafkacontroller_globaltopiccount", "Topics", count(topics.len())),
@@ -163,28 +176,15 @@ impl Collector for BrokerCollector {
                 "Fetch sessions",
                 count(broker.sessions.count()),
             ),
-            ("mainstem_log_segments", "Segments that hold part of the log", count(statistics.segments)),
             (
-                "mainstem_log_prepared_segments",
-                "Segments prepared ahead",
-                count(statistics.prepared_segments),
-            ),
-            ("mainstem_log_streams", "Streams in the log", count(statistics.streams)),
-            ("mainstem_log_tail_cache_bytes", "Bytes in the tail cache", count(statistics.tail_bytes)),
-            (
-                "mainstem_log_read_cache_bytes",
-                "Bytes in the cache of regions read back",
-                count(statistics.region_bytes),
+                "kafka_log_logmanager_offlinelogdirectorycount",
+                "Log directories that could not be used or have failed since",
+                count(offline),
             ),
             (
-                "mainstem_log_index_cache_bytes",
-                "Bytes in the cache of sealed indexes",
-                count(statistics.index_bytes),
-            ),
-            (
-                "mainstem_log_stopped",
-                "1 when the log takes no more appends",
-                i64::from(broker.log.stopped().is_some()),
+                "kafka_server_replicamanager_offlinereplicacount",
+                "Partitions whose log directory could not be used",
+                topics.iter().map(|topic| count(lost(topic))).sum(),
             ),
         ];
         for (name, help, value) in gauges {
@@ -192,23 +192,61 @@ impl Collector for BrokerCollector {
             let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
             gauge.encode(metric)?;
         }
-        let counters = [
-            ("mainstem_log_tail_cache_hits", "Batches read from the tail cache", statistics.tail_hits),
-            ("mainstem_log_cold_reads", "Reads that the caches could not answer", statistics.cold_reads),
-            (
-                "mainstem_log_read_cache_hits",
-                "Look-ups that found all regions cached",
-                statistics.region_hits,
-            ),
-            ("mainstem_log_read_cache_misses", "Regions that were read from disk", statistics.region_misses),
-        ];
-        for (name, help, value) in counters {
-            let counter = ConstCounter::new(value);
-            let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
-            counter.encode(metric)?;
-        }
+        encode_logs(&broker, &mut encoder)?;
         encode_groups(&broker, &mut encoder)
     }
+}
+
+/// What is known of each log, by its directory.
+fn encode_logs(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
+    type Value = fn(&Statistics) -> usize;
+    let gauges: [(&str, &str, Value); 6] = [
+        ("mainstem_log_segments", "Segments that hold part of the log", |of| of.segments),
+        ("mainstem_log_prepared_segments", "Segments prepared ahead", |of| of.prepared_segments),
+        ("mainstem_log_streams", "Streams in the log", |of| of.streams),
+        ("mainstem_log_tail_cache_bytes", "Bytes in the tail cache", |of| of.tail_bytes),
+        ("mainstem_log_read_cache_bytes", "Bytes in the cache of regions read back", |of| of.region_bytes),
+        ("mainstem_log_index_cache_bytes", "Bytes in the cache of sealed indexes", |of| of.index_bytes),
+    ];
+    type Count = fn(&Statistics) -> u64;
+    let counters: [(&str, &str, Count); 4] = [
+        ("mainstem_log_tail_cache_hits", "Batches read from the tail cache", |of| of.tail_hits),
+        ("mainstem_log_cold_reads", "Reads that the caches could not answer", |of| of.cold_reads),
+        ("mainstem_log_read_cache_hits", "Look-ups that found all regions cached", |of| of.region_hits),
+        ("mainstem_log_read_cache_misses", "Regions that were read from disk", |of| of.region_misses),
+    ];
+    let logs: Vec<(DirLabel, Statistics, bool)> = broker
+        .logs
+        .all()
+        .iter()
+        .map(|log| (DirLabel { dir: log.path.clone() }, log.log.statistics(), log.log.stopped().is_some()))
+        .collect();
+    let (gauge, counter) = (ConstGauge::new(0i64).metric_type(), ConstCounter::new(0u64).metric_type());
+    for (name, help, value) in gauges {
+        let mut family = encoder.encode_descriptor(name, help, None, gauge)?;
+        for (dir, statistics, _) in &logs {
+            ConstGauge::new(count(value(statistics))).encode(family.encode_family(dir)?)?;
+        }
+    }
+    for (name, help, value) in counters {
+        let mut family = encoder.encode_descriptor(name, help, None, counter)?;
+        for (dir, statistics, _) in &logs {
+            ConstCounter::new(value(statistics)).encode(family.encode_family(dir)?)?;
+        }
+    }
+    let help = "1 when the log takes no more appends";
+    let mut family = encoder.encode_descriptor("mainstem_log_stopped", help, None, gauge)?;
+    for (dir, _, stopped) in &logs {
+        ConstGauge::new(i64::from(*stopped)).encode(family.encode_family(dir)?)?;
+    }
+    let (name, help) = ("kafka_log_logmanager_logdirectoryoffline", "1 when a log directory is offline");
+    let mut family = encoder.encode_descriptor(name, help, None, gauge)?;
+    let open = broker.logs.all().iter().map(|log| (&log.path, log.failure().is_some()));
+    for (path, offline) in open.chain(broker.logs.lost().iter().map(|lost| (&lost.path, true))) {
+        let label = LogDirectoryLabel { logdirectory: path.clone() };
+        ConstGauge::new(i64::from(offline)).encode(family.encode_family(&label)?)?;
+    }
+    Ok(())
 }
 
 fn encode_groups(broker: &Arc<Broker>, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
@@ -219,8 +257,8 @@ fn encode_groups(broker: &Arc<Broker>, encoder: &mut DescriptorEncoder) -> Resul
             for (key, offset) in group.offsets() {
                 let partition =
                     broker.topics.find(&key.topic).and_then(|topic| topic.partition(key.partition));
-                if let Some(partition) = partition {
-                    let lag = (partition.stream.bounds().committed.0 - offset.offset).max(0);
+                if let Some(home) = partition.as_ref().and_then(|partition| partition.home().ok()) {
+                    let lag = (home.stream.bounds().committed.0 - offset.offset).max(0);
                     let label = LagLabel {
                         group: entry.id().to_owned(),
                         topic: key.topic.clone(),

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use model::{BatchHeader, Offset, Timestamp};
+use model::{BatchHeader, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
-use storage::{Admission, Append, Completion, Durability, Log, Producers, RememberedBatch, Stream};
+use storage::{Admission, Append, Completion, Durability, Producers, RememberedBatch, Stream};
+use uuid::Uuid;
 use wire::Text;
 
+use crate::logs::{Lost, OpenLog};
 use crate::sequence::{self, Sequence, SequenceError};
 use crate::signal::Subscribers;
 
@@ -25,12 +27,24 @@ pub struct Partition {
     pub topic: Text,
     /// Its number in the topic.
     pub index: i32,
-    /// Its records.
-    pub stream: Arc<Stream>,
+    /// Its stream, in whichever log.
+    pub stream_id: StreamId,
+    /// The log of its stream, as the metadata names it.
+    pub log_id: Uuid,
+    home: Result<Home, Arc<Lost>>,
     /// Who waits for it.
     pub subscribers: Subscribers,
     state: Mutex<State>,
     deleted: AtomicBool,
+}
+
+/// Where a partition's records are.
+#[derive(Clone, Debug)]
+pub struct Home {
+    /// The log that holds them.
+    pub log: Arc<OpenLog>,
+    /// Its stream there.
+    pub stream: Arc<Stream>,
 }
 
 #[derive(Debug)]
@@ -68,23 +82,43 @@ pub struct Checked {
 }
 
 impl Partition {
-    /// The partition whose records are in `stream`.
-    pub fn new(topic: Text, index: i32, stream: Arc<Stream>) -> Partition {
-        let state = State { next_offset: stream.bounds().committed, producers: stream.producers() };
+    /// The partition whose records are in the stream `stream_id` of the log `log_id`, which is found or lost.
+    pub fn new(
+        topic: Text,
+        index: i32,
+        stream_id: StreamId,
+        log_id: Uuid,
+        log: Result<Arc<OpenLog>, Arc<Lost>>,
+    ) -> Partition {
+        let home = log.map(|log| Home { stream: log.log.stream(stream_id), log });
+        let state = home.as_ref().map_or_else(
+            |_| State { next_offset: Offset::ZERO, producers: Producers::default() },
+            |Home { stream, .. }| State {
+                next_offset: stream.bounds().committed,
+                producers: stream.producers(),
+            },
+        );
         Partition {
             topic,
             index,
-            stream,
+            stream_id,
+            log_id,
+            home,
             subscribers: Subscribers::default(),
             state: Mutex::new(state),
             deleted: AtomicBool::new(false),
         }
     }
 
-    /// Appends a batch, unless it repeats one or does not continue its producer's sequence.
+    /// Where its records are; refused while its log directory is lost.
+    pub fn home(&self) -> Result<&Home, &Lost> {
+        self.home.as_ref().map_err(|lost| &**lost)
+    }
+
+    /// Appends a batch to its log, which is `home`, unless it repeats one or does not continue its producer's sequence.
     pub fn append(
         &self,
-        log: &Log,
+        home: &Home,
         batch: Checked,
         admission: Admission,
         durability: Durability,
@@ -100,8 +134,8 @@ impl Partition {
         let base_offset = state.next_offset;
         state.next_offset = base_offset + batch.header.offset_count();
         state.producers.record(&batch.header, base_offset, now_ms);
-        log.append(Append {
-            stream: self.stream.clone(),
+        home.log.log.append(Append {
+            stream: home.stream.clone(),
             base_offset,
             header: batch.header,
             batch: batch.bytes,

@@ -10,11 +10,11 @@ use meta::{Change, Compare, MetaError, Store};
 use model::StreamId;
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
-use storage::Log;
 use uuid::Uuid;
 use wire::Text;
 
 use crate::config::Config;
+use crate::logs::{Held, Logs};
 use crate::partition::Partition;
 use crate::topic_config::TopicConfig;
 
@@ -43,6 +43,9 @@ pub enum TopicError {
     /// A count that is not possible.
     #[error("{0}")]
     Partitions(String),
+    /// No log takes its partitions.
+    #[error("no log directory takes new partitions: {0}")]
+    NoLog(String),
     /// The metadata store failed.
     #[error(transparent)]
     Meta(#[from] MetaError),
@@ -53,8 +56,28 @@ pub enum TopicError {
 struct TopicRecord {
     id: Uuid,
     streams: Vec<u64>,
+    /// The log of each stream. Records from when there was one log only have none: nil stands for that one.
+    #[serde(default)]
+    logs: Vec<Uuid>,
     #[serde(default)]
     configs: BTreeMap<String, String>,
+}
+
+impl TopicRecord {
+    fn new(id: Uuid, configs: BTreeMap<String, String>) -> TopicRecord {
+        TopicRecord { id, streams: Vec::new(), logs: Vec::new(), configs }
+    }
+
+    /// The stream of each partition, and its log.
+    fn places(&self) -> impl Iterator<Item = (StreamId, Uuid)> {
+        let logs = self.logs.iter().copied().chain(std::iter::repeat(Uuid::nil()));
+        self.streams.iter().map(|stream| StreamId(*stream)).zip(logs)
+    }
+
+    fn push(&mut self, (stream, log): (StreamId, Uuid)) {
+        self.streams.push(stream.0);
+        self.logs.push(log);
+    }
 }
 
 /// A topic.
@@ -90,6 +113,13 @@ impl Topic {
         self.overrides.read().clone()
     }
 
+    /// What the metadata has of it, with these settings.
+    fn record(&self, configs: BTreeMap<String, String>) -> TopicRecord {
+        let mut record = TopicRecord::new(self.id, configs);
+        self.partitions().iter().for_each(|partition| record.push((partition.stream_id, partition.log_id)));
+        record
+    }
+
     /// Kept by the server for itself.
     pub fn is_internal(&self) -> bool {
         matches!(self.name.as_str(), OFFSETS_TOPIC | TRANSACTIONS_TOPIC)
@@ -100,7 +130,7 @@ impl Topic {
 #[derive(Debug)]
 pub struct Topics {
     store: Arc<Store>,
-    log: Arc<Log>,
+    logs: Arc<Logs>,
     config: Arc<Config>,
     by_name: RwLock<HashMap<Text, Arc<Topic>>>,
     by_id: RwLock<HashMap<Uuid, Arc<Topic>>>,
@@ -111,10 +141,10 @@ pub struct Topics {
 
 impl Topics {
     /// Loads all topics, and drops streams that no topic owns: what a crash in the middle of a deletion left.
-    pub fn open(store: Arc<Store>, log: Arc<Log>, config: Arc<Config>) -> Result<Topics, MetaError> {
+    pub fn open(store: Arc<Store>, logs: Arc<Logs>, config: Arc<Config>) -> Result<Topics, MetaError> {
         let topics = Topics {
             store,
-            log,
+            logs,
             config,
             by_name: RwLock::default(),
             by_id: RwLock::default(),
@@ -130,11 +160,17 @@ impl Topics {
                 }
             }
         }
-        let orphans =
-            topics.log.streams().into_iter().filter(|s| !topics.by_stream.read().contains_key(&s.id()));
-        for orphan in orphans {
-            tracing::info!(stream = orphan.id().0, "dropping a stream that no topic owns");
-            topics.log.delete(&orphan, None);
+        for log in topics.logs.all() {
+            let orphans =
+                log.log.streams().into_iter().filter(|s| !topics.by_stream.read().contains_key(&s.id()));
+            for orphan in orphans {
+                tracing::info!(
+                    stream = orphan.id().0,
+                    directory = log.path,
+                    "dropping a stream that no topic owns"
+                );
+                log.log.delete(&orphan, None);
+            }
         }
         Ok(topics)
     }
@@ -191,8 +227,9 @@ impl Topics {
     ) -> Result<Arc<Topic>, TopicError> {
         let _one = self.change.lock();
         self.check_new(name, partitions)?;
-        let (streams, next_stream) = self.new_streams(partitions)?;
-        let record = TopicRecord { id: Uuid::new_v4(), streams, configs };
+        let (places, next_stream) = self.new_streams(partitions)?;
+        let mut record = TopicRecord::new(Uuid::new_v4(), configs);
+        places.into_iter().for_each(|place| record.push(place));
         let compare = Compare { key: format!("{TOPIC_PREFIX}{name}"), revision: None };
         self.store.commit(&[compare], &[next_stream, put(name, &record)])?;
         self.insert(Text::from(name.to_owned()), &record);
@@ -207,13 +244,13 @@ impl Topics {
         let old = topic.partitions();
         self.check_total(&topic, total)?;
         let more = total - i32::try_from(old.len()).unwrap_or(i32::MAX);
-        let (mut streams, next_stream) = self.new_streams(more)?;
-        streams.splice(0..0, old.iter().map(|partition| partition.stream.id().0));
-        let record = TopicRecord { id: topic.id, streams, configs: topic.overrides() };
+        let (places, next_stream) = self.new_streams(more)?;
+        let mut record = topic.record(topic.overrides());
+        places.into_iter().for_each(|place| record.push(place));
         self.store.commit(&[], &[next_stream, put(name, &record)])?;
         let mut partitions = old.to_vec();
-        for (index, stream) in (0..).zip(&record.streams).skip(old.len()) {
-            partitions.push(self.partition(&topic.name, index, *stream));
+        for (index, place) in (0..).zip(record.places()).skip(old.len()) {
+            partitions.push(self.partition(&topic.name, index, place));
         }
         *topic.partitions.write() = partitions.into();
         Ok(())
@@ -242,8 +279,7 @@ impl Topics {
     pub fn configure(&self, name: &str, configs: BTreeMap<String, String>) -> Result<(), TopicError> {
         let _one = self.change.lock();
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
-        let streams = topic.partitions().iter().map(|partition| partition.stream.id().0).collect();
-        let record = TopicRecord { id: topic.id, streams, configs };
+        let record = topic.record(configs);
         self.store.commit(&[], &[put(name, &record)])?;
         *topic.config.write() = Arc::new(TopicConfig::new(&record.configs, &self.config));
         *topic.overrides.write() = record.configs;
@@ -258,33 +294,85 @@ impl Topics {
         self.by_name.write().remove(name);
         self.by_id.write().remove(&topic.id);
         for partition in topic.partitions().iter() {
-            self.by_stream.write().remove(&partition.stream.id());
+            self.by_stream.write().remove(&partition.stream_id);
             partition.set_deleted();
-            self.log.delete(&partition.stream, None);
+            // Those in a lost directory are dropped once it is back, as streams that no topic owns.
+            if let Ok(home) = partition.home() {
+                home.log.log.delete(&home.stream, None);
+            }
         }
         tracing::info!(topic = name, "deleted a topic");
         Ok(())
     }
 
-    /// Hands out `count` new stream ids, with the change that makes them used.
-    fn new_streams(&self, count: i32) -> Result<(Vec<u64>, Change), MetaError> {
+    /// Gives up the partitions of a topic whose log directories are lost: they begin anew, empty, in other ones; all
+    /// others stay as they are. Returns how many there were. Durable on return; blocks.
+    pub fn give_up_lost(&self, name: &str) -> Result<usize, TopicError> {
+        let _one = self.change.lock();
+        let topic = self.find(name).ok_or(TopicError::Unknown)?;
+        let mut partitions = topic.partitions().to_vec();
+        let lost: Vec<usize> = (0..partitions.len()).filter(|at| partitions[*at].home().is_err()).collect();
+        let (places, next_stream) = self.new_streams(i32::try_from(lost.len()).unwrap_or(i32::MAX))?;
+        let mut record = topic.record(topic.overrides());
+        for (at, (stream, log)) in lost.iter().zip(&places) {
+            (record.streams[*at], record.logs[*at]) = (stream.0, *log);
+        }
+        self.store.commit(&[], &[next_stream, put(name, &record)])?;
+        for (at, place) in lost.iter().zip(places) {
+            let old = partitions[*at].clone();
+            partitions[*at] = self.partition(&topic.name, old.index, place);
+            self.by_stream.write().remove(&old.stream_id);
+            old.set_deleted();
+        }
+        *topic.partitions.write() = partitions.into();
+        tracing::warn!(topic = name, partitions = lost.len(), "gave up lost partitions; they begin anew");
+        Ok(lost.len())
+    }
+
+    /// How many partitions the metadata in `store` has in each log; under nil those in the first one.
+    pub fn placed(store: &Store) -> Result<BTreeMap<Uuid, usize>, MetaError> {
+        let mut placed = BTreeMap::new();
+        for (_, value) in store.list(TOPIC_PREFIX)? {
+            // Who cannot be read is named when the topics are opened.
+            let Ok(record) = serde_json::from_slice::<TopicRecord>(&value.bytes) else { continue };
+            record.places().for_each(|(_, log)| *placed.entry(log).or_default() += 1);
+        }
+        Ok(placed)
+    }
+
+    /// What each log has.
+    fn held(&self) -> HashMap<Uuid, Held> {
+        let mut all: HashMap<Uuid, Held> = HashMap::new();
+        for home in self.by_stream.read().values().filter_map(|partition| partition.home().ok()) {
+            let held = all.entry(home.log.id).or_default();
+            held.partitions += 1;
+            held.promised_bytes += self.logs.promise(home.stream.bounds().bytes);
+        }
+        all
+    }
+
+    /// Hands out `count` new stream ids and chooses their logs, with the change that makes the ids used.
+    fn new_streams(&self, count: i32) -> Result<(Vec<(StreamId, Uuid)>, Change), TopicError> {
+        let logs = self.logs.place(usize::try_from(count).unwrap_or(0), self.held());
+        let logs = logs.map_err(TopicError::NoLog)?;
         let stored = self.store.find(NEXT_STREAM_KEY)?;
         let first: u64 = stored.and_then(|value| serde_json::from_slice(&value.bytes).ok()).unwrap_or(1);
         let next = first + u64::from(count.unsigned_abs());
         let bytes = serde_json::to_vec(&next).expect("a number can be written as JSON");
-        Ok(((first..next).collect(), Change::Put { key: NEXT_STREAM_KEY.into(), bytes }))
+        let places = (first..next).map(StreamId).zip(logs).collect();
+        Ok((places, Change::Put { key: NEXT_STREAM_KEY.into(), bytes }))
     }
 
-    fn partition(&self, topic: &Text, index: i32, stream: u64) -> Arc<Partition> {
-        let stream = self.log.stream(StreamId(stream));
-        let partition = Arc::new(Partition::new(topic.clone(), index, stream));
-        self.by_stream.write().insert(partition.stream.id(), partition.clone());
+    fn partition(&self, topic: &Text, index: i32, (stream, log): (StreamId, Uuid)) -> Arc<Partition> {
+        let partition = Partition::new(topic.clone(), index, stream, log, self.logs.find(log));
+        let partition = Arc::new(partition);
+        self.by_stream.write().insert(stream, partition.clone());
         partition
     }
 
     fn insert(&self, name: Text, record: &TopicRecord) {
         let partitions: Vec<_> =
-            (0..).zip(&record.streams).map(|(index, stream)| self.partition(&name, index, *stream)).collect();
+            (0..).zip(record.places()).map(|(index, place)| self.partition(&name, index, place)).collect();
         let topic = Arc::new(Topic {
             name: name.clone(),
             id: record.id,

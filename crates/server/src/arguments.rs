@@ -50,7 +50,7 @@ pub struct ServerArguments {
     /// Configuration file (TOML); `mainstem config` prints one.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where the data is kept (data.dir) [default: ./data].
+    /// Where the metadata is kept and, without log.dirs, the log (data.dir) [default: ./data].
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<String>,
     /// Where clients connect (listen) [default: 127.0.0.1:9092].

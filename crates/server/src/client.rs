@@ -372,17 +372,27 @@ impl Cluster {
     /// All topics.
     pub fn topics(&mut self) -> Result<Vec<Topic>, ClientError> {
         let answer = self.metadata(None, false)?;
-        let mut topics = answer.topics.into_iter().map(topic).collect::<Result<Vec<_>, _>>()?;
+        let mut topics =
+            answer.topics.into_iter().map(|answer| topic(answer, false)).collect::<Result<Vec<_>, _>>()?;
         topics.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(topics)
     }
 
     /// One topic with a leader for each partition, created first if `create` and the server does that.
     pub fn topic(&mut self, name: &str, create: bool) -> Result<Topic, ClientError> {
+        self.topic_with(name, create, true)
+    }
+
+    /// One topic as it is: an offline partition has the leader -1.
+    pub fn topic_as_it_is(&mut self, name: &str) -> Result<Topic, ClientError> {
+        self.topic_with(name, false, false)
+    }
+
+    fn topic_with(&mut self, name: &str, create: bool, leaders: bool) -> Result<Topic, ClientError> {
         retried(|| {
             let answer = self.metadata(Some(&[name]), create)?;
             let missing = KafkaError { code: ErrorCode::UnknownTopicOrPartition.code(), message: None };
-            let found = topic(answer.topics.into_iter().next().ok_or(missing)?);
+            let found = topic(answer.topics.into_iter().next().ok_or(missing)?, leaders);
             match found {
                 // Without creation it does not come by itself.
                 Err(error) if !create && error.known() == Some(ErrorCode::UnknownTopicOrPartition) => {
@@ -474,12 +484,14 @@ pub fn by_leader(partitions: &[Partition]) -> HashMap<i32, Vec<i32>> {
     leaders
 }
 
-fn topic(answer: MetadataResponseTopic) -> Result<Topic, KafkaError> {
+/// `leaders`: whether a partition without a leader is an error.
+fn topic(answer: MetadataResponseTopic, leaders: bool) -> Result<Topic, KafkaError> {
     check(answer.error_code, None)?;
     let mut partitions = Vec::new();
     for partition in answer.partitions {
         // A replica that is down is no error for us.
-        if partition.error_code != ErrorCode::ReplicaNotAvailable.code() {
+        let offline = partition.error_code == ErrorCode::LeaderNotAvailable.code() && !leaders;
+        if partition.error_code != ErrorCode::ReplicaNotAvailable.code() && !offline {
             check(partition.error_code, None)?;
         }
         partitions.push(Partition {

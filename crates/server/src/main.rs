@@ -13,6 +13,7 @@ mod config_file;
 mod connection;
 mod inbound;
 mod listener;
+mod log_dirs;
 mod outbound;
 mod process;
 mod serve;

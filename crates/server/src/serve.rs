@@ -2,23 +2,22 @@
 //!
 //! Standard output gets one line, when clients can connect; everything else is logged to standard error.
 
-use std::fs::DirBuilder;
 use std::future::Future;
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use broker::Broker;
-use disk::{DirectoryLock, Disk};
+use broker::{Broker, LogDirectory};
+use disk::DirectoryLock;
 use tokio::net::TcpSocket;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::admin::{self, Admin};
 use crate::listener::{self, Bounds};
+use crate::log_dirs::{self, Locks};
 use crate::process;
 use crate::settings::{LogFormat, Settings};
 
@@ -58,11 +57,14 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let directory = settings.data_dir.clone();
     let _lock = lock(&directory)?;
+    // Held until the end, as the lock above.
+    let locks = Locks::default();
+    let logs = log_dirs::prepare(&settings.log_directories(), &directory, settings.engine, &locks)?;
     // Bound now, so that a taken port is known before a long recovery; it listens only after.
     let socket = bind(&settings.listen).await?;
     let admin = Arc::new(Admin::new());
     let admin_address = start_admin(&settings, &admin).await?;
-    let Some(opened) = signals.unless_stopped(open(&settings)).await else {
+    let Some(opened) = signals.unless_stopped(open(&settings, logs)).await else {
         tracing::info!("stopped before recovery was done");
         // Its thread cannot be called off, and recovery may be cut short at any point.
         std::process::exit(0);
@@ -104,16 +106,16 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
             tracing::error!(%error, "the listener ended in a bug");
         }
         // A closed log fails appends too; what counts is whether it did before.
-        let failure = broker.failure();
+        let failed = broker.failed_logs();
         broker.close().await;
-        failure
+        failed
     };
-    let Some(failure) = signals.unless_stopped(down).await else {
+    let Some(failed) = signals.unless_stopped(down).await else {
         tracing::warn!("a second signal: stopped at once");
         std::process::exit(1);
     };
-    if let Some(reason) = failure {
-        bail!("stopped after a failure: {reason}");
+    if !failed.is_empty() {
+        bail!("stopped after a failure: {}", failed.join("; "));
     }
     tracing::info!("stopped");
     Ok(())
@@ -121,20 +123,12 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
 
 /// Creates the data directory if there is none, and locks it.
 fn lock(directory: &Path) -> anyhow::Result<DirectoryLock> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)
+    log_dirs::create(directory)
         .with_context(|| format!("the data directory {} cannot be created", directory.display()))?;
     match disk::lock_directory(directory) {
         Ok(lock) => Ok(lock),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-            let holder = std::fs::read_to_string(directory.join("lock")).unwrap_or_default();
-            let holder = match holder.trim() {
-                "" => String::new(),
-                pid => format!(" (pid {pid})"),
-            };
-            bail!("the data directory {} is in use by another mainstem{holder}", directory.display());
+            bail!(log_dirs::in_use("data directory", directory));
         }
         Err(error) => {
             Err(error).with_context(|| format!("the data directory {} cannot be locked", directory.display()))
@@ -162,15 +156,11 @@ async fn start_admin(settings: &Settings, admin: &Arc<Admin>) -> anyhow::Result<
     Ok(Some(address))
 }
 
-/// Opens disk and broker on a thread that may block.
-async fn open(settings: &Settings) -> anyhow::Result<Arc<Broker>> {
-    let (directory, engine, config) = (settings.data_dir.clone(), settings.engine, settings.broker.clone());
+/// Opens disks and broker on a thread that may block.
+async fn open(settings: &Settings, logs: Vec<LogDirectory>) -> anyhow::Result<Arc<Broker>> {
+    let (directory, config) = (settings.data_dir.clone(), settings.broker.clone());
     let opening = tokio::task::spawn_blocking(move || {
-        let disk = disk::open_directory(&directory, engine)
-            .with_context(|| format!("the data directory {} cannot be used", directory.display()))?;
-        tracing::debug!(engine = ?disk.engine(), "the disk is open");
-        let disk: Arc<dyn Disk> = Arc::new(disk);
-        Broker::open(config, disk, &directory)
+        Broker::open(config, logs, &directory)
             .with_context(|| format!("cannot start on the data directory {}", directory.display()))
     });
     opening.await.context("opening the log ended in a bug")?

@@ -29,6 +29,9 @@ pub enum LogFormat {
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub data_dir: PathBuf,
+    /// As given: `log.dir`, and `log.dirs`, which comes first.
+    pub log_dir: Option<PathBuf>,
+    pub log_dirs: Vec<PathBuf>,
     /// Host and port as given; resolved when bound.
     pub listen: String,
     /// What Metadata answers with in place of the address that the client reached.
@@ -45,6 +48,8 @@ impl Default for Settings {
     fn default() -> Settings {
         let mut settings = Settings {
             data_dir: PathBuf::new(),
+            log_dir: None,
+            log_dirs: Vec::new(),
             listen: String::new(),
             advertised: None,
             admin_listen: None,
@@ -61,8 +66,16 @@ impl Default for Settings {
 }
 
 /// The settings that are not the broker's: name, default, what it is for.
-const OWN: [(&str, &str, &str); 7] = [
-    ("data.dir", "./data", "Where the data is kept."),
+const OWN: [(&str, &str, &str); 9] = [
+    ("data.dir", "./data", "Where the metadata is kept and, where log.dirs names no others, the log."),
+    (
+        "log.dirs",
+        "",
+        "Directories, separated by commas, each with a log of its own, best each on a disk of its own. A new partition\n\
+         goes to the one with the most free space and stays there; a directory that is lost takes only its partitions\n\
+         down. Empty for log.dir.",
+    ),
+    ("log.dir", "", "The only directory with a log; empty for data.dir."),
     ("listen", "127.0.0.1:9092", "Where clients connect, host:port."),
     (
         "advertised.listener",
@@ -206,6 +219,8 @@ impl Settings {
                 return Err(Refusal::Invalid("it must name a directory".into()));
             }
             "data.dir" => self.data_dir = value.into(),
+            "log.dirs" => self.log_dirs = directories(value)?,
+            "log.dir" => self.log_dir = (!value.is_empty()).then(|| value.into()),
             "listen" => self.listen = host_port(value).map(|_| value.into())?,
             "advertised.listener" => {
                 self.advertised = if value.is_empty() { None } else { Some(host_port(value)?) };
@@ -238,6 +253,15 @@ impl Settings {
         Ok(())
     }
 
+    /// The directories that each hold a log.
+    pub fn log_directories(&self) -> Vec<PathBuf> {
+        match (self.log_dirs.as_slice(), &self.log_dir) {
+            ([], None) => vec![self.data_dir.clone()],
+            ([], Some(directory)) => vec![directory.clone()],
+            (several, _) => several.to_vec(),
+        }
+    }
+
     /// All settings: the server's own, then the broker's.
     pub fn settings(&self) -> Vec<Setting> {
         let own = OWN.map(|(name, default, doc)| Setting {
@@ -252,6 +276,10 @@ impl Settings {
     fn own_value(&self, name: &str) -> String {
         match name {
             "data.dir" => self.data_dir.display().to_string(),
+            "log.dirs" => {
+                self.log_dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(",")
+            }
+            "log.dir" => self.log_dir.as_ref().map(|dir| dir.display().to_string()).unwrap_or_default(),
             "listen" => self.listen.clone(),
             "advertised.listener" => {
                 self.advertised.as_ref().map(|(host, port)| join_host_port(host, *port)).unwrap_or_default()
@@ -318,6 +346,18 @@ pub fn parse_engine(text: &str) -> Result<Engine, String> {
         "plain" => Ok(Engine::Plain),
         _ => Err("it must be auto, uring or plain".into()),
     }
+}
+
+/// A list that is separated by commas; an empty text is an empty list.
+fn directories(text: &str) -> Result<Vec<PathBuf>, Refusal> {
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
+    let named = |part: &str| match part.trim() {
+        "" => Err(Refusal::Invalid("one of its directories has no name".into())),
+        part => Ok(PathBuf::from(part)),
+    };
+    text.split(',').map(named).collect()
 }
 
 fn host_port(text: &str) -> Result<(String, u16), Refusal> {
@@ -429,6 +469,20 @@ mod tests {
     }
 
     #[test]
+    fn logs_are_where_log_dirs_or_log_dir_or_data_dir_says() {
+        let of = |given: Given| given.load().unwrap().log_directories();
+        let paths = |paths: &[&str]| paths.iter().map(PathBuf::from).collect::<Vec<_>>();
+        assert_eq!(of(Given::new()), paths(&["./data"]));
+        assert_eq!(of(Given::new().flag("data.dir", "/d")), paths(&["/d"]));
+        assert_eq!(of(Given::new().flag("log.dir", "/one")), paths(&["/one"]));
+        let both = Given::new().file("log.dir = \"/one\"\nlog.dirs = \"/a, /b\"");
+        assert_eq!(of(both), paths(&["/a", "/b"]));
+        assert_eq!(of(Given::new().variable("MAINSTEM_LOG_DIRS", "/a,/b")), paths(&["/a", "/b"]));
+        let error = Given::new().flag("log.dirs", "/a,,/b").error();
+        assert_eq!(error, "log.dirs = /a,,/b (flag --set): one of its directories has no name");
+    }
+
+    #[test]
     fn refusals_name_the_key_the_value_the_source_and_the_problem() {
         let cases = [
             (
@@ -509,6 +563,7 @@ mod tests {
             .flag("admin.listen", "")
             .flag("data.dir", "/a \"b\"\\c")
             .flag("log.format", "json")
+            .flag("log.dirs", "/x,/y")
             .flag("num.partitions", "12");
         let settings = given.load().unwrap();
         let text = settings.to_toml();

@@ -415,6 +415,16 @@ impl Log {
         Ok(log)
     }
 
+    /// Whether `disk` holds a log, without opening it. Blocks.
+    pub fn is_on(disk: &dyn Disk) -> std::io::Result<bool> {
+        Ok(disk.list()?.iter().any(|name| crate::segment::sequence_of(name).is_some()))
+    }
+
+    /// Identifies this log: given to it when it was begun, and kept in each of its segments.
+    pub fn id(&self) -> u128 {
+        self.shared.options.log_id
+    }
+
     /// What opening found.
     pub fn recovery(&self) -> &RecoveryReport {
         &self.report

@@ -35,6 +35,7 @@ pub fn describe(broker: &Broker, request: &DescribeGroupsRequest, version: i16) 
             ..DescribedGroup::default()
         };
         match found {
+            _ if !broker.coordinator.serves(id) => described.error_code = ErrorCode::NotCoordinator.code(),
             Some(group) => describe_into(&mut described, group),
             None if version >= NOT_FOUND_FROM_VERSION => {
                 described.error_code = ErrorCode::GroupIdNotFound.code();
@@ -94,6 +95,7 @@ pub async fn delete(broker: Arc<Broker>, request: DeleteGroupsRequest) -> Delete
     let mut results = Vec::with_capacity(request.groups_names.len());
     for group_id in request.groups_names {
         let result = match broker.coordinator.find(&group_id) {
+            _ if !broker.coordinator.serves(&group_id) => Err(Failure::new(ErrorCode::NotCoordinator)),
             None => Err(Failure::new(ErrorCode::GroupIdNotFound)),
             Some(entry) => broker.coordinator.delete(&entry).await.map_err(Failure::from),
         };

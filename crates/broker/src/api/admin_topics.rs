@@ -146,9 +146,7 @@ pub async fn delete(broker: Arc<Broker>, request: DeleteTopicsRequest, version: 
         };
         let result = match found {
             Err(error) => Err(error.into()),
-            Ok(topic) if topic.is_internal() => {
-                Err(Failure::because(ErrorCode::InvalidRequest, "The server's own topics cannot be deleted."))
-            }
+            Ok(topic) if topic.is_internal() => give_up_lost(&broker, topic).await,
             Ok(topic) => broker.delete_topic(&topic).await.map(|()| topic),
         };
         let mut answer = DeletableTopicResult {
@@ -170,6 +168,19 @@ pub async fn delete(broker: Arc<Broker>, request: DeleteTopicsRequest, version: 
         responses.push(answer);
     }
     DeleteTopicsResponse { responses, ..DeleteTopicsResponse::default() }
+}
+
+/// The server's own topics cannot be deleted; what is deleted of one is what is lost of it.
+async fn give_up_lost(broker: &Arc<Broker>, topic: Arc<Topic>) -> Result<Arc<Topic>, Failure> {
+    if topic.partitions().iter().all(|partition| partition.home().is_ok()) {
+        return Err(Failure::because(
+            ErrorCode::InvalidRequest,
+            "The server's own topics cannot be deleted.",
+        ));
+    }
+    let name = topic.name.to_string();
+    broker.blocking(move |broker| broker.topics.give_up_lost(&name)).await?;
+    Ok(topic)
 }
 
 /// Answers CreatePartitions (KIP-195).

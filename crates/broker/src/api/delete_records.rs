@@ -38,7 +38,7 @@ pub async fn answer(broker: Arc<Broker>, request: DeleteRecordsRequest) -> Delet
         let topic = broker.topics.find(&asked.name);
         // All trims of a topic are under way before the first is waited for.
         let begun: Vec<_> =
-            asked.partitions.iter().map(|partition| begin(&broker, topic.as_deref(), partition)).collect();
+            asked.partitions.iter().map(|partition| begin(topic.as_deref(), partition)).collect();
         let mut partitions = Vec::with_capacity(begun.len());
         for (asked, begun) in asked.partitions.iter().zip(begun) {
             let result = match begun {
@@ -70,7 +70,7 @@ impl Begun {
     }
 }
 
-fn begin(broker: &Broker, topic: Option<&Topic>, asked: &DeleteRecordsPartition) -> Result<Begun, Failure> {
+fn begin(topic: Option<&Topic>, asked: &DeleteRecordsPartition) -> Result<Begun, Failure> {
     let topic = topic.ok_or(ErrorCode::UnknownTopicOrPartition)?;
     if topic.is_internal() {
         return Err(ErrorCode::InvalidTopicException.into());
@@ -79,19 +79,20 @@ fn begin(broker: &Broker, topic: Option<&Topic>, asked: &DeleteRecordsPartition)
     if !topic.config().deletes {
         return Err(ErrorCode::PolicyViolation.into());
     }
-    let bounds = partition.stream.bounds();
+    let home = partition.home()?;
+    let bounds = home.stream.bounds();
     let to = if asked.offset == ALL { bounds.committed } else { Offset(asked.offset) };
     if to < Offset::ZERO || to > bounds.committed {
         return Err(ErrorCode::OffsetOutOfRange.into());
     }
     let (sender, done) = oneshot::channel();
-    let stream = partition.stream.clone();
+    let stream = home.stream.clone();
     let trimmed = Trimmed(Mutex::new(Some(sender)));
     if to <= bounds.start {
         // A start is moved once that is durable, so there is nothing to do or to wait for.
         trimmed.complete(Ok(()));
     } else {
-        broker.log.trim(&stream, to, Some(Arc::new(trimmed)));
+        home.log.log.trim(&stream, to, Some(Arc::new(trimmed)));
     }
     Ok(Begun { stream, done })
 }

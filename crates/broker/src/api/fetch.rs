@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::Offset;
-use storage::{Batches, ReadError, ReadRequest, ReadStep};
+use storage::{Batches, Log, ReadError, ReadRequest, ReadStep};
 use tokio::time::Instant;
 use wire::messages::FetchRequest;
 use wire::messages::fetch_response::{FetchResponse, FetchableTopicResponse, PartitionData};
@@ -25,6 +25,9 @@ const IDS_FROM_VERSION: i16 = 13;
 /// Session epochs with a meaning of their own (KIP-227).
 const EPOCH_NEW: i32 = 0;
 const EPOCH_NONE: i32 = -1;
+
+/// The first version whose clients know KAFKA_STORAGE_ERROR (KIP-112); older ones would not try again.
+const STORAGE_ERROR_FROM_VERSION: i16 = 6;
 
 /// A fetch of very many partitions lets others have the thread after so many.
 const LOOKS_BEFORE_YIELD: usize = 256;
@@ -81,7 +84,7 @@ async fn full(
 ) -> FetchResponse {
     let mut slots = Slots::default();
     put_slots(broker, &mut slots, request, version);
-    let looks = look_and_wait(broker, &mut slots, limits, true).await;
+    let looks = look_and_wait(&mut slots, limits, true).await;
     let responses = response_of(&mut slots, looks, version, true);
     let mut session_id = 0;
     if sessions && request.session_epoch == EPOCH_NEW && slots.len() > 0 {
@@ -118,7 +121,7 @@ async fn incremental(
         }
     }
     put_slots(broker, &mut state.slots, request, version);
-    let looks = look_and_wait(broker, &mut state.slots, limits, false).await;
+    let looks = look_and_wait(&mut state.slots, limits, false).await;
     let responses = response_of(&mut state.slots, looks, version, false);
     FetchResponse { session_id: session.id, responses, ..FetchResponse::default() }
 }
@@ -147,7 +150,7 @@ fn put_slots(broker: &Broker, slots: &mut Slots, request: &FetchRequest, version
 
 /// Looks at the slots that changed, and waits for commits until there are bytes enough, an error, or no time left.
 /// Returns the last look at each slot that was looked at.
-async fn look_and_wait(broker: &Arc<Broker>, slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Look> {
+async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Look> {
     let mut looks = Looks::default();
     if !all {
         slots.subscribe();
@@ -162,7 +165,7 @@ async fn look_and_wait(broker: &Arc<Broker>, slots: &mut Slots, limits: &Limits,
             }
             looks.remove(number);
             let Some(slot) = slots.slot(number) else { continue };
-            let look = look_at(broker, slot, number, limits, looks.bytes).await;
+            let look = look_at(slot, number, limits, looks.bytes).await;
             urgent |= look.data.error_code != 0;
             looks.add(look);
         }
@@ -213,7 +216,7 @@ impl Looks {
 }
 
 /// Reads one partition from where its slot stands.
-async fn look_at(broker: &Arc<Broker>, slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Look {
+async fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Look {
     let mut data = PartitionData {
         partition_index: slot.index,
         high_watermark: -1,
@@ -224,7 +227,7 @@ async fn look_at(broker: &Arc<Broker>, slot: &Slot, number: usize, limits: &Limi
         ..PartitionData::default()
     };
     let mut bytes = 0;
-    match read(broker, slot, limits, taken, &mut data).await {
+    match read(slot, limits, taken, &mut data).await {
         Ok(batches) => {
             bytes = batches.bytes;
             let mut records = Records::new();
@@ -237,7 +240,6 @@ async fn look_at(broker: &Arc<Broker>, slot: &Slot, number: usize, limits: &Limi
 }
 
 async fn read(
-    broker: &Arc<Broker>,
     slot: &Slot,
     limits: &Limits,
     taken: usize,
@@ -247,7 +249,8 @@ async fn read(
     let missing = if by_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
     let partition = slot.partition.as_ref().filter(|partition| !partition.is_deleted()).ok_or(missing)?;
     check_leader_epoch(slot.leader_epoch)?;
-    let bounds = partition.stream.bounds();
+    let home = partition.home()?;
+    let bounds = home.stream.bounds();
     data.high_watermark = bounds.committed.0;
     data.last_stable_offset = bounds.committed.0;
     data.log_start_offset = bounds.start.0;
@@ -256,13 +259,13 @@ async fn read(
     }
     let own_max = usize::try_from(slot.bytes_max).unwrap_or(0);
     let request = ReadRequest {
-        stream: partition.stream.clone(),
+        stream: home.stream.clone(),
         from: Offset(slot.offset),
         until: Offset(i64::MAX),
         bytes_max: own_max.min(limits.bytes_max.saturating_sub(taken)),
         at_least_one: taken == 0,
     };
-    match read_batches(broker, request).await {
+    match read_batches(&home.log.log, request).await {
         Ok(batches) => Ok(batches),
         Err(error) => {
             report(&error, partition);
@@ -283,13 +286,13 @@ fn report(error: &ReadError, partition: &Partition) {
 }
 
 /// Reads from the caches, or on one of the log's own threads where they do not have it.
-pub async fn read_batches(broker: &Broker, request: ReadRequest) -> Result<Batches, ReadError> {
-    match broker.log.read(&request)? {
+pub async fn read_batches(log: &Log, request: ReadRequest) -> Result<Batches, ReadError> {
+    match log.read(&request)? {
         ReadStep::Ready(batches) => Ok(batches),
         ReadStep::Cold => {
             let (sender, receiver) = tokio::sync::oneshot::channel();
             // A fetch that was given up no longer waits for it.
-            broker.log.read_later(request, Box::new(move |result| drop(sender.send(result))));
+            log.read_later(request, Box::new(move |result| drop(sender.send(result))));
             receiver.await.unwrap_or(Err(ReadError::Closed))
         }
     }
@@ -306,8 +309,12 @@ pub fn check_leader_epoch(epoch: i32) -> Result<(), ErrorCode> {
 /// Groups what was seen by topic, remembers what the client is told, and keeps dirty what has more to read.
 fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> Vec<FetchableTopicResponse> {
     let mut responses: Vec<FetchableTopicResponse> = Vec::new();
+    let storage_error = ErrorCode::KafkaStorageError.code();
     let signal = slots.signal.clone();
-    for look in looks {
+    for mut look in looks {
+        if look.data.error_code == storage_error && version < STORAGE_ERROR_FROM_VERSION {
+            look.data.error_code = ErrorCode::NotLeaderOrFollower.code();
+        }
         let Some(slot) = slots.slot(look.slot) else { continue };
         let told = Some((look.data.high_watermark, look.data.log_start_offset));
         let failed = look.data.error_code != 0;

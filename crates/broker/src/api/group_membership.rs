@@ -44,6 +44,9 @@ pub async fn join(
     if broker.offsets_topic().await.is_err() {
         return refuse(ErrorCode::CoordinatorNotAvailable);
     }
+    if !broker.coordinator.serves(&request.group_id) {
+        return refuse(ErrorCode::NotCoordinator);
+    }
     let join = JoinRequest {
         version,
         member_id: request.member_id.to_string(),
@@ -117,6 +120,9 @@ pub async fn sync(broker: Arc<Broker>, request: SyncGroupRequest) -> SyncGroupRe
     if request.group_id.is_empty() {
         return refuse(ErrorCode::InvalidGroupId);
     }
+    if !broker.coordinator.serves(&request.group_id) {
+        return refuse(ErrorCode::NotCoordinator);
+    }
     let Some(entry) = broker.coordinator.find(&request.group_id) else {
         return refuse(ErrorCode::UnknownMemberId);
     };
@@ -148,6 +154,8 @@ pub async fn sync(broker: Arc<Broker>, request: SyncGroupRequest) -> SyncGroupRe
 pub fn heartbeat(broker: &Arc<Broker>, request: &HeartbeatRequest) -> HeartbeatResponse {
     let error = if request.group_id.is_empty() {
         ErrorCode::InvalidGroupId
+    } else if !broker.coordinator.serves(&request.group_id) {
+        ErrorCode::NotCoordinator
     } else {
         match broker.coordinator.find(&request.group_id) {
             None => ErrorCode::UnknownMemberId,
@@ -168,6 +176,9 @@ pub fn leave(broker: &Arc<Broker>, request: &LeaveGroupRequest, version: i16) ->
         |error: ErrorCode| LeaveGroupResponse { error_code: error.code(), ..LeaveGroupResponse::default() };
     if request.group_id.is_empty() {
         return failed(ErrorCode::InvalidGroupId);
+    }
+    if !broker.coordinator.serves(&request.group_id) {
+        return failed(ErrorCode::NotCoordinator);
     }
     let leaving: Vec<LeaveMember> = if version < 3 {
         vec![LeaveMember { member_id: request.member_id.to_string(), instance_id: None }]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use model::{Offset, Timestamp};
-use storage::{ReadRequest, Stream};
+use storage::ReadRequest;
 use tokio::sync::oneshot;
 use wire::messages::list_offsets_response::{
     ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse,
@@ -17,7 +17,7 @@ use wire::{Bytes, ErrorCode, records};
 use crate::api::fetch::{check_leader_epoch, read_batches};
 use crate::broker::Broker;
 use crate::failure::Failure;
-use crate::partition::{LEADER_EPOCH, Partition};
+use crate::partition::{Home, LEADER_EPOCH, Partition};
 
 /// Timestamps with a meaning of their own.
 const LATEST: i64 = -1;
@@ -73,13 +73,14 @@ pub async fn answer(broker: Arc<Broker>, request: ListOffsetsRequest, version: i
 type Place = Option<(Offset, Timestamp)>;
 
 async fn find(broker: &Arc<Broker>, partition: &Partition, timestamp: i64) -> Result<Place, Failure> {
-    let bounds = partition.stream.bounds();
+    let home = partition.home()?;
+    let bounds = home.stream.bounds();
     match timestamp {
         LATEST => Ok(Some((bounds.committed, Timestamp::NONE))),
         EARLIEST | EARLIEST_LOCAL => Ok(Some((bounds.start, Timestamp::NONE))),
         LATEST_TIERED | EARLIEST_PENDING_UPLOAD => Ok(None),
-        MAX_TIMESTAMP => search(broker, &partition.stream, None).await,
-        0.. => search(broker, &partition.stream, Some(Timestamp(timestamp))).await,
+        MAX_TIMESTAMP => search(broker, home, None).await,
+        0.. => search(broker, home, Some(Timestamp(timestamp))).await,
         _ => Err(ErrorCode::InvalidRequest.into()),
     }
 }
@@ -87,12 +88,12 @@ async fn find(broker: &Arc<Broker>, partition: &Partition, timestamp: i64) -> Re
 /// The first record at or after `timestamp`, or the one with the largest timestamp.
 async fn search(
     broker: &Arc<Broker>,
-    stream: &Arc<Stream>,
+    Home { log, stream }: &Home,
     timestamp: Option<Timestamp>,
 ) -> Result<Place, Failure> {
     let (sender, receiver) = oneshot::channel();
     let searched = stream.clone();
-    broker.log.spawn_read(move |log| {
+    log.log.spawn_read(move |log| {
         let place = match timestamp {
             Some(timestamp) => log.first_at_or_after(&searched, timestamp),
             None => log.with_max_timestamp(&searched),
@@ -109,7 +110,7 @@ async fn search(
         bytes_max: 1,
         at_least_one: true,
     };
-    let batch = Bytes::from(read_batches(broker, request).await?.chunks.concat());
+    let batch = Bytes::from(read_batches(&log.log, request).await?.chunks.concat());
     let start = stream.bounds().start;
     let found = broker.blocking(move |_| record_in(&batch, timestamp, start)).await;
     found.map_err(|why| Failure::because(ErrorCode::CorruptMessage, why))
@@ -147,11 +148,14 @@ pub fn offset_for_leader_epoch(
             match (partition, check_leader_epoch(asked.current_leader_epoch)) {
                 (None, _) => answer.error_code = ErrorCode::UnknownTopicOrPartition.code(),
                 (_, Err(error)) => answer.error_code = error.code(),
-                (Some(partition), Ok(())) if asked.leader_epoch == LEADER_EPOCH => {
-                    answer.leader_epoch = LEADER_EPOCH;
-                    answer.end_offset = partition.stream.bounds().committed.0;
-                }
-                _ => {}
+                (Some(partition), Ok(())) => match partition.home() {
+                    Err(lost) => answer.error_code = Failure::from(lost).code.code(),
+                    Ok(home) if asked.leader_epoch == LEADER_EPOCH => {
+                        answer.leader_epoch = LEADER_EPOCH;
+                        answer.end_offset = home.stream.bounds().committed.0;
+                    }
+                    Ok(_) => {}
+                },
             }
             partitions.push(answer);
         }

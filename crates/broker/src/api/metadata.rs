@@ -18,6 +18,8 @@ use crate::topics::{Topic, check_name};
 
 /// "Not asked for", where a client may ask which operations it is allowed (KIP-430).
 const OPERATIONS_UNKNOWN: i32 = i32::MIN;
+/// In place of a leader where there is none.
+const NO_LEADER: i32 = -1;
 /// Bits of the operations that make sense on a topic: read, write, create, delete, alter, describe, and configs.
 const TOPIC_OPERATIONS: i32 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 11;
 /// Those on a cluster: create, alter, describe, cluster action, configs, idempotent write.
@@ -105,14 +107,19 @@ fn described(broker: &Broker, topic: &Topic, operations: i32) -> MetadataRespons
         is_internal: topic.is_internal(),
         partitions: partitions
             .iter()
-            .map(|partition| MetadataResponsePartition {
-                error_code: 0,
-                partition_index: partition.index,
-                leader_id: node,
-                leader_epoch: LEADER_EPOCH,
-                replica_nodes: vec![node],
-                isr_nodes: vec![node],
-                offline_replicas: Vec::new(),
+            .map(|partition| {
+                // As Kafka shows the only replica when its log directory is offline (KIP-112, KIP-858).
+                let lost = partition.home().is_err();
+                let error = if lost { ErrorCode::LeaderNotAvailable } else { ErrorCode::None };
+                MetadataResponsePartition {
+                    error_code: error.code(),
+                    partition_index: partition.index,
+                    leader_id: if lost { NO_LEADER } else { node },
+                    leader_epoch: LEADER_EPOCH,
+                    replica_nodes: vec![node],
+                    isr_nodes: vec![node],
+                    offline_replicas: if lost { vec![node] } else { Vec::new() },
+                }
             })
             .collect(),
         topic_authorized_operations: operations,

@@ -39,7 +39,7 @@ pub async fn find_coordinator(
     let find = |key: &Text| {
         let error = if request.key_type != GROUP {
             ErrorCode::InvalidRequest
-        } else if !ready {
+        } else if !ready || !broker.coordinator.serves(key) {
             ErrorCode::CoordinatorNotAvailable
         } else {
             ErrorCode::None
@@ -139,6 +139,9 @@ async fn commit_offsets(
     }
     if broker.offsets_topic().await.is_err() {
         return Err(ErrorCode::CoordinatorNotAvailable);
+    }
+    if !broker.coordinator.serves(&request.group_id) {
+        return Err(ErrorCode::NotCoordinator);
     }
     let generation = request.generation_id_or_member_epoch;
     let entry = match broker.coordinator.find(&request.group_id) {
@@ -255,6 +258,9 @@ fn fetch_group(
 
 /// Answers OffsetFetch.
 pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> OffsetFetchResponse {
+    let error_of = |group: &str| {
+        if broker.coordinator.serves(group) { ErrorCode::None } else { ErrorCode::NotCoordinator }.code()
+    };
     if version < GROUPS_FROM_VERSION {
         let asked: Option<Vec<OffsetFetchRequestTopics>> = request.topics.map(|topics| {
             let topic =
@@ -265,13 +271,15 @@ pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> Offs
                 };
             topics.into_iter().map(topic).collect()
         });
+        let error_code = error_of(&request.group_id);
         let found = fetch_group(broker, &request.group_id, asked.as_deref(), false, request.require_stable);
         let partition = |p: OffsetFetchResponsePartitions| OffsetFetchResponsePartition {
             partition_index: p.partition_index,
             committed_offset: p.committed_offset,
             committed_leader_epoch: p.committed_leader_epoch,
             metadata: p.metadata,
-            error_code: p.error_code,
+            // The first two versions have no other place for it.
+            error_code: if error_code != 0 { error_code } else { p.error_code },
         };
         let topic = |t: OffsetFetchResponseTopics| OffsetFetchResponseTopic {
             name: t.name,
@@ -279,21 +287,25 @@ pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> Offs
         };
         return OffsetFetchResponse {
             topics: found.into_iter().map(topic).collect(),
+            error_code,
             ..OffsetFetchResponse::default()
         };
     }
     let by_id = version >= IDS_FROM_VERSION;
     let group =
         |asked: wire::messages::offset_fetch_request::OffsetFetchRequestGroup| OffsetFetchResponseGroup {
-            topics: fetch_group(
-                broker,
-                &asked.group_id,
-                asked.topics.as_deref(),
-                by_id,
-                request.require_stable,
-            ),
+            error_code: error_of(&asked.group_id),
+            topics: match broker.coordinator.serves(&asked.group_id) {
+                false => Vec::new(),
+                true => fetch_group(
+                    broker,
+                    &asked.group_id,
+                    asked.topics.as_deref(),
+                    by_id,
+                    request.require_stable,
+                ),
+            },
             group_id: asked.group_id,
-            error_code: 0,
         };
     OffsetFetchResponse {
         groups: request.groups.into_iter().map(group).collect(),
@@ -307,6 +319,9 @@ pub async fn delete(broker: Arc<Broker>, request: OffsetDeleteRequest) -> Offset
         error_code: error.code(),
         ..OffsetDeleteResponse::default()
     };
+    if !broker.coordinator.serves(&request.group_id) {
+        return refused(ErrorCode::NotCoordinator);
+    }
     let Some(entry) = broker.coordinator.find(&request.group_id) else {
         return refused(ErrorCode::GroupIdNotFound);
     };

@@ -1,6 +1,6 @@
 //! Produce: checks each batch, gives it a place in the log, and answers when the log has what `acks` asks for.
 //!
-//! One completion serves a whole request. Everything up to the place in the log happens in [`begin`], in the order of
+//! One completion serves a whole request; where it fails, each partition is answered by the state of its own log. Everything up to the place in the log happens in [`begin`], in the order of
 //! the connection's requests; the answer is awaited apart, so that several requests share a group commit.
 
 use std::sync::Arc;
@@ -21,7 +21,8 @@ use wire::{ErrorCode, Records};
 use crate::broker::Broker;
 use crate::compaction::filter::DECOMPRESSED_BYTES_MAX;
 use crate::failure::Failure;
-use crate::partition::{Appended, Checked, Partition};
+use crate::logs::OpenLog;
+use crate::partition::{Appended, Checked, Home, Partition};
 use crate::topic_config::TopicConfig;
 use crate::topics::Topic;
 
@@ -37,6 +38,7 @@ struct Part {
     topic: usize,
     at: usize,
     partition: Arc<Partition>,
+    home: Home,
     log_append_time: Option<Timestamp>,
     appended: Appended,
 }
@@ -130,8 +132,8 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
                 ..Default::default()
             };
             match begun {
-                Ok((partition, appended, log_append_time)) => {
-                    parts.push(Part { topic: at_topic, at, partition, log_append_time, appended });
+                Ok((partition, home, appended, log_append_time)) => {
+                    parts.push(Part { topic: at_topic, at, partition, home, log_append_time, appended });
                 }
                 Err(failure) => refuse(&mut answer, &failure),
             }
@@ -150,32 +152,41 @@ impl Begun {
     pub async fn answer(self, broker: Arc<Broker>) -> ProduceResponse {
         let Begun { mut response, parts, done, timeout } = self;
         let wait = async {
-            if let Some(done) = done {
-                done.await.unwrap_or(Err(AppendError::Closed))?;
-            }
+            let appended = match done {
+                Some(done) => done.await.unwrap_or(Err(AppendError::Closed)),
+                None => Ok(()),
+            };
+            let mut outcomes = Vec::with_capacity(parts.len());
             for part in &parts {
-                if let Appended::Duplicate { end, .. } = part.appended {
-                    broker.committed(&part.partition, end).await?;
-                }
+                outcomes.push(match part.appended {
+                    Appended::Duplicate { end, .. } => {
+                        broker.committed(&part.partition, &part.home, end).await
+                    }
+                    // What failed is in a log that has stopped; the rest of the request is done.
+                    Appended::New { .. } if appended.is_err() => {
+                        part.home.log.log.stopped().map_or(Ok(()), Err)
+                    }
+                    Appended::New { .. } => Ok(()),
+                });
             }
-            Ok::<(), AppendError>(())
+            outcomes
         };
-        let outcome = match tokio::time::timeout(timeout, wait).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Failure::from(error)),
-            Err(_) => Err(Failure::new(ErrorCode::RequestTimedOut)),
-        };
-        for part in parts {
+        let outcomes = tokio::time::timeout(timeout, wait).await.ok();
+        for (number, part) in parts.iter().enumerate() {
             let answer = &mut response.responses[part.topic].partition_responses[part.at];
-            match &outcome {
+            let outcome = match &outcomes {
+                Some(outcomes) => outcomes[number].clone().map_err(Failure::from),
+                None => Err(Failure::new(ErrorCode::RequestTimedOut)),
+            };
+            match outcome {
                 Ok(()) => {
                     let (Appended::New { base_offset } | Appended::Duplicate { base_offset, .. }) =
                         part.appended;
                     answer.base_offset = base_offset.0;
                     answer.log_append_time_ms = part.log_append_time.map_or(-1, |time| time.0);
-                    answer.log_start_offset = part.partition.stream.bounds().start.0;
+                    answer.log_start_offset = part.home.stream.bounds().start.0;
                 }
-                Err(failure) => refuse(answer, failure),
+                Err(failure) => refuse(answer, &failure),
             }
         }
         response
@@ -201,14 +212,15 @@ async fn append(
     durability: Option<Durability>,
     version: i16,
     tally: &Arc<Tally>,
-) -> Result<(Arc<Partition>, Appended, Option<Timestamp>), Failure> {
+) -> Result<(Arc<Partition>, Home, Appended, Option<Timestamp>), Failure> {
     let partition = topic.partition(data.index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     if topic.is_internal() {
         return Err(ErrorCode::InvalidTopicException.into());
     }
+    let home = partition.home()?.clone();
     let now_ms = broker.now_ms();
     let batch = check(data.records, &topic.config(), version, now_ms)?;
-    let admission = admit(broker, batch.bytes.len()).await?;
+    let admission = admit(&home.log, batch.bytes.len()).await?;
     if partition.is_deleted() {
         return Err(ErrorCode::UnknownTopicOrPartition.into());
     }
@@ -219,19 +231,19 @@ async fn append(
     });
     let waits = done.is_some();
     let durability = durability.unwrap_or(Durability::Written);
-    let appended = partition.append(&broker.log, batch, admission, durability, done, now_ms);
+    let appended = partition.append(&home, batch, admission, durability, done, now_ms);
     if waits && !matches!(appended, Ok(Appended::New { .. })) {
         tally.finish_one();
     }
-    Ok((partition, appended?, log_append_time))
+    Ok((partition, home, appended?, log_append_time))
 }
 
-/// Waits for room in the log.
-pub async fn admit(broker: &Broker, bytes: usize) -> Result<Admission, Failure> {
+/// Waits for room in a log.
+pub async fn admit(log: &OpenLog, bytes: usize) -> Result<Admission, Failure> {
     let deadline = tokio::time::Instant::now() + ROOM_PATIENCE;
     loop {
-        let room = broker.room.notified();
-        match broker.log.admit(bytes) {
+        let room = log.room.notified();
+        match log.log.admit(bytes) {
             Ok(admission) => return Ok(admission),
             Err(error @ AdmitError::Busy) => {
                 if tokio::time::timeout_at(deadline, room).await.is_err() {

@@ -13,7 +13,7 @@ pub mod keys;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use model::{BatchHeader, Offset, Timestamp};
+use model::{BatchHeader, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
 use storage::{Compaction, Log, ReadError, ReadRequest, Stream};
 use wire::records::records;
@@ -29,20 +29,21 @@ const READ_BYTES: usize = 1024 * 1024;
 /// New bytes of a partition that are compacted in any case, however large `segment.bytes` is.
 const DIRTY_BYTES_ENOUGH: u64 = 64 * 1024 * 1024;
 /// A partition that could not be compacted is left alone for so long.
-const REST_AFTER_FAILURE_MS: i64 = 3_600_000;
+const REST_AFTER_FAILURE_MS: i64 = 600_000;
 
 /// What is remembered from one look to the next.
 #[derive(Debug, Default)]
 pub struct Compactor {
     running: Mutex<()>,
     /// Partitions that failed, and until when they are left alone.
-    failed: Mutex<HashMap<model::StreamId, i64>>,
+    failed: Mutex<HashMap<StreamId, i64>>,
 }
 
 /// A partition that is due.
 #[derive(Debug)]
 struct Due {
     partition: Arc<Partition>,
+    stream: Arc<Stream>,
     config: CompactionConfig,
     /// Compaction went over the records below.
     clean_until: Offset,
@@ -58,44 +59,51 @@ impl Compactor {
         let Some(_running) = self.running.try_lock() else { return };
         let now_ms = broker.now_ms();
         self.failed.lock().retain(|_, until| *until > now_ms);
+        for log in broker.logs.all() {
+            self.compact(broker, &log.log, self.due(broker, &log.log, now_ms), now_ms);
+        }
+    }
+
+    /// The partitions in `log` that are due; those with the largest part that is new come first.
+    fn due(&self, broker: &Broker, log: &Arc<Log>, now_ms: i64) -> Vec<Due> {
         let mut due = Vec::new();
         for topic in broker.topics.all() {
             let config = topic.config();
             let Some(rules) = config.compaction.as_ref().filter(|_| !topic.is_internal()) else { continue };
             for partition in topic.partitions().iter() {
-                if self.failed.lock().contains_key(&partition.stream.id()) {
+                let Ok(home) = partition.home() else { continue };
+                if !Arc::ptr_eq(&home.log.log, log) || self.failed.lock().contains_key(&home.stream.id()) {
                     continue;
                 }
-                match look(&broker.log, partition, &config, rules, now_ms) {
+                match look(log, partition, &home.stream, &config, rules, now_ms) {
                     Ok(found) => due.extend(found),
-                    Err(error) => self.fail(partition, &error.to_string(), now_ms),
+                    Err(error) => self.fail(partition, home.stream.id(), &error.to_string(), now_ms),
                 }
             }
         }
         due.sort_by(|a, b| b.dirty_ratio.total_cmp(&a.dirty_ratio));
-        self.compact(broker, due, now_ms);
+        due
     }
 
-    /// Those with the largest part that is new come first.
-    fn compact(&self, broker: &Arc<Broker>, due: Vec<Due>, now_ms: i64) {
+    fn compact(&self, broker: &Broker, log: &Log, due: Vec<Due>, now_ms: i64) {
         let partitions: HashMap<_, _> =
-            due.iter().map(|due| (due.partition.stream.id(), due.partition.clone())).collect();
+            due.iter().map(|due| (due.stream.id(), due.partition.clone())).collect();
         let mut due = due.into_iter();
         let dedupe_bytes = usize::try_from(broker.config.cleaner_dedupe_bytes).unwrap_or(usize::MAX);
         loop {
             let mut jobs = due.by_ref().filter_map(|due| {
-                if broker.log.is_closing() || due.partition.is_deleted() {
+                if log.is_closing() || due.partition.is_deleted() {
                     return None;
                 }
-                match prepare(&broker.log, &due, dedupe_bytes, now_ms) {
+                match prepare(log, &due, dedupe_bytes, now_ms) {
                     Ok(job) => Some(job),
                     Err(why) => {
-                        self.fail(&due.partition, &why, now_ms);
+                        self.fail(&due.partition, due.stream.id(), &why, now_ms);
                         None
                     }
                 }
             });
-            match broker.log.compact(&mut jobs) {
+            match log.compact(&mut jobs) {
                 Ok(report) => {
                     if report.segments > 0 {
                         tracing::info!(
@@ -106,23 +114,23 @@ impl Compactor {
                     }
                     return;
                 }
-                Err(_) if broker.log.is_closing() => return,
+                Err(_) if log.is_closing() => return,
                 Err(error) => match partitions.get(&error.stream) {
-                    Some(partition) => self.fail(partition, &error.error.to_string(), now_ms),
+                    Some(partition) => self.fail(partition, error.stream, &error.error.to_string(), now_ms),
                     None => return tracing::error!(%error, "compaction failed"),
                 },
             }
         }
     }
 
-    fn fail(&self, partition: &Partition, why: &str, now_ms: i64) {
+    fn fail(&self, partition: &Partition, stream: StreamId, why: &str, now_ms: i64) {
         tracing::error!(
             topic = %partition.topic,
             partition = partition.index,
             why,
-            "compaction of the partition failed; it is left alone for an hour"
+            "compaction of the partition failed; it is left alone for ten minutes"
         );
-        self.failed.lock().insert(partition.stream.id(), now_ms.saturating_add(REST_AFTER_FAILURE_MS));
+        self.failed.lock().insert(stream, now_ms.saturating_add(REST_AFTER_FAILURE_MS));
     }
 }
 
@@ -130,11 +138,11 @@ impl Compactor {
 fn look(
     log: &Log,
     partition: &Arc<Partition>,
+    stream: &Arc<Stream>,
     topic: &TopicConfig,
     rules: &CompactionConfig,
     now_ms: i64,
 ) -> Result<Option<Due>, ReadError> {
-    let stream = &partition.stream;
     let (bounds, clean_until) = (stream.bounds(), stream.compacted());
     let mut until = bounds.committed;
     if rules.min_lag_ms > 0
@@ -156,6 +164,7 @@ fn look(
     let due = overdue || (rolled && dirty_ratio > rules.min_dirty_ratio);
     Ok(due.then(|| Due {
         partition: partition.clone(),
+        stream: stream.clone(),
         config: rules.clone(),
         clean_until,
         until,
@@ -165,7 +174,7 @@ fn look(
 
 /// Gathers the keys of what is new.
 fn prepare(log: &Log, due: &Due, dedupe_bytes: usize, now_ms: i64) -> Result<Compaction<'static>, String> {
-    let stream = due.partition.stream.clone();
+    let stream = due.stream.clone();
     let mut keys = Keys::new(dedupe_bytes);
     let until = gather(log, &stream, due.clean_until, due.until, &mut keys)?;
     if until <= due.clean_until {

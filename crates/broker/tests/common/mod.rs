@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use broker::{Broker, Config, Connection};
+use broker::{Broker, Config, Connection, LogDirectory, OpenError};
 use wire::messages as m;
 use wire::{ApiKey, Bytes, Chunks, Message, Reader, Text, frame};
 
@@ -14,12 +14,22 @@ pub fn open(directory: &std::path::Path) -> Arc<Broker> {
 }
 
 pub fn open_with(directory: &std::path::Path, settings: &[(&str, &str)]) -> Arc<Broker> {
-    let disk = disk::open_directory(directory, disk::Engine::Auto).unwrap();
+    let disk = Arc::new(disk::open_directory(directory, disk::Engine::Auto).unwrap());
+    open_on(directory, vec![LogDirectory::new("the data directory", move |_| Ok(disk.clone()))], settings)
+        .unwrap()
+}
+
+/// Opens a broker on these logs, with its metadata in `directory`.
+pub fn open_on(
+    directory: &std::path::Path,
+    logs: Vec<LogDirectory>,
+    settings: &[(&str, &str)],
+) -> Result<Arc<Broker>, OpenError> {
     let mut config = Config::default();
     for (name, value) in settings {
         config.set(name, value).unwrap();
     }
-    Broker::open(config, Arc::new(disk), directory).unwrap()
+    Broker::open(config, logs, directory)
 }
 
 /// Closes a broker and waits until nothing holds its files any more.

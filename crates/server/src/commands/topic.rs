@@ -79,22 +79,25 @@ fn list(cluster: &mut Cluster) -> anyhow::Result<()> {
 }
 
 fn describe(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
-    let topic = cluster.topic(name, false)?;
-    let start = cluster.list_offsets(name, &topic.partitions, -2)?;
-    let end = cluster.list_offsets(name, &topic.partitions, -1)?;
+    let topic = cluster.topic_as_it_is(name)?;
+    let led: Vec<_> = topic.partitions.iter().filter(|partition| partition.leader >= 0).cloned().collect();
+    let start = cluster.list_offsets(name, &led, -2)?;
+    let end = cluster.list_offsets(name, &led, -1)?;
     let mut table = Table::new(&["PARTITION", "LEADER", "REPLICAS", "IN SYNC", "START", "END", "RECORDS"]);
     let ids = |ids: &[i32]| ids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     for partition in &topic.partitions {
         let at = |offsets: &std::collections::HashMap<i32, i64>| offsets.get(&partition.index).copied();
-        let (start, end) = (at(&start).unwrap_or(0), at(&end).unwrap_or(0));
+        let (start, end) = (at(&start), at(&end));
+        // What nobody leads nobody can be asked about.
+        let shown = |offset: Option<i64>| offset.map_or("?".to_owned(), |offset| offset.to_string());
         table.row([
             partition.index.to_string(),
             partition.leader.to_string(),
             ids(&partition.replicas),
             ids(&partition.in_sync),
-            start.to_string(),
-            end.to_string(),
-            (end - start).to_string(),
+            shown(start),
+            shown(end),
+            shown(start.zip(end).map(|(start, end)| end - start)),
         ]);
     }
     let request = DescribeConfigsRequest {

@@ -1,0 +1,141 @@
+//! The log directories: that no two of them are the same, and their locks. What is in them is the broker's business.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, bail};
+use broker::LogDirectory;
+use disk::{DirectoryLock, Disk, Engine};
+
+/// The locks on log directories, held until this and all clones are dropped.
+#[derive(Clone, Debug, Default)]
+pub struct Locks(Arc<Mutex<Vec<(PathBuf, DirectoryLock)>>>);
+
+impl Locks {
+    /// Locks `directory`, once.
+    fn lock(&self, directory: &Path) -> io::Result<()> {
+        let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if locks.iter().all(|(other, _)| other != directory) {
+            locks.push((directory.to_owned(), disk::lock_directory(directory)?));
+        }
+        Ok(())
+    }
+}
+
+/// Creates a directory with those above it.
+pub fn create(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
+/// Says who else holds the lock on `directory`; `what` it is.
+pub fn in_use(what: &str, directory: &Path) -> String {
+    let holder = std::fs::read_to_string(directory.join("lock")).unwrap_or_default();
+    let holder = match holder.trim() {
+        "" => String::new(),
+        pid => format!(" (pid {pid})"),
+    };
+    format!("the {what} {} is in use by another mainstem{holder}", directory.display())
+}
+
+/// The log directories in `paths`, locked where they exist: one that is missing or fails is told apart only when the
+/// metadata is known. `data_dir` is locked already. Fails when two are the same or in use by another server.
+pub fn prepare(
+    paths: &[PathBuf],
+    data_dir: &Path,
+    engine: Engine,
+    locks: &Locks,
+) -> anyhow::Result<Vec<LogDirectory>> {
+    check(paths)?;
+    let data_dir = resolved(data_dir);
+    let mut directories = Vec::with_capacity(paths.len());
+    for path in paths {
+        let locked = resolved(path) == data_dir;
+        if !locked && path.is_dir() {
+            match locks.lock(path) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    bail!(in_use("log directory", path))
+                }
+                // Any other failure is one of this directory alone: it is tried again, and reported, when it is opened.
+                _ => {}
+            }
+        }
+        let shown = std::path::absolute(path).with_context(|| format!("log.dirs: {}", path.display()))?;
+        let (path, locks) = (path.clone(), locks.clone());
+        directories.push(LogDirectory::new(shown.display().to_string(), move |make| {
+            if make {
+                create(&path)?;
+            }
+            if !locked {
+                locks.lock(&path)?;
+            }
+            Ok(Arc::new(disk::open_directory(&path, engine)?) as Arc<dyn Disk>)
+        }));
+    }
+    Ok(directories)
+}
+
+/// Refuses what would put two logs into one directory, or one log into another's.
+fn check(paths: &[PathBuf]) -> anyhow::Result<()> {
+    let inode = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    for (at, path) in paths.iter().enumerate() {
+        for other in &paths[..at] {
+            let (one, two) = (resolved(other), resolved(path));
+            // The inode tells of a directory that is mounted at two places.
+            if one == two || inode(path).is_some_and(|found| inode(other) == Some(found)) {
+                let (one, two) = (other.display(), path.display());
+                bail!("log.dirs names the same directory twice: {one} and {two}");
+            }
+            let nested = if two.starts_with(&one) { Some((path, other)) } else { None };
+            let nested = nested.or_else(|| one.starts_with(&two).then_some((other, path)));
+            if let Some((inner, outer)) = nested {
+                bail!("log.dirs: {} lies inside of {}", inner.display(), outer.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The path without links as far as it exists.
+fn resolved(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let known = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
+    match known {
+        Some((above, known)) => match path.strip_prefix(above) {
+            Ok(rest) if rest.as_os_str().is_empty() => known,
+            Ok(rest) => known.join(rest),
+            Err(_) => path,
+        },
+        None => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_directory_cannot_be_two_logs() {
+        let parent = tempfile::tempdir().unwrap();
+        let at = |name: &str| parent.path().join(name);
+        std::fs::create_dir(at("a")).unwrap();
+        std::os::unix::fs::symlink(at("a"), at("link")).unwrap();
+        let error_of = |paths: &[&str]| {
+            let paths: Vec<PathBuf> = paths.iter().map(|name| at(name)).collect();
+            let shown = format!("{}/", parent.path().display());
+            check(&paths).map_err(|error| error.to_string().replace(&shown, ""))
+        };
+        let twice =
+            |one: &str, two: &str| Err(format!("log.dirs names the same directory twice: {one} and {two}"));
+        assert_eq!(error_of(&["a", "b", "a"]), twice("a", "a"));
+        assert_eq!(error_of(&["a", "link"]), twice("a", "link"));
+        // Neither is there yet, and both would be one.
+        assert_eq!(error_of(&["link/new", "a/new"]), twice("link/new", "a/new"));
+        assert_eq!(error_of(&["new", "new/."]), twice("new", "new/."));
+        assert_eq!(error_of(&["a", "a/b"]), Err("log.dirs: a/b lies inside of a".into()));
+        assert_eq!(error_of(&["link/b", "a"]), Err("log.dirs: link/b lies inside of a".into()));
+        assert_eq!(error_of(&["a", "ab", "b"]), Ok(()));
+    }
+}
