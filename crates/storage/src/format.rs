@@ -13,8 +13,9 @@
 
 use model::{Offset, StreamId, Timestamp};
 
-/// Version of everything in this file; a reader refuses any other.
-pub const FORMAT_VERSION: u32 = 1;
+/// Version of everything in this file; a reader refuses a later one. Since 2 there are cleaned segments, which an older
+/// reader would not miss.
+pub const FORMAT_VERSION: u32 = 2;
 /// Alignment of blocks.
 pub const SECTOR: usize = disk::SECTOR;
 /// Bytes of the segment header and of the trailer: one sector each, so that either is written by one atomic write.
@@ -130,7 +131,7 @@ pub enum HeaderError {
     #[error("its header is damaged")]
     Damaged,
     /// Written by another version of Mainstem.
-    #[error("its format version is {0}, this server reads {FORMAT_VERSION}")]
+    #[error("its format version is {0}, this server reads up to {FORMAT_VERSION}")]
     Version(u32),
 }
 
@@ -163,7 +164,7 @@ impl SegmentHeader {
         if fields.u32() != crc {
             return Err(HeaderError::Damaged);
         }
-        if version != FORMAT_VERSION {
+        if !(1..=FORMAT_VERSION).contains(&version) {
             return Err(HeaderError::Version(version));
         }
         Ok(SegmentHeader { sequence, generation, length, log_id })

@@ -141,7 +141,10 @@ impl Preparer {
         }
         let least = FIRST_SEGMENT_BYTES.min(self.shared.options.segment_bytes);
         let free = disk.free_bytes()?.saturating_sub(reserve_bytes);
-        while free < self.next_length {
+        // Once there are segments to clean, as much again stays free for the copies: without, a full disk with some
+        // live data in every segment would stay full for ever.
+        let copies = u64::from(self.shared.segments.count() > 1 && reserve_bytes > 0);
+        while free < self.next_length * (1 + copies) {
             if self.next_length / 2 < least {
                 return Err(io::ErrorKind::StorageFull.into());
             }

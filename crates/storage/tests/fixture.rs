@@ -1,6 +1,6 @@
 //! A data directory that an earlier build wrote stays readable.
 //!
-//! `fixtures/log-v1.bin` holds the non-zero sectors of every file: name length u8, name, file length u64, sector count
+//! `fixtures/log-v1.bin` and `log-v2.bin` hold the non-zero sectors of every file: name length u8, name, file length u64, sector count
 //! u32, then for each sector its number u32 and its 4096 bytes; integers are little-endian. To write it anew, which only
 //! a new format version should need (then as a new file beside the old one):
 //!
@@ -19,13 +19,14 @@ use disk::{AlignedBuffer, Disk, SECTOR, SimDisk};
 use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc};
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use storage::{
-    Append, AppendError, Bounds, Completion, Durability, Log, NoListener, Options, ReadRequest, SystemClock,
+    Append, AppendError, Bounds, Compaction, Completion, Durability, Log, NoListener, Options, ReadRequest,
+    Rewriter, Rewritten, SystemClock,
 };
 
 const SECONDS: i64 = 1_700_000_000_000;
 
-fn path() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/log-v1.bin")
+fn path(version: u32) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/log-v{version}.bin"))
 }
 
 fn options() -> Options {
@@ -78,9 +79,31 @@ impl Completion for Sent {
     }
 }
 
+/// Format version 2 has a cleaned segment: of stream 1, compaction dropped the odd ones of these batches.
+const COMPACTED: u32 = 15;
+
+struct DropOdd;
+
+impl Rewriter for DropOdd {
+    fn rewrite(&mut self, header: &BatchHeader, _: &Bytes) -> Result<Rewritten, String> {
+        let odd = header.base_offset.0 / 2 % 2 == 1;
+        Ok(if odd { Rewritten::Drop } else { Rewritten::Keep })
+    }
+}
+
 #[test]
 fn a_directory_of_format_version_1_is_read() {
-    let stored = std::fs::read(path()).unwrap();
+    check(1);
+}
+
+#[test]
+fn a_directory_of_format_version_2_is_read() {
+    check(2);
+}
+
+fn check(version: u32) {
+    let compacted = if version > 1 { COMPACTED } else { 0 };
+    let stored = std::fs::read(path(version)).unwrap();
     let disk = SimDisk::new(1);
     let mut rest = &stored[..];
     let mut take = |count: usize| {
@@ -116,6 +139,7 @@ fn a_directory_of_format_version_1_is_read() {
         "{:?}",
         log.recovery()
     );
+    assert_eq!(log.recovery().cleaned_segments > 0, compacted > 0);
     let mut streams: Vec<u64> = log.streams().iter().map(|stream| stream.id().0).collect();
     streams.sort_unstable();
     assert_eq!(streams, [1, 2], "stream 3 was deleted");
@@ -134,7 +158,8 @@ fn a_directory_of_format_version_1_is_read() {
             let batches = log.read_blocking(&request).unwrap();
             let first = u32::try_from(from.0 / 2).unwrap();
             let last = u32::try_from(batches.next.unwrap().0 / 2).unwrap();
-            let want: Vec<u8> = (first..last).flat_map(|n| batch(id, n)).collect();
+            let left = |n: &u32| id != 1 || *n >= compacted || n.is_multiple_of(2);
+            let want: Vec<u8> = (first..last).filter(left).flat_map(|n| batch(id, n)).collect();
             assert!(batches.chunks.concat() == want, "stream {id} from {from}");
             from = batches.next.unwrap();
         }
@@ -182,6 +207,9 @@ fn regenerate() {
     log.delete(&log.stream(StreamId(3)), sent());
     receiver.recv().unwrap();
     receiver.recv().unwrap();
+    let until = Offset(i64::from(COMPACTED) * 2);
+    let job = Compaction { stream: log.stream(StreamId(1)), until, rewriter: Box::new(DropOdd) };
+    assert_eq!(log.compact(&mut [job].into_iter()).unwrap().segments, 1);
     log.close();
     let mut out = Vec::new();
     let mut names = disk.list().unwrap();
@@ -204,6 +232,7 @@ fn regenerate() {
             out.extend(sector);
         }
     }
-    std::fs::create_dir_all(path().parent().unwrap()).unwrap();
-    std::fs::write(path(), out).unwrap();
+    let path = path(storage::format::FORMAT_VERSION);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, out).unwrap();
 }

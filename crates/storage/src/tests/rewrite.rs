@@ -1,0 +1,221 @@
+//! Cleaning and compaction one by one: the space they give back, and what they do with damage and full disks. That they
+//! lose nothing is tested in `long.rs`.
+
+use disk::{Disk, SimDisk};
+use model::{Offset, StreamId};
+
+use super::support::{Left, World, open, small_options};
+use crate::cleaner::Turn;
+use crate::log::Options;
+use crate::read::{ReadError, ReadRequest};
+use crate::recovery::OpenError;
+use crate::request::Durability;
+use crate::rewrite::{Compaction, Pacer, Rewriter, Rewritten};
+
+const KEPT: u64 = 1;
+const FLEETING: u64 = 2;
+
+/// Appends an eighth of `segments` to a stream that is kept and the rest to one that is trimmed at once.
+fn fill_mixed(world: &mut World, segments: u64, clean: bool) -> bool {
+    let batches = segments * world.options.segment_bytes / 20_000;
+    for n in 0..batches {
+        let stream = if n.is_multiple_of(8) { KEPT } else { FLEETING };
+        if !world.append(stream, 19_900, Durability::Synced) {
+            return false;
+        }
+        world.settle();
+        if n % 40 == 39 {
+            let end = world.streams[&FLEETING].synced();
+            world.trim_to(FLEETING, end);
+            world.settle();
+            while clean && world.clean() {}
+            while world.parts.preparer.turn() {}
+        }
+    }
+    true
+}
+
+fn bytes_on_disk(world: &World) -> u64 {
+    let names = world.disk.list().unwrap();
+    names.iter().map(|name| world.disk.open(name).unwrap().length()).sum()
+}
+
+#[test]
+fn records_that_are_kept_do_not_hold_the_space_of_others() {
+    let mut used = [0, 0];
+    for (clean, used) in [false, true].into_iter().zip(&mut used) {
+        let mut world = World::new(5);
+        assert!(fill_mixed(&mut world, 40, clean));
+        *used = bytes_on_disk(&world);
+        world.compare();
+        world.strike(Left::PowerCut);
+        let live = world.stream(KEPT).bounds().bytes;
+        assert!(live > 4 << 20, "{live}");
+        if clean {
+            // What is kept, the active segment, two prepared ones, and spare ones.
+            assert!(*used < live * 3 / 2 + (8 << 20), "{used} bytes for {live}");
+        }
+    }
+    assert!(used[0] > used[1] * 2, "without a cleaner it is much more: {used:?}");
+}
+
+#[test]
+fn a_full_disk_is_cleaned_with_what_is_left_free_for_it() {
+    for seed in 0..20 {
+        let disk = SimDisk::new(seed);
+        disk.set_capacity(10 << 20);
+        // The reserve is what makes the preparer leave room for the copies.
+        let options = Options { reserve_bytes: 4096, ..small_options() };
+        let mut world = World::with(seed, options, disk);
+        let filled = fill_mixed(&mut world, 7, false);
+        // Full of segments that are live by an eighth each.
+        while world.append(FLEETING, 19_900, Durability::Synced) {
+            world.settle();
+            while world.parts.preparer.turn() {}
+        }
+        let end = world.streams[&FLEETING].synced();
+        world.trim_to(FLEETING, end);
+        world.settle();
+        while world.parts.preparer.turn() {}
+        while world.clean() {}
+        while world.parts.preparer.turn() {}
+        assert!(fill_mixed(&mut world, 3, true), "seed {seed}: it stays full, {filled}");
+        world.compare();
+        world.strike(Left::PowerCut);
+    }
+}
+
+fn cleaned_name(world: &World) -> String {
+    let names = world.disk.list().unwrap();
+    names.into_iter().find(|name| name.ends_with(".cleaned")).expect("something was cleaned")
+}
+
+#[test]
+fn a_damaged_footer_of_a_cleaned_segment_is_rebuilt_and_damaged_data_is_named() {
+    let mut damaged = [0; 3];
+    for seed in 0..60 {
+        let mut world = World::new(seed);
+        fill_mixed(&mut world, 3, true);
+        world.compact(&[KEPT]);
+        world.close();
+        let name = cleaned_name(&world);
+        let length = world.disk.open(&name).unwrap().length();
+        let index = usize::try_from(seed % 3).unwrap();
+        let disk = world.disk.restart();
+        // The trailer, the footer before it, or the data.
+        match index {
+            0 => disk.damage(&name, length - 4096..length - 4000),
+            1 => disk.damage(&name, length - 4096 - 300..length - 4096 - 200),
+            _ => {
+                let at = world.rng.u64(4096..length / 2);
+                disk.damage(&name, at..at + 10);
+            }
+        }
+        match open(&disk, &world.options, &world.clock) {
+            Ok(parts) => {
+                world.parts = parts;
+                world.disk = disk;
+                if index < 2 {
+                    damaged[index] += 1;
+                    world.compare();
+                    continue;
+                }
+                let stream = world.stream(KEPT);
+                let mut from = stream.bounds().start;
+                while from < stream.bounds().committed {
+                    let (stream, until) = (stream.clone(), Offset(i64::MAX));
+                    let request = ReadRequest { stream, from, until, bytes_max: 1, at_least_one: true };
+                    match world.parts.log.read_blocking(&request) {
+                        Ok(read) => from = read.next.unwrap_or(from + 1),
+                        Err(ReadError::Damaged { lsn, .. }) => {
+                            assert!(crate::segment::file_name(lsn.sequence()) == name, "seed {seed}: {lsn}");
+                            damaged[2] += 1;
+                            break;
+                        }
+                        Err(error) => panic!("seed {seed}: {error}"),
+                    }
+                }
+            }
+            Err(OpenError::Damaged { file, .. }) => assert_eq!(file, name, "seed {seed}"),
+            Err(error) => panic!("seed {seed}: {error}"),
+        }
+    }
+    assert!(damaged[0] >= 15 && damaged[1] >= 15 && damaged[2] > 3, "{damaged:?}");
+}
+
+#[test]
+fn a_segment_that_cannot_be_read_is_left_alone_and_the_others_are_cleaned() {
+    let mut world = World::with(3, Options { tail_cache_bytes: 1, ..small_options() }, SimDisk::new(3));
+    fill_mixed(&mut world, 6, false);
+    let end = world.streams[&FLEETING].synced();
+    world.trim_to(FLEETING, end);
+    world.settle();
+    // All of the data of the second segment.
+    world.disk.damage("0000000002.log", 4096..900_000);
+    let (mut failed, mut cleaned) = (0, 0);
+    for _ in 0..20 {
+        match world.parts.cleaner.turn() {
+            Turn::Failed(_) => failed += 1,
+            Turn::Cleaned(_) => cleaned += 1,
+            Turn::Idle => break,
+        }
+    }
+    assert!(failed == 1 && cleaned > 0, "{failed} failed, {cleaned} cleaned");
+    let shared = world.parts.log.shared();
+    assert!(shared.segments.find(2).is_some_and(|segment| segment.live() > 0));
+    assert!(shared.segments.find(1).is_none_or(|segment| segment.live() == 0));
+}
+
+#[test]
+fn opening_says_which_records_have_lost_their_segment() {
+    for cleaned in [false, true] {
+        let mut world = World::new(9);
+        fill_mixed(&mut world, 4, cleaned);
+        world.close();
+        let name = if cleaned { cleaned_name(&world) } else { "0000000002.log".to_owned() };
+        let disk = world.disk.restart();
+        disk.remove(&name).unwrap();
+        match open(&disk, &world.options, &world.clock) {
+            Err(OpenError::Lost { stream, from, to }) => {
+                assert_eq!(stream, StreamId(KEPT));
+                assert!(from < to && to <= world.streams[&KEPT].synced());
+            }
+            other => panic!("{:?}", other.map(|_| ())),
+        }
+    }
+}
+
+/// What compaction removed from a range stays removed although nothing of the range is left.
+#[test]
+fn a_range_that_is_compacted_away_does_not_come_back() {
+    struct DropAll;
+    impl Rewriter for DropAll {
+        fn rewrite(&mut self, _: &model::BatchHeader, _: &bytes::Bytes) -> Result<Rewritten, String> {
+            Ok(Rewritten::Drop)
+        }
+    }
+    for seed in 0..20 {
+        let mut world = World::new(seed);
+        for _ in 0..30 {
+            world.append(KEPT, 1000, Durability::Synced);
+            world.append(3, 3000, Durability::Synced);
+        }
+        world.settle();
+        let stream = world.stream(KEPT);
+        let until = stream.bounds().committed;
+        let shared = world.parts.log.shared.clone();
+        for _ in 0..2 {
+            let job = Compaction { stream: stream.clone(), until, rewriter: Box::new(DropAll) };
+            let report =
+                shared.compact(&mut [job].into_iter(), &mut Pacer::new(shared.clone(), false)).unwrap();
+            assert_eq!((report.written_bytes, report.segments), (61, 1));
+        }
+        for appended in &mut world.streams.get_mut(&KEPT).unwrap().appended {
+            appended.versions = vec![None];
+        }
+        world.compare();
+        world.strike(if seed.is_multiple_of(2) { Left::PowerCut } else { Left::Killed });
+        assert_eq!(world.stream(KEPT).bounds().bytes, 61);
+        assert_eq!(world.stream(KEPT).compacted(), until);
+    }
+}
