@@ -14,8 +14,9 @@ use model::{Offset, StreamId};
 use crate::footer;
 use crate::format::{CLEANED, DIRECTORY_ROW_BYTES, index};
 use crate::log::Shared;
-use crate::rewrite::{Output, Pacer, RangePlan, RewriteError, RewriteReport, Source};
+use crate::rewrite::{Output, Pacer, RewriteError, RewriteReport};
 use crate::segment::{Segment, is_cleaned};
+use crate::source::{RangePlan, Source};
 use crate::stream::Stream;
 
 /// A segment is worth cleaning when at most this part of it is live: one byte is written for at least one that is freed.

@@ -11,6 +11,7 @@ pub mod index;
 
 mod cleaner;
 mod cold;
+mod compact;
 mod footer;
 mod log;
 mod overlay;
@@ -22,6 +23,7 @@ mod request;
 mod rewrite;
 mod scan;
 mod segment;
+mod source;
 mod stream;
 mod tail;
 mod writer;
@@ -31,6 +33,7 @@ pub mod fuzzing;
 #[cfg(test)]
 mod tests;
 
+pub use compact::{CompactError, Compaction};
 pub use log::{Clock, Log, Options, Statistics, SystemClock};
 pub use producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
 pub use read::{Batches, ReadError, ReadRequest, ReadStep};
@@ -38,5 +41,5 @@ pub use recovery::{OpenError, RecoveryReport};
 pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
 };
-pub use rewrite::{CompactError, Compaction, RewriteError, RewriteReport, Rewriter, Rewritten};
+pub use rewrite::{RewriteError, RewriteReport, Rewriter, Rewritten};
 pub use stream::{Bounds, Stream};

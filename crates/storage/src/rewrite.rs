@@ -19,34 +19,29 @@ use model::{BatchHeader, Offset, StreamId};
 
 use crate::footer::{self, SealedStream};
 use crate::format::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, DIRECTORY_ROW_BYTES, DirectoryRow, ENTRY_HEADER_BYTES,
-    EntryHeader, EntryKind, Lsn, RANGE_BODY_BYTES, ROW_COMPACTED, RangeBody, SECTOR, SEGMENT_HEADER_BYTES,
-    SegmentHeader, TRAILER_BYTES, index, length32, sectors, seeded_crc,
+    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, DirectoryRow, ENTRY_HEADER_BYTES, EntryHeader, EntryKind,
+    Lsn, ROW_COMPACTED, RangeBody, SECTOR, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, index,
+    length32, sectors, seeded_crc,
 };
-use crate::index::{BATCH_INDEX_BYTES_MAX, BatchIndex, BatchPlace};
-use crate::log::{Log, Shared};
+use crate::index::{BatchIndex, BatchPlace};
+use crate::log::Shared;
 use crate::preparer::CLEANING;
-use crate::read::{ReadError, check_entry};
+use crate::read::ReadError;
 use crate::segment::{Segment, file_name};
+use crate::source::{RangePlan, Source, load, with_slack};
 use crate::stream::{Moved, SealedExtent, Stream, clamp_timestamp};
 
 /// Largest block that is filled with several entries.
-const BLOCK_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
+pub(crate) const BLOCK_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
 /// Bytes of batches that are read before they are written: what copying takes in memory.
 const CHUNK_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 8 * 1024 * 1024 };
-/// Batches that are closer to each other are read as one.
-const GAP_BYTES: u32 = 64 * 1024;
-/// Bytes of one read at most.
-const READ_BYTES: u32 = 1024 * 1024;
 /// Space of the disk that copying never uses.
-const FREE_KEPT_BYTES: u64 = if cfg!(test) { 0 } else { 16 * 1024 * 1024 };
+pub(crate) const FREE_KEPT_BYTES: u64 = if cfg!(test) { 0 } else { 16 * 1024 * 1024 };
 /// Positions in a file have 32 bits.
-const OUTPUT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024 - 1024 * 1024;
+pub(crate) const OUTPUT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024 - 1024 * 1024;
 /// While appends come in, copying rests so many times as long as its last read or write took, and so long at most.
 const REST_FACTOR: u32 = 3;
 const REST_MAX: Duration = Duration::from_millis(20);
-/// Compaction begins a segment at least so large, for the small streams that come next; it is cut to its length.
-const SHARED_OUTPUT_BYTES: u64 = 64 * 1024 * 1024;
 /// The stream table of a cleaned segment: none.
 const NO_TABLE: [u8; 2] = [1, 0];
 
@@ -84,21 +79,11 @@ impl From<io::Error> for RewriteError {
     }
 }
 
-fn writing(doing: &'static str) -> impl FnOnce(io::Error) -> RewriteError {
+pub(crate) fn writing(doing: &'static str) -> impl FnOnce(io::Error) -> RewriteError {
     move |source| match source.kind() {
         io::ErrorKind::StorageFull => RewriteError::Full { bytes: 0 },
         _ => RewriteError::Write { doing, source },
     }
-}
-
-/// Compaction of a stream failed.
-#[derive(Debug, thiserror::Error)]
-#[error("stream {stream}: {error}")]
-pub struct CompactError {
-    /// Which one; or the first of several that shared a segment.
-    pub stream: StreamId,
-    /// How.
-    pub error: RewriteError,
 }
 
 /// What becomes of a batch.
@@ -118,16 +103,6 @@ pub trait Rewriter {
     fn rewrite(&mut self, header: &BatchHeader, batch: &Bytes) -> Result<Rewritten, String>;
 }
 
-/// One stream to compact.
-pub struct Compaction<'a> {
-    /// The stream.
-    pub stream: Arc<Stream>,
-    /// Batches that end above are left alone.
-    pub until: Offset,
-    /// Decides what stays.
-    pub rewriter: Box<dyn Rewriter + 'a>,
-}
-
 /// What was copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RewriteReport {
@@ -140,48 +115,11 @@ pub struct RewriteReport {
 }
 
 impl RewriteReport {
-    fn add(&mut self, other: RewriteReport) {
+    pub(crate) fn add(&mut self, other: RewriteReport) {
         self.read_bytes += other.read_bytes;
         self.written_bytes += other.written_bytes;
         self.segments += other.segments;
     }
-}
-
-/// An extent, or the first batches of one, that is to be copied.
-pub(crate) struct Source {
-    pub base_offset: Offset,
-    pub end: Offset,
-    pub segment: Arc<Segment>,
-    /// Bytes of all its batches, those below the stream's start included.
-    pub bytes: u32,
-    /// The batches to copy.
-    pub places: Vec<BatchPlace>,
-    /// Its row, when all of it is copied.
-    pub whole: Option<u32>,
-    pub flags: u32,
-}
-
-impl Source {
-    /// Upper bound of what its copy takes in a file.
-    pub fn estimate(&self) -> u64 {
-        let batch = |place: &BatchPlace| {
-            let bytes = ENTRY_HEADER_BYTES + index(place.length) + BATCH_INDEX_BYTES_MAX;
-            // A batch that does not fit the open block closes it.
-            bytes + if index(place.length) * 2 > BLOCK_BYTES { 2 * SECTOR } else { 0 }
-        };
-        let batches: usize = self.places.iter().map(batch).sum();
-        let range = ENTRY_HEADER_BYTES + RANGE_BODY_BYTES + 8 + DIRECTORY_ROW_BYTES;
-        // The empty batch of a range that is compacted away, and the ends of blocks, which are at least half full.
-        let rest = 2 * model::batch::HEADER_BYTES + (batches + range) * 4 * SECTOR / BLOCK_BYTES;
-        (batches + range + rest) as u64
-    }
-}
-
-/// Consecutive extents of one stream that become one range of the new segment.
-pub(crate) struct RangePlan {
-    pub stream: Arc<Stream>,
-    pub sources: Vec<Source>,
-    pub flags: u32,
 }
 
 /// The right to copy: one at a time, so that no two copies are made of one extent.
@@ -211,7 +149,7 @@ impl Pacer {
         Pacer { shared, synced, paced }
     }
 
-    fn did(&mut self, bytes: usize, begun: Instant) -> Result<(), RewriteError> {
+    pub fn did(&mut self, bytes: usize, begun: Instant) -> Result<(), RewriteError> {
         if self.shared.cleaner_stops() {
             return Err(RewriteError::Stopped);
         }
@@ -267,7 +205,7 @@ struct WrittenRange {
 }
 
 /// Bytes of a file beside its ranges: header, trailer, the heads and ends of the first block and of the footer.
-const FILE_BYTES: u64 = (SEGMENT_HEADER_BYTES + TRAILER_BYTES + 4 * SECTOR) as u64;
+pub(crate) const FILE_BYTES: u64 = (SEGMENT_HEADER_BYTES + TRAILER_BYTES + 4 * SECTOR) as u64;
 
 impl<'a> Output<'a> {
     /// Begins a file with room for `estimate` bytes of ranges.
@@ -310,7 +248,7 @@ impl<'a> Output<'a> {
     }
 
     /// How many of `sources`, from the first on, still fit, also when compaction makes them somewhat larger.
-    fn fitting(&self, sources: &[Source]) -> usize {
+    pub fn fitting(&self, sources: &[Source]) -> usize {
         let mut promised = self.promised;
         let fits = |source: &&Source| {
             promised += with_slack(source.estimate());
@@ -319,7 +257,7 @@ impl<'a> Output<'a> {
         sources.iter().take_while(fits).count()
     }
 
-    fn has(&self, stream: &Arc<Stream>) -> bool {
+    pub fn has(&self, stream: &Arc<Stream>) -> bool {
         self.ranges.iter().any(|range| Arc::ptr_eq(&range.stream, stream))
     }
 
@@ -606,212 +544,4 @@ fn checked(header: &BatchHeader, batch: &Bytes) -> Result<BatchHeader, RewriteEr
         return Err(refuse("it has other offsets or another length than it says".into()));
     }
     Ok(new)
-}
-
-/// Reads batches from disk and checks them, in the order given.
-fn load(
-    shared: &Shared,
-    pacer: &mut Pacer,
-    stream: &Stream,
-    wanted: &[(&Arc<Segment>, &BatchPlace)],
-) -> Result<Vec<Bytes>, RewriteError> {
-    let mut loaded = Vec::with_capacity(wanted.len());
-    let mut at = 0;
-    while at < wanted.len() {
-        let (segment, first) = wanted[at];
-        let end_of = |place: &BatchPlace| place.position + length32(ENTRY_HEADER_BYTES) + place.length;
-        let near = |(other, place): &&(&Arc<Segment>, &BatchPlace)| {
-            Arc::ptr_eq(other, segment) && end_of(place) - first.position <= READ_BYTES
-        };
-        let mut end = end_of(first);
-        let more = wanted[at + 1..].iter().take_while(near).take_while(|(_, place)| {
-            let close = place.position.checked_sub(end).is_some_and(|gap| gap <= GAP_BYTES);
-            end = end.max(end_of(place));
-            close
-        });
-        let count = 1 + more.count();
-        let last = wanted[at + count - 1].1;
-        let begun = Instant::now();
-        let length = index(end_of(last) - first.position);
-        let bytes = segment.read(first.position, length)?;
-        shared.cleaner_read.fetch_add(length as u64, Ordering::Relaxed);
-        pacer.did(length, begun)?;
-        for (segment, place) in &wanted[at..at + count] {
-            let from = index(place.position - first.position);
-            let entry = bytes.slice(from..from + ENTRY_HEADER_BYTES + index(place.length));
-            let parts = check_entry(vec![entry], stream, segment, place);
-            let body = parts.inspect_err(|_| segment.set_unreadable())?;
-            loaded.push(body.into_iter().next().unwrap_or_default());
-        }
-        at += count;
-    }
-    Ok(loaded)
-}
-
-impl Shared {
-    /// The places of the batches in `from..until` of a sealed extent. They are not kept in the cache: a run of the
-    /// cleaner must not flush what readers use.
-    pub fn places(
-        &self,
-        segment: &Segment,
-        row: u32,
-        from: Offset,
-        until: Offset,
-    ) -> Result<Vec<BatchPlace>, ReadError> {
-        let index = match self.indexes.find(segment.sequence, row) {
-            Some(index) => index,
-            None => Arc::new(segment.load_index(row)?.ok_or_else(|| {
-                segment.set_unreadable();
-                let lsn = Lsn::new(segment.sequence, 0);
-                ReadError::Damaged { lsn, what: "the batch index in the footer is invalid" }
-            })?),
-        };
-        Ok(index.from_offset(from).take_while(|place| place.next_offset() <= until).collect())
-    }
-
-    /// The extents of `stream` in `from..until`, in the order of offsets; of the last one perhaps only the first batches.
-    fn compaction_sources(
-        &self,
-        stream: &Stream,
-        from: Offset,
-        until: Offset,
-    ) -> Result<Vec<Source>, ReadError> {
-        let (start, until, sealed, active) = {
-            let state = stream.lock();
-            if state.deleted {
-                return Ok(Vec::new());
-            }
-            let ends = (0..state.sealed.len()).map(|at| state.sealed_end(at));
-            let sealed: Vec<(SealedExtent, Offset)> = state.sealed.iter().copied().zip(ends).collect();
-            let active = state.active.as_ref().map(|a| (a.segment, a.from, a.index.clone()));
-            (state.start, until.min(state.committed), sealed, active)
-        };
-        let source = |segment: Arc<Segment>, base_offset, end, all: Vec<BatchPlace>, whole| Source {
-            base_offset,
-            end,
-            segment,
-            bytes: all.iter().map(|place| place.length).sum(),
-            places: all.into_iter().filter(|place| place.next_offset() > start).collect(),
-            whole,
-            flags: ROW_COMPACTED,
-        };
-        let mut sources = Vec::new();
-        for (extent, end) in sealed.into_iter().filter(|(extent, _)| extent.base_offset >= from) {
-            if extent.base_offset >= until {
-                return Ok(sources);
-            }
-            let Some(segment) = self.segments.find(extent.segment) else { continue };
-            let mut all = self.places(&segment, extent.row, extent.base_offset, end)?;
-            let below = all.iter().take_while(|place| place.next_offset() <= until).count();
-            if below == all.len() {
-                // All of it, also where an earlier compaction left no batch up to its end: what stood there must stay
-                // covered.
-                sources.push(source(segment, extent.base_offset, end, all, Some(extent.row)));
-                continue;
-            }
-            all.truncate(below);
-            if let Some(last) = all.last() {
-                let end = last.next_offset();
-                sources.push(source(segment, extent.base_offset, end, all, None));
-            }
-            return Ok(sources);
-        }
-        if let Some((sequence, moved_to, index)) = active
-            && let Some(segment) = self.segments.find(sequence)
-            && let Some(first) = index.base_offset()
-        {
-            let base_offset = first.max(moved_to);
-            let all: Vec<BatchPlace> =
-                index.from_offset(base_offset).take_while(|place| place.next_offset() <= until).collect();
-            if let Some(last) = all.last().filter(|_| base_offset >= from) {
-                let end = last.next_offset();
-                sources.push(source(segment, base_offset, end, all, None));
-            }
-        }
-        Ok(sources)
-    }
-
-    /// See [`Log::compact`].
-    pub fn compact<'a>(
-        self: &Arc<Shared>,
-        jobs: &mut dyn Iterator<Item = Compaction<'a>>,
-        pacer: &mut Pacer,
-    ) -> Result<RewriteReport, CompactError> {
-        let mut report = RewriteReport::default();
-        // The job that did not fit the last segment, and how far it got.
-        let mut begun: Option<(Compaction<'a>, Offset)> = None;
-        let mut next = |begun: &mut Option<(Compaction<'a>, Offset)>| {
-            while let Some((job, from)) = begun.take().or_else(|| Some((jobs.next()?, Offset::ZERO))) {
-                let stream = job.stream.id();
-                let sources = self.compaction_sources(&job.stream, from, job.until);
-                let sources = sources.map_err(|error| CompactError { stream, error: error.into() })?;
-                if !sources.is_empty() {
-                    return Ok(Some((job, sources)));
-                }
-            }
-            Ok(None)
-        };
-        loop {
-            let mut rewriting = self.rewriting.lock();
-            let Some((mut job, mut sources)) = next(&mut begun)? else { return Ok(report) };
-            let first = job.stream.id();
-            let failed = |error| CompactError { stream: first, error };
-            let wanted = self.output_bytes(&sources).map_err(failed)?;
-            let mut output = Output::create(self, &mut rewriting, pacer, wanted).map_err(failed)?;
-            loop {
-                let fitting = output.fitting(&sources);
-                let rest = sources.split_off(fitting);
-                let end = sources.last().map(|source| source.end);
-                let plan = RangePlan { stream: job.stream.clone(), sources, flags: ROW_COMPACTED };
-                let stream = job.stream.id();
-                let copied = output.copy(&plan, Some(&mut *job.rewriter));
-                copied.map_err(|error| CompactError { stream, error })?;
-                if let Some(left) = rest.first() {
-                    begun = Some((job, end.unwrap_or(left.base_offset)));
-                    break;
-                }
-                match next(&mut begun)? {
-                    // Its sources are about to be replaced by this very segment.
-                    Some((again, _)) if output.has(&again.stream) => {
-                        begun = Some((again, Offset::ZERO));
-                        break;
-                    }
-                    Some(following) => (job, sources) = following,
-                    None => break,
-                }
-            }
-            report.add(output.finish().map_err(failed)?);
-        }
-    }
-
-    /// How large a segment to begin for `sources` and what may follow; at least the first of them fits.
-    fn output_bytes(&self, sources: &[Source]) -> Result<u64, RewriteError> {
-        let free = self.disk.free_bytes().map_err(writing("asking for free space"))?;
-        let free = free.saturating_sub(FREE_KEPT_BYTES + FILE_BYTES + SECTOR as u64);
-        let most = free.min(self.options.segment_bytes).min(OUTPUT_BYTES_MAX - FILE_BYTES);
-        let estimates = sources.iter().map(|source| with_slack(source.estimate()));
-        let wanted = estimates.clone().sum::<u64>().max(SHARED_OUTPUT_BYTES).min(most);
-        let first = estimates.take(1).sum();
-        let bytes = wanted.max(first);
-        if bytes > free { Err(RewriteError::Full { bytes }) } else { Ok(bytes) }
-    }
-}
-
-/// What compaction leaves is compressed anew, and not always as well.
-fn with_slack(estimate: u64) -> u64 {
-    estimate + estimate / 4
-}
-
-impl Log {
-    /// Compacts streams, one after the other: what their rewriters leave is copied into segments of its own, and takes
-    /// the place of all batches below `until`. Several streams may share a segment, so what is done for one may show
-    /// only when the next ones are done. Streams that were deleted are passed over. With an error, what was finished
-    /// before stays, and the rest is as it was. Blocks.
-    pub fn compact<'a>(
-        &self,
-        jobs: &mut dyn Iterator<Item = Compaction<'a>>,
-    ) -> Result<RewriteReport, CompactError> {
-        let mut pacer = Pacer::new(self.shared.clone(), true);
-        self.shared.compact(jobs, &mut pacer)
-    }
 }

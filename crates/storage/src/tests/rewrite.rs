@@ -6,11 +6,12 @@ use model::{Offset, StreamId};
 
 use super::support::{Left, World, open, small_options};
 use crate::cleaner::Turn;
+use crate::compact::Compaction;
 use crate::log::Options;
 use crate::read::{ReadError, ReadRequest};
 use crate::recovery::OpenError;
 use crate::request::Durability;
-use crate::rewrite::{Compaction, Pacer, Rewriter, Rewritten};
+use crate::rewrite::{Pacer, Rewriter, Rewritten};
 
 const KEPT: u64 = 1;
 const FLEETING: u64 = 2;

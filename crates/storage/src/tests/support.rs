@@ -10,11 +10,12 @@ use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc, set_log_append_t
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 
 use crate::cleaner::Turn;
+use crate::compact::Compaction;
 use crate::log::{Clock, Options, Parts, assemble};
 use crate::read::{ReadError, ReadRequest, ReadStep};
 use crate::recovery::OpenError;
 use crate::request::{Append, AppendError, Committed, Completion, Durability, Listener};
-use crate::rewrite::{Compaction, Pacer, Rewriter, Rewritten};
+use crate::rewrite::{Pacer, Rewriter, Rewritten};
 use crate::stream::Stream;
 use crate::writer::Patience;
 

@@ -1,0 +1,127 @@
+//! What is to be copied: extents, the places of their batches, and their bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use bytes::Bytes;
+use model::Offset;
+
+use crate::format::{
+    DIRECTORY_ROW_BYTES, ENTRY_HEADER_BYTES, Lsn, RANGE_BODY_BYTES, SECTOR, index, length32,
+};
+use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
+use crate::log::Shared;
+use crate::read::{ReadError, check_entry};
+use crate::rewrite::{BLOCK_BYTES, Pacer, RewriteError};
+use crate::segment::Segment;
+use crate::stream::Stream;
+
+/// Batches that are closer to each other are read as one.
+const GAP_BYTES: u32 = 64 * 1024;
+/// Bytes of one read at most.
+const READ_BYTES: u32 = 1024 * 1024;
+
+/// An extent, or the first batches of one, that is to be copied.
+pub(crate) struct Source {
+    pub base_offset: Offset,
+    pub end: Offset,
+    pub segment: Arc<Segment>,
+    /// Bytes of all its batches, those below the stream's start included.
+    pub bytes: u32,
+    /// The batches to copy.
+    pub places: Vec<BatchPlace>,
+    /// Its row, when all of it is copied.
+    pub whole: Option<u32>,
+    pub flags: u32,
+}
+
+impl Source {
+    /// Upper bound of what its copy takes in a file.
+    pub fn estimate(&self) -> u64 {
+        let batch = |place: &BatchPlace| {
+            let bytes = ENTRY_HEADER_BYTES + index(place.length) + BATCH_INDEX_BYTES_MAX;
+            // A batch that does not fit the open block closes it.
+            bytes + if index(place.length) * 2 > BLOCK_BYTES { 2 * SECTOR } else { 0 }
+        };
+        let batches: usize = self.places.iter().map(batch).sum();
+        let range = ENTRY_HEADER_BYTES + RANGE_BODY_BYTES + 8 + DIRECTORY_ROW_BYTES;
+        // The empty batch of a range that is compacted away, and the ends of blocks, which are at least half full.
+        let rest = 2 * model::batch::HEADER_BYTES + (batches + range) * 4 * SECTOR / BLOCK_BYTES;
+        (batches + range + rest) as u64
+    }
+}
+
+/// Consecutive extents of one stream that become one range of the new segment.
+pub(crate) struct RangePlan {
+    pub stream: Arc<Stream>,
+    pub sources: Vec<Source>,
+    pub flags: u32,
+}
+
+/// What compaction leaves is compressed anew, and not always as well.
+pub(crate) fn with_slack(estimate: u64) -> u64 {
+    estimate + estimate / 4
+}
+
+/// Reads batches from disk and checks them, in the order given.
+pub(crate) fn load(
+    shared: &Shared,
+    pacer: &mut Pacer,
+    stream: &Stream,
+    wanted: &[(&Arc<Segment>, &BatchPlace)],
+) -> Result<Vec<Bytes>, RewriteError> {
+    let mut loaded = Vec::with_capacity(wanted.len());
+    let mut at = 0;
+    while at < wanted.len() {
+        let (segment, first) = wanted[at];
+        let end_of = |place: &BatchPlace| place.position + length32(ENTRY_HEADER_BYTES) + place.length;
+        let near = |(other, place): &&(&Arc<Segment>, &BatchPlace)| {
+            Arc::ptr_eq(other, segment) && end_of(place) - first.position <= READ_BYTES
+        };
+        let mut end = end_of(first);
+        let more = wanted[at + 1..].iter().take_while(near).take_while(|(_, place)| {
+            let close = place.position.checked_sub(end).is_some_and(|gap| gap <= GAP_BYTES);
+            end = end.max(end_of(place));
+            close
+        });
+        let count = 1 + more.count();
+        let last = wanted[at + count - 1].1;
+        let begun = Instant::now();
+        let length = index(end_of(last) - first.position);
+        let bytes = segment.read(first.position, length)?;
+        shared.cleaner_read.fetch_add(length as u64, Ordering::Relaxed);
+        pacer.did(length, begun)?;
+        for (segment, place) in &wanted[at..at + count] {
+            let from = index(place.position - first.position);
+            let entry = bytes.slice(from..from + ENTRY_HEADER_BYTES + index(place.length));
+            let parts = check_entry(vec![entry], stream, segment, place);
+            let body = parts.inspect_err(|_| segment.set_unreadable())?;
+            loaded.push(body.into_iter().next().unwrap_or_default());
+        }
+        at += count;
+    }
+    Ok(loaded)
+}
+
+impl Shared {
+    /// The places of the batches in `from..until` of a sealed extent. They are not kept in the cache: a run of the
+    /// cleaner must not flush what readers use.
+    pub fn places(
+        &self,
+        segment: &Segment,
+        row: u32,
+        from: Offset,
+        until: Offset,
+    ) -> Result<Vec<BatchPlace>, ReadError> {
+        let index = match self.indexes.find(segment.sequence, row) {
+            Some(index) => index,
+            None => Arc::new(segment.load_index(row)?.ok_or_else(|| {
+                segment.set_unreadable();
+                let lsn = Lsn::new(segment.sequence, 0);
+                ReadError::Damaged { lsn, what: "the batch index in the footer is invalid" }
+            })?),
+        };
+        Ok(index.from_offset(from).take_while(|place| place.next_offset() <= until).collect())
+    }
+}
