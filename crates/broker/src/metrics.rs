@@ -209,11 +209,15 @@ fn encode_logs(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), s
         ("mainstem_log_index_cache_bytes", "Bytes in the cache of sealed indexes", |of| of.index_bytes),
     ];
     type Count = fn(&Statistics) -> u64;
-    let counters: [(&str, &str, Count); 4] = [
+    let counters: [(&str, &str, Count); 6] = [
         ("mainstem_log_tail_cache_hits", "Batches read from the tail cache", |of| of.tail_hits),
         ("mainstem_log_cold_reads", "Reads that the caches could not answer", |of| of.cold_reads),
         ("mainstem_log_read_cache_hits", "Look-ups that found all regions cached", |of| of.region_hits),
         ("mainstem_log_read_cache_misses", "Regions that were read from disk", |of| of.region_misses),
+        ("mainstem_log_cleaner_read_bytes", "Bytes that the cleaner and compaction read", |of| {
+            of.cleaner_read_bytes
+        }),
+        ("mainstem_log_cleaner_written_bytes", "Bytes that they wrote", |of| of.cleaner_written_bytes),
     ];
     let logs: Vec<(DirLabel, Statistics, bool)> = broker
         .logs
