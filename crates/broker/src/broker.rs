@@ -26,7 +26,7 @@ use crate::signal::Signal;
 use crate::topics::{OFFSETS_TOPIC, Topic, TopicError, Topics};
 
 /// Name of the metadata store in the data directory.
-const META_FILE: &str = "meta.redb";
+pub(crate) const META_FILE: &str = "meta.redb";
 const CLUSTER_ID_KEY: &str = "cluster_id";
 /// Threads for reads that miss the caches.
 const COLD_THREADS: usize = 2;
@@ -133,6 +133,7 @@ impl Broker {
             producer_expiry_ms: config.producer_expiry_ms,
             reserve_bytes: u64::try_from(config.reserve_bytes).unwrap_or(0),
             log_id: uuid::Uuid::new_v4().as_u128(),
+            cleaner_bytes_per_second: 0,
             cold_threads: COLD_THREADS,
         };
         let log = Arc::new(Log::open(disk, options, clock.clone(), listener.clone())?);

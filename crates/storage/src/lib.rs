@@ -6,6 +6,7 @@
 //!
 //! No async here and no Kafka API: batches have headers, streams have offsets, that is all it knows of Kafka.
 
+pub mod examine;
 pub mod format;
 pub mod index;
 
@@ -18,12 +19,18 @@ mod preparer;
 mod producers;
 mod read;
 mod recovery;
+mod remains;
 mod request;
+mod resolve;
 mod rewrite;
+pub mod salvage;
 mod scan;
 mod segment;
 mod stream;
+mod survey;
 mod tail;
+mod unwritten;
+mod walk;
 mod writer;
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -5,4 +5,5 @@ mod fuzz;
 mod long;
 mod space;
 mod support;
+mod tools;
 mod traps;
