@@ -46,6 +46,8 @@ pub(crate) struct LogFiles {
     /// Everything below was synced once.
     pub vouched: Lsn,
     pub findings: Vec<Finding>,
+    /// Names of files in which nothing can be read.
+    pub unread: Vec<String>,
 }
 
 fn error(file: &str, from: u64, to: u64, what: impl Into<String>) -> Finding {
@@ -59,7 +61,7 @@ impl LogFiles {
         names.sort_unstable();
         let mut findings = Vec::new();
         let mut sectors = Vec::new();
-        for name in names {
+        for name in names.iter().cloned() {
             let Some(sequence) = sequence_of(&name) else { continue };
             let file = match disk.open(&name) {
                 Ok(file) => file,
@@ -71,7 +73,7 @@ impl LogFiles {
             let length = file.length() / SECTOR as u64 * SECTOR as u64;
             if length < (SEGMENT_HEADER_BYTES + SECTOR) as u64 || u32::try_from(length).is_err() {
                 let what = format!("a segment file cannot be {} bytes long", file.length());
-                findings.push(error(&name, 0, file.length(), what));
+                findings.push(error(&name, 0, file.length().max(2 * SECTOR as u64), what));
                 continue;
             }
             let mut sector = AlignedBuffer::zeroed(SEGMENT_HEADER_BYTES);
@@ -159,7 +161,9 @@ impl LogFiles {
             same
         });
         let vouched = vouched(&segments);
-        Ok(LogFiles { segments, vouched, findings })
+        let read = |name: &String| segments.iter().any(|remains| remains.name == *name);
+        let unread = names.into_iter().filter(|name| sequence_of(name).is_some() && !read(name)).collect();
+        Ok(LogFiles { segments, vouched, findings, unread })
     }
 
     /// Where in segment `at` what was synced ends.

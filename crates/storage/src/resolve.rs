@@ -10,7 +10,7 @@ use model::{Offset, StreamId};
 use crate::format::Lsn;
 use crate::index::BatchPlace;
 use crate::overlay::without;
-use crate::segment::{file_name, is_cleaned};
+use crate::segment::{file_name, is_cleaned, sequence_of};
 use crate::survey::{Damage, Extent, Survey};
 
 /// A part of an extent that is read.
@@ -139,13 +139,22 @@ fn cause(survey: &Survey, extents: &[Extent], from: Offset, to: Offset) -> (Opti
     if let Some(at) = survey.damages.iter().position(between) {
         return (Some(at), None);
     }
+    let cleaned = |damage: &Damage| segments[damage.segment].cleaned() && !damage.explained;
+    if let Some(at) = survey.damages.iter().position(cleaned) {
+        // They may have been moved.
+        return (Some(at), None);
+    }
+    let may = |name: &&String| {
+        let sequence = sequence_of(name).unwrap_or_default();
+        is_cleaned(sequence) || (before.sequence()..=behind.sequence()).contains(&sequence)
+    };
+    if let Some(name) = survey.files.unread.iter().chain(&survey.missing).find(may) {
+        return (None, Some(name.clone()));
+    }
+    // Dead segments leave gaps too, so a file is named only where there is no other.
     let there = |sequence: &u32| segments.iter().any(|remains| remains.segment.sequence == *sequence);
     let last = behind.sequence().min(survey.end.sequence());
-    let missing = (before.sequence().max(1)..=last).find(|sequence| !there(sequence));
-    let cleaned = |damage: &Damage| segments[damage.segment].cleaned() && !damage.explained;
-    match survey.damages.iter().position(cleaned) {
-        // It may have been moved.
-        Some(at) => (Some(at), None),
-        None => (None, missing.map(file_name)),
-    }
+    let mut gone = (before.sequence() + 1..last).filter(|sequence| !there(sequence));
+    let only = gone.next().filter(|_| before != Lsn::default() && gone.next().is_none());
+    (None, only.map(file_name))
 }

@@ -391,8 +391,8 @@ fn dropped(survey: &Survey, lost: Vec<Lost>) -> Vec<Finding> {
             }
         }
     }
-    for file in &survey.missing {
-        let what = "the file is missing; what else stood in it is not known";
+    for file in survey.missing.iter().chain(&survey.files.unread) {
+        let what = "nothing can be read of the file; what else stood in it is not known";
         dropped.push(finding(file, 0, 0, what));
     }
     for (damage, hits) in survey.damages.iter().zip(by_damage) {
