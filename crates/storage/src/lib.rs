@@ -12,6 +12,7 @@ pub mod index;
 
 mod cleaner;
 mod cold;
+mod contents;
 mod footer;
 mod log;
 mod overlay;

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use disk::Disk;
 use model::{Offset, StreamId};
 
+use crate::contents::{Contents, Ranges, collect_range};
 use crate::examine::{Checked, Finding, Hit, Severity};
 use crate::footer::{self, TRAILER_COPY_BYTES, TableRow};
 use crate::format::{
@@ -87,21 +88,6 @@ pub(crate) struct Survey {
     deleted: HashSet<StreamId>,
     /// The state before the current segment is what its table is made of.
     complete: bool,
-}
-
-/// Extents by stream and, in cleaned segments, base offset: base, end, flags and batches.
-type Ranges = HashMap<(StreamId, Offset), (Offset, Offset, u32, BatchIndex)>;
-
-/// What one segment holds.
-#[derive(Default)]
-struct Contents {
-    extents: Vec<(StreamId, Offset, Offset, u32, BatchIndex)>,
-    /// Of written segments: which extent a stream has.
-    of_stream: HashMap<StreamId, usize>,
-    footer: Option<(u32, Bytes)>,
-    damaged: bool,
-    /// Entries of a damaged block that did not come yet.
-    awaited: Option<u32>,
 }
 
 impl Survey {
@@ -540,56 +526,6 @@ impl Survey {
         self.complete = true;
         self.base = self.files.segments[at].segment.sequence;
     }
-}
-
-impl Contents {
-    /// Adds a batch to its extent; false when its offset is below the end of the one before.
-    fn push(&mut self, stream: StreamId, place: BatchPlace, cleaned: bool) -> bool {
-        let at = if cleaned {
-            let fits = |(id, ..): &(StreamId, Offset, Offset, u32, BatchIndex)| *id == stream;
-            match self.extents.last().is_some_and(fits) {
-                true => self.extents.len() - 1,
-                // The head of the range is lost.
-                false => {
-                    let new = (stream, place.base_offset, place.base_offset, 0, BatchIndex::default());
-                    self.extents.push(new);
-                    self.extents.len() - 1
-                }
-            }
-        } else {
-            *self.of_stream.entry(stream).or_insert_with(|| {
-                self.extents.push((stream, place.base_offset, place.base_offset, 0, BatchIndex::default()));
-                self.extents.len() - 1
-            })
-        };
-        let (_, _, end, _, places) = &mut self.extents[at];
-        if places.next_offset().is_some_and(|next| place.base_offset < next) {
-            return false;
-        }
-        *end = (*end).max(place.next_offset());
-        places.push(place);
-        true
-    }
-}
-
-/// Takes the batches of `row` from whatever ranges have them.
-fn collect_range(built: &mut Ranges, row: &DirectoryRow) -> Option<BatchIndex> {
-    let mut found: Vec<BatchPlace> = Vec::new();
-    for (_, (.., places)) in built.iter_mut().filter(|(key, _)| key.0 == row.stream) {
-        let mut rest = BatchIndex::default();
-        for place in places.from_offset(Offset(i64::MIN)) {
-            let inside = (row.base_offset..row.next_offset).contains(&place.base_offset);
-            if inside { found.push(place) } else { rest.push(place) }
-        }
-        *places = rest;
-    }
-    built.retain(|(stream, base), (.., places)| {
-        *stream != row.stream || *base != row.base_offset || !places.is_empty()
-    });
-    found.sort_unstable_by_key(|place| place.position);
-    let mut index = BatchIndex::default();
-    found.into_iter().for_each(|place| index.push(place));
-    Some(index)
 }
 
 /// Bytes of a segment's data, if they can be read.
