@@ -1,10 +1,12 @@
 """One round: let the load run, end the server somehow, start it again, read what is new."""
 
+import subprocess
 import time
 from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from suite import place
 from suite.report import until
 
 import damage
@@ -69,6 +71,7 @@ class Rounds:
             self.load.kill_mortal()
         stopped = self.end_server(plan.how)
         self.load.kill_mortal()
+        verify_files(self.server.directory / "data")
         if self.lose:
             damage.zero_end(self.server.directory / "data")
         for seconds in plan.startup_kills:
@@ -134,6 +137,13 @@ def verify(load, notes, checker):
                               attempted[group].get(slot, 0), bounds[slot][1])
     checker.require_nothing()
     return f"{checker.records - records} read, {len(acknowledged)} acknowledged, {commits} commits"
+
+
+def verify_files(data):
+    """What a crash leaves behind is no damage."""
+    command = [place.MAINSTEM, "log", "verify", "--data-dir", data]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert ran.returncode == 0, f"log verify ended with {ran.returncode}: {ran.stdout}"
 
 
 def reader(bootstrap):

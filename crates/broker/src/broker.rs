@@ -27,7 +27,7 @@ use crate::signal::Signal;
 use crate::topics::{OFFSETS_TOPIC, Topic, TopicError, Topics};
 
 /// Name of the metadata store in the data directory.
-const META_FILE: &str = "meta.redb";
+pub(crate) const META_FILE: &str = "meta.redb";
 const CLUSTER_ID_KEY: &str = "cluster_id";
 /// How often a wait for a commit looks whether the log has stopped meanwhile.
 const STOPPED_CHECK: Duration = Duration::from_millis(500);

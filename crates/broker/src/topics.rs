@@ -25,7 +25,7 @@ pub const TRANSACTIONS_TOPIC: &str = "__transaction_state";
 /// Letters a topic's name may have at most.
 pub const TOPIC_NAME_MAX: usize = 249;
 
-const TOPIC_PREFIX: &str = "topics/";
+pub(crate) const TOPIC_PREFIX: &str = "topics/";
 const NEXT_STREAM_KEY: &str = "next_stream";
 
 /// Why a change was refused.
@@ -53,9 +53,9 @@ pub enum TopicError {
 
 /// A topic as the metadata store keeps it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct TopicRecord {
+pub(crate) struct TopicRecord {
     id: Uuid,
-    streams: Vec<u64>,
+    pub streams: Vec<u64>,
     /// The log of each stream. Records from when there was one log only have none: nil stands for that one.
     #[serde(default)]
     logs: Vec<Uuid>,

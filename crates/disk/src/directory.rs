@@ -42,6 +42,7 @@ pub struct DirectoryDisk {
     directory: fs::File,
     /// Never `Auto`.
     engine: Engine,
+    read_only: bool,
 }
 
 /// Opens an existing directory. With [`Engine::Auto`] what the system refuses is logged once and done without; with
@@ -72,7 +73,13 @@ pub fn open_directory(path: &Path, engine: Engine) -> io::Result<DirectoryDisk> 
             }
         },
     };
-    Ok(DirectoryDisk { path: path.to_owned(), directory, engine })
+    Ok(DirectoryDisk { path: path.to_owned(), directory, engine, read_only: false })
+}
+
+/// Opens an existing directory only to look at it: through the page cache, without trying whether anything can be
+/// written, and with files that cannot.
+pub fn read_directory(path: &Path) -> io::Result<DirectoryDisk> {
+    Ok(DirectoryDisk { read_only: true, ..open_directory(path, Engine::Plain)? })
 }
 
 impl DirectoryDisk {
@@ -97,7 +104,7 @@ impl DirectoryDisk {
 
     fn options(&self) -> OpenOptions {
         let mut options = OpenOptions::new();
-        options.read(true).write(true);
+        options.read(true).write(!self.read_only);
         if self.direct() {
             options.custom_flags(libc::O_DIRECT);
         }
@@ -201,6 +208,21 @@ pub fn lock_directory(path: &Path) -> io::Result<DirectoryLock> {
         tracing::debug!(%error, "the process id could not be noted in the lock file");
     }
     Ok(DirectoryLock { _file: file })
+}
+
+/// Keeps servers out of a directory without writing to it, until dropped; `WouldBlock` when one is in it. Others may do
+/// the same meanwhile.
+pub fn share_directory(path: &Path) -> io::Result<Option<DirectoryLock>> {
+    let file = match fs::File::open(path.join(LOCK_NAME)) {
+        // No server was ever here.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Ok(Some(DirectoryLock { _file: file })),
+        Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
 }
 
 /// What the system does not let us use, and how it said so.

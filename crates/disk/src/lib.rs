@@ -25,7 +25,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 pub use buffer::{AlignedBuffer, BufferPool, FillBuffer};
-pub use directory::{DirectoryDisk, DirectoryLock, Engine, lock_directory, open_directory};
+pub use directory::{
+    DirectoryDisk, DirectoryLock, Engine, lock_directory, open_directory, read_directory, share_directory,
+};
 pub use sim::SimDisk;
 
 /// Alignment in bytes of every position, length and buffer, and the unit in which a torn write tears at the finest.

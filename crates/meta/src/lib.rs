@@ -6,7 +6,8 @@
 use std::path::Path;
 use std::sync::Mutex;
 
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::backends::InMemoryBackend;
+use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
 
 const TABLE: TableDefinition<&str, (u64, &[u8])> = TableDefinition::new("meta");
 /// The revision of the last commit, under a key that no caller can use (keys are not empty).
@@ -88,6 +89,16 @@ impl Store {
             create.open_table(TABLE)?;
             create.commit()?;
         }
+        Ok(Store { database, commit: Mutex::new(()) })
+    }
+
+    /// Opens a copy in memory of the store in `file`, which is only read and may be in use. Blocks.
+    pub fn open_copy(file: &Path) -> Result<Store, MetaError> {
+        let bytes = std::fs::read(file).map_err(redb::Error::Io)?;
+        let copy = InMemoryBackend::new();
+        copy.set_len(bytes.len() as u64).and_then(|()| copy.write(0, &bytes)).map_err(redb::Error::Io)?;
+        let database = Database::builder().set_cache_size(CACHE_BYTES).create_with_backend(copy)?;
+        database.begin_read()?.open_table(TABLE)?;
         Ok(Store { database, commit: Mutex::new(()) })
     }
 
@@ -176,6 +187,8 @@ mod tests {
             .unwrap();
         assert!(second > first);
         assert!(store.commit(&[same], &[]).is_err());
+        let copy = Store::open_copy(&file).unwrap();
+        assert_eq!(copy.list("").unwrap(), store.list("").unwrap());
         drop(store);
         let store = Store::open(&file).unwrap();
         let listed = store.list("a/").unwrap();

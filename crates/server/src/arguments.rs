@@ -38,6 +38,11 @@ pub enum Command {
     Produce(ProduceArguments),
     /// Print the records of a topic.
     Consume(ConsumeArguments),
+    /// Look into a data directory without a server, and save what is left of a damaged one.
+    Log {
+        #[command(subcommand)]
+        verb: LogVerb,
+    },
     /// Measure the log on a directory, without network and protocol.
     BenchStore(BenchStoreArguments),
     /// Print the version.
@@ -214,6 +219,65 @@ impl std::str::FromStr for Place {
             _ => Err("it must be earliest, latest or an offset".into()),
         }
     }
+}
+
+/// The data directory to look at.
+#[derive(Args, Clone, Debug)]
+pub struct Directory {
+    /// The data directory.
+    #[arg(long, value_name = "DIR", default_value = "./data")]
+    pub data_dir: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LogVerb {
+    /// Show segments and streams; quick, also on a large log.
+    Inspect {
+        #[command(flatten)]
+        directory: Directory,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check every byte, and name the place of any damage. Exits with 1 if there is any.
+    Verify {
+        #[command(flatten)]
+        directory: Directory,
+    },
+    /// Print every entry as it stands in the files, also what is superseded or deleted.
+    Dump(DumpArguments),
+    /// Make a new data directory of everything that is still valid, and say what was dropped.
+    Salvage {
+        #[command(flatten)]
+        directory: Directory,
+        /// Where to; new or empty.
+        #[arg(long, value_name = "DIR")]
+        into: PathBuf,
+    },
+}
+
+#[derive(Args, Debug)]
+pub struct DumpArguments {
+    #[command(flatten)]
+    pub directory: Directory,
+    /// Only this stream, by its number.
+    #[arg(long, value_name = "ID", conflicts_with = "topic")]
+    pub stream: Option<u64>,
+    /// Only this topic; with --partition.
+    #[arg(long, requires = "partition")]
+    pub topic: Option<String>,
+    /// Which partition of the topic.
+    #[arg(long, requires = "topic", value_parser = clap::value_parser!(i32).range(0..))]
+    pub partition: Option<i32>,
+    /// Only entries with this offset or a higher one.
+    #[arg(long, value_name = "OFFSET", default_value_t = 0)]
+    pub from: i64,
+    /// Only this file.
+    #[arg(long, value_name = "NAME")]
+    pub segment: Option<String>,
+    /// Also the records of each batch: offset, timestamp, key, value and headers.
+    #[arg(long)]
+    pub records: bool,
 }
 
 /// When an append counts as done.

@@ -42,6 +42,11 @@ fn main() -> ExitCode {
         Some(Command::Group { bootstrap, verb }) => ended(commands::group(&bootstrap.address, verb)),
         Some(Command::Produce(arguments)) => ended(commands::produce(&arguments)),
         Some(Command::Consume(arguments)) => ended(commands::consume(&arguments)),
+        // There, a failure is 2: 1 means damage.
+        Some(Command::Log { verb }) => match commands::log(verb) {
+            Ok(code) => code,
+            Err(error) => failed(error, ExitCode::from(EXIT_CONFIGURATION)),
+        },
         Some(Command::BenchStore(arguments)) => ended(bench::run(&arguments)),
         Some(Command::Version) => {
             ended(commands::print(concat!("mainstem ", env!("CARGO_PKG_VERSION"), "\n")))
@@ -61,9 +66,15 @@ fn refused(error: &settings::SettingsError) -> ExitCode {
     ExitCode::from(EXIT_CONFIGURATION)
 }
 
-/// A reader that went away (`mainstem consume t | head`) is no error.
 fn ended(result: anyhow::Result<()>) -> ExitCode {
-    let Err(error) = result else { return ExitCode::SUCCESS };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failed(error, ExitCode::FAILURE),
+    }
+}
+
+/// A reader that went away (`mainstem consume t | head`) is no error.
+fn failed(error: anyhow::Error, code: ExitCode) -> ExitCode {
     let broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<commands::OutputError>().is_some_and(commands::OutputError::is_broken_pipe)
     };
@@ -71,5 +82,5 @@ fn ended(result: anyhow::Result<()>) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     eprintln!("mainstem: {error:#}");
-    ExitCode::FAILURE
+    code
 }

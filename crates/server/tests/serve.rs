@@ -327,3 +327,61 @@ fn clients_that_speak_something_else_do_it_no_harm() {
     assert!(server.ask("/healthz").starts_with("HTTP/1.1 200 "));
     server.stop();
 }
+
+/// The `log` commands on a directory: exit code and standard output.
+fn log_command(verb: &str, directory: &Path, more: &[&str]) -> (Option<i32>, String) {
+    let output =
+        mainstem(&["log", verb, "--data-dir", directory.to_str().unwrap()]).args(more).output().unwrap();
+    (output.status.code(), text(&output.stdout))
+}
+
+#[test]
+fn a_damaged_log_is_named_and_salvaged() {
+    let parent = TempDir::new().unwrap();
+    let (directory, into) = (parent.path().join("data"), parent.path().join("new"));
+    let server = Server::start(&directory, &[]);
+    server.run("topic create letters --partitions 1", "");
+    for line in ["one\n", "two\n", "three\n"] {
+        server.run("produce letters", line);
+    }
+    server.run("consume letters --group g --exit-at-end", "");
+    let (code, shown) = log_command("inspect", &directory, &[]);
+    assert!(code == Some(0) && shown.contains("letters-0"), "{shown}");
+    server.stop();
+    let (code, verified) = log_command("verify", &directory, &[]);
+    assert!(code == Some(0) && verified.contains("no damage"), "{verified}");
+    let dump = |directory: &Path| {
+        log_command("dump", directory, &["--topic", "letters", "--partition", "0", "--records"])
+    };
+    let (code, dumped) = dump(&directory);
+    assert!(code == Some(0) && dumped.contains("\"two\""), "{dumped}");
+    // Damages the second batch: its line begins with file and position.
+    let line = dumped.lines().filter(|line| !line.starts_with(' ')).nth(1).unwrap();
+    let mut words = line.split(' ');
+    let file = directory.join(words.next().unwrap());
+    let position: usize = words.next().unwrap().parse().unwrap();
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[position + 60..position + 70].fill(7);
+    fs::write(&file, &bytes).unwrap();
+
+    let refused = mainstem(&["--data-dir", directory.to_str().unwrap(), "--listen", "127.0.0.1:0"]);
+    let refused = { refused }.args(["--admin-listen", ""]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("`mainstem log salvage`"), "{}", text(&refused.stderr));
+    let (code, verified) = log_command("verify", &directory, &[]);
+    assert!(code == Some(1) && verified.contains("letters-0 offsets 1 (1 batch)"), "{verified}");
+    assert_eq!(dump(&directory).0, Some(1));
+    let (code, salvaged) = log_command("salvage", &directory, &["--into", into.to_str().unwrap()]);
+    assert_eq!(code, Some(1), "{salvaged}");
+    assert!(salvaged.contains("letters-0 offsets 1 (1 batch)"), "{salvaged}");
+    assert!(salvaged.contains("dropped 1 offsets in 1 batches, at 1 places"), "{salvaged}");
+    assert_eq!(fs::read(&file).unwrap(), bytes, "the source is not touched");
+
+    assert_eq!(log_command("verify", &into, &[]).0, Some(0));
+    let server = Server::start(&into, &[]);
+    assert_eq!(server.run("consume letters --exit-at-end", ""), "one\nthree\n");
+    server.run("produce letters", "four\n");
+    assert_eq!(server.run("consume letters --group g --exit-at-end", ""), "four\n");
+    server.stop();
+    assert_eq!(log_command("verify", &parent.path().join("none"), &[]).0, Some(2));
+}

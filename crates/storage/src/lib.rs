@@ -6,12 +6,14 @@
 //!
 //! No async here and no Kafka API: batches have headers, streams have offsets, that is all it knows of Kafka.
 
+pub mod examine;
 pub mod format;
 pub mod index;
 
 mod cleaner;
 mod cold;
 mod compact;
+mod contents;
 mod footer;
 mod log;
 mod overlay;
@@ -19,13 +21,19 @@ mod preparer;
 mod producers;
 mod read;
 mod recovery;
+mod remains;
 mod request;
+mod resolve;
 mod rewrite;
+pub mod salvage;
 mod scan;
 mod segment;
 mod source;
 mod stream;
+mod survey;
 mod tail;
+mod unwritten;
+mod walk;
 mod writer;
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -174,7 +174,7 @@ fn resolve(
 }
 
 /// What is left of `whole` without the ranges in `taken`.
-fn without(whole: (Offset, Offset), taken: &[(Offset, Offset)]) -> Vec<(Offset, Offset)> {
+pub(crate) fn without(whole: (Offset, Offset), taken: &[(Offset, Offset)]) -> Vec<(Offset, Offset)> {
     let mut left = vec![whole];
     for (from, to) in taken {
         left = left

@@ -36,7 +36,9 @@ const LATER_SEGMENT_SEARCH_BYTES: u32 = 8 * 1024 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Damage to data that had been acknowledged.
-    #[error("segment file {file} is damaged at byte {position}: {what}")]
+    #[error(
+        "segment file {file} is damaged at byte {position}: {what}; `mainstem log verify` says what is hit, `mainstem log salvage` keeps the rest"
+    )]
     Damaged {
         /// Name of the file in the data directory.
         file: String,
@@ -46,14 +48,14 @@ pub enum OpenError {
         what: String,
     },
     /// A segment file that must be there is not.
-    #[error("segment file {file} is missing; restore it, or move the data directory away to start anew")]
+    #[error("segment file {file} is missing; restore it, or run `mainstem log salvage` to go on without it")]
     Missing {
         /// Name of the file in the data directory.
         file: String,
     },
     /// Records that a stream must have are in no segment: somebody removed a file.
     #[error(
-        "a segment file is missing: no file has the records {from} to {to} of stream {stream}; restore it, or run `mainstem log salvage` to go on without them"
+        "a segment file is missing: no file has the records {from} to {to} of {stream}; restore it, or run `mainstem log salvage` to go on without them"
     )]
     Lost {
         /// Whose records.

@@ -25,15 +25,23 @@ pub(crate) struct Scanner<'a> {
     from: usize,
     filled: usize,
     pub read_bytes: u64,
+    careful: bool,
 }
 
 impl<'a> Scanner<'a> {
     pub fn new(segment: &'a Segment) -> Scanner<'a> {
-        Scanner { segment, window: AlignedBuffer::zeroed(SCAN_READ_BYTES), from: 0, filled: 0, read_bytes: 0 }
+        let window = AlignedBuffer::zeroed(SCAN_READ_BYTES);
+        Scanner { segment, window, from: 0, filled: 0, read_bytes: 0, careful: false }
+    }
+
+    /// One that, where a read fails, reads no more than it must from then on: next to what cannot be read there may be
+    /// what can.
+    pub fn careful(segment: &'a Segment) -> Scanner<'a> {
+        Scanner { careful: true, ..Scanner::new(segment) }
     }
 
     /// The bytes `position..position + length`, as far as the segment's data area reaches.
-    fn bytes(&mut self, position: u32, length: usize) -> Result<&[u8], OpenError> {
+    pub fn bytes(&mut self, position: u32, length: usize) -> Result<&[u8], OpenError> {
         let position = index(position);
         let length = length.min(index(self.segment.data_end()).saturating_sub(position));
         if position < self.from || position + length > self.from + self.filled {
@@ -45,7 +53,15 @@ impl<'a> Scanner<'a> {
             let to = (from + self.window.len()).min(index(self.segment.data_end()));
             self.filled = to - from;
             self.from = from;
-            let read = self.segment.file.read_at(from as u64, &mut self.window[..self.filled]);
+            let mut read = self.segment.file.read_at(from as u64, &mut self.window[..self.filled]);
+            if read.is_err() && self.careful {
+                self.window = AlignedBuffer::zeroed(wanted);
+                self.filled = wanted.min(to - from);
+                read = self.segment.file.read_at(from as u64, &mut self.window[..self.filled]);
+            }
+            if read.is_err() {
+                self.filled = 0;
+            }
             read.map_err(doing(format!("reading {}", file_name(self.segment.sequence))))?;
             self.read_bytes += self.filled as u64;
         }

@@ -1,8 +1,10 @@
-//! The commands for people without a JVM: topics, groups, produce, consume. They are clients like any other.
+//! The commands for people without a JVM: topics, groups, produce, consume, which are clients like any other; and those
+//! that look into the files of a log.
 
 mod assignor;
 mod consume;
 mod group;
+mod log;
 mod member;
 mod partitioner;
 mod produce;
@@ -12,6 +14,7 @@ use std::io::{self, Write};
 
 pub use consume::consume;
 pub use group::group;
+pub use log::log;
 pub use produce::produce;
 pub use topic::topic;
 

@@ -17,7 +17,7 @@ use crate::request::Durability;
 
 /// What happened in the runs: a test that stops exercising something must fail.
 #[derive(Default, Debug)]
-struct Seen {
+pub struct Seen {
     rolls: u64,
     recycled: u64,
     sealed_at_open: u64,
@@ -158,7 +158,7 @@ fn crash_while_opening(world: &mut World, mut disk: SimDisk, seen: &mut Seen) ->
     disk
 }
 
-fn run(seed: u64, seen: &mut Seen, rewrites: bool) -> World {
+pub fn run(seed: u64, seen: &mut Seen, rewrites: bool) -> World {
     let segment_bytes = if seed.is_multiple_of(2) { 1 << 20 } else { 1 << 19 };
     let mut world = World::with(seed, Options { segment_bytes, ..small_options() }, SimDisk::new(seed));
     if seed.is_multiple_of(3) {

@@ -6,4 +6,5 @@ mod long;
 mod rewrite;
 mod space;
 mod support;
+mod tools;
 mod traps;

@@ -123,12 +123,12 @@ impl Appended {
     }
 
     /// Whether it may be missing.
-    fn droppable(&self) -> bool {
+    pub fn droppable(&self) -> bool {
         self.versions.contains(&None)
     }
 
     /// Whether `batch`, which has its base offset, may be what is left of it.
-    fn is(&self, batch: &[u8]) -> bool {
+    pub fn is(&self, batch: &[u8]) -> bool {
         let empty = BatchHeader::parse(batch).unwrap().count == 0;
         self.versions.iter().any(|version| match version {
             Some(version) => version[16..] == batch[16..],

@@ -1,0 +1,160 @@
+//! Which copy of each record of a stream is the one to read, of all that is left, and which records no copy has.
+//!
+//! The rule is that of [`crate::overlay`], with one more: where the copy that goes first is damaged, an older one stands
+//! in for it. A copy that is whole hides older ones also where it has no batch, for compaction removed what was there.
+
+use std::cmp::Reverse;
+
+use model::{Offset, StreamId};
+
+use crate::format::Lsn;
+use crate::index::BatchPlace;
+use crate::overlay::without;
+use crate::segment::{file_name, is_cleaned, sequence_of};
+use crate::survey::{Damage, Extent, Survey};
+
+/// A part of an extent that is read.
+pub(crate) struct Part {
+    /// Which extent of the stream.
+    pub extent: usize,
+    pub from: Offset,
+    pub to: Offset,
+}
+
+impl Part {
+    /// Its batches.
+    pub fn places<'a>(&self, extents: &'a [Extent]) -> impl Iterator<Item = BatchPlace> + 'a {
+        let (from, to) = (self.from, self.to);
+        let places = extents[self.extent].places.from_offset(from);
+        places
+            .skip_while(move |place| place.base_offset < from)
+            .take_while(move |place| place.base_offset < to)
+    }
+
+    /// Bytes of those.
+    pub fn bytes(&self, extents: &[Extent]) -> u64 {
+        self.places(extents).map(|place| u64::from(place.length)).sum()
+    }
+}
+
+/// Records that no copy has.
+#[derive(Clone, Debug)]
+pub(crate) struct Lost {
+    pub stream: StreamId,
+    pub from: Offset,
+    pub to: Offset,
+    pub batches: Option<u64>,
+    /// Which damage took them.
+    pub damage: Option<usize>,
+    /// The file that had them, if one is missing.
+    pub missing: Option<String>,
+}
+
+/// What is left of a stream.
+pub(crate) struct Resolved {
+    /// In the order of their offsets.
+    pub parts: Vec<Part>,
+    pub lost: Vec<Lost>,
+}
+
+/// Decides for every offset of a stream.
+pub(crate) fn resolve(survey: &Survey, id: StreamId) -> Resolved {
+    let known = &survey.streams[&id];
+    let extents = survey.extents.get(&id).map_or(&[][..], Vec::as_slice);
+    let sequence = |extent: &Extent| survey.files.segments[extent.segment].segment.sequence;
+    let mut order: Vec<usize> = (0..extents.len()).filter(|at| extents[*at].end > known.start).collect();
+    // What the cleaner wrote later has a higher number and a higher generation.
+    order.sort_by_key(|at| Reverse(Some(sequence(&extents[*at])).filter(|sequence| is_cleaned(*sequence))));
+    let (mut parts, mut taken): (Vec<Part>, Vec<(Offset, Offset)>) = (Vec::new(), Vec::new());
+    for at in order {
+        let extent = &extents[at];
+        let holes: Vec<(Offset, Offset)> = extent.holes.iter().map(|hole| (hole.from, hole.to)).collect();
+        for whole in without((extent.base, extent.end), &holes) {
+            parts.extend(without(whole, &taken).into_iter().map(|(from, to)| Part { extent: at, from, to }));
+            add(&mut taken, whole);
+        }
+    }
+    parts.sort_unstable_by_key(|part| part.from);
+    let mut lost = Vec::new();
+    for (from, to) in without((known.start, known.next), &taken).into_iter().filter(|(from, to)| from < to) {
+        let mut explained = Vec::new();
+        for (damage, whole, batches) in clues(survey, id, extents) {
+            let inside = (whole.0.max(from), whole.1.min(to));
+            for (from, to) in without(inside, &explained).into_iter().filter(|(from, to)| from < to) {
+                let batches = batches.filter(|_| (from, to) == whole);
+                lost.push(Lost { stream: id, from, to, batches, damage: Some(damage), missing: None });
+                explained.push((from, to));
+            }
+        }
+        for (from, to) in without((from, to), &explained) {
+            let (damage, missing) = cause(survey, extents, from, to);
+            lost.push(Lost { stream: id, from, to, batches: None, damage, missing });
+        }
+    }
+    lost.sort_unstable_by_key(|lost| lost.from);
+    Resolved { parts, lost }
+}
+
+/// Which damage took which offsets of a stream, and in how many batches; first what is known best.
+fn clues(survey: &Survey, id: StreamId, extents: &[Extent]) -> Vec<(usize, (Offset, Offset), Option<u64>)> {
+    let holes = extents.iter().flat_map(|extent| &extent.holes);
+    let holes = holes.filter_map(|hole| Some((hole.damage?, (hole.from, hole.to), hole.batches)));
+    let hits = survey.damages.iter().enumerate().flat_map(|(at, damage)| {
+        let hits = damage.hits.iter().filter(|hit| hit.stream == id);
+        hits.map(move |hit| (at, (hit.from, hit.to), hit.batches))
+    });
+    let mut clues: Vec<_> = holes.chain(hits).collect();
+    clues.sort_by_key(|(.., batches)| batches.is_none());
+    clues
+}
+
+/// Adds a range to those that are sorted and apart.
+fn add(ranges: &mut Vec<(Offset, Offset)>, (from, to): (Offset, Offset)) {
+    let first = ranges.partition_point(|range| range.1 < from);
+    let behind = ranges.partition_point(|range| range.0 <= to);
+    let joined =
+        ranges[first..behind].iter().fold((from, to), |all, range| (all.0.min(range.0), all.1.max(range.1)));
+    ranges.splice(first..behind, [joined]);
+}
+
+/// What may have taken `from..to`, from where in the log they must have been.
+fn cause(survey: &Survey, extents: &[Extent], from: Offset, to: Offset) -> (Option<usize>, Option<String>) {
+    let segments = &survey.files.segments;
+    let written = || extents.iter().filter(|extent| !segments[extent.segment].cleaned());
+    let lsn = |extent: &Extent, place: BatchPlace| {
+        Lsn::new(segments[extent.segment].segment.sequence, place.position)
+    };
+    let before = written().rfind(|extent| extent.base < from).and_then(|extent| {
+        let all = extent.places.from_offset(Offset(i64::MIN));
+        Some(lsn(extent, all.take_while(|place| place.next_offset() <= from).last()?))
+    });
+    let behind = written().find_map(|extent| Some(lsn(extent, extent.places.from_offset(to).next()?)));
+    let before = before.unwrap_or_default();
+    let behind = behind.unwrap_or(Lsn(u64::MAX));
+    let between = |damage: &Damage| {
+        let segment = &segments[damage.segment];
+        let at = Lsn::new(segment.segment.sequence, damage.from);
+        !segment.cleaned() && before < at && at < behind && !damage.explained
+    };
+    if let Some(at) = survey.damages.iter().position(between) {
+        return (Some(at), None);
+    }
+    let cleaned = |damage: &Damage| segments[damage.segment].cleaned() && !damage.explained;
+    if let Some(at) = survey.damages.iter().position(cleaned) {
+        // They may have been moved.
+        return (Some(at), None);
+    }
+    let may = |name: &&String| {
+        let sequence = sequence_of(name).unwrap_or_default();
+        is_cleaned(sequence) || (before.sequence()..=behind.sequence()).contains(&sequence)
+    };
+    if let Some(name) = survey.files.unread.iter().chain(&survey.missing).find(may) {
+        return (None, Some(name.clone()));
+    }
+    // Dead segments leave gaps too, so a file is named only where there is no other.
+    let there = |sequence: &u32| segments.iter().any(|remains| remains.segment.sequence == *sequence);
+    let last = behind.sequence().min(survey.end.sequence());
+    let mut gone = (before.sequence() + 1..last).filter(|sequence| !there(sequence));
+    let only = gone.next().filter(|_| before != Lsn::default() && gone.next().is_none());
+    (None, only.map(file_name))
+}

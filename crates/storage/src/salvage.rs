@@ -1,0 +1,407 @@
+//! Making a new log of everything that is still valid in a damaged one.
+//!
+//! Batches keep their bytes and their offsets: they are appended to the new log as they were to the old one. A log has no
+//! holes in a stream ([`crate::overlay`]), so where records are lost, or were compacted away, a batch without records
+//! takes their offsets; consumers skip it as they skip what compaction leaves. Batches that are gone but that the log
+//! still knew their producers by are stood in for the same way, so that a producer which goes on is recognized. What
+//! stands below a stream's start is trimmed again in the end.
+//!
+//! Blocks behind the end of the log are left out, as opening leaves them out.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use disk::Disk;
+use model::batch::{HEADER_BYTES, empty_like};
+use model::{BatchHeader, Offset, StreamId, Timestamp};
+use parking_lot::{Condvar, Mutex};
+
+use crate::examine::{Finding, Hit, Severity};
+use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, index, length32};
+use crate::index::BatchPlace;
+use crate::log::{Clock, Log, Options};
+use crate::producers::RememberedBatch;
+use crate::recovery::OpenError;
+use crate::request::{AdmitError, Append, AppendError, Completion, Durability, NoListener};
+use crate::resolve::{Lost, resolve};
+use crate::scan::Found;
+use crate::segment::Segment;
+use crate::stream::Stream;
+use crate::survey::{Known, Survey};
+use crate::walk::checked_batch;
+
+/// Bytes on their way into the new log at most.
+const FLIGHT_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// Bytes of batches that are read before they are appended.
+const CHUNK_BYTES: usize = 8 * 1024 * 1024;
+/// Batches that are closer to each other are read as one, up to so many bytes.
+const GAP_BYTES: u32 = 64 * 1024;
+const READ_BYTES: u32 = 1024 * 1024;
+/// While segments are prepared.
+const BUSY_RETRY: Duration = Duration::from_millis(1);
+/// The longest segments that a log may have, by the rules of [`Options::segment_bytes`].
+const SEGMENT_BYTES_MAX: u64 = 4095 * 1024 * 1024;
+
+/// Why nothing, or not everything that could be, was salvaged. What is in the new directory is worth nothing then.
+#[derive(Debug, thiserror::Error)]
+pub enum SalvageError {
+    /// The damaged log cannot be read at all.
+    #[error("the log cannot be read: {0}")]
+    Read(#[from] io::Error),
+    /// There is already a log where the new one is to be.
+    #[error("there is a log in the new directory already")]
+    Exists,
+    /// The new log cannot be begun.
+    #[error("the new log cannot be begun: {0}")]
+    Open(#[from] OpenError),
+    /// The new log does not take a batch.
+    #[error("the new log takes no more: {0}")]
+    Append(#[from] AdmitError),
+}
+
+/// What was made of a damaged log.
+#[derive(Debug, Default)]
+pub struct Salvaged {
+    /// Streams.
+    pub streams: u64,
+    /// Batches with records.
+    pub batches: u64,
+    /// Bytes of those.
+    pub bytes: u64,
+    /// Everything that is not in the new log and should be: one finding for each damaged place or missing file, with
+    /// the records that it cost.
+    pub dropped: Vec<Finding>,
+}
+
+/// Copies everything valid of the log on `source` to a new one on `target`. Nothing is written to `source`. Blocks.
+pub fn salvage(
+    source: &dyn Disk,
+    target: Arc<dyn Disk>,
+    options: Options,
+    clock: Arc<dyn Clock>,
+) -> Result<Salvaged, SalvageError> {
+    let survey = Survey::of(source)?;
+    if target.list()?.iter().any(|name| crate::segment::sequence_of(name).is_some()) {
+        return Err(SalvageError::Exists);
+    }
+    // A batch that the old log took must fit the new one.
+    let written = survey.files.segments.iter().filter(|remains| !remains.cleaned());
+    let longest = written.map(|remains| u64::from(remains.segment.length)).max().unwrap_or_default();
+    let segment_bytes =
+        longest.next_multiple_of(1024 * 1024).min(SEGMENT_BYTES_MAX).max(options.segment_bytes);
+    let log = Log::open(target, Options { segment_bytes, ..options }, clock, Arc::new(NoListener))?;
+    let mut copier =
+        Copier { survey: &survey, log: &log, flight: Arc::default(), salvaged: Salvaged::default() };
+    let done = copier.all();
+    let Copier { salvaged, .. } = copier;
+    log.close();
+    done.map(|()| salvaged)
+}
+
+/// What was appended and is not answered yet.
+#[derive(Default)]
+struct Flight {
+    state: Mutex<(usize, Option<AppendError>)>,
+    landed: Condvar,
+}
+
+impl Flight {
+    /// Waits until at most `bytes` are on their way.
+    fn wait(&self, bytes: usize) -> Result<(), AdmitError> {
+        let mut state = self.state.lock();
+        while state.0 > bytes && state.1.is_none() {
+            self.landed.wait(&mut state);
+        }
+        state.1.clone().map_or(Ok(()), |error| Err(error.into()))
+    }
+}
+
+/// One append.
+struct Landing {
+    flight: Arc<Flight>,
+    bytes: usize,
+}
+
+impl Completion for Landing {
+    fn complete(&self, result: Result<(), AppendError>) {
+        let mut state = self.flight.state.lock();
+        state.0 -= self.bytes;
+        if let Err(error) = result {
+            state.1.get_or_insert(error);
+        }
+        self.flight.landed.notify_all();
+    }
+}
+
+struct Copier<'a> {
+    survey: &'a Survey,
+    log: &'a Log,
+    flight: Arc<Flight>,
+    salvaged: Salvaged,
+}
+
+/// How far a stream is.
+struct Progress {
+    stream: Arc<Stream>,
+    /// The first offset that it still takes.
+    at: Offset,
+    start: Offset,
+    /// Timestamp of the last batch, for those without records.
+    timestamp: Option<Timestamp>,
+    /// What is remembered of producers, by offset; those that are done are taken off the end.
+    remembered: Vec<(i64, i16, RememberedBatch)>,
+}
+
+impl Progress {
+    fn of(log: &Log, id: StreamId, known: &Known) -> Progress {
+        let mut remembered: Vec<(i64, i16, RememberedBatch)> = Vec::new();
+        for (producer_id, producer) in known.producers.iter() {
+            remembered.extend(producer.batches.iter().map(|batch| (producer_id, producer.epoch, *batch)));
+        }
+        remembered.sort_unstable_by_key(|(.., batch)| std::cmp::Reverse(batch.base_offset));
+        Progress { stream: log.stream(id), at: Offset::ZERO, start: known.start, timestamp: None, remembered }
+    }
+}
+
+impl Copier<'_> {
+    fn all(&mut self) -> Result<(), SalvageError> {
+        let mut lost = Vec::new();
+        for (id, known) in &self.survey.streams {
+            self.stream(*id, known, &mut lost)?;
+            self.salvaged.streams += 1;
+        }
+        self.flight.wait(0)?;
+        for (id, known) in &self.survey.streams {
+            if known.start > Offset::ZERO {
+                let done = self.landing(1);
+                self.log.trim(&self.log.stream(*id), known.start, Some(done));
+            }
+        }
+        self.flight.wait(0)?;
+        self.salvaged.dropped = dropped(self.survey, lost);
+        Ok(())
+    }
+
+    fn landing(&self, bytes: usize) -> Arc<Landing> {
+        self.flight.state.lock().0 += bytes;
+        Arc::new(Landing { flight: self.flight.clone(), bytes })
+    }
+
+    fn stream(&mut self, id: StreamId, known: &Known, lost: &mut Vec<Lost>) -> Result<(), SalvageError> {
+        let resolved = resolve(self.survey, id);
+        lost.extend(resolved.lost);
+        let extents = self.survey.extents.get(&id).map_or(&[][..], Vec::as_slice);
+        let mut progress = Progress::of(self.log, id, known);
+        let mut places = resolved
+            .parts
+            .iter()
+            .flat_map(|part| part.places(extents).map(|place| (extents[part.extent].segment, place)))
+            .filter(|(_, place)| place.next_offset() > known.start)
+            .peekable();
+        while places.peek().is_some() {
+            let (mut chunk, mut bytes) = (Vec::new(), 0);
+            while let Some((_, place)) = places.peek()
+                && (chunk.is_empty() || bytes + index(place.length) <= CHUNK_BYTES)
+            {
+                bytes += index(place.length);
+                chunk.extend(places.next());
+            }
+            for ((segment, place), batch) in chunk.iter().zip(self.load(&chunk)) {
+                let (base, end) = (place.base_offset, place.next_offset());
+                let Some((header, batch)) = batch.filter(|_| base >= progress.at) else {
+                    // It could be read just now.
+                    let missing = Some(self.survey.name(*segment).to_owned());
+                    lost.push(Lost {
+                        stream: id,
+                        from: base,
+                        to: end,
+                        batches: Some(1),
+                        damage: None,
+                        missing,
+                    });
+                    continue;
+                };
+                self.fill(&mut progress, base, header.max_timestamp)?;
+                self.salvaged.batches += u64::from(header.count > 0);
+                self.salvaged.bytes += batch.len() as u64;
+                self.append(&mut progress, header, batch)?;
+            }
+        }
+        self.fill(&mut progress, known.next, Timestamp::NONE)?;
+        if progress.at < known.next {
+            // All of it lies below the start; the next offset is to be remembered.
+            progress.at = known.next + -1;
+            self.empty(&mut progress, known.next, Timestamp::NONE, None)?;
+        }
+        Ok(())
+    }
+
+    /// Lets batches without records take the offsets up to `to`: all from the start of the stream on, and below it those
+    /// that its producers are known by.
+    fn fill(&mut self, progress: &mut Progress, to: Offset, near: Timestamp) -> Result<(), SalvageError> {
+        while let Some((id, epoch, batch)) = progress.remembered.last().copied() {
+            let end = batch.base_offset + i64::from(batch.offset_count);
+            if end > to {
+                break;
+            }
+            progress.remembered.pop();
+            if batch.base_offset < progress.at || batch.offset_count == 0 {
+                continue;
+            }
+            self.gap(progress, batch.base_offset, near)?;
+            progress.at = batch.base_offset;
+            self.empty(progress, end, batch.timestamp, Some((id, epoch, batch.base_sequence)))?;
+        }
+        self.gap(progress, to, near)
+    }
+
+    fn gap(&mut self, progress: &mut Progress, to: Offset, near: Timestamp) -> Result<(), SalvageError> {
+        if progress.start.max(progress.at) >= to {
+            return Ok(());
+        }
+        progress.at = progress.at.max(progress.start);
+        while progress.at < to {
+            let end = to.min(progress.at + i64::from(i32::MAX));
+            let timestamp = progress.timestamp.unwrap_or(near);
+            self.empty(progress, end, timestamp, None)?;
+        }
+        Ok(())
+    }
+
+    /// Appends a batch without records that takes the offsets up to `end`.
+    fn empty(
+        &mut self,
+        progress: &mut Progress,
+        end: Offset,
+        max_timestamp: Timestamp,
+        producer: Option<(i64, i16, i32)>,
+    ) -> Result<(), SalvageError> {
+        let (producer_id, producer_epoch, base_sequence) = producer.unwrap_or((-1, -1, -1));
+        let like = BatchHeader {
+            base_offset: progress.at,
+            total_bytes: HEADER_BYTES,
+            leader_epoch: 0,
+            crc: 0,
+            attributes: 0,
+            last_offset_delta: i32::try_from(end - progress.at - 1).unwrap_or(i32::MAX),
+            base_timestamp: Timestamp::NONE,
+            max_timestamp,
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            count: 0,
+        };
+        let batch = Bytes::from(empty_like(&like));
+        let header = BatchHeader::parse(&batch).expect("it was just made");
+        self.append(progress, header, batch)
+    }
+
+    fn append(
+        &mut self,
+        progress: &mut Progress,
+        header: BatchHeader,
+        batch: Bytes,
+    ) -> Result<(), SalvageError> {
+        self.flight.wait(FLIGHT_BYTES_MAX)?;
+        let admission = loop {
+            match self.log.admit(batch.len()) {
+                Err(AdmitError::Busy) => std::thread::sleep(BUSY_RETRY),
+                admitted => break admitted?,
+            }
+        };
+        progress.at = header.next_offset();
+        progress.timestamp = Some(header.max_timestamp);
+        let done = self.landing(batch.len());
+        self.log.append(Append {
+            stream: progress.stream.clone(),
+            base_offset: header.base_offset,
+            header,
+            batch,
+            append_time: None,
+            leader_epoch: header.leader_epoch,
+            durability: Durability::Synced,
+            done: Some(done),
+            admission,
+        });
+        Ok(())
+    }
+
+    /// Reads batches, given by segment, and checks them once more.
+    fn load(&self, wanted: &[(usize, BatchPlace)]) -> Vec<Option<(BatchHeader, Bytes)>> {
+        let mut loaded = Vec::with_capacity(wanted.len());
+        let mut rest = wanted;
+        while let Some((number, first)) = rest.first() {
+            let end = |place: &BatchPlace| place.position + length32(ENTRY_HEADER_BYTES) + place.length;
+            let mut to = end(first);
+            let close = |(other, place): &&(usize, BatchPlace)| {
+                let near = other == number
+                    && place.position >= to
+                    && place.position - to <= GAP_BYTES
+                    && end(place) - first.position <= READ_BYTES;
+                if near {
+                    to = end(place);
+                }
+                near
+            };
+            let together = 1 + rest[1..].iter().take_while(close).count();
+            let (now, later) = rest.split_at(together);
+            let segment = &self.survey.files.segments[*number].segment;
+            let read = segment.read(first.position, index(to - first.position)).ok();
+            for (_, place) in now {
+                let bytes = match &read {
+                    Some(bytes) => {
+                        let from = index(place.position - first.position);
+                        Some(bytes.slice(from..from + ENTRY_HEADER_BYTES + index(place.length)))
+                    }
+                    None => segment.read(place.position, ENTRY_HEADER_BYTES + index(place.length)).ok(),
+                };
+                loaded.push(bytes.and_then(|bytes| checked(segment, place, &bytes)));
+            }
+            rest = later;
+        }
+        loaded
+    }
+}
+
+fn checked(segment: &Segment, place: &BatchPlace, bytes: &Bytes) -> Option<(BatchHeader, Bytes)> {
+    let entry = EntryHeader::decode(bytes, segment.generation)?;
+    let body = bytes.slice(ENTRY_HEADER_BYTES..);
+    let (found, header) = checked_batch(&Found { entry, position: place.position, body: &body }).ok()?;
+    // A copy of its own, so that the region it was read with need not wait for it.
+    (found == *place).then(|| (header, Bytes::copy_from_slice(&body)))
+}
+
+/// Sorts what was lost by what took it.
+fn dropped(survey: &Survey, lost: Vec<Lost>) -> Vec<Finding> {
+    let finding = |file: &str, from: u32, to: u32, what: &str| {
+        Finding::new(Severity::Error, file, u64::from(from), u64::from(to), what)
+    };
+    let mut by_damage: Vec<Vec<Hit>> = survey.damages.iter().map(|_| Vec::new()).collect();
+    let mut dropped = Vec::new();
+    for lost in lost {
+        let hit = Hit { stream: lost.stream, from: lost.from, to: lost.to, batches: lost.batches };
+        match lost.damage {
+            Some(at) => by_damage[at].push(hit),
+            None => {
+                let file = lost.missing.unwrap_or_default();
+                dropped
+                    .push(Finding { hits: vec![hit], ..finding(&file, 0, 0, "no file has these records") });
+            }
+        }
+    }
+    for file in survey.missing.iter().chain(&survey.files.unread) {
+        let what = "nothing can be read of the file; what else stood in it is not known";
+        dropped.push(finding(file, 0, 0, what));
+    }
+    for (damage, hits) in survey.damages.iter().zip(by_damage) {
+        let name = survey.name(damage.segment);
+        if !hits.is_empty() || !damage.explained {
+            let rest = if damage.explained { "" } else { "; what else stood there is not known" };
+            let what = format!("{}{rest}", damage.what);
+            dropped.push(Finding { hits, ..finding(name, damage.from, damage.to, &what) });
+        }
+    }
+    dropped
+}

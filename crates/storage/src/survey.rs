@@ -1,0 +1,556 @@
+//! One pass over everything that is left of a log, from its first segment to its end: what each stream has and where,
+//! which bytes are damaged, and whether what footers and tables say is what stands in the data.
+//!
+//! The state of the streams follows the log as the writer's did: from a stream table, then entry by entry. A table that
+//! is valid goes before what the entries said, for some of those may be missing.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
+
+use bytes::Bytes;
+use disk::Disk;
+use model::{Offset, StreamId};
+
+use crate::contents::{Contents, Ranges, collect_range};
+use crate::examine::{Checked, Finding, Hit, Severity};
+use crate::footer::{self, TRAILER_COPY_BYTES, TableRow};
+use crate::format::{
+    BLOCK_HEADER_BYTES, DIRECTORY_ROW_BYTES, DirectoryRow, ENTRY_HEADER_BYTES, EntryKind, Lsn, RangeBody,
+    Trailer, index, length32, seeded_crc,
+};
+use crate::index::{BatchIndex, BatchPlace};
+use crate::producers::Producers;
+use crate::remains::{LogFiles, Remains};
+use crate::scan::{Found, Scanner};
+use crate::segment::{Segment, file_name};
+use crate::walk::{Step, checked_batch, walk};
+
+/// What the log says of a stream.
+#[derive(Default)]
+pub(crate) struct Known {
+    pub start: Offset,
+    pub next: Offset,
+    pub producers: Producers,
+}
+
+/// Offsets that an extent had and that are not valid.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hole {
+    pub from: Offset,
+    pub to: Offset,
+    /// Known when the batch index is.
+    pub batches: Option<u64>,
+    /// Which damage took them.
+    pub damage: Option<usize>,
+}
+
+/// What is left of the batches of one stream in one segment, or of one range of a cleaned segment.
+pub(crate) struct Extent {
+    /// Number of its segment in [`LogFiles::segments`].
+    pub segment: usize,
+    /// The offsets it stood for.
+    pub base: Offset,
+    pub end: Offset,
+    pub flags: u32,
+    /// The batches that are valid.
+    pub places: BatchIndex,
+    pub holes: Vec<Hole>,
+}
+
+/// Bytes that were synced and are not valid.
+pub(crate) struct Damage {
+    pub segment: usize,
+    pub from: u32,
+    pub to: u32,
+    pub what: &'static str,
+    /// The batches that were there, as far as it is known.
+    pub hits: Vec<Hit>,
+    /// Whether the batch indexes tell everything that was there.
+    pub explained: bool,
+}
+
+/// What is left of a log.
+pub(crate) struct Survey {
+    pub files: LogFiles,
+    pub streams: BTreeMap<StreamId, Known>,
+    pub extents: HashMap<StreamId, Vec<Extent>>,
+    pub damages: Vec<Damage>,
+    pub findings: Vec<Finding>,
+    pub checked: Checked,
+    /// Where the log ends.
+    pub end: Lsn,
+    /// Segments that have their footer.
+    pub ended: HashSet<usize>,
+    /// Names of files that must be there and are not.
+    pub missing: Vec<String>,
+    /// The newest segment whose stream table can be read.
+    base: u32,
+    deleted: HashSet<StreamId>,
+    /// The state before the current segment is what its table is made of.
+    complete: bool,
+}
+
+impl Survey {
+    /// Reads everything there is on `disk`.
+    pub fn of(disk: &dyn Disk) -> io::Result<Survey> {
+        let mut files = LogFiles::open(disk)?;
+        let findings = std::mem::take(&mut files.findings);
+        let mut survey = Survey {
+            files,
+            streams: BTreeMap::new(),
+            extents: HashMap::new(),
+            damages: Vec::new(),
+            findings,
+            checked: Checked::default(),
+            end: Lsn::default(),
+            ended: HashSet::new(),
+            missing: Vec::new(),
+            base: 0,
+            deleted: HashSet::new(),
+            complete: false,
+        };
+        let written = survey.files.segments.partition_point(|remains| !remains.cleaned());
+        let (mut epoch, mut expected) = (0, 1);
+        for at in 0..written {
+            let sequence = survey.files.segments[at].segment.sequence;
+            survey.complete &= sequence == expected;
+            // A log without a table before begins with nothing.
+            survey.complete |= sequence == 1;
+            expected = sequence + 1;
+            let end = survey.segment(at, &mut epoch);
+            survey.end = Lsn::new(sequence, end);
+            if !survey.ended.contains(&at) && survey.end >= survey.files.vouched {
+                break;
+            }
+        }
+        for at in written..survey.files.segments.len() {
+            survey.segment(at, &mut 0);
+        }
+        // Segments that are dead leave gaps, but not behind the one whose table opening begins with.
+        let there: Vec<u32> =
+            survey.files.segments[..written].iter().map(|remains| remains.segment.sequence).collect();
+        let last = there.last().copied().unwrap_or_default();
+        let gone = (survey.base + 1..last).filter(|sequence| there.binary_search(sequence).is_err());
+        survey.missing = gone.map(file_name).collect();
+        Ok(survey)
+    }
+
+    pub fn name(&self, segment: usize) -> &str {
+        &self.files.segments[segment].name
+    }
+
+    fn find(&mut self, severity: Severity, at: usize, from: u32, to: u32, what: impl Into<String>) {
+        let finding = Finding::new(severity, self.name(at), u64::from(from), u64::from(to), what);
+        self.findings.push(finding);
+    }
+
+    /// Goes over one segment; returns where its data ends.
+    fn segment(&mut self, at: usize, epoch: &mut u64) -> u32 {
+        let Remains { segment, trailer, .. } = &self.files.segments[at];
+        let (segment, trailer, cleaned) = (segment.clone(), *trailer, self.files.segments[at].cleaned());
+        let vouched = self.files.vouched_in(at);
+        let stop = trailer.map_or(segment.data_end(), |trailer| trailer.footer_position);
+        let mut contents = Contents::default();
+        self.checked.segments += 1;
+        let walked = walk(&segment, *epoch, vouched, stop, &mut |step| match step {
+            Step::Block(header) => {
+                self.checked.blocks += 1;
+                self.checked.bytes += header.total_bytes() as u64;
+            }
+            Step::Damage { from, to, what, entries } => {
+                contents.damaged = true;
+                contents.awaited = entries;
+                let (hits, explained) = (Vec::new(), false);
+                self.damages.push(Damage { segment: at, from, to, what, hits, explained });
+            }
+            Step::Entry(found) => {
+                self.entry(at, &found, cleaned, &mut contents);
+                self.account(at, found.position, &mut contents);
+            }
+            Step::Footer { position, payload } => {
+                contents.footer = Some((position, Bytes::copy_from_slice(payload)));
+            }
+        });
+        *epoch = walked.epoch.max(*epoch);
+        // Where a block begins there may have been more.
+        let used =
+            Scanner::careful(&segment).header(Segment::data_start()).is_ok_and(|header| header.is_some());
+        if let Some((from, to)) = self.files.segments[at].cut
+            && (cleaned || used || Lsn::new(segment.sequence, from) < self.files.vouched)
+        {
+            contents.damaged = true;
+            let what = "the file is cut off";
+            self.damages.push(Damage { segment: at, from, to, what, hits: Vec::new(), explained: false });
+        }
+        self.complete &= !contents.damaged;
+        let end = if trailer.is_some() || walked.footer {
+            self.ended.insert(at);
+            self.footer(at, trailer, &mut contents)
+        } else {
+            if cleaned {
+                self.find(Severity::Error, at, walked.end, segment.data_end(), "its footer is not there");
+            }
+            walked.end
+        };
+        let first_damage = self.damages.partition_point(|damage| damage.segment < at);
+        for (stream, base, end, flags, places) in contents.extents {
+            if !self.deleted.contains(&stream) && (cleaned || !places.is_empty()) {
+                let holes = self.holes(first_damage, (stream, base, end), &places, None, cleaned);
+                let extent = Extent { segment: at, base, end, flags, places, holes };
+                self.extents.entry(stream).or_default().push(extent);
+            }
+        }
+        end
+    }
+
+    /// Counts the entries of a damaged block whose header says how many it has: when all are there, it is known what the
+    /// damage hit.
+    fn account(&mut self, at: usize, position: u32, contents: &mut Contents) {
+        let Some(awaited) = &mut contents.awaited else { return };
+        let last = self.damages.last_mut();
+        match last.filter(|last| last.segment == at && (last.from..last.to).contains(&position)) {
+            Some(last) => {
+                *awaited = awaited.saturating_sub(1);
+                last.explained |= *awaited == 0;
+            }
+            None => contents.awaited = None,
+        }
+    }
+
+    /// Takes an entry in as the writer did.
+    fn entry(&mut self, at: usize, found: &Found, cleaned: bool, contents: &mut Contents) {
+        let (id, position) = (found.entry.stream, found.position);
+        let to = position + length32(ENTRY_HEADER_BYTES + found.body.len());
+        self.checked.entries += 1;
+        if self.deleted.contains(&id) && !cleaned {
+            self.find(Severity::Error, at, position, to, format!("{id} was deleted before"));
+            return;
+        }
+        match found.entry.kind {
+            EntryKind::Batch => match checked_batch(found) {
+                Ok((place, header)) => {
+                    self.checked.batches += 1;
+                    if !contents.push(id, place, cleaned) {
+                        let what = format!("an offset of {id} goes back to {}", place.base_offset);
+                        self.find(Severity::Error, at, position, to, what);
+                        return;
+                    }
+                    if !cleaned {
+                        let known = self.streams.entry(id).or_default();
+                        known.next = known.next.max(place.next_offset());
+                        known.producers.record(&header, place.base_offset, 0);
+                    }
+                }
+                Err(what) => {
+                    let from = found.entry.base_offset;
+                    let hit = Hit {
+                        stream: id,
+                        from,
+                        to: from + i64::from(found.entry.offset_count),
+                        batches: Some(1),
+                    };
+                    contents.damaged = true;
+                    if !cleaned {
+                        let known = self.streams.entry(id).or_default();
+                        known.next = known.next.max(hit.to);
+                    }
+                    let last = self.damages.last_mut();
+                    match last.filter(|last| last.segment == at && (last.from..last.to).contains(&position)) {
+                        Some(last) => last.hits.push(hit),
+                        None => self.damages.push(Damage {
+                            segment: at,
+                            from: position,
+                            to,
+                            what,
+                            hits: vec![hit],
+                            explained: true,
+                        }),
+                    }
+                }
+            },
+            EntryKind::Range if cleaned => match RangeBody::decode(found.body) {
+                Some(body) => {
+                    let base = found.entry.base_offset;
+                    contents.extents.push((id, base, body.end, body.flags, BatchIndex::default()));
+                }
+                None => self.find(Severity::Error, at, position, to, "a range contradicts itself"),
+            },
+            EntryKind::Trim if !cleaned => {
+                if let Some(known) = self.streams.get_mut(&id) {
+                    known.start = known.start.max(found.entry.base_offset);
+                }
+            }
+            EntryKind::Delete if !cleaned => {
+                self.streams.remove(&id);
+                self.extents.remove(&id);
+                self.deleted.insert(id);
+            }
+            _ => self.find(Severity::Error, at, position, to, "an entry that does not belong here"),
+        }
+    }
+
+    /// Holds the footer of a segment against its data; returns where it ends.
+    fn footer(&mut self, at: usize, trailer: Option<Trailer>, contents: &mut Contents) -> u32 {
+        let Remains { segment, .. } = &self.files.segments[at];
+        let segment = segment.clone();
+        let cleaned = self.files.segments[at].cleaned();
+        let block = contents.footer.take();
+        let copy = block.as_ref().and_then(|(_, payload)| {
+            let from = payload.len().checked_sub(TRAILER_COPY_BYTES)?;
+            Trailer::decode(&payload[from..], segment.generation, u64::from(segment.length))
+        });
+        let Some(valid) = trailer.or(copy) else {
+            let position = block.map_or(segment.data_end(), |(position, _)| position);
+            self.find(Severity::Error, at, position, segment.data_end(), "its footer contradicts itself");
+            return segment.data_end();
+        };
+        if trailer.is_none() {
+            let newest = Lsn::new(segment.sequence, valid.end) >= self.files.vouched;
+            let (severity, what) = if newest && !cleaned {
+                (Severity::Note, "the segment is complete and has no trailer yet: opening writes it")
+            } else {
+                (Severity::Warning, "the trailer is damaged: opening scans the segment instead")
+            };
+            self.find(severity, at, segment.data_end(), segment.length, what);
+        }
+        let read = |position: u32, length: u32| read(&segment, position, length);
+        let payload = valid.footer_position + length32(BLOCK_HEADER_BYTES);
+        let sound =
+            Scanner::careful(&segment).block(valid.footer_position).is_ok_and(|block| block.is_some());
+        let directory = read(valid.directory_position, valid.rows * length32(DIRECTORY_ROW_BYTES));
+        let rows = directory.and_then(|bytes| footer::decode_directory(&bytes, &valid, segment.generation));
+        let table = read(valid.table_position, valid.table_length)
+            .filter(|bytes| seeded_crc(segment.generation, bytes) == valid.table_crc)
+            .and_then(|bytes| footer::decode_table(&bytes));
+        if rows.is_none() {
+            let end = valid.directory_position + valid.rows * length32(DIRECTORY_ROW_BYTES);
+            let what = "the directory of the footer is damaged: opening rebuilds it from the data";
+            self.find(Severity::Warning, at, valid.directory_position, end, what);
+        }
+        let mut named = rows.is_none() || trailer.is_none() && !sound;
+        if table.is_none() {
+            named = true;
+            let end = valid.table_position + valid.table_length;
+            let what = "the stream table is damaged: opening starts from an older one";
+            self.find(Severity::Warning, at, valid.table_position, end, what);
+        }
+        let rows = rows.unwrap_or_default();
+        named |= self.indexes(at, &rows, contents);
+        if !sound && !named {
+            let what = "the footer block does not match its crc, what it holds does";
+            self.find(Severity::Warning, at, valid.footer_position, payload.max(valid.end), what);
+        }
+        if let Some(table) = table.filter(|_| !cleaned) {
+            self.table(at, &valid, table, contents.damaged);
+        }
+        self.checked.bytes += u64::from(valid.end - valid.footer_position);
+        valid.end
+    }
+
+    /// Holds directory and batch indexes against the batches that were found, and what is missing against the damaged
+    /// places; says whether it found anything wrong.
+    fn indexes(&mut self, at: usize, rows: &[DirectoryRow], contents: &mut Contents) -> bool {
+        let segment = self.files.segments[at].segment.clone();
+        let cleaned = self.files.segments[at].cleaned();
+        let first_damage = self.damages.partition_point(|damage| damage.segment < at);
+        let mut explained = !rows.is_empty();
+        let mut wrong = false;
+        let mut built: Ranges = HashMap::new();
+        for (stream, base, end, flags, places) in std::mem::take(&mut contents.extents) {
+            let key = if cleaned { base } else { Offset::ZERO };
+            built.insert((stream, key), (base, end, flags, places));
+        }
+        for row in rows {
+            let key = (row.stream, if cleaned { row.base_offset } else { Offset::ZERO });
+            let found = if cleaned && contents.damaged {
+                // The head of the range may be lost; its batches are with whatever range came before then.
+                collect_range(&mut built, row)
+            } else {
+                built.remove(&key).map(|(.., places)| places)
+            };
+            let deleted = self.deleted.contains(&row.stream);
+            let (position, end) = (row.index_position, row.index_position.saturating_add(row.index_length));
+            let stored = read(&segment, position, row.index_length)
+                .filter(|bytes| seeded_crc(segment.generation, bytes) == row.index_crc)
+                .and_then(|bytes| BatchIndex::decode(&bytes));
+            let places = found.unwrap_or_default();
+            match &stored {
+                None => {
+                    explained = false;
+                    wrong = true;
+                    let what = "a batch index is damaged: these records cannot be read";
+                    let finding = Finding::new(
+                        Severity::Error,
+                        self.name(at),
+                        u64::from(position),
+                        u64::from(end),
+                        what,
+                    );
+                    let hit = Hit {
+                        stream: row.stream,
+                        from: row.base_offset,
+                        to: row.next_offset,
+                        batches: Some(u64::from(row.batches)),
+                    };
+                    if self.streams.get(&row.stream).is_none_or(|known| row.next_offset > known.start) {
+                        self.findings.push(Finding { hits: vec![hit], ..finding });
+                    } else {
+                        self.findings.push(Finding { severity: Severity::Warning, ..finding });
+                    }
+                }
+                Some(stored)
+                    if !contents.damaged && !deleted && (*stored != places || !fits(row, stored)) =>
+                {
+                    wrong = true;
+                    let what = format!("the batch index of {} contradicts the data", row.stream);
+                    self.find(Severity::Error, at, position, end, what);
+                }
+                Some(_) => {}
+            }
+            let range = (row.stream, row.base_offset, row.next_offset);
+            let holes = self.holes(first_damage, range, &places, stored.as_ref(), cleaned);
+            if !deleted {
+                let extent = Extent {
+                    segment: at,
+                    base: row.base_offset,
+                    end: row.next_offset,
+                    flags: row.flags,
+                    places,
+                    holes,
+                };
+                self.extents.entry(row.stream).or_default().push(extent);
+            }
+        }
+        for damage in &mut self.damages[first_damage..] {
+            damage.explained |= explained;
+        }
+        for ((stream, _), (base, end, flags, places)) in built {
+            let bare = places.is_empty() || self.deleted.contains(&stream);
+            if !rows.is_empty() && !contents.damaged && !bare {
+                wrong = true;
+                let what = format!("the directory does not have {stream}, the data does");
+                self.find(Severity::Error, at, Segment::data_start(), segment.data_end(), what);
+            }
+            contents.extents.push((stream, base, end, flags, places));
+        }
+        wrong
+    }
+
+    /// What is missing of an extent.
+    fn holes(
+        &mut self,
+        first_damage: usize,
+        (stream, base, end): (StreamId, Offset, Offset),
+        places: &BatchIndex,
+        stored: Option<&BatchIndex>,
+        cleaned: bool,
+    ) -> Vec<Hole> {
+        let damages = &mut self.damages[first_damage..];
+        if damages.is_empty() {
+            return Vec::new();
+        }
+        let all = |index: &BatchIndex| index.from_offset(Offset(i64::MIN)).collect::<Vec<BatchPlace>>();
+        let places = all(places);
+        let mut holes: Vec<Hole> = Vec::new();
+        if let Some(stored) = stored {
+            for damage in &mut *damages {
+                // What was found out without the index.
+                damage.hits.retain(|hit| hit.stream != stream || hit.to <= base || hit.from >= end);
+            }
+            let valid: HashSet<u32> = places.iter().map(|place| place.position).collect();
+            for place in all(stored).into_iter().filter(|place| !valid.contains(&place.position)) {
+                let end = place.position + length32(ENTRY_HEADER_BYTES) + place.length;
+                let damage = damages.iter().position(|d| d.from < end && place.position < d.to);
+                let (from, to) = (place.base_offset, place.next_offset());
+                if let Some(last) = holes.last_mut().filter(|last| last.to == from) {
+                    last.to = to;
+                    last.batches = last.batches.map(|batches| batches + 1);
+                } else {
+                    let damage = damage.map(|at| at + first_damage);
+                    holes.push(Hole { from, to, batches: Some(1), damage });
+                }
+                if let Some(damage) = damage {
+                    add_hit(&mut damages[damage].hits, stream, from, to);
+                }
+            }
+            return holes;
+        }
+        // Without an index: where offsets are left out around a damaged place.
+        let (mut offset, mut position) = (base, 0);
+        let last = (end, u32::MAX);
+        let ends = places.iter().map(|place| (place.base_offset, place.position)).chain([last]);
+        for (at, (base, next_position)) in ends.enumerate() {
+            let damage = damages.iter().position(|d| position <= d.from && d.from < next_position);
+            if base > offset && (damage.is_some() || !cleaned) {
+                let damage = damage.map(|at| at + first_damage);
+                holes.push(Hole { from: offset, to: base, batches: None, damage });
+            }
+            if let Some(place) = places.get(at) {
+                (offset, position) = (place.next_offset(), place.position);
+            }
+        }
+        holes
+    }
+
+    /// Holds a stream table against what the entries said, and goes on from what it says.
+    fn table(&mut self, at: usize, trailer: &Trailer, table: HashMap<StreamId, TableRow>, damaged: bool) {
+        let (from, to) = (trailer.table_position, trailer.table_position + trailer.table_length);
+        let complete = self.complete && !damaged;
+        for (id, row) in &table {
+            let known = self.streams.get(id);
+            let (start, next) = known.map_or((Offset::ZERO, Offset::ZERO), |known| (known.start, known.next));
+            let same = (row.start, row.next) == (start, next);
+            let behind = row.start < start || row.next < next;
+            if (complete && !same) || behind || row.start > row.next {
+                let what = format!(
+                    "the stream table says that {id} goes from {} to {}, the entries before say {start} to {next}",
+                    row.start, row.next
+                );
+                self.find(Severity::Error, at, from, to, what);
+            }
+        }
+        let missing: Vec<StreamId> =
+            self.streams.keys().filter(|id| !table.contains_key(*id)).copied().collect();
+        for id in missing {
+            if complete {
+                let what = format!("the stream table leaves out {id}");
+                self.find(Severity::Error, at, from, to, what);
+            }
+            // It was deleted by an entry that is missing.
+            self.extents.remove(&id);
+        }
+        let known = |(id, row): (StreamId, TableRow)| {
+            (id, Known { start: row.start, next: row.next, producers: row.producers })
+        };
+        self.streams = table.into_iter().map(known).collect();
+        self.complete = true;
+        self.base = self.files.segments[at].segment.sequence;
+    }
+}
+
+/// Bytes of a segment's data, if they can be read.
+fn read(segment: &Segment, position: u32, length: u32) -> Option<Bytes> {
+    let inside = position.checked_add(length).is_some_and(|end| end <= segment.data_end());
+    inside.then(|| segment.read(position, index(length)).ok()).flatten()
+}
+
+/// Whether a row says what its index does.
+fn fits(row: &DirectoryRow, index: &BatchIndex) -> bool {
+    let inside = index.base_offset().is_some_and(|base| base >= row.base_offset)
+        && index.next_offset().is_some_and(|next| next <= row.next_offset);
+    inside
+        && row.bytes == u64::from(index.bytes())
+        && row.batches == index.batches()
+        && Some(row.max_timestamp) == index.max_timestamp()
+}
+
+/// Adds a batch to what a damage hit.
+fn add_hit(hits: &mut Vec<Hit>, stream: StreamId, from: Offset, to: Offset) {
+    match hits.last_mut() {
+        Some(last) if last.stream == stream && last.to == from => {
+            last.to = to;
+            last.batches = last.batches.map(|batches| batches + 1);
+        }
+        _ => hits.push(Hit { stream, from, to, batches: Some(1) }),
+    }
+}
