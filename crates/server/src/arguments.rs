@@ -1,6 +1,6 @@
 //! The command line. What is said here is parsed once into checked values; what it means is each command's business.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -227,6 +227,16 @@ pub struct Directory {
     /// The data directory.
     #[arg(long, value_name = "DIR", default_value = "./data")]
     pub data_dir: PathBuf,
+    /// The directory with the metadata, where log.dirs keeps the log in another one [default: the data directory].
+    #[arg(long, value_name = "DIR")]
+    pub metadata: Option<PathBuf>,
+}
+
+impl Directory {
+    /// Where the metadata is.
+    pub fn metadata(&self) -> &Path {
+        self.metadata.as_deref().unwrap_or(&self.data_dir)
+    }
 }
 
 #[derive(Debug, Subcommand)]

@@ -249,3 +249,45 @@ fn a_data_directory_grows_by_more_and_two_servers_do_not_share_one() {
     assert!(errors.contains(&expected), "{errors}");
     server.kill();
 }
+
+/// A damaged directory of several is replaced by what is salvaged of it.
+#[test]
+fn what_is_salvaged_of_one_directory_takes_its_place() {
+    let host = Host { parent: TempDir::new().unwrap() };
+    let server = host.start(&["a", "b"]);
+    for topic in TOPICS {
+        assert!(server.run(&format!("topic create {topic} --partitions 1")).0);
+        assert_eq!(server.produce(topic, "one"), (0, 0));
+    }
+    // The log's id has to be somewhere else too.
+    let begun = std::time::Instant::now();
+    while !host.path("b").join("0000000002.log").exists() {
+        assert!(begun.elapsed() < LONG, "a second segment is prepared");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    server.kill();
+    // What the header of the segment says is lost; the records are not.
+    let file = host.path("b").join("0000000001.log");
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[20..40].fill(9);
+    fs::write(&file, bytes).unwrap();
+    let server = host.start(&["a", "b"]);
+    assert!(!server.offline().is_empty());
+    server.kill();
+    let [b, new, meta] = ["b", "new", "meta"].map(|name| host.path(name).display().to_string());
+    let salvage = |more: &[&str]| {
+        let all = [&["log", "salvage", "--data-dir", &b, "--into", &new], more].concat();
+        mainstem(&all).output().unwrap()
+    };
+    assert_eq!(salvage(&[]).status.code(), Some(2), "it needs the topics");
+    let done = salvage(&["--metadata", &meta]);
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert_eq!(done.status.code(), Some(0), "{said}");
+    fs::remove_dir_all(host.path("b")).unwrap();
+    let server = host.start(&["a", "new"]);
+    assert_eq!(server.offline(), [""; 0]);
+    for topic in TOPICS {
+        assert_eq!(server.consume(topic), "one\n");
+        assert_eq!(server.produce(topic, "two"), (0, 1));
+    }
+}

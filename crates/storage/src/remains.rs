@@ -41,6 +41,8 @@ impl Remains {
 
 /// All files of a log.
 pub(crate) struct LogFiles {
+    /// As most of the headers say.
+    pub log_id: Option<u128>,
     /// What the writer wrote, in order; then what the cleaner wrote.
     pub segments: Vec<Remains>,
     /// Everything below was synced once.
@@ -163,7 +165,7 @@ impl LogFiles {
         let vouched = vouched(&segments);
         let read = |name: &String| segments.iter().any(|remains| remains.name == *name);
         let unread = names.into_iter().filter(|name| sequence_of(name).is_some() && !read(name)).collect();
-        Ok(LogFiles { segments, vouched, findings, unread })
+        Ok(LogFiles { log_id, segments, vouched, findings, unread })
     }
 
     /// Where in segment `at` what was synced ends.

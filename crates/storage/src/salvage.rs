@@ -91,7 +91,9 @@ pub fn salvage(
     let longest = written.map(|remains| u64::from(remains.segment.length)).max().unwrap_or_default();
     let segment_bytes =
         longest.next_multiple_of(1024 * 1024).min(SEGMENT_BYTES_MAX).max(options.segment_bytes);
-    let log = Log::open(target, Options { segment_bytes, ..options }, clock, Arc::new(NoListener))?;
+    // It is the same log to whoever knows it by its id: the metadata says so of each partition.
+    let log_id = survey.files.log_id.unwrap_or(options.log_id);
+    let log = Log::open(target, Options { segment_bytes, log_id, ..options }, clock, Arc::new(NoListener))?;
     let mut copier =
         Copier { survey: &survey, log: &log, flight: Arc::default(), salvaged: Salvaged::default() };
     let done = copier.all();

@@ -26,7 +26,7 @@ use wire::Bytes;
 use wire::records::records;
 
 use super::{OutputError, Table, print};
-use crate::arguments::{DumpArguments, LogVerb};
+use crate::arguments::{Directory, DumpArguments, LogVerb};
 
 /// Most that one compressed batch may grow to.
 const BATCH_BYTES_MAX: usize = 512 * 1024 * 1024;
@@ -36,10 +36,10 @@ const FOUND: u8 = 1;
 /// Runs the command; an error means that it could not look.
 pub fn log(verb: LogVerb) -> anyhow::Result<ExitCode> {
     match verb {
-        LogVerb::Inspect { directory, json } => show(&directory.data_dir, json),
-        LogVerb::Verify { directory } => check(&directory.data_dir),
+        LogVerb::Inspect { directory, json } => show(&directory, json),
+        LogVerb::Verify { directory } => check(&directory),
         LogVerb::Dump(arguments) => dump(&arguments),
-        LogVerb::Salvage { directory, into } => rescue(&directory.data_dir, &into),
+        LogVerb::Salvage { directory, into } => rescue(&directory, &into),
     }
 }
 
@@ -119,9 +119,9 @@ fn in_use(directory: &Path) -> anyhow::Result<bool> {
     }
 }
 
-fn show(directory: &Path, as_json: bool) -> anyhow::Result<ExitCode> {
-    let disk = look(directory)?;
-    let names = Names::read(directory);
+fn show(directory: &Directory, as_json: bool) -> anyhow::Result<ExitCode> {
+    let disk = look(&directory.data_dir)?;
+    let names = Names::read(directory.metadata());
     let inspected = inspect(&disk).context("the log cannot be read")?;
     let text = if as_json { json_of(&inspected, &names) } else { text_of(&inspected, &names) };
     print(&text)?;
@@ -212,9 +212,9 @@ fn json_of(inspected: &Inspected, names: &Names) -> String {
     format!("{whole:#}\n")
 }
 
-fn check(directory: &Path) -> anyhow::Result<ExitCode> {
-    let disk = look(directory)?;
-    let names = Names::read(directory);
+fn check(directory: &Directory) -> anyhow::Result<ExitCode> {
+    let disk = look(&directory.data_dir)?;
+    let names = Names::read(directory.metadata());
     let verified = verify(&disk).context("the log cannot be read")?;
     let mut text = String::new();
     let mut counts = [0; 3];
@@ -243,9 +243,8 @@ fn check(directory: &Path) -> anyhow::Result<ExitCode> {
 }
 
 fn dump(arguments: &DumpArguments) -> anyhow::Result<ExitCode> {
-    let directory = &arguments.directory.data_dir;
-    let disk = look(directory)?;
-    let names = Names::read(directory);
+    let disk = look(&arguments.directory.data_dir)?;
+    let names = Names::read(arguments.directory.metadata());
     let stream = match (&arguments.topic, arguments.stream) {
         (Some(topic), _) => {
             let wanted = (topic.clone(), arguments.partition.unwrap_or_default());
@@ -393,7 +392,8 @@ fn readable(bytes: Option<&Bytes>) -> String {
     }
 }
 
-fn rescue(directory: &Path, into: &Path) -> anyhow::Result<ExitCode> {
+fn rescue(from: &Directory, into: &Path) -> anyhow::Result<ExitCode> {
+    let (directory, metadata) = (&from.data_dir, from.metadata());
     let source = disk::read_directory(directory)
         .with_context(|| format!("the data directory {} cannot be read", directory.display()))?;
     // It must not change until all is copied.
@@ -404,10 +404,10 @@ fn rescue(directory: &Path, into: &Path) -> anyhow::Result<ExitCode> {
         kept => kept.context("the lock file cannot be read")?,
     };
     // Without its topics a server would drop every stream.
-    let names = Names(broker::stream_names(directory).with_context(|| {
+    let names = Names(broker::stream_names(metadata).with_context(|| {
         format!(
-            "{} does not say which topics there are; put a copy of its meta.redb there",
-            directory.display()
+            "{} does not say which topics there are; name the directory of meta.redb with --metadata",
+            metadata.display()
         )
     })?);
     let created = DirBuilder::new().recursive(true).mode(0o700).create(into);
@@ -422,7 +422,9 @@ fn rescue(directory: &Path, into: &Path) -> anyhow::Result<ExitCode> {
     let salvaged = salvage(&source, Arc::new(target), options, Arc::new(SystemClock::default()))
         .with_context(|| format!("what is in {} is worth nothing", into.display()))?;
     // Last: before, a server would take it for a directory without topics, and not start on it.
-    broker::copy_metadata(directory, into).context("the metadata cannot be copied")?;
+    if from.metadata.is_none() {
+        broker::copy_metadata(metadata, into).context("the metadata cannot be copied")?;
+    }
     let mut text = String::new();
     let (mut offsets, mut batches, mut exact) = (0, 0, true);
     for finding in &salvaged.dropped {
