@@ -178,6 +178,8 @@ settings! {
     /// Bytes a second that the cleaner and compaction read and write at most; 0 for no limit but that they yield to
     /// appends.
     cleaner_bytes_per_second: i64 = 0, "log.cleaner.io.max.bytes.per.second", 0, i64::MAX;
+    /// A segment is cleaned when little of it expired for so many milliseconds.
+    cleaner_patience_ms: i64 = 120_000, "log.cleaner.patience.ms", 0, i64::MAX;
     /// Share of a compacted topic that must be new before it is compacted.
     cleaner_min_dirty_ratio: f64 = 0.5, "log.cleaner.min.cleanable.ratio", 0.0, 1.0;
     /// How long a tombstone stays in a compacted topic, in milliseconds.

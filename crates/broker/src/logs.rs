@@ -218,6 +218,7 @@ impl Opening<'_> {
             reserve_bytes: u64::try_from(config.reserve_bytes).unwrap_or(0),
             log_id: Uuid::new_v4().as_u128(),
             cold_threads: COLD_THREADS,
+            cleaner_patience_ms: config.cleaner_patience_ms,
             cleaner_bytes_per_second: u64::try_from(config.cleaner_bytes_per_second).unwrap_or(0),
         };
         let room = Arc::new(Notify::new());

@@ -1,11 +1,12 @@
 //! The cleaner: frees segments in which little is live any more by copying that little elsewhere, so that records that
 //! are kept for long do not hold the space of others that shared their segments.
 //!
-//! It takes the segments with the least live data first, writes what is live in them into one new segment sorted by
+//! It waits until a segment has stopped dying by itself, as the segments of one retention do within a moment. Then it takes
+//! the segments with the least live data first, writes what is live in them into one new segment sorted by
 //! stream ([`crate::rewrite`]), and leaves the emptied ones to the preparer, which recycles them. It rests while appends
 //! come in, except when the disk is full: then its copies are what makes room, and the preparer has left some for them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ const LIVE_MAX_FULL: f64 = 0.9;
 /// Less than this part of an ordinary segment is not worth freeing; when the disk is full, than that part.
 const GAIN: u64 = 8;
 const GAIN_FULL: u64 = 64;
+/// A segment of which more than this part died within the cleaner's patience goes on dying: its rest is not worth copying.
+const DYING: u64 = 16;
 /// Cleaned segments that are smaller than this part of an ordinary one are put together once there are so many.
 const SMALL: u64 = 8;
 const SMALL_MAX: usize = 8;
@@ -47,6 +50,28 @@ pub(crate) enum Turn {
 pub(crate) struct Cleaner {
     shared: Arc<Shared>,
     pacer: Pacer,
+    watched: Watched,
+}
+
+/// Since when little has died of each segment, in milliseconds since the Unix epoch, and what was live then.
+#[derive(Debug, Default)]
+struct Watched(HashMap<u32, (i64, u64)>);
+
+impl Watched {
+    /// Keeps those of `candidates` of which little died for `patience_ms`.
+    fn settled(&mut self, candidates: Vec<Candidate>, now_ms: i64, patience_ms: i64) -> Vec<Candidate> {
+        let before = std::mem::take(&mut self.0);
+        let settled = |candidate: &Candidate| {
+            let (since, live) =
+                before.get(&candidate.sequence).copied().unwrap_or((now_ms, candidate.live_bytes));
+            let dying = live.saturating_sub(candidate.live_bytes) > candidate.length / DYING;
+            let watched =
+                if dying || since > now_ms { (now_ms, candidate.live_bytes) } else { (since, live) };
+            self.0.insert(candidate.sequence, watched);
+            now_ms - watched.0 >= patience_ms
+        };
+        candidates.into_iter().filter(settled).collect()
+    }
 }
 
 /// What the choice of segments looks at.
@@ -60,7 +85,7 @@ struct Candidate {
 impl Cleaner {
     pub fn new(shared: Arc<Shared>, paced: bool) -> Cleaner {
         let pacer = Pacer::new(shared.clone(), paced);
-        Cleaner { shared, pacer }
+        Cleaner { shared, pacer, watched: Watched::default() }
     }
 
     /// Cleans as much as fills one segment.
@@ -100,7 +125,7 @@ impl Cleaner {
     }
 
     /// The segments to clean next.
-    fn victims(&self) -> Vec<Arc<Segment>> {
+    fn victims(&mut self) -> Vec<Arc<Segment>> {
         let segments = self.shared.segments.all();
         // The newest one that is sealed stays for its stream table, whatever is live in it.
         let newest =
@@ -121,6 +146,9 @@ impl Cleaner {
             })
             .collect();
         let full = self.shared.queue.room.out_of_space();
+        let (now_ms, patience_ms) = (self.shared.clock.now_ms(), self.shared.options.cleaner_patience_ms);
+        let candidates =
+            if full { candidates } else { self.watched.settled(candidates, now_ms, patience_ms) };
         let chosen = choose(&candidates, self.shared.options.segment_bytes, full);
         chosen.into_iter().filter_map(|sequence| self.shared.segments.find(sequence)).collect()
     }
@@ -258,6 +286,20 @@ mod tests {
         assert_eq!(choose(&all[..1], 100, true), [1]);
         assert_eq!(choose(&[candidate(1, 100, 95)], 100, true), [0u32; 0]);
         assert_eq!(choose(&[candidate(1, 10, 1)], 100, false), [0u32; 0]);
+    }
+
+    #[test]
+    fn a_segment_that_goes_on_dying_is_left_to_die() {
+        let mut watched = Watched::default();
+        let mut look = |live_bytes, now_ms| {
+            !watched.settled(vec![candidate(1, 160, live_bytes)], now_ms, 100).is_empty()
+        };
+        assert!(!look(80, 1000));
+        assert!(!look(60, 1050), "20 of 160 died");
+        assert!(!look(55, 1120), "since 1050");
+        assert!(look(52, 1150));
+        assert!(!look(40, 1160) && !look(40, 1250) && look(40, 1260));
+        assert!(!look(40, 100), "a clock that was set back");
     }
 
     #[test]

@@ -77,6 +77,8 @@ pub struct Options {
     /// Bytes a second that the cleaner and compaction read and write at most (`log.cleaner.io.max.bytes.per.second`);
     /// 0 for no limit.
     pub cleaner_bytes_per_second: u64,
+    /// A segment is cleaned when little of it died for so many milliseconds: what is about to expire is not worth copying.
+    pub cleaner_patience_ms: i64,
     /// Threads for reads that miss the caches, and so the depth of such reads.
     pub cold_threads: usize,
 }
@@ -92,6 +94,7 @@ impl Default for Options {
             reserve_bytes: 256 * 1024 * 1024,
             log_id: 0,
             cleaner_bytes_per_second: 0,
+            cleaner_patience_ms: 120_000,
             cold_threads: 2,
         }
     }

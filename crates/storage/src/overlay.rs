@@ -140,10 +140,11 @@ fn resolve(
     }
     state.sealed.clear();
     candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.priority));
+    let start = state.start;
     let mut taken: Vec<(Offset, Offset)> = Vec::new();
     for Candidate { extent, end, compacted, .. } in candidates {
         let whole = (extent.base_offset, end);
-        for (from, to) in without(whole, &taken).into_iter().filter(|(_, to)| *to > state.start) {
+        for (from, to) in without(whole, &taken).into_iter().filter(|(_, to)| *to > start) {
             let mut extent = SealedExtent { base_offset: from, ..extent };
             if (from, to) != whole {
                 extent.bytes = bytes_between(segments, &extent, from, to)?;
@@ -152,7 +153,7 @@ fn resolve(
                 segment.set_live(segment.live() + 1, segment.live_bytes() + u64::from(extent.bytes));
             }
             state.bytes += u64::from(extent.bytes);
-            state.sealed.push_back(extent);
+            state.push_sealed(extent);
             if compacted {
                 state.compacted = state.compacted.max(to);
             }

@@ -360,7 +360,7 @@ impl State {
                 continue;
             }
             state.bytes += row.bytes;
-            state.sealed.push_back(SealedExtent {
+            state.push_sealed(SealedExtent {
                 base_offset: row.base_offset,
                 segment: segment.sequence,
                 row: length32(at),

@@ -163,6 +163,15 @@ impl StreamState {
         (first, grown)
     }
 
+    /// Adds a sealed extent behind the others. There is one for each stream and segment, so the list grows by an eighth
+    /// and not to twice its length.
+    pub fn push_sealed(&mut self, extent: SealedExtent) {
+        if self.sealed.len() == self.sealed.capacity() {
+            self.sealed.reserve_exact(1 + self.sealed.len() / 8);
+        }
+        self.sealed.push_back(extent);
+    }
+
     /// The sealed extent that holds `offset` or the first behind it, with the offset where it ends.
     pub fn sealed_at(&self, offset: Offset) -> Option<(SealedExtent, Offset)> {
         if self.active_from().is_some_and(|from| from <= offset) {

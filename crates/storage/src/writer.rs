@@ -557,7 +557,7 @@ impl Writer {
                 continue;
             }
             self.segment.release_part(moved);
-            state.sealed.push_back(SealedExtent {
+            state.push_sealed(SealedExtent {
                 base_offset: row.base_offset.max(from),
                 segment: sequence,
                 row: length32(at),

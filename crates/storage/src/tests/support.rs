@@ -238,6 +238,7 @@ pub fn small_options() -> Options {
         index_cache_bytes: 20_000,
         reserve_bytes: 0,
         log_id: 42,
+        cleaner_patience_ms: 0,
         ..Options::default()
     }
 }
