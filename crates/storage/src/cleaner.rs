@@ -92,18 +92,29 @@ impl Cleaner {
     pub fn turn(&mut self) -> Turn {
         let shared = self.shared.clone();
         let mut rewriting = shared.rewriting.lock();
-        let victims = self.victims();
-        if victims.is_empty() {
-            return Turn::Idle;
-        }
-        let plans = match self.plan(&victims) {
-            Ok(plans) => plans,
+        let room = match shared.copy_room() {
+            Ok(room) => room,
             Err(error) => return Turn::Failed(error),
+        };
+        let mut victims = self.victims(room);
+        let (plans, estimate) = loop {
+            if victims.is_empty() {
+                return Turn::Idle;
+            }
+            let plans = match self.plan(&victims) {
+                Ok(plans) => plans,
+                Err(error) => return Turn::Failed(error),
+            };
+            let estimate = plans.iter().flat_map(|plan| &plan.sources).map(Source::estimate).sum();
+            if estimate <= room {
+                break (plans, estimate);
+            }
+            // Small batches take more than their bytes.
+            victims.pop();
         };
         if plans.is_empty() {
             return Turn::Idle;
         }
-        let estimate = plans.iter().flat_map(|plan| &plan.sources).map(Source::estimate).sum();
         let copied =
             Output::create(&shared, &mut rewriting, &mut self.pacer, estimate).and_then(|mut output| {
                 for plan in &plans {
@@ -125,7 +136,7 @@ impl Cleaner {
     }
 
     /// The segments to clean next.
-    fn victims(&mut self) -> Vec<Arc<Segment>> {
+    fn victims(&mut self, room: u64) -> Vec<Arc<Segment>> {
         let segments = self.shared.segments.all();
         // The newest one that is sealed stays for its stream table, whatever is live in it.
         let newest =
@@ -149,7 +160,7 @@ impl Cleaner {
         let (now_ms, patience_ms) = (self.shared.clock.now_ms(), self.shared.options.cleaner_patience_ms);
         let candidates =
             if full { candidates } else { self.watched.settled(candidates, now_ms, patience_ms) };
-        let chosen = choose(&candidates, self.shared.options.segment_bytes, full);
+        let chosen = choose(&candidates, self.shared.options.segment_bytes, room, full);
         chosen.into_iter().filter_map(|sequence| self.shared.segments.find(sequence)).collect()
     }
 
@@ -233,8 +244,9 @@ impl RangePlan {
     }
 }
 
-/// The sequence numbers of the segments to clean next, together at most as much live data as one segment holds.
-fn choose(candidates: &[Candidate], segment_bytes: u64, full: bool) -> Vec<u32> {
+/// The sequence numbers of the segments to clean next, together at most as much live data as one segment holds, and as
+/// there is `room` for.
+fn choose(candidates: &[Candidate], segment_bytes: u64, room: u64, full: bool) -> Vec<u32> {
     let live_max = if full { LIVE_MAX_FULL } else { LIVE_MAX };
     let part = |candidate: &Candidate| candidate.live_bytes as f64 / candidate.length as f64;
     let mut worth: Vec<Candidate> = candidates.iter().copied().filter(|c| part(c) <= live_max).collect();
@@ -242,7 +254,8 @@ fn choose(candidates: &[Candidate], segment_bytes: u64, full: bool) -> Vec<u32> 
     if worth.is_empty() {
         worth = candidates.iter().filter(|candidate| small(candidate, segment_bytes)).copied().collect();
     }
-    let chosen = up_to_one_segment(&worth, segment_bytes);
+    worth.retain(|candidate| candidate.live_bytes <= room);
+    let chosen = up_to_one_segment(&worth, (segment_bytes * 7 / 8).min(room));
     // A segment with hardly anything in it is mostly header and footer, and so will be its copy.
     let gain: u64 = chosen.iter().map(|c| c.length.saturating_sub(c.live_bytes)).sum();
     let needed = segment_bytes / if full { GAIN_FULL } else { GAIN };
@@ -258,12 +271,12 @@ fn small(candidate: &Candidate, segment_bytes: u64) -> bool {
     candidate.sequence & CLEANED != 0 && candidate.length < segment_bytes / SMALL
 }
 
-/// As many of `worth`, from the first on, as fill one segment.
-fn up_to_one_segment(worth: &[Candidate], segment_bytes: u64) -> &[Candidate] {
+/// As many of `worth`, from the first on, as have `bytes_max` together; the first in any case.
+fn up_to_one_segment(worth: &[Candidate], bytes_max: u64) -> &[Candidate] {
     let mut live = 0;
     let fits = |candidate: &&Candidate| {
         live += candidate.live_bytes;
-        live <= segment_bytes * 7 / 8
+        live <= bytes_max
     };
     let count = worth.iter().take_while(fits).count().max(1);
     &worth[..count.min(worth.len())]
@@ -281,11 +294,13 @@ mod tests {
     fn the_emptiest_segments_are_chosen_until_one_is_filled() {
         let all =
             [candidate(1, 100, 60), candidate(2, 100, 40), candidate(3, 100, 10), candidate(4, 100, 30)];
-        assert_eq!(choose(&all, 100, false), [3, 4, 2]);
-        assert_eq!(choose(&all[..1], 100, false), [0u32; 0]);
-        assert_eq!(choose(&all[..1], 100, true), [1]);
-        assert_eq!(choose(&[candidate(1, 100, 95)], 100, true), [0u32; 0]);
-        assert_eq!(choose(&[candidate(1, 10, 1)], 100, false), [0u32; 0]);
+        assert_eq!(choose(&all, 100, 1000, false), [3, 4, 2]);
+        assert_eq!(choose(&all[..1], 100, 1000, false), [0u32; 0]);
+        assert_eq!(choose(&all[..1], 100, 1000, true), [1]);
+        assert_eq!(choose(&[candidate(1, 100, 95)], 100, 1000, true), [0u32; 0]);
+        assert_eq!(choose(&[candidate(1, 10, 1)], 100, 1000, false), [0u32; 0]);
+        assert_eq!(choose(&all, 100, 35, false), [3]);
+        assert_eq!(choose(&all, 100, 9, true), [0u32; 0]);
     }
 
     #[test]
@@ -305,9 +320,9 @@ mod tests {
     #[test]
     fn small_cleaned_segments_are_put_together() {
         let small: Vec<Candidate> = (0..8).map(|n| candidate(CLEANED | n, 10, 9)).collect();
-        assert_eq!(choose(&small, 100, false).len(), 8);
-        assert_eq!(choose(&small[..7], 100, false), [0u32; 0]);
+        assert_eq!(choose(&small, 100, 1000, false).len(), 8);
+        assert_eq!(choose(&small[..7], 100, 1000, false), [0u32; 0]);
         let written: Vec<Candidate> = (0..8).map(|n| candidate(n, 10, 9)).collect();
-        assert_eq!(choose(&written, 100, false), [0u32; 0]);
+        assert_eq!(choose(&written, 100, 1000, false), [0u32; 0]);
     }
 }

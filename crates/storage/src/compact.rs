@@ -4,14 +4,11 @@ use std::sync::Arc;
 
 use model::{Offset, StreamId};
 
-use crate::format::{ROW_COMPACTED, SECTOR};
+use crate::format::ROW_COMPACTED;
 use crate::index::BatchPlace;
 use crate::log::{Log, Shared};
 use crate::read::ReadError;
-use crate::rewrite::{
-    FILE_BYTES, FREE_KEPT_BYTES, OUTPUT_BYTES_MAX, Output, Pacer, RewriteError, RewriteReport, Rewriter,
-    writing,
-};
+use crate::rewrite::{Output, Pacer, RewriteError, RewriteReport, Rewriter};
 use crate::segment::Segment;
 use crate::source::{RangePlan, Source, with_slack};
 use crate::stream::{SealedExtent, Stream};
@@ -157,14 +154,13 @@ impl Shared {
 
     /// How large a segment to begin for `sources` and what may follow; at least the first of them fits.
     fn output_bytes(&self, sources: &[Source]) -> Result<u64, RewriteError> {
-        let free = self.disk.free_bytes().map_err(writing("asking for free space"))?;
-        let free = free.saturating_sub(FREE_KEPT_BYTES + FILE_BYTES + SECTOR as u64);
-        let most = free.min(self.options.segment_bytes).min(OUTPUT_BYTES_MAX - FILE_BYTES);
+        let room = self.copy_room()?;
+        let most = room.min(self.options.segment_bytes);
         let estimates = sources.iter().map(|source| with_slack(source.estimate()));
         let wanted = estimates.clone().sum::<u64>().max(SHARED_OUTPUT_BYTES).min(most);
         let first = estimates.take(1).sum();
         let bytes = wanted.max(first);
-        if bytes > free { Err(RewriteError::Full { bytes }) } else { Ok(bytes) }
+        if bytes > room { Err(RewriteError::Full { bytes }) } else { Ok(bytes) }
     }
 }
 

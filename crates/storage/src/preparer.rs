@@ -102,6 +102,7 @@ impl Preparer {
     }
 
     fn prepare_within(&mut self, reserve_bytes: u64) -> io::Result<Arc<Segment>> {
+        self.restore_reserve(reserve_bytes)?;
         let (file, length) = match self.take_spare(true) {
             Some(spare) => self.recycle(&spare)?,
             None => match self.create(reserve_bytes) {
@@ -128,6 +129,23 @@ impl Preparer {
         Ok(Arc::new(Segment::new(header.sequence, header.generation, file)))
     }
 
+    /// What is left free once there are segments to clean, as the room for copies: as much as one more segment takes.
+    /// Without, a full disk with some live data in every segment would stay full for ever.
+    fn copy_room(&self, reserve_bytes: u64) -> u64 {
+        let wanted = self.shared.segments.count() > 1 && reserve_bytes > 0;
+        if wanted { self.next_length } else { 0 }
+    }
+
+    /// Gives dead segments back to the disk where copies have used up what is left free for them.
+    fn restore_reserve(&mut self, reserve_bytes: u64) -> io::Result<()> {
+        let copy_room = self.copy_room(reserve_bytes);
+        while copy_room > 0 && self.shared.disk.free_bytes()? < reserve_bytes + copy_room {
+            let Some(spare) = self.take_spare(false) else { return Ok(()) };
+            self.shared.disk.remove(&file_name(spare.sequence))?;
+        }
+        Ok(())
+    }
+
     fn recycle(&self, spare: &Segment) -> io::Result<(Arc<dyn File>, u64)> {
         self.shared.disk.rename(&file_name(spare.sequence), PREPARING)?;
         Ok((self.shared.disk.open(PREPARING)?, u64::from(spare.length)))
@@ -141,10 +159,7 @@ impl Preparer {
         }
         let least = FIRST_SEGMENT_BYTES.min(self.shared.options.segment_bytes);
         let free = disk.free_bytes()?.saturating_sub(reserve_bytes);
-        // Once there are segments to clean, as much again stays free for the copies: without, a full disk with some
-        // live data in every segment would stay full for ever.
-        let copies = u64::from(self.shared.segments.count() > 1 && reserve_bytes > 0);
-        while free < self.next_length * (1 + copies) {
+        while free < self.next_length + self.copy_room(reserve_bytes) {
             if self.next_length / 2 < least {
                 return Err(io::ErrorKind::StorageFull.into());
             }

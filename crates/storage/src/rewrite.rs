@@ -35,8 +35,8 @@ use crate::stream::{Moved, SealedExtent, Stream, clamp_timestamp};
 pub(crate) const BLOCK_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
 /// Bytes of batches that are read before they are written: what copying takes in memory.
 const CHUNK_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 8 * 1024 * 1024 };
-/// Space of the disk that copying never uses.
-pub(crate) const FREE_KEPT_BYTES: u64 = if cfg!(test) { 0 } else { 16 * 1024 * 1024 };
+/// This part of the reserve is not used for copies.
+const RESERVE_KEPT: u64 = 4;
 /// Positions in a file have 32 bits.
 pub(crate) const OUTPUT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024 - 1024 * 1024;
 /// While appends come in, copying rests so many times as long as its last read or write took, and so long at most.
@@ -223,9 +223,7 @@ impl<'a> Output<'a> {
         if disk.list().map_err(writing("listing the data directory"))?.iter().any(|name| name == CLEANING) {
             disk.remove(CLEANING).map_err(writing("removing an old copy"))?;
         }
-        let free =
-            disk.free_bytes().map_err(writing("asking for free space"))?.saturating_sub(FREE_KEPT_BYTES);
-        if capacity > free || capacity > OUTPUT_BYTES_MAX {
+        if estimate > shared.copy_room()? {
             return Err(RewriteError::Full { bytes: capacity });
         }
         let file = disk.create(CLEANING, capacity).map_err(writing("making the file of a copy"))?;
@@ -522,6 +520,15 @@ impl<'a> Output<'a> {
         } else if range.flags & ROW_COMPACTED != 0 {
             state.compacted = state.compacted.max(range.end);
         }
+    }
+}
+
+impl Shared {
+    /// Bytes of ranges that a copy may have now: what is free, but for a part of the reserve, which the metadata may need.
+    pub fn copy_room(&self) -> Result<u64, RewriteError> {
+        let free = self.disk.free_bytes().map_err(writing("asking for free space"))?;
+        let kept = self.options.reserve_bytes / RESERVE_KEPT + FILE_BYTES + SECTOR as u64;
+        Ok(free.saturating_sub(kept).min(OUTPUT_BYTES_MAX - FILE_BYTES))
     }
 }
 
