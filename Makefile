@@ -83,6 +83,7 @@ power: build ## Cuts the power under load, as root; nothing acknowledged may be 
 
 hostile: build ## Hostile bytes and clients; the server must go on serving the others.
 	@tests/hostile/run
+	@tests/hostile/full-disk
 
 fuzz: toolchain ## Fuzzes each decoder and recovery for FUZZ_SECONDS (10).
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked -p mainstem-storage -p mainstem-wire fuzz
