@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::{call, close, connect, create_topic, fetch_of, fetch_request, open, open_with, produce};
 use model::{Compression, Timestamp};
+use prometheus_client::registry::Registry;
 use wire::messages as m;
 use wire::records::{BatchBuilder, records};
 use wire::{Bytes, ErrorCode, Text};
@@ -338,4 +339,87 @@ async fn deleted_records_stay_deleted_and_the_rest_stays() {
     let answer: m::DeleteRecordsResponse = call(&mut connection, 2, &delete_records("t", 0, -1)).await;
     assert_eq!(answer.topics[0].partitions[0].low_watermark, 4);
     broker.close().await;
+}
+
+/// The value of a metric without labels, or the sum over its labels.
+fn metric(registry: &Registry, name: &str) -> u64 {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+    let lines = text.lines().filter(|line| line.starts_with(name));
+    let values: Vec<u64> = lines.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+    assert!(!values.is_empty(), "there is no {name}");
+    values.into_iter().sum()
+}
+
+/// 40 MB in 20 partitions, read through caches of 4 MiB: some stand together, one far behind, one far ahead.
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_that_lag_are_read_from_one_scan_and_none_starves() {
+    const PARTITIONS: usize = 20;
+    const ROUNDS: usize = 40;
+    const BATCH_BYTES: usize = 50_000;
+    let directory = tempfile::tempdir().unwrap();
+    let settings = [
+        ("log.tail.cache.bytes", "4194304"),
+        ("log.read.cache.bytes", "4194304"),
+        ("log.segment.bytes", "16777216"),
+    ];
+    let broker = open_with(directory.path(), &settings);
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", i32::try_from(PARTITIONS).unwrap(), &[]).await;
+    let value = |partition: usize, round: usize| {
+        let mut value = format!("{partition} {round} ");
+        value.extend(std::iter::repeat_n('x', BATCH_BYTES));
+        value
+    };
+    let now = now_ms();
+    for round in 0..ROUNDS {
+        for partition in 0..PARTITIONS {
+            let sent = batch(&[&value(partition, round)], now, None);
+            let index = i32::try_from(partition).unwrap();
+            assert_eq!(produce(&mut connection, "t", index, -1, sent).await.0, 0);
+        }
+    }
+    let from = |partition: usize| match partition {
+        18 => 0,
+        19 => ROUNDS - 12,
+        partition => partition,
+    };
+    let mut at: Vec<usize> = (0..PARTITIONS).map(from).collect();
+    let fetches = |at: &[usize], changed: &[usize]| {
+        let fetch = |partition: &usize| {
+            fetch_of("t", i32::try_from(*partition).unwrap(), i64::try_from(at[*partition]).unwrap())
+        };
+        changed.iter().map(fetch).collect()
+    };
+    let mut registry = Registry::default();
+    broker.register_metrics(&mut registry);
+    let misses = || metric(&registry, "mainstem_log_read_cache_misses_total");
+    let before = misses();
+    let mut changed: Vec<usize> = (0..PARTITIONS).collect();
+    let (mut session, mut count) = ((0, 0), 0);
+    while at.iter().any(|at| *at < ROUNDS) {
+        let request = fetch_request(session, 5000, fetches(&at, &changed));
+        let answer: m::FetchResponse = call(&mut connection, 12, &request).await;
+        session = (answer.session_id, session.1 + 1);
+        changed.clear();
+        for (index, got) in values(&answer) {
+            let partition = usize::try_from(index).unwrap();
+            for got in got {
+                assert!(got == value(partition, at[partition]), "partition {partition} at {}", at[partition]);
+                at[partition] += 1;
+                changed.push(partition);
+            }
+        }
+        changed.dedup();
+        assert!(!changed.is_empty(), "a fetch brought nothing though there was more");
+        count += 1;
+        if at[0] == ROUNDS / 2 {
+            assert!(at[19] > from(19), "who is ahead waits for all others");
+        }
+    }
+    let read = misses() - before;
+    let once = PARTITIONS * ROUNDS * BATCH_BYTES / (256 * 1024);
+    assert!(read < 2 * u64::try_from(once).unwrap(), "{read} reads for {once} regions, {count} fetches");
+    drop(connection);
+    close(broker).await;
 }

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
 use crate::format::{SECTOR, index};
-use crate::index::BatchIndex;
+use crate::index::{BatchIndex, BatchPlace};
 use crate::segment::Segment;
 
 /// Bytes of a region: one read serves some dozens of fetches, and a lone miss does not read much for nothing.
@@ -23,7 +23,25 @@ pub(crate) const REGION_BYTES: usize = 256 * 1024;
 /// Regions read by one miss at most.
 const READ_AHEAD_REGIONS_MAX: u32 = 4;
 
+/// Stretches of the log that the cache holds: readers may be in different ones.
+const STRETCHES: usize = 8;
+
 type Key = (u32, u32);
+
+/// A stretch of the log, in the log's order. Streams that lag together have their batches interleaved in it, so their
+/// readers share one scan as long as they stay in the same stretch; each further one needs the cache for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stretch {
+    segment: u32,
+    number: u32,
+}
+
+impl Stretch {
+    /// The first of a segment, for a stream whose place in it is not known yet.
+    pub(crate) fn beginning_of(segment: &Segment) -> Stretch {
+        Stretch { segment: segment.sequence, number: 0 }
+    }
+}
 
 /// Regions of segment files, by segment and number.
 #[derive(Debug)]
@@ -56,8 +74,14 @@ struct Entry {
 
 impl Regions {
     pub fn new(bytes_max: usize) -> Regions {
-        let regions_max = (bytes_max / REGION_BYTES).max(2 * index(READ_AHEAD_REGIONS_MAX));
+        let regions_max = (bytes_max / REGION_BYTES).max(STRETCHES.max(2 * index(READ_AHEAD_REGIONS_MAX)));
         Regions { state: Mutex::default(), loaded: Condvar::new(), regions_max }
+    }
+
+    /// The stretch of the log that holds a batch.
+    pub fn stretch(&self, segment: &Segment, place: &BatchPlace) -> Stretch {
+        let bytes = self.regions_max / STRETCHES * REGION_BYTES;
+        Stretch { segment: segment.sequence, number: place.position / crate::format::length32(bytes) }
     }
 
     /// The `length` bytes at `position` as slices of cached regions; `None` when one is missing.

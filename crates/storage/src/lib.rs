@@ -41,6 +41,7 @@ pub mod fuzzing;
 #[cfg(test)]
 mod tests;
 
+pub use cold::Stretch;
 pub use compact::{CompactError, Compaction};
 pub use log::{Clock, Log, Options, Statistics, SystemClock};
 pub use producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};

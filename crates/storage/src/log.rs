@@ -552,11 +552,12 @@ impl Log {
     }
 
     /// Reads from disk where it must, on a thread of the log, and calls `done` there; at once when the log is closed.
+    /// What it returns ends with the stretch of the log where it begins on disk.
     pub fn read_later(&self, request: ReadRequest, done: Box<dyn FnOnce(Result<Batches, ReadError>) + Send>) {
         self.shared.cold_reads.fetch_add(1, Ordering::Relaxed);
         let Some(sender) = self.cold.lock().clone() else { return done(Err(ReadError::Closed)) };
         let log = self.reader();
-        let job: Job = Box::new(move || done(log.read_blocking(&request)));
+        let job: Job = Box::new(move || done(log.read_stretch(&request)));
         if sender.send(job).is_err() {
             tracing::error!("the readers of the log are gone, which is a bug");
         }

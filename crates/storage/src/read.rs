@@ -7,6 +7,7 @@ use bytes::Bytes;
 use model::batch::HEADER_BYTES;
 use model::{BatchHeader, Offset, Timestamp};
 
+use crate::cold::Stretch;
 use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index};
 use crate::index::{BatchIndex, BatchPlace};
 use crate::log::Log;
@@ -76,8 +77,18 @@ pub struct ReadRequest {
 pub enum ReadStep {
     /// All that there is, or as much as was asked for.
     Ready(Batches),
-    /// The caches do not have it: use [`Log::read_later`].
-    Cold,
+    /// The caches do not have it: use [`Log::read_later`]. Many readers that read what is oldest first, one stretch at a
+    /// time, scan the log once.
+    Cold(Stretch),
+}
+
+/// What a read may ask of the disk.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Disk {
+    Nothing,
+    /// No more than the stretch that holds the first batch which is not in the tail cache.
+    OneStretch,
+    AsMuchAsAsked,
 }
 
 /// What a reader finds at some offset.
@@ -93,15 +104,17 @@ const PLAN_BATCHES_MAX: usize = 512;
 impl Log {
     /// Reads what the caches hold; never blocks.
     pub fn read(&self, request: &ReadRequest) -> Result<ReadStep, ReadError> {
-        Ok(match self.gather(request, false)? {
-            Some(batches) => ReadStep::Ready(batches),
-            None => ReadStep::Cold,
-        })
+        self.gather(request, Disk::Nothing)
     }
 
     /// As [`Log::read`], but reads from disk where it must. Blocks.
     pub fn read_blocking(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
-        Ok(self.gather(request, true)?.expect("a read that may block finds everything"))
+        self.gather(request, Disk::AsMuchAsAsked).map(ready)
+    }
+
+    /// As [`Log::read_blocking`], but ends with the stretch of the log where it had to begin reading from disk.
+    pub(crate) fn read_stretch(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
+        self.gather(request, Disk::OneStretch).map(ready)
     }
 
     /// The first batch from the start on whose max timestamp is at least `timestamp` (`ListOffsets`): its base offset
@@ -240,9 +253,10 @@ impl Log {
         Ok(index)
     }
 
-    /// Collects batches extent by extent; `None` when the first of them would need the disk and `block` is not set.
-    fn gather(&self, request: &ReadRequest, block: bool) -> Result<Option<Batches>, ReadError> {
+    /// Collects batches extent by extent.
+    fn gather(&self, request: &ReadRequest, disk: Disk) -> Result<ReadStep, ReadError> {
         let mut out = Batches::default();
+        let mut stretch = None;
         let mut from = request.from;
         // Kept here too: one index may be larger than the whole cache.
         let mut loaded = None;
@@ -250,21 +264,38 @@ impl Log {
             let budget = request.bytes_max.saturating_sub(out.bytes);
             let force = request.at_least_one && out.bytes == 0;
             if budget == 0 && !force {
-                return Ok(Some(out));
+                return Ok(ReadStep::Ready(out));
             }
             match self.plan(request, from, budget, force, loaded.as_ref())? {
-                Plan::Nothing => return Ok(Some(out)),
+                Plan::Nothing => return Ok(ReadStep::Ready(out)),
                 Plan::LoadIndex { segment, row } => {
-                    if !block {
-                        return Ok((out.bytes > 0).then_some(out));
+                    let ends = disk == Disk::OneStretch && stretch.is_some();
+                    if out.bytes > 0 && (ends || disk == Disk::Nothing) {
+                        return Ok(ReadStep::Ready(out));
+                    }
+                    if disk == Disk::Nothing {
+                        return Ok(ReadStep::Cold(Stretch::beginning_of(&segment)));
                     }
                     loaded = Some((segment.sequence, row, self.load_index(&segment, row)?));
                 }
                 Plan::Places { segment, places, more } => {
                     let next = places.last().map(BatchPlace::next_offset);
                     for place in places {
-                        let Some(chunks) = self.fetch(&request.stream, &segment, &place, block)? else {
-                            return Ok((out.bytes > 0).then_some(out));
+                        let chunks = match self.appended_lately(&segment, &place) {
+                            Some(chunk) => vec![chunk],
+                            None => {
+                                let here = self.shared.regions.stretch(&segment, &place);
+                                let left = *stretch.get_or_insert(here) != here;
+                                if left && out.bytes > 0 && disk != Disk::AsMuchAsAsked {
+                                    return Ok(ReadStep::Ready(out));
+                                }
+                                let block = disk != Disk::Nothing;
+                                match self.fetch(&request.stream, &segment, &place, block)? {
+                                    Some(chunks) => chunks,
+                                    // Not even with what was found: half a stretch would be read twice.
+                                    None => return Ok(ReadStep::Cold(here)),
+                                }
+                            }
                         };
                         out.bytes += index(place.length);
                         out.next = Some(place.next_offset());
@@ -272,7 +303,7 @@ impl Log {
                     }
                     match next {
                         Some(next) if more => from = next,
-                        _ => return Ok(Some(out)),
+                        _ => return Ok(ReadStep::Ready(out)),
                     }
                 }
             }
@@ -361,7 +392,15 @@ impl Log {
         if synced.sequence() == segment.sequence { synced.byte() } else { segment.data_end() }
     }
 
-    /// The bytes of one batch; `None` when they are not cached and `block` is not set.
+    /// The bytes of a batch that the tail cache has.
+    fn appended_lately(&self, segment: &Segment, place: &BatchPlace) -> Option<Bytes> {
+        let body = Lsn(Lsn::new(segment.sequence, place.position).0 + ENTRY_HEADER_BYTES as u64);
+        let found = self.shared.tail.find(body, index(place.length))?;
+        self.shared.tail_hits.fetch_add(1, Ordering::Relaxed);
+        Some(found)
+    }
+
+    /// The bytes of a batch that the tail cache does not have; `None` when no cache does and `block` is not set.
     fn fetch(
         &self,
         stream: &Stream,
@@ -369,11 +408,6 @@ impl Log {
         place: &BatchPlace,
         block: bool,
     ) -> Result<Option<Vec<Bytes>>, ReadError> {
-        let body = Lsn(Lsn::new(segment.sequence, place.position).0 + ENTRY_HEADER_BYTES as u64);
-        if let Some(bytes) = self.shared.tail.find(body, index(place.length)) {
-            self.shared.tail_hits.fetch_add(1, Ordering::Relaxed);
-            return Ok(Some(vec![bytes]));
-        }
         let length = ENTRY_HEADER_BYTES + index(place.length);
         if u64::from(place.position) + length as u64 > u64::from(segment.data_end()) {
             let lsn = Lsn::new(segment.sequence, place.position);
@@ -390,6 +424,14 @@ impl Log {
             None => return Ok(None),
         };
         check_entry(parts, stream, segment, place).map(Some)
+    }
+}
+
+/// The batches of a read that was allowed to block.
+fn ready(step: ReadStep) -> Batches {
+    match step {
+        ReadStep::Ready(batches) => batches,
+        ReadStep::Cold(_) => unreachable!("a read that may block finds everything"),
     }
 }
 

@@ -133,7 +133,7 @@ fn read(log: &Log, id: u64, from: Offset) -> Offset {
     let request = request(log, id, from);
     let batches = match log.read(&request).unwrap() {
         ReadStep::Ready(batches) => batches,
-        ReadStep::Cold => {
+        ReadStep::Cold(_) => {
             let (sender, receiver) = std::sync::mpsc::channel();
             log.read_later(request, Box::new(move |result| sender.send(result).unwrap()));
             receiver.recv().unwrap().unwrap()

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::Offset;
-use storage::{Batches, Log, ReadError, ReadRequest, ReadStep};
+use storage::{Batches, Log, ReadError, ReadRequest, ReadStep, Stretch};
 use tokio::time::Instant;
 use wire::messages::FetchRequest;
 use wire::messages::fetch_response::{FetchResponse, FetchableTopicResponse, PartitionData};
@@ -16,7 +16,7 @@ use wire::{ErrorCode, Records};
 
 use crate::broker::Broker;
 use crate::failure::Failure;
-use crate::partition::{LEADER_EPOCH, Partition};
+use crate::partition::{Home, LEADER_EPOCH};
 use crate::session::{Session, Slot, Slots, next_epoch};
 
 /// The first version with sessions, and the first that names topics by id.
@@ -159,16 +159,24 @@ async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Loo
     let mut numbers = slots.signal.take_dirty();
     loop {
         let mut urgent = false;
+        let mut cold = Vec::new();
         for (looked, number) in numbers.into_iter().enumerate() {
             if looked % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1 {
                 tokio::task::yield_now().await;
             }
             looks.remove(number);
             let Some(slot) = slots.slot(number) else { continue };
-            let look = look_at(slot, number, limits, looks.bytes).await;
-            urgent |= look.data.error_code != 0;
-            looks.add(look);
+            match look_at(slot, number, limits, looks.bytes) {
+                Looked::Done(look) => {
+                    urgent |= look.data.error_code != 0;
+                    looks.add(look);
+                }
+                Looked::Cold(look) => cold.push(look),
+            }
         }
+        // Who reads what is old has waited for the disk already.
+        urgent |= !cold.is_empty();
+        read_cold(slots, cold, limits, &mut looks).await;
         let now = Instant::now();
         if urgent || looks.bytes >= limits.bytes_min.max(1) || now >= limits.deadline {
             return looks.taken();
@@ -215,36 +223,70 @@ impl Looks {
     }
 }
 
-/// Reads one partition from where its slot stands.
-async fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Look {
-    let mut data = PartitionData {
-        partition_index: slot.index,
-        high_watermark: -1,
-        last_stable_offset: -1,
-        log_start_offset: -1,
-        aborted_transactions: None,
-        records: Some(Records::new()),
-        ..PartitionData::default()
-    };
-    let mut bytes = 0;
-    match read(slot, limits, taken, &mut data).await {
-        Ok(batches) => {
-            bytes = batches.bytes;
-            let mut records = Records::new();
-            batches.chunks.into_iter().for_each(|chunk| records.push(chunk));
-            data.records = Some(records);
-        }
-        Err(failure) => data.error_code = failure.code.code(),
-    }
-    Look { slot: number, data, bytes }
+/// A look at a partition whose next batch must be read from disk.
+struct ColdLook {
+    look: Look,
+    home: Home,
+    stretch: Stretch,
 }
 
-async fn read(
-    slot: &Slot,
-    limits: &Limits,
-    taken: usize,
-    data: &mut PartitionData,
-) -> Result<Batches, Failure> {
+/// What a look that does not wait for the disk came to.
+enum Looked {
+    Done(Look),
+    Cold(ColdLook),
+}
+
+/// Reads from disk for those that stand where their log is oldest, so that they stay together and share one scan, and
+/// for the one that has waited longest. The others get their turn in a later fetch: if all read at once, each from its
+/// own place, they would drop from the cache what the next one needs.
+async fn read_cold(slots: &mut Slots, mut cold: Vec<ColdLook>, limits: &Limits, looks: &mut Looks) {
+    let first = cold.first().map(|cold| cold.look.slot);
+    let log = |cold: &ColdLook| Arc::as_ptr(&cold.home.log).addr();
+    cold.sort_by_key(|cold| (log(cold), cold.stretch));
+    let oldest: HashMap<_, _> = cold.iter().rev().map(|cold| (log(cold), cold.stretch)).collect();
+    let (now, later): (Vec<_>, Vec<_>) = cold
+        .into_iter()
+        .partition(|cold| Some(cold.look.slot) == first || oldest[&log(cold)] == cold.stretch);
+    // First in the answer, hence first in the next fetch.
+    later.into_iter().for_each(|cold| looks.add(cold.look));
+    for ColdLook { mut look, home, .. } in now {
+        let Some(slot) = slots.slot(look.slot) else { continue };
+        let request = read_request(slot, &home, limits, looks.bytes);
+        look.put(slot, read_later(&home.log.log, request).await);
+        looks.add(look);
+    }
+}
+
+/// Looks at one partition from where its slot stands, without waiting for the disk.
+fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked {
+    let mut look = Look {
+        slot: number,
+        data: PartitionData {
+            partition_index: slot.index,
+            high_watermark: -1,
+            last_stable_offset: -1,
+            log_start_offset: -1,
+            aborted_transactions: None,
+            records: Some(Records::new()),
+            ..PartitionData::default()
+        },
+        bytes: 0,
+    };
+    match home_of(slot, limits, &mut look.data) {
+        Ok(home) => match home.log.log.read(&read_request(slot, home, limits, taken)) {
+            Ok(ReadStep::Cold(stretch)) => {
+                return Looked::Cold(ColdLook { look, home: home.clone(), stretch });
+            }
+            Ok(ReadStep::Ready(batches)) => look.put(slot, Ok(batches)),
+            Err(error) => look.put(slot, Err(error)),
+        },
+        Err(failure) => look.data.error_code = failure.code.code(),
+    }
+    Looked::Done(look)
+}
+
+/// Where the slot's partition is kept, once its bounds are in `data`.
+fn home_of<'a>(slot: &'a Slot, limits: &Limits, data: &mut PartitionData) -> Result<&'a Home, Failure> {
     let by_id = !slot.topic_id.is_nil();
     let missing = if by_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
     let partition = slot.partition.as_ref().filter(|partition| !partition.is_deleted()).ok_or(missing)?;
@@ -257,31 +299,43 @@ async fn read(
     if limits.read_committed {
         data.aborted_transactions = Some(Vec::new());
     }
+    Ok(home)
+}
+
+fn read_request(slot: &Slot, home: &Home, limits: &Limits, taken: usize) -> ReadRequest {
     let own_max = usize::try_from(slot.bytes_max).unwrap_or(0);
-    let request = ReadRequest {
+    ReadRequest {
         stream: home.stream.clone(),
         from: Offset(slot.offset),
         until: Offset(i64::MAX),
         bytes_max: own_max.min(limits.bytes_max.saturating_sub(taken)),
         at_least_one: taken == 0,
-    };
-    match read_batches(&home.log.log, request).await {
-        Ok(batches) => Ok(batches),
-        Err(error) => {
-            report(&error, partition);
-            let failure: Failure = error.into();
-            if failure.code == ErrorCode::OffsetOutOfRange {
-                // Kafka answers without offsets then.
-                (data.high_watermark, data.last_stable_offset, data.log_start_offset) = (-1, -1, -1);
-            }
-            Err(failure)
-        }
     }
 }
 
-fn report(error: &ReadError, partition: &Partition) {
-    if matches!(error, ReadError::Damaged { .. } | ReadError::Io(_)) {
-        tracing::error!(topic = %partition.topic, partition = partition.index, %error, "a read failed");
+impl Look {
+    fn put(&mut self, slot: &Slot, result: Result<Batches, ReadError>) {
+        let data = &mut self.data;
+        match result {
+            Ok(batches) => {
+                self.bytes = batches.bytes;
+                let mut records = Records::new();
+                batches.chunks.into_iter().for_each(|chunk| records.push(chunk));
+                data.records = Some(records);
+            }
+            Err(error) => {
+                if matches!(error, ReadError::Damaged { .. } | ReadError::Io(_)) {
+                    let topic = slot.partition.as_ref().map(|partition| &*partition.topic);
+                    tracing::error!(topic, partition = slot.index, %error, "a read failed");
+                }
+                let failure: Failure = error.into();
+                if failure.code == ErrorCode::OffsetOutOfRange {
+                    // Kafka answers without offsets then.
+                    (data.high_watermark, data.last_stable_offset, data.log_start_offset) = (-1, -1, -1);
+                }
+                data.error_code = failure.code.code();
+            }
+        }
     }
 }
 
@@ -289,13 +343,15 @@ fn report(error: &ReadError, partition: &Partition) {
 pub async fn read_batches(log: &Log, request: ReadRequest) -> Result<Batches, ReadError> {
     match log.read(&request)? {
         ReadStep::Ready(batches) => Ok(batches),
-        ReadStep::Cold => {
-            let (sender, receiver) = tokio::sync::oneshot::channel();
-            // A fetch that was given up no longer waits for it.
-            log.read_later(request, Box::new(move |result| drop(sender.send(result))));
-            receiver.await.unwrap_or(Err(ReadError::Closed))
-        }
+        ReadStep::Cold(_) => read_later(log, request).await,
     }
+}
+
+async fn read_later(log: &Log, request: ReadRequest) -> Result<Batches, ReadError> {
+    let (sender, receiver) = tokio::sync::oneshot::channel();
+    // A fetch that was given up no longer waits for it.
+    log.read_later(request, Box::new(move |result| drop(sender.send(result))));
+    receiver.await.unwrap_or(Err(ReadError::Closed))
 }
 
 /// Refuses a client that believes in another leader epoch (KIP-320).
