@@ -24,7 +24,8 @@ use crate::metrics::{BrokerCollector, Metrics};
 use crate::partition::{Home, Partition};
 use crate::session::Sessions;
 use crate::signal::Signal;
-use crate::topics::{OFFSETS_TOPIC, Topic, TopicError, Topics};
+use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
+use crate::transactions::TransactionCoordinator;
 
 /// Name of the metadata store in the data directory.
 pub(crate) const META_FILE: &str = "meta.redb";
@@ -42,7 +43,7 @@ pub enum OpenError {
     #[error("the metadata cannot be opened: {0}")]
     Meta(#[from] MetaError),
     /// The groups cannot be read.
-    #[error("the consumer groups cannot be read: {0}")]
+    #[error("the consumer groups or transactions cannot be read: {0}")]
     Groups(#[from] storage::ReadError),
 }
 
@@ -66,6 +67,7 @@ pub struct Broker {
     pub(crate) sessions: Sessions,
     pub(crate) coordinator: Arc<Coordinator>,
     pub(crate) producer_ids: ProducerIds,
+    pub(crate) transactions: Arc<TransactionCoordinator>,
     compactor: Compactor,
     pub(crate) metrics: Arc<Metrics>,
     clock: Arc<SystemClock>,
@@ -105,6 +107,7 @@ impl Broker {
             logs,
             topics,
             producer_ids: ProducerIds::default(),
+            transactions: Arc::new(TransactionCoordinator::new(broker.clone())),
             compactor: Compactor::default(),
             metrics,
             clock,
@@ -112,6 +115,9 @@ impl Broker {
             background: Mutex::default(),
         });
         broker.coordinator.load(&broker.topics, &broker.logs)?;
+        broker.transactions.load(&broker.topics, &broker.logs)?;
+        // What a crash left ahead of the data must be taken back before other batches take its place.
+        broker.maintain_transaction_indexes();
         broker.start_background();
         Ok(broker)
     }
@@ -139,19 +145,23 @@ impl Broker {
             every(self.config.offsets_check_interval_ms, |broker| broker.coordinator.expire()),
         ];
         self.background.lock().extend(tasks);
+        self.background.lock().push(self.transactions.watch());
     }
 
     /// Applies every topic's retention, and forgets idle producers.
     fn apply_retention(self: &Arc<Self>) {
         let now_ms = self.now_ms();
+        self.maintain_transaction_indexes();
         for topic in self.topics.all() {
             let (config, partitions) = (topic.config(), topic.partitions());
             for partition in partitions.iter() {
                 partition.expire_producers(now_ms - self.config.producer_expiry_ms);
                 if topic.is_internal() {
-                    // Kept small by rewriting, since it is compacted.
-                    let count = i32::try_from(partitions.len()).unwrap_or(i32::MAX);
-                    self.coordinator.rewrite(partition, count);
+                    if topic.name.as_str() == OFFSETS_TOPIC {
+                        // Kept small by rewriting.
+                        let count = i32::try_from(partitions.len()).unwrap_or(i32::MAX);
+                        self.coordinator.rewrite(partition, count);
+                    }
                     continue;
                 }
                 let oldest = config.retention_ms.map(|ms| Timestamp(now_ms.saturating_sub(ms)));
@@ -160,6 +170,16 @@ impl Broker {
                     tracing::debug!(topic = %topic.name, partition = partition.index, %start, "retention");
                 }
             }
+        }
+    }
+
+    fn maintain_transaction_indexes(&self) {
+        let start_of = |stream| {
+            let partition = self.topics.of_stream(stream)?;
+            Some(partition.home().ok()?.stream.bounds().start)
+        };
+        for log in self.logs.all() {
+            log.transactions.maintain(&log.log, start_of, self.now_ms());
         }
     }
 
@@ -281,6 +301,12 @@ impl Broker {
     pub(crate) async fn offsets_topic(self: &Arc<Self>) -> Result<Arc<Topic>, Failure> {
         let compacted = [("cleanup.policy", "compact")];
         self.find_or_create_topic(OFFSETS_TOPIC, self.config.offsets_partitions, &compacted).await
+    }
+
+    /// The topic of transaction state, created on first use.
+    pub(crate) async fn transactions_topic(self: &Arc<Self>) -> Result<Arc<Topic>, Failure> {
+        let compacted = [("cleanup.policy", "compact")];
+        self.find_or_create_topic(TRANSACTIONS_TOPIC, self.config.transactions_partitions, &compacted).await
     }
 
     /// Waits until `partition`, which is in `home`, is committed up to `end`.

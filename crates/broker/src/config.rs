@@ -198,6 +198,12 @@ settings! {
     read_cache_bytes: i64 = 67_108_864, "log.read.cache.bytes", 4_194_304, i64::MAX;
     /// Producers that did not write for so long are forgotten, in milliseconds.
     producer_expiry_ms: i64 = 86_400_000, "producer.id.expiration.ms", 1, i64::MAX;
+    /// Partitions of __transaction_state.
+    transactions_partitions: i32 = 50, "transaction.state.log.num.partitions", 1, 10_000;
+    /// The longest time-out that a transactional producer may ask for, in milliseconds.
+    transaction_timeout_ms_max: i32 = 900_000, "transaction.max.timeout.ms", 1, i32::MAX;
+    /// A transactional id that was not used for so many milliseconds is forgotten.
+    transactional_id_expiry_ms: i64 = 604_800_000, "transactional.id.expiration.ms", 1, i64::MAX;
     /// Partitions of __consumer_offsets.
     offsets_partitions: i32 = 50, "offsets.topic.num.partitions", 1, 10_000;
     /// Committed offsets of a group without members are kept for so many minutes.

@@ -173,7 +173,7 @@ impl Connection {
             }
             ApiKey::InitProducerId => {
                 let request: m::InitProducerIdRequest = call.decode()?;
-                call.later(api::init_producer_id::answer(broker, request))
+                call.later(api::init_producer_id::answer(broker, request, version))
             }
             ApiKey::CreateTopics => {
                 let request: m::CreateTopicsRequest = call.decode()?;
@@ -194,6 +194,46 @@ impl Connection {
             ApiKey::IncrementalAlterConfigs => {
                 let request: m::IncrementalAlterConfigsRequest = call.decode()?;
                 call.later(api::admin_configs::alter(broker, request))
+            }
+            _ => return self.answer_transaction(call),
+        })
+    }
+
+    fn answer_transaction(&self, mut call: Call) -> Result<Answer, Refused> {
+        let broker = self.broker.clone();
+        let version = call.header.version;
+        Ok(match call.header.api_key {
+            ApiKey::AddPartitionsToTxn => {
+                let request: m::AddPartitionsToTxnRequest = call.decode()?;
+                call.later(api::transactions::add_partitions(broker, request, version))
+            }
+            ApiKey::AddOffsetsToTxn => {
+                let request: m::AddOffsetsToTxnRequest = call.decode()?;
+                call.later(api::transactions::add_offsets(broker, request, version))
+            }
+            ApiKey::EndTxn => {
+                let request: m::EndTxnRequest = call.decode()?;
+                call.later(api::transactions::end(broker, request, version))
+            }
+            ApiKey::TxnOffsetCommit => {
+                let request: m::TxnOffsetCommitRequest = call.decode()?;
+                call.later(api::transactions::commit_offsets(broker, request, version))
+            }
+            ApiKey::WriteTxnMarkers => {
+                let request: m::WriteTxnMarkersRequest = call.decode()?;
+                call.later(api::transactions::write_markers(broker, request))
+            }
+            ApiKey::DescribeProducers => {
+                let request: m::DescribeProducersRequest = call.decode()?;
+                call.later(async move { api::transactions::describe_producers(&broker, request) })
+            }
+            ApiKey::DescribeTransactions => {
+                let request: m::DescribeTransactionsRequest = call.decode()?;
+                call.later(async move { api::transactions::describe(&broker, request) })
+            }
+            ApiKey::ListTransactions => {
+                let request: m::ListTransactionsRequest = call.decode()?;
+                call.later(async move { api::transactions::list(&broker, &request) })
             }
             _ => return self.answer_group(call),
         })

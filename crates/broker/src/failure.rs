@@ -7,6 +7,7 @@ use crate::groups::GroupError;
 use crate::logs::Lost;
 use crate::sequence::SequenceError;
 use crate::topics::TopicError;
+use crate::transactions::TransactionError;
 
 /// An error as an answer carries it: the code, and a message where the API has room for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +77,9 @@ impl From<SequenceError> for Failure {
                 Failure::because(ErrorCode::OutOfOrderSequenceNumber, message)
             }
             SequenceError::Epoch { .. } => Failure::because(ErrorCode::InvalidProducerEpoch, message),
+            SequenceError::NotInTransaction { .. } | SequenceError::NotTransactional { .. } => {
+                Failure::because(ErrorCode::InvalidTxnState, message)
+            }
         }
     }
 }
@@ -115,6 +119,19 @@ impl From<TopicError> for Failure {
 impl From<GroupError> for Failure {
     fn from(error: GroupError) -> Failure {
         Failure::because(group_code(error), error.to_string())
+    }
+}
+
+/// The code of the transaction coordinator's refusal.
+pub fn transaction_code(error: TransactionError) -> ErrorCode {
+    match error {
+        TransactionError::ProducerIdMapping => ErrorCode::InvalidProducerIdMapping,
+        TransactionError::Fenced => ErrorCode::ProducerFenced,
+        TransactionError::InvalidState => ErrorCode::InvalidTxnState,
+        TransactionError::Concurrent => ErrorCode::ConcurrentTransactions,
+        TransactionError::NotInTransaction => ErrorCode::TransactionAbortable,
+        TransactionError::Timeout => ErrorCode::InvalidTransactionTimeout,
+        TransactionError::NotAvailable => ErrorCode::CoordinatorNotAvailable,
     }
 }
 

@@ -12,6 +12,7 @@ mod compaction;
 mod connection;
 mod coordinator;
 mod failure;
+mod internal;
 mod logs;
 mod metrics;
 mod offline;
@@ -21,6 +22,7 @@ mod session;
 mod signal;
 mod topic_config;
 mod topics;
+mod transactions;
 
 pub use broker::{Broker, OpenError};
 pub use config::{Config, ConfigError, Setting};

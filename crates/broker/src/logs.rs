@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use disk::Disk;
 use meta::{Change, MetaError, Store};
+use model::StreamId;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use storage::{AdmitError, AppendError, Committed, Listener, Log, SystemClock};
 use tokio::sync::Notify;
@@ -22,6 +24,7 @@ use uuid::Uuid;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::topics::Topics;
+use crate::transactions::{StoredTransactions, TransactionIndex};
 
 /// Threads of each log for reads that miss the caches.
 const COLD_THREADS: usize = 2;
@@ -91,6 +94,10 @@ pub struct OpenLog {
     pub log: Arc<Log>,
     /// Told when it has room again.
     pub room: Arc<Notify>,
+    /// Its transaction index.
+    pub transactions: TransactionIndex,
+    /// What the index said when it was opened, for the partitions that are about to be.
+    stored_transactions: Mutex<HashMap<StreamId, StoredTransactions>>,
     disk: Arc<dyn Disk>,
 }
 
@@ -98,6 +105,11 @@ impl OpenLog {
     /// Why it takes no more appends although nobody closed it, if it does not.
     pub fn failure(&self) -> Option<AppendError> {
         self.log.stopped().filter(|error| matches!(error, AppendError::Poisoned(_)))
+    }
+
+    /// The transactions of a stream as they were stored; once.
+    pub fn take_stored_transactions(&self, stream: StreamId) -> StoredTransactions {
+        self.stored_transactions.lock().remove(&stream).unwrap_or_default()
     }
 
     /// Bytes that are free for its records, or why it takes no partition more.
@@ -243,7 +255,19 @@ impl Opening<'_> {
             dropped_bytes = report.dropped_bytes,
             "the log is open; dropped blocks were written but never acknowledged"
         );
-        Ok(OpenLog { id: Uuid::from_u128(log.id()), path: path.to_owned(), log, room, disk })
+        let transactions = TransactionIndex::load(&log).map_err(|error| storage::OpenError::Io {
+            doing: "reading the transaction index".into(),
+            source: io::Error::other(error),
+        })?;
+        Ok(OpenLog {
+            id: Uuid::from_u128(log.id()),
+            path: path.to_owned(),
+            log,
+            room,
+            stored_transactions: Mutex::new(transactions.stored()),
+            transactions,
+            disk,
+        })
     }
 }
 

@@ -12,10 +12,12 @@ use parking_lot::Mutex;
 use storage::{Admission, Append, Completion, Durability, Producers, RememberedBatch, Stream};
 use uuid::Uuid;
 use wire::Text;
+use wire::records::{TransactionResult, end_transaction_marker};
 
 use crate::logs::{Lost, OpenLog};
 use crate::sequence::{self, Sequence, SequenceError};
 use crate::signal::Subscribers;
+use crate::transactions::{AbortedTransaction, Check, PartitionTransactions, StoredTransactions};
 
 /// The only leader epoch there is: one server, and nothing that consumers saw is ever truncated.
 pub const LEADER_EPOCH: i32 = 0;
@@ -51,6 +53,53 @@ pub struct Home {
 struct State {
     next_offset: Offset,
     producers: Producers,
+    transactions: PartitionTransactions,
+}
+
+/// Bytes of a transaction marker at most.
+pub const MARKER_BYTES: usize = 128;
+
+/// How a batch is to be appended.
+pub struct Order {
+    /// Room in the log.
+    pub admission: Admission,
+    /// Room for what the transaction index may have to note; for transactional batches and markers.
+    pub index_room: Option<Admission>,
+    /// That the coordinator was asked; for transactional batches.
+    pub check: Option<Check>,
+    /// When `done` is called.
+    pub durability: Durability,
+    /// Called in the end.
+    pub done: Option<Arc<dyn Completion>>,
+    /// Milliseconds since the Unix epoch.
+    pub now_ms: i64,
+}
+
+impl Order {
+    /// Of a batch without a transaction.
+    pub fn plain(
+        admission: Admission,
+        durability: Durability,
+        done: Option<Arc<dyn Completion>>,
+        now_ms: i64,
+    ) -> Order {
+        Order { admission, index_room: None, check: None, durability, done, now_ms }
+    }
+}
+
+/// One producer of a partition, as DescribeProducers tells of it.
+#[derive(Clone, Debug)]
+pub struct ActiveProducer {
+    /// Its id.
+    pub id: i64,
+    /// Its epoch.
+    pub epoch: i16,
+    /// The sequence of its last record, or -1.
+    pub last_sequence: i32,
+    /// When it last appended, in milliseconds since the Unix epoch.
+    pub last_append_ms: i64,
+    /// Where its open transaction begins.
+    pub first_offset: Option<Offset>,
 }
 
 /// What became of an append.
@@ -92,10 +141,18 @@ impl Partition {
     ) -> Partition {
         let home = log.map(|log| Home { stream: log.log.stream(stream_id), log });
         let state = home.as_ref().map_or_else(
-            |_| State { next_offset: Offset::ZERO, producers: Producers::default() },
-            |Home { stream, .. }| State {
-                next_offset: stream.bounds().committed,
-                producers: stream.producers(),
+            |_| State {
+                next_offset: Offset::ZERO,
+                producers: Producers::default(),
+                transactions: PartitionTransactions::default(),
+            },
+            |Home { stream, log }| {
+                let StoredTransactions { open, aborted } = log.take_stored_transactions(stream.id());
+                State {
+                    next_offset: stream.bounds().committed,
+                    producers: stream.producers(),
+                    transactions: PartitionTransactions::restored(&open, aborted),
+                }
             },
         );
         Partition {
@@ -116,41 +173,113 @@ impl Partition {
     }
 
     /// Appends a batch to its log, which is `home`, unless it repeats one or does not continue its producer's sequence.
-    pub fn append(
-        &self,
-        home: &Home,
-        batch: Checked,
-        admission: Admission,
-        durability: Durability,
-        done: Option<Arc<dyn Completion>>,
-        now_ms: i64,
-    ) -> Result<Appended, SequenceError> {
+    pub fn append(&self, home: &Home, batch: Checked, order: Order) -> Result<Appended, SequenceError> {
         let mut state = self.state.lock();
         if let Sequence::Duplicate(RememberedBatch { base_offset, offset_count, .. }) =
             sequence::check(&state.producers, &batch.header)?
         {
             return Ok(Appended::Duplicate { base_offset, end: base_offset + i64::from(offset_count) });
         }
+        let producer_id = batch.header.producer_id;
         let base_offset = state.next_offset;
-        state.next_offset = base_offset + batch.header.offset_count();
-        state.producers.record(&batch.header, base_offset, now_ms);
-        home.log.log.append(Append {
-            stream: home.stream.clone(),
-            base_offset,
-            header: batch.header,
-            batch: batch.bytes,
-            append_time: batch.append_time,
-            leader_epoch: LEADER_EPOCH,
-            durability,
-            done,
-            admission,
-        });
+        if batch.header.is_transactional() {
+            if !state.transactions.may_append(producer_id, order.check) {
+                return Err(SequenceError::NotInTransaction { producer_id });
+            }
+            if state.transactions.begin(producer_id, base_offset) {
+                let room = order.index_room.expect("a transactional batch comes with room for the index");
+                let log = &home.log;
+                log.transactions.begin(
+                    &log.log,
+                    self.stream_id,
+                    (producer_id, base_offset),
+                    room,
+                    order.now_ms,
+                );
+            }
+        } else if batch.header.is_idempotent() && state.transactions.first_offset(producer_id).is_some() {
+            return Err(SequenceError::NotTransactional { producer_id });
+        }
+        state.place(home, batch, order.admission, order.durability, order.done, order.now_ms);
         Ok(Appended::New { base_offset })
+    }
+
+    /// Appends the marker that ends a producer's transaction, if one is open; returns its offset.
+    pub fn append_marker(
+        &self,
+        home: &Home,
+        (producer_id, epoch): (i64, i16),
+        result: TransactionResult,
+        order: Order,
+    ) -> Result<Offset, SequenceError> {
+        let bytes = end_transaction_marker(producer_id, epoch, result, 0, Timestamp(order.now_ms));
+        let header = BatchHeader::parse(&bytes).expect("the batch was just built");
+        let mut state = self.state.lock();
+        if let Some(current) = state.producers.find(producer_id).map(|producer| producer.epoch)
+            && epoch < current
+        {
+            return Err(SequenceError::Epoch { producer_id, found: epoch, current });
+        }
+        let offset = state.next_offset;
+        if let Some(first) = state.transactions.end(producer_id, offset, result) {
+            let room = order.index_room.expect("a marker comes with room for the index");
+            let aborted_at = (result == TransactionResult::Abort).then_some(offset);
+            let log = &home.log;
+            log.transactions.end(
+                &log.log,
+                self.stream_id,
+                (producer_id, first),
+                aborted_at,
+                room,
+                order.now_ms,
+            );
+        }
+        let marker = Checked { header, bytes, append_time: None };
+        state.place(home, marker, order.admission, order.durability, order.done, order.now_ms);
+        Ok(offset)
+    }
+
+    /// Whether the coordinator has to be asked before a transactional batch of the producer is appended.
+    pub fn begin_check(&self, producer_id: i64) -> Option<Check> {
+        self.state.lock().transactions.begin_check(producer_id)
+    }
+
+    /// The last stable offset of a partition that is committed up to `committed`.
+    pub fn last_stable_offset(&self, committed: Offset) -> Offset {
+        self.state.lock().transactions.last_stable_offset(committed)
+    }
+
+    /// The aborted transactions with records in `from..until`.
+    pub fn aborted_between(&self, from: Offset, until: Offset) -> Vec<AbortedTransaction> {
+        self.state.lock().transactions.aborted_between(from, until)
+    }
+
+    /// Its producers.
+    pub fn producers(&self) -> Vec<ActiveProducer> {
+        let state = self.state.lock();
+        let active = |(id, producer): (i64, &storage::Producer)| ActiveProducer {
+            id,
+            epoch: producer.epoch,
+            last_sequence: producer.batches.back().map_or(-1, RememberedBatch::last_sequence),
+            last_append_ms: producer.last_append_ms,
+            first_offset: state.transactions.first_offset(id),
+        };
+        state.producers.iter().map(active).collect()
+    }
+
+    /// Whether a transaction is open.
+    pub fn has_open_transactions(&self) -> bool {
+        self.state.lock().transactions.open().next().is_some()
     }
 
     /// Forgets producers that last appended before `oldest_ms`.
     pub fn expire_producers(&self, oldest_ms: i64) {
-        self.state.lock().producers.expire(oldest_ms);
+        let mut state = self.state.lock();
+        let State { producers, transactions, .. } = &mut *state;
+        producers.expire_unless(oldest_ms, |id| transactions.first_offset(id).is_some());
+        if let Ok(home) = &self.home {
+            transactions.forget_below(home.stream.bounds().start);
+        }
     }
 
     /// Marks it as gone, for those that still hold it.
@@ -162,5 +291,32 @@ impl Partition {
     /// Whether its topic was deleted.
     pub fn is_deleted(&self) -> bool {
         self.deleted.load(Ordering::Acquire)
+    }
+}
+
+impl State {
+    fn place(
+        &mut self,
+        home: &Home,
+        batch: Checked,
+        admission: Admission,
+        durability: Durability,
+        done: Option<Arc<dyn Completion>>,
+        now_ms: i64,
+    ) {
+        let base_offset = self.next_offset;
+        self.next_offset = base_offset + batch.header.offset_count();
+        self.producers.record(&batch.header, base_offset, now_ms);
+        home.log.log.append(Append {
+            stream: home.stream.clone(),
+            base_offset,
+            header: batch.header,
+            batch: batch.bytes,
+            append_time: batch.append_time,
+            leader_epoch: LEADER_EPOCH,
+            durability,
+            done,
+            admission,
+        });
     }
 }

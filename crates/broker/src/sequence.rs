@@ -40,6 +40,18 @@ pub enum SequenceError {
         /// The current one.
         current: i16,
     },
+    /// The coordinator does not have the partition in the producer's transaction, or not any more.
+    #[error("The transaction of producer {producer_id} does not have this partition")]
+    NotInTransaction {
+        /// The producer.
+        producer_id: i64,
+    },
+    /// A batch outside of the transaction that is open.
+    #[error("Expected transactional write from producer {producer_id}")]
+    NotTransactional {
+        /// The producer.
+        producer_id: i64,
+    },
 }
 
 /// Checks a batch against what is remembered of its producer.
@@ -58,10 +70,17 @@ pub fn check(producers: &Producers, header: &BatchHeader) -> Result<Sequence, Se
             current: producer.epoch,
         });
     }
-    let Some(last) = producer.batches.back() else { return Ok(Sequence::Next) };
+    if header.base_sequence < 0 {
+        // A coordinator's own.
+        return Ok(Sequence::Next);
+    }
+    let fresh = header.base_sequence == 0;
+    let error = SequenceError::OutOfOrder { producer_id, found: header.base_sequence, last: -1 };
+    let Some(last) = producer.batches.back() else {
+        // Its epoch was bumped by a marker: it begins again (KIP-890).
+        return if fresh { Ok(Sequence::Next) } else { Err(error) };
+    };
     if header.producer_epoch > producer.epoch {
-        let fresh = header.base_sequence == 0;
-        let error = SequenceError::OutOfOrder { producer_id, found: header.base_sequence, last: -1 };
         return if fresh { Ok(Sequence::Next) } else { Err(error) };
     }
     let same = |batch: &&RememberedBatch| {

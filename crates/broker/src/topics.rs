@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::logs::{Held, Logs};
 use crate::partition::Partition;
 use crate::topic_config::TopicConfig;
+use crate::transactions::INDEX_STREAM;
 
 /// The topic of committed offsets and group state.
 pub const OFFSETS_TOPIC: &str = "__consumer_offsets";
@@ -161,8 +162,9 @@ impl Topics {
             }
         }
         for log in topics.logs.all() {
-            let orphans =
-                log.log.streams().into_iter().filter(|s| !topics.by_stream.read().contains_key(&s.id()));
+            let orphans = log.log.streams().into_iter().filter(|stream| {
+                stream.id() != INDEX_STREAM && !topics.by_stream.read().contains_key(&stream.id())
+            });
             for orphan in orphans {
                 tracing::info!(
                     stream = orphan.id().0,

@@ -35,6 +35,10 @@ fn default_request(api_key: ApiKey, version: i16) -> Chunks {
         IncrementalAlterConfigs => IncrementalAlterConfigsRequest, CreatePartitions => CreatePartitionsRequest,
         DeleteGroups => DeleteGroupsRequest, DescribeCluster => DescribeClusterRequest,
         OffsetDelete => OffsetDeleteRequest, DeleteRecords => DeleteRecordsRequest,
+        AddPartitionsToTxn => AddPartitionsToTxnRequest, AddOffsetsToTxn => AddOffsetsToTxnRequest,
+        EndTxn => EndTxnRequest, TxnOffsetCommit => TxnOffsetCommitRequest,
+        WriteTxnMarkers => WriteTxnMarkersRequest, DescribeProducers => DescribeProducersRequest,
+        DescribeTransactions => DescribeTransactionsRequest, ListTransactions => ListTransactionsRequest,
     )
 }
 

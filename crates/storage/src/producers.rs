@@ -92,8 +92,8 @@ impl Producers {
             producer.batches.clear();
         }
         producer.last_append_ms = now_ms;
-        if header.is_control() {
-            // A transaction marker has an epoch but no sequence.
+        if header.is_control() || header.base_sequence < 0 {
+            // A transaction marker has an epoch but no sequence, and so have a coordinator's batches.
             return self.0.len() > before;
         }
         if producer.batches.len() == REMEMBERED_BATCHES {
@@ -110,8 +110,13 @@ impl Producers {
 
     /// Forgets those that last appended before `oldest_ms`; returns how many.
     pub fn expire(&mut self, oldest_ms: i64) -> usize {
+        self.expire_unless(oldest_ms, |_| false)
+    }
+
+    /// As [`Producers::expire`], but `keep` decides that some stay.
+    pub fn expire_unless(&mut self, oldest_ms: i64, keep: impl Fn(i64) -> bool) -> usize {
         let before = self.0.len();
-        self.0.retain(|_, producer| producer.last_append_ms >= oldest_ms);
+        self.0.retain(|id, producer| producer.last_append_ms >= oldest_ms || keep(*id));
         before - self.0.len()
     }
 

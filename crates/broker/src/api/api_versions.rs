@@ -1,10 +1,16 @@
 //! ApiVersions: what this server speaks.
 
 use wire::messages::ApiVersionsRequest;
-use wire::messages::api_versions_response::{ApiVersion, ApiVersionsResponse};
-use wire::{ApiKey, ErrorCode};
+use wire::messages::api_versions_response::{
+    ApiVersion, ApiVersionsResponse, FinalizedFeatureKey, SupportedFeatureKey,
+};
+use wire::{ApiKey, ErrorCode, Text};
 
 use crate::broker::Broker;
+
+/// Features that clients look for (KIP-584), with their levels. `transaction.version` 2: a producer need not announce its
+/// partitions, and gets a new epoch with every transaction (KIP-890).
+const FEATURES: [(&str, i16); 1] = [("transaction.version", 2)];
 
 /// Answers ApiVersions; `request` is `None` when its version is not one that is known.
 pub fn answer(broker: &Broker, request: Option<&ApiVersionsRequest>) -> ApiVersionsResponse {
@@ -24,7 +30,24 @@ pub fn answer(broker: &Broker, request: Option<&ApiVersionsRequest>) -> ApiVersi
             })
         })
         .collect();
-    ApiVersionsResponse { error_code: error.code(), api_keys, ..ApiVersionsResponse::default() }
+    let feature = |(name, max): &(&'static str, i16)| SupportedFeatureKey {
+        name: Text::from_static(name),
+        min_version: 0,
+        max_version: *max,
+    };
+    let finalized = |(name, level): &(&'static str, i16)| FinalizedFeatureKey {
+        name: Text::from_static(name),
+        max_version_level: *level,
+        min_version_level: *level,
+    };
+    ApiVersionsResponse {
+        error_code: error.code(),
+        api_keys,
+        supported_features: FEATURES.iter().map(feature).collect(),
+        finalized_features_epoch: 0,
+        finalized_features: FEATURES.iter().map(finalized).collect(),
+        ..ApiVersionsResponse::default()
+    }
 }
 
 /// A client that names another cluster or node reached the wrong server (KIP-1242).

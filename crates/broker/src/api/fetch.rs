@@ -11,7 +11,9 @@ use model::Offset;
 use storage::{Batches, Log, ReadError, ReadRequest, ReadStep, Stretch};
 use tokio::time::Instant;
 use wire::messages::FetchRequest;
-use wire::messages::fetch_response::{FetchResponse, FetchableTopicResponse, PartitionData};
+use wire::messages::fetch_response::{
+    AbortedTransaction, FetchResponse, FetchableTopicResponse, PartitionData,
+};
 use wire::{ErrorCode, Records};
 
 use crate::broker::Broker;
@@ -251,8 +253,8 @@ async fn read_cold(slots: &mut Slots, mut cold: Vec<ColdLook>, limits: &Limits, 
     later.into_iter().for_each(|cold| looks.add(cold.look));
     for ColdLook { mut look, home, .. } in now {
         let Some(slot) = slots.slot(look.slot) else { continue };
-        let request = read_request(slot, &home, limits, looks.bytes);
-        look.put(slot, read_later(&home.log.log, request).await);
+        let request = read_request(slot, &home, &look.data, limits, looks.bytes);
+        look.put(slot, limits, read_later(&home.log.log, request).await);
         looks.add(look);
     }
 }
@@ -272,13 +274,13 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
         },
         bytes: 0,
     };
-    match home_of(slot, limits, &mut look.data) {
-        Ok(home) => match home.log.log.read(&read_request(slot, home, limits, taken)) {
+    match home_of(slot, &mut look.data) {
+        Ok(home) => match home.log.log.read(&read_request(slot, home, &look.data, limits, taken)) {
             Ok(ReadStep::Cold(stretch)) => {
                 return Looked::Cold(ColdLook { look, home: home.clone(), stretch });
             }
-            Ok(ReadStep::Ready(batches)) => look.put(slot, Ok(batches)),
-            Err(error) => look.put(slot, Err(error)),
+            Ok(ReadStep::Ready(batches)) => look.put(slot, limits, Ok(batches)),
+            Err(error) => look.put(slot, limits, Err(error)),
         },
         Err(failure) => look.data.error_code = failure.code.code(),
     }
@@ -286,7 +288,7 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
 }
 
 /// Where the slot's partition is kept, once its bounds are in `data`.
-fn home_of<'a>(slot: &'a Slot, limits: &Limits, data: &mut PartitionData) -> Result<&'a Home, Failure> {
+fn home_of<'a>(slot: &'a Slot, data: &mut PartitionData) -> Result<&'a Home, Failure> {
     let by_id = !slot.topic_id.is_nil();
     let missing = if by_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
     let partition = slot.partition.as_ref().filter(|partition| !partition.is_deleted()).ok_or(missing)?;
@@ -294,31 +296,48 @@ fn home_of<'a>(slot: &'a Slot, limits: &Limits, data: &mut PartitionData) -> Res
     let home = partition.home()?;
     let bounds = home.stream.bounds();
     data.high_watermark = bounds.committed.0;
-    data.last_stable_offset = bounds.committed.0;
+    data.last_stable_offset = partition.last_stable_offset(bounds.committed).0;
     data.log_start_offset = bounds.start.0;
-    if limits.read_committed {
-        data.aborted_transactions = Some(Vec::new());
-    }
     Ok(home)
 }
 
-fn read_request(slot: &Slot, home: &Home, limits: &Limits, taken: usize) -> ReadRequest {
+fn read_request(
+    slot: &Slot,
+    home: &Home,
+    data: &PartitionData,
+    limits: &Limits,
+    taken: usize,
+) -> ReadRequest {
+    let until = if limits.read_committed { data.last_stable_offset } else { i64::MAX };
     let own_max = usize::try_from(slot.bytes_max).unwrap_or(0);
     ReadRequest {
         stream: home.stream.clone(),
         from: Offset(slot.offset),
-        until: Offset(i64::MAX),
+        until: Offset(until),
         bytes_max: own_max.min(limits.bytes_max.saturating_sub(taken)),
         at_least_one: taken == 0,
     }
 }
 
+/// The aborted transactions with records from the slot's offset to `next`, where the batches end that were read.
+fn aborted(slot: &Slot, next: Option<Offset>) -> Vec<AbortedTransaction> {
+    let (Some(partition), Some(next)) = (&slot.partition, next) else { return Vec::new() };
+    let told = |transaction: crate::transactions::AbortedTransaction| AbortedTransaction {
+        producer_id: transaction.producer_id,
+        first_offset: transaction.first_offset.0,
+    };
+    partition.aborted_between(Offset(slot.offset), next).into_iter().map(told).collect()
+}
+
 impl Look {
-    fn put(&mut self, slot: &Slot, result: Result<Batches, ReadError>) {
+    fn put(&mut self, slot: &Slot, limits: &Limits, result: Result<Batches, ReadError>) {
         let data = &mut self.data;
         match result {
             Ok(batches) => {
                 self.bytes = batches.bytes;
+                if limits.read_committed {
+                    data.aborted_transactions = Some(aborted(slot, batches.next));
+                }
                 let mut records = Records::new();
                 batches.chunks.into_iter().for_each(|chunk| records.push(chunk));
                 data.records = Some(records);

@@ -1,4 +1,4 @@
-//! InitProducerId: an id for an idempotent producer (KIP-98). Ids are taken from the metadata store in blocks, so that
+//! InitProducerId: an id for an idempotent producer, and an epoch for a transactional one (KIP-98). Ids are taken from the metadata store in blocks, so that
 //! one is never given out twice, whatever crashes.
 
 use std::sync::Arc;
@@ -9,9 +9,13 @@ use wire::ErrorCode;
 use wire::messages::{InitProducerIdRequest, InitProducerIdResponse};
 
 use crate::broker::Broker;
+use crate::failure::transaction_code;
+use crate::transactions::TransactionError;
 
 /// Ids taken from the store at once.
 const BLOCK_IDS: i64 = 1000;
+/// The first version whose clients know PRODUCER_FENCED.
+const FENCED_FROM_VERSION: i16 = 4;
 const NEXT_BLOCK_KEY: &str = "next_producer_id";
 
 /// Hands out producer ids.
@@ -20,7 +24,7 @@ pub struct ProducerIds(Mutex<std::ops::Range<i64>>);
 
 impl ProducerIds {
     /// An id that was never given out. Blocks now and then.
-    fn take(&self, store: &Store) -> Result<i64, MetaError> {
+    pub fn take(&self, store: &Store) -> Result<i64, MetaError> {
         let mut block = self.0.lock();
         if block.is_empty() {
             let stored = store.find(NEXT_BLOCK_KEY)?;
@@ -36,16 +40,39 @@ impl ProducerIds {
 }
 
 /// Answers InitProducerId.
-pub async fn answer(broker: Arc<Broker>, request: InitProducerIdRequest) -> InitProducerIdResponse {
+pub async fn answer(
+    broker: Arc<Broker>,
+    request: InitProducerIdRequest,
+    version: i16,
+) -> InitProducerIdResponse {
     let refused = |error: ErrorCode| InitProducerIdResponse {
         error_code: error.code(),
         producer_id: -1,
         producer_epoch: -1,
         ..InitProducerIdResponse::default()
     };
-    if request.transactional_id.is_some() {
-        tracing::warn!("a transactional producer was refused: transactions are not supported yet");
-        return refused(ErrorCode::InvalidRequest);
+    if let Some(id) = request.transactional_id {
+        if id.is_empty() {
+            return refused(ErrorCode::InvalidRequest);
+        }
+        if broker.transactions_topic().await.is_err() {
+            return refused(ErrorCode::CoordinatorNotAvailable);
+        }
+        let expected = match (request.producer_id, request.producer_epoch) {
+            (-1, -1) => None,
+            (-1, _) | (_, -1) => return refused(ErrorCode::InvalidRequest),
+            expected => Some(expected),
+        };
+        let (id, timeout_ms) = (id.to_string(), request.transaction_timeout_ms);
+        return match broker.transactions.initialize(id, expected, timeout_ms).await {
+            Ok((producer_id, producer_epoch)) => {
+                InitProducerIdResponse { producer_id, producer_epoch, ..InitProducerIdResponse::default() }
+            }
+            Err(TransactionError::Fenced) if version < FENCED_FROM_VERSION => {
+                refused(ErrorCode::InvalidProducerEpoch)
+            }
+            Err(error) => refused(transaction_code(error)),
+        };
     }
     let taken = broker.blocking(|broker| broker.producer_ids.take(&broker.store)).await;
     match taken {

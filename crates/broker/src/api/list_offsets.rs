@@ -28,6 +28,8 @@ const EARLIEST_LOCAL: i64 = -4;
 /// Offsets in remote storage (KIP-1005, KIP-1023): there are none.
 const LATEST_TIERED: i64 = -5;
 const EARLIEST_PENDING_UPLOAD: i64 = -6;
+/// `isolation_level` of consumers that see no open or aborted transaction.
+const READ_COMMITTED: i8 = 1;
 /// The first version whose answer has a leader epoch (KIP-320).
 const LEADER_EPOCH_FROM_VERSION: i16 = 4;
 /// A batch may decompress to so many bytes when its records are searched for a time.
@@ -35,6 +37,7 @@ const SEARCH_BYTES_MAX: usize = 256 * 1024 * 1024;
 
 /// Answers ListOffsets.
 pub async fn answer(broker: Arc<Broker>, request: ListOffsetsRequest, version: i16) -> ListOffsetsResponse {
+    let stable = request.isolation_level == READ_COMMITTED;
     let mut topics = Vec::with_capacity(request.topics.len());
     for topic in request.topics {
         let found = broker.topics.find(&topic.name);
@@ -44,7 +47,7 @@ pub async fn answer(broker: Arc<Broker>, request: ListOffsetsRequest, version: i
             let result = match (partition, check_leader_epoch(asked.current_leader_epoch)) {
                 (None, _) => Err(ErrorCode::UnknownTopicOrPartition.into()),
                 (_, Err(error)) => Err(error.into()),
-                (Some(partition), Ok(())) => find(&broker, &partition, asked.timestamp).await,
+                (Some(partition), Ok(())) => find(&broker, &partition, asked.timestamp, stable).await,
             };
             let mut answer = ListOffsetsPartitionResponse {
                 partition_index: asked.partition_index,
@@ -72,15 +75,26 @@ pub async fn answer(broker: Arc<Broker>, request: ListOffsetsRequest, version: i
 
 type Place = Option<(Offset, Timestamp)>;
 
-async fn find(broker: &Arc<Broker>, partition: &Partition, timestamp: i64) -> Result<Place, Failure> {
+/// `stable`: only what a read_committed consumer may see.
+async fn find(
+    broker: &Arc<Broker>,
+    partition: &Partition,
+    timestamp: i64,
+    stable: bool,
+) -> Result<Place, Failure> {
     let home = partition.home()?;
     let bounds = home.stream.bounds();
+    let end = match stable {
+        true => partition.last_stable_offset(bounds.committed),
+        false => bounds.committed,
+    };
+    let visible = |place: Place| place.filter(|(offset, _)| *offset < end);
     match timestamp {
-        LATEST => Ok(Some((bounds.committed, Timestamp::NONE))),
+        LATEST => Ok(Some((end, Timestamp::NONE))),
         EARLIEST | EARLIEST_LOCAL => Ok(Some((bounds.start, Timestamp::NONE))),
         LATEST_TIERED | EARLIEST_PENDING_UPLOAD => Ok(None),
-        MAX_TIMESTAMP => search(broker, home, None).await,
-        0.. => search(broker, home, Some(Timestamp(timestamp))).await,
+        MAX_TIMESTAMP => search(broker, home, None).await.map(visible),
+        0.. => search(broker, home, Some(Timestamp(timestamp))).await.map(visible),
         _ => Err(ErrorCode::InvalidRequest.into()),
     }
 }

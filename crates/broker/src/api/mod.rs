@@ -12,6 +12,7 @@ pub mod list_offsets;
 pub mod metadata;
 pub mod offsets;
 pub mod produce;
+pub mod transactions;
 
 use std::ops::RangeInclusive;
 
@@ -49,7 +50,15 @@ pub fn advertised(api_key: ApiKey) -> Option<RangeInclusive<i16>> {
         | ApiKey::CreatePartitions
         | ApiKey::DeleteGroups
         | ApiKey::DescribeCluster
-        | ApiKey::OffsetDelete => schema,
+        | ApiKey::OffsetDelete
+        | ApiKey::AddPartitionsToTxn
+        | ApiKey::AddOffsetsToTxn
+        | ApiKey::EndTxn
+        | ApiKey::TxnOffsetCommit
+        | ApiKey::WriteTxnMarkers
+        | ApiKey::DescribeProducers
+        | ApiKey::DescribeTransactions
+        | ApiKey::ListTransactions => schema,
         _ => return None,
     })
 }

@@ -24,6 +24,7 @@ use crate::groups::{CommitRequest, Group, GroupError, OffsetCommit, OffsetKey, S
 
 /// Kinds of coordinators.
 const GROUP: i8 = 0;
+const TRANSACTION: i8 = 1;
 /// The first versions that name topics by id, and that ask for several groups.
 const IDS_FROM_VERSION: i16 = 10;
 const GROUPS_FROM_VERSION: i16 = 8;
@@ -35,14 +36,20 @@ pub async fn find_coordinator(
     request: FindCoordinatorRequest,
     version: i16,
 ) -> FindCoordinatorResponse {
-    let ready = broker.offsets_topic().await.is_ok();
+    let ready = match request.key_type {
+        TRANSACTION => broker.transactions_topic().await.is_ok(),
+        _ => broker.offsets_topic().await.is_ok(),
+    };
     let find = |key: &Text| {
-        let error = if request.key_type != GROUP {
-            ErrorCode::InvalidRequest
-        } else if !ready || !broker.coordinator.serves(key) {
-            ErrorCode::CoordinatorNotAvailable
-        } else {
-            ErrorCode::None
+        let serves = match request.key_type {
+            GROUP => Some(broker.coordinator.serves(key)),
+            TRANSACTION => Some(broker.transactions.serves(key)),
+            _ => None,
+        };
+        let error = match serves {
+            None => ErrorCode::InvalidRequest,
+            Some(true) if ready => ErrorCode::None,
+            Some(_) => ErrorCode::CoordinatorNotAvailable,
         };
         let found = error == ErrorCode::None;
         Coordinator {
@@ -74,7 +81,7 @@ pub async fn find_coordinator(
 }
 
 /// The name of a topic that a request names by name or, in newer versions, by id.
-fn name_of(broker: &Broker, name: &Text, id: Uuid, by_id: bool) -> Result<String, ErrorCode> {
+pub fn name_of(broker: &Broker, name: &Text, id: Uuid, by_id: bool) -> Result<String, ErrorCode> {
     if !by_id {
         return Ok(name.to_string());
     }
@@ -158,7 +165,7 @@ async fn commit_offsets(
         retention_ms: Some(request.retention_time_ms).filter(|ms| *ms >= 0),
         offsets,
     };
-    broker.coordinator.commit(&entry, commit).await.map_err(group_code)
+    broker.coordinator.commit(&entry, commit, None).await.map_err(group_code)
 }
 
 /// What OffsetFetch says of one partition.

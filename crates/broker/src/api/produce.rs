@@ -3,6 +3,7 @@
 //! One completion serves a whole request; where it fails, each partition is answered by the state of its own log. Everything up to the place in the log happens in [`begin`], in the order of
 //! the connection's requests; the answer is awaited apart, so that several requests share a group commit.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,16 +19,23 @@ use wire::messages::produce_response::{PartitionProduceResponse, ProduceResponse
 use wire::records::{RecordError, records};
 use wire::{ErrorCode, Records};
 
+use crate::api::transactions::BUMPING;
 use crate::broker::Broker;
 use crate::compaction::filter::DECOMPRESSED_BYTES_MAX;
-use crate::failure::Failure;
+use crate::failure::{Failure, transaction_code};
 use crate::logs::OpenLog;
-use crate::partition::{Appended, Checked, Home, Partition};
+use crate::partition::{Appended, Checked, Home, Order, Partition};
 use crate::topic_config::TopicConfig;
 use crate::topics::Topic;
+use crate::transactions::{Check, TransactionError, TransactionIndex};
 
 /// The first version whose clients know zstd (KIP-110).
 const ZSTD_FROM_VERSION: i16 = 7;
+/// The first versions that name topics by id, whose clients know TRANSACTION_ABORTABLE, and that add the partitions to
+/// the transaction (KIP-890).
+const IDS_FROM_VERSION: i16 = 13;
+const ABORTABLE_FROM_VERSION: i16 = 11;
+const ADDS_FROM_VERSION: i16 = 12;
 /// Bytes of the smallest record: its length, attributes, two deltas, two lengths and the count of headers.
 const RECORD_BYTES_MIN: usize = 7;
 /// How long an append waits for the preparer to make room before it is refused.
@@ -96,10 +104,7 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
         0 => Ok(None),
         _ => Err(Failure::new(ErrorCode::InvalidRequiredAcks)),
     };
-    let durability = match request.transactional_id {
-        Some(_) => Err(Failure::because(ErrorCode::InvalidRequest, "transactions are not supported yet")),
-        None => durability,
-    };
+    let transactions = Transactions::begin(broker, &request, version).await;
     let (sender, receiver) = oneshot::channel();
     let tally = Arc::new(Tally {
         left: AtomicUsize::new(1),
@@ -112,7 +117,7 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
     let mut parts = Vec::new();
     for (at_topic, data) in request.topic_data.into_iter().enumerate() {
         let TopicProduceData { name, topic_id, partition_data } = data;
-        let by_id = version >= 13;
+        let by_id = version >= IDS_FROM_VERSION;
         let topic = if by_id { broker.topics.find_id(&topic_id) } else { broker.topics.find(&name) };
         let missing = if by_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
         let mut answers = Vec::with_capacity(partition_data.len());
@@ -122,7 +127,8 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
                 (Err(failure), _) => Err(failure.clone()),
                 (_, None) => Err(missing.into()),
                 (Ok(durability), Some(topic)) => {
-                    append(broker, topic, data, *durability, version, &tally).await
+                    let transaction = transactions.of(at_topic, at);
+                    append(broker, topic, data, *durability, version, &tally, transaction).await
                 }
             };
             let mut answer = PartitionProduceResponse {
@@ -212,6 +218,7 @@ async fn append(
     durability: Option<Durability>,
     version: i16,
     tally: &Arc<Tally>,
+    transaction: Option<Result<Option<Check>, Failure>>,
 ) -> Result<(Arc<Partition>, Home, Appended, Option<Timestamp>), Failure> {
     let partition = topic.partition(data.index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     if topic.is_internal() {
@@ -220,6 +227,12 @@ async fn append(
     let home = partition.home()?.clone();
     let now_ms = broker.now_ms();
     let batch = check(data.records, &topic.config(), version, now_ms)?;
+    let (mut check, mut index_room) = (None, None);
+    if batch.header.is_transactional() {
+        // Without a transactional id it is nobody's transaction.
+        check = transaction.ok_or(ErrorCode::TransactionalIdAuthorizationFailed)??;
+        index_room = Some(admit(&home.log, TransactionIndex::RECORD_BYTES).await?);
+    }
     let admission = admit(&home.log, batch.bytes.len()).await?;
     if partition.is_deleted() {
         return Err(ErrorCode::UnknownTopicOrPartition.into());
@@ -231,11 +244,86 @@ async fn append(
     });
     let waits = done.is_some();
     let durability = durability.unwrap_or(Durability::Written);
-    let appended = partition.append(&home, batch, admission, durability, done, now_ms);
+    let order = Order { admission, index_room, check, durability, done, now_ms };
+    let appended = partition.append(&home, batch, order);
     if waits && !matches!(appended, Ok(Appended::New { .. })) {
         tally.finish_one();
     }
     Ok((partition, home, appended?, log_append_time))
+}
+
+/// What the coordinator said of a request's transactional batches, by their places in the request.
+#[derive(Default)]
+struct Transactions {
+    /// Whether the request names a transactional id.
+    named: bool,
+    checks: HashMap<(usize, usize), Result<Check, Failure>>,
+}
+
+impl Transactions {
+    /// Asks the coordinator about every transactional batch whose transaction is not open in its partition yet: clients
+    /// that announce their partitions must have done so; for the others that is done here, once for the whole request
+    /// (KIP-890).
+    async fn begin(broker: &Arc<Broker>, request: &ProduceRequest, version: i16) -> Transactions {
+        let Some(id) = &request.transactional_id else { return Transactions::default() };
+        let mut asked = Vec::new();
+        for (at_topic, data) in request.topic_data.iter().enumerate() {
+            let by_id = version >= IDS_FROM_VERSION;
+            let topic =
+                if by_id { broker.topics.find_id(&data.topic_id) } else { broker.topics.find(&data.name) };
+            let Some(topic) = topic else { continue };
+            for (at, data) in data.partition_data.iter().enumerate() {
+                let header =
+                    data.records.as_ref().map(|records| BatchHeader::parse_header(&records.to_bytes()));
+                let Some((partition, Ok(header))) = topic.partition(data.index).zip(header) else { continue };
+                if !header.is_transactional() || !header.is_idempotent() {
+                    continue;
+                }
+                if let Some(check) = partition.begin_check(header.producer_id) {
+                    let producer = (header.producer_id, header.producer_epoch);
+                    asked.push(((at_topic, at), producer, (topic.name.to_string(), data.index), check));
+                }
+            }
+        }
+        let mut checks = HashMap::new();
+        if version >= ADDS_FROM_VERSION {
+            while let Some((_, producer, ..)) = asked.first() {
+                // A client has one producer; whoever sends several is asked about one after the other.
+                let producer = *producer;
+                let (of, rest): (Vec<_>, Vec<_>) = asked.into_iter().partition(|ask| ask.1 == producer);
+                asked = rest;
+                let partitions = of.iter().map(|(_, _, partition, _)| partition.clone()).collect();
+                let added = broker.transactions.add(id, producer, partitions, BUMPING).await;
+                let added = added.map_err(|error| refusal(error, version));
+                checks.extend(of.into_iter().map(|(at, .., check)| (at, added.clone().map(|()| check))));
+            }
+        } else {
+            for (at, producer, partition, check) in asked {
+                let verified = broker.transactions.verify(id, producer, &partition).await;
+                checks.insert(at, verified.map(|()| check).map_err(|error| refusal(error, version)));
+            }
+        }
+        Transactions { named: true, checks }
+    }
+
+    /// Of the batch at this place: `None` without a transactional id, and no check where none is needed.
+    fn of(&self, topic: usize, at: usize) -> Option<Result<Option<Check>, Failure>> {
+        self.named.then(|| self.checks.get(&(topic, at)).cloned().transpose())
+    }
+}
+
+/// What Kafka tells a producer whose transaction does not have the partition.
+fn refusal(error: TransactionError, version: i16) -> Failure {
+    let message = error.to_string();
+    let code = match error {
+        TransactionError::Fenced => ErrorCode::InvalidProducerEpoch,
+        TransactionError::NotInTransaction if version < ABORTABLE_FROM_VERSION => ErrorCode::InvalidTxnState,
+        // These clients try again, and only then (KIP-890).
+        TransactionError::Concurrent if version < ADDS_FROM_VERSION => ErrorCode::NotEnoughReplicas,
+        TransactionError::NotAvailable => ErrorCode::NotEnoughReplicas,
+        error => transaction_code(error),
+    };
+    Failure::because(code, message)
 }
 
 /// Waits for room in a log.
@@ -298,8 +386,11 @@ fn check(
     if header.compression() == Compression::None && least > header.total_bytes - batch::HEADER_BYTES {
         return Err(invalid("the batch is too small for the records it claims"));
     }
-    if header.is_control() || header.is_transactional() {
-        return Err(invalid("Clients are not allowed to write control records or, yet, transactions"));
+    if header.is_control() {
+        return Err(invalid("Clients are not allowed to write control records"));
+    }
+    if header.is_transactional() && !header.is_idempotent() {
+        return Err(invalid("a transactional batch needs a producer id"));
     }
     if header.is_idempotent() && (header.base_sequence < 0 || header.producer_epoch < 0) {
         return Err(invalid("an idempotent batch needs a sequence and an epoch"));

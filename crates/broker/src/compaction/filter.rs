@@ -14,20 +14,10 @@ use storage::{Producers, Rewriter, Rewritten};
 use wire::records::{BatchBuilder, RecordView, TransactionResult, marker_of, records};
 
 use super::keys::Keys;
+use crate::transactions::AbortedTransaction;
 
 /// What one batch may decompress to: a hostile one must not take all memory.
 pub const DECOMPRESSED_BYTES_MAX: usize = 128 * 1024 * 1024;
-
-/// A transaction that was aborted, as the broker knows of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct AbortedTransaction {
-    /// Its producer.
-    pub producer_id: i64,
-    /// Offset of its first record.
-    pub first_offset: Offset,
-    /// Offset of its marker.
-    pub last_offset: Offset,
-}
 
 /// Follows the transactions of a partition from its start on.
 #[derive(Debug, Default)]

@@ -23,6 +23,7 @@ use self::keys::Keys;
 use crate::broker::Broker;
 use crate::partition::Partition;
 use crate::topic_config::{CompactionConfig, TopicConfig};
+use crate::topics::OFFSETS_TOPIC;
 
 /// Bytes read at once while keys are gathered.
 const READ_BYTES: usize = 1024 * 1024;
@@ -69,7 +70,10 @@ impl Compactor {
         let mut due = Vec::new();
         for topic in broker.topics.all() {
             let config = topic.config();
-            let Some(rules) = config.compaction.as_ref().filter(|_| !topic.is_internal()) else { continue };
+            let Some(rules) = config.compaction.as_ref().filter(|_| topic.name.as_str() != OFFSETS_TOPIC)
+            else {
+                continue;
+            };
             for partition in topic.partitions().iter() {
                 let Ok(home) = partition.home() else { continue };
                 if !Arc::ptr_eq(&home.log.log, log) || self.failed.lock().contains_key(&home.stream.id()) {
@@ -144,7 +148,7 @@ fn look(
     now_ms: i64,
 ) -> Result<Option<Due>, ReadError> {
     let (bounds, clean_until) = (stream.bounds(), stream.compacted());
-    let mut until = bounds.committed;
+    let mut until = partition.last_stable_offset(bounds.committed);
     if rules.min_lag_ms > 0
         && let Some(young) =
             log.first_at_or_after(stream, Timestamp(now_ms.saturating_sub(rules.min_lag_ms) + 1))?
@@ -184,8 +188,7 @@ fn prepare(log: &Log, due: &Due, dedupe_bytes: usize, now_ms: i64) -> Result<Com
     let filter = Filter {
         keys,
         known_until: until,
-        // Transactions are refused so far, so there are none that were aborted.
-        transactions: Transactions::new(Vec::new()),
+        transactions: Transactions::new(due.partition.aborted_between(Offset::ZERO, until)),
         producers: stream.producers(),
         now_ms,
         delete_retention_ms: due.config.delete_retention_ms,

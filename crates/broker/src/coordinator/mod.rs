@@ -4,35 +4,42 @@
 //! One lock per group. Records are put into the log's queue under it, so that the order in the log is the order in the
 //! group; what follows when they are durable runs as a task of its own, never on the writer's thread.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+mod load;
+
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use model::{BatchHeader, Compression, Offset, Timestamp};
+use model::Offset;
 use parking_lot::Mutex;
-use storage::{AppendError, Completion, Durability, ReadRequest};
+use storage::{AppendError, Completion, Durability};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use wire::records::{self, BatchBuilder};
 
+use self::load::{Loaded, load_partition};
 use crate::broker::Broker;
 use crate::groups::{
-    Action, CommittedOffset, Group, GroupConfig, GroupError, GroupRecord, GroupSnapshot, JoinReply,
-    JoinRequest, Now, OffsetKey, PersistId, ReplyToken, SyncRequest, Synced, decode_record, encode_group,
-    encode_group_key, encode_offset, encode_offset_key, partition_for,
+    Action, CommittedOffset, Group, GroupConfig, GroupError, GroupSnapshot, JoinReply, JoinRequest, Now,
+    OffsetKey, PersistId, ReplyToken, SyncRequest, Synced, encode_group, encode_group_key, encode_offset,
+    encode_offset_key, partition_for,
 };
+use crate::internal::{InternalRecord, batch_of};
 use crate::logs::Logs;
-use crate::partition::{Appended, Checked, Home, Partition};
+use crate::partition::{Appended, Order, Partition};
 use crate::topics::{OFFSETS_TOPIC, Topics};
+use crate::transactions::{Check, TransactionIndex};
 
-/// A record of `__consumer_offsets`; a `None` value is a tombstone.
-pub type GroupRecordBytes = (Bytes, Option<Bytes>);
+/// The producer of a TxnOffsetCommit, and that its transaction has the partition of `__consumer_offsets`.
+#[derive(Clone, Copy, Debug)]
+pub struct Transactional {
+    /// Its id.
+    pub producer_id: i64,
+    /// Its epoch.
+    pub epoch: i16,
+    /// `None` when the transaction is open there already.
+    pub check: Option<Check>,
+}
 
-/// Bytes that one batch of group records may decompress to.
-const RECORDS_BYTES_MAX: usize = 256 * 1024 * 1024;
-/// Bytes read at once when groups are loaded.
-const LOAD_READ_BYTES: usize = 1024 * 1024;
 /// A partition of `__consumer_offsets` is rewritten once it has so many records and ...
 const REWRITE_RECORDS_MIN: i64 = 10_000;
 /// ... so many times more than there are live ones.
@@ -53,6 +60,16 @@ struct State {
     records_in_flight: usize,
     /// The group's last durable record.
     stored: Option<GroupSnapshot>,
+    /// Offset commits of producers whose records are in the log's queue.
+    transactional: HashMap<i64, InFlight>,
+}
+
+/// Offset commits of one producer that are on their way.
+#[derive(Default)]
+struct InFlight {
+    commits: usize,
+    /// How their transaction ended meanwhile: in the log its marker stands behind them.
+    ended: Option<bool>,
 }
 
 /// One group.
@@ -136,7 +153,7 @@ impl Coordinator {
                         }
                     }
                 }
-                None if loaded.offsets.is_empty() => continue,
+                None if loaded.offsets.is_empty() && loaded.uncommitted.is_empty() => continue,
                 None => Group::new(id.clone(), self.config.clone(), now),
             };
             let entry = self.insert(id, group);
@@ -144,6 +161,11 @@ impl Coordinator {
             state.stored = loaded.snapshot;
             for (key, (value, position)) in loaded.offsets {
                 state.group.restore_offset(key, value, position, None);
+            }
+            for (producer_id, offsets) in loaded.uncommitted {
+                for (key, (value, position)) in offsets {
+                    state.group.restore_offset(key, value, position, Some(producer_id));
+                }
             }
             self.arm(&entry, &mut state);
         }
@@ -158,6 +180,7 @@ impl Coordinator {
             armed: None,
             records_in_flight: 0,
             stored: None,
+            transactional: HashMap::new(),
         };
         let entry = Arc::new(Entry { id: id.clone(), state: Mutex::new(state) });
         self.groups.lock().entry(id).or_insert(entry).clone()
@@ -262,6 +285,7 @@ impl Coordinator {
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         request: crate::groups::CommitRequest,
+        transactional: Option<Transactional>,
     ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
         let receiver = {
             let mut state = entry.state.lock();
@@ -282,7 +306,10 @@ impl Coordinator {
                 }
             };
             let (sender, receiver) = oneshot::channel();
-            self.append_then(entry, &mut state, records, move |state, position| {
+            if let Some(Transactional { producer_id, .. }) = transactional {
+                state.transactional.entry(producer_id).or_default().commits += 1;
+            }
+            self.append_transactional(entry, &mut state, records, transactional, move |state, position| {
                 let outcome = match position {
                     Some(position) => {
                         state.group.apply_commit(prepared, position.0);
@@ -293,6 +320,9 @@ impl Coordinator {
                         Err(GroupError::CoordinatorNotAvailable)
                     }
                 };
+                if let Some(Transactional { producer_id, .. }) = transactional {
+                    state.landed(producer_id);
+                }
                 // A client that went away no longer waits for it.
                 let _ = sender.send(outcome);
                 Vec::new()
@@ -300,6 +330,26 @@ impl Coordinator {
             receiver
         };
         receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
+    }
+
+    /// A producer's transaction has ended in a partition of `__consumer_offsets`: its groups' offsets count, or never do.
+    pub fn end_transaction(&self, partition: i32, producer_id: i64, committed: bool) {
+        for entry in self.all() {
+            let here = self.partition_of(&entry.id).is_some_and(|(_, of)| of.index == partition);
+            let mut state = entry.state.lock();
+            if !here {
+                continue;
+            }
+            match state.transactional.get_mut(&producer_id) {
+                Some(in_flight) => in_flight.ended = Some(committed),
+                None => state.group.end_transaction(producer_id, committed),
+            }
+        }
+    }
+
+    /// The partition of `__consumer_offsets` of group `id`, for a transaction that is to have it.
+    pub fn offsets_partition(&self, id: &str) -> Option<Arc<Partition>> {
+        self.partition_of(id).map(|(_, partition)| partition)
     }
 
     /// OffsetDelete: a result for each key.
@@ -407,6 +457,10 @@ impl Coordinator {
         let live: usize = entries.iter().map(|entry| 1 + entry.state.lock().group.offsets().count()).sum();
         let live = i64::try_from(live).unwrap_or(i64::MAX);
         let records = bounds.committed - bounds.start;
+        // Offsets of an open transaction, and its marker, are of one piece.
+        if partition.has_open_transactions() {
+            return;
+        }
         if records < REWRITE_RECORDS_MIN || records / REWRITE_FACTOR < live {
             return;
         }
@@ -441,7 +495,7 @@ impl Coordinator {
                     }
                 }))),
             };
-            if append_records(&broker, partition, &batch, Arc::new(done)).is_none() {
+            if append_records(&broker, partition, &batch, None, Arc::new(done)).is_none() {
                 return;
             }
         }
@@ -506,7 +560,18 @@ impl Coordinator {
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         state: &mut State,
-        records: Vec<GroupRecordBytes>,
+        records: Vec<InternalRecord>,
+        then: impl FnOnce(&mut State, Option<Offset>) -> Vec<Action> + Send + 'static,
+    ) {
+        self.append_transactional(entry, state, records, None, then);
+    }
+
+    fn append_transactional(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        records: Vec<InternalRecord>,
+        transactional: Option<Transactional>,
         then: impl FnOnce(&mut State, Option<Offset>) -> Vec<Action> + Send + 'static,
     ) {
         state.records_in_flight += 1;
@@ -521,10 +586,10 @@ impl Coordinator {
         };
         let done =
             Arc::new(RecordsDone { runtime: self.runtime.clone(), then: Mutex::new(Some(Box::new(finish))) });
-        let appended = self
-            .partition_of(&entry.id)
-            .filter(|_| !records.is_empty())
-            .and_then(|(broker, partition)| append_records(&broker, &partition, &records, done.clone()));
+        let appended =
+            self.partition_of(&entry.id).filter(|_| !records.is_empty()).and_then(|(broker, partition)| {
+                append_records(&broker, &partition, &records, transactional, done.clone())
+            });
         match appended {
             Some(offset) => *position.lock() = Some(offset),
             None => done.complete(Err(AppendError::Closed)),
@@ -567,6 +632,19 @@ impl Entry {
 }
 
 impl State {
+    /// One of a producer's commits is applied, or never will be.
+    fn landed(&mut self, producer_id: i64) {
+        let Some(in_flight) = self.transactional.get_mut(&producer_id) else { return };
+        in_flight.commits -= 1;
+        if in_flight.commits == 0 {
+            let ended = in_flight.ended;
+            self.transactional.remove(&producer_id);
+            if let Some(committed) = ended {
+                self.group.end_transaction(producer_id, committed);
+            }
+        }
+    }
+
     fn token(&mut self, waiter: Waiter) -> ReplyToken {
         self.next_token += 1;
         let token = ReplyToken(self.next_token);
@@ -575,7 +653,7 @@ impl State {
     }
 }
 
-fn tombstones(group: &str, keys: &[OffsetKey], whole: bool) -> Result<Vec<GroupRecordBytes>, GroupError> {
+fn tombstones(group: &str, keys: &[OffsetKey], whole: bool) -> Result<Vec<InternalRecord>, GroupError> {
     let mut records = Vec::with_capacity(keys.len() + 1);
     for key in keys {
         records.push((encode_offset_key(group, key).map_err(|_| GroupError::UnknownServer)?, None));
@@ -586,7 +664,7 @@ fn tombstones(group: &str, keys: &[OffsetKey], whole: bool) -> Result<Vec<GroupR
     Ok(records)
 }
 
-fn snapshot_records(id: &str, state: &State) -> Result<Vec<GroupRecordBytes>, crate::groups::RecordError> {
+fn snapshot_records(id: &str, state: &State) -> Result<Vec<InternalRecord>, crate::groups::RecordError> {
     let mut records = Vec::new();
     if let Some(snapshot) = &state.stored {
         records.push((encode_group_key(id)?, Some(encode_group(snapshot)?)));
@@ -601,92 +679,30 @@ fn snapshot_records(id: &str, state: &State) -> Result<Vec<GroupRecordBytes>, cr
 fn append_records(
     broker: &Broker,
     partition: &Partition,
-    records: &[GroupRecordBytes],
+    records: &[InternalRecord],
+    transactional: Option<Transactional>,
     done: Arc<dyn Completion>,
 ) -> Option<Offset> {
     let home = partition.home().ok()?;
     let now_ms = broker.now_ms();
-    let mut builder = BatchBuilder::new(Compression::None);
-    for (key, value) in records {
-        builder.push(Timestamp(now_ms), Some(key), value.as_deref());
-    }
-    let bytes = builder.finish();
-    let header = BatchHeader::parse(&bytes).expect("the batch was just built");
-    let admission = match home.log.log.admit(bytes.len()) {
-        Ok(admission) => admission,
-        Err(error) => {
-            tracing::warn!(%error, "a group's records cannot be written");
-            return None;
-        }
+    let batch = batch_of(records, now_ms, transactional.map(|of| (of.producer_id, of.epoch)));
+    let admit = |bytes: usize| {
+        let admitted = home.log.log.admit(bytes);
+        admitted.map_err(|error| tracing::warn!(%error, "a group's records cannot be written")).ok()
     };
-    let batch = Checked { header, bytes, append_time: None };
-    match partition.append(home, batch, admission, Durability::Synced, Some(done), now_ms) {
+    let admission = admit(batch.bytes.len())?;
+    let mut order = Order::plain(admission, Durability::Synced, Some(done), now_ms);
+    if let Some(of) = transactional {
+        order.index_room = Some(admit(TransactionIndex::RECORD_BYTES)?);
+        order.check = of.check;
+    }
+    match partition.append(home, batch, order) {
         Ok(Appended::New { base_offset }) => Some(base_offset),
-        other => unreachable!("a batch without a producer is always new: {other:?}"),
-    }
-}
-
-/// What the records of a group say.
-#[derive(Default)]
-struct Loaded {
-    snapshot: Option<GroupSnapshot>,
-    offsets: BTreeMap<OffsetKey, (CommittedOffset, i64)>,
-}
-
-fn load_partition(
-    partition: &Partition,
-    home: &Home,
-    found: &mut HashMap<String, Loaded>,
-) -> Result<(), storage::ReadError> {
-    let mut from = home.stream.bounds().start;
-    loop {
-        let request = ReadRequest {
-            stream: home.stream.clone(),
-            from,
-            until: Offset(i64::MAX),
-            bytes_max: LOAD_READ_BYTES,
-            at_least_one: true,
-        };
-        let batches = home.log.log.read_blocking(&request)?;
-        let Some(next) = batches.next else { return Ok(()) };
-        let mut bytes = Bytes::from(batches.chunks.concat());
-        while !bytes.is_empty() {
-            match records::records(&bytes, RECORDS_BYTES_MAX) {
-                Ok((header, records)) => {
-                    let _ = bytes.split_to(header.total_bytes);
-                    for record in records {
-                        match record {
-                            Ok(record) => take_in(found, &header, &record),
-                            Err(error) => {
-                                tracing::error!(%error, partition = partition.index, "a group record cannot be read")
-                            }
-                        }
-                    }
-                }
-                Err(error) => {
-                    tracing::error!(%error, partition = partition.index, "a batch of group records cannot be read");
-                    break;
-                }
-            }
+        Ok(Appended::Duplicate { .. }) => unreachable!("a batch without a sequence is always new"),
+        Err(error) => {
+            // Its transaction ended, or its producer was fenced, since it was checked.
+            tracing::debug!(%error, "an offset commit of a transaction came too late");
+            None
         }
-        from = next;
-    }
-}
-
-fn take_in(found: &mut HashMap<String, Loaded>, header: &BatchHeader, record: &records::RecordView) {
-    let position = header.base_offset.0 + i64::from(record.offset_delta);
-    let Some(key) = &record.key else { return };
-    match decode_record(key, record.value.as_deref()) {
-        Ok(GroupRecord::Offset { group, key, value: Some(value) }) => {
-            found.entry(group).or_default().offsets.insert(key, (value, position));
-        }
-        Ok(GroupRecord::Offset { group, key, value: None }) => {
-            found.entry(group).or_default().offsets.remove(&key);
-        }
-        Ok(GroupRecord::Group { group, value }) => found.entry(group).or_default().snapshot = value,
-        Ok(GroupRecord::Unknown { version }) => {
-            tracing::debug!(version, "a group record of an unknown kind was skipped")
-        }
-        Err(error) => tracing::error!(%error, "a group record cannot be decoded"),
     }
 }

@@ -1,0 +1,457 @@
+//! The transaction APIs (KIP-98, KIP-664, KIP-890): what a transactional producer asks, what tells of transactions, and
+//! the markers that end a hanging one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use storage::Durability;
+use tokio::sync::oneshot;
+use wire::messages as m;
+use wire::messages::add_partitions_to_txn_response::{
+    AddPartitionsToTxnPartitionResult, AddPartitionsToTxnResponse, AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopicResult,
+};
+use wire::messages::describe_producers_response as dp;
+use wire::messages::describe_transactions_response as dt;
+use wire::messages::txn_offset_commit_response::{
+    TxnOffsetCommitResponse, TxnOffsetCommitResponsePartition, TxnOffsetCommitResponseTopic,
+};
+use wire::messages::write_txn_markers_response as wm;
+use wire::records::TransactionResult;
+use wire::{ErrorCode, Text};
+
+use crate::api::offsets::name_of;
+use crate::api::produce::admit;
+use crate::broker::Broker;
+use crate::coordinator::Transactional;
+use crate::failure::{Failure, group_code, transaction_code};
+use crate::groups::{CommitRequest, GroupError, OffsetCommit, OffsetKey};
+use crate::internal::Told;
+use crate::partition::{MARKER_BYTES, Order, Partition};
+use crate::topics::OFFSETS_TOPIC;
+use crate::transactions::{End, Status, TopicPartition, TransactionError, TransactionIndex};
+
+/// The first versions whose clients know PRODUCER_FENCED; older ones are told INVALID_PRODUCER_EPOCH.
+const FENCED_FROM_VERSION: i16 = 2;
+/// The first version of AddPartitionsToTxn for several transactions, which only servers send.
+const BATCHED_FROM_VERSION: i16 = 4;
+/// The first versions of clients that bump the epoch with every transaction (KIP-890).
+const END_BUMPS_FROM_VERSION: i16 = 5;
+const COMMIT_ADDS_FROM_VERSION: i16 = 5;
+const COMMIT_IDS_FROM_VERSION: i16 = 6;
+/// `transaction.version` of those clients, and of the others.
+pub const BUMPING: i16 = 2;
+const NOT_BUMPING: i16 = 1;
+
+fn code(error: TransactionError, version: i16) -> ErrorCode {
+    match error {
+        TransactionError::Fenced if version < FENCED_FROM_VERSION => ErrorCode::InvalidProducerEpoch,
+        error => transaction_code(error),
+    }
+}
+
+/// Answers AddPartitionsToTxn.
+pub async fn add_partitions(
+    broker: Arc<Broker>,
+    request: m::AddPartitionsToTxnRequest,
+    version: i16,
+) -> AddPartitionsToTxnResponse {
+    if version < BATCHED_FROM_VERSION {
+        let one = m::add_partitions_to_txn_request::AddPartitionsToTxnTransaction {
+            transactional_id: request.v3_and_below_transactional_id,
+            producer_id: request.v3_and_below_producer_id,
+            producer_epoch: request.v3_and_below_producer_epoch,
+            verify_only: false,
+            topics: request.v3_and_below_topics,
+        };
+        let results_by_topic_v3_and_below = add_one(&broker, one, version).await;
+        return AddPartitionsToTxnResponse {
+            results_by_topic_v3_and_below,
+            ..AddPartitionsToTxnResponse::default()
+        };
+    }
+    let mut results = Vec::with_capacity(request.transactions.len());
+    for one in request.transactions {
+        let transactional_id = one.transactional_id.clone();
+        let topic_results = add_one(&broker, one, version).await;
+        results.push(AddPartitionsToTxnResult { transactional_id, topic_results });
+    }
+    AddPartitionsToTxnResponse { results_by_transaction: results, ..AddPartitionsToTxnResponse::default() }
+}
+
+async fn add_one(
+    broker: &Arc<Broker>,
+    asked: m::add_partitions_to_txn_request::AddPartitionsToTxnTransaction,
+    version: i16,
+) -> Vec<AddPartitionsToTxnTopicResult> {
+    let exists = |topic: &Text, index: i32| {
+        broker.topics.find(topic).is_some_and(|topic| topic.partition(index).is_some())
+    };
+    let all: Vec<(Text, i32)> = asked
+        .topics
+        .iter()
+        .flat_map(|topic| topic.partitions.iter().map(|index| (topic.name.clone(), *index)))
+        .collect();
+    let producer = (asked.producer_id, asked.producer_epoch);
+    let mut outcomes: Vec<ErrorCode> = Vec::with_capacity(all.len());
+    if asked.verify_only {
+        for (topic, index) in &all {
+            let of = (topic.to_string(), *index);
+            let verified = broker.transactions.verify(&asked.transactional_id, producer, &of).await;
+            outcomes.push(verified.map_or_else(|error| code(error, version), |()| ErrorCode::None));
+        }
+    } else if all.iter().all(|(topic, index)| exists(topic, *index)) {
+        let partitions: Vec<TopicPartition> =
+            all.iter().map(|(topic, index)| (topic.to_string(), *index)).collect();
+        let added = broker.transactions.add(&asked.transactional_id, producer, partitions, NOT_BUMPING).await;
+        let error = added.map_or_else(|error| code(error, version), |()| ErrorCode::None);
+        outcomes = vec![error; all.len()];
+    } else {
+        outcomes.extend(all.iter().map(|(topic, index)| match exists(topic, *index) {
+            true => ErrorCode::OperationNotAttempted,
+            false => ErrorCode::UnknownTopicOrPartition,
+        }));
+    }
+    let mut outcomes = outcomes.into_iter();
+    let topic = |topic: m::add_partitions_to_txn_request::AddPartitionsToTxnTopic| {
+        let partition = |partition_index: i32| AddPartitionsToTxnPartitionResult {
+            partition_index,
+            partition_error_code: outcomes.next().expect("there is one for each partition").code(),
+        };
+        AddPartitionsToTxnTopicResult {
+            name: topic.name,
+            results_by_partition: topic.partitions.into_iter().map(partition).collect(),
+        }
+    };
+    asked.topics.into_iter().map(topic).collect()
+}
+
+/// Answers AddOffsetsToTxn.
+pub async fn add_offsets(
+    broker: Arc<Broker>,
+    request: m::AddOffsetsToTxnRequest,
+    version: i16,
+) -> m::AddOffsetsToTxnResponse {
+    let refused = |error: ErrorCode| m::AddOffsetsToTxnResponse {
+        error_code: error.code(),
+        ..m::AddOffsetsToTxnResponse::default()
+    };
+    if request.group_id.is_empty() {
+        return refused(ErrorCode::InvalidGroupId);
+    }
+    if broker.offsets_topic().await.is_err() {
+        return refused(ErrorCode::CoordinatorNotAvailable);
+    }
+    let Some(partition) = broker.coordinator.offsets_partition(&request.group_id) else {
+        return refused(ErrorCode::CoordinatorNotAvailable);
+    };
+    let producer = (request.producer_id, request.producer_epoch);
+    let partitions = vec![(OFFSETS_TOPIC.to_owned(), partition.index)];
+    match broker.transactions.add(&request.transactional_id, producer, partitions, NOT_BUMPING).await {
+        Ok(()) => refused(ErrorCode::None),
+        Err(error) => refused(code(error, version)),
+    }
+}
+
+/// Answers EndTxn, when the end is durable.
+pub async fn end(broker: Arc<Broker>, request: m::EndTxnRequest, version: i16) -> m::EndTxnResponse {
+    let end = End {
+        producer_id: request.producer_id,
+        epoch: request.producer_epoch,
+        result: if request.committed { TransactionResult::Commit } else { TransactionResult::Abort },
+        bumps: version >= END_BUMPS_FROM_VERSION,
+    };
+    let (error, producer_id, producer_epoch) =
+        match broker.transactions.end(&request.transactional_id, end).await {
+            Ok((id, epoch)) if end.bumps => (ErrorCode::None, id, epoch),
+            Ok(_) => (ErrorCode::None, -1, -1),
+            Err(error) => (code(error, version), -1, -1),
+        };
+    m::EndTxnResponse {
+        error_code: error.code(),
+        producer_id,
+        producer_epoch,
+        ..m::EndTxnResponse::default()
+    }
+}
+
+/// Answers TxnOffsetCommit, when the offsets are durable.
+pub async fn commit_offsets(
+    broker: Arc<Broker>,
+    request: m::TxnOffsetCommitRequest,
+    version: i16,
+) -> TxnOffsetCommitResponse {
+    let mut places: Vec<Result<usize, ErrorCode>> = Vec::new();
+    let mut offsets = Vec::new();
+    for topic in &request.topics {
+        let name = name_of(&broker, &topic.name, topic.topic_id, version >= COMMIT_IDS_FROM_VERSION);
+        for partition in &topic.partitions {
+            let index = partition.partition_index;
+            let place = name.clone().and_then(|name| {
+                let found = broker.topics.find(&name).and_then(|topic| topic.partition(index));
+                found.map(|_| name).ok_or(ErrorCode::UnknownTopicOrPartition)
+            });
+            places.push(place.map(|topic| {
+                offsets.push(OffsetCommit {
+                    key: OffsetKey { topic, partition: index },
+                    offset: partition.committed_offset,
+                    leader_epoch: partition.committed_leader_epoch,
+                    metadata: partition.committed_metadata.as_ref().map(ToString::to_string),
+                });
+                offsets.len() - 1
+            }));
+        }
+    }
+    let results = match offsets.is_empty() {
+        true => Ok(Vec::new()),
+        false => commit_all(&broker, &request, version, offsets).await,
+    };
+    let mut places = places.into_iter();
+    let topics = request.topics.into_iter().map(|topic| {
+        let mut answer = |partition_index: i32| {
+            let error = match (places.next().expect("there is one for each partition"), &results) {
+                (Err(error), _) => error,
+                (Ok(_), Err(error)) => *error,
+                (Ok(place), Ok(results)) => results[place].err().map_or(ErrorCode::None, group_code),
+            };
+            TxnOffsetCommitResponsePartition { partition_index, error_code: error.code() }
+        };
+        TxnOffsetCommitResponseTopic {
+            name: topic.name,
+            topic_id: topic.topic_id,
+            partitions: topic.partitions.iter().map(|asked| answer(asked.partition_index)).collect(),
+        }
+    });
+    TxnOffsetCommitResponse { topics: topics.collect(), ..TxnOffsetCommitResponse::default() }
+}
+
+async fn commit_all(
+    broker: &Arc<Broker>,
+    request: &m::TxnOffsetCommitRequest,
+    version: i16,
+    offsets: Vec<OffsetCommit>,
+) -> Result<Vec<Result<(), GroupError>>, ErrorCode> {
+    if request.group_id.is_empty() {
+        return Err(ErrorCode::InvalidGroupId);
+    }
+    if broker.offsets_topic().await.is_err() {
+        return Err(ErrorCode::CoordinatorNotAvailable);
+    }
+    if !broker.coordinator.serves(&request.group_id) {
+        return Err(ErrorCode::NotCoordinator);
+    }
+    let generation = request.generation_id_or_member_epoch;
+    let entry = match broker.coordinator.find(&request.group_id) {
+        Some(entry) => entry,
+        None if generation < 0 => broker.coordinator.find_or_create(&request.group_id),
+        None => return Err(ErrorCode::IllegalGeneration),
+    };
+    let partition =
+        broker.coordinator.offsets_partition(&request.group_id).ok_or(ErrorCode::CoordinatorNotAvailable)?;
+    let (producer_id, epoch) = (request.producer_id, request.producer_epoch);
+    let check = partition.begin_check(producer_id);
+    if check.is_some() {
+        let of = (OFFSETS_TOPIC.to_owned(), partition.index);
+        let (id, producer) = (request.transactional_id.as_str(), (producer_id, epoch));
+        let result = match version >= COMMIT_ADDS_FROM_VERSION {
+            true => broker.transactions.add(id, producer, vec![of], BUMPING).await,
+            false => broker.transactions.verify(id, producer, &of).await,
+        };
+        result.map_err(|error| match error {
+            TransactionError::Fenced => ErrorCode::InvalidProducerEpoch,
+            // Clients of these versions try again only where the coordinator is loading.
+            TransactionError::Concurrent if version < COMMIT_ADDS_FROM_VERSION => {
+                ErrorCode::CoordinatorLoadInProgress
+            }
+            TransactionError::NotInTransaction if version < 4 => ErrorCode::InvalidTxnState,
+            error => transaction_code(error),
+        })?;
+    }
+    let commit = CommitRequest {
+        producer_id: Some(producer_id),
+        member_id: request.member_id.to_string(),
+        instance_id: request.group_instance_id.as_ref().map(ToString::to_string),
+        generation,
+        retention_ms: None,
+        offsets,
+    };
+    let transactional = Transactional { producer_id, epoch, check };
+    broker.coordinator.commit(&entry, commit, Some(transactional)).await.map_err(group_code)
+}
+
+/// Answers WriteTxnMarkers, which here is how `kafka-transactions.sh abort` ends a transaction without a coordinator.
+pub async fn write_markers(
+    broker: Arc<Broker>,
+    request: m::WriteTxnMarkersRequest,
+) -> m::WriteTxnMarkersResponse {
+    let mut markers = Vec::with_capacity(request.markers.len());
+    for marker in request.markers {
+        let producer = (marker.producer_id, marker.producer_epoch);
+        let result =
+            if marker.transaction_result { TransactionResult::Commit } else { TransactionResult::Abort };
+        let mut topics = Vec::with_capacity(marker.topics.len());
+        for topic in marker.topics {
+            let mut partitions = Vec::with_capacity(topic.partition_indexes.len());
+            for index in topic.partition_indexes {
+                let written = write_marker(&broker, &topic.name, index, producer, result).await;
+                let error_code = written.err().map_or(ErrorCode::None, |failure| failure.code).code();
+                partitions.push(wm::WritableTxnMarkerPartitionResult { partition_index: index, error_code });
+            }
+            topics.push(wm::WritableTxnMarkerTopicResult { name: topic.name, partitions });
+        }
+        markers.push(wm::WritableTxnMarkerResult { producer_id: marker.producer_id, topics });
+    }
+    m::WriteTxnMarkersResponse { markers }
+}
+
+async fn write_marker(
+    broker: &Arc<Broker>,
+    topic: &str,
+    index: i32,
+    producer: (i64, i16),
+    result: TransactionResult,
+) -> Result<(), Failure> {
+    let partition: Option<Arc<Partition>> =
+        broker.topics.find(topic).and_then(|topic| topic.partition(index));
+    let partition = partition.ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let home = partition.home()?.clone();
+    let admission = admit(&home.log, MARKER_BYTES).await?;
+    let index_room = admit(&home.log, TransactionIndex::RECORD_BYTES).await?;
+    let (sender, landed) = oneshot::channel();
+    let order = Order {
+        admission,
+        index_room: Some(index_room),
+        check: None,
+        durability: Durability::Synced,
+        done: Some(Arc::new(Told::new(sender))),
+        now_ms: broker.now_ms(),
+    };
+    partition.append_marker(&home, producer, result, order)?;
+    landed.await.unwrap_or(Err(storage::AppendError::Closed))?;
+    if topic == OFFSETS_TOPIC {
+        broker.coordinator.end_transaction(index, producer.0, result == TransactionResult::Commit);
+    }
+    Ok(())
+}
+
+/// Answers DescribeProducers.
+pub fn describe_producers(
+    broker: &Broker,
+    request: m::DescribeProducersRequest,
+) -> m::DescribeProducersResponse {
+    let describe = |name: &Text, partition_index: i32| {
+        let partition = broker.topics.find(name).and_then(|topic| topic.partition(partition_index));
+        let error = match &partition {
+            None => Some(Failure::new(ErrorCode::UnknownTopicOrPartition)),
+            Some(partition) => partition.home().err().map(Failure::from),
+        };
+        let Some(partition) = partition.filter(|_| error.is_none()) else {
+            let failure = error.unwrap_or_else(|| ErrorCode::UnknownServerError.into());
+            return dp::PartitionResponse {
+                partition_index,
+                error_code: failure.code.code(),
+                error_message: Some(failure.text()),
+                active_producers: Vec::new(),
+            };
+        };
+        let producer = |producer: crate::partition::ActiveProducer| dp::ProducerState {
+            producer_id: producer.id,
+            producer_epoch: i32::from(producer.epoch),
+            last_sequence: producer.last_sequence,
+            last_timestamp: producer.last_append_ms,
+            coordinator_epoch: -1,
+            current_txn_start_offset: producer.first_offset.map_or(-1, |offset| offset.0),
+        };
+        let mut active_producers: Vec<_> = partition.producers().into_iter().map(producer).collect();
+        active_producers.sort_unstable_by_key(|producer| producer.producer_id);
+        dp::PartitionResponse { partition_index, error_code: 0, error_message: None, active_producers }
+    };
+    let topic = |topic: m::describe_producers_request::TopicRequest| dp::TopicResponse {
+        partitions: topic.partition_indexes.iter().map(|index| describe(&topic.name, *index)).collect(),
+        name: topic.name,
+    };
+    m::DescribeProducersResponse {
+        topics: request.topics.into_iter().map(topic).collect(),
+        ..m::DescribeProducersResponse::default()
+    }
+}
+
+/// Answers DescribeTransactions.
+pub fn describe(broker: &Broker, request: m::DescribeTransactionsRequest) -> m::DescribeTransactionsResponse {
+    let describe = |transactional_id: Text| {
+        let failed = |error: ErrorCode| dt::TransactionState {
+            error_code: error.code(),
+            transactional_id: transactional_id.clone(),
+            ..dt::TransactionState::default()
+        };
+        if transactional_id.is_empty() {
+            return failed(ErrorCode::InvalidRequest);
+        }
+        if !broker.transactions.serves(&transactional_id) {
+            return failed(ErrorCode::NotCoordinator);
+        }
+        let Some(state) = broker.transactions.look(&transactional_id) else {
+            return failed(ErrorCode::TransactionalIdNotFound);
+        };
+        let mut topics: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
+        for (topic, index) in &state.partitions {
+            topics.entry(topic).or_default().push(*index);
+        }
+        let topic = |(topic, partitions): (&str, Vec<i32>)| dt::TopicData {
+            topic: Text::from(topic.to_owned()),
+            partitions,
+        };
+        dt::TransactionState {
+            error_code: 0,
+            transactional_id: transactional_id.clone(),
+            transaction_state: Text::from_static(state.status.name()),
+            transaction_timeout_ms: state.timeout_ms,
+            transaction_start_time_ms: state.start_ms,
+            producer_id: state.producer_id,
+            producer_epoch: state.epoch,
+            topics: topics.into_iter().map(topic).collect(),
+        }
+    };
+    m::DescribeTransactionsResponse {
+        transaction_states: request.transactional_ids.into_iter().map(describe).collect(),
+        ..m::DescribeTransactionsResponse::default()
+    }
+}
+
+/// Answers ListTransactions.
+pub fn list(broker: &Broker, request: &m::ListTransactionsRequest) -> m::ListTransactionsResponse {
+    let known = |name: &Text| Status::ALL.iter().any(|status| status.name() == name.as_str());
+    let (states, unknown): (Vec<Text>, Vec<Text>) = request.state_filters.iter().cloned().partition(known);
+    let pattern = request.transactional_id_pattern.as_ref().filter(|pattern| !pattern.is_empty());
+    let pattern = match pattern.map(|pattern| regex::Regex::new(&format!("^(?:{pattern})$"))).transpose() {
+        Ok(pattern) => pattern,
+        Err(_) => {
+            return m::ListTransactionsResponse {
+                error_code: ErrorCode::InvalidRegularExpression.code(),
+                ..m::ListTransactionsResponse::default()
+            };
+        }
+    };
+    let now_ms = broker.now_ms();
+    let listed = broker.transactions.all().into_iter().filter(|(id, state)| {
+        let in_state = request.state_filters.is_empty()
+            || states.iter().any(|name| name.as_str() == state.status.name());
+        let of_producer = request.producer_id_filters.is_empty()
+            || request.producer_id_filters.contains(&state.producer_id);
+        let long = request.duration_filter < 0
+            || (state.start_ms >= 0 && now_ms.saturating_sub(state.start_ms) > request.duration_filter);
+        in_state && of_producer && long && pattern.as_ref().is_none_or(|pattern| pattern.is_match(id))
+    });
+    let state = |(id, state): (String, crate::transactions::Transaction)| {
+        m::list_transactions_response::TransactionState {
+            transactional_id: Text::from(id),
+            producer_id: state.producer_id,
+            transaction_state: Text::from_static(state.status.name()),
+        }
+    };
+    m::ListTransactionsResponse {
+        transaction_states: listed.map(state).collect(),
+        unknown_state_filters: unknown,
+        ..m::ListTransactionsResponse::default()
+    }
+}

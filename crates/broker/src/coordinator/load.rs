@@ -1,0 +1,78 @@
+//! What the records of `__consumer_offsets` say of each group.
+
+use std::collections::{BTreeMap, HashMap};
+
+use model::BatchHeader;
+use wire::records::{self, TransactionResult};
+
+use crate::groups::{CommittedOffset, GroupRecord, GroupSnapshot, OffsetKey, decode_record};
+use crate::internal::read_records;
+use crate::partition::{Home, Partition};
+
+/// Offsets with the positions of their records.
+pub type LoadedOffsets = BTreeMap<OffsetKey, (CommittedOffset, i64)>;
+
+/// What the records of a group say.
+#[derive(Default)]
+pub struct Loaded {
+    /// Its last state.
+    pub snapshot: Option<GroupSnapshot>,
+    /// Committed.
+    pub offsets: LoadedOffsets,
+    /// Of open transactions, by producer.
+    pub uncommitted: HashMap<i64, LoadedOffsets>,
+}
+
+/// Adds what a partition says. Blocks.
+pub fn load_partition(
+    partition: &Partition,
+    home: &Home,
+    found: &mut HashMap<String, Loaded>,
+) -> Result<(), storage::ReadError> {
+    read_records(partition, home, |header, record| {
+        if header.is_control() {
+            end_loaded(found, header, record);
+        } else {
+            take_in(found, header, record);
+        }
+    })
+}
+
+/// A marker: the offsets of its producer count, or never do.
+fn end_loaded(found: &mut HashMap<String, Loaded>, header: &BatchHeader, record: &records::RecordView) {
+    let Ok(Some((result, _))) = records::marker_of(record.clone()) else { return };
+    for loaded in found.values_mut() {
+        let Some(offsets) = loaded.uncommitted.remove(&header.producer_id) else { continue };
+        if result == TransactionResult::Commit {
+            for (key, (value, position)) in offsets {
+                // Of two records for one key the one at the higher position counts.
+                if loaded.offsets.get(&key).is_none_or(|(_, before)| *before < position) {
+                    loaded.offsets.insert(key, (value, position));
+                }
+            }
+        }
+    }
+}
+
+fn take_in(found: &mut HashMap<String, Loaded>, header: &BatchHeader, record: &records::RecordView) {
+    let position = header.base_offset.0 + i64::from(record.offset_delta);
+    let Some(key) = &record.key else { return };
+    match decode_record(key, record.value.as_deref()) {
+        Ok(GroupRecord::Offset { group, key, value: Some(value) }) => {
+            let loaded = found.entry(group).or_default();
+            let into = match header.is_transactional() {
+                true => loaded.uncommitted.entry(header.producer_id).or_default(),
+                false => &mut loaded.offsets,
+            };
+            into.insert(key, (value, position));
+        }
+        Ok(GroupRecord::Offset { group, key, value: None }) => {
+            found.entry(group).or_default().offsets.remove(&key);
+        }
+        Ok(GroupRecord::Group { group, value }) => found.entry(group).or_default().snapshot = value,
+        Ok(GroupRecord::Unknown { version }) => {
+            tracing::debug!(version, "a group record of an unknown kind was skipped")
+        }
+        Err(error) => tracing::error!(%error, "a group record cannot be decoded"),
+    }
+}

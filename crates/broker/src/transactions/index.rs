@@ -1,0 +1,327 @@
+//! The transaction index of a log: where the open transactions of its streams begin, and which were aborted.
+//!
+//! It is a stream of the log itself. A record goes into the log's queue before the batch that makes it true: before a
+//! transaction's first batch, and before its marker. So whatever a crash cuts off, the index is never behind the data;
+//! where it is ahead, the batch never was, and opening sees that.
+//!
+//! ```text
+//! key    | version u8, 1 | stream u64 | producer id i64 | first offset i64 |     big-endian
+//! value  | kind u8: 0 open, 1 aborted | aborted: the marker's offset i64 |       none: it was committed, or never was
+//! ```
+//!
+//! Of two records with one key the later counts. Once most are superseded, the live ones are written anew and what stands
+//! before is dropped.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use model::{BatchHeader, Compression, Offset, StreamId, Timestamp};
+use parking_lot::Mutex;
+use storage::{Admission, Append, AppendError, Completion, Durability, Log, ReadError, ReadRequest, Stream};
+use wire::records::{BatchBuilder, RecordView, records};
+
+use super::partition::AbortedTransaction;
+use crate::partition::LEADER_EPOCH;
+
+/// The stream of the index; those of partitions are numbered from 1 on.
+pub const INDEX_STREAM: StreamId = StreamId(0);
+
+const KEY_VERSION: u8 = 1;
+const KEY_BYTES: usize = 25;
+const OPEN: u8 = 0;
+const ABORTED: u8 = 1;
+const READ_BYTES: usize = 1024 * 1024;
+/// The index is rewritten once it has so many records and ...
+const REWRITE_RECORDS_MIN: i64 = 10_000;
+/// ... so many times more than there are live ones.
+const REWRITE_FACTOR: i64 = 4;
+const REWRITE_BATCH_RECORDS: usize = 1000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+struct Key {
+    stream: StreamId,
+    producer_id: i64,
+    first_offset: Offset,
+}
+
+/// What a stored transaction came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    Open,
+    /// With the offset of its marker.
+    Aborted(Offset),
+}
+
+#[derive(Debug)]
+struct State {
+    next_offset: Offset,
+    live: HashMap<Key, Fate>,
+    /// Those whose first batch never was, until that is recorded: other batches may take its offset.
+    never_were: Vec<Key>,
+}
+
+/// The transaction index of one log.
+#[derive(Debug)]
+pub struct TransactionIndex {
+    stream: Arc<Stream>,
+    state: Mutex<State>,
+}
+
+/// The transactions of one stream as they were stored.
+#[derive(Debug, Default)]
+pub struct StoredTransactions {
+    /// Producers with an open one, and where it begins.
+    pub open: Vec<(i64, Offset)>,
+    /// In no particular order.
+    pub aborted: Vec<AbortedTransaction>,
+}
+
+impl TransactionIndex {
+    /// Bytes of a batch of one record at most: header, and the record with its lengths. Room for so many goes with every
+    /// transactional batch and marker.
+    pub const RECORD_BYTES: usize = model::batch::HEADER_BYTES + 64;
+
+    /// Reads the index of `log`. Blocks.
+    pub fn load(log: &Log) -> Result<TransactionIndex, ReadError> {
+        let stream = log.stream(INDEX_STREAM);
+        let bounds = stream.bounds();
+        let mut live = HashMap::new();
+        let mut from = bounds.start;
+        loop {
+            let request = ReadRequest {
+                stream: stream.clone(),
+                from,
+                until: Offset(i64::MAX),
+                bytes_max: READ_BYTES,
+                at_least_one: true,
+            };
+            let batches = log.read_blocking(&request)?;
+            let Some(next) = batches.next else { break };
+            let mut bytes = Bytes::from(batches.chunks.concat());
+            while !bytes.is_empty() {
+                match records(&bytes, READ_BYTES) {
+                    Ok((header, all)) => {
+                        bytes = bytes.slice(header.total_bytes..);
+                        all.filter_map(Result::ok).for_each(|record| take_in(&mut live, &record));
+                    }
+                    Err(error) => {
+                        // The log's own checksums have passed: it was written so.
+                        tracing::error!(%error, "a batch of the transaction index cannot be read");
+                        break;
+                    }
+                }
+            }
+            from = next;
+        }
+        let state = State { next_offset: bounds.committed, live, never_were: Vec::new() };
+        let index = TransactionIndex { stream, state: Mutex::new(state) };
+        index.drop_what_never_was(log);
+        Ok(index)
+    }
+
+    fn drop_what_never_was(&self, log: &Log) {
+        let mut state = self.state.lock();
+        let bounds: HashMap<StreamId, storage::Bounds> =
+            log.streams().iter().map(|stream| (stream.id(), stream.bounds())).collect();
+        let never = |key: &Key| bounds.get(&key.stream).is_none_or(|b| key.first_offset >= b.committed);
+        state.never_were = state.live.keys().filter(|key| never(key)).copied().collect();
+        for key in state.never_were.clone() {
+            state.live.remove(&key);
+        }
+    }
+
+    /// The transactions of all streams.
+    pub fn stored(&self) -> HashMap<StreamId, StoredTransactions> {
+        let mut all: HashMap<StreamId, StoredTransactions> = HashMap::new();
+        for (key, fate) in &self.state.lock().live {
+            let of = all.entry(key.stream).or_default();
+            match fate {
+                Fate::Open => of.open.push((key.producer_id, key.first_offset)),
+                Fate::Aborted(last_offset) => of.aborted.push(AbortedTransaction {
+                    producer_id: key.producer_id,
+                    first_offset: key.first_offset,
+                    last_offset: *last_offset,
+                }),
+            }
+        }
+        all
+    }
+
+    /// A transaction begins with the batch that is queued next.
+    pub fn begin(
+        &self,
+        log: &Log,
+        stream: StreamId,
+        (producer_id, first): (i64, Offset),
+        room: Admission,
+        now_ms: i64,
+    ) {
+        let key = Key { stream, producer_id, first_offset: first };
+        let mut state = self.state.lock();
+        state.live.insert(key, Fate::Open);
+        self.append(log, &mut state, &[(key, Some(Fate::Open))], room, now_ms, None);
+    }
+
+    /// A transaction ends with the marker that is queued next; aborted with its offset.
+    pub fn end(
+        &self,
+        log: &Log,
+        stream: StreamId,
+        (producer_id, first): (i64, Offset),
+        aborted_at: Option<Offset>,
+        room: Admission,
+        now_ms: i64,
+    ) {
+        let key = Key { stream, producer_id, first_offset: first };
+        let fate = aborted_at.map(Fate::Aborted);
+        let mut state = self.state.lock();
+        match fate {
+            Some(fate) => state.live.insert(key, fate),
+            None => state.live.remove(&key),
+        };
+        self.append(log, &mut state, &[(key, fate)], room, now_ms, None);
+    }
+
+    /// Forgets transactions of which nothing is left, records what is still to be recorded, and writes the index anew
+    /// when most of it is superseded. `start_of` says where a stream begins, if there still is such a stream.
+    pub fn maintain(&self, log: &Arc<Log>, start_of: impl Fn(StreamId) -> Option<Offset>, now_ms: i64) {
+        let mut state = self.state.lock();
+        state.live.retain(|key, fate| match (start_of(key.stream), *fate) {
+            (None, _) => false,
+            (Some(start), Fate::Aborted(last)) => last >= start,
+            (Some(_), Fate::Open) => true,
+        });
+        for key in std::mem::take(&mut state.never_were) {
+            match log.admit(Self::RECORD_BYTES) {
+                Ok(room) => self.append(log, &mut state, &[(key, None)], room, now_ms, None),
+                Err(_) => state.never_were.push(key),
+            }
+        }
+        let records = state.next_offset - self.stream.bounds().start;
+        let live = i64::try_from(state.live.len()).unwrap_or(i64::MAX);
+        if records < REWRITE_RECORDS_MIN || records / REWRITE_FACTOR < live || !state.never_were.is_empty() {
+            return;
+        }
+        let mut all: Vec<_> = state.live.iter().map(|(key, fate)| (*key, Some(*fate))).collect();
+        all.sort_unstable_by_key(|(key, _)| *key);
+        let chunks: Vec<_> = all.chunks(REWRITE_BATCH_RECORDS).collect();
+        let rooms: Result<Vec<_>, _> =
+            chunks.iter().map(|chunk| log.admit(Self::RECORD_BYTES * chunk.len())).collect();
+        // A full disk: it is tried again at the next occasion.
+        let Ok(rooms) = rooms else { return };
+        let first = state.next_offset;
+        let rewritten = Arc::new(Rewritten {
+            left: AtomicUsize::new(chunks.len()),
+            log: Arc::downgrade(log),
+            stream: self.stream.clone(),
+            first,
+        });
+        if chunks.is_empty() {
+            log.trim(&self.stream, first, None);
+        }
+        for (chunk, room) in chunks.into_iter().zip(rooms) {
+            self.append(log, &mut state, chunk, room, now_ms, Some(rewritten.clone()));
+        }
+    }
+
+    fn append(
+        &self,
+        log: &Log,
+        state: &mut State,
+        entries: &[(Key, Option<Fate>)],
+        admission: Admission,
+        now_ms: i64,
+        done: Option<Arc<dyn Completion>>,
+    ) {
+        let mut builder = BatchBuilder::new(Compression::None);
+        for (key, fate) in entries {
+            let value = fate.map(encode_fate);
+            builder.push(Timestamp(now_ms), Some(&encode_key(key)), value.as_deref());
+        }
+        let batch = builder.finish();
+        let header = BatchHeader::parse(&batch).expect("the batch was just built");
+        let base_offset = state.next_offset;
+        state.next_offset = base_offset + header.offset_count();
+        let durability = if done.is_some() { Durability::Synced } else { Durability::Written };
+        log.append(Append {
+            stream: self.stream.clone(),
+            base_offset,
+            header,
+            batch,
+            append_time: None,
+            leader_epoch: LEADER_EPOCH,
+            // What it goes with is synced when it must be, and stands behind it in the log.
+            durability,
+            done,
+            admission,
+        });
+    }
+}
+
+/// Drops the old records once the last of the new ones is durable.
+struct Rewritten {
+    left: AtomicUsize,
+    log: std::sync::Weak<Log>,
+    stream: Arc<Stream>,
+    first: Offset,
+}
+
+impl Completion for Rewritten {
+    fn complete(&self, result: Result<(), AppendError>) {
+        if result.is_ok()
+            && self.left.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(log) = self.log.upgrade()
+        {
+            log.trim(&self.stream, self.first, None);
+        }
+    }
+}
+
+fn encode_key(key: &Key) -> [u8; KEY_BYTES] {
+    let mut out = BytesMut::with_capacity(KEY_BYTES);
+    out.put_u8(KEY_VERSION);
+    out.put_u64(key.stream.0);
+    out.put_i64(key.producer_id);
+    out.put_i64(key.first_offset.0);
+    out[..].try_into().expect("a key has one length")
+}
+
+fn encode_fate(fate: Fate) -> Vec<u8> {
+    match fate {
+        Fate::Open => vec![OPEN],
+        Fate::Aborted(last) => [&[ABORTED][..], &last.0.to_be_bytes()].concat(),
+    }
+}
+
+fn take_in(live: &mut HashMap<Key, Fate>, record: &RecordView) {
+    let Some(key) = record.key.as_deref().and_then(decode_key) else { return };
+    match record.value.as_deref().map(decode_fate) {
+        None => {
+            live.remove(&key);
+        }
+        Some(Some(fate)) => {
+            live.insert(key, fate);
+        }
+        Some(None) => tracing::error!(?key, "a record of the transaction index cannot be read"),
+    }
+}
+
+fn decode_key(bytes: &[u8]) -> Option<Key> {
+    let bytes: &[u8; KEY_BYTES] = bytes.try_into().ok()?;
+    let field = |at: usize| i64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    (bytes[0] == KEY_VERSION).then(|| Key {
+        stream: StreamId(field(1).cast_unsigned()),
+        producer_id: field(9),
+        first_offset: Offset(field(17)),
+    })
+}
+
+fn decode_fate(bytes: &[u8]) -> Option<Fate> {
+    match bytes {
+        [OPEN] => Some(Fate::Open),
+        [ABORTED, last @ ..] => Some(Fate::Aborted(Offset(i64::from_be_bytes(last.try_into().ok()?)))),
+        _ => None,
+    }
+}

@@ -1,0 +1,194 @@
+//! The transactions of one partition: which are open, which were aborted, and how far it is stable (KIP-98).
+//!
+//! Everything is noted when a batch gets its place in the log. A transaction that has ended holds the last stable offset
+//! back until its marker is committed.
+
+use std::collections::{BTreeMap, HashMap};
+
+use model::Offset;
+use wire::records::TransactionResult;
+
+/// A transaction that was aborted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AbortedTransaction {
+    /// Its producer.
+    pub producer_id: i64,
+    /// Offset of its first record.
+    pub first_offset: Offset,
+    /// Offset of its marker.
+    pub last_offset: Offset,
+}
+
+/// The transactions of a partition.
+#[derive(Debug, Default)]
+pub struct PartitionTransactions {
+    /// The first offset of each producer's open transaction.
+    open: HashMap<i64, Offset>,
+    /// First offsets of transactions that are open, or, with the offset after their marker, ended.
+    unstable: BTreeMap<Offset, Option<Offset>>,
+    /// In the order of their markers.
+    aborted: Vec<AbortedTransaction>,
+    /// Producers of which a batch is about to begin a transaction here, with the number of the check.
+    checking: HashMap<i64, u64>,
+    checks: u64,
+}
+
+/// That the coordinator is being asked whether a producer's transaction has this partition. A marker in between voids it:
+/// a batch that was delayed beyond the end of its transaction must not open another one, which nobody would end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Check(u64);
+
+impl PartitionTransactions {
+    /// As of what was stored.
+    pub fn restored(open: &[(i64, Offset)], mut aborted: Vec<AbortedTransaction>) -> PartitionTransactions {
+        aborted.sort_unstable_by_key(|transaction| transaction.last_offset);
+        PartitionTransactions {
+            open: open.iter().copied().collect(),
+            unstable: open.iter().map(|(_, first)| (*first, None)).collect(),
+            aborted,
+            ..PartitionTransactions::default()
+        }
+    }
+
+    /// Where the producer's open transaction begins.
+    pub fn first_offset(&self, producer_id: i64) -> Option<Offset> {
+        self.open.get(&producer_id).copied()
+    }
+
+    /// Producers with an open transaction, and where it begins.
+    pub fn open(&self) -> impl Iterator<Item = (i64, Offset)> {
+        self.open.iter().map(|(producer_id, first)| (*producer_id, *first))
+    }
+
+    /// Whether the coordinator must be asked before the producer's next batch: `None` when its transaction is open.
+    pub fn begin_check(&mut self, producer_id: i64) -> Option<Check> {
+        if self.open.contains_key(&producer_id) {
+            return None;
+        }
+        self.checks += 1;
+        let number = *self.checking.entry(producer_id).or_insert(self.checks);
+        Some(Check(number))
+    }
+
+    /// Whether a batch of the producer may be appended: its transaction is open here, or the check still holds.
+    pub fn may_append(&self, producer_id: i64, check: Option<Check>) -> bool {
+        self.open.contains_key(&producer_id)
+            || check.is_some_and(|check| self.checking.get(&producer_id) == Some(&check.0))
+    }
+
+    /// A batch of a transaction was placed at `offset`; true when it is the first.
+    pub fn begin(&mut self, producer_id: i64, offset: Offset) -> bool {
+        self.checking.remove(&producer_id);
+        if self.open.contains_key(&producer_id) {
+            return false;
+        }
+        self.open.insert(producer_id, offset);
+        self.unstable.insert(offset, None);
+        true
+    }
+
+    /// A marker was placed at `offset`: where the transaction began that it ends, if one was open.
+    pub fn end(&mut self, producer_id: i64, offset: Offset, result: TransactionResult) -> Option<Offset> {
+        self.checking.remove(&producer_id);
+        let first = self.open.remove(&producer_id)?;
+        self.unstable.insert(first, Some(offset + 1));
+        if result == TransactionResult::Abort {
+            self.aborted.push(AbortedTransaction { producer_id, first_offset: first, last_offset: offset });
+        }
+        Some(first)
+    }
+
+    /// The offset below which every transaction has ended, for a partition that is committed up to `committed`.
+    pub fn last_stable_offset(&mut self, committed: Offset) -> Offset {
+        while let Some(entry) = self.unstable.first_entry() {
+            if entry.get().is_none_or(|end| end > committed) {
+                return committed.min(*entry.key());
+            }
+            entry.remove();
+        }
+        committed
+    }
+
+    /// The aborted transactions with records in `from..until`, in the order of their markers.
+    pub fn aborted_between(&self, from: Offset, until: Offset) -> Vec<AbortedTransaction> {
+        let at = self.aborted.partition_point(|transaction| transaction.last_offset < from);
+        self.aborted[at..].iter().filter(|transaction| transaction.first_offset < until).copied().collect()
+    }
+
+    /// Forgets what lies below the start of the log.
+    pub fn forget_below(&mut self, start: Offset) {
+        let at = self.aborted.partition_point(|transaction| transaction.last_offset < start);
+        self.aborted.drain(..at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ABORT: TransactionResult = TransactionResult::Abort;
+    const COMMIT: TransactionResult = TransactionResult::Commit;
+
+    #[test]
+    fn the_last_stable_offset_waits_for_the_oldest_and_for_its_marker_to_be_committed() {
+        let mut transactions = PartitionTransactions::default();
+        assert_eq!(transactions.last_stable_offset(Offset(7)), Offset(7));
+        assert!(transactions.begin(1, Offset(10)));
+        assert!(!transactions.begin(1, Offset(11)));
+        assert!(transactions.begin(2, Offset(12)));
+        assert_eq!(transactions.last_stable_offset(Offset(5)), Offset(5));
+        assert_eq!(transactions.last_stable_offset(Offset(20)), Offset(10));
+        assert_eq!(transactions.end(2, Offset(20), ABORT), Some(Offset(12)));
+        assert_eq!(transactions.end(2, Offset(21), ABORT), None);
+        assert_eq!(transactions.last_stable_offset(Offset(22)), Offset(10));
+        assert_eq!(transactions.end(1, Offset(22), COMMIT), Some(Offset(10)));
+        assert_eq!(transactions.last_stable_offset(Offset(22)), Offset(10));
+        assert_eq!(transactions.last_stable_offset(Offset(23)), Offset(23));
+        // A producer's next transaction has a place of its own while its last one is not committed.
+        assert!(transactions.begin(1, Offset(23)));
+        assert_eq!(transactions.end(1, Offset(24), COMMIT), Some(Offset(23)));
+        assert!(transactions.begin(1, Offset(25)));
+        assert_eq!(transactions.last_stable_offset(Offset(24)), Offset(23));
+        assert_eq!(transactions.last_stable_offset(Offset(30)), Offset(25));
+    }
+
+    #[test]
+    fn readers_learn_of_the_aborted_ones_that_reach_into_what_they_read() {
+        let mut transactions = PartitionTransactions::default();
+        for (producer, first, last, result) in
+            [(1, 0, 9, ABORT), (2, 5, 10, COMMIT), (3, 7, 20, ABORT), (1, 11, 12, ABORT)]
+        {
+            transactions.begin(producer, Offset(first));
+            transactions.end(producer, Offset(last), result);
+        }
+        let firsts = |transactions: &PartitionTransactions, from, until| -> Vec<i64> {
+            let all = transactions.aborted_between(Offset(from), Offset(until));
+            all.iter().map(|transaction| transaction.first_offset.0).collect()
+        };
+        // Stored in the order of the calls above, hence sorted again.
+        let aborted = transactions.aborted_between(Offset(0), Offset(100));
+        let mut transactions = PartitionTransactions::restored(&[(4, Offset(30))], aborted);
+        assert_eq!(firsts(&transactions, 0, 100), [0, 11, 7]);
+        assert_eq!(firsts(&transactions, 10, 12), [11, 7]);
+        assert_eq!(firsts(&transactions, 13, 15), [7]);
+        assert_eq!(firsts(&transactions, 0, 7), [0]);
+        assert_eq!(transactions.last_stable_offset(Offset(40)), Offset(30));
+        transactions.forget_below(Offset(10));
+        assert_eq!(firsts(&transactions, 0, 100), [11, 7]);
+    }
+
+    #[test]
+    fn a_marker_voids_a_check() {
+        let mut transactions = PartitionTransactions::default();
+        let check = transactions.begin_check(1);
+        assert_eq!(transactions.begin_check(1), check, "two requests may be under way");
+        assert!(transactions.may_append(1, check) && !transactions.may_append(1, None));
+        assert!(!transactions.may_append(2, check));
+        transactions.end(1, Offset(3), COMMIT);
+        assert!(!transactions.may_append(1, check));
+        let check = transactions.begin_check(1);
+        assert!(transactions.may_append(1, check));
+        transactions.begin(1, Offset(4));
+        assert!(transactions.may_append(1, None) && transactions.begin_check(1).is_none());
+    }
+}

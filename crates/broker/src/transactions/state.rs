@@ -1,0 +1,485 @@
+//! One transactional id: its producer, and what its transaction may do next (KIP-98, KIP-360, KIP-890).
+//!
+//! Pure: each step says what the state would be; the coordinator makes it durable first. The rules are those of Kafka's
+//! `TransactionMetadata` and `TransactionCoordinator`.
+
+use std::collections::BTreeSet;
+
+use wire::records::TransactionResult;
+
+/// The partition of a topic.
+pub type TopicPartition = (String, i32);
+
+/// The epoch of a producer that was only just made.
+const NO_EPOCH: i16 = -1;
+/// The last epoch that may be given out: the one after it fences.
+const EPOCH_LAST: i16 = i16::MAX - 1;
+
+/// How far a transaction is; the numbers are those of Kafka's records.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Status {
+    /// None was begun since the producer came.
+    Empty,
+    /// It has partitions.
+    Ongoing,
+    /// It is to be committed; markers are being written.
+    PrepareCommit,
+    /// It is to be aborted; markers are being written.
+    PrepareAbort,
+    /// It was committed.
+    CompleteCommit,
+    /// It was aborted.
+    CompleteAbort,
+}
+
+impl Status {
+    /// All there are, by their numbers.
+    pub const ALL: [Status; 6] = [
+        Status::Empty,
+        Status::Ongoing,
+        Status::PrepareCommit,
+        Status::PrepareAbort,
+        Status::CompleteCommit,
+        Status::CompleteAbort,
+    ];
+
+    /// As it is stored.
+    pub fn code(self) -> i8 {
+        Status::ALL.iter().zip(0..).find(|(status, _)| **status == self).map_or(0, |(_, code)| code)
+    }
+
+    /// The status stored so; `None` for Kafka's two that are never left behind.
+    pub fn from_code(code: i8) -> Option<Status> {
+        usize::try_from(code).ok().and_then(|code| Status::ALL.get(code)).copied()
+    }
+
+    /// As Kafka's tools call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Status::Empty => "Empty",
+            Status::Ongoing => "Ongoing",
+            Status::PrepareCommit => "PrepareCommit",
+            Status::PrepareAbort => "PrepareAbort",
+            Status::CompleteCommit => "CompleteCommit",
+            Status::CompleteAbort => "CompleteAbort",
+        }
+    }
+
+    /// How the transaction is ending.
+    pub fn ending(self) -> Option<TransactionResult> {
+        match self {
+            Status::PrepareCommit => Some(TransactionResult::Commit),
+            Status::PrepareAbort => Some(TransactionResult::Abort),
+            _ => None,
+        }
+    }
+}
+
+/// Why a step is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TransactionError {
+    /// The transactional id has another producer id, or none.
+    #[error("the producer id is not the one that the transactional id has")]
+    ProducerIdMapping,
+    /// A newer producer uses the transactional id.
+    #[error("there is a newer producer with the same transactional id")]
+    Fenced,
+    /// It is not possible in this state.
+    #[error("the producer attempted a transactional operation in an invalid state")]
+    InvalidState,
+    /// The last transaction is still being completed.
+    #[error("the last transaction is still being completed")]
+    Concurrent,
+    /// The partition was not added to the transaction.
+    #[error("the partition was not added to the transaction")]
+    NotInTransaction,
+    /// The timeout is not positive or larger than the server allows.
+    #[error("the transaction timeout is larger than transaction.max.timeout.ms, or not positive")]
+    Timeout,
+    /// The state could not be written, or read when the server started.
+    #[error("the coordinator is not available")]
+    NotAvailable,
+}
+
+/// The state of one transactional id.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Transaction {
+    /// The producer's id.
+    pub producer_id: i64,
+    /// The one before, when its epochs were used up; -1 for none.
+    pub previous_producer_id: i64,
+    /// The one that follows once this transaction is complete, since its epochs are used up; -1 for none.
+    pub next_producer_id: i64,
+    /// The producer's epoch.
+    pub epoch: i16,
+    /// The epoch before, from which a request may come again; -1 for none. Not stored.
+    pub last_epoch: i16,
+    /// After so many milliseconds a transaction is aborted.
+    pub timeout_ms: i32,
+    /// How far it is.
+    pub status: Status,
+    /// Where it has batches, or may have.
+    pub partitions: BTreeSet<TopicPartition>,
+    /// When it began, in milliseconds since the Unix epoch; -1 for never.
+    pub start_ms: i64,
+    /// When the state last changed.
+    pub updated_ms: i64,
+    /// The client's `transaction.version`: 2 bumps the epoch with every transaction (KIP-890).
+    pub client_version: i16,
+}
+
+/// What an EndTxn asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct End {
+    /// The producer.
+    pub producer_id: i64,
+    /// Its epoch.
+    pub epoch: i16,
+    /// How it ends.
+    pub result: TransactionResult,
+    /// Whether the client bumps the epoch with every transaction.
+    pub bumps: bool,
+}
+
+/// What an EndTxn comes to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum EndStep {
+    /// It was done before: the answer is as the state is.
+    Done,
+    /// This is to be made durable, with the markers, and then completed.
+    Prepare(Transaction),
+}
+
+impl Transaction {
+    /// Of a transactional id that is used for the first time.
+    pub fn new(producer_id: i64, timeout_ms: i32, now_ms: i64) -> Transaction {
+        Transaction {
+            producer_id,
+            previous_producer_id: -1,
+            next_producer_id: -1,
+            epoch: NO_EPOCH,
+            last_epoch: NO_EPOCH,
+            timeout_ms,
+            status: Status::Empty,
+            partitions: BTreeSet::new(),
+            start_ms: -1,
+            updated_ms: now_ms,
+            client_version: 0,
+        }
+    }
+
+    /// Whether the next epoch of the producer would be one that may not be given out.
+    pub fn epoch_is_exhausted(&self) -> bool {
+        self.epoch >= EPOCH_LAST
+    }
+
+    /// InitProducerId when no transaction is open: `expected` is the producer and epoch that the client had (KIP-360),
+    /// `fresh_id` a new producer id, used when the epochs of this one are used up.
+    pub fn initialize(
+        &self,
+        expected: Option<(i64, i16)>,
+        timeout_ms: i32,
+        fresh_id: i64,
+        now_ms: i64,
+    ) -> Result<Transaction, TransactionError> {
+        self.check_expected(expected)?;
+        if self.status.ending().is_some() {
+            return Err(TransactionError::Concurrent);
+        }
+        let mut next = self.clone();
+        next.status = Status::Empty;
+        next.partitions.clear();
+        next.start_ms = -1;
+        next.updated_ms = now_ms;
+        next.timeout_ms = timeout_ms;
+        let is_retry = |epoch: i16| self.last_epoch != NO_EPOCH && epoch == self.last_epoch;
+        match expected {
+            Some((id, _)) if id != self.producer_id && self.epoch != NO_EPOCH => {
+                // Of the producer before: a retry of the request that changed the id.
+                return Ok(self.clone());
+            }
+            Some((_, epoch)) if self.epoch != NO_EPOCH && epoch != self.epoch => {
+                return if is_retry(epoch) { Ok(self.clone()) } else { Err(TransactionError::Fenced) };
+            }
+            _ => {}
+        }
+        if self.epoch_is_exhausted() {
+            next.previous_producer_id = self.producer_id;
+            next.producer_id = fresh_id;
+            next.last_epoch = expected.map_or(NO_EPOCH, |_| self.epoch);
+            next.epoch = 0;
+        } else {
+            next.epoch = self.epoch + 1;
+            next.last_epoch = expected.map_or(NO_EPOCH, |_| self.epoch);
+        }
+        Ok(next)
+    }
+
+    /// Refuses a client that is not the one this state knows, or the one before.
+    pub fn check_expected(&self, expected: Option<(i64, i16)>) -> Result<(), TransactionError> {
+        match expected {
+            Some((id, epoch)) => {
+                let before = id == self.previous_producer_id && epoch >= EPOCH_LAST;
+                let known = self.epoch == NO_EPOCH || id == self.producer_id || before;
+                known.then_some(()).ok_or(TransactionError::Fenced)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The abort of an open transaction whose producer must not go on: its epoch is fenced.
+    pub fn fence(&self, now_ms: i64) -> Transaction {
+        let mut next = self.prepared(TransactionResult::Abort, now_ms);
+        // One epoch is kept back for this.
+        next.epoch = self.epoch.saturating_add(1);
+        next.last_epoch = NO_EPOCH;
+        next
+    }
+
+    /// AddPartitionsToTxn and AddOffsetsToTxn; `None` when it has them already.
+    pub fn add(
+        &self,
+        producer_id: i64,
+        epoch: i16,
+        partitions: impl Iterator<Item = TopicPartition>,
+        client_version: i16,
+        now_ms: i64,
+    ) -> Result<Option<Transaction>, TransactionError> {
+        self.check_producer(producer_id, epoch)?;
+        if self.status.ending().is_some() {
+            return Err(TransactionError::Concurrent);
+        }
+        let mut next = self.clone();
+        if self.status != Status::Ongoing {
+            next.partitions.clear();
+            next.start_ms = now_ms;
+        }
+        next.status = Status::Ongoing;
+        next.updated_ms = now_ms;
+        next.client_version = client_version;
+        next.partitions.extend(partitions);
+        let same = self.status == Status::Ongoing && next.partitions == self.partitions;
+        Ok((!same).then_some(next))
+    }
+
+    /// Whether a batch of the producer for this partition belongs to the open transaction.
+    pub fn verify(
+        &self,
+        producer_id: i64,
+        epoch: i16,
+        partition: &TopicPartition,
+    ) -> Result<(), TransactionError> {
+        self.check_producer(producer_id, epoch)?;
+        if self.status.ending().is_some() {
+            return Err(TransactionError::Concurrent);
+        }
+        let has = self.status == Status::Ongoing && self.partitions.contains(partition);
+        has.then_some(()).ok_or(TransactionError::NotInTransaction)
+    }
+
+    fn check_producer(&self, producer_id: i64, epoch: i16) -> Result<(), TransactionError> {
+        if self.producer_id != producer_id {
+            return Err(TransactionError::ProducerIdMapping);
+        }
+        if self.epoch != epoch {
+            return Err(TransactionError::Fenced);
+        }
+        Ok(())
+    }
+
+    /// EndTxn. `fresh_id` is a new producer id, used when the epochs of this one are used up.
+    pub fn end(&self, end: End, fresh_id: i64, now_ms: i64) -> Result<EndStep, TransactionError> {
+        let End { producer_id, epoch, result, bumps } = end;
+        // The answer to the request that bumped the epoch may have been lost.
+        let bumped = bumps && producer_id == self.producer_id && self.epoch > 0 && epoch == self.epoch - 1;
+        let rotated =
+            bumps && producer_id == self.previous_producer_id && epoch >= EPOCH_LAST && self.epoch == 0;
+        let retry = bumped || rotated;
+        if self.producer_id != producer_id && !rotated {
+            return Err(TransactionError::ProducerIdMapping);
+        }
+        if self.epoch != epoch && !retry {
+            return Err(TransactionError::Fenced);
+        }
+        let completed = match self.status {
+            Status::CompleteCommit => Some(TransactionResult::Commit),
+            Status::CompleteAbort => Some(TransactionResult::Abort),
+            _ => None,
+        };
+        match self.status {
+            Status::Ongoing if !retry => Ok(EndStep::Prepare(self.ending(end, fresh_id, now_ms))),
+            Status::Ongoing => Err(TransactionError::Fenced),
+            Status::PrepareCommit | Status::PrepareAbort => {
+                let same = self.status.ending() == Some(result);
+                Err(if same { TransactionError::Concurrent } else { TransactionError::InvalidState })
+            }
+            Status::CompleteCommit | Status::CompleteAbort
+                if completed == Some(result) && (retry || !bumps) =>
+            {
+                Ok(EndStep::Done)
+            }
+            // A client that bumps aborts also what it never began: the server may not have heard of it (KIP-890).
+            Status::Empty | Status::CompleteCommit | Status::CompleteAbort
+                if bumps && !retry && result == TransactionResult::Abort =>
+            {
+                let mut next = self.ending(end, fresh_id, now_ms);
+                next.partitions.clear();
+                Ok(EndStep::Prepare(next))
+            }
+            Status::Empty | Status::CompleteCommit | Status::CompleteAbort => {
+                Err(TransactionError::InvalidState)
+            }
+        }
+    }
+
+    fn ending(&self, end: End, fresh_id: i64, now_ms: i64) -> Transaction {
+        let mut next = self.prepared(end.result, now_ms);
+        if end.bumps {
+            next.client_version = next.client_version.max(2);
+            if self.epoch_is_exhausted() {
+                next.next_producer_id = fresh_id;
+            }
+            next.last_epoch = self.epoch;
+            next.epoch = self.epoch.saturating_add(1);
+        }
+        next
+    }
+
+    fn prepared(&self, result: TransactionResult, now_ms: i64) -> Transaction {
+        let status = match result {
+            TransactionResult::Commit => Status::PrepareCommit,
+            TransactionResult::Abort => Status::PrepareAbort,
+        };
+        Transaction { status, updated_ms: now_ms, ..self.clone() }
+    }
+
+    /// The state when all markers of a prepared one are written.
+    pub fn completed(&self, now_ms: i64) -> Transaction {
+        let status = match self.status.ending() {
+            Some(TransactionResult::Commit) => Status::CompleteCommit,
+            Some(TransactionResult::Abort) => Status::CompleteAbort,
+            None => self.status,
+        };
+        let mut next = Transaction { status, updated_ms: now_ms, ..self.clone() };
+        next.partitions.clear();
+        if self.next_producer_id >= 0 {
+            next.previous_producer_id = self.producer_id;
+            next.producer_id = self.next_producer_id;
+            next.next_producer_id = -1;
+            next.epoch = 0;
+        }
+        next
+    }
+
+    /// Whether it has been open for longer than its timeout.
+    pub fn is_overdue(&self, now_ms: i64) -> bool {
+        self.status == Status::Ongoing && now_ms.saturating_sub(self.start_ms) > i64::from(self.timeout_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ABORT: TransactionResult = TransactionResult::Abort;
+    const COMMIT: TransactionResult = TransactionResult::Commit;
+
+    fn partition(index: i32) -> impl Iterator<Item = TopicPartition> {
+        std::iter::once(("t".to_owned(), index))
+    }
+
+    fn ongoing(epoch: i16) -> Transaction {
+        let mut state = Transaction::new(7, 1000, 0);
+        state.epoch = epoch;
+        state.add(7, epoch, partition(0), 2, 5).unwrap().unwrap()
+    }
+
+    fn prepare(state: &Transaction, epoch: i16, result: TransactionResult, bumps: bool) -> Transaction {
+        match state.end(End { producer_id: 7, epoch, result, bumps }, 8, 9).unwrap() {
+            EndStep::Prepare(next) => next,
+            EndStep::Done => panic!("it was not done"),
+        }
+    }
+
+    #[test]
+    fn each_instance_gets_an_epoch_and_fences_the_one_before() {
+        let state = Transaction::new(7, 1000, 0).initialize(None, 1000, 8, 0).unwrap();
+        assert_eq!((state.producer_id, state.epoch, state.status), (7, 0, Status::Empty));
+        let second = state.initialize(None, 2000, 8, 0).unwrap();
+        assert_eq!((second.epoch, second.timeout_ms), (1, 2000));
+        assert_eq!(second.add(7, 0, partition(0), 0, 0), Err(TransactionError::Fenced));
+        assert_eq!(second.add(6, 1, partition(0), 0, 0), Err(TransactionError::ProducerIdMapping));
+        // A client that bumps its own epoch, and asks again since the answer was lost (KIP-360).
+        let third = second.initialize(Some((7, 1)), 2000, 8, 0).unwrap();
+        assert_eq!((third.epoch, third.last_epoch), (2, 1));
+        assert_eq!(third.initialize(Some((7, 1)), 2000, 8, 0).unwrap(), third);
+        assert_eq!(third.initialize(Some((7, 0)), 2000, 8, 0), Err(TransactionError::Fenced));
+        assert_eq!(third.initialize(Some((5, 0)), 2000, 8, 0), Err(TransactionError::Fenced));
+    }
+
+    #[test]
+    fn epochs_that_are_used_up_change_the_producer_id() {
+        let mut state = Transaction::new(7, 1000, 0);
+        state.epoch = i16::MAX - 1;
+        let next = state.initialize(Some((7, i16::MAX - 1)), 1000, 8, 0).unwrap();
+        assert_eq!((next.producer_id, next.epoch, next.previous_producer_id), (8, 0, 7));
+        assert_eq!(next.initialize(Some((7, i16::MAX - 1)), 1000, 9, 0).unwrap(), next);
+
+        let state = ongoing(i16::MAX - 1);
+        let prepared = prepare(&state, i16::MAX - 1, COMMIT, true);
+        assert_eq!((prepared.epoch, prepared.next_producer_id), (i16::MAX, 8));
+        let done = prepared.completed(1);
+        assert_eq!((done.producer_id, done.epoch, done.previous_producer_id), (8, 0, 7));
+        let retry = End { producer_id: 7, epoch: i16::MAX - 1, result: COMMIT, bumps: true };
+        assert_eq!(done.end(retry, 9, 9), Ok(EndStep::Done));
+    }
+
+    #[test]
+    fn a_transaction_of_the_first_version_ends_with_its_epoch() {
+        let state = ongoing(3);
+        assert_eq!(state.add(7, 3, partition(0), 2, 5), Ok(None));
+        assert!(state.verify(7, 3, &("t".to_owned(), 0)).is_ok());
+        assert_eq!(state.verify(7, 3, &("t".to_owned(), 1)), Err(TransactionError::NotInTransaction));
+        let prepared = prepare(&state, 3, COMMIT, false);
+        assert_eq!((prepared.epoch, prepared.partitions.len()), (3, 1));
+        let end = |result| End { producer_id: 7, epoch: 3, result, bumps: false };
+        assert_eq!(prepared.end(end(COMMIT), 8, 9), Err(TransactionError::Concurrent));
+        assert_eq!(prepared.end(end(ABORT), 8, 9), Err(TransactionError::InvalidState));
+        assert_eq!(prepared.add(7, 3, partition(1), 0, 9), Err(TransactionError::Concurrent));
+        let done = prepared.completed(1);
+        assert_eq!((done.status, done.partitions.len()), (Status::CompleteCommit, 0));
+        assert_eq!(done.end(end(COMMIT), 8, 9), Ok(EndStep::Done));
+        assert_eq!(done.end(end(ABORT), 8, 9), Err(TransactionError::InvalidState));
+        let next = done.add(7, 3, partition(1), 0, 20).unwrap().unwrap();
+        assert_eq!((next.status, next.start_ms, next.partitions.len()), (Status::Ongoing, 20, 1));
+        assert!(!next.is_overdue(1020) && next.is_overdue(1021));
+    }
+
+    #[test]
+    fn a_transaction_of_the_second_version_bumps_the_epoch() {
+        let state = ongoing(3);
+        let prepared = prepare(&state, 3, COMMIT, true);
+        assert_eq!(prepared.epoch, 4);
+        let done = prepared.completed(1);
+        let end = |epoch, result| End { producer_id: 7, epoch, result, bumps: true };
+        assert_eq!(done.end(end(3, COMMIT), 8, 9), Ok(EndStep::Done));
+        assert_eq!(done.end(end(3, ABORT), 8, 9), Err(TransactionError::InvalidState));
+        assert_eq!(done.end(end(2, COMMIT), 8, 9), Err(TransactionError::Fenced));
+        assert_eq!(done.end(end(4, COMMIT), 8, 9), Err(TransactionError::InvalidState));
+        // An abort of what was never begun here bumps it too.
+        let aborted = prepare(&done, 4, ABORT, true).completed(2);
+        assert_eq!((aborted.status, aborted.epoch), (Status::CompleteAbort, 5));
+    }
+
+    #[test]
+    fn a_new_instance_or_a_timeout_fences_an_open_transaction() {
+        let fenced = ongoing(3).fence(9);
+        assert_eq!((fenced.status, fenced.epoch), (Status::PrepareAbort, 4));
+        let done = fenced.completed(10);
+        let late = End { producer_id: 7, epoch: 3, result: COMMIT, bumps: false };
+        assert_eq!(done.end(late, 8, 9), Err(TransactionError::Fenced));
+        assert_eq!(done.initialize(None, 1000, 8, 11).unwrap().epoch, 5);
+        // The last epoch is kept back for it.
+        assert_eq!(ongoing(i16::MAX - 1).fence(9).epoch, i16::MAX);
+    }
+}

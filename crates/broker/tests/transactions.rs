@@ -1,0 +1,492 @@
+//! Transactions as clients see them: what read_committed shows, across crashes too; fencing, timeouts, offsets; and the
+//! second version of the protocol (KIP-890).
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use broker::{Broker, Connection, LogDirectory};
+use common::{call, close, connect, create_topic, fetch_of, fetch_request, open_on};
+use disk::SimDisk;
+use model::{Compression, Timestamp};
+use wire::messages as m;
+use wire::records::{BatchBuilder, records};
+use wire::{Bytes, ErrorCode, Text};
+
+const NONE: i16 = 0;
+/// Versions of clients that announce their partitions, and of those that do not.
+const V1: Version = Version { produce: 11, end: 4, commit: 4 };
+const V2: Version = Version { produce: 12, end: 5, commit: 5 };
+
+#[derive(Clone, Copy)]
+struct Version {
+    produce: i16,
+    end: i16,
+    commit: i16,
+}
+
+/// A computer whose power can be cut.
+struct Machine {
+    metadata: tempfile::TempDir,
+    disk: SimDisk,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        Machine { metadata: tempfile::tempdir().unwrap(), disk: SimDisk::new(3) }
+    }
+
+    fn open(&self) -> Arc<Broker> {
+        let disk = self.disk.clone();
+        let log = LogDirectory::new("the disk", move |_| Ok(Arc::new(disk.clone())));
+        let settings = [
+            ("log.segment.bytes", "1048576"),
+            ("log.reserve.bytes", "0"),
+            ("group.initial.rebalance.delay.ms", "0"),
+        ];
+        open_on(self.metadata.path(), vec![log], &settings).unwrap()
+    }
+}
+
+/// A transactional producer, with its own connection.
+struct Producer {
+    connection: Connection,
+    version: Version,
+    transactional_id: &'static str,
+    id: i64,
+    epoch: i16,
+    sequence: i32,
+}
+
+impl Producer {
+    async fn new(broker: &Arc<Broker>, transactional_id: &'static str, version: Version) -> Producer {
+        let connection = connect(broker);
+        let mut producer = Producer { connection, version, transactional_id, id: -1, epoch: -1, sequence: 0 };
+        assert_eq!(producer.initialize(60_000).await, NONE);
+        producer
+    }
+
+    async fn initialize(&mut self, timeout_ms: i32) -> i16 {
+        let request = m::InitProducerIdRequest {
+            transactional_id: Some(Text::from_static(self.transactional_id)),
+            transaction_timeout_ms: timeout_ms,
+            producer_id: -1,
+            producer_epoch: -1,
+            ..Default::default()
+        };
+        let answer: m::InitProducerIdResponse = call(&mut self.connection, 5, &request).await;
+        (self.id, self.epoch, self.sequence) = (answer.producer_id, answer.producer_epoch, 0);
+        answer.error_code
+    }
+
+    async fn add(&mut self, topic: &'static str, partition: i32) -> i16 {
+        let topic = m::add_partitions_to_txn_request::AddPartitionsToTxnTopic {
+            name: Text::from_static(topic),
+            partitions: vec![partition],
+        };
+        let request = m::AddPartitionsToTxnRequest {
+            v3_and_below_transactional_id: Text::from_static(self.transactional_id),
+            v3_and_below_producer_id: self.id,
+            v3_and_below_producer_epoch: self.epoch,
+            v3_and_below_topics: vec![topic],
+            ..Default::default()
+        };
+        let answer: m::AddPartitionsToTxnResponse = call(&mut self.connection, 3, &request).await;
+        answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
+    }
+
+    /// Sends without announcing the partition.
+    async fn send_alone(&mut self, topic: &'static str, partition: i32, values: &[&str]) -> i16 {
+        let batch = self.batch(values);
+        let data = m::produce_request::PartitionProduceData { index: partition, records: Some(batch.into()) };
+        let topic = m::produce_request::TopicProduceData {
+            name: Text::from_static(topic),
+            partition_data: vec![data],
+            ..Default::default()
+        };
+        let request = m::ProduceRequest {
+            acks: -1,
+            timeout_ms: 5000,
+            topic_data: vec![topic],
+            transactional_id: Some(Text::from_static(self.transactional_id)),
+        };
+        let answer: m::ProduceResponse = call(&mut self.connection, self.version.produce, &request).await;
+        let error = answer.responses[0].partition_responses[0].error_code;
+        if error == NONE {
+            self.sequence += i32::try_from(values.len()).unwrap();
+        }
+        error
+    }
+
+    fn batch(&self, values: &[&str]) -> Bytes {
+        let mut builder =
+            BatchBuilder::new(Compression::None).producer(self.id, self.epoch, self.sequence).transactional();
+        for value in values {
+            builder.push(Timestamp(now_ms()), Some(b"key"), Some(value.as_bytes()));
+        }
+        builder.finish()
+    }
+
+    async fn send(&mut self, topic: &'static str, partition: i32, values: &[&str]) -> i16 {
+        if self.version.produce < V2.produce {
+            let added = self.add(topic, partition).await;
+            if added != NONE {
+                return added;
+            }
+        }
+        self.send_alone(topic, partition, values).await
+    }
+
+    async fn end(&mut self, committed: bool) -> i16 {
+        let request = m::EndTxnRequest {
+            transactional_id: Text::from_static(self.transactional_id),
+            producer_id: self.id,
+            producer_epoch: self.epoch,
+            committed,
+        };
+        let answer: m::EndTxnResponse = call(&mut self.connection, self.version.end, &request).await;
+        if answer.error_code == NONE && self.version.end >= V2.end {
+            assert_eq!((answer.producer_id, answer.producer_epoch), (self.id, self.epoch + 1));
+            (self.epoch, self.sequence) = (answer.producer_epoch, 0);
+        }
+        answer.error_code
+    }
+
+    async fn commit_offset(&mut self, group: &'static str, topic: &'static str, offset: i64) -> i16 {
+        if self.version.commit < V2.commit {
+            let request = m::AddOffsetsToTxnRequest {
+                transactional_id: Text::from_static(self.transactional_id),
+                producer_id: self.id,
+                producer_epoch: self.epoch,
+                group_id: Text::from_static(group),
+            };
+            let answer: m::AddOffsetsToTxnResponse = call(&mut self.connection, 4, &request).await;
+            if answer.error_code != NONE {
+                return answer.error_code;
+            }
+        }
+        let partition = m::txn_offset_commit_request::TxnOffsetCommitRequestPartition {
+            committed_offset: offset,
+            ..Default::default()
+        };
+        let request = m::TxnOffsetCommitRequest {
+            transactional_id: Text::from_static(self.transactional_id),
+            group_id: Text::from_static(group),
+            producer_id: self.id,
+            producer_epoch: self.epoch,
+            generation_id_or_member_epoch: -1,
+            topics: vec![m::txn_offset_commit_request::TxnOffsetCommitRequestTopic {
+                name: Text::from_static(topic),
+                partitions: vec![partition],
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let answer: m::TxnOffsetCommitResponse =
+            call(&mut self.connection, self.version.commit, &request).await;
+        answer.topics[0].partitions[0].error_code
+    }
+}
+
+fn now_ms() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    i64::try_from(since.as_millis()).unwrap()
+}
+
+/// What a consumer has of a partition.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    values: Vec<String>,
+    last_stable_offset: i64,
+    high_watermark: i64,
+}
+
+/// Reads a partition from `offset` to its end as clients do: those who read committed drop what was aborted.
+async fn read(
+    connection: &mut Connection,
+    topic: &'static str,
+    partition: i32,
+    offset: i64,
+    committed: bool,
+) -> Seen {
+    let mut at = offset;
+    let mut values = Vec::new();
+    loop {
+        let mut request = fetch_request((0, -1), 0, vec![fetch_of(topic, partition, at)]);
+        request.isolation_level = i8::from(committed);
+        let answer: m::FetchResponse = call(connection, 12, &request).await;
+        let data = &answer.responses[0].partitions[0];
+        assert_eq!(data.error_code, NONE);
+        let mut aborted: Vec<_> = data.aborted_transactions.clone().unwrap_or_default();
+        aborted.sort_by_key(|transaction| std::cmp::Reverse(transaction.first_offset));
+        let mut aborting = std::collections::HashSet::new();
+        let mut bytes = data.records.as_ref().unwrap().to_bytes();
+        let before = at;
+        while !bytes.is_empty() {
+            let (header, all) = records(&bytes, 1 << 20).unwrap();
+            bytes = bytes.slice(header.total_bytes..);
+            at = header.next_offset().0;
+            while let Some(next) = aborted.pop_if(|next| next.first_offset < header.next_offset().0) {
+                aborting.insert(next.producer_id);
+            }
+            if header.is_control() {
+                aborting.remove(&header.producer_id);
+            } else if !header.is_transactional() || !aborting.contains(&header.producer_id) {
+                values.extend(all.map(|r| String::from_utf8(r.unwrap().value.unwrap().to_vec()).unwrap()));
+            }
+        }
+        if at == before {
+            let (last_stable_offset, high_watermark) = (data.last_stable_offset, data.high_watermark);
+            return Seen { values, last_stable_offset, high_watermark };
+        }
+    }
+}
+
+async fn offset_of(connection: &mut Connection, group: &'static str, stable: bool) -> (i16, i64) {
+    let topic = m::offset_fetch_request::OffsetFetchRequestTopics {
+        name: Text::from_static("t"),
+        partition_indexes: vec![0],
+        ..Default::default()
+    };
+    let group = m::offset_fetch_request::OffsetFetchRequestGroup {
+        group_id: Text::from_static(group),
+        topics: Some(vec![topic]),
+        ..Default::default()
+    };
+    let request = m::OffsetFetchRequest { groups: vec![group], require_stable: stable, ..Default::default() };
+    let answer: m::OffsetFetchResponse = call(connection, 8, &request).await;
+    let partition = &answer.groups[0].topics[0].partitions[0];
+    (partition.error_code, partition.committed_offset)
+}
+
+async fn describe(connection: &mut Connection, id: &'static str) -> (String, i64) {
+    let request = m::DescribeTransactionsRequest { transactional_ids: vec![Text::from_static(id)] };
+    let answer: m::DescribeTransactionsResponse = call(connection, 0, &request).await;
+    let state = &answer.transaction_states[0];
+    assert_eq!(state.error_code, NONE);
+    (state.transaction_state.to_string(), state.transaction_start_time_ms)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_aborted_or_is_open_is_not_seen_across_restarts_and_power_cuts() {
+    for version in [V1, V2] {
+        let mut machine = Machine::new();
+        let broker = machine.open();
+        let mut reader = connect(&broker);
+        create_topic(&mut reader, "t", 2, &[]).await;
+        let mut first = Producer::new(&broker, "first", version).await;
+        let mut second = Producer::new(&broker, "second", version).await;
+        assert_eq!(first.send("t", 0, &["a", "b"]).await, NONE);
+        assert_eq!(second.send("t", 0, &["x"]).await, NONE);
+        assert_eq!(second.send("t", 1, &["y"]).await, NONE);
+        let seen = read(&mut reader, "t", 0, 0, true).await;
+        assert_eq!(seen, Seen { values: vec![], last_stable_offset: 0, high_watermark: 3 });
+        assert_eq!(read(&mut reader, "t", 0, 0, false).await.values, ["a", "b", "x"]);
+        assert_eq!(first.end(true).await, NONE);
+        // The one that began later is open still: what the other committed before it is stable.
+        let seen = read(&mut reader, "t", 0, 0, true).await;
+        assert_eq!(
+            seen,
+            Seen { values: vec!["a".into(), "b".into()], last_stable_offset: 2, high_watermark: 4 }
+        );
+        assert_eq!(first.send("t", 0, &["c"]).await, NONE);
+        drop((first, second, reader));
+        close(broker).await;
+
+        let broker = machine.open();
+        let mut reader = connect(&broker);
+        let seen = read(&mut reader, "t", 0, 0, true).await;
+        assert_eq!(
+            seen,
+            Seen { values: vec!["a".into(), "b".into()], last_stable_offset: 2, high_watermark: 5 }
+        );
+        // A new instance ends what the last one left, in both partitions.
+        let mut second = Producer::new(&broker, "second", version).await;
+        assert_eq!(describe(&mut reader, "second").await.0, "Empty");
+        let seen = read(&mut reader, "t", 0, 0, true).await;
+        assert_eq!((seen.values, seen.last_stable_offset), (vec!["a".to_owned(), "b".to_owned()], 4));
+        assert_eq!(read(&mut reader, "t", 1, 0, true).await.values, [""; 0]);
+        assert_eq!(second.send("t", 1, &["z"]).await, NONE);
+        assert_eq!(second.end(true).await, NONE);
+        let mut first = Producer::new(&broker, "first", version).await;
+        assert_eq!(first.send("t", 0, &["d"]).await, NONE);
+        assert_eq!(first.end(true).await, NONE);
+        assert_eq!(read(&mut reader, "t", 1, 0, true).await.values, ["z"]);
+        let all = ["a", "b", "d"];
+        assert_eq!(read(&mut reader, "t", 0, 0, true).await.values, all);
+        // From the middle of what was aborted too.
+        assert_eq!(read(&mut reader, "t", 0, 2, true).await.values, ["d"]);
+        assert_eq!(read(&mut reader, "t", 0, 4, true).await.values, ["d"]);
+        // Much later, in another segment of the log, the power is cut.
+        let filler = "f".repeat(100_000);
+        for _ in 0..30 {
+            assert_eq!(second.send("t", 1, &[&filler]).await, NONE);
+        }
+        assert_eq!(second.end(false).await, NONE);
+        machine.disk = machine.disk.crash(11);
+        drop((first, second, reader));
+        close(broker).await;
+
+        let broker = machine.open();
+        let mut reader = connect(&broker);
+        assert_eq!(read(&mut reader, "t", 0, 0, true).await.values, all);
+        assert_eq!(read(&mut reader, "t", 1, 0, true).await.values, ["z"]);
+        assert_eq!(describe(&mut reader, "second").await.0, "CompleteAbort");
+        drop(reader);
+        close(broker).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn producers_are_fenced_and_wrong_steps_get_kafkas_errors() {
+    let machine = Machine::new();
+    let broker = machine.open();
+    let mut reader = connect(&broker);
+    create_topic(&mut reader, "t", 1, &[]).await;
+    let mut old = Producer::new(&broker, "id", V1).await;
+    assert_eq!(old.end(true).await, ErrorCode::InvalidTxnState.code());
+    assert_eq!(old.send_alone("t", 0, &["a"]).await, ErrorCode::TransactionAbortable.code());
+    assert_eq!(old.add("nowhere", 0).await, ErrorCode::UnknownTopicOrPartition.code());
+    assert_eq!(old.send("t", 0, &["a"]).await, NONE);
+    assert_eq!(old.end(true).await, NONE);
+    assert_eq!(old.end(true).await, NONE);
+    assert_eq!(old.end(false).await, ErrorCode::InvalidTxnState.code());
+    // A batch that comes after the end of its transaction.
+    assert_eq!(old.send_alone("t", 0, &["late"]).await, ErrorCode::TransactionAbortable.code());
+    assert_eq!(old.send("t", 0, &["b"]).await, NONE);
+
+    let mut new = Producer::new(&broker, "id", V2).await;
+    assert_eq!(new.id, old.id);
+    assert_eq!(old.send_alone("t", 0, &["zombie"]).await, ErrorCode::InvalidProducerEpoch.code());
+    assert_eq!(old.add("t", 0).await, ErrorCode::ProducerFenced.code());
+    assert_eq!(old.end(true).await, ErrorCode::ProducerFenced.code());
+    assert_eq!(old.commit_offset("g", "t", 1).await, ErrorCode::ProducerFenced.code());
+    assert_eq!(new.send("t", 0, &["c"]).await, NONE);
+    let before = new.epoch;
+    assert_eq!(new.end(true).await, NONE);
+    // The answer was lost: the same request again, with the epoch from before.
+    new.epoch = before;
+    assert_eq!(new.end(true).await, NONE);
+    assert_eq!(new.end(true).await, ErrorCode::InvalidTxnState.code());
+    assert_eq!(new.end(false).await, NONE);
+    // Sequences begin again with each epoch.
+    new.sequence = 5;
+    assert_eq!(new.send("t", 0, &["gap"]).await, ErrorCode::OutOfOrderSequenceNumber.code());
+    new.sequence = 0;
+    assert_eq!(new.send("t", 0, &["d"]).await, NONE);
+    assert_eq!(new.end(true).await, NONE);
+    assert_eq!(read(&mut reader, "t", 0, 0, true).await.values, ["a", "c", "d"]);
+
+    // Without a transactional id it is nobody's transaction.
+    let mut nobody = Producer::new(&broker, "other", V2).await;
+    let batch = nobody.batch(&["e"]);
+    let answer = common::produce(&mut nobody.connection, "t", 0, -1, batch).await;
+    assert_eq!(answer.0, ErrorCode::TransactionalIdAuthorizationFailed.code());
+    assert_eq!(nobody.initialize(0).await, ErrorCode::InvalidTransactionTimeout.code());
+    assert_eq!(nobody.initialize(900_001).await, ErrorCode::InvalidTransactionTimeout.code());
+    drop((old, new, nobody, reader));
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn offsets_of_a_transaction_count_when_it_commits_also_after_a_crash() {
+    for version in [V1, V2] {
+        let mut machine = Machine::new();
+        let broker = machine.open();
+        let mut reader = connect(&broker);
+        create_topic(&mut reader, "t", 1, &[]).await;
+        let mut producer = Producer::new(&broker, "id", version).await;
+        assert_eq!(producer.commit_offset("g", "t", 5).await, NONE);
+        assert_eq!(offset_of(&mut reader, "g", false).await, (NONE, -1));
+        assert_eq!(offset_of(&mut reader, "g", true).await.0, ErrorCode::UnstableOffsetCommit.code());
+        assert_eq!(producer.end(true).await, NONE);
+        assert_eq!(offset_of(&mut reader, "g", true).await, (NONE, 5));
+        assert_eq!(producer.commit_offset("g", "t", 6).await, NONE);
+        assert_eq!(producer.end(false).await, NONE);
+        assert_eq!(offset_of(&mut reader, "g", true).await, (NONE, 5));
+        assert_eq!(producer.commit_offset("g", "t", 7).await, NONE);
+        assert_eq!(producer.commit_offset("h", "t", 1).await, NONE);
+        machine.disk = machine.disk.crash(11);
+        drop((producer, reader));
+        close(broker).await;
+
+        let broker = machine.open();
+        let mut reader = connect(&broker);
+        assert_eq!(offset_of(&mut reader, "g", false).await, (NONE, 5));
+        assert_eq!(offset_of(&mut reader, "g", true).await.0, ErrorCode::UnstableOffsetCommit.code());
+        let mut producer = Producer::new(&broker, "id", version).await;
+        assert_eq!(offset_of(&mut reader, "g", true).await, (NONE, 5));
+        assert_eq!(offset_of(&mut reader, "h", true).await, (NONE, -1));
+        assert_eq!(producer.commit_offset("g", "t", 8).await, NONE);
+        assert_eq!(producer.end(true).await, NONE);
+        drop((producer, reader));
+        close(broker).await;
+
+        let broker = machine.open();
+        assert_eq!(offset_of(&mut connect(&broker), "g", true).await, (NONE, 8));
+        close(broker).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_that_is_open_too_long_is_aborted_and_a_hanging_one_can_be() {
+    let machine = Machine::new();
+    let broker = machine.open();
+    let mut reader = connect(&broker);
+    create_topic(&mut reader, "t", 1, &[]).await;
+    let mut slow = Producer::new(&broker, "slow", V2).await;
+    assert_eq!(slow.initialize(1).await, NONE);
+    assert_eq!(slow.send("t", 0, &["a"]).await, NONE);
+    let begun = Instant::now();
+    while describe(&mut reader, "slow").await.0 != "CompleteAbort" {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it was not aborted");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let seen = read(&mut reader, "t", 0, 0, true).await;
+    assert_eq!(seen, Seen { values: vec![], last_stable_offset: 2, high_watermark: 2 });
+    assert_eq!(slow.end(true).await, ErrorCode::InvalidTxnState.code());
+
+    let mut hanging = Producer::new(&broker, "hanging", V2).await;
+    assert_eq!(hanging.send("t", 0, &["b"]).await, NONE);
+    let topic = m::describe_producers_request::TopicRequest {
+        name: Text::from_static("t"),
+        partition_indexes: vec![0],
+    };
+    let request = m::DescribeProducersRequest { topics: vec![topic] };
+    let answer: m::DescribeProducersResponse = call(&mut reader, 0, &request).await;
+    let producers = &answer.topics[0].partitions[0].active_producers;
+    let of = |id: i64| producers.iter().find(|producer| producer.producer_id == id).unwrap();
+    assert_eq!((of(slow.id).current_txn_start_offset, of(hanging.id).current_txn_start_offset), (-1, 2));
+    let topic = m::write_txn_markers_request::WritableTxnMarkerTopic {
+        name: Text::from_static("t"),
+        partition_indexes: vec![0, 9],
+    };
+    let marker = m::write_txn_markers_request::WritableTxnMarker {
+        producer_id: hanging.id,
+        producer_epoch: hanging.epoch,
+        topics: vec![topic],
+        ..Default::default()
+    };
+    let request = m::WriteTxnMarkersRequest { markers: vec![marker] };
+    let answer: m::WriteTxnMarkersResponse = call(&mut reader, 1, &request).await;
+    let partitions = &answer.markers[0].topics[0].partitions;
+    let unknown = ErrorCode::UnknownTopicOrPartition.code();
+    assert_eq!((partitions[0].error_code, partitions[1].error_code), (NONE, unknown));
+    let seen = read(&mut reader, "t", 0, 0, true).await;
+    assert_eq!(seen, Seen { values: vec![], last_stable_offset: 4, high_watermark: 4 });
+
+    let request = m::ListTransactionsRequest {
+        state_filters: vec![Text::from_static("Ongoing"), Text::from_static("Asleep")],
+        duration_filter: -1,
+        transactional_id_pattern: Some(Text::from_static("hang.*")),
+        ..Default::default()
+    };
+    let answer: m::ListTransactionsResponse = call(&mut reader, 2, &request).await;
+    assert_eq!(answer.unknown_state_filters, [Text::from_static("Asleep")]);
+    let ids: Vec<_> = answer.transaction_states.iter().map(|state| state.transactional_id.as_str()).collect();
+    assert_eq!(ids, ["hanging"]);
+    drop((slow, hanging, reader));
+    close(broker).await;
+}
