@@ -27,7 +27,7 @@ export MAINSTEM_BIN := $(abspath $(TARGET_DIR))/release/mainstem
 export MAINSTEM_BENCH_BIN := $(abspath $(TARGET_DIR))/release/mainstem-bench
 endif
 
-STEPS := toolchain setup build check test-rust compat compaction real-input crash power hostile bench-load fuzz
+STEPS := toolchain setup build check test-rust compat clients compaction transactions real-input crash power hostile bench-load fuzz
 
 .PHONY: help run build $(STEPS) test bench-quick bench soak clean
 
@@ -67,6 +67,12 @@ test-rust: toolchain ## All Rust tests, with debug assertions.
 
 compat: build ## Real clients: kcat, Java, confluent-kafka, franz-go, Kafka's console tools.
 	@tests/compat/run
+
+clients: build ## The clients' own test suites, with a list of what is skipped and why.
+	@tests/compat/client-suites
+
+transactions: build ## Kills the server and clients in the middle of transactions; none may be lost, torn or doubled.
+	@tests/transactions/run
 
 compaction: build ## Compaction against Apache Kafka's: the same records into both, the same must be left.
 	@tests/compat/compaction
