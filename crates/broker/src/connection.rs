@@ -235,6 +235,44 @@ impl Connection {
                 let request: m::ListTransactionsRequest = call.decode()?;
                 call.later(async move { api::transactions::list(&broker, &request) })
             }
+            _ => return self.answer_admin(call),
+        })
+    }
+
+    fn answer_admin(&self, mut call: Call) -> Result<Answer, Refused> {
+        let broker = self.broker.clone();
+        let version = call.header.version;
+        Ok(match call.header.api_key {
+            ApiKey::AlterConfigs => {
+                let request: m::AlterConfigsRequest = call.decode()?;
+                call.later(api::admin_configs::replace(broker, request))
+            }
+            ApiKey::ListConfigResources => {
+                let request: m::ListConfigResourcesRequest = call.decode()?;
+                call.later(async move { api::admin_configs::list_resources(&broker, &request, version) })
+            }
+            ApiKey::DescribeLogDirs => {
+                let request: m::DescribeLogDirsRequest = call.decode()?;
+                call.later(async move {
+                    broker.blocking(|broker| api::admin_replicas::describe_log_dirs(broker, request)).await
+                })
+            }
+            ApiKey::ElectLeaders => {
+                let request: m::ElectLeadersRequest = call.decode()?;
+                call.later(async move { api::admin_replicas::elect_leaders(&broker, &request) })
+            }
+            ApiKey::AlterPartitionReassignments => {
+                let request: m::AlterPartitionReassignmentsRequest = call.decode()?;
+                call.later(async move { api::admin_replicas::alter_reassignments(&broker, request) })
+            }
+            ApiKey::ListPartitionReassignments => {
+                let _: m::ListPartitionReassignmentsRequest = call.decode()?;
+                call.later(async move { api::admin_replicas::list_reassignments() })
+            }
+            ApiKey::DescribeTopicPartitions => {
+                let request: m::DescribeTopicPartitionsRequest = call.decode()?;
+                call.later(async move { api::admin_replicas::describe_topic_partitions(&broker, request) })
+            }
             _ => return self.answer_group(call),
         })
     }

@@ -112,6 +112,11 @@ impl OpenLog {
         self.stored_transactions.lock().remove(&stream).unwrap_or_default()
     }
 
+    /// Bytes that are free on its disk, if that can be said.
+    pub fn usable_bytes(&self) -> Option<u64> {
+        self.disk.free_bytes().ok()
+    }
+
     /// Bytes that are free for its records, or why it takes no partition more.
     fn free_bytes(&self) -> Result<u64, String> {
         match self.log.admit(1) {

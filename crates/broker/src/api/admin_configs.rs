@@ -11,7 +11,7 @@ use wire::messages::incremental_alter_configs_request::{AlterConfigsResource, Al
 use wire::messages::incremental_alter_configs_response::{
     AlterConfigsResourceResponse, IncrementalAlterConfigsResponse,
 };
-use wire::messages::{DescribeConfigsRequest, IncrementalAlterConfigsRequest};
+use wire::messages::{self as m, DescribeConfigsRequest, IncrementalAlterConfigsRequest};
 use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
@@ -21,6 +21,8 @@ use crate::topic_config::{DefaultFrom, Kind, TOPIC_SETTINGS, topic_setting};
 /// Kinds of resources.
 const TOPIC: i8 = 2;
 const BROKER: i8 = 4;
+/// `config_operation`: the value is replaced.
+const SET: i8 = 0;
 /// Where a value comes from.
 const SOURCE_TOPIC: i8 = 1;
 const SOURCE_STATIC_BROKER: i8 = 4;
@@ -174,7 +176,7 @@ pub async fn alter(
 ) -> IncrementalAlterConfigsResponse {
     let mut responses = Vec::with_capacity(request.resources.len());
     for resource in request.resources {
-        let result = alter_one(&broker, &resource, request.validate_only).await;
+        let result = alter_one(&broker, &resource, request.validate_only, false).await;
         let failure = result.err();
         responses.push(AlterConfigsResourceResponse {
             error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
@@ -186,10 +188,73 @@ pub async fn alter(
     IncrementalAlterConfigsResponse { responses, ..IncrementalAlterConfigsResponse::default() }
 }
 
+/// Answers AlterConfigs, the older API: what is not named goes back to its default.
+pub async fn replace(broker: Arc<Broker>, request: m::AlterConfigsRequest) -> m::AlterConfigsResponse {
+    let mut responses = Vec::with_capacity(request.resources.len());
+    for old in request.resources {
+        let set = |config: m::alter_configs_request::AlterableConfig| AlterableConfig {
+            name: config.name,
+            config_operation: SET,
+            value: config.value,
+        };
+        let resource = AlterConfigsResource {
+            resource_type: old.resource_type,
+            resource_name: old.resource_name,
+            configs: old.configs.into_iter().map(set).collect(),
+        };
+        let failure = alter_one(&broker, &resource, request.validate_only, true).await.err();
+        responses.push(m::alter_configs_response::AlterConfigsResourceResponse {
+            error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
+            error_message: failure.map(|failure| failure.text()),
+            resource_type: resource.resource_type,
+            resource_name: resource.resource_name,
+        });
+    }
+    m::AlterConfigsResponse { responses, ..m::AlterConfigsResponse::default() }
+}
+
+/// Answers ListConfigResources (KIP-1142): what has settings. Version 0 asks for client metrics only.
+pub fn list_resources(
+    broker: &Broker,
+    request: &m::ListConfigResourcesRequest,
+    version: i16,
+) -> m::ListConfigResourcesResponse {
+    const BROKER_LOGGER: i8 = 8;
+    const CLIENT_METRICS: i8 = 16;
+    const GROUP: i8 = 32;
+    const ALL: [i8; 5] = [TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP];
+    let types = match request.resource_types.as_slice() {
+        _ if version == 0 => &[CLIENT_METRICS],
+        [] => &ALL[..],
+        types => types,
+    };
+    if types.iter().any(|kind| !ALL.contains(kind)) {
+        return m::ListConfigResourcesResponse {
+            error_code: ErrorCode::UnsupportedVersion.code(),
+            ..m::ListConfigResourcesResponse::default()
+        };
+    }
+    let mut config_resources = Vec::new();
+    let mut add = |resource_type: i8, resource_name: Text| {
+        let found = m::list_config_resources_response::ConfigResource { resource_name, resource_type };
+        config_resources.push(found);
+    };
+    for kind in types {
+        match *kind {
+            TOPIC => broker.topics.all().iter().for_each(|topic| add(TOPIC, topic.name.clone())),
+            BROKER | BROKER_LOGGER => add(*kind, Text::from(broker.config.node_id.to_string())),
+            // Neither can be set here.
+            _ => {}
+        }
+    }
+    m::ListConfigResourcesResponse { config_resources, ..m::ListConfigResourcesResponse::default() }
+}
+
 async fn alter_one(
     broker: &Arc<Broker>,
     resource: &AlterConfigsResource,
     validate_only: bool,
+    replace: bool,
 ) -> Result<(), Failure> {
     if resource.resource_type == BROKER {
         let why = "The broker's settings are changed in its configuration file.";
@@ -200,7 +265,7 @@ async fn alter_one(
         return Err(Failure::because(ErrorCode::InvalidRequest, why));
     }
     let topic = broker.topics.find(&resource.resource_name).ok_or(ErrorCode::UnknownTopicOrPartition)?;
-    let mut overrides = topic.overrides();
+    let mut overrides = if replace { BTreeMap::new() } else { topic.overrides() };
     for config in &resource.configs {
         apply(broker, &mut overrides, config)?;
     }
@@ -216,7 +281,6 @@ fn apply(
     overrides: &mut BTreeMap<String, String>,
     config: &AlterableConfig,
 ) -> Result<(), Failure> {
-    const SET: i8 = 0;
     const DELETE: i8 = 1;
     const APPEND: i8 = 2;
     const SUBTRACT: i8 = 3;

@@ -19,9 +19,9 @@ use crate::topics::{Topic, check_name};
 /// "Not asked for", where a client may ask which operations it is allowed (KIP-430).
 const OPERATIONS_UNKNOWN: i32 = i32::MIN;
 /// In place of a leader where there is none.
-const NO_LEADER: i32 = -1;
+pub const NO_LEADER: i32 = -1;
 /// Bits of the operations that make sense on a topic: read, write, create, delete, alter, describe, and configs.
-const TOPIC_OPERATIONS: i32 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 11;
+pub const TOPIC_OPERATIONS: i32 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 11;
 /// Those on a cluster: create, alter, describe, cluster action, configs, idempotent write.
 const CLUSTER_OPERATIONS: i32 = 1 << 5 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12;
 

@@ -2,6 +2,7 @@
 
 pub mod admin_configs;
 pub mod admin_groups;
+pub mod admin_replicas;
 pub mod admin_topics;
 pub mod api_versions;
 pub mod delete_records;
@@ -51,6 +52,13 @@ pub fn advertised(api_key: ApiKey) -> Option<RangeInclusive<i16>> {
         | ApiKey::DeleteGroups
         | ApiKey::DescribeCluster
         | ApiKey::OffsetDelete
+        | ApiKey::AlterConfigs
+        | ApiKey::ListConfigResources
+        | ApiKey::DescribeLogDirs
+        | ApiKey::ElectLeaders
+        | ApiKey::AlterPartitionReassignments
+        | ApiKey::ListPartitionReassignments
+        | ApiKey::DescribeTopicPartitions
         | ApiKey::AddPartitionsToTxn
         | ApiKey::AddOffsetsToTxn
         | ApiKey::EndTxn

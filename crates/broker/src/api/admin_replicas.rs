@@ -1,0 +1,270 @@
+//! Where partitions are and who leads them, for one server: DescribeLogDirs (KIP-113), ElectLeaders (KIP-460), partition
+//! reassignments (KIP-455), DescribeTopicPartitions (KIP-966).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use wire::messages as m;
+use wire::messages::alter_partition_reassignments_response as apr;
+use wire::messages::describe_log_dirs_response as dld;
+use wire::messages::describe_topic_partitions_response as dtp;
+use wire::messages::elect_leaders_response as el;
+use wire::{ErrorCode, Text};
+
+use crate::api::metadata::{NO_LEADER, TOPIC_OPERATIONS};
+use crate::broker::Broker;
+use crate::failure::Failure;
+use crate::partition::{LEADER_EPOCH, Partition};
+use crate::topics::Topic;
+
+/// What a log directory's size is when it is not known (KIP-827).
+const UNKNOWN_BYTES: i64 = -1;
+/// Partitions in one answer of DescribeTopicPartitions at most (`max.request.partition.size.limit`).
+const PARTITIONS_MAX: usize = 2000;
+
+/// Answers DescribeLogDirs.
+pub fn describe_log_dirs(broker: &Broker, request: m::DescribeLogDirsRequest) -> m::DescribeLogDirsResponse {
+    let asked: Option<BTreeMap<Text, BTreeSet<i32>>> = request.topics.map(|topics| {
+        topics.into_iter().map(|topic| (topic.topic, topic.partitions.into_iter().collect())).collect()
+    });
+    let wanted = |partition: &Partition| {
+        asked.as_ref().is_none_or(|asked| {
+            asked.get(&partition.topic).is_some_and(|indexes| indexes.contains(&partition.index))
+        })
+    };
+    let mut results: Vec<dld::DescribeLogDirsResult> = broker
+        .logs
+        .all()
+        .iter()
+        .map(|log| {
+            let mut topics: Vec<dld::DescribeLogDirsTopic> = Vec::new();
+            for topic in broker.topics.all() {
+                let size = |partition: &Arc<Partition>| {
+                    let home = partition.home().ok().filter(|home| Arc::ptr_eq(&home.log, log))?;
+                    wanted(partition).then(|| dld::DescribeLogDirsPartition {
+                        partition_index: partition.index,
+                        partition_size: i64::try_from(home.stream.bounds().bytes).unwrap_or(i64::MAX),
+                        offset_lag: 0,
+                        is_future_key: false,
+                    })
+                };
+                let partitions: Vec<_> = topic.partitions().iter().filter_map(size).collect();
+                if !partitions.is_empty() {
+                    topics.push(dld::DescribeLogDirsTopic { name: topic.name.clone(), partitions });
+                }
+            }
+            let failed = log.failure().is_some();
+            let error = if failed { ErrorCode::KafkaStorageError } else { ErrorCode::None };
+            dld::DescribeLogDirsResult {
+                error_code: error.code(),
+                log_dir: Text::from(log.path.clone()),
+                topics,
+                total_bytes: UNKNOWN_BYTES,
+                usable_bytes: log
+                    .usable_bytes()
+                    .map_or(UNKNOWN_BYTES, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
+                is_cordoned: false,
+            }
+        })
+        .collect();
+    results.extend(broker.logs.lost().iter().map(|lost| dld::DescribeLogDirsResult {
+        error_code: ErrorCode::KafkaStorageError.code(),
+        log_dir: Text::from(lost.path.clone()),
+        total_bytes: UNKNOWN_BYTES,
+        usable_bytes: UNKNOWN_BYTES,
+        ..dld::DescribeLogDirsResult::default()
+    }));
+    m::DescribeLogDirsResponse { results, ..m::DescribeLogDirsResponse::default() }
+}
+
+fn find(broker: &Broker, topic: &Text, index: i32) -> Result<Arc<Partition>, Failure> {
+    let unknown = |why: String| Failure::because(ErrorCode::UnknownTopicOrPartition, why);
+    let found = broker.topics.find(topic).ok_or_else(|| unknown(format!("No such topic as {topic}")))?;
+    found.partition(index).ok_or_else(|| unknown(format!("No such partition as {topic}-{index}")))
+}
+
+/// Answers ElectLeaders: the only replica leads, if it is there.
+pub fn elect_leaders(broker: &Broker, request: &m::ElectLeadersRequest) -> m::ElectLeadersResponse {
+    const PREFERRED: i8 = 0;
+    const UNCLEAN: i8 = 1;
+    if !(PREFERRED..=UNCLEAN).contains(&request.election_type) {
+        return m::ElectLeadersResponse {
+            error_code: ErrorCode::InvalidRequest.code(),
+            ..m::ElectLeadersResponse::default()
+        };
+    }
+    let elect = |topic: &Text, index: i32| -> Failure {
+        match find(broker, topic, index) {
+            Err(failure) => failure,
+            Ok(partition) if partition.home().is_ok() => {
+                let why = "Leader election not needed for topic partition.";
+                Failure::because(ErrorCode::ElectionNotNeeded, why)
+            }
+            Ok(_) if request.election_type == PREFERRED => ErrorCode::PreferredLeaderNotAvailable.into(),
+            Ok(_) => ErrorCode::EligibleLeadersNotAvailable.into(),
+        }
+    };
+    let result = |index: i32, failure: &Failure| el::PartitionResult {
+        partition_id: index,
+        error_code: failure.code.code(),
+        error_message: Some(failure.text()),
+    };
+    let mut results = Vec::new();
+    match &request.topic_partitions {
+        Some(asked) => results.extend(asked.iter().map(|topic| el::ReplicaElectionResult {
+            topic: topic.topic.clone(),
+            partition_result:
+                topic.partitions.iter().map(|index| result(*index, &elect(&topic.topic, *index))).collect(),
+        })),
+        // Of all partitions, those that need no election are not spoken of.
+        None => {
+            for topic in broker.topics.all() {
+                let partitions = topic.partitions();
+                let outcomes = partitions.iter().map(|p| (p.index, elect(&topic.name, p.index)));
+                let partition_result: Vec<_> = outcomes
+                    .filter(|(_, failure)| failure.code != ErrorCode::ElectionNotNeeded)
+                    .map(|(index, failure)| result(index, &failure))
+                    .collect();
+                if !partition_result.is_empty() {
+                    results.push(el::ReplicaElectionResult { topic: topic.name.clone(), partition_result });
+                }
+            }
+        }
+    }
+    m::ElectLeadersResponse { replica_election_results: results, ..m::ElectLeadersResponse::default() }
+}
+
+/// Answers AlterPartitionReassignments: every partition stays on the only server.
+pub fn alter_reassignments(
+    broker: &Broker,
+    request: m::AlterPartitionReassignmentsRequest,
+) -> m::AlterPartitionReassignmentsResponse {
+    let node = broker.config.node_id;
+    let reassign = |topic: &Text, index: i32, replicas: Option<&[i32]>| -> Result<(), Failure> {
+        find(broker, topic, index)?;
+        let invalid = |why: String| Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why));
+        match replicas {
+            None => Err(ErrorCode::NoReassignmentInProgress.into()),
+            Some([]) => invalid("The manual partition assignment includes an empty replica list.".into()),
+            Some(replicas) => match replicas.iter().find(|replica| **replica != node) {
+                Some(other) => invalid(format!(
+                    "The manual partition assignment includes broker {other}, but no such broker is registered."
+                )),
+                None if replicas.len() > 1 => invalid(format!(
+                    "The manual partition assignment includes the broker {node} more than once."
+                )),
+                None => Ok(()),
+            },
+        }
+    };
+    let topic = |topic: m::alter_partition_reassignments_request::ReassignableTopic| {
+        let partition = |asked: &m::alter_partition_reassignments_request::ReassignablePartition| {
+            let failed = reassign(&topic.name, asked.partition_index, asked.replicas.as_deref()).err();
+            apr::ReassignablePartitionResponse {
+                partition_index: asked.partition_index,
+                error_code: failed.as_ref().map_or(ErrorCode::None, |failure| failure.code).code(),
+                error_message: failed.map(|failure| failure.text()),
+            }
+        };
+        apr::ReassignableTopicResponse {
+            partitions: topic.partitions.iter().map(partition).collect(),
+            name: topic.name,
+        }
+    };
+    m::AlterPartitionReassignmentsResponse {
+        allow_replication_factor_change: request.allow_replication_factor_change,
+        error_message: None,
+        responses: request.topics.into_iter().map(topic).collect(),
+        ..m::AlterPartitionReassignmentsResponse::default()
+    }
+}
+
+/// Answers ListPartitionReassignments: there is never one.
+pub fn list_reassignments() -> m::ListPartitionReassignmentsResponse {
+    m::ListPartitionReassignmentsResponse {
+        error_message: None,
+        ..m::ListPartitionReassignmentsResponse::default()
+    }
+}
+
+/// Answers DescribeTopicPartitions: topics by name, so many partitions at once, and where to go on.
+pub fn describe_topic_partitions(
+    broker: &Broker,
+    request: m::DescribeTopicPartitionsRequest,
+) -> m::DescribeTopicPartitionsResponse {
+    let mut names: BTreeSet<Text> = match request.topics.is_empty() {
+        true => broker.topics.all().iter().map(|topic| topic.name.clone()).collect(),
+        false => request.topics.into_iter().map(|topic| topic.name).collect(),
+    };
+    let mut first_index = 0;
+    if let Some(cursor) = request.cursor {
+        names.retain(|name| name.as_str() >= cursor.topic_name.as_str());
+        if names.first().is_some_and(|name| *name == cursor.topic_name) {
+            first_index = usize::try_from(cursor.partition_index).unwrap_or(0);
+        }
+    }
+    let mut left = usize::try_from(request.response_partition_limit).unwrap_or(0).clamp(1, PARTITIONS_MAX);
+    let (mut topics, mut next_cursor) = (Vec::new(), None);
+    for name in names {
+        let from = std::mem::take(&mut first_index);
+        if left == 0 {
+            next_cursor = Some(dtp::Cursor { topic_name: name, partition_index: 0 });
+            break;
+        }
+        let Some(topic) = broker.topics.find(&name) else {
+            topics.push(dtp::DescribeTopicPartitionsResponseTopic {
+                error_code: ErrorCode::UnknownTopicOrPartition.code(),
+                name: Some(name),
+                ..dtp::DescribeTopicPartitionsResponseTopic::default()
+            });
+            continue;
+        };
+        let partitions = topic.partitions();
+        let shown: Vec<_> = partitions.iter().skip(from).take(left).map(|p| described(broker, p)).collect();
+        left -= shown.len();
+        let next = from + shown.len();
+        if next < partitions.len() {
+            let partition_index = i32::try_from(next).unwrap_or(i32::MAX);
+            next_cursor = Some(dtp::Cursor { topic_name: name, partition_index });
+        }
+        topics.push(with_partitions(&topic, shown));
+        if next_cursor.is_some() {
+            break;
+        }
+    }
+    m::DescribeTopicPartitionsResponse {
+        topics,
+        next_cursor,
+        ..m::DescribeTopicPartitionsResponse::default()
+    }
+}
+
+fn with_partitions(
+    topic: &Topic,
+    partitions: Vec<dtp::DescribeTopicPartitionsResponsePartition>,
+) -> dtp::DescribeTopicPartitionsResponseTopic {
+    dtp::DescribeTopicPartitionsResponseTopic {
+        error_code: 0,
+        name: Some(topic.name.clone()),
+        topic_id: topic.id,
+        is_internal: topic.is_internal(),
+        partitions,
+        topic_authorized_operations: TOPIC_OPERATIONS,
+    }
+}
+
+fn described(broker: &Broker, partition: &Partition) -> dtp::DescribeTopicPartitionsResponsePartition {
+    let (node, lost) = (broker.config.node_id, partition.home().is_err());
+    let error = if lost { ErrorCode::LeaderNotAvailable } else { ErrorCode::None };
+    dtp::DescribeTopicPartitionsResponsePartition {
+        error_code: error.code(),
+        partition_index: partition.index,
+        leader_id: if lost { NO_LEADER } else { node },
+        leader_epoch: LEADER_EPOCH,
+        replica_nodes: vec![node],
+        isr_nodes: vec![node],
+        eligible_leader_replicas: Some(Vec::new()),
+        last_known_elr: Some(Vec::new()),
+        offline_replicas: if lost { vec![node] } else { Vec::new() },
+    }
+}

@@ -1,0 +1,151 @@
+//! What administrators ask of one server: log directories, elections, reassignments, partitions page by page, settings.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{call, close, connect, create_topic, open, produce};
+use model::{Compression, Timestamp};
+use wire::messages as m;
+use wire::records::BatchBuilder;
+use wire::{ErrorCode, Text};
+
+const NONE: i16 = 0;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn partitions_are_described_page_by_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "b", 3, &[]).await;
+    create_topic(&mut connection, "a", 2, &[]).await;
+    let (mut cursor, mut seen, mut pages) = (None, Vec::new(), 0);
+    loop {
+        let request = m::DescribeTopicPartitionsRequest {
+            topics: Vec::new(),
+            response_partition_limit: 2,
+            cursor: cursor.take(),
+        };
+        let answer: m::DescribeTopicPartitionsResponse = call(&mut connection, 0, &request).await;
+        for topic in &answer.topics {
+            let name = topic.name.as_ref().unwrap().to_string();
+            seen.extend(topic.partitions.iter().map(|partition| (name.clone(), partition.partition_index)));
+        }
+        pages += 1;
+        let Some(next) = answer.next_cursor else { break };
+        cursor = Some(m::describe_topic_partitions_request::Cursor {
+            topic_name: next.topic_name,
+            partition_index: next.partition_index,
+        });
+    }
+    let expected = [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2)];
+    assert_eq!(seen, expected.map(|(name, index)| (name.to_owned(), index)));
+    assert_eq!(pages, 3);
+    let topics = vec![m::describe_topic_partitions_request::TopicRequest { name: Text::from_static("c") }];
+    let request = m::DescribeTopicPartitionsRequest { topics, response_partition_limit: 9, cursor: None };
+    let answer: m::DescribeTopicPartitionsResponse = call(&mut connection, 0, &request).await;
+    assert_eq!(answer.topics[0].error_code, ErrorCode::UnknownTopicOrPartition.code());
+    drop(connection);
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn log_directories_elections_and_reassignments_are_those_of_one_server() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 2, &[]).await;
+    let mut builder = BatchBuilder::new(Compression::None);
+    builder.push(Timestamp(1), Some(b"key"), Some(&[7; 1000]));
+    assert_eq!(produce(&mut connection, "t", 1, -1, builder.finish()).await.0, NONE);
+
+    let request = m::DescribeLogDirsRequest { topics: None };
+    let answer: m::DescribeLogDirsResponse = call(&mut connection, 4, &request).await;
+    let result = &answer.results[0];
+    assert_eq!((answer.results.len(), result.error_code, result.topics.len()), (1, NONE, 1));
+    let sizes: Vec<_> =
+        result.topics[0].partitions.iter().map(|partition| partition.partition_size).collect();
+    assert!(sizes[0] == 0 && sizes[1] > 1000, "{sizes:?}");
+    assert!(result.usable_bytes > 0);
+
+    let asked =
+        |partitions| m::elect_leaders_request::TopicPartitions { topic: Text::from_static("t"), partitions };
+    let request =
+        |topic_partitions| m::ElectLeadersRequest { election_type: 0, topic_partitions, timeout_ms: 100 };
+    let answer: m::ElectLeadersResponse =
+        call(&mut connection, 2, &request(Some(vec![asked(vec![0, 9])]))).await;
+    let errors: Vec<_> =
+        answer.replica_election_results[0].partition_result.iter().map(|result| result.error_code).collect();
+    let unknown = ErrorCode::UnknownTopicOrPartition.code();
+    assert_eq!(errors, [ErrorCode::ElectionNotNeeded.code(), unknown]);
+    let answer: m::ElectLeadersResponse = call(&mut connection, 2, &request(None)).await;
+    assert!(answer.replica_election_results.is_empty());
+
+    let partition = |partition_index, replicas| {
+        m::alter_partition_reassignments_request::ReassignablePartition { partition_index, replicas }
+    };
+    let topic = m::alter_partition_reassignments_request::ReassignableTopic {
+        name: Text::from_static("t"),
+        partitions: vec![
+            partition(0, Some(vec![1])),
+            partition(0, Some(vec![2])),
+            partition(0, Some(vec![])),
+            partition(0, None),
+            partition(9, Some(vec![1])),
+        ],
+    };
+    let request = m::AlterPartitionReassignmentsRequest { topics: vec![topic], ..Default::default() };
+    let answer: m::AlterPartitionReassignmentsResponse = call(&mut connection, 1, &request).await;
+    let errors: Vec<_> =
+        answer.responses[0].partitions.iter().map(|partition| partition.error_code).collect();
+    let invalid = ErrorCode::InvalidReplicaAssignment.code();
+    assert_eq!(errors, [NONE, invalid, invalid, ErrorCode::NoReassignmentInProgress.code(), unknown]);
+    drop(connection);
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_older_alter_configs_replaces_all_settings_of_a_topic() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 1, &[("retention.ms", "5000"), ("segment.ms", "7000")]).await;
+    let config = |name, value: &'static str| m::alter_configs_request::AlterableConfig {
+        name: Text::from_static(name),
+        value: Some(Text::from_static(value)),
+    };
+    let request = |configs, validate_only| m::AlterConfigsRequest {
+        resources: vec![m::alter_configs_request::AlterConfigsResource {
+            resource_type: 2,
+            resource_name: Text::from_static("t"),
+            configs,
+        }],
+        validate_only,
+    };
+    for (configs, validate_only, error) in [
+        (vec![config("retention.ms", "8000")], true, NONE),
+        (vec![config("retention.ms", "many")], false, ErrorCode::InvalidConfig.code()),
+        (vec![config("retention.ms", "9000")], false, NONE),
+    ] {
+        let answer: m::AlterConfigsResponse =
+            call(&mut connection, 2, &request(configs, validate_only)).await;
+        assert_eq!(answer.responses[0].error_code, error);
+    }
+    let resource = m::describe_configs_request::DescribeConfigsResource {
+        resource_type: 2,
+        resource_name: Text::from_static("t"),
+        configuration_keys: Some(vec![Text::from_static("retention.ms"), Text::from_static("segment.ms")]),
+    };
+    let request = m::DescribeConfigsRequest { resources: vec![resource], ..Default::default() };
+    let answer: m::DescribeConfigsResponse = call(&mut connection, 4, &request).await;
+    let values: Vec<_> =
+        answer.results[0].configs.iter().map(|config| config.value.clone().unwrap().to_string()).collect();
+    assert!(values.contains(&"9000".to_owned()) && !values.contains(&"7000".to_owned()), "{values:?}");
+
+    let request = m::ListConfigResourcesRequest { resource_types: vec![2, 4] };
+    let answer: m::ListConfigResourcesResponse = call(&mut connection, 1, &request).await;
+    let listed: Vec<_> =
+        answer.config_resources.iter().map(|r| (r.resource_type, r.resource_name.to_string())).collect();
+    assert_eq!(listed, [(2, "t".to_owned()), (4, "1".to_owned())]);
+    drop(connection);
+    close(broker).await;
+}
