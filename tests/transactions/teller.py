@@ -75,6 +75,8 @@ class Teller:
             retried(lambda: self.producer.send_offsets_to_transaction(
                 positions, consumer.consumer_group_metadata(), 20))
         if aborted:
+            # What was not sent yet would be dropped by the client itself, and there would be nothing to abort.
+            assert self.producer.flush(30) == 0, "the batches were not acknowledged"
             retried(lambda: self.producer.abort_transaction(20))
             self.journal.write(f"aborted {transfer}\n")
         else:

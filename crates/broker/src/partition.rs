@@ -246,7 +246,10 @@ impl Partition {
 
     /// The last stable offset of a partition that is committed up to `committed`.
     pub fn last_stable_offset(&self, committed: Offset) -> Offset {
-        self.state.lock().transactions.last_stable_offset(committed)
+        // The start may have moved into an open transaction.
+        let start = self.home.as_ref().map_or(Offset::ZERO, |home| home.stream.bounds().start);
+        let stable = self.state.lock().transactions.last_stable_offset(committed);
+        stable.max(start).min(committed)
     }
 
     /// The aborted transactions with records in `from..until`.
@@ -278,8 +281,12 @@ impl Partition {
         let State { producers, transactions, .. } = &mut *state;
         producers.expire_unless(oldest_ms, |id| transactions.first_offset(id).is_some());
         if let Ok(home) = &self.home {
-            transactions.forget_below(home.stream.bounds().start);
+            let bounds = home.stream.bounds();
+            transactions.forget_below(bounds.start);
+            // Also where nobody reads.
+            transactions.last_stable_offset(bounds.committed);
         }
+        transactions.forget_checks();
     }
 
     /// Marks it as gone, for those that still hold it.

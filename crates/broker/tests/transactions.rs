@@ -39,13 +39,18 @@ impl Machine {
     }
 
     fn open(&self) -> Arc<Broker> {
+        self.open_with(&[])
+    }
+
+    fn open_with(&self, more: &[(&str, &str)]) -> Arc<Broker> {
         let disk = self.disk.clone();
         let log = LogDirectory::new("the disk", move |_| Ok(Arc::new(disk.clone())));
-        let settings = [
+        let mut settings = vec![
             ("log.segment.bytes", "1048576"),
             ("log.reserve.bytes", "0"),
             ("group.initial.rebalance.delay.ms", "0"),
         ];
+        settings.extend(more);
         open_on(self.metadata.path(), vec![log], &settings).unwrap()
     }
 }
@@ -167,6 +172,11 @@ impl Producer {
                 return answer.error_code;
             }
         }
+        self.commit_alone(group, topic, offset).await
+    }
+
+    /// Commits an offset without announcing the group.
+    async fn commit_alone(&mut self, group: &'static str, topic: &'static str, offset: i64) -> i16 {
         let partition = m::txn_offset_commit_request::TxnOffsetCommitRequestPartition {
             committed_offset: offset,
             ..Default::default()
@@ -364,6 +374,10 @@ async fn producers_are_fenced_and_wrong_steps_get_kafkas_errors() {
     assert_eq!(old.end(true).await, ErrorCode::ProducerFenced.code());
     assert_eq!(old.commit_offset("g", "t", 1).await, ErrorCode::ProducerFenced.code());
     assert_eq!(new.send("t", 0, &["c"]).await, NONE);
+    // Also while the newer one has a transaction open where the offsets go.
+    assert_eq!(new.commit_offset("g", "t", 1).await, NONE);
+    old.version.commit = 3;
+    assert_eq!(old.commit_alone("g", "t", 1).await, ErrorCode::InvalidProducerEpoch.code());
     let before = new.epoch;
     assert_eq!(new.end(true).await, NONE);
     // The answer was lost: the same request again, with the epoch from before.
@@ -488,5 +502,55 @@ async fn a_transaction_that_is_open_too_long_is_aborted_and_a_hanging_one_can_be
     let ids: Vec<_> = answer.transaction_states.iter().map(|state| state.transactional_id.as_str()).collect();
     assert_eq!(ids, ["hanging"]);
     drop((slow, hanging, reader));
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_aborted_supersedes_nothing_when_a_topic_is_compacted() {
+    let machine = Machine::new();
+    let broker = machine.open_with(&[("log.cleaner.backoff.ms", "50")]);
+    let mut reader = connect(&broker);
+    let configs = [
+        ("cleanup.policy", "compact"),
+        ("max.compaction.lag.ms", "1"),
+        ("min.cleanable.dirty.ratio", "0.0"),
+        ("segment.ms", "1"),
+    ];
+    create_topic(&mut reader, "t", 1, &configs).await;
+    let mut producer = Producer::new(&broker, "id", V2).await;
+    // All have one key.
+    for (value, committed) in [("kept?", true), ("kept", true), ("aborted", false)] {
+        assert_eq!(producer.send("t", 0, &[value]).await, NONE);
+        assert_eq!(producer.end(committed).await, NONE);
+    }
+    let begun = Instant::now();
+    while read(&mut reader, "t", 0, 0, false).await.values != ["kept"] {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", read(&mut reader, "t", 0, 0, false).await);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(read(&mut reader, "t", 0, 0, true).await.values, ["kept"]);
+    drop((producer, reader));
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_stable_offset_is_never_below_the_start() {
+    let machine = Machine::new();
+    let broker = machine.open();
+    let mut reader = connect(&broker);
+    create_topic(&mut reader, "t", 1, &[]).await;
+    let mut producer = Producer::new(&broker, "id", V2).await;
+    assert_eq!(producer.send("t", 0, &["a", "b", "c"]).await, NONE);
+    let partition = m::delete_records_request::DeleteRecordsPartition { partition_index: 0, offset: 2 };
+    let topic = m::delete_records_request::DeleteRecordsTopic {
+        name: Text::from_static("t"),
+        partitions: vec![partition],
+    };
+    let request = m::DeleteRecordsRequest { topics: vec![topic], timeout_ms: 5000 };
+    let answer: m::DeleteRecordsResponse = call(&mut reader, 2, &request).await;
+    assert_eq!(answer.topics[0].partitions[0].error_code, NONE);
+    let seen = read(&mut reader, "t", 0, 2, true).await;
+    assert_eq!(seen, Seen { values: vec![], last_stable_offset: 2, high_watermark: 3 });
+    drop((producer, reader));
     close(broker).await;
 }

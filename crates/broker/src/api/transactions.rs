@@ -38,6 +38,8 @@ const BATCHED_FROM_VERSION: i16 = 4;
 /// The first versions of clients that bump the epoch with every transaction (KIP-890).
 const END_BUMPS_FROM_VERSION: i16 = 5;
 const COMMIT_ADDS_FROM_VERSION: i16 = 5;
+/// The first version whose clients know TRANSACTION_ABORTABLE.
+const COMMIT_ABORTABLE_FROM_VERSION: i16 = 4;
 const COMMIT_IDS_FROM_VERSION: i16 = 6;
 /// `transaction.version` of those clients, and of the others.
 pub const BUMPING: i16 = 2;
@@ -250,23 +252,24 @@ async fn commit_all(
         broker.coordinator.offsets_partition(&request.group_id).ok_or(ErrorCode::CoordinatorNotAvailable)?;
     let (producer_id, epoch) = (request.producer_id, request.producer_epoch);
     let check = partition.begin_check(producer_id);
-    if check.is_some() {
-        let of = (OFFSETS_TOPIC.to_owned(), partition.index);
-        let (id, producer) = (request.transactional_id.as_str(), (producer_id, epoch));
-        let result = match version >= COMMIT_ADDS_FROM_VERSION {
-            true => broker.transactions.add(id, producer, vec![of], BUMPING).await,
-            false => broker.transactions.verify(id, producer, &of).await,
-        };
-        result.map_err(|error| match error {
-            TransactionError::Fenced => ErrorCode::InvalidProducerEpoch,
-            // Clients of these versions try again only where the coordinator is loading.
-            TransactionError::Concurrent if version < COMMIT_ADDS_FROM_VERSION => {
-                ErrorCode::CoordinatorLoadInProgress
-            }
-            TransactionError::NotInTransaction if version < 4 => ErrorCode::InvalidTxnState,
-            error => transaction_code(error),
-        })?;
-    }
+    let of = (OFFSETS_TOPIC.to_owned(), partition.index);
+    let (id, producer) = (request.transactional_id.as_str(), (producer_id, epoch));
+    let result = match check.is_some() && version >= COMMIT_ADDS_FROM_VERSION {
+        true => broker.transactions.add(id, producer, vec![of], BUMPING).await,
+        // Also where a transaction is open: it may be that of a newer instance.
+        false => broker.transactions.verify(id, producer, &of).await,
+    };
+    result.map_err(|error| match error {
+        TransactionError::Fenced => ErrorCode::InvalidProducerEpoch,
+        // Clients of these versions try again only where the coordinator is loading.
+        TransactionError::Concurrent if version < COMMIT_ADDS_FROM_VERSION => {
+            ErrorCode::CoordinatorLoadInProgress
+        }
+        TransactionError::NotInTransaction if version < COMMIT_ABORTABLE_FROM_VERSION => {
+            ErrorCode::InvalidTxnState
+        }
+        error => transaction_code(error),
+    })?;
     let commit = CommitRequest {
         producer_id: Some(producer_id),
         member_id: request.member_id.to_string(),

@@ -180,7 +180,7 @@ fn look(
 fn prepare(log: &Log, due: &Due, dedupe_bytes: usize, now_ms: i64) -> Result<Compaction<'static>, String> {
     let stream = due.stream.clone();
     let mut keys = Keys::new(dedupe_bytes);
-    let until = gather(log, &stream, due.clean_until, due.until, &mut keys)?;
+    let until = gather(log, due, &mut keys)?;
     if until <= due.clean_until {
         return Err("the keys of one batch do not fit log.cleaner.dedupe.buffer.size".into());
     }
@@ -196,14 +196,20 @@ fn prepare(log: &Log, due: &Due, dedupe_bytes: usize, now_ms: i64) -> Result<Com
     Ok(Compaction { stream, until, rewriter: Box::new(filter) })
 }
 
-/// Puts the keys of the records in `from..until` into `keys`; returns how far they fitted.
-fn gather(
-    log: &Log,
-    stream: &Arc<Stream>,
-    from: Offset,
-    until: Offset,
-    keys: &mut Keys,
-) -> Result<Offset, String> {
+/// Puts the keys of the records that are not clean yet into `keys`; returns how far they fitted. Those of aborted
+/// transactions supersede nothing.
+fn gather(log: &Log, due: &Due, keys: &mut Keys) -> Result<Offset, String> {
+    let (stream, from, until) = (&due.stream, due.clean_until, due.until);
+    let mut aborted: HashMap<i64, Vec<(Offset, Offset)>> = HashMap::new();
+    for of in due.partition.aborted_between(from, until) {
+        aborted.entry(of.producer_id).or_default().push((of.first_offset, of.last_offset));
+    }
+    let is_aborted = |header: &BatchHeader| {
+        header.is_transactional()
+            && aborted.get(&header.producer_id).is_some_and(|all| {
+                all.iter().any(|(first, last)| (*first..*last).contains(&header.base_offset))
+            })
+    };
     let mut at = from;
     while at < until {
         if log.is_closing() {
@@ -224,7 +230,7 @@ fn gather(
         while !bytes.is_empty() {
             let header = BatchHeader::parse(&bytes).map_err(|error| error.to_string())?;
             let batch = bytes.split_to(header.total_bytes);
-            if header.is_control() || header.next_offset() <= from {
+            if header.is_control() || header.next_offset() <= from || is_aborted(&header) {
                 continue;
             }
             let (_, all) = records(&batch, DECOMPRESSED_BYTES_MAX).map_err(|error| error.to_string())?;

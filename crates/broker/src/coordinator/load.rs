@@ -67,7 +67,9 @@ fn take_in(found: &mut HashMap<String, Loaded>, header: &BatchHeader, record: &r
             into.insert(key, (value, position));
         }
         Ok(GroupRecord::Offset { group, key, value: None }) => {
-            found.entry(group).or_default().offsets.remove(&key);
+            let loaded = found.entry(group).or_default();
+            loaded.offsets.remove(&key);
+            loaded.uncommitted.values_mut().for_each(|offsets| drop(offsets.remove(&key)));
         }
         Ok(GroupRecord::Group { group, value }) => found.entry(group).or_default().snapshot = value,
         Ok(GroupRecord::Unknown { version }) => {

@@ -85,6 +85,8 @@ pub struct Coordinator {
     started: Instant,
     runtime: Handle,
     groups: Mutex<HashMap<String, Arc<Entry>>>,
+    /// Groups with offsets of open transactions, by producer; some may have none any more.
+    uncommitted: Mutex<HashMap<i64, Vec<Arc<Entry>>>>,
     /// Partitions of `__consumer_offsets` that could not be read: what their groups committed is not known.
     unread: Mutex<HashSet<i32>>,
 }
@@ -120,6 +122,7 @@ impl Coordinator {
             started: Instant::now(),
             runtime: Handle::current(),
             groups: Mutex::default(),
+            uncommitted: Mutex::default(),
             unread: Mutex::default(),
         }
     }
@@ -163,6 +166,7 @@ impl Coordinator {
                 state.group.restore_offset(key, value, position, None);
             }
             for (producer_id, offsets) in loaded.uncommitted {
+                self.note_uncommitted(producer_id, &entry);
                 for (key, (value, position)) in offsets {
                     state.group.restore_offset(key, value, position, Some(producer_id));
                 }
@@ -307,6 +311,7 @@ impl Coordinator {
             };
             let (sender, receiver) = oneshot::channel();
             if let Some(Transactional { producer_id, .. }) = transactional {
+                self.note_uncommitted(producer_id, entry);
                 state.transactional.entry(producer_id).or_default().commits += 1;
             }
             self.append_transactional(entry, &mut state, records, transactional, move |state, position| {
@@ -334,16 +339,31 @@ impl Coordinator {
 
     /// A producer's transaction has ended in a partition of `__consumer_offsets`: its groups' offsets count, or never do.
     pub fn end_transaction(&self, partition: i32, producer_id: i64, committed: bool) {
-        for entry in self.all() {
-            let here = self.partition_of(&entry.id).is_some_and(|(_, of)| of.index == partition);
-            let mut state = entry.state.lock();
-            if !here {
-                continue;
+        let here =
+            |entry: &Arc<Entry>| self.partition_of(&entry.id).is_some_and(|(_, of)| of.index == partition);
+        let ended = {
+            let mut uncommitted = self.uncommitted.lock();
+            let all = uncommitted.remove(&producer_id).unwrap_or_default();
+            let (ended, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(here);
+            if !rest.is_empty() {
+                uncommitted.insert(producer_id, rest);
             }
+            ended
+        };
+        for entry in ended {
+            let mut state = entry.state.lock();
             match state.transactional.get_mut(&producer_id) {
                 Some(in_flight) => in_flight.ended = Some(committed),
                 None => state.group.end_transaction(producer_id, committed),
             }
+        }
+    }
+
+    fn note_uncommitted(&self, producer_id: i64, entry: &Arc<Entry>) {
+        let mut uncommitted = self.uncommitted.lock();
+        let entries = uncommitted.entry(producer_id).or_default();
+        if !entries.iter().any(|other| Arc::ptr_eq(other, entry)) {
+            entries.push(entry.clone());
         }
     }
 
@@ -457,16 +477,14 @@ impl Coordinator {
         let live: usize = entries.iter().map(|entry| 1 + entry.state.lock().group.offsets().count()).sum();
         let live = i64::try_from(live).unwrap_or(i64::MAX);
         let records = bounds.committed - bounds.start;
-        // Offsets of an open transaction, and its marker, are of one piece.
-        if partition.has_open_transactions() {
-            return;
-        }
         if records < REWRITE_RECORDS_MIN || records / REWRITE_FACTOR < live {
             return;
         }
         // All locks at once, in the order of the ids, so that no record comes between.
         let mut states: Vec<_> = entries.iter().map(|entry| (entry, entry.state.lock())).collect();
-        if states.iter().any(|(_, state)| state.records_in_flight > 0) {
+        let busy = |state: &State| state.records_in_flight > 0 || state.group.has_uncommitted();
+        // Offsets of a transaction and its marker are of one piece: neither may be rewritten without the other.
+        if partition.has_open_transactions() || states.iter().any(|(_, state)| busy(state)) {
             return;
         }
         let mut batches = Vec::new();

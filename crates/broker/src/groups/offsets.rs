@@ -224,6 +224,11 @@ impl Group {
         }
     }
 
+    /// Whether an open transaction has committed offsets of the group.
+    pub fn has_uncommitted(&self) -> bool {
+        !self.offsets.uncommitted.is_empty()
+    }
+
     /// Puts back an offset read from the log at `position`; with a producer id, one of a transaction that may be open.
     pub fn restore_offset(
         &mut self,

@@ -5,7 +5,7 @@
 //! CONCURRENT_TRANSACTIONS. Where everything lies in one log, the end of a transaction is one group commit: the record
 //! that decides it, the markers and the record that completes it are queued in this order, and a crash keeps a prefix.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -59,6 +59,13 @@ impl std::fmt::Debug for TransactionCoordinator {
 
 async fn landed(landed: Landed) -> Result<(), TransactionError> {
     landed.await.ok().and_then(Result::ok).ok_or(TransactionError::NotAvailable)
+}
+
+async fn all_landed(all: &mut Vec<Landed>) -> Result<(), TransactionError> {
+    for one in all.drain(..) {
+        landed(one).await?;
+    }
+    Ok(())
 }
 
 /// A partition that gets a marker, with the room for it.
@@ -362,21 +369,18 @@ impl TransactionCoordinator {
         // All room there may be need of, before the first step: nothing stops in the middle for a full disk.
         let decision_room = room(&home.log, decision.bytes.len()).await?;
         let completion_room = room(&home.log, completion.bytes.len()).await?;
-        let (targets, offline) = targets(&broker, &prepared).await?;
+        let (targets, offline) = targets(&broker, &prepared).await;
         let one_log = targets.iter().all(|target| Arc::ptr_eq(&target.home.log, &home.log));
 
-        let mut under_way = Vec::new();
+        let mut own = Vec::new();
         if new {
-            let decided = append(&broker, &partition, &home, decision, decision_room);
+            own.push(append(&broker, &partition, &home, decision, decision_room));
             entry.set(&mut state, prepared.clone());
-            if one_log {
-                under_way.push(decided);
-            } else {
-                landed(decided).await?;
+            if !one_log {
+                all_landed(&mut own).await?;
             }
         }
-        let producer = (prepared.producer_id, prepared.epoch);
-        let mut groups = Vec::new();
+        let mut markers = Vec::with_capacity(targets.len());
         for target in targets {
             let (sender, marked) = oneshot::channel();
             let order = Order {
@@ -387,38 +391,45 @@ impl TransactionCoordinator {
                 done: Some(Arc::new(Told::new(sender))),
                 now_ms: broker.now_ms(),
             };
-            let marker = target.partition.append_marker(&target.home, producer, result, order);
-            if let Err(error) = marker {
+            let producer = (prepared.producer_id, prepared.epoch);
+            match target.partition.append_marker(&target.home, producer, result, order) {
+                Ok(_) => markers.push((target.partition, marked)),
                 // A newer producer ended the transaction there.
-                tracing::warn!(transactional_id = entry.id, partition = target.partition.index, %error, "no marker");
-                continue;
-            }
-            under_way.push(marked);
-            if target.partition.topic.as_str() == OFFSETS_TOPIC {
-                groups.push(target.partition.index);
+                Err(error) => {
+                    let partition = target.partition.index;
+                    tracing::warn!(transactional_id = entry.id, partition, %error, "no marker was written");
+                }
             }
         }
-        if !one_log || offline {
-            for marked in under_way.drain(..) {
-                landed(marked).await?;
+        let mut last = Some((completion, completion_room));
+        let mut complete =
+            || last.take().map(|(batch, room)| append(&broker, &partition, &home, batch, room));
+        if one_log && offline.is_empty() {
+            // Behind the markers in the same log: a crash does not keep it without them.
+            own.extend(complete());
+        }
+        let mut failed = None;
+        for (marked, done) in markers {
+            match landed(done).await {
+                Ok(()) if marked.topic.as_str() == OFFSETS_TOPIC => {
+                    let committed = result == TransactionResult::Commit;
+                    broker.coordinator.end_transaction(marked.index, prepared.producer_id, committed);
+                }
+                Ok(()) => {}
+                Err(error) => failed = Some(error),
             }
         }
-        if !offline {
-            under_way.push(append(&broker, &partition, &home, completion, completion_room));
+        all_landed(&mut own).await?;
+        if let Some(error) = failed {
+            return Err(error);
         }
-        for done in under_way {
-            landed(done).await?;
-        }
-        for partition in groups {
-            broker.coordinator.end_transaction(
-                partition,
-                prepared.producer_id,
-                result == TransactionResult::Commit,
-            );
-        }
-        if offline {
+        if !offline.is_empty() {
+            // The others need not be told again.
+            entry.set(&mut state, Transaction { partitions: offline, ..prepared });
             return Err(TransactionError::Concurrent);
         }
+        own.extend(complete());
+        all_landed(&mut own).await?;
         entry.set(&mut state, completed);
         Ok(state)
     }
@@ -457,22 +468,28 @@ async fn fresh_id(broker: &Arc<Broker>) -> Result<i64, TransactionError> {
     })
 }
 
-/// Where markers go, and whether some of the partitions are offline. Those that were deleted need none.
-async fn targets(broker: &Broker, of: &Transaction) -> Result<(Vec<Target>, bool), TransactionError> {
-    let (mut targets, mut offline) = (Vec::new(), false);
+/// Where markers go, and the partitions that can have none now: their log is lost, has stopped or is full. Those that were
+/// deleted need none.
+async fn targets(broker: &Broker, of: &Transaction) -> (Vec<Target>, BTreeSet<TopicPartition>) {
+    let (mut targets, mut offline) = (Vec::new(), BTreeSet::new());
     for (topic, index) in &of.partitions {
         let partition = broker.topics.find(topic).and_then(|topic| topic.partition(*index));
         let Some(partition) = partition.filter(|partition| !partition.is_deleted()) else { continue };
-        let Ok(home) = partition.home() else {
-            offline = true;
-            continue;
-        };
-        let home = home.clone();
-        let marker = room(&home.log, MARKER_BYTES).await?;
-        let index_room = room(&home.log, TransactionIndex::RECORD_BYTES).await?;
-        targets.push(Target { partition, home, room: marker, index_room });
+        match target(partition).await {
+            Some(target) => targets.push(target),
+            None => {
+                offline.insert((topic.clone(), *index));
+            }
+        }
     }
-    Ok((targets, offline))
+    (targets, offline)
+}
+
+async fn target(partition: Arc<Partition>) -> Option<Target> {
+    let home = partition.home().ok().filter(|home| home.log.log.stopped().is_none())?.clone();
+    let marker = room(&home.log, MARKER_BYTES).await.ok()?;
+    let index_room = room(&home.log, TransactionIndex::RECORD_BYTES).await.ok()?;
+    Some(Target { partition, home, room: marker, index_room })
 }
 
 fn record_of(broker: &Broker, id: &str, state: Option<&Transaction>) -> Result<Checked, TransactionError> {

@@ -130,6 +130,13 @@ impl TransactionIndex {
         for key in state.never_were.clone() {
             state.live.remove(&key);
         }
+        // The marker never was: the transaction is open.
+        for (key, fate) in &mut state.live {
+            if matches!(fate, Fate::Aborted(last) if bounds.get(&key.stream).is_none_or(|b| *last >= b.committed))
+            {
+                *fate = Fate::Open;
+            }
+        }
     }
 
     /// The transactions of all streams.
@@ -160,6 +167,8 @@ impl TransactionIndex {
     ) {
         let key = Key { stream, producer_id, first_offset: first };
         let mut state = self.state.lock();
+        // The batch that never was may come again and get its offset.
+        state.never_were.retain(|other| *other != key);
         state.live.insert(key, Fate::Open);
         self.append(log, &mut state, &[(key, Some(Fate::Open))], room, now_ms, None);
     }

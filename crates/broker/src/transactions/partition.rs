@@ -31,6 +31,8 @@ pub struct PartitionTransactions {
     /// Producers of which a batch is about to begin a transaction here, with the number of the check.
     checking: HashMap<i64, u64>,
     checks: u64,
+    /// The checks up to this number are old.
+    old_checks: u64,
 }
 
 /// That the coordinator is being asked whether a producer's transaction has this partition. A marker in between voids it:
@@ -68,6 +70,12 @@ impl PartitionTransactions {
         self.checks += 1;
         let number = *self.checking.entry(producer_id).or_insert(self.checks);
         Some(Check(number))
+    }
+
+    /// Forgets checks that were begun before it was last called: nothing came of them.
+    pub fn forget_checks(&mut self) {
+        self.checking.retain(|_, number| *number > self.old_checks);
+        self.old_checks = self.checks;
     }
 
     /// Whether a batch of the producer may be appended: its transaction is open here, or the check still holds.

@@ -194,9 +194,9 @@ impl Transaction {
         next.timeout_ms = timeout_ms;
         let is_retry = |epoch: i16| self.last_epoch != NO_EPOCH && epoch == self.last_epoch;
         match expected {
-            Some((id, _)) if id != self.producer_id && self.epoch != NO_EPOCH => {
-                // Of the producer before: a retry of the request that changed the id.
-                return Ok(self.clone());
+            Some((id, epoch)) if id != self.producer_id && self.epoch != NO_EPOCH => {
+                // Of the producer before: a retry of the request that changed the id, or a zombie.
+                return if is_retry(epoch) { Ok(self.clone()) } else { Err(TransactionError::Fenced) };
             }
             Some((_, epoch)) if self.epoch != NO_EPOCH && epoch != self.epoch => {
                 return if is_retry(epoch) { Ok(self.clone()) } else { Err(TransactionError::Fenced) };
@@ -424,6 +424,10 @@ mod tests {
         let next = state.initialize(Some((7, i16::MAX - 1)), 1000, 8, 0).unwrap();
         assert_eq!((next.producer_id, next.epoch, next.previous_producer_id), (8, 0, 7));
         assert_eq!(next.initialize(Some((7, i16::MAX - 1)), 1000, 9, 0).unwrap(), next);
+        // Another instance changed it.
+        let other = state.initialize(None, 1000, 8, 0).unwrap();
+        let zombie = Some((7, i16::MAX - 1));
+        assert_eq!(other.initialize(zombie, 1000, 9, 0), Err(TransactionError::Fenced));
 
         let state = ongoing(i16::MAX - 1);
         let prepared = prepare(&state, i16::MAX - 1, COMMIT, true);
