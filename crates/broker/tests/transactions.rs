@@ -4,12 +4,14 @@
 
 mod common;
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::{Broker, Connection, LogDirectory};
 use common::{call, close, connect, create_topic, fetch_of, fetch_request, open_on};
 use disk::SimDisk;
+use disk::sim::Fault;
 use model::{Compression, Timestamp};
 use wire::messages as m;
 use wire::records::{BatchBuilder, records};
@@ -27,15 +29,16 @@ struct Version {
     commit: i16,
 }
 
-/// A computer whose power can be cut.
+/// A computer whose power can be cut, with a disk for its log, or two.
 struct Machine {
     metadata: tempfile::TempDir,
     disk: SimDisk,
+    second: Option<SimDisk>,
 }
 
 impl Machine {
     fn new() -> Machine {
-        Machine { metadata: tempfile::tempdir().unwrap(), disk: SimDisk::new(3) }
+        Machine { metadata: tempfile::tempdir().unwrap(), disk: SimDisk::new(3), second: None }
     }
 
     fn open(&self) -> Arc<Broker> {
@@ -43,15 +46,19 @@ impl Machine {
     }
 
     fn open_with(&self, more: &[(&str, &str)]) -> Arc<Broker> {
-        let disk = self.disk.clone();
-        let log = LogDirectory::new("the disk", move |_| Ok(Arc::new(disk.clone())));
+        let log = |(path, disk): (&'static str, &SimDisk)| {
+            let disk = disk.clone();
+            LogDirectory::new(path, move |_| Ok(Arc::new(disk.clone())))
+        };
+        let disks = [("first", Some(&self.disk)), ("second", self.second.as_ref())];
+        let logs = disks.into_iter().filter_map(|(path, disk)| Some(log((path, disk?)))).collect();
         let mut settings = vec![
             ("log.segment.bytes", "1048576"),
             ("log.reserve.bytes", "0"),
             ("group.initial.rebalance.delay.ms", "0"),
         ];
         settings.extend(more);
-        open_on(self.metadata.path(), vec![log], &settings).unwrap()
+        open_on(self.metadata.path(), logs, &settings).unwrap()
     }
 }
 
@@ -62,13 +69,15 @@ struct Producer {
     transactional_id: &'static str,
     id: i64,
     epoch: i16,
-    sequence: i32,
+    /// The next sequence in each partition.
+    sequences: BTreeMap<i32, i32>,
 }
 
 impl Producer {
     async fn new(broker: &Arc<Broker>, transactional_id: &'static str, version: Version) -> Producer {
         let connection = connect(broker);
-        let mut producer = Producer { connection, version, transactional_id, id: -1, epoch: -1, sequence: 0 };
+        let mut producer =
+            Producer { connection, version, transactional_id, id: -1, epoch: -1, sequences: BTreeMap::new() };
         assert_eq!(producer.initialize(60_000).await, NONE);
         producer
     }
@@ -82,7 +91,8 @@ impl Producer {
             ..Default::default()
         };
         let answer: m::InitProducerIdResponse = call(&mut self.connection, 5, &request).await;
-        (self.id, self.epoch, self.sequence) = (answer.producer_id, answer.producer_epoch, 0);
+        (self.id, self.epoch) = (answer.producer_id, answer.producer_epoch);
+        self.sequences.clear();
         answer.error_code
     }
 
@@ -104,7 +114,7 @@ impl Producer {
 
     /// Sends without announcing the partition.
     async fn send_alone(&mut self, topic: &'static str, partition: i32, values: &[&str]) -> i16 {
-        let batch = self.batch(values);
+        let batch = self.batch(partition, values);
         let data = m::produce_request::PartitionProduceData { index: partition, records: Some(batch.into()) };
         let topic = m::produce_request::TopicProduceData {
             name: Text::from_static(topic),
@@ -120,14 +130,15 @@ impl Producer {
         let answer: m::ProduceResponse = call(&mut self.connection, self.version.produce, &request).await;
         let error = answer.responses[0].partition_responses[0].error_code;
         if error == NONE {
-            self.sequence += i32::try_from(values.len()).unwrap();
+            *self.sequences.entry(partition).or_default() += i32::try_from(values.len()).unwrap();
         }
         error
     }
 
-    fn batch(&self, values: &[&str]) -> Bytes {
+    fn batch(&self, partition: i32, values: &[&str]) -> Bytes {
+        let sequence = self.sequences.get(&partition).copied().unwrap_or(0);
         let mut builder =
-            BatchBuilder::new(Compression::None).producer(self.id, self.epoch, self.sequence).transactional();
+            BatchBuilder::new(Compression::None).producer(self.id, self.epoch, sequence).transactional();
         for value in values {
             builder.push(Timestamp(now_ms()), Some(b"key"), Some(value.as_bytes()));
         }
@@ -154,7 +165,8 @@ impl Producer {
         let answer: m::EndTxnResponse = call(&mut self.connection, self.version.end, &request).await;
         if answer.error_code == NONE && self.version.end >= V2.end {
             assert_eq!((answer.producer_id, answer.producer_epoch), (self.id, self.epoch + 1));
-            (self.epoch, self.sequence) = (answer.producer_epoch, 0);
+            self.epoch = answer.producer_epoch;
+            self.sequences.clear();
         }
         answer.error_code
     }
@@ -231,7 +243,7 @@ async fn read(
         assert_eq!(data.error_code, NONE);
         let mut aborted: Vec<_> = data.aborted_transactions.clone().unwrap_or_default();
         aborted.sort_by_key(|transaction| std::cmp::Reverse(transaction.first_offset));
-        let mut aborting = std::collections::HashSet::new();
+        let mut aborting = HashSet::new();
         let mut bytes = data.records.as_ref().unwrap().to_bytes();
         let before = at;
         while !bytes.is_empty() {
@@ -386,16 +398,16 @@ async fn producers_are_fenced_and_wrong_steps_get_kafkas_errors() {
     assert_eq!(new.end(true).await, ErrorCode::InvalidTxnState.code());
     assert_eq!(new.end(false).await, NONE);
     // Sequences begin again with each epoch.
-    new.sequence = 5;
+    new.sequences.insert(0, 5);
     assert_eq!(new.send("t", 0, &["gap"]).await, ErrorCode::OutOfOrderSequenceNumber.code());
-    new.sequence = 0;
+    new.sequences.clear();
     assert_eq!(new.send("t", 0, &["d"]).await, NONE);
     assert_eq!(new.end(true).await, NONE);
     assert_eq!(read(&mut reader, "t", 0, 0, true).await.values, ["a", "c", "d"]);
 
     // Without a transactional id it is nobody's transaction.
     let mut nobody = Producer::new(&broker, "other", V2).await;
-    let batch = nobody.batch(&["e"]);
+    let batch = nobody.batch(0, &["e"]);
     let answer = common::produce(&mut nobody.connection, "t", 0, -1, batch).await;
     assert_eq!(answer.0, ErrorCode::TransactionalIdAuthorizationFailed.code());
     assert_eq!(nobody.initialize(0).await, ErrorCode::InvalidTransactionTimeout.code());
@@ -552,5 +564,78 @@ async fn the_last_stable_offset_is_never_below_the_start() {
     let seen = read(&mut reader, "t", 0, 2, true).await;
     assert_eq!(seen, Seen { values: vec![], last_stable_offset: 2, high_watermark: 3 });
     drop((producer, reader));
+    close(broker).await;
+}
+
+/// The directory of each partition of a topic.
+async fn directories(connection: &mut Connection, topic: &str) -> Vec<String> {
+    let answer: m::DescribeLogDirsResponse =
+        call(connection, 4, &m::DescribeLogDirsRequest { topics: None }).await;
+    let mut found = Vec::new();
+    for result in &answer.results {
+        for of in result.topics.iter().filter(|of| of.name.as_str() == topic) {
+            found.extend(of.partitions.iter().map(|p| (p.partition_index, result.log_dir.to_string())));
+        }
+    }
+    found.sort_unstable();
+    found.into_iter().map(|(_, directory)| directory).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_fails_keeps_no_transaction_open_in_the_others() {
+    let machine = Machine { second: Some(SimDisk::new(5)), ..Machine::new() };
+    let one = [("transaction.state.log.num.partitions", "1")];
+    let broker = machine.open_with(&one);
+    let mut reader = connect(&broker);
+    create_topic(&mut reader, "t", 2, &[]).await;
+    let mut producer = Producer::new(&broker, "id", V2).await;
+    for (value, committed) in [("a", true), ("b", false), ("c", true)] {
+        assert_eq!(producer.send("t", 0, &[value]).await, NONE);
+        assert_eq!(producer.send("t", 1, &[value]).await, NONE);
+        assert_eq!(producer.end(committed).await, NONE);
+    }
+    let own = directories(&mut reader, "__transaction_state").await[0].clone();
+    let places = directories(&mut reader, "t").await;
+    let well = i32::from(places[1] == own);
+    assert_eq!(places.iter().filter(|place| **place == own).count(), 1, "{places:?}");
+    let failing = if own == "first" { machine.second.as_ref().unwrap() } else { &machine.disk };
+    assert_eq!(producer.send("t", 0, &["d"]).await, NONE);
+    assert_eq!(producer.send("t", 1, &["d"]).await, NONE);
+    failing.fail_write_after(0, Fault::Forever);
+    // Its marker cannot be written there: that log stops, and the transaction is decided all the same.
+    let mut ended = producer.end(true).await;
+    let begun = Instant::now();
+    while ended != NONE {
+        assert!(begun.elapsed() < Duration::from_secs(20), "error {ended}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        ended = match describe(&mut reader, "id").await.0.as_str() {
+            "PrepareCommit" => NONE,
+            _ => producer.end(true).await,
+        };
+    }
+    let seen = read(&mut reader, "t", well, 0, true).await;
+    assert_eq!((seen.values, seen.last_stable_offset), (vec!["a".into(), "c".into(), "d".into()], 8));
+    assert_eq!(describe(&mut reader, "id").await.0, "PrepareCommit");
+    drop((producer, reader));
+    close(broker).await;
+
+    // The disk is well again: what was decided is completed by itself.
+    let mended = |disk: &SimDisk| disk.crash(1);
+    let machine = Machine {
+        disk: mended(&machine.disk),
+        second: machine.second.as_ref().map(mended),
+        metadata: machine.metadata,
+    };
+    let broker = machine.open_with(&one);
+    let mut reader = connect(&broker);
+    let begun = Instant::now();
+    while describe(&mut reader, "id").await.0 != "CompleteCommit" {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it was not completed");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    for partition in 0..2 {
+        assert_eq!(read(&mut reader, "t", partition, 0, true).await.values, ["a", "c", "d"]);
+    }
+    drop(reader);
     close(broker).await;
 }

@@ -139,3 +139,55 @@ async fn clients_that_ask_for_the_same_new_topic_at_once_all_get_it() {
     assert!(answers.iter().all(|answer| answer.0 == 0 && answer.1 == answers[0].1), "{answers:?}");
     broker.close().await;
 }
+
+/// The table of docs/protocol.md, from what ApiVersions answers.
+async fn table(connection: &mut Connection) -> String {
+    use std::fmt::Write;
+
+    let answer: m::ApiVersionsResponse = call(connection, 4, &m::ApiVersionsRequest::default()).await;
+    let promised: BTreeMap<i16, (i16, i16)> =
+        answer.api_keys.iter().map(|api| (api.api_key, (api.min_version, api.max_version))).collect();
+    let mut table = String::from("| key | API | versions | in Kafka 4.4's schemas |\n|---|---|---|---|\n");
+    let mut missing = Vec::new();
+    for api_key in ApiKey::ALL {
+        let schema = api_key.valid_versions();
+        match promised.get(&api_key.code()) {
+            Some((min, max)) => writeln!(
+                table,
+                "| {} | {} | {min} to {max} | {} to {} |",
+                api_key.code(),
+                api_key.name(),
+                schema.start(),
+                schema.end()
+            )
+            .unwrap(),
+            None => missing.push(api_key.name()),
+        }
+    }
+    writeln!(table, "\nNot served: {}.", missing.join(", ")).unwrap();
+    table.push_str("\n| feature | levels | level |\n|---|---|---|\n");
+    for feature in &answer.supported_features {
+        let level = answer.finalized_features.iter().find(|other| other.name == feature.name).unwrap();
+        let (min, max) = (feature.min_version, feature.max_version);
+        writeln!(table, "| `{}` | {min} to {max} | {} |", feature.name, level.max_version_level).unwrap();
+    }
+    table
+}
+
+/// `MAINSTEM_WRITE_DOCS=1 cargo test -p mainstem-broker --test versions` writes it anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_documents_say_what_apiversions_answers() {
+    const BEGIN: &str = "<!-- the table -->\n";
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let table = table(&mut connect(&broker)).await;
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/protocol.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let (head, shown) = page.split_once(BEGIN).expect("the page has a place for the table");
+    if std::env::var_os("MAINSTEM_WRITE_DOCS").is_some() {
+        std::fs::write(path, format!("{head}{BEGIN}{table}")).unwrap();
+    } else {
+        assert_eq!(shown, table, "docs/protocol.md is out of date");
+    }
+    broker.close().await;
+}
