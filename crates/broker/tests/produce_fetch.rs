@@ -115,7 +115,7 @@ async fn bad_batches_get_kafkas_errors_and_harm_nobody() {
     };
     let cases: [(Vec<u8>, ErrorCode); 8] = [
         (flipped, ErrorCode::CorruptMessage),
-        (old, ErrorCode::UnsupportedForMessageFormat),
+        (old, ErrorCode::InvalidRecord),
         (miscounted, ErrorCode::InvalidRecord),
         (twice, ErrorCode::InvalidRecord),
         (control, ErrorCode::InvalidRecord),

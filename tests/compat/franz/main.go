@@ -92,6 +92,10 @@ type worker struct {
 }
 
 func main() {
+	if os.Args[1] == "raw" {
+		raw()
+		return
+	}
 	client, err := kgo.NewClient(kgo.SeedBrokers(os.Args[1]), kgo.ClientID("compat-franz-admin"))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

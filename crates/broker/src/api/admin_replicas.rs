@@ -87,13 +87,12 @@ fn find(broker: &Broker, topic: &Text, index: i32) -> Result<Arc<Partition>, Fai
 pub fn elect_leaders(broker: &Broker, request: &m::ElectLeadersRequest) -> m::ElectLeadersResponse {
     const PREFERRED: i8 = 0;
     const UNCLEAN: i8 = 1;
-    if !(PREFERRED..=UNCLEAN).contains(&request.election_type) {
-        return m::ElectLeadersResponse {
-            error_code: ErrorCode::InvalidRequest.code(),
-            ..m::ElectLeadersResponse::default()
-        };
-    }
+    let known = (PREFERRED..=UNCLEAN).contains(&request.election_type);
     let elect = |topic: &Text, index: i32| -> Failure {
+        if !known {
+            let why = format!("Unknown election type {}", request.election_type);
+            return Failure::because(ErrorCode::InvalidRequest, why);
+        }
         match find(broker, topic, index) {
             Err(failure) => failure,
             Ok(partition) if partition.home().is_ok() => {
@@ -125,13 +124,16 @@ pub fn elect_leaders(broker: &Broker, request: &m::ElectLeadersRequest) -> m::El
                     .filter(|(_, failure)| failure.code != ErrorCode::ElectionNotNeeded)
                     .map(|(index, failure)| result(index, &failure))
                     .collect();
-                if !partition_result.is_empty() {
-                    results.push(el::ReplicaElectionResult { topic: topic.name.clone(), partition_result });
-                }
+                results.push(el::ReplicaElectionResult { topic: topic.name.clone(), partition_result });
             }
         }
     }
-    m::ElectLeadersResponse { replica_election_results: results, ..m::ElectLeadersResponse::default() }
+    let error = if known { ErrorCode::None } else { ErrorCode::InvalidRequest };
+    m::ElectLeadersResponse {
+        error_code: error.code(),
+        replica_election_results: results,
+        ..m::ElectLeadersResponse::default()
+    }
 }
 
 /// Answers AlterPartitionReassignments: every partition stays on the only server.
@@ -141,7 +143,12 @@ pub fn alter_reassignments(
 ) -> m::AlterPartitionReassignmentsResponse {
     let node = broker.config.node_id;
     let reassign = |topic: &Text, index: i32, replicas: Option<&[i32]>| -> Result<(), Failure> {
-        find(broker, topic, index)?;
+        let unknown = |what: String| Failure::because(ErrorCode::UnknownTopicOrPartition, what);
+        let found = broker.topics.find(topic);
+        let found = found.ok_or_else(|| unknown(format!("Unable to find a topic named {topic}.")))?;
+        if found.partition(index).is_none() {
+            return Err(unknown(format!("Unable to find partition {topic}:{index}.")));
+        }
         let invalid = |why: String| Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why));
         match replicas {
             None => Err(ErrorCode::NoReassignmentInProgress.into()),
@@ -163,7 +170,7 @@ pub fn alter_reassignments(
             apr::ReassignablePartitionResponse {
                 partition_index: asked.partition_index,
                 error_code: failed.as_ref().map_or(ErrorCode::None, |failure| failure.code).code(),
-                error_message: failed.map(|failure| failure.text()),
+                error_message: failed.and_then(|failure| failure.message).map(Text::from),
             }
         };
         apr::ReassignableTopicResponse {

@@ -37,7 +37,7 @@ pub async fn create(broker: Arc<Broker>, request: CreateTopicsRequest) -> Create
             name: topic.name.clone(),
             error_code: failure.code.code(),
             error_message: Some(failure.text()),
-            configs: None,
+            configs: Some(Vec::new()),
             ..CreatableTopicResult::default()
         }));
     }
@@ -195,7 +195,7 @@ pub async fn create_partitions(
         results.push(CreatePartitionsTopicResult {
             name: topic.name,
             error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
-            error_message: failure.map(|failure| failure.text()),
+            error_message: failure.and_then(|failure| failure.message).map(Text::from),
         });
     }
     CreatePartitionsResponse { results, ..CreatePartitionsResponse::default() }

@@ -282,7 +282,11 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
             Ok(ReadStep::Ready(batches)) => look.put(slot, limits, Ok(batches)),
             Err(error) => look.put(slot, limits, Err(error)),
         },
-        Err(failure) => look.data.error_code = failure.code.code(),
+        Err(failure) => {
+            look.data.error_code = failure.code.code();
+            // As Kafka answers for a partition that it does not have.
+            look.data.aborted_transactions = Some(Vec::new());
+        }
     }
     Looked::Done(look)
 }

@@ -95,7 +95,8 @@ async fn find(
         LATEST_TIERED | EARLIEST_PENDING_UPLOAD => Ok(None),
         MAX_TIMESTAMP => search(broker, home, None).await.map(visible),
         0.. => search(broker, home, Some(Timestamp(timestamp))).await.map(visible),
-        _ => Err(ErrorCode::InvalidRequest.into()),
+        // A later version may know it.
+        _ => Err(ErrorCode::UnsupportedVersion.into()),
     }
 }
 

@@ -124,7 +124,7 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
         for (at, data) in partition_data.into_iter().enumerate() {
             let index = data.index;
             let begun = match (&durability, &topic) {
-                (Err(failure), _) => Err(failure.clone()),
+                (Err(failure), _) => Err(failure.clone().into()),
                 (_, None) => Err(missing.into()),
                 (Ok(durability), Some(topic)) => {
                     let transaction = transactions.of(at_topic, at);
@@ -141,7 +141,10 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
                 Ok((partition, home, appended, log_append_time)) => {
                     parts.push(Part { topic: at_topic, at, partition, home, log_append_time, appended });
                 }
-                Err(failure) => refuse(&mut answer, &failure),
+                Err(refusal) => {
+                    refuse(&mut answer, &refusal.failure);
+                    answer.log_start_offset = refusal.log_start_offset;
+                }
             }
             answers.push(answer);
         }
@@ -205,6 +208,25 @@ impl Begun {
     }
 }
 
+/// Why a batch was not appended, and where the log of its partition begins if the batch came as far as that: Kafka says
+/// so then, and only then.
+struct Refusal {
+    failure: Failure,
+    log_start_offset: i64,
+}
+
+impl Refusal {
+    fn by_log(home: &Home, failure: impl Into<Failure>) -> Refusal {
+        Refusal { failure: failure.into(), log_start_offset: home.stream.bounds().start.0 }
+    }
+}
+
+impl<T: Into<Failure>> From<T> for Refusal {
+    fn from(failure: T) -> Refusal {
+        Refusal { failure: failure.into(), log_start_offset: -1 }
+    }
+}
+
 fn refuse(answer: &mut PartitionProduceResponse, failure: &Failure) {
     answer.error_code = failure.code.code();
     answer.base_offset = -1;
@@ -219,14 +241,19 @@ async fn append(
     version: i16,
     tally: &Arc<Tally>,
     transaction: Option<Result<Option<Check>, Failure>>,
-) -> Result<(Arc<Partition>, Home, Appended, Option<Timestamp>), Failure> {
+) -> Result<(Arc<Partition>, Home, Appended, Option<Timestamp>), Refusal> {
     let partition = topic.partition(data.index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     if topic.is_internal() {
         return Err(ErrorCode::InvalidTopicException.into());
     }
     let home = partition.home()?.clone();
     let now_ms = broker.now_ms();
-    let batch = check(data.records, &topic.config(), version, now_ms)?;
+    let (header, bytes) = parse(data.records)?;
+    let batch = check(header, bytes, &topic.config(), version, now_ms);
+    let batch = batch.map_err(|failure| match failure.code {
+        ErrorCode::InvalidRecord | ErrorCode::InvalidTimestamp => Refusal::by_log(&home, failure),
+        _ => failure.into(),
+    })?;
     let (mut check, mut index_room) = (None, None);
     if batch.header.is_transactional() {
         // Without a transactional id it is nobody's transaction.
@@ -249,7 +276,8 @@ async fn append(
     if waits && !matches!(appended, Ok(Appended::New { .. })) {
         tally.finish_one();
     }
-    Ok((partition, home, appended?, log_append_time))
+    let appended = appended.map_err(|error| Refusal::by_log(&home, error))?;
+    Ok((partition, home, appended, log_append_time))
 }
 
 /// What the coordinator said of a request's transactional batches, by their places in the request.
@@ -343,14 +371,8 @@ pub async fn admit(log: &OpenLog, bytes: usize) -> Result<Admission, Failure> {
     }
 }
 
-/// Everything that is checked of a batch before it is appended. Records are not decoded.
-fn check(
-    records: Option<Records>,
-    config: &TopicConfig,
-    version: i16,
-    now_ms: i64,
-) -> Result<Checked, Failure> {
-    let corrupt = |error: BatchError| Failure::because(ErrorCode::CorruptMessage, error.to_string());
+/// The only batch of a partition's part of a request.
+fn parse(records: Option<Records>) -> Result<(BatchHeader, Bytes), Failure> {
     let invalid = |why: &str| Failure::because(ErrorCode::InvalidRecord, why);
     let bytes: Bytes = records.map(|records| records.to_bytes()).unwrap_or_default();
     if bytes.is_empty() {
@@ -358,19 +380,37 @@ fn check(
             "Produce requests with version 3 or higher must have one record batch per partition",
         ));
     }
-    let header = match BatchHeader::parse(&bytes) {
-        Ok(header) => header,
-        Err(BatchError::Magic(magic)) => {
-            let why = format!("record batches of magic {magic} are not supported, only 2 is");
-            return Err(Failure::because(ErrorCode::UnsupportedForMessageFormat, why));
+    let header = BatchHeader::parse(&bytes).map_err(|error| match error {
+        BatchError::Magic(magic) => {
+            invalid(&format!("record batches of magic {magic} are not supported, only 2 is"))
         }
-        Err(error) => return Err(corrupt(error)),
-    };
+        error => corrupt(error),
+    })?;
     if bytes.len() != header.total_bytes {
         return Err(invalid(
             "Produce requests with version 3 or higher must have exactly one record batch per partition",
         ));
     }
+    Ok((header, bytes))
+}
+
+fn corrupt(error: BatchError) -> Failure {
+    let code = match error {
+        BatchError::Count { .. } => ErrorCode::InvalidRecord,
+        _ => ErrorCode::CorruptMessage,
+    };
+    Failure::because(code, error.to_string())
+}
+
+/// Everything else that is checked of a batch before it is appended. Records are not decoded.
+fn check(
+    header: BatchHeader,
+    bytes: Bytes,
+    config: &TopicConfig,
+    version: i16,
+    now_ms: i64,
+) -> Result<Checked, Failure> {
+    let invalid = |why: &str| Failure::because(ErrorCode::InvalidRecord, why);
     if header.total_bytes > config.message_bytes_max {
         let (have, max) = (header.total_bytes, config.message_bytes_max);
         let why = format!(

@@ -138,9 +138,6 @@ pub async fn add_offsets(
         error_code: error.code(),
         ..m::AddOffsetsToTxnResponse::default()
     };
-    if request.group_id.is_empty() {
-        return refused(ErrorCode::InvalidGroupId);
-    }
     if broker.offsets_topic().await.is_err() {
         return refused(ErrorCode::CoordinatorNotAvailable);
     }

@@ -91,7 +91,7 @@ pub enum TransactionError {
     #[error("the last transaction is still being completed")]
     Concurrent,
     /// The partition was not added to the transaction.
-    #[error("the partition was not added to the transaction")]
+    #[error("Partition was not added to the transaction")]
     NotInTransaction,
     /// The timeout is not positive or larger than the server allows.
     #[error("the transaction timeout is larger than transaction.max.timeout.ms, or not positive")]

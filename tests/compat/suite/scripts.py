@@ -1,0 +1,392 @@
+"""What the differential test asks: scripts of requests, the same for both servers.
+
+A request's fields have kmsg's names. Every script makes what it needs under names of its own, and waits for nothing but
+answers.
+"""
+
+import base64
+import sys
+import time
+
+sys.path.insert(0, str(__import__("pathlib").Path(__file__).resolve().parents[2] / "hostile"))
+
+import wire  # noqa: E402
+
+SETTINGS = ["group.initial.rebalance.delay.ms=0", "auto.create.topics.enable=false", "num.partitions=1"]
+(PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN, HEARTBEAT, LEAVE, SYNC,
+ DESCRIBE_GROUPS) = (0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 15)
+CREATE, DELETE, DELETE_RECORDS, INIT_PRODUCER, ADD_PARTITIONS, ADD_OFFSETS, END, TXN_COMMIT = (
+    19, 20, 21, 22, 24, 25, 26, 28)
+DESCRIBE_CONFIGS, ALTER_CONFIGS, CREATE_PARTITIONS, DELETE_GROUPS, ELECT, INCREMENTAL, REASSIGN, LIST_REASSIGN = (
+    32, 33, 37, 42, 43, 44, 45, 46)
+OFFSET_DELETE, DESCRIBE_PRODUCERS, DESCRIBE_TXNS, LIST_TXNS, DESCRIBE_PARTITIONS = 47, 61, 65, 66, 75
+TRANSACTIONAL = 0x10
+
+
+def create(peer, topic, partitions=1, configs=(), label="create", note=False):
+    body = {"Topics": [{"Topic": topic, "NumPartitions": partitions, "ReplicationFactor": 1,
+                        "Configs": [{"Name": name, "Value": value} for name, value in configs]}],
+            "TimeoutMillis": 10_000}
+    return peer.ask(label, CREATE, 7, body, note)
+
+
+def produce(peer, label, topic, batch, version=11, partition=0, transactional_id=None, acks=-1):
+    data = None if batch is None else base64.b64encode(batch).decode()
+    body = {"TransactionID": transactional_id, "Acks": acks, "TimeoutMillis": 10_000,
+            "Topics": [{"Topic": topic, "Partitions": [{"Partition": partition, "Records": data}]}]}
+    return peer.ask(label, PRODUCE, version, body)
+
+
+def batch(values, **fields):
+    return wire.batch(values, timestamp=int(time.time() * 1000), **fields)
+
+
+def fetch(peer, label, topic, offset, isolation=0, version=12, partition=0):
+    body = {"ReplicaID": -1, "MaxWaitMillis": 0, "MinBytes": 1, "MaxBytes": 1 << 20, "IsolationLevel": isolation,
+            "SessionID": 0, "SessionEpoch": -1,
+            "Topics": [{"Topic": topic, "Partitions": [{
+                "Partition": partition, "CurrentLeaderEpoch": -1, "FetchOffset": offset, "LastFetchedEpoch": -1,
+                "LogStartOffset": -1, "PartitionMaxBytes": 1 << 20,
+                # kmsg's default, which it does not give to parts of arrays.
+                "HighWatermark": (1 << 63) - 1}]}]}
+    answer = peer.ask(label, FETCH, version, body, note=False)
+    for of in answer["Topics"]:
+        for partition in of["Partitions"]:
+            # The batches differ in their times and leader epochs; their number and offsets do not.
+            partition["RecordBatches"] = offsets_of(base64.b64decode(partition["RecordBatches"] or ""))
+    peer.answers.append((label, peer.named(answer)))
+
+
+def offsets_of(data):
+    found = []
+    while len(data) >= 61:
+        length = int.from_bytes(data[8:12], "big") + 12
+        found.append([int.from_bytes(data[0:8], "big"), int.from_bytes(data[57:61], "big"), data[22] & 0x30])
+        data = data[length:]
+    return found
+
+
+def offsets(peer, label, topic, timestamp, isolation=0, version=7, partition=0):
+    body = {"ReplicaID": -1, "IsolationLevel": isolation, "Topics": [{"Topic": topic, "Partitions": [
+        {"Partition": partition, "CurrentLeaderEpoch": -1, "Timestamp": timestamp}]}]}
+    return peer.ask(label, LIST_OFFSETS, version, body)
+
+
+def coordinator(peer, key, kind):
+    """Until the coordinator is there: internal topics are made on first use."""
+    for _ in range(100):
+        answer = peer.ask("", FIND_COORDINATOR, 4, {"CoordinatorType": kind, "CoordinatorKeys": [key]}, note=False)
+        if answer["Coordinators"][0]["ErrorCode"] == 0:
+            return
+        time.sleep(0.1)
+
+
+class Producer:
+    def __init__(self, peer, transactional_id, label=None, timeout=60_000, version=5, attempts=100):
+        self.peer, self.id = peer, transactional_id
+        coordinator(peer, transactional_id, 1)
+        for _ in range(attempts):
+            answer = peer.ask("", INIT_PRODUCER, version, {
+                "TransactionalID": transactional_id, "TransactionTimeoutMillis": timeout, "ProducerID": -1,
+                "ProducerEpoch": -1}, note=False)
+            # While Kafka ends what the last instance left.
+            if answer["ErrorCode"] != 51:
+                break
+            time.sleep(0.1)
+        if label:
+            peer.answers.append((label, peer.named(answer)))
+        self.pid, self.epoch, self.sequences = answer["ProducerID"], answer["ProducerEpoch"], {}
+
+    def batch(self, topic, values, **fields):
+        sequence = self.sequences.get(topic, 0)
+        return batch(values, **{"attributes": TRANSACTIONAL, "producer": self.pid, "epoch": self.epoch,
+                                "sequence": sequence, **fields})
+
+    def send(self, label, topic, values, version=11, **fields):
+        answer = produce(self.peer, label, topic, self.batch(topic, values, **fields), version,
+                         transactional_id=self.id)
+        if answer["Topics"][0]["Partitions"][0]["ErrorCode"] == 0:
+            self.sequences[topic] = self.sequences.get(topic, 0) + len(values)
+
+    def add(self, label, topic, partitions=(0,), version=3, **changed):
+        body = {"TransactionalID": self.id, "ProducerID": self.pid, "ProducerEpoch": self.epoch,
+                "Topics": [{"Topic": topic, "Partitions": list(partitions)}], **changed}
+        return self.settled(label, ADD_PARTITIONS, version, body)
+
+    def end(self, label, commit, version=4, **changed):
+        body = {"TransactionalID": self.id, "ProducerID": self.pid, "ProducerEpoch": self.epoch, "Commit": commit,
+                **changed}
+        answer = self.settled(label, END, version, body)
+        if version >= 5 and answer["ErrorCode"] == 0:
+            self.pid, self.epoch, self.sequences = answer["ProducerID"], answer["ProducerEpoch"], {}
+        # Until the markers are written: an answer of Kafka does not wait for them.
+        for _ in range(100):
+            described = self.peer.ask("", DESCRIBE_TXNS, 0, {"TransactionalIDs": [self.id]}, note=False)
+            if not described["TransactionStates"][0]["State"].startswith("Prepare"):
+                break
+            time.sleep(0.05)
+        return answer
+
+    def settled(self, label, key, version, body):
+        """Kafka says CONCURRENT_TRANSACTIONS while the last transaction is being completed."""
+        for _ in range(100):
+            answer = self.peer.ask("", key, version, body, note=False)
+            if 51 not in codes(answer):
+                break
+            time.sleep(0.05)
+        self.peer.answers.append((label, self.peer.named(answer)))
+        return answer
+
+
+def codes(value):
+    if isinstance(value, dict):
+        return [code for key, item in value.items()
+                for code in ([item] if key == "ErrorCode" else codes(item))]
+    return [code for item in value for code in codes(item)] if isinstance(value, list) else []
+
+
+def topics(peer):
+    create(peer, "made", 2, [("retention.ms", "1000000")], "create", True)
+    create(peer, "made", 2, (), "again", True)
+    create(peer, "bad name!", 1, (), "bad name", True)
+    create(peer, "odd", 0, (), "no partitions", True)
+    create(peer, "odd", 1, [("no.such", "1")], "unknown config", True)
+    create(peer, "odd", 1, [("retention.ms", "soon")], "bad config", True)
+    for label, body in {
+        "metadata of it": {"Topics": [{"Topic": "made"}]},
+        "metadata of another": {"Topics": [{"Topic": "nowhere"}]},
+        "metadata of a bad name": {"Topics": [{"Topic": "bad name!"}]},
+    }.items():
+        peer.ask(label, METADATA, 12, {"AllowAutoTopicCreation": False, **body})
+    for label, count, assignment in (("grow", 3, None), ("shrink", 1, None), ("same", 3, None)):
+        peer.ask(label, CREATE_PARTITIONS, 3, {"Topics": [{"Topic": "made", "Count": count, "Assignment": assignment}],
+                                               "TimeoutMillis": 10_000})
+    peer.ask("grow nothing", CREATE_PARTITIONS, 3, {"Topics": [{"Topic": "nowhere", "Count": 3}],
+                                                    "TimeoutMillis": 10_000})
+    peer.ask("describe partitions", DESCRIBE_PARTITIONS, 0, {
+        "Topics": [{"Topic": "made"}, {"Topic": "nowhere"}], "ResponsePartitionLimit": 2})
+    for kind in (0, 1, 7):
+        peer.ask(f"elect {kind}", ELECT, 2, {"ElectionType": kind, "TimeoutMillis": 1000, "Topics": [
+            {"Topic": "made", "Partitions": [0, 9]}, {"Topic": "nowhere", "Partitions": [0]}]})
+    peer.ask("elect all", ELECT, 2, {"ElectionType": 0, "TimeoutMillis": 1000, "Topics": None})
+    for label, replicas in (("to itself", [1]), ("to another", [2]), ("twice", [1, 1]), ("to none", []),
+                            ("cancel", None)):
+        peer.ask(f"reassign {label}", REASSIGN, 0, {"TimeoutMillis": 1000, "Topics": [{"Topic": "made", "Partitions": [
+            {"Partition": 0, "Replicas": replicas}]}]})
+    peer.ask("reassign nothing", REASSIGN, 0, {"TimeoutMillis": 1000, "Topics": [
+        {"Topic": "nowhere", "Partitions": [{"Partition": 0, "Replicas": [1]}]}]})
+    peer.ask("reassignments", LIST_REASSIGN, 0, {"TimeoutMillis": 1000, "Topics": None})
+    for label, topic, partition, offset in (("empty", "made", 0, 0), ("beyond", "made", 0, 5), ("all", "made", 0, -1),
+                                            ("no partition", "made", 9, 0), ("no topic", "nowhere", 0, 0)):
+        peer.ask(f"delete records {label}", DELETE_RECORDS, 2, {"TimeoutMillis": 5000, "Topics": [
+            {"Topic": topic, "Partitions": [{"Partition": partition, "Offset": offset}]}]})
+    for name in ("made", "nowhere"):
+        peer.ask(f"delete {name}", DELETE, 6, {"Topics": [{"Topic": name}], "TimeoutMillis": 10_000})
+
+
+def configs(peer):
+    create(peer, "set", 1, [("retention.ms", "5")])
+    # Operations: 0 set, 1 delete, 2 append, 3 subtract.
+    for label, name, operation, value in (
+        ("set", "retention.ms", 0, "6"), ("unknown", "no.such", 0, "1"), ("bad", "retention.ms", 0, "x"),
+        ("null", "retention.ms", 0, None), ("append to a number", "retention.ms", 2, "7"),
+        ("append", "cleanup.policy", 2, "compact"), ("subtract", "cleanup.policy", 3, "delete"),
+        ("delete", "retention.ms", 1, None),
+    ):
+        peer.ask(label, INCREMENTAL, 1, {"Resources": [{"ResourceType": 2, "ResourceName": "set", "Configs": [
+            {"Name": name, "Op": operation, "Value": value}]}]})
+    for label, kind, name in (("no topic", 2, "nowhere"), ("other node", 4, "99"), ("odd kind", 7, "x")):
+        peer.ask(f"describe {label}", DESCRIBE_CONFIGS, 4, {"Resources": [
+            {"ResourceType": kind, "ResourceName": name, "ConfigNames": ["retention.ms"]}]})
+    peer.ask("describe", DESCRIBE_CONFIGS, 4, {"IncludeSynonyms": True, "Resources": [
+        {"ResourceType": 2, "ResourceName": "set",
+         "ConfigNames": ["retention.ms", "cleanup.policy", "max.message.bytes", "compression.type"]}]})
+    peer.ask("replace", ALTER_CONFIGS, 2, {"Resources": [{"ResourceType": 2, "ResourceName": "set", "Configs": [
+        {"Name": "retention.bytes", "Value": "8"}]}]})
+    peer.ask("describe what is left", DESCRIBE_CONFIGS, 4, {"Resources": [
+        {"ResourceType": 2, "ResourceName": "set", "ConfigNames": ["retention.bytes", "cleanup.policy"]}]})
+
+
+def records(peer):
+    create(peer, "log", 1)
+    create(peer, "compacted", 1, [("cleanup.policy", "compact")])
+    produce(peer, "one", "log", batch([b"a", b"b"]))
+    produce(peer, "none", "log", None)
+    produce(peer, "no topic", "nowhere", batch([b"a"]))
+    produce(peer, "no partition", "log", batch([b"a"]), partition=7)
+    produce(peer, "bad acks", "log", batch([b"a"]), acks=2)
+    produce(peer, "bad crc", "log", batch([b"a"], crc=1))
+    produce(peer, "bad magic", "log", batch([b"a"], magic=1))
+    produce(peer, "bad count", "log", batch([b"a"], count=5))
+    produce(peer, "control", "log", batch([b"a"], attributes=0x20))
+    produce(peer, "without a key", "compacted", batch([b"a"]))
+    produce(peer, "from the future", "log", wire.batch([b"a"], timestamp=int(time.time() * 1000) + 10**9))
+    produce(peer, "too large", "log", batch([bytes(1_100_000)]))
+    for label, offset in (("all", 0), ("the last", 1), ("the end", 2), ("beyond", 3), ("before", -1)):
+        fetch(peer, f"fetch {label}", "log", offset)
+    fetch(peer, "fetch from no topic", "nowhere", 0)
+    fetch(peer, "fetch from no partition", "log", 0, partition=7)
+    for label, timestamp in (("latest", -1), ("earliest", -2), ("largest", -3), ("local", -4), ("tiered", -5),
+                             ("odd", -9), ("from 0", 0), ("from later", 1 << 60)):
+        answer = offsets(peer, f"offsets {label}", "log", timestamp, version=9)
+        assert answer is not None
+        # The record's time.
+        peer.answers[-1][1]["Topics"][0]["Partitions"][0]["Timestamp"] = \
+            answer["Topics"][0]["Partitions"][0]["Timestamp"] >= 0
+
+
+def idempotent(peer):
+    create(peer, "sequences", 1)
+    answer = peer.ask("an id", INIT_PRODUCER, 5, {"TransactionalID": None, "TransactionTimeoutMillis": 0,
+                                                  "ProducerID": -1, "ProducerEpoch": -1})
+    pid = answer["ProducerID"]
+    for label, epoch, sequence, count in (
+        ("first", 0, 0, 2), ("again", 0, 0, 2), ("gap", 0, 5, 1), ("part of it again", 0, 1, 1), ("next", 0, 2, 1),
+        ("new epoch, odd start", 1, 3, 1), ("new epoch", 1, 0, 1), ("old epoch", 0, 3, 1), ("no sequence", 1, -1, 1),
+    ):
+        produce(peer, label, "sequences", batch([b"v"] * count, producer=pid, epoch=epoch, sequence=sequence))
+    produce(peer, "unknown producer, odd start", "sequences", batch([b"v"], producer=777_777, epoch=0, sequence=9))
+    for label, body in {
+        "an empty id": {"TransactionalID": "", "TransactionTimeoutMillis": 1000},
+        "no timeout": {"TransactionalID": "x", "TransactionTimeoutMillis": 0},
+        "too long a timeout": {"TransactionalID": "x", "TransactionTimeoutMillis": 10**9},
+    }.items():
+        coordinator(peer, "x", 1)
+        peer.ask(label, INIT_PRODUCER, 5, {"ProducerID": -1, "ProducerEpoch": -1, **body})
+
+
+def transactions(peer):
+    """The first version of the protocol: partitions are announced."""
+    create(peer, "txn", 1)
+    one = Producer(peer, "v1", "initialize")
+    one.end("commit nothing", True)
+    one.end("abort nothing", False)
+    one.send("without announcing", "txn", [b"a"])
+    one.send("without announcing, older", "txn", [b"a"], version=9)
+    one.add("add no topic", "nowhere")
+    one.add("add some", "txn", (0, 7))
+    one.add("add with another id", "txn", ProducerID=999_999)
+    one.add("add with another epoch", "txn", ProducerEpoch=one.epoch + 3)
+    one.add("add", "txn")
+    one.add("add again", "txn")
+    one.send("send", "txn", [b"a", b"b"])
+    fetch(peer, "uncommitted while open", "txn", 0)
+    fetch(peer, "committed while open", "txn", 0, 1)
+    offsets(peer, "latest stable", "txn", -1, 1)
+    produce(peer, "outside of it", "txn", batch([b"n"], producer=one.pid, epoch=one.epoch, sequence=2))
+    one.end("end with another id", True, ProducerID=999_999)
+    one.end("end with another epoch", True, ProducerEpoch=one.epoch + 3)
+    one.end("commit", True)
+    one.end("commit again", True)
+    one.end("abort what was committed", False)
+    fetch(peer, "committed", "txn", 0, 1)
+    one.add("add for an abort", "txn")
+    one.send("send", "txn", [b"c"])
+    one.end("abort", False)
+    one.end("abort again", False)
+    one.end("commit what was aborted", True)
+    one.send("send behind the end", "txn", [b"late"])
+    fetch(peer, "committed, with an aborted one", "txn", 0, 1)
+    fetch(peer, "committed, from the aborted one", "txn", 3, 1)
+    offsets(peer, "latest", "txn", -1)
+    one.add("add and leave open", "txn")
+    one.send("send", "txn", [b"d"])
+    two = Producer(peer, "v1", "initialize again")
+    one.send("send of a zombie", "txn", [b"z"])
+    one.add("add of a zombie", "txn")
+    one.add("add of a zombie, older", "txn", version=1)
+    one.end("end of a zombie", True)
+    one.end("end of a zombie, older", True, version=1)
+    two.add("add of the new one", "txn")
+    two.send("send of the new one", "txn", [b"e"])
+    two.end("commit of the new one", True)
+    fetch(peer, "all that is committed", "txn", 0, 1)
+    peer.ask("describe", DESCRIBE_TXNS, 0, {"TransactionalIDs": ["nobody", ""]})
+    described = peer.ask("", DESCRIBE_TXNS, 0, {"TransactionalIDs": ["v1"]}, note=False)
+    described["TransactionStates"][0]["StartTimestamp"] = described["TransactionStates"][0]["StartTimestamp"] > 0
+    peer.answers.append(("describe it", peer.named(described)))
+    peer.ask("list", LIST_TXNS, 1, {"StateFilters": ["CompleteCommit", "Asleep"], "ProducerIDFilters": [],
+                                    "DurationFilterMillis": -1})
+
+
+def bumping(peer):
+    """The second version (KIP-890): the epoch is bumped with every transaction."""
+    create(peer, "bump", 1)
+    one = Producer(peer, "v2")
+    one.end("commit nothing", True, version=5)
+    one.end("abort nothing", False, version=5)
+    one.send("send", "bump", [b"a"], version=12)
+    before = one.pid, one.epoch
+    one.end("commit", True, version=5)
+    after = one.pid, one.epoch
+    one.end("commit again", True, version=5, ProducerID=before[0], ProducerEpoch=before[1])
+    one.end("abort what was committed", False, version=5, ProducerID=before[0], ProducerEpoch=before[1])
+    one.pid, one.epoch = after
+    one.send("with the epoch before", "bump", [b"b"], version=12, epoch=before[1])
+    one.send("a gap after the bump", "bump", [b"b"], version=12, sequence=4)
+    one.send("next", "bump", [b"b"], version=12)
+    one.end("abort", False, version=5)
+    one.end("commit nothing after an abort", True, version=5)
+    fetch(peer, "committed", "bump", 0, 1)
+    offsets(peer, "latest", "bump", -1, 1)
+    short = Producer(peer, "short", timeout=1)
+    short.send("send what is open too long", "bump", [b"c"], version=12)
+    for _ in range(300):
+        described = peer.ask("", DESCRIBE_TXNS, 0, {"TransactionalIDs": ["short"]}, note=False)
+        if described["TransactionStates"][0]["State"] == "CompleteAbort":
+            break
+        time.sleep(0.1)
+    short.end("commit after the timeout", True, version=5)
+    short.send("send after the timeout", "bump", [b"d"], version=12)
+
+
+def group_offsets(peer):
+    create(peer, "read", 1)
+    coordinator(peer, "g", 0)
+    one = Producer(peer, "offsets")
+
+    def add(label, group="g", **changed):
+        body = {"TransactionalID": one.id, "ProducerID": one.pid, "ProducerEpoch": one.epoch, "Group": group, **changed}
+        one.settled(label, ADD_OFFSETS, 4, body)
+
+    def commit(label, offset, topic="read", partition=0, version=3, **changed):
+        body = {"TransactionalID": one.id, "Group": "g", "ProducerID": one.pid, "ProducerEpoch": one.epoch,
+                "Generation": -1, "MemberID": "", "Topics": [{"Topic": topic, "Partitions": [
+                    {"Partition": partition, "Offset": offset, "LeaderEpoch": -1, "Metadata": ""}]}], **changed}
+        one.settled(label, TXN_COMMIT, version, body)
+
+    def committed(label, stable, group="g"):
+        peer.ask(label, OFFSET_FETCH, 8, {"RequireStable": stable, "Groups": [
+            {"Group": group, "Topics": [{"Topic": "read", "Partitions": [0]}]}]})
+
+    committed("before", True)
+    commit("not announced", 5)
+    add("add no group", "")
+    add("add with another id", ProducerID=999_999)
+    add("add")
+    commit("commit", 5)
+    commit("commit of a member", 5, Generation=3, MemberID="m")
+    commit("commit for another topic", 5, topic="nowhere")
+    commit("commit of another epoch", 5, ProducerEpoch=one.epoch + 1)
+    committed("while open", False)
+    committed("stable while open", True)
+    one.end("end", True)
+    committed("after", True)
+    add("add for an abort")
+    commit("commit what is aborted", 9)
+    one.end("abort", False)
+    committed("after the abort", True)
+    for label, body in {
+        "offset delete": {"Group": "g", "Topics": [{"Topic": "read", "Partitions": [{"Partition": 0}]}]},
+        "offset delete of no group": {"Group": "none", "Topics": []},
+    }.items():
+        peer.ask(label, OFFSET_DELETE, 0, body)
+    committed("after the deletion", True)
+    peer.ask("delete groups", DELETE_GROUPS, 2, {"Groups": ["g", "none"]})
+    peer.ask("describe groups", DESCRIBE_GROUPS, 5, {"Groups": ["none"]})
+
+
+ALL = {
+    "topics": topics, "configs": configs, "records": records, "idempotent producers": idempotent,
+    "transactions": transactions, "transactions that bump": bumping, "offsets": group_offsets,
+}
