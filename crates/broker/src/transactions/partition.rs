@@ -26,8 +26,8 @@ pub struct PartitionTransactions {
     open: HashMap<i64, Offset>,
     /// First offsets of transactions that are open, or, with the offset after their marker, ended.
     unstable: BTreeMap<Offset, Option<Offset>>,
-    /// In the order of their markers.
-    aborted: Vec<AbortedTransaction>,
+    /// In the order of their markers, each with the offset before which none of those behind it begins.
+    aborted: Vec<(AbortedTransaction, Offset)>,
     /// Producers of which a batch is about to begin a transaction here, with the number of the check.
     checking: HashMap<i64, u64>,
     checks: u64,
@@ -44,6 +44,18 @@ impl PartitionTransactions {
     /// As of what was stored.
     pub fn restored(open: &[(i64, Offset)], mut aborted: Vec<AbortedTransaction>) -> PartitionTransactions {
         aborted.sort_unstable_by_key(|transaction| transaction.last_offset);
+        let mut least = open.iter().map(|(_, first)| *first).min().unwrap_or(Offset(i64::MAX));
+        let mut aborted: Vec<_> = aborted
+            .into_iter()
+            .rev()
+            .map(|transaction| {
+                let behind = least;
+                least = least.min(transaction.first_offset);
+                // Whatever begins later begins behind the marker.
+                (transaction, behind.min(transaction.last_offset + 1))
+            })
+            .collect();
+        aborted.reverse();
         PartitionTransactions {
             open: open.iter().copied().collect(),
             unstable: open.iter().map(|(_, first)| (*first, None)).collect(),
@@ -101,7 +113,9 @@ impl PartitionTransactions {
         let first = self.open.remove(&producer_id)?;
         self.unstable.insert(first, Some(offset + 1));
         if result == TransactionResult::Abort {
-            self.aborted.push(AbortedTransaction { producer_id, first_offset: first, last_offset: offset });
+            let behind = self.open.values().copied().min().unwrap_or(Offset(i64::MAX)).min(offset + 1);
+            let aborted = AbortedTransaction { producer_id, first_offset: first, last_offset: offset };
+            self.aborted.push((aborted, behind));
         }
         Some(first)
     }
@@ -119,13 +133,22 @@ impl PartitionTransactions {
 
     /// The aborted transactions with records in `from..until`, in the order of their markers.
     pub fn aborted_between(&self, from: Offset, until: Offset) -> Vec<AbortedTransaction> {
-        let at = self.aborted.partition_point(|transaction| transaction.last_offset < from);
-        self.aborted[at..].iter().filter(|transaction| transaction.first_offset < until).copied().collect()
+        let at = self.aborted.partition_point(|(transaction, _)| transaction.last_offset < from);
+        let mut found = Vec::new();
+        for (transaction, behind) in &self.aborted[at..] {
+            if transaction.first_offset < until {
+                found.push(*transaction);
+            }
+            if *behind >= until {
+                break;
+            }
+        }
+        found
     }
 
     /// Forgets what lies below the start of the log.
     pub fn forget_below(&mut self, start: Offset) {
-        let at = self.aborted.partition_point(|transaction| transaction.last_offset < start);
+        let at = self.aborted.partition_point(|(transaction, _)| transaction.last_offset < start);
         self.aborted.drain(..at);
     }
 }
@@ -183,6 +206,47 @@ mod tests {
         assert_eq!(transactions.last_stable_offset(Offset(40)), Offset(30));
         transactions.forget_below(Offset(10));
         assert_eq!(firsts(&transactions, 0, 100), [11, 7]);
+    }
+
+    #[test]
+    fn a_search_ends_where_no_later_one_can_reach_back_and_misses_none() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        for _ in 0..300 {
+            let mut transactions = PartitionTransactions::default();
+            let mut all = Vec::new();
+            for offset in 0..80 {
+                let producer_id = rng.i64(0..5);
+                match transactions.first_offset(producer_id) {
+                    Some(first_offset) if rng.bool() => {
+                        let result = if rng.bool() { ABORT } else { COMMIT };
+                        transactions.end(producer_id, Offset(offset), result);
+                        if result == ABORT {
+                            let last_offset = Offset(offset);
+                            all.push(AbortedTransaction { producer_id, first_offset, last_offset });
+                        }
+                    }
+                    _ => drop(transactions.begin(producer_id, Offset(offset))),
+                }
+            }
+            let open: Vec<_> = transactions.open().collect();
+            for restored in [false, true] {
+                if restored {
+                    transactions = PartitionTransactions::restored(&open, all.clone());
+                }
+                for _ in 0..20 {
+                    let from = rng.i64(0..80);
+                    let (from, until) = (Offset(from), Offset(rng.i64(from..=80)));
+                    let expected: Vec<_> = all
+                        .iter()
+                        .filter(|transaction| {
+                            transaction.last_offset >= from && transaction.first_offset < until
+                        })
+                        .copied()
+                        .collect();
+                    assert_eq!(transactions.aborted_between(from, until), expected);
+                }
+            }
+        }
     }
 
     #[test]
