@@ -223,13 +223,12 @@ impl Partition {
         let offset = state.next_offset;
         if let Some(first) = state.transactions.end(producer_id, offset, result) {
             let room = order.index_room.expect("a marker comes with room for the index");
-            let aborted_at = (result == TransactionResult::Abort).then_some(offset);
             let log = &home.log;
             log.transactions.end(
                 &log.log,
                 self.stream_id,
                 (producer_id, first),
-                aborted_at,
+                (offset, result),
                 room,
                 order.now_ms,
             );

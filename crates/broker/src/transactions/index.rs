@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! key    | version u8, 1 | stream u64 | producer id i64 | first offset i64 |     big-endian
-//! value  | kind u8: 0 open, 1 aborted | aborted: the marker's offset i64 |       none: it was committed, or never was
+//! value  | kind u8: 0 open, 1 aborted, 2 committed | 1 and 2: the marker's offset i64 |       none: it never was
 //! ```
 //!
 //! Of two records with one key the later counts. Once most are superseded, the live ones are written anew and what stands
@@ -20,7 +20,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use model::{BatchHeader, Compression, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
 use storage::{Admission, Append, AppendError, Completion, Durability, Log, ReadError, ReadRequest, Stream};
-use wire::records::{BatchBuilder, RecordView, records};
+use wire::records::{BatchBuilder, RecordView, TransactionResult, records};
 
 use super::partition::AbortedTransaction;
 use crate::partition::LEADER_EPOCH;
@@ -32,6 +32,7 @@ const KEY_VERSION: u8 = 1;
 const KEY_BYTES: usize = 25;
 const OPEN: u8 = 0;
 const ABORTED: u8 = 1;
+const COMMITTED: u8 = 2;
 const READ_BYTES: usize = 1024 * 1024;
 /// The index is rewritten once it has so many records and ...
 const REWRITE_RECORDS_MIN: i64 = 10_000;
@@ -52,14 +53,17 @@ enum Fate {
     Open,
     /// With the offset of its marker.
     Aborted(Offset),
+    /// With the offset of its marker. Kept in memory only while it is not known whether the marker came to be.
+    Committed(Offset),
 }
 
 #[derive(Debug)]
 struct State {
     next_offset: Offset,
     live: HashMap<Key, Fate>,
-    /// Those whose first batch never was, until that is recorded: other batches may take its offset.
-    never_were: Vec<Key>,
+    /// What was recorded of batches that never were, as it should read, until that is recorded: other batches may take
+    /// their offsets.
+    corrections: Vec<(Key, Option<Fate>)>,
 }
 
 /// The transaction index of one log.
@@ -115,7 +119,7 @@ impl TransactionIndex {
             }
             from = next;
         }
-        let state = State { next_offset: bounds.committed, live, never_were: Vec::new() };
+        let state = State { next_offset: bounds.committed, live, corrections: Vec::new() };
         let index = TransactionIndex { stream, state: Mutex::new(state) };
         index.drop_what_never_was(log);
         Ok(index)
@@ -126,17 +130,23 @@ impl TransactionIndex {
         let bounds: HashMap<StreamId, storage::Bounds> =
             log.streams().iter().map(|stream| (stream.id(), stream.bounds())).collect();
         let never = |key: &Key| bounds.get(&key.stream).is_none_or(|b| key.first_offset >= b.committed);
-        state.never_were = state.live.keys().filter(|key| never(key)).copied().collect();
-        for key in state.never_were.clone() {
+        let gone: Vec<Key> = state.live.keys().filter(|key| never(key)).copied().collect();
+        for key in gone {
             state.live.remove(&key);
+            state.corrections.push((key, None));
         }
-        // The marker never was: the transaction is open.
-        for (key, fate) in &mut state.live {
-            if matches!(fate, Fate::Aborted(last) if bounds.get(&key.stream).is_none_or(|b| *last >= b.committed))
+        let mut reopened = Vec::new();
+        state.live.retain(|key, fate| {
+            if let Fate::Aborted(last) | Fate::Committed(last) = *fate
+                && bounds.get(&key.stream).is_none_or(|b| last >= b.committed)
             {
+                // The marker never was: the transaction is open.
                 *fate = Fate::Open;
+                reopened.push((*key, Some(Fate::Open)));
             }
-        }
+            !matches!(fate, Fate::Committed(_))
+        });
+        state.corrections.extend(reopened);
     }
 
     /// The transactions of all streams.
@@ -146,6 +156,8 @@ impl TransactionIndex {
             let of = all.entry(key.stream).or_default();
             match fate {
                 Fate::Open => of.open.push((key.producer_id, key.first_offset)),
+                // Of these nobody needs to know.
+                Fate::Committed(_) => {}
                 Fate::Aborted(last_offset) => of.aborted.push(AbortedTransaction {
                     producer_id: key.producer_id,
                     first_offset: key.first_offset,
@@ -168,29 +180,35 @@ impl TransactionIndex {
         let key = Key { stream, producer_id, first_offset: first };
         let mut state = self.state.lock();
         // The batch that never was may come again and get its offset.
-        state.never_were.retain(|other| *other != key);
+        state.corrections.retain(|(other, _)| *other != key);
         state.live.insert(key, Fate::Open);
         self.append(log, &mut state, &[(key, Some(Fate::Open))], room, now_ms, None);
     }
 
-    /// A transaction ends with the marker that is queued next; aborted with its offset.
+    /// A transaction ends with the marker that is queued next.
     pub fn end(
         &self,
         log: &Log,
         stream: StreamId,
         (producer_id, first): (i64, Offset),
-        aborted_at: Option<Offset>,
+        (marker, result): (Offset, TransactionResult),
         room: Admission,
         now_ms: i64,
     ) {
         let key = Key { stream, producer_id, first_offset: first };
-        let fate = aborted_at.map(Fate::Aborted);
         let mut state = self.state.lock();
-        match fate {
-            Some(fate) => state.live.insert(key, fate),
-            None => state.live.remove(&key),
+        state.corrections.retain(|(other, _)| *other != key);
+        let fate = match result {
+            TransactionResult::Abort => {
+                state.live.insert(key, Fate::Aborted(marker));
+                Fate::Aborted(marker)
+            }
+            TransactionResult::Commit => {
+                state.live.remove(&key);
+                Fate::Committed(marker)
+            }
         };
-        self.append(log, &mut state, &[(key, fate)], room, now_ms, None);
+        self.append(log, &mut state, &[(key, Some(fate))], room, now_ms, None);
     }
 
     /// Forgets transactions of which nothing is left, records what is still to be recorded, and writes the index anew
@@ -201,16 +219,17 @@ impl TransactionIndex {
             (None, _) => false,
             (Some(start), Fate::Aborted(last)) => last >= start,
             (Some(_), Fate::Open) => true,
+            (Some(_), Fate::Committed(_)) => false,
         });
-        for key in std::mem::take(&mut state.never_were) {
+        for correction in std::mem::take(&mut state.corrections) {
             match log.admit(Self::RECORD_BYTES) {
-                Ok(room) => self.append(log, &mut state, &[(key, None)], room, now_ms, None),
-                Err(_) => state.never_were.push(key),
+                Ok(room) => self.append(log, &mut state, &[correction], room, now_ms, None),
+                Err(_) => state.corrections.push(correction),
             }
         }
         let records = state.next_offset - self.stream.bounds().start;
         let live = i64::try_from(state.live.len()).unwrap_or(i64::MAX);
-        if records < REWRITE_RECORDS_MIN || records / REWRITE_FACTOR < live || !state.never_were.is_empty() {
+        if records < REWRITE_RECORDS_MIN || records / REWRITE_FACTOR < live || !state.corrections.is_empty() {
             return;
         }
         let mut all: Vec<_> = state.live.iter().map(|(key, fate)| (*key, Some(*fate))).collect();
@@ -301,6 +320,7 @@ fn encode_fate(fate: Fate) -> Vec<u8> {
     match fate {
         Fate::Open => vec![OPEN],
         Fate::Aborted(last) => [&[ABORTED][..], &last.0.to_be_bytes()].concat(),
+        Fate::Committed(last) => [&[COMMITTED][..], &last.0.to_be_bytes()].concat(),
     }
 }
 
@@ -331,6 +351,116 @@ fn decode_fate(bytes: &[u8]) -> Option<Fate> {
     match bytes {
         [OPEN] => Some(Fate::Open),
         [ABORTED, last @ ..] => Some(Fate::Aborted(Offset(i64::from_be_bytes(last.try_into().ok()?)))),
+        [COMMITTED, last @ ..] => Some(Fate::Committed(Offset(i64::from_be_bytes(last.try_into().ok()?)))),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use disk::SimDisk;
+    use storage::{NoListener, Options, SystemClock};
+
+    const STREAM: StreamId = StreamId(5);
+    const ABORT: TransactionResult = TransactionResult::Abort;
+    const COMMIT: TransactionResult = TransactionResult::Commit;
+
+    fn open(disk: &SimDisk) -> (Arc<Log>, TransactionIndex) {
+        let options = Options { segment_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() };
+        let (clock, listener) = (Arc::new(SystemClock::default()), Arc::new(NoListener));
+        let log = Arc::new(Log::open(Arc::new(disk.clone()), options, clock, listener).unwrap());
+        let index = TransactionIndex::load(&log).unwrap();
+        (log, index)
+    }
+
+    fn room(log: &Log) -> Admission {
+        loop {
+            match log.admit(TransactionIndex::RECORD_BYTES) {
+                Ok(room) => return room,
+                // Another segment is being prepared.
+                Err(storage::AdmitError::Busy) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// A batch of one record.
+    fn append(log: &Log, base: i64) {
+        let mut builder = BatchBuilder::new(Compression::None);
+        builder.push(Timestamp(1), None, Some(b"value"));
+        let batch = builder.finish();
+        log.append(Append {
+            stream: log.stream(STREAM),
+            base_offset: Offset(base),
+            header: BatchHeader::parse(&batch).unwrap(),
+            admission: log.admit(batch.len()).unwrap(),
+            batch,
+            append_time: None,
+            leader_epoch: 0,
+            durability: Durability::Synced,
+            done: None,
+        });
+    }
+
+    fn open_ones(index: &TransactionIndex) -> Vec<(i64, i64)> {
+        let stored = index.stored().remove(&STREAM).unwrap_or_default();
+        let mut open: Vec<_> = stored.open.iter().map(|(producer, first)| (*producer, first.0)).collect();
+        open.sort_unstable();
+        open
+    }
+
+    #[test]
+    fn what_is_ahead_of_the_data_is_taken_back_when_the_log_is_opened() {
+        let disk = SimDisk::new(1);
+        let (log, index) = open(&disk);
+        for producer in 0..3 {
+            index.begin(&log, STREAM, (producer, Offset(producer)), room(&log), 0);
+            append(&log, producer);
+        }
+        // One aborted, with its marker; one committed and one aborted whose markers never come; one without its batch.
+        index.end(&log, STREAM, (0, Offset(0)), (Offset(3), ABORT), room(&log), 0);
+        append(&log, 3);
+        index.end(&log, STREAM, (1, Offset(1)), (Offset(4), COMMIT), room(&log), 0);
+        index.end(&log, STREAM, (2, Offset(2)), (Offset(4), ABORT), room(&log), 0);
+        index.begin(&log, STREAM, (9, Offset(4)), room(&log), 0);
+        assert_eq!(open_ones(&index), [(9, 4)]);
+        log.close();
+
+        let (log, index) = open(&disk);
+        assert_eq!(open_ones(&index), [(1, 1), (2, 2)]);
+        assert_eq!(index.stored()[&STREAM].aborted.len(), 1);
+        index.maintain(&log, |stream| (stream == STREAM).then_some(Offset(0)), 0);
+        // Another batch takes the offset of the one that never was.
+        append(&log, 4);
+        index.end(&log, STREAM, (1, Offset(1)), (Offset(5), COMMIT), room(&log), 0);
+        append(&log, 5);
+        log.close();
+
+        let (log, index) = open(&disk);
+        assert_eq!(open_ones(&index), [(2, 2)]);
+        // Of a stream that is gone nothing is kept.
+        index.maintain(&log, |_| None, 0);
+        assert!(index.stored().is_empty());
+        log.close();
+    }
+
+    #[test]
+    fn the_index_is_written_anew_when_most_of_it_is_superseded() {
+        let disk = SimDisk::new(2);
+        let (log, index) = open(&disk);
+        append(&log, 0);
+        append(&log, 1);
+        index.begin(&log, STREAM, (7, Offset(0)), room(&log), 0);
+        for _ in 0..REWRITE_RECORDS_MIN {
+            index.begin(&log, STREAM, (8, Offset(1)), room(&log), 0);
+        }
+        let before = index.stream.bounds().start;
+        index.maintain(&log, |_| Some(Offset(0)), 0);
+        log.close();
+        let (log, index) = open(&disk);
+        assert!(index.stream.bounds().start > before + REWRITE_RECORDS_MIN);
+        assert_eq!(open_ones(&index), [(7, 0), (8, 1)]);
+        log.close();
     }
 }
