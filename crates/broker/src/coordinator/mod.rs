@@ -293,6 +293,12 @@ impl Coordinator {
     ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
         let receiver = {
             let mut state = entry.state.lock();
+            let ended = |of: Transactional| state.transactional.get(&of.producer_id)?.ended;
+            if transactional.and_then(ended).is_some() {
+                // Its last transaction has ended, and offsets of it are still on their way: these must not be taken for
+                // theirs. Clients ask again.
+                return Err(GroupError::CoordinatorNotAvailable);
+            }
             let prepared = state.group.prepare_commit(self.now(), request)?;
             self.arm(entry, &mut state);
             let results: Vec<_> =
