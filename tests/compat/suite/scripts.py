@@ -5,6 +5,7 @@ answers.
 """
 
 import base64
+import struct
 import sys
 import time
 
@@ -168,6 +169,7 @@ def topics(peer):
     for kind in (0, 1, 7):
         peer.ask(f"elect {kind}", ELECT, 2, {"ElectionType": kind, "TimeoutMillis": 1000, "Topics": [
             {"Topic": "made", "Partitions": [0, 9]}, {"Topic": "nowhere", "Partitions": [0]}]})
+    # There is no other topic yet: the first script has to be this one.
     peer.ask("elect all", ELECT, 2, {"ElectionType": 0, "TimeoutMillis": 1000, "Topics": None})
     for label, replicas in (("to itself", [1]), ("to another", [2]), ("twice", [1, 1]), ("to none", []),
                             ("cancel", None)):
@@ -386,7 +388,90 @@ def group_offsets(peer):
     peer.ask("describe groups", DESCRIBE_GROUPS, 5, {"Groups": ["none"]})
 
 
+def groups(peer):
+    """The classic protocol, with one member: nothing waits for another."""
+    create(peer, "joined", 2)
+    coordinator(peer, "group", 0)
+    # Kafka reads what the members of a consumer group say: one topic, no data of the assignor's.
+    subscription = b"\0\0" + struct.pack(">ih", 1, 6) + b"joined" + struct.pack(">i", -1)
+    assignment = b"\0\0" + struct.pack(">ih", 1, 6) + b"joined" + struct.pack(">iiii", 2, 0, 1, -1)
+    protocols = [{"Name": "range", "Metadata": base64.b64encode(subscription).decode()}]
+
+    def join(label, member="", version=9, note=True, **changed):
+        body = {"Group": "group", "SessionTimeoutMillis": 30_000, "RebalanceTimeoutMillis": 30_000, "MemberID": member,
+                "InstanceID": None, "ProtocolType": "consumer", "Protocols": protocols, **changed}
+        return peer.ask(label, JOIN, version, body, note)
+
+    def sync(label, member, generation, version=5, **changed):
+        body = {"Group": "group", "Generation": generation, "MemberID": member, "InstanceID": None,
+                "ProtocolType": "consumer", "Protocol": "range", "GroupAssignment": [
+                    {"MemberID": member, "MemberAssignment": base64.b64encode(assignment).decode()}], **changed}
+        return peer.ask(label, SYNC, version, body)
+
+    def heartbeat(label, member, generation, version=4, group="group"):
+        peer.ask(label, HEARTBEAT, version, {"Group": group, "Generation": generation, "MemberID": member,
+                                             "InstanceID": None})
+
+    def commit(label, member, generation, version=8, topic="joined", group="group", metadata=""):
+        peer.ask(label, OFFSET_COMMIT, version, {
+            "Group": group, "Generation": generation, "MemberID": member, "InstanceID": None, "Topics": [
+                {"Topic": topic, "Partitions": [{"Partition": 0, "Offset": 3, "LeaderEpoch": -1,
+                                                 "Metadata": metadata}]}]})
+
+    heartbeat("heartbeat of nobody", "nobody", 1)
+    join("an empty group id", Group="")
+    join("too short a session", SessionTimeoutMillis=1)
+    join("an unknown member", "nobody")
+    join("no protocols", Protocols=[])
+    join("no protocol type", ProtocolType="")
+    member = join("first, without an id")["MemberID"]
+    joined = join("first", member)
+    generation = joined["Generation"]
+    heartbeat("heartbeat before the assignment", member, generation)
+    sync("sync of another generation", member, generation + 1)
+    sync("sync of nobody", "nobody", generation)
+    sync("sync of another protocol", member, generation, Protocol="other")
+    sync("sync", member, generation)
+    sync("sync again", member, generation)
+    heartbeat("heartbeat", member, generation)
+    heartbeat("heartbeat of another generation", member, generation + 1)
+    heartbeat("heartbeat of another member", "nobody", generation)
+    heartbeat("heartbeat in another group", member, generation, group="other")
+    join("another protocol type", ProtocolType="connect")
+    join("another protocol", Protocols=[{**protocols[0], "Name": "sticky"}], version=3)
+    commit("commit", member, generation)
+    commit("commit of another generation", member, generation + 1)
+    commit("commit of nobody", "nobody", generation)
+    commit("commit without a member", "", -1)
+    commit("commit for no topic", member, generation, topic="nowhere")
+    commit("commit with long metadata", member, generation, metadata="m" * 5000)
+    commit("commit without a group", "", -1, group="")
+    commit("commit of a lone consumer", "", -1, group="lone")
+    commit("commit of a member of no group", "m", 1, group="none yet")
+    for label, body in {
+        "offsets": {"Group": "group", "Topics": [{"Topic": "joined", "Partitions": [0, 1, 9]},
+                                                 {"Topic": "nowhere", "Partitions": [0]}]},
+        "all offsets": {"Group": "lone", "Topics": None},
+        "offsets of no group": {"Group": "never", "Topics": [{"Topic": "joined", "Partitions": [0]}]},
+    }.items():
+        peer.ask(label, OFFSET_FETCH, 8, {"RequireStable": False, "Groups": [body]})
+    described = peer.ask("", DESCRIBE_GROUPS, 5, {"Groups": ["group", "lone"]}, note=False)
+    for group in described["Groups"]:
+        for of in group["Members"] or []:
+            of["ClientHost"] = of["ClientHost"][:1]
+    peer.answers.append(("describe", peer.named(described)))
+    peer.ask("delete while it has members", DELETE_GROUPS, 2, {"Groups": ["group"]})
+    peer.ask("delete an offset that is read", OFFSET_DELETE, 0, {"Group": "group", "Topics": [
+        {"Topic": "joined", "Partitions": [{"Partition": 0}]}]})
+    peer.ask("leave", LEAVE, 5, {"Group": "group", "Members": [
+        {"MemberID": "nobody"}, {"MemberID": member}, {"MemberID": "", "InstanceID": "nobody"}]})
+    peer.ask("leave no group", LEAVE, 5, {"Group": "never", "Members": [{"MemberID": member}]})
+    heartbeat("heartbeat after leaving", member, generation)
+    peer.ask("delete", DELETE_GROUPS, 2, {"Groups": ["group", "lone"]})
+
+
 ALL = {
     "topics": topics, "configs": configs, "records": records, "idempotent producers": idempotent,
     "transactions": transactions, "transactions that bump": bumping, "offsets": group_offsets,
+    "groups": groups,
 }

@@ -190,7 +190,8 @@ pub fn leave(broker: &Arc<Broker>, request: &LeaveGroupRequest, version: i16) ->
         request.members.iter().map(member).collect()
     };
     let results = match broker.coordinator.find(&request.group_id) {
-        None => Err(GroupError::UnknownMemberId),
+        // Each of them is unknown.
+        None => Ok(leaving.iter().map(|_| Err(GroupError::UnknownMemberId)).collect()),
         Some(entry) => broker.coordinator.leave(&entry, &leaving),
     };
     let results = match results {

@@ -141,9 +141,7 @@ async fn commit_offsets(
     version: i16,
     offsets: Vec<OffsetCommit>,
 ) -> Result<Vec<Result<(), GroupError>>, ErrorCode> {
-    if request.group_id.is_empty() {
-        return Err(ErrorCode::InvalidGroupId);
-    }
+    // The empty name is a group here, as it always was in Kafka.
     if broker.offsets_topic().await.is_err() {
         return Err(ErrorCode::CoordinatorNotAvailable);
     }
