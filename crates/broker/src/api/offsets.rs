@@ -19,6 +19,7 @@ use wire::messages::{FindCoordinatorRequest, OffsetCommitRequest, OffsetDeleteRe
 use wire::{ErrorCode, Text};
 
 use crate::broker::{Broker, Endpoint};
+use crate::coordinator::Entry;
 use crate::failure::group_code;
 use crate::groups::{CommitRequest, Group, GroupError, OffsetCommit, OffsetKey, State};
 
@@ -88,39 +89,86 @@ pub fn name_of(broker: &Broker, name: &Text, id: Uuid, by_id: bool) -> Result<St
     broker.topics.find_id(&id).map(|topic| topic.name.to_string()).ok_or(ErrorCode::UnknownTopicId)
 }
 
+/// What came of a commit: for each offset, or for all of them.
+pub type Committed = Result<Vec<Result<(), GroupError>>, ErrorCode>;
+
+/// The partitions of an OffsetCommit or TxnOffsetCommit.
+#[derive(Default)]
+pub struct Asked {
+    /// For each partition of the request, in order: what to answer, or the place of its offset in the commit.
+    places: Vec<Result<usize, ErrorCode>>,
+    /// What is to be committed.
+    pub offsets: Vec<OffsetCommit>,
+}
+
+impl Asked {
+    /// Adds a partition of the topic `name`, which must exist.
+    pub fn add(
+        &mut self,
+        broker: &Broker,
+        name: &Result<String, ErrorCode>,
+        partition: i32,
+        offset: impl FnOnce(OffsetKey) -> OffsetCommit,
+    ) {
+        let place = name.clone().and_then(|topic| {
+            let found = broker.topics.find(&topic).and_then(|topic| topic.partition(partition));
+            found.ok_or(ErrorCode::UnknownTopicOrPartition)?;
+            self.offsets.push(offset(OffsetKey { topic, partition }));
+            Ok(self.offsets.len() - 1)
+        });
+        self.places.push(place);
+    }
+
+    /// What to answer for each partition, in the order of the request.
+    pub fn errors(self, results: &Committed) -> impl Iterator<Item = ErrorCode> {
+        self.places.into_iter().map(move |place| match (place, results) {
+            (Err(error), _) => error,
+            (Ok(_), Err(error)) => *error,
+            (Ok(place), Ok(results)) => results[place].err().map_or(ErrorCode::None, group_code),
+        })
+    }
+}
+
+/// The group that offsets are committed to; new, where a consumer without a generation commits to a name that is new.
+/// `unknown` is for the others.
+pub async fn group_for_commit(
+    broker: &Arc<Broker>,
+    id: &str,
+    generation: i32,
+    unknown: ErrorCode,
+) -> Result<Arc<Entry>, ErrorCode> {
+    if broker.offsets_topic().await.is_err() {
+        return Err(ErrorCode::CoordinatorNotAvailable);
+    }
+    if !broker.coordinator.serves(id) {
+        return Err(ErrorCode::NotCoordinator);
+    }
+    match broker.coordinator.find(id) {
+        Some(entry) => Ok(entry),
+        None if generation < 0 => Ok(broker.coordinator.find_or_create(id)),
+        None => Err(unknown),
+    }
+}
+
 /// Answers OffsetCommit, when the offsets are durable.
 pub async fn commit(broker: Arc<Broker>, request: OffsetCommitRequest, version: i16) -> OffsetCommitResponse {
-    // For each partition of the request, in order: what to answer, or the place of its offset in the commit.
-    let mut places: Vec<Result<usize, ErrorCode>> = Vec::new();
-    let mut offsets = Vec::new();
+    let mut asked = Asked::default();
     for topic in &request.topics {
         let name = name_of(&broker, &topic.name, topic.topic_id, version >= IDS_FROM_VERSION);
         for partition in &topic.partitions {
-            let place = name.clone().and_then(|name| {
-                let found =
-                    broker.topics.find(&name).and_then(|topic| topic.partition(partition.partition_index));
-                found.map(|_| name).ok_or(ErrorCode::UnknownTopicOrPartition)
+            asked.add(&broker, &name, partition.partition_index, |key| OffsetCommit {
+                key,
+                offset: partition.committed_offset,
+                leader_epoch: partition.committed_leader_epoch,
+                metadata: partition.committed_metadata.as_ref().map(ToString::to_string),
             });
-            places.push(place.map(|topic| {
-                offsets.push(OffsetCommit {
-                    key: OffsetKey { topic, partition: partition.partition_index },
-                    offset: partition.committed_offset,
-                    leader_epoch: partition.committed_leader_epoch,
-                    metadata: partition.committed_metadata.as_ref().map(ToString::to_string),
-                });
-                offsets.len() - 1
-            }));
         }
     }
-    let results = commit_offsets(&broker, &request, version, offsets).await;
-    let mut places = places.into_iter();
+    let results = commit_offsets(&broker, &request, version, std::mem::take(&mut asked.offsets)).await;
+    let mut errors = asked.errors(&results);
     let topics = request.topics.into_iter().map(|topic| {
         let answer = |partition: wire::messages::offset_commit_request::OffsetCommitRequestPartition| {
-            let error = match (places.next().expect("there is a place for each partition"), &results) {
-                (Err(error), _) => error,
-                (Ok(_), Err(error)) => *error,
-                (Ok(place), Ok(results)) => results[place].err().map_or(ErrorCode::None, group_code),
-            };
+            let error = errors.next().expect("there is an answer for each partition");
             OffsetCommitResponsePartition {
                 partition_index: partition.partition_index,
                 error_code: error.code(),
@@ -140,21 +188,11 @@ async fn commit_offsets(
     request: &OffsetCommitRequest,
     version: i16,
     offsets: Vec<OffsetCommit>,
-) -> Result<Vec<Result<(), GroupError>>, ErrorCode> {
+) -> Committed {
     // The empty name is a group here, as it always was in Kafka.
-    if broker.offsets_topic().await.is_err() {
-        return Err(ErrorCode::CoordinatorNotAvailable);
-    }
-    if !broker.coordinator.serves(&request.group_id) {
-        return Err(ErrorCode::NotCoordinator);
-    }
     let generation = request.generation_id_or_member_epoch;
-    let entry = match broker.coordinator.find(&request.group_id) {
-        Some(entry) => entry,
-        None if generation < 0 => broker.coordinator.find_or_create(&request.group_id),
-        None if version >= 9 => return Err(ErrorCode::GroupIdNotFound),
-        None => return Err(ErrorCode::IllegalGeneration),
-    };
+    let unknown = if version >= 9 { ErrorCode::GroupIdNotFound } else { ErrorCode::IllegalGeneration };
+    let entry = group_for_commit(broker, &request.group_id, generation, unknown).await?;
     let commit = CommitRequest {
         producer_id: None,
         member_id: request.member_id.to_string(),

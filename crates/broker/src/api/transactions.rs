@@ -20,12 +20,12 @@ use wire::messages::write_txn_markers_response as wm;
 use wire::records::TransactionResult;
 use wire::{ErrorCode, Text};
 
-use crate::api::offsets::name_of;
+use crate::api::offsets::{Asked, Committed, group_for_commit, name_of};
 use crate::api::produce::admit;
 use crate::broker::Broker;
 use crate::coordinator::Transactional;
 use crate::failure::{Failure, group_code, transaction_code};
-use crate::groups::{CommitRequest, GroupError, OffsetCommit, OffsetKey};
+use crate::groups::{CommitRequest, OffsetCommit};
 use crate::internal::Told;
 use crate::partition::{MARKER_BYTES, Order, Partition};
 use crate::topics::OFFSETS_TOPIC;
@@ -180,39 +180,27 @@ pub async fn commit_offsets(
     request: m::TxnOffsetCommitRequest,
     version: i16,
 ) -> TxnOffsetCommitResponse {
-    let mut places: Vec<Result<usize, ErrorCode>> = Vec::new();
-    let mut offsets = Vec::new();
+    let mut asked = Asked::default();
     for topic in &request.topics {
         let name = name_of(&broker, &topic.name, topic.topic_id, version >= COMMIT_IDS_FROM_VERSION);
         for partition in &topic.partitions {
-            let index = partition.partition_index;
-            let place = name.clone().and_then(|name| {
-                let found = broker.topics.find(&name).and_then(|topic| topic.partition(index));
-                found.map(|_| name).ok_or(ErrorCode::UnknownTopicOrPartition)
+            asked.add(&broker, &name, partition.partition_index, |key| OffsetCommit {
+                key,
+                offset: partition.committed_offset,
+                leader_epoch: partition.committed_leader_epoch,
+                metadata: partition.committed_metadata.as_ref().map(ToString::to_string),
             });
-            places.push(place.map(|topic| {
-                offsets.push(OffsetCommit {
-                    key: OffsetKey { topic, partition: index },
-                    offset: partition.committed_offset,
-                    leader_epoch: partition.committed_leader_epoch,
-                    metadata: partition.committed_metadata.as_ref().map(ToString::to_string),
-                });
-                offsets.len() - 1
-            }));
         }
     }
+    let offsets = std::mem::take(&mut asked.offsets);
     let results = match offsets.is_empty() {
         true => Ok(Vec::new()),
         false => commit_all(&broker, &request, version, offsets).await,
     };
-    let mut places = places.into_iter();
+    let mut errors = asked.errors(&results);
     let topics = request.topics.into_iter().map(|topic| {
         let mut answer = |partition_index: i32| {
-            let error = match (places.next().expect("there is one for each partition"), &results) {
-                (Err(error), _) => error,
-                (Ok(_), Err(error)) => *error,
-                (Ok(place), Ok(results)) => results[place].err().map_or(ErrorCode::None, group_code),
-            };
+            let error = errors.next().expect("there is an answer for each partition");
             TxnOffsetCommitResponsePartition { partition_index, error_code: error.code() }
         };
         TxnOffsetCommitResponseTopic {
@@ -229,22 +217,13 @@ async fn commit_all(
     request: &m::TxnOffsetCommitRequest,
     version: i16,
     offsets: Vec<OffsetCommit>,
-) -> Result<Vec<Result<(), GroupError>>, ErrorCode> {
+) -> Committed {
     if request.group_id.is_empty() {
         return Err(ErrorCode::InvalidGroupId);
     }
-    if broker.offsets_topic().await.is_err() {
-        return Err(ErrorCode::CoordinatorNotAvailable);
-    }
-    if !broker.coordinator.serves(&request.group_id) {
-        return Err(ErrorCode::NotCoordinator);
-    }
     let generation = request.generation_id_or_member_epoch;
-    let entry = match broker.coordinator.find(&request.group_id) {
-        Some(entry) => entry,
-        None if generation < 0 => broker.coordinator.find_or_create(&request.group_id),
-        None => return Err(ErrorCode::IllegalGeneration),
-    };
+    let unknown = ErrorCode::IllegalGeneration;
+    let entry = group_for_commit(broker, &request.group_id, generation, unknown).await?;
     let partition =
         broker.coordinator.offsets_partition(&request.group_id).ok_or(ErrorCode::CoordinatorNotAvailable)?;
     let (producer_id, epoch) = (request.producer_id, request.producer_epoch);
