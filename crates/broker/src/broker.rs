@@ -97,6 +97,7 @@ impl Broker {
             size_max: usize::try_from(config.group_size_max).unwrap_or(usize::MAX),
             offset_metadata_max: usize::try_from(config.offset_metadata_max).unwrap_or(0),
             offsets_retention_ms: i64::from(config.offsets_retention_minutes) * 60_000,
+            ..GroupConfig::default()
         };
         let broker = Arc::new_cyclic(|broker: &Weak<Broker>| Broker {
             sessions: Sessions::new(usize::try_from(config.fetch_sessions_max).unwrap_or(0)),

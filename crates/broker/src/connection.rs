@@ -137,6 +137,11 @@ impl Connection {
         }
     }
 
+    fn client(&self, call: &Call) -> Client {
+        let id = call.header.client_id.as_ref().map(ToString::to_string).unwrap_or_default();
+        Client { id, host: format!("/{}", self.peer.ip().to_canonical()) }
+    }
+
     fn answer(&self, mut call: Call) -> Result<Answer, Refused> {
         let broker = self.broker.clone();
         let version = call.header.version;
@@ -288,8 +293,7 @@ impl Connection {
             }
             ApiKey::JoinGroup => {
                 let request: m::JoinGroupRequest = call.decode()?;
-                let id = call.header.client_id.as_ref().map(ToString::to_string).unwrap_or_default();
-                let client = Client { id, host: format!("/{}", self.peer.ip().to_canonical()) };
+                let client = self.client(&call);
                 call.later(api::group_membership::join(broker, client, request, version))
             }
             ApiKey::SyncGroup => {
@@ -315,6 +319,15 @@ impl Connection {
             ApiKey::OffsetDelete => {
                 let request: m::OffsetDeleteRequest = call.decode()?;
                 call.later(api::offsets::delete(broker, request))
+            }
+            ApiKey::ConsumerGroupHeartbeat => {
+                let request: m::ConsumerGroupHeartbeatRequest = call.decode()?;
+                let client = self.client(&call);
+                call.later(api::consumer_groups::heartbeat(broker, client, request, version))
+            }
+            ApiKey::ConsumerGroupDescribe => {
+                let request: m::ConsumerGroupDescribeRequest = call.decode()?;
+                call.later(async move { api::consumer_groups::describe(&broker, &request, version) })
             }
             ApiKey::DescribeGroups => {
                 let request: m::DescribeGroupsRequest = call.decode()?;

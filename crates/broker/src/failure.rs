@@ -151,6 +151,12 @@ pub fn group_code(error: GroupError) -> ErrorCode {
         GroupError::UnknownServer => ErrorCode::UnknownServerError,
         GroupError::NonEmptyGroup => ErrorCode::NonEmptyGroup,
         GroupError::GroupIdNotFound => ErrorCode::GroupIdNotFound,
+        GroupError::InvalidRequest => ErrorCode::InvalidRequest,
+        GroupError::FencedMemberEpoch => ErrorCode::FencedMemberEpoch,
+        GroupError::StaleMemberEpoch => ErrorCode::StaleMemberEpoch,
+        GroupError::UnreleasedInstanceId => ErrorCode::UnreleasedInstanceId,
+        GroupError::UnsupportedAssignor => ErrorCode::UnsupportedAssignor,
+        GroupError::InvalidRegularExpression => ErrorCode::InvalidRegularExpression,
         GroupError::OffsetMetadataTooLarge => ErrorCode::OffsetMetadataTooLarge,
         GroupError::GroupSubscribedToTopic => ErrorCode::GroupSubscribedToTopic,
     }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use meta::{Change, Compare, MetaError, Store};
 use model::StreamId;
@@ -138,6 +139,8 @@ pub struct Topics {
     by_stream: RwLock<HashMap<StreamId, Arc<Partition>>>,
     /// One change at a time.
     change: Mutex<()>,
+    /// How often a topic was created, deleted, or got partitions.
+    changes: AtomicU64,
 }
 
 impl Topics {
@@ -151,6 +154,7 @@ impl Topics {
             by_id: RwLock::default(),
             by_stream: RwLock::default(),
             change: Mutex::default(),
+            changes: AtomicU64::new(0),
         };
         for (key, value) in topics.store.list(TOPIC_PREFIX)? {
             let name = &key[TOPIC_PREFIX.len()..];
@@ -185,6 +189,15 @@ impl Topics {
     /// The topic of this id.
     pub fn find_id(&self, id: &Uuid) -> Option<Arc<Topic>> {
         self.by_id.read().get(id).cloned()
+    }
+
+    /// Another number whenever a topic was created, deleted, or got partitions.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    fn note_change(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
     /// The partition whose records are in `stream`.
@@ -235,6 +248,7 @@ impl Topics {
         let compare = Compare { key: format!("{TOPIC_PREFIX}{name}"), revision: None };
         self.store.commit(&[compare], &[next_stream, put(name, &record)])?;
         self.insert(Text::from(name.to_owned()), &record);
+        self.note_change();
         tracing::info!(topic = name, partitions, "created a topic");
         Ok(self.find(name).expect("it was just inserted"))
     }
@@ -255,6 +269,7 @@ impl Topics {
             partitions.push(self.partition(&topic.name, index, place));
         }
         *topic.partitions.write() = partitions.into();
+        self.note_change();
         Ok(())
     }
 
@@ -295,6 +310,7 @@ impl Topics {
         self.store.commit(&[], &[Change::Delete { key: format!("{TOPIC_PREFIX}{name}") }])?;
         self.by_name.write().remove(name);
         self.by_id.write().remove(&topic.id);
+        self.note_change();
         for partition in topic.partitions().iter() {
             self.by_stream.write().remove(&partition.stream_id);
             partition.set_deleted();

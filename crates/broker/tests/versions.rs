@@ -41,6 +41,7 @@ fn default_request(api_key: ApiKey, version: i16) -> Chunks {
         AlterPartitionReassignments => AlterPartitionReassignmentsRequest,
         ListPartitionReassignments => ListPartitionReassignmentsRequest,
         DescribeTopicPartitions => DescribeTopicPartitionsRequest,
+        ConsumerGroupHeartbeat => ConsumerGroupHeartbeatRequest, ConsumerGroupDescribe => ConsumerGroupDescribeRequest,
         EndTxn => EndTxnRequest, TxnOffsetCommit => TxnOffsetCommitRequest,
         WriteTxnMarkers => WriteTxnMarkersRequest, DescribeProducers => DescribeProducersRequest,
         DescribeTransactions => DescribeTransactionsRequest, ListTransactions => ListTransactionsRequest,

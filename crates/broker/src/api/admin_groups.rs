@@ -12,21 +12,26 @@ use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
 use crate::failure::Failure;
-use crate::groups::{Group, GroupDescription, State};
+use crate::groups::{CONSUMER_PROTOCOL_TYPE, Group, GroupDescription, State};
 
-/// The only kind of group there is so far.
+/// Types of groups.
 const CLASSIC: &str = "classic";
+const CONSUMER: &str = "consumer";
 /// From this version on a group that does not exist is an error (KIP-1043).
 const NOT_FOUND_FROM_VERSION: i16 = 6;
 /// Bits of the operations that make sense on a group: read, delete, describe, and configs.
-const GROUP_OPERATIONS: i32 = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11;
+pub const GROUP_OPERATIONS: i32 = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11;
 
 /// Answers DescribeGroups.
 pub fn describe(broker: &Broker, request: &DescribeGroupsRequest, version: i16) -> DescribeGroupsResponse {
     let operations = if request.include_authorized_operations { GROUP_OPERATIONS } else { i32::MIN };
     let describe_one = |id: &Text| {
-        let found = broker.coordinator.find(id).map(|entry| entry.with(Group::describe));
-        let found = found.filter(|group| group.state != State::Dead);
+        let describe = |group: &Group| {
+            (group.state() != State::Dead).then(|| (group.describe(), group.consumer().is_some()))
+        };
+        let found = broker.coordinator.find(id).and_then(|entry| entry.with(describe));
+        let is_consumer = found.as_ref().is_some_and(|(_, is_consumer)| *is_consumer);
+        let found = found.filter(|_| !is_consumer).map(|(group, _)| group);
         let mut described = DescribedGroup {
             group_id: id.clone(),
             group_state: Text::from_static(State::Dead.name()),
@@ -39,7 +44,8 @@ pub fn describe(broker: &Broker, request: &DescribeGroupsRequest, version: i16) 
             Some(group) => describe_into(&mut described, group),
             None if version >= NOT_FOUND_FROM_VERSION => {
                 described.error_code = ErrorCode::GroupIdNotFound.code();
-                described.error_message = Some(Text::from(format!("Group {id} not found.")));
+                let why = if is_consumer { "is not a classic group" } else { "not found" };
+                described.error_message = Some(Text::from(format!("Group {id} {why}.")));
             }
             None => {}
         }
@@ -76,14 +82,17 @@ pub fn list(broker: &Broker, request: &ListGroupsRequest) -> ListGroupsResponse 
         .all()
         .into_iter()
         .filter_map(|entry| {
-            let group = entry.with(Group::describe);
-            let listed =
-                is_in(&request.states_filter, group.state.name()) && is_in(&request.types_filter, CLASSIC);
-            (listed && group.state != State::Dead).then(|| ListedGroup {
+            let (state, protocol_type, kind) = entry.with(|group| match group.consumer() {
+                Some(_) if group.state() == State::Dead => (State::Dead.name(), String::new(), CONSUMER),
+                Some(consumer) => (consumer.state().name(), CONSUMER_PROTOCOL_TYPE.to_owned(), CONSUMER),
+                None => (group.state().name(), group.describe().protocol_type, CLASSIC),
+            });
+            let listed = is_in(&request.states_filter, state) && is_in(&request.types_filter, kind);
+            (listed && state != State::Dead.name()).then(|| ListedGroup {
                 group_id: Text::from(entry.id().to_owned()),
-                protocol_type: group.protocol_type.into(),
-                group_state: Text::from_static(group.state.name()),
-                group_type: Text::from_static(CLASSIC),
+                protocol_type: protocol_type.into(),
+                group_state: Text::from_static(state),
+                group_type: Text::from_static(kind),
             })
         })
         .collect();

@@ -5,6 +5,7 @@ pub mod admin_groups;
 pub mod admin_replicas;
 pub mod admin_topics;
 pub mod api_versions;
+pub mod consumer_groups;
 pub mod delete_records;
 pub mod fetch;
 pub mod group_membership;
@@ -51,6 +52,8 @@ pub fn advertised(api_key: ApiKey) -> Option<RangeInclusive<i16>> {
         | ApiKey::CreatePartitions
         | ApiKey::DeleteGroups
         | ApiKey::DescribeCluster
+        | ApiKey::ConsumerGroupHeartbeat
+        | ApiKey::ConsumerGroupDescribe
         | ApiKey::OffsetDelete
         | ApiKey::AlterConfigs
         | ApiKey::ListConfigResources

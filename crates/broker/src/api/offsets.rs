@@ -299,6 +299,18 @@ fn fetch_group(
     }
 }
 
+/// The error of a member that is not, or no longer, in the group as it says (KIP-848).
+fn check_member(
+    broker: &Broker,
+    asked: &wire::messages::offset_fetch_request::OffsetFetchRequestGroup,
+) -> i16 {
+    let member_id = asked.member_id.as_ref().map(Text::as_str);
+    let entry = broker.coordinator.find(&asked.group_id);
+    let checked =
+        entry.map_or(Ok(()), |entry| entry.with(|group| group.check_fetch(member_id, asked.member_epoch)));
+    checked.err().map_or(0, |error| group_code(error).code())
+}
+
 /// Answers OffsetFetch.
 pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> OffsetFetchResponse {
     let error_of = |group: &str| {
@@ -335,12 +347,16 @@ pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> Offs
         };
     }
     let by_id = version >= IDS_FROM_VERSION;
-    let group =
-        |asked: wire::messages::offset_fetch_request::OffsetFetchRequestGroup| OffsetFetchResponseGroup {
-            error_code: error_of(&asked.group_id),
-            topics: match broker.coordinator.serves(&asked.group_id) {
-                false => Vec::new(),
-                true => fetch_group(
+    let group = |asked: wire::messages::offset_fetch_request::OffsetFetchRequestGroup| {
+        let error_code = match error_of(&asked.group_id) {
+            0 => check_member(broker, &asked),
+            error_code => error_code,
+        };
+        OffsetFetchResponseGroup {
+            error_code,
+            topics: match error_code {
+                1.. | ..0 => Vec::new(),
+                0 => fetch_group(
                     broker,
                     &asked.group_id,
                     asked.topics.as_deref(),
@@ -349,7 +365,8 @@ pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> Offs
                 ),
             },
             group_id: asked.group_id,
-        };
+        }
+    };
     OffsetFetchResponse {
         groups: request.groups.into_iter().map(group).collect(),
         ..OffsetFetchResponse::default()

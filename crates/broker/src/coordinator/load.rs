@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use model::BatchHeader;
 use wire::records::{self, TransactionResult};
 
+use crate::groups::consumer::{ConsumerRecords, decode_consumer_record};
 use crate::groups::{CommittedOffset, GroupRecord, GroupSnapshot, OffsetKey, decode_record};
 use crate::internal::read_records;
 use crate::partition::{Home, Partition};
@@ -17,6 +18,8 @@ pub type LoadedOffsets = BTreeMap<OffsetKey, (CommittedOffset, i64)>;
 pub struct Loaded {
     /// Its last state.
     pub snapshot: Option<GroupSnapshot>,
+    /// What its records say as a group of the consumer protocol.
+    pub consumer: ConsumerRecords,
     /// Committed.
     pub offsets: LoadedOffsets,
     /// Of open transactions, by producer.
@@ -72,9 +75,11 @@ fn take_in(found: &mut HashMap<String, Loaded>, header: &BatchHeader, record: &r
             loaded.uncommitted.values_mut().for_each(|offsets| drop(offsets.remove(&key)));
         }
         Ok(GroupRecord::Group { group, value }) => found.entry(group).or_default().snapshot = value,
-        Ok(GroupRecord::Unknown { version }) => {
-            tracing::debug!(version, "a group record of an unknown kind was skipped")
-        }
+        Ok(GroupRecord::Unknown { version }) => match decode_consumer_record(key, record.value.as_ref()) {
+            Ok(Some((group, key, value))) => found.entry(group).or_default().consumer.take_in(key, value),
+            Ok(None) => tracing::debug!(version, "a group record of an unknown kind was skipped"),
+            Err(error) => tracing::error!(%error, "a group record cannot be decoded"),
+        },
         Err(error) => tracing::error!(%error, "a group record cannot be decoded"),
     }
 }

@@ -4,6 +4,7 @@
 //! One lock per group. Records are put into the log's queue under it, so that the order in the log is the order in the
 //! group; what follows when they are durable runs as a task of its own, never on the writer's thread.
 
+mod consumer;
 mod load;
 
 use std::collections::{HashMap, HashSet};
@@ -18,6 +19,7 @@ use tokio::sync::oneshot;
 
 use self::load::{Loaded, load_partition};
 use crate::broker::Broker;
+use crate::groups::consumer::{ConsumerGroup, HeartbeatReply, Refused};
 use crate::groups::{
     Action, CommittedOffset, Group, GroupConfig, GroupError, GroupSnapshot, JoinReply, JoinRequest, Now,
     OffsetKey, PersistId, ReplyToken, SyncRequest, Synced, encode_group, encode_group_key, encode_offset,
@@ -48,6 +50,7 @@ const REWRITE_FACTOR: i64 = 4;
 enum Waiter {
     Join(oneshot::Sender<JoinReply>),
     Sync(oneshot::Sender<Result<Synced, GroupError>>),
+    Heartbeat(oneshot::Sender<Result<HeartbeatReply, Refused>>),
 }
 
 struct State {
@@ -58,7 +61,13 @@ struct State {
     armed: Option<u64>,
     /// Records in the log's queue that the group's state does not show yet.
     records_in_flight: usize,
-    /// The group's last durable record.
+    /// Batches of a consumer group's records that are on their way.
+    settling: usize,
+    /// What may be said once they are durable.
+    behind: Vec<Action>,
+    /// One of them failed.
+    torn: bool,
+    /// The last durable record of a classic group.
     stored: Option<GroupSnapshot>,
     /// Offset commits of producers whose records are in the log's queue.
     transactional: HashMap<i64, InFlight>,
@@ -147,6 +156,11 @@ impl Coordinator {
         let now = self.now();
         for (id, loaded) in found {
             let group = match loaded.snapshot {
+                _ if loaded.consumer.is_a_group() => {
+                    let timeout = self.config.consumer_session_timeout_ms;
+                    let group = ConsumerGroup::restore(id.clone(), loaded.consumer, topics, timeout, now);
+                    Group::from_consumer(group, self.config.clone(), now)
+                }
                 Some(ref snapshot) => {
                     match Group::from_snapshot(id.clone(), snapshot.clone(), self.config.clone(), now) {
                         Ok(group) => group,
@@ -183,6 +197,9 @@ impl Coordinator {
             next_token: 0,
             armed: None,
             records_in_flight: 0,
+            settling: 0,
+            behind: Vec::new(),
+            torn: false,
             stored: None,
             transactional: HashMap::new(),
         };
@@ -239,7 +256,12 @@ impl Coordinator {
         let (sender, receiver) = oneshot::channel();
         let mut state = entry.state.lock();
         let token = state.token(Waiter::Join(sender));
-        let actions = state.group.join(self.now(), request, token);
+        let actions = match self.broker.upgrade() {
+            Some(broker) if state.group.consumer().is_some() => {
+                state.group.consumer_join(self.now(), request, &*broker.topics, token)
+            }
+            _ => state.group.join(self.now(), request, token),
+        };
         self.carry_out(entry, &mut state, actions);
         receiver
     }
@@ -253,7 +275,10 @@ impl Coordinator {
         let (sender, receiver) = oneshot::channel();
         let mut state = entry.state.lock();
         let token = state.token(Waiter::Sync(sender));
-        let actions = state.group.sync(self.now(), request, token);
+        let actions = match state.group.consumer() {
+            Some(_) => state.group.consumer_sync(self.now(), &request, token),
+            None => state.group.sync(self.now(), request, token),
+        };
         self.carry_out(entry, &mut state, actions);
         receiver
     }
@@ -267,7 +292,11 @@ impl Coordinator {
         generation: i32,
     ) -> Result<(), GroupError> {
         let mut state = entry.state.lock();
-        let result = state.group.heartbeat(self.now(), member_id, instance_id, generation);
+        let now = self.now();
+        let result = match state.group.consumer() {
+            Some(_) => state.group.consumer_classic_heartbeat(now, member_id, instance_id, generation),
+            None => state.group.heartbeat(now, member_id, instance_id, generation),
+        };
         self.arm(entry, &mut state);
         result
     }
@@ -279,7 +308,10 @@ impl Coordinator {
         members: &[crate::groups::LeaveMember],
     ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
         let mut state = entry.state.lock();
-        let left = state.group.leave(self.now(), members)?;
+        let left = match state.group.consumer() {
+            Some(_) => state.group.consumer_classic_leave(self.now(), members),
+            None => state.group.leave(self.now(), members)?,
+        };
         self.carry_out(entry, &mut state, left.actions);
         Ok(left.members)
     }
@@ -397,7 +429,7 @@ impl Coordinator {
             if gone.is_empty() {
                 return Ok(results);
             }
-            let records = tombstones(&entry.id, &gone, false)?;
+            let records = tombstones(&state.group, &gone, false)?;
             let (sender, receiver) = oneshot::channel();
             self.append_then(entry, &mut state, records, move |state, position| {
                 if let Some(position) = position {
@@ -419,7 +451,8 @@ impl Coordinator {
             let keys = state.group.delete()?;
             self.forget(entry);
             let (sender, receiver) = oneshot::channel();
-            self.append_then(entry, &mut state, tombstones(&entry.id, &keys, true)?, move |_, position| {
+            let records = tombstones(&state.group, &keys, true)?;
+            self.append_then(entry, &mut state, records, move |_, position| {
                 // A client that went away no longer waits for it.
                 let _ = sender.send(position.map(|_| ()).ok_or(GroupError::CoordinatorNotAvailable));
                 Vec::new()
@@ -437,7 +470,7 @@ impl Coordinator {
             if expired.offsets.is_empty() && !expired.group {
                 continue;
             }
-            let Ok(records) = tombstones(&entry.id, &expired.offsets, expired.group) else { continue };
+            let Ok(records) = tombstones(&state.group, &expired.offsets, expired.group) else { continue };
             let (this, gone, of) = (self.clone(), expired.offsets, entry.clone());
             self.append_then(&entry, &mut state, records, move |state, position| {
                 if let Some(position) = position {
@@ -460,7 +493,7 @@ impl Coordinator {
             if gone.is_empty() {
                 continue;
             }
-            let Ok(records) = tombstones(&entry.id, &gone, false) else { continue };
+            let Ok(records) = tombstones(&state.group, &gone, false) else { continue };
             self.append_then(&entry, &mut state, records, move |state, position| {
                 if let Some(position) = position {
                     state.group.remove_offsets(&gone, position.0);
@@ -488,7 +521,9 @@ impl Coordinator {
         }
         // All locks at once, in the order of the ids, so that no record comes between.
         let mut states: Vec<_> = entries.iter().map(|entry| (entry, entry.state.lock())).collect();
-        let busy = |state: &State| state.records_in_flight > 0 || state.group.has_uncommitted();
+        let busy = |state: &State| {
+            state.records_in_flight > 0 || state.group.has_uncommitted() || state.group.has_unwritten()
+        };
         // Offsets of a transaction and its marker are of one piece: neither may be rewritten without the other.
         if partition.has_open_transactions() || states.iter().any(|(_, state)| busy(state)) {
             return;
@@ -532,8 +567,8 @@ impl Coordinator {
         }
     }
 
-    /// Answers who waits, appends what must be durable, and arms the timer.
-    fn carry_out(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, actions: Vec<Action>) {
+    /// Answers who waits, and appends what must be durable.
+    fn deliver(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, actions: Vec<Action>) {
         for action in actions {
             match action {
                 Action::Join { token, reply } => {
@@ -548,10 +583,15 @@ impl Coordinator {
                         let _ = sender.send(reply);
                     }
                 }
+                Action::Heartbeat { token, reply } => {
+                    if let Some(Waiter::Heartbeat(sender)) = state.waiters.remove(&token) {
+                        // As above.
+                        let _ = sender.send(reply);
+                    }
+                }
                 Action::Persist { id, snapshot } => self.persist(entry, state, id, snapshot),
             }
         }
-        self.arm(entry, state);
     }
 
     fn persist(
@@ -571,7 +611,7 @@ impl Coordinator {
         };
         let this = self.clone();
         self.append_then(entry, state, records, move |state, position| {
-            if position.is_some() {
+            if position.is_some() && state.group.consumer().is_none() {
                 state.stored = Some(snapshot);
             }
             state.group.persisted(this.now(), id, position.map(|_| ()).ok_or(failure))
@@ -606,7 +646,9 @@ impl Coordinator {
             state.records_in_flight -= 1;
             let position = result.ok().and(*at.lock());
             let actions = then(&mut state, position);
-            this.carry_out(&of, &mut state, actions);
+            // What failed is not tried again at once: the next operation does.
+            this.deliver(&of, &mut state, actions);
+            this.arm(&of, &mut state);
         };
         let done =
             Arc::new(RecordsDone { runtime: self.runtime.clone(), then: Mutex::new(Some(Box::new(finish))) });
@@ -677,19 +719,20 @@ impl State {
     }
 }
 
-fn tombstones(group: &str, keys: &[OffsetKey], whole: bool) -> Result<Vec<InternalRecord>, GroupError> {
+fn tombstones(group: &Group, keys: &[OffsetKey], whole: bool) -> Result<Vec<InternalRecord>, GroupError> {
     let mut records = Vec::with_capacity(keys.len() + 1);
     for key in keys {
-        records.push((encode_offset_key(group, key).map_err(|_| GroupError::UnknownServer)?, None));
+        records.push((encode_offset_key(group.id(), key).map_err(|_| GroupError::UnknownServer)?, None));
     }
     if whole {
-        records.push((encode_group_key(group).map_err(|_| GroupError::UnknownServer)?, None));
+        let keys = group.record_keys().map_err(|_| GroupError::UnknownServer)?;
+        records.extend(keys.into_iter().map(|key| (key, None)));
     }
     Ok(records)
 }
 
 fn snapshot_records(id: &str, state: &State) -> Result<Vec<InternalRecord>, crate::groups::RecordError> {
-    let mut records = Vec::new();
+    let mut records = state.group.consumer_records()?;
     if let Some(snapshot) = &state.stored {
         records.push((encode_group_key(id)?, Some(encode_group(snapshot)?)));
     }

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::consumer::{ConsumerGroup, RecordKey};
 use super::member::{Member, Protocol, Roster};
 use super::offsets::Offsets;
 use super::rebalance::JoinTimer;
@@ -84,6 +85,10 @@ pub struct Group {
     /// `None` if the members do not speak the consumer protocol, or not yet, or not well.
     pub(super) subscribed: Option<BTreeSet<String>>,
     pub(super) offsets: Offsets,
+    /// Present while the group is one of the consumer protocol; then what is above has no members.
+    pub(super) consumer: Option<Box<ConsumerGroup>>,
+    /// Records to write, or to write tombstones for, since the group changed its kind.
+    pub(super) leftover: BTreeSet<RecordKey>,
     pub(super) persists: BTreeMap<PersistId, Purpose>,
     persist_next: u64,
     /// No deadline is earlier. Deadlines that are put off leave it behind; the next tick catches up.
@@ -139,6 +144,8 @@ impl Group {
             sync_deadline: None,
             subscribed: None,
             offsets: Offsets::default(),
+            consumer: None,
+            leftover: BTreeSet::new(),
             persists: BTreeMap::new(),
             persist_next: 0,
             wake_at: None,
@@ -190,6 +197,19 @@ impl Group {
         Ok(group)
     }
 
+    /// A group of the consumer protocol, as its records left it.
+    pub fn from_consumer(group: ConsumerGroup, config: Arc<GroupConfig>, now: Now) -> Self {
+        let mut of = Self::new(group.id(), config, now);
+        of.consumer = Some(Box::new(group));
+        of.arm_consumer();
+        of
+    }
+
+    /// What it is as a group of the consumer protocol, if it is one.
+    pub fn consumer(&self) -> Option<&ConsumerGroup> {
+        self.consumer.as_deref()
+    }
+
     /// Its id.
     pub fn id(&self) -> &str {
         &self.id
@@ -236,6 +256,7 @@ impl Group {
         if self.wake_at.is_none_or(|at| at > now_ms) {
             return Vec::new();
         }
+        self.tick_consumer(now);
         self.expire_sessions(now);
         if self.join_timer.is_some_and(|timer| timer.deadline() <= now_ms) {
             self.end_join_timer(now);
@@ -250,6 +271,13 @@ impl Group {
     /// Answers everyone who waits with the error and makes the group Dead: for a broker that stops, or that hands the
     /// group to another. Nothing is written.
     pub fn close(&mut self, error: GroupError) -> Vec<Action> {
+        self.disband(error);
+        self.bury();
+        self.finish()
+    }
+
+    /// Takes all members out of the classic group, answers everyone who waits with the error, and leaves it as new.
+    pub(super) fn disband(&mut self, error: GroupError) {
         for id in self.roster.ids() {
             if let Some((_, parked)) = self.roster.remove(&id) {
                 if let Some(token) = parked.join {
@@ -260,20 +288,33 @@ impl Group {
                 }
             }
         }
-        self.bury();
-        self.finish()
+        self.state = State::Empty;
+        (self.protocol_type, self.protocol, self.subscribed) = (None, None, None);
+        self.forget_timers();
     }
 
     /// Makes a group without members Dead.
     pub(super) fn bury(&mut self) {
         assert!(self.roster.is_empty(), "a group with members is not buried");
         self.state = State::Dead;
+        self.forget_timers();
+        self.wake_at = None;
+    }
+
+    fn forget_timers(&mut self) {
         self.leader = None;
         self.join_timer = None;
         self.sync_deadline = None;
         self.pending.clear();
         self.persists.clear();
-        self.wake_at = None;
+    }
+
+    /// Whether it has no members, of either protocol.
+    pub(super) fn has_no_members(&self) -> bool {
+        match &self.consumer {
+            Some(group) => group.is_empty() && self.state != State::Dead,
+            None => self.state == State::Empty,
+        }
     }
 
     fn expire_sessions(&mut self, now: Now) {
@@ -320,6 +361,15 @@ impl Group {
 
     /// Hands out the group's record, with each member's assignment as given.
     pub(super) fn persist(&mut self, purpose: Purpose, assignment: impl Fn(&Member) -> Bytes) {
+        let snapshot = self.snapshot(assignment);
+        let id = PersistId(self.persist_next);
+        self.persist_next += 1;
+        self.persists.insert(id, purpose);
+        self.outbox.push(Action::Persist { id, snapshot });
+    }
+
+    /// The group's record, with each member's assignment as given.
+    pub(super) fn snapshot(&self, assignment: impl Fn(&Member) -> Bytes) -> GroupSnapshot {
         let protocol = self.protocol.as_deref().unwrap_or_default();
         let store = |m: &Member| MemberSnapshot {
             member_id: m.id.clone(),
@@ -331,18 +381,14 @@ impl Group {
             subscription: m.metadata(protocol),
             assignment: assignment(m),
         };
-        let snapshot = GroupSnapshot {
+        GroupSnapshot {
             protocol_type: self.protocol_type.clone().unwrap_or_default(),
             generation: self.generation,
             protocol: self.protocol.clone(),
             leader: self.leader.clone(),
             state_timestamp_ms: self.state_since_ms,
             members: self.roster.iter().map(store).collect(),
-        };
-        let id = PersistId(self.persist_next);
-        self.persist_next += 1;
-        self.persists.insert(id, purpose);
-        self.outbox.push(Action::Persist { id, snapshot });
+        }
     }
 
     pub(super) fn enter(&mut self, state: State, now: Now) {
@@ -364,7 +410,8 @@ impl Group {
     fn earliest_deadline(&self) -> Option<u64> {
         let sessions = self.roster.iter().filter_map(|m| m.session_deadline);
         let timers = self.join_timer.map(JoinTimer::deadline).into_iter().chain(self.sync_deadline);
-        sessions.chain(timers).chain(self.pending.values().copied()).min()
+        let consumers = self.consumer.as_ref().and_then(|group| group.earliest_deadline());
+        sessions.chain(timers).chain(self.pending.values().copied()).chain(consumers).min()
     }
 
     /// KIP-345: an instance id belongs to one member id, and whoever comes with another is fenced.
@@ -413,6 +460,10 @@ impl Group {
     /// The invariants that hold between operations; see the module's page.
     fn check(&self) {
         self.roster.check();
+        if let Some(group) = &self.consumer {
+            assert!(self.roster.is_empty(), "a group is of one kind at a time");
+            group.check();
+        }
         let leads = |id: &String| self.roster.has(id);
         assert_eq!(
             self.leader.as_ref().is_some_and(leads),

@@ -49,7 +49,7 @@ pub struct JoinRequest {
 }
 
 impl JoinRequest {
-    fn normalise(mut self) -> Self {
+    pub(super) fn normalise(mut self) -> Self {
         if self.rebalance_timeout_ms < 0 {
             self.rebalance_timeout_ms = self.session_timeout_ms;
         }
@@ -58,7 +58,12 @@ impl JoinRequest {
         self
     }
 
-    fn new_member_id(&self) -> String {
+    /// Whether it has to come again with the id it is given (KIP-394).
+    pub(super) fn needs_member_id(&self) -> bool {
+        self.instance_id.is_none() && self.version >= MEMBER_ID_REQUIRED_SINCE
+    }
+
+    pub(super) fn new_member_id(&self) -> String {
         format!("{}-{}", self.instance_id.as_ref().unwrap_or(&self.client_id), self.uuid)
     }
 
@@ -115,7 +120,7 @@ impl Group {
         let seat = request.instance_id.as_deref().and_then(|instance| self.roster.static_member(instance));
         if let Some(old_id) = seat.map(str::to_owned) {
             self.replace_static(now, &old_id, new_id, request, token);
-        } else if request.instance_id.is_none() && request.version >= MEMBER_ID_REQUIRED_SINCE {
+        } else if request.needs_member_id() {
             self.reserve(now, new_id.clone(), request.session_timeout_ms);
             return Err((Some(new_id), GroupError::MemberIdRequired));
         } else {

@@ -38,6 +38,7 @@
 //!   group became Empty, so a fresh commit cannot expire at once.
 //! - A failed session while a group is gathering its first members does not cut the initial delay short.
 
+pub mod consumer;
 mod group;
 mod join;
 mod leave;
@@ -91,6 +92,10 @@ pub struct GroupConfig {
     pub initial_rebalance_delay_ms: u64,
     /// `group.max.size`, in members.
     pub size_max: usize,
+    /// `group.consumer.session.timeout.ms`
+    pub consumer_session_timeout_ms: i32,
+    /// `group.consumer.max.size`, in members.
+    pub consumer_size_max: usize,
     /// `offset.metadata.max.bytes`, which Kafka counts in UTF-16 units.
     pub offset_metadata_max: usize,
     /// `offsets.retention.minutes`, in milliseconds.
@@ -104,6 +109,8 @@ impl Default for GroupConfig {
             session_timeout_ms_max: 1_800_000,
             initial_rebalance_delay_ms: 3_000,
             size_max: usize::MAX,
+            consumer_session_timeout_ms: 45_000,
+            consumer_size_max: usize::MAX,
             offset_metadata_max: 4_096,
             offsets_retention_ms: 7 * 24 * 60 * 60 * 1_000,
         }
@@ -155,6 +162,24 @@ pub enum GroupError {
     /// An offset's metadata exceeds `offset.metadata.max.bytes`.
     #[error("the offset's metadata exceeds offset.metadata.max.bytes; commit less")]
     OffsetMetadataTooLarge,
+    /// The request contradicts itself.
+    #[error("the request contradicts itself")]
+    InvalidRequest,
+    /// A member of the consumer protocol is not at the epoch it says; it must give up all and join anew.
+    #[error("the member's epoch is not the one known here; give up all partitions and join again")]
+    FencedMemberEpoch,
+    /// A member of the consumer protocol is at another epoch by now.
+    #[error("the member's epoch is not the current one; try again with that of the next heartbeat")]
+    StaleMemberEpoch,
+    /// Another member has this `group.instance.id` and did not leave.
+    #[error("another member uses this group.instance.id; it has to leave first")]
+    UnreleasedInstanceId,
+    /// There is no such assignor.
+    #[error("there is no such assignor")]
+    UnsupportedAssignor,
+    /// Not a regular expression.
+    #[error("not a regular expression")]
+    InvalidRegularExpression,
     /// A member subscribes to the topic whose offsets were to be deleted.
     #[error("the group is subscribed to the topic; stop its consumers first")]
     GroupSubscribedToTopic,
@@ -177,6 +202,13 @@ pub enum Action {
         /// The answer.
         reply: Result<Synced, GroupError>,
     },
+    /// Answer a ConsumerGroupHeartbeat.
+    Heartbeat {
+        /// Who waits for it.
+        token: ReplyToken,
+        /// The answer.
+        reply: Result<consumer::HeartbeatReply, consumer::Refused>,
+    },
     /// Append the snapshot as the group's record ([`encode_group`]), then call [`Group::persisted`].
     Persist {
         /// To be given back.
@@ -184,6 +216,21 @@ pub enum Action {
         /// What to write.
         snapshot: GroupSnapshot,
     },
+}
+
+impl Action {
+    /// The same where the records it follows from could not be written.
+    pub fn failed(self) -> Action {
+        let error = GroupError::CoordinatorNotAvailable;
+        match self {
+            Action::Join { token, reply } => {
+                Action::Join { token, reply: JoinReply { member_id: reply.member_id, result: Err(error) } }
+            }
+            Action::Sync { token, .. } => Action::Sync { token, reply: Err(error) },
+            Action::Heartbeat { token, .. } => Action::Heartbeat { token, reply: Err(error.into()) },
+            Action::Persist { .. } => self,
+        }
+    }
 }
 
 /// The answer to a JoinGroup.

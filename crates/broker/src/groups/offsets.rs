@@ -139,7 +139,7 @@ impl Group {
     /// transaction always. For single offsets: `OffsetMetadataTooLarge`.
     pub fn prepare_commit(&mut self, now: Now, request: CommitRequest) -> Result<PreparedCommit, GroupError> {
         self.validate_commit(&request)?;
-        if matches!(self.state, State::Stable | State::PreparingRebalance) {
+        if self.consumer.is_none() && matches!(self.state, State::Stable | State::PreparingRebalance) {
             self.arm_session(&request.member_id, now);
         }
         let expire_timestamp_ms = request.retention_ms.map(|ms| now.wall_ms.saturating_add(ms));
@@ -168,8 +168,11 @@ impl Group {
         if self.state == State::Dead {
             return Err(GroupError::CoordinatorNotAvailable);
         }
-        if request.generation < 0 && self.state == State::Empty {
+        if request.generation < 0 && self.has_no_members() {
             return Ok(());
+        }
+        if let Some(group) = &self.consumer {
+            return group.check_epoch_of(&request.member_id, request.generation);
         }
         if request.generation >= 0 || !request.member_id.is_empty() || request.instance_id.is_some() {
             self.validate_member(&request.member_id, request.instance_id.as_deref())?;
@@ -183,6 +186,18 @@ impl Group {
             return Err(GroupError::RebalanceInProgress);
         }
         Ok(())
+    }
+
+    /// Whether a member may fetch offsets (OffsetFetch v9+); without a member id, anyone may.
+    ///
+    /// # Errors
+    /// `UnknownMemberId`, `StaleMemberEpoch`, `IllegalGeneration`, in a group of the consumer protocol.
+    pub fn check_fetch(&self, member_id: Option<&str>, epoch: i32) -> Result<(), GroupError> {
+        match (&self.consumer, member_id) {
+            (None, _) => Ok(()),
+            (Some(_), None) if epoch < 0 => Ok(()),
+            (Some(group), member_id) => group.check_epoch_of(member_id.unwrap_or_default(), epoch),
+        }
     }
 
     /// Makes a commit visible whose records are durable; those of a transaction wait for its end. `position` is the
@@ -271,6 +286,7 @@ impl Group {
     ) -> Result<Vec<Result<bool, GroupError>>, GroupError> {
         match self.state {
             State::Dead => return Err(GroupError::GroupIdNotFound),
+            _ if self.consumer.is_some() => {}
             State::Empty => {}
             _ if self.speaks_consumer_protocol() => {}
             _ => return Err(GroupError::NonEmptyGroup),
@@ -298,6 +314,9 @@ impl Group {
 
     /// A consumer group that has not told its topics is taken to subscribe to all.
     fn is_subscribed_to(&self, topic: &str) -> bool {
+        if let Some(group) = &self.consumer {
+            return group.is_subscribed_to(topic);
+        }
         match &self.subscribed {
             Some(topics) => topics.contains(topic),
             None => self.speaks_consumer_protocol(),
@@ -329,7 +348,7 @@ impl Group {
         let offsets: Vec<_> =
             self.offsets().filter(|(k, v)| has_expired(k, v)).map(|(k, _)| k.clone()).collect();
         let all = offsets.len() == self.offsets.committed.len() && self.offsets.uncommitted.is_empty();
-        Expired { offsets, group: all && self.state == State::Empty && self.pending.is_empty() }
+        Expired { offsets, group: all && self.has_no_members() && self.pending.is_empty() }
     }
 
     /// The moment before which no retention begins; `None` if nothing may expire.
@@ -345,7 +364,7 @@ impl Group {
     /// Makes the group Dead if it has no members, no member ids given out, no offsets, and no commit on its way; then
     /// the caller forgets it. True if it is Dead.
     pub fn retire_if_unused(&mut self) -> bool {
-        if self.state == State::Empty && self.pending.is_empty() && self.offsets.has_none() {
+        if self.has_no_members() && self.pending.is_empty() && self.offsets.has_none() {
             self.bury();
         }
         self.state == State::Dead
@@ -358,7 +377,7 @@ impl Group {
     pub fn delete(&mut self) -> Result<Vec<OffsetKey>, GroupError> {
         match self.state {
             State::Dead => return Err(GroupError::GroupIdNotFound),
-            State::Empty if self.offsets.commits_in_flight == 0 => {}
+            _ if self.has_no_members() && self.offsets.commits_in_flight == 0 => {}
             _ => return Err(GroupError::NonEmptyGroup),
         }
         let offsets = std::mem::take(&mut self.offsets);

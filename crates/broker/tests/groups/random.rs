@@ -312,6 +312,7 @@ impl World {
                         }
                     }
                 }
+                Action::Heartbeat { .. } => unreachable!("nobody here speaks the consumer protocol"),
                 Action::Persist { id, snapshot } => self.in_flight.push_back((id, snapshot)),
             }
         }

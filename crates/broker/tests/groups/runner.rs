@@ -333,6 +333,7 @@ impl Runner {
                     };
                     self.say(format!("sync {name} {said}"));
                 }
+                Action::Heartbeat { .. } => unreachable!("nobody here speaks the consumer protocol"),
                 Action::Persist { id, snapshot } => {
                     let show = |m: &broker::groups::MemberSnapshot| {
                         format!(

@@ -1,0 +1,206 @@
+//! ConsumerGroupHeartbeat and ConsumerGroupDescribe (KIP-848).
+
+use std::sync::Arc;
+
+use wire::messages::consumer_group_describe_response as described;
+use wire::messages::consumer_group_heartbeat_response::{Assignment, TopicPartitions};
+use wire::messages::{
+    ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+};
+use wire::{ErrorCode, Text};
+
+use super::admin_groups::GROUP_OPERATIONS;
+use crate::broker::Broker;
+use crate::connection::Client;
+use crate::failure::group_code;
+use crate::groups::consumer::{
+    ConsumerGroup, ConsumerMember, HeartbeatReply, HeartbeatRequest, Partitions, Refused,
+};
+use crate::groups::{Group, GroupError, State};
+
+/// Kinds of members in ConsumerGroupDescribe.
+const CLASSIC_MEMBER: i8 = 0;
+const CONSUMER_MEMBER: i8 = 1;
+
+/// Answers ConsumerGroupHeartbeat, when what it changed is durable.
+pub async fn heartbeat(
+    broker: Arc<Broker>,
+    client: Client,
+    request: ConsumerGroupHeartbeatRequest,
+    version: i16,
+) -> ConsumerGroupHeartbeatResponse {
+    let refused = |error: ErrorCode, message: Option<String>| ConsumerGroupHeartbeatResponse {
+        error_code: error.code(),
+        error_message: Some(message.map_or_else(|| Text::from_static(error.message()), Text::from)),
+        ..ConsumerGroupHeartbeatResponse::default()
+    };
+    let group_id = request.group_id.to_string();
+    if group_id.is_empty() {
+        return refused(ErrorCode::InvalidRequest, Some("GroupId can't be empty.".to_owned()));
+    }
+    if broker.offsets_topic().await.is_err() {
+        return refused(ErrorCode::CoordinatorNotAvailable, None);
+    }
+    if !broker.coordinator.serves(&group_id) {
+        return refused(ErrorCode::NotCoordinator, None);
+    }
+    match beat(&broker, client, &request, version).await {
+        Ok(reply) => ConsumerGroupHeartbeatResponse {
+            member_id: Some(reply.member_id.into()),
+            member_epoch: reply.epoch,
+            heartbeat_interval_ms: reply.interval_ms,
+            assignment: reply
+                .assignment
+                .map(|partitions| Assignment { topic_partitions: listed(partitions) }),
+            ..ConsumerGroupHeartbeatResponse::default()
+        },
+        Err(Refused { error, message }) => refused(group_code(error), Some(message)),
+    }
+}
+
+async fn beat(
+    broker: &Arc<Broker>,
+    client: Client,
+    request: &ConsumerGroupHeartbeatRequest,
+    version: i16,
+) -> Result<HeartbeatReply, Refused> {
+    let owned = |text: &Option<Text>| text.as_ref().map(ToString::to_string);
+    let owns = |partitions: &Vec<wire::messages::consumer_group_heartbeat_request::TopicPartitions>| {
+        let topic = |of: &wire::messages::consumer_group_heartbeat_request::TopicPartitions| {
+            (of.topic_id, of.partitions.iter().copied().collect())
+        };
+        partitions.iter().map(topic).collect::<Partitions>()
+    };
+    let heartbeat = HeartbeatRequest {
+        version,
+        member_id: request.member_id.to_string(),
+        epoch: request.member_epoch,
+        instance_id: owned(&request.instance_id),
+        rack_id: owned(&request.rack_id),
+        rebalance_timeout_ms: request.rebalance_timeout_ms,
+        names: request
+            .subscribed_topic_names
+            .as_ref()
+            .map(|names| names.iter().map(ToString::to_string).collect()),
+        regex: owned(&request.subscribed_topic_regex),
+        assignor: owned(&request.server_assignor),
+        owned: request.topic_partitions.as_ref().map(owns),
+        client_id: client.id,
+        client_host: client.host,
+        uuid: uuid::Uuid::new_v4().to_string(),
+        session_timeout_ms: 45_000,
+        interval_ms: 5_000,
+    };
+    heartbeat.validate()?;
+    // A group that was removed while it was looked up is looked up once more.
+    for _ in 0..2 {
+        let entry = match broker.coordinator.find(&request.group_id) {
+            Some(entry) => entry,
+            None if heartbeat.epoch == 0 => broker.coordinator.find_or_create(&request.group_id),
+            None => return Err(Refused::no_group(&request.group_id)),
+        };
+        match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone()).await {
+            Err(Refused { error: GroupError::CoordinatorNotAvailable, .. })
+                if entry.with(Group::state) == State::Dead => {}
+            reply => return reply,
+        }
+    }
+    Err(GroupError::CoordinatorNotAvailable.into())
+}
+
+fn listed(partitions: Partitions) -> Vec<TopicPartitions> {
+    let topic = |(topic_id, partitions): (uuid::Uuid, std::collections::BTreeSet<i32>)| TopicPartitions {
+        topic_id,
+        partitions: partitions.into_iter().collect(),
+    };
+    partitions.into_iter().map(topic).collect()
+}
+
+/// Answers ConsumerGroupDescribe.
+pub fn describe(
+    broker: &Broker,
+    request: &ConsumerGroupDescribeRequest,
+    version: i16,
+) -> ConsumerGroupDescribeResponse {
+    let describe_one = |id: &Text| {
+        let refused = |error: ErrorCode, message: Text| described::DescribedGroup {
+            error_code: error.code(),
+            error_message: Some(message),
+            group_id: id.clone(),
+            authorized_operations: i32::MIN,
+            ..described::DescribedGroup::default()
+        };
+        if !broker.coordinator.serves(id) {
+            return refused(
+                ErrorCode::NotCoordinator,
+                Text::from_static(ErrorCode::NotCoordinator.message()),
+            );
+        }
+        let entry = broker.coordinator.find(id).filter(|entry| entry.with(Group::state) != State::Dead);
+        let Some(entry) = entry else {
+            return refused(ErrorCode::GroupIdNotFound, format!("Group {id} not found.").into());
+        };
+        let found = entry.with(|group| group.consumer().map(|group| describe_group(broker, group, version)));
+        let Some(mut group) = found else {
+            return refused(
+                ErrorCode::GroupIdNotFound,
+                format!("Group {id} is not a consumer group.").into(),
+            );
+        };
+        group.group_id = id.clone();
+        group.authorized_operations =
+            if request.include_authorized_operations { GROUP_OPERATIONS } else { i32::MIN };
+        group
+    };
+    // A group that is named many times is described once: the answer stays in proportion.
+    let mut named = std::collections::HashSet::new();
+    let asked = request.group_ids.iter().filter(|id| named.insert(*id));
+    ConsumerGroupDescribeResponse {
+        groups: asked.map(describe_one).collect(),
+        ..ConsumerGroupDescribeResponse::default()
+    }
+}
+
+fn describe_group(broker: &Broker, group: &ConsumerGroup, version: i16) -> described::DescribedGroup {
+    let assignment = |partitions: &Partitions| {
+        let topic = |(topic_id, partitions): (&uuid::Uuid, &std::collections::BTreeSet<i32>)| {
+            Some(described::TopicPartitions {
+                topic_id: *topic_id,
+                topic_name: broker.topics.find_id(topic_id)?.name.clone(),
+                partitions: partitions.iter().copied().collect(),
+            })
+        };
+        described::Assignment { topic_partitions: partitions.iter().filter_map(topic).collect() }
+    };
+    let text = |text: &Option<String>| text.clone().map(Text::from);
+    let member = |member: &ConsumerMember| {
+        let of = &member.subscription;
+        described::Member {
+            member_id: member.id.clone().into(),
+            instance_id: text(&of.instance_id),
+            rack_id: text(&of.rack_id),
+            member_epoch: member.epoch,
+            client_id: of.client_id.clone().into(),
+            client_host: of.client_host.clone().into(),
+            subscribed_topic_names: of.names.iter().cloned().map(Text::from).collect(),
+            subscribed_topic_regex: text(&of.regex),
+            assignment: assignment(&member.assigned),
+            target_assignment: assignment(&member.target),
+            member_type: match version {
+                0 => -1,
+                _ if member.is_classic() => CLASSIC_MEMBER,
+                _ => CONSUMER_MEMBER,
+            },
+        }
+    };
+    described::DescribedGroup {
+        error_message: None,
+        group_state: Text::from_static(group.state().name()),
+        group_epoch: group.epoch(),
+        assignment_epoch: group.target_epoch(),
+        assignor_name: Text::from_static(group.assignor().name()),
+        members: group.members().map(member).collect(),
+        ..described::DescribedGroup::default()
+    }
+}

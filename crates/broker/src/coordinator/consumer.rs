@@ -1,0 +1,87 @@
+//! Groups of the consumer protocol in the coordinator: their requests, and their records, which are written before anyone
+//! is told what follows from them.
+
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use super::{Coordinator, Entry, State, Waiter};
+use crate::groups::consumer::{HeartbeatReply, HeartbeatRequest, Refused, TopicSource, Unwritten};
+use crate::groups::{Action, GroupError};
+use crate::topics::Topics;
+
+impl TopicSource for Topics {
+    fn version(&self) -> u64 {
+        self.changes()
+    }
+
+    fn shape(&self, name: &str) -> Option<(Uuid, i32)> {
+        let topic = self.find(name)?;
+        Some((topic.id, i32::try_from(topic.partitions().len()).ok()?))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.all().iter().map(|topic| topic.name.to_string()).collect()
+    }
+}
+
+impl Coordinator {
+    /// ConsumerGroupHeartbeat; the answer comes when what it changed is durable.
+    pub async fn consumer_heartbeat(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        request: HeartbeatRequest,
+    ) -> Result<HeartbeatReply, Refused> {
+        let Some(broker) = self.broker.upgrade() else { return Err(GroupError::NotCoordinator.into()) };
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut state = entry.state.lock();
+            let token = state.token(Waiter::Heartbeat(sender));
+            let actions = state.group.consumer_heartbeat(self.now(), request, &*broker.topics, token);
+            self.carry_out(entry, &mut state, actions);
+        }
+        receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable.into()))
+    }
+
+    /// Carries out what follows from an operation, after what it changed in the group is durable.
+    pub(super) fn carry_out(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, actions: Vec<Action>) {
+        match state.group.take_unwritten() {
+            Some(unwritten) => self.write_first(entry, state, unwritten, actions),
+            // Who finds the group as records on their way have left it is told no sooner than the others.
+            None if state.settling > 0 => state.behind.extend(actions),
+            None => self.deliver(entry, state, actions),
+        }
+        self.arm(entry, state);
+    }
+
+    fn write_first(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        mut unwritten: Unwritten,
+        actions: Vec<Action>,
+    ) {
+        state.settling += 1;
+        let records = std::mem::take(&mut unwritten.records);
+        self.append_then(entry, state, records, move |state, position| {
+            state.settling -= 1;
+            // What came after a failure is told only together with what failed, which the next operation writes again.
+            state.torn |= position.is_none();
+            let torn = state.torn;
+            if position.is_none() {
+                state.group.put_back(unwritten);
+            } else if state.group.consumer().is_some() {
+                state.stored = None;
+            } else if unwritten.classic.is_some() {
+                state.stored = unwritten.classic;
+            }
+            let mut all = actions;
+            if state.settling == 0 {
+                all.append(&mut state.behind);
+                state.torn = false;
+            }
+            if torn { all.into_iter().map(Action::failed).collect() } else { all }
+        });
+    }
+}

@@ -1,0 +1,467 @@
+//! Members of the classic protocol in a group of the consumer protocol, and how groups change from one kind to the other
+//! while they are in use (KIP-848, "Online Migration").
+
+use bytes::Bytes;
+use wire::messages::{
+    ConsumerProtocolAssignment, ConsumerProtocolSubscription, consumer_protocol_assignment,
+};
+use wire::{Message, Reader, Text, Writer};
+
+use super::super::group::{Group, State};
+use super::super::join::JoinRequest;
+use super::super::leave::{LeaveMember, Left};
+use super::super::member::Member;
+use super::super::sync::SyncRequest;
+use super::super::{Action, CONSUMER_PROTOCOL_TYPE, GroupError, JoinReply, Joined, Now, ReplyToken, Synced};
+use super::member::{ClassicSide, MemberState, Subscription};
+use super::{ConsumerGroup, ConsumerMember, ConsumerState, Partitions, RecordKey, Refused, TopicSource};
+
+impl ClassicSide {
+    fn supports(&self, protocol: &str) -> bool {
+        self.protocols.iter().any(|of| of.name == protocol)
+    }
+
+    fn first(&self) -> &str {
+        self.protocols.first().map_or("", |protocol| &protocol.name)
+    }
+}
+
+impl Group {
+    /// Makes a group one of the consumer protocol, for `member` to join it.
+    ///
+    /// # Errors
+    /// `GroupMaxSizeReached`; `GroupIdNotFound` for a classic group that cannot be one.
+    pub(super) fn become_consumer(
+        &mut self,
+        now: Now,
+        member: &str,
+        topics: &dyn TopicSource,
+    ) -> Result<(), Refused> {
+        let members = self.consumer.as_ref().map_or(self.roster.len(), |group| group.members.len());
+        let known = self.consumer.as_ref().is_some_and(|group| group.members.contains_key(member));
+        let max = self.config.consumer_size_max;
+        if members >= max && !known {
+            let message = format!("The consumer group has reached its maximum capacity of {max} members.");
+            return Err(Refused::new(GroupError::GroupMaxSizeReached, message));
+        }
+        if self.consumer.is_some() {
+            return Ok(());
+        }
+        let mut group = ConsumerGroup { id: self.id.clone(), ..ConsumerGroup::default() };
+        if !self.roster.is_empty() {
+            if !self.speaks_consumer_protocol() {
+                return self.consumer_group().map(drop);
+            }
+            group = self.upgraded(now, topics).ok_or_else(|| {
+                let message = format!(
+                    "Cannot upgrade the classic group {} to consumer group because the embedded consumer protocol is \
+                     malformed.",
+                    self.id
+                );
+                Refused::new(GroupError::GroupIdNotFound, message)
+            })?;
+            tracing::info!(group = self.id, "a classic group becomes one of the consumer protocol");
+        }
+        if self.protocol_type.is_some() {
+            self.leftover.insert(RecordKey::Classic);
+        }
+        self.disband(GroupError::RebalanceInProgress);
+        self.consumer = Some(Box::new(group));
+        Ok(())
+    }
+
+    /// The members as they are, all at the group's generation; `None` if one cannot be read.
+    fn upgraded(&self, now: Now, topics: &dyn TopicSource) -> Option<ConsumerGroup> {
+        let mut group = ConsumerGroup { id: self.id.clone(), ..ConsumerGroup::default() };
+        (group.epoch, group.target_epoch) = (self.generation, self.generation);
+        for member in self.roster.iter() {
+            let classic = ClassicSide {
+                session_timeout_ms: member.session_timeout_ms,
+                protocols: member.protocols().to_vec(),
+            };
+            let (subscription, _) = decode::<ConsumerProtocolSubscription>(
+                &self
+                    .protocol
+                    .as_deref()
+                    .map_or_else(|| classic.protocols[0].metadata.clone(), |of| member.metadata(of)),
+            )?;
+            let mut new = ConsumerMember::new(member.id.clone());
+            new.subscription = Subscription {
+                instance_id: member.instance_id.clone(),
+                rack_id: subscription.rack_id.as_ref().map(ToString::to_string),
+                client_id: member.client_id.clone(),
+                client_host: member.client_host.clone(),
+                names: subscription.topics.iter().map(ToString::to_string).collect(),
+                regex: None,
+                rebalance_timeout_ms: member.rebalance_timeout_ms,
+                assignor: None,
+                classic: Some(classic),
+            };
+            (new.epoch, new.previous_epoch) = (self.generation, self.generation);
+            let assignment = member.assignment.clone().unwrap_or_default();
+            if !assignment.is_empty() {
+                let (assignment, _) = decode::<ConsumerProtocolAssignment>(&assignment)?;
+                new.assigned = partitions_of(
+                    assignment.assigned_partitions.iter().map(|t| (&t.topic, &t.partitions)),
+                    topics,
+                );
+                // Whatever the leader did: nothing belongs to two.
+                new.assigned.iter_mut().for_each(|(topic, indexes)| {
+                    indexes.retain(|index| !group.holders.contains_key(&(*topic, *index)));
+                });
+                new.assigned.retain(|_, indexes| !indexes.is_empty());
+            }
+            new.target = new.assigned.clone();
+            new.arm_session(now, member.session_timeout_ms);
+            group.unwritten.extend(RecordKey::of_member(&new.id));
+            group.insert(new);
+        }
+        group.unwritten.extend([RecordKey::Metadata, RecordKey::TargetEpoch]);
+        Some(group)
+    }
+
+    /// Once only members of the classic protocol are left, the group is theirs again.
+    pub(super) fn maybe_downgrade(&mut self, now: Now, rebalance: bool) {
+        let Some(group) = &self.consumer else { return };
+        let all_classic = group.members.values().all(ConsumerMember::is_classic);
+        if group.is_empty() || !all_classic || group.members.len() > self.config.size_max {
+            return;
+        }
+        let Some(group) = self.consumer.take() else { return };
+        tracing::info!(group = self.id, "a group of the consumer protocol becomes a classic one");
+        self.leftover.extend(group.keys());
+        self.leftover.insert(RecordKey::Classic);
+        self.generation = group.epoch;
+        self.protocol_type = Some(CONSUMER_PROTOCOL_TYPE.to_owned());
+        for member in group.members.values() {
+            let Some(classic) = member.subscription.classic.clone() else { continue };
+            let version = subscription_version(&classic);
+            let mut new =
+                Member::new(member.id.clone(), member.subscription.instance_id.clone(), classic.protocols);
+            new.client_id = member.subscription.client_id.clone();
+            new.client_host = member.subscription.client_host.clone();
+            new.session_timeout_ms = classic.session_timeout_ms;
+            new.rebalance_timeout_ms = member.subscription.rebalance_timeout_ms;
+            // What it has, not what it is to get: others may not have given that up yet.
+            new.assignment = Some(group.assignment_bytes(&member.assigned, version));
+            let deadline = new.arm_session(now.monotonic_ms);
+            self.leader.get_or_insert_with(|| new.id.clone());
+            self.roster.insert(new);
+            self.arm(deadline);
+        }
+        self.protocol = self.roster.vote().map(str::to_owned);
+        self.enter(State::Stable, now);
+        self.subscribed = self.subscriptions();
+        if rebalance || group.state() != ConsumerState::Stable {
+            self.prepare_rebalance(now);
+        }
+    }
+
+    /// JoinGroup of a member of the classic protocol. In a group without members a classic group begins.
+    pub fn consumer_join(
+        &mut self,
+        now: Now,
+        request: JoinRequest,
+        topics: &dyn TopicSource,
+        token: ReplyToken,
+    ) -> Vec<Action> {
+        if self.consumer.as_ref().is_none_or(|group| group.is_empty()) {
+            if let Some(group) = self.consumer.take() {
+                self.generation = group.epoch;
+                self.leftover.extend(group.keys());
+            }
+            return self.join(now, request, token);
+        }
+        let asked = request.member_id.clone();
+        let reply = match self.try_consumer_join(now, request.normalise(), topics) {
+            Ok((member_id, joined)) => JoinReply { member_id, result: Ok(joined) },
+            Err((member_id, error)) => {
+                JoinReply { member_id: member_id.unwrap_or(asked), result: Err(error) }
+            }
+        };
+        self.emit(Action::Join { token, reply });
+        self.finish()
+    }
+
+    /// An error comes with the member id to answer with, if it is not the one asked for.
+    fn try_consumer_join(
+        &mut self,
+        now: Now,
+        request: JoinRequest,
+        topics: &dyn TopicSource,
+    ) -> Result<(String, Joined), (Option<String>, GroupError)> {
+        let keep_id = |error| (None, error);
+        let sessions = self.config.session_timeout_ms_min..=self.config.session_timeout_ms_max;
+        if !sessions.contains(&request.session_timeout_ms) {
+            return Err(keep_id(GroupError::InvalidSessionTimeout));
+        }
+        self.become_consumer(now, &request.member_id, topics).map_err(|refused| keep_id(refused.error))?;
+        let group = self.consumer_group().map_err(|refused| keep_id(refused.error))?;
+        let classic = ClassicSide {
+            session_timeout_ms: request.session_timeout_ms,
+            protocols: request.protocols.clone(),
+        };
+        let told = classic.protocols.first().map(|protocol| protocol.metadata.clone()).unwrap_or_default();
+        let (told, _) = decode::<ConsumerProtocolSubscription>(&told)
+            .filter(|_| {
+                request.protocol_type == CONSUMER_PROTOCOL_TYPE
+                    && group.has_protocol_for(&classic, &request.member_id)
+            })
+            .ok_or(keep_id(GroupError::InconsistentGroupProtocol))?;
+        let instance = request.instance_id.as_deref();
+        let id = match request.member_id.as_str() {
+            "" => request.new_member_id(),
+            id => id.to_owned(),
+        };
+        if request.member_id.is_empty() && request.needs_member_id() {
+            return Err((Some(id), GroupError::MemberIdRequired));
+        }
+        let seat = instance.and_then(|instance| group.statics.get(instance)).cloned();
+        let replaces_consumer = match seat {
+            Some(owner) if request.member_id.is_empty() => {
+                let replaces = group.members.get(&owner).is_some_and(|member| !member.is_classic());
+                group.replace(&owner, &id);
+                replaces
+            }
+            _ if instance.is_some() && !request.member_id.is_empty() => {
+                group.check_member(&id, instance).map_err(|refused| keep_id(refused.error))?;
+                false
+            }
+            _ => {
+                if !group.members.contains_key(&id) {
+                    group.seat(&id);
+                }
+                false
+            }
+        };
+        let before = &group.members[&id].subscription;
+        let protocol_name = classic.first().to_owned();
+        let subscription = Subscription {
+            instance_id: request.instance_id.clone().or_else(|| before.instance_id.clone()),
+            rack_id: told.rack_id.as_ref().map(ToString::to_string),
+            client_id: request.client_id.clone(),
+            client_host: request.client_host.clone(),
+            names: told.topics.iter().map(ToString::to_string).collect(),
+            regex: None,
+            rebalance_timeout_ms: request.rebalance_timeout_ms,
+            assignor: None,
+            classic: Some(classic),
+        };
+        let owned = partitions_of(told.owned_partitions.iter().map(|t| (&t.topic, &t.partitions)), topics);
+        group.subscribe(&id, subscription, topics);
+        group.reconcile(&id, Some(&owned), now);
+        let member = group.members.get_mut(&id).expect("it was seated above");
+        member.join_deadline = None;
+        member.sync_deadline = Some(member.rebalance_limit(now));
+        member.arm_session(now, request.session_timeout_ms);
+        let joined = Joined {
+            generation: member.epoch,
+            protocol_type: CONSUMER_PROTOCOL_TYPE.to_owned(),
+            protocol_name,
+            // None of the members assigns anything.
+            leader: String::new(),
+            skip_assignment: false,
+            members: Vec::new(),
+        };
+        self.arm_consumer();
+        if replaces_consumer {
+            self.maybe_downgrade(now, false);
+        }
+        Ok((id, joined))
+    }
+
+    /// SyncGroup of a member of the classic protocol.
+    pub fn consumer_sync(&mut self, now: Now, request: &SyncRequest, token: ReplyToken) -> Vec<Action> {
+        let reply = self.try_consumer_sync(now, request);
+        self.emit(Action::Sync { token, reply });
+        self.finish()
+    }
+
+    fn try_consumer_sync(&mut self, now: Now, request: &SyncRequest) -> Result<Synced, GroupError> {
+        let group = self.consumer_group().map_err(|refused| refused.error)?;
+        let epoch = group.epoch;
+        let member =
+            group.classic_member(&request.member_id, request.instance_id.as_deref(), request.generation)?;
+        let Some(classic) = member.subscription.classic.clone() else {
+            return Err(GroupError::UnknownMemberId);
+        };
+        let differs =
+            |given: &Option<String>, ours: &str| given.as_deref().is_some_and(|given| given != ours);
+        if differs(&request.protocol_type, CONSUMER_PROTOCOL_TYPE)
+            || differs(&request.protocol_name, classic.first())
+        {
+            return Err(GroupError::InconsistentGroupProtocol);
+        }
+        // One that has partitions to give up joined already, and joins again when it did.
+        if epoch > member.epoch && member.state != MemberState::Unrevoked {
+            member.await_join(now);
+            self.arm_consumer();
+            return Err(GroupError::RebalanceInProgress);
+        }
+        member.sync_deadline = None;
+        member.arm_session(now, classic.session_timeout_ms);
+        let assigned = member.assigned.clone();
+        let assignment = group.assignment_bytes(&assigned, subscription_version(&classic));
+        self.arm_consumer();
+        Ok(Synced {
+            protocol_type: CONSUMER_PROTOCOL_TYPE.to_owned(),
+            protocol_name: classic.first().to_owned(),
+            assignment,
+        })
+    }
+
+    /// Heartbeat of a member of the classic protocol.
+    ///
+    /// # Errors
+    /// As [`Group::heartbeat`].
+    pub fn consumer_classic_heartbeat(
+        &mut self,
+        now: Now,
+        member_id: &str,
+        instance_id: Option<&str>,
+        generation: i32,
+    ) -> Result<(), GroupError> {
+        let group = self.consumer_group().map_err(|refused| refused.error)?;
+        let epoch = group.epoch;
+        let may_go_on = group.may_go_on(member_id);
+        let member = group.classic_member(member_id, instance_id, generation)?;
+        member.arm_session(now, 0);
+        let rejoin = member.epoch < epoch || member.state == MemberState::Unrevoked || may_go_on;
+        if rejoin {
+            member.await_join(now);
+        }
+        self.arm_consumer();
+        if rejoin { Err(GroupError::RebalanceInProgress) } else { Ok(()) }
+    }
+
+    /// LeaveGroup in a group of the consumer protocol: members of the classic one go.
+    pub fn consumer_classic_leave(&mut self, now: Now, leaving: &[LeaveMember]) -> Left {
+        let mut leave_one = |leaving: &LeaveMember| {
+            let group = self.consumer_group().map_err(|refused| refused.error)?;
+            let instance = leaving.instance_id.as_deref();
+            let seat = instance.and_then(|instance| group.statics.get(instance)).cloned();
+            // An administrator knows a static member by its instance id alone.
+            let id = match seat {
+                Some(owner) if leaving.member_id.is_empty() => owner,
+                _ => leaving.member_id.clone(),
+            };
+            let member = group.check_member(&id, instance).map_err(|refused| refused.error)?;
+            if !member.is_classic() {
+                return Err(GroupError::UnknownMemberId);
+            }
+            self.fence(now, &id);
+            Ok(())
+        };
+        let members = leaving.iter().map(&mut leave_one).collect();
+        Left { members, actions: self.finish() }
+    }
+}
+
+impl ConsumerGroup {
+    /// Whether all classic members have a protocol in common with this one.
+    fn has_protocol_for(&self, joining: &ClassicSide, id: &str) -> bool {
+        let others = || self.members.values().filter(|member| member.id != id);
+        let common = |name: &str| {
+            others().filter_map(|m| m.subscription.classic.as_ref()).all(|other| other.supports(name))
+        };
+        joining.protocols.iter().any(|protocol| common(&protocol.name))
+    }
+
+    fn classic_member(
+        &mut self,
+        id: &str,
+        instance: Option<&str>,
+        generation: i32,
+    ) -> Result<&mut ConsumerMember, GroupError> {
+        self.check_member(id, instance).map_err(|refused| refused.error)?;
+        let member = self.members.get_mut(id).filter(|member| member.is_classic());
+        let member = member.ok_or(GroupError::UnknownMemberId)?;
+        if generation != member.epoch {
+            return Err(GroupError::IllegalGeneration);
+        }
+        Ok(member)
+    }
+
+    /// Partitions as SyncGroup carries them.
+    fn assignment_bytes(&self, partitions: &Partitions, version: i16) -> Bytes {
+        let topic = |(id, indexes): (&uuid::Uuid, &std::collections::BTreeSet<i32>)| {
+            let name = self.topic_name(id)?;
+            Some(consumer_protocol_assignment::TopicPartition {
+                topic: Text::copied(name),
+                partitions: indexes.iter().copied().collect(),
+            })
+        };
+        let assignment = ConsumerProtocolAssignment {
+            assigned_partitions: partitions.iter().filter_map(topic).collect(),
+            user_data: None,
+        };
+        let mut out = Writer::new();
+        out.i16(version);
+        match assignment.encode(&mut out, version) {
+            Ok(()) => out.finish().to_bytes(),
+            // Names of topics are short, and there are not 2^31 of them.
+            Err(_) => Bytes::new(),
+        }
+    }
+}
+
+impl ConsumerMember {
+    /// From now on it has to join again in time.
+    fn await_join(&mut self, now: Now) {
+        let limit = self.rebalance_limit(now);
+        self.join_deadline.get_or_insert(limit);
+    }
+}
+
+/// What a classic member tells under one of its protocols; of a version newer than what is known, what is known of it.
+fn decode<T: Message>(bytes: &Bytes) -> Option<(T, i16)> {
+    let mut reader = Reader::new(bytes.clone());
+    let version = reader.i16().ok()?.min(*T::VERSIONS.end());
+    Some((T::decode(&mut reader, version).ok()?, version))
+}
+
+/// The version that a member's assignment is to have.
+fn subscription_version(classic: &ClassicSide) -> i16 {
+    let told = classic.protocols.first().map(|protocol| &protocol.metadata);
+    told.and_then(decode::<ConsumerProtocolSubscription>).map_or(0, |(_, version)| version)
+}
+
+/// Partitions by the ids of their topics; those of topics that are no more are left out.
+fn partitions_of<'a>(
+    of: impl Iterator<Item = (&'a Text, &'a Vec<i32>)>,
+    topics: &dyn TopicSource,
+) -> Partitions {
+    let mut partitions = Partitions::new();
+    for (name, indexes) in of {
+        let Some((id, _)) = topics.shape(name) else { continue };
+        partitions.entry(id).or_default().extend(indexes);
+    }
+    partitions
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::messages::consumer_protocol_subscription;
+
+    use super::*;
+
+    #[test]
+    fn a_subscription_of_a_newer_version_is_read_as_far_as_it_is_known() {
+        let told = ConsumerProtocolSubscription {
+            topics: vec![Text::from_static("t")],
+            owned_partitions: vec![consumer_protocol_subscription::TopicPartition {
+                topic: Text::from_static("t"),
+                partitions: vec![1],
+            }],
+            ..ConsumerProtocolSubscription::default()
+        };
+        let mut out = Writer::new();
+        out.i16(9);
+        told.encode(&mut out, 3).unwrap();
+        out.i32(77);
+        let (read, version) = decode::<ConsumerProtocolSubscription>(&out.finish().to_bytes()).unwrap();
+        assert_eq!((read, version), (told, 3));
+        assert!(decode::<ConsumerProtocolSubscription>(&Bytes::from_static(b"\0")).is_none());
+        assert!(decode::<ConsumerProtocolSubscription>(&Bytes::from_static(b"\xff\xff")).is_none());
+    }
+}

@@ -1,0 +1,412 @@
+//! ConsumerGroupHeartbeat v0-1: members join, stay, follow the assignment, and leave.
+
+use super::super::group::{Group, State};
+use super::super::{Action, GroupError, Now, ReplyToken};
+use super::member::{MemberState, Subscription, each};
+use super::reconcile::is_part;
+use super::{Assignor, ConsumerGroup, ConsumerMember, Partitions, RecordKey, Refused, TopicSource, pattern};
+
+/// The epoch of a heartbeat that joins.
+pub const JOIN: i32 = 0;
+/// The epoch of a heartbeat that leaves.
+pub const LEAVE: i32 = -1;
+/// The epoch of a heartbeat of a static member that leaves for a while, and of such a member.
+pub const LEFT_STATIC: i32 = -2;
+
+/// What the key of a record can hold.
+const TEXT_BYTES_MAX: usize = 32_767;
+/// The names one member may subscribe to, in bytes: they are kept in memory and in one record.
+const SUBSCRIPTION_BYTES_MAX: usize = 1 << 20;
+
+/// A ConsumerGroupHeartbeat.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HeartbeatRequest {
+    /// The version of the API.
+    pub version: i16,
+    /// Chosen by the client; in version 0 empty in the first one.
+    pub member_id: String,
+    /// The member's epoch; 0, -1 and -2 join and leave.
+    pub epoch: i32,
+    /// `group.instance.id`.
+    pub instance_id: Option<String>,
+    /// `client.rack`.
+    pub rack_id: Option<String>,
+    /// In milliseconds; -1 if it did not change.
+    pub rebalance_timeout_ms: i32,
+    /// `None` if they did not change.
+    pub names: Option<Vec<String>>,
+    /// `None` if it did not change, empty for none.
+    pub regex: Option<String>,
+    /// `None` if it did not change.
+    pub assignor: Option<String>,
+    /// What the member owns; `None` if that did not change.
+    pub owned: Option<Partitions>,
+    /// From the request's header.
+    pub client_id: String,
+    /// Where the client connects from, as "/address".
+    pub client_host: String,
+    /// Random, never used before: a member id for a client that brings none.
+    pub uuid: String,
+    /// The group's `consumer.session.timeout.ms`.
+    pub session_timeout_ms: i32,
+    /// The group's `consumer.heartbeat.interval.ms`.
+    pub interval_ms: i32,
+}
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeartbeatReply {
+    /// The member's id.
+    pub member_id: String,
+    /// Its epoch from now on.
+    pub epoch: i32,
+    /// When to come again, in milliseconds.
+    pub interval_ms: i32,
+    /// What it owns from now on; `None` if that did not change.
+    pub assignment: Option<Partitions>,
+}
+
+impl HeartbeatRequest {
+    /// What can be told to be wrong without the group.
+    ///
+    /// # Errors
+    /// `InvalidRequest`, `UnsupportedAssignor`, `InvalidRegularExpression`.
+    pub fn validate(&self) -> Result<(), Refused> {
+        let invalid = |message: &str| Err(Refused::new(GroupError::InvalidRequest, message));
+        let is_empty = |text: &Option<String>| text.as_ref().is_some_and(String::is_empty);
+        // From version 1 on clients choose their ids.
+        let may_lack_id = self.version == 0 && self.epoch == JOIN;
+        if self.member_id.is_empty() && !may_lack_id {
+            return invalid("MemberId can't be empty.");
+        }
+        if is_empty(&self.instance_id) {
+            return invalid("InstanceId can't be empty.");
+        }
+        if is_empty(&self.rack_id) {
+            return invalid("RackId can't be empty.");
+        }
+        let texts = [&self.instance_id, &self.rack_id, &self.regex].into_iter().flatten();
+        if texts.chain([&self.member_id]).any(|text| text.len() > TEXT_BYTES_MAX) {
+            return invalid("An id, the rack or the regular expression is longer than 32767 bytes.");
+        }
+        let names = self.names.iter().flatten().map(String::len).sum::<usize>();
+        if names > SUBSCRIPTION_BYTES_MAX {
+            return invalid("The names of the topics subscribed to take more than 1048576 bytes.");
+        }
+        match self.epoch {
+            1.. | LEAVE => {}
+            JOIN if self.rebalance_timeout_ms == -1 => {
+                return invalid("RebalanceTimeoutMs must be provided in first request.");
+            }
+            JOIN if self.owned.as_ref().is_none_or(|owned| !owned.is_empty()) => {
+                return invalid("TopicPartitions must be empty when (re-)joining.");
+            }
+            JOIN if self.names.is_none() && self.regex.is_none() => {
+                return invalid(
+                    "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.",
+                );
+            }
+            JOIN => {}
+            LEFT_STATIC if self.instance_id.is_none() => return invalid("InstanceId can't be null."),
+            LEFT_STATIC => {}
+            _ => return invalid("MemberEpoch is invalid."),
+        }
+        if let Some(name) = &self.assignor
+            && Assignor::named(name).is_none()
+        {
+            let known = super::ASSIGNORS.map(Assignor::name).join(", ");
+            let message = format!("ServerAssignor {name} is not supported. Supported assignors: {known}.");
+            return Err(Refused::new(GroupError::UnsupportedAssignor, message));
+        }
+        if let Some(regex) = self.regex.as_ref().filter(|regex| !regex.is_empty()) {
+            pattern::compile(regex).map_err(|why| {
+                let message =
+                    format!("SubscribedTopicRegex `{regex}` is not a valid regular expression: {why}.");
+                Refused::new(GroupError::InvalidRegularExpression, message)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// What the member says of itself after this; of what it does not say it stays `before`.
+    fn subscription(&self, before: &Subscription) -> Subscription {
+        let or = |new: &Option<String>, old: &Option<String>| new.clone().or_else(|| old.clone());
+        let rebalance_timeout_ms = match self.rebalance_timeout_ms {
+            -1 => before.rebalance_timeout_ms,
+            given => given,
+        };
+        Subscription {
+            instance_id: or(&self.instance_id, &before.instance_id),
+            rack_id: or(&self.rack_id, &before.rack_id),
+            client_id: self.client_id.clone(),
+            client_host: self.client_host.clone(),
+            names: match &self.names {
+                Some(names) => names.iter().cloned().collect(),
+                None => before.names.clone(),
+            },
+            regex: or(&self.regex, &before.regex).filter(|regex| !regex.is_empty()),
+            rebalance_timeout_ms,
+            assignor: or(&self.assignor, &before.assignor),
+            classic: None,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        let subscribes = self.names.is_some() || self.regex.is_some();
+        self.epoch == JOIN || (self.rebalance_timeout_ms != -1 && subscribes && self.owned.is_some())
+    }
+}
+
+impl Group {
+    /// A member of the consumer protocol joins, shows that it is alive, or leaves.
+    pub fn consumer_heartbeat(
+        &mut self,
+        now: Now,
+        request: HeartbeatRequest,
+        topics: &dyn TopicSource,
+        token: ReplyToken,
+    ) -> Vec<Action> {
+        let reply = self.try_heartbeat(now, request, topics);
+        self.emit(Action::Heartbeat { token, reply });
+        self.finish()
+    }
+
+    fn try_heartbeat(
+        &mut self,
+        now: Now,
+        mut request: HeartbeatRequest,
+        topics: &dyn TopicSource,
+    ) -> Result<HeartbeatReply, Refused> {
+        if self.state() == State::Dead {
+            return Err(GroupError::CoordinatorNotAvailable.into());
+        }
+        if matches!(request.epoch, LEAVE | LEFT_STATIC) {
+            return self.leave_consumer(now, &request);
+        }
+        if request.epoch == JOIN {
+            self.become_consumer(now, &request.member_id, topics)?;
+        }
+        if request.member_id.is_empty() {
+            request.member_id = std::mem::take(&mut request.uuid);
+        }
+        let id = request.member_id.clone();
+        let group = self.consumer_group()?;
+        group.admit(&request)?;
+        let before = group.members[&id].assigned.clone();
+        let subscription = request.subscription(&group.members[&id].subscription);
+        group.subscribe(&id, subscription, topics);
+        group.reconcile(&id, request.owned.as_ref(), now);
+        let member = group.members.get_mut(&id).expect("it was let in above");
+        (member.join_deadline, member.sync_deadline) = (None, None);
+        member.arm_session(now, request.session_timeout_ms);
+        let changed = request.is_full() || member.assigned != before;
+        let reply = HeartbeatReply {
+            member_id: id,
+            epoch: member.epoch,
+            interval_ms: request.interval_ms,
+            assignment: changed.then(|| member.assigned.clone()),
+        };
+        self.arm_consumer();
+        Ok(reply)
+    }
+
+    fn leave_consumer(&mut self, now: Now, request: &HeartbeatRequest) -> Result<HeartbeatReply, Refused> {
+        let id = &request.member_id;
+        let group = self.consumer_group()?;
+        group.check_member(id, request.instance_id.as_deref())?;
+        if request.epoch == LEFT_STATIC {
+            group.leave_for_a_while(id, now);
+        } else {
+            self.fence(now, id);
+        }
+        Ok(HeartbeatReply { member_id: id.clone(), epoch: request.epoch, interval_ms: 0, assignment: None })
+    }
+
+    /// Takes a member out of the group; if only classic ones stay, the group is theirs again.
+    pub(super) fn fence(&mut self, now: Now, id: &str) {
+        let Some(group) = self.consumer.as_mut() else { return };
+        let Some(gone) = group.depart(id) else { return };
+        if !gone.is_classic() {
+            self.maybe_downgrade(now, true);
+        }
+    }
+
+    /// Lets go of members that were not heard of in time.
+    pub(in super::super) fn tick_consumer(&mut self, now: Now) {
+        let overdue = self.consumer.as_ref().map(|group| group.overdue(now)).unwrap_or_default();
+        for id in overdue {
+            tracing::info!(
+                group = self.id,
+                member = id,
+                "a member was not heard of in time and leaves the group"
+            );
+            self.fence(now, &id);
+        }
+    }
+
+    pub(super) fn consumer_group(&mut self) -> Result<&mut ConsumerGroup, Refused> {
+        let id = &self.id;
+        let not_one =
+            || Refused::new(GroupError::GroupIdNotFound, format!("Group {id} is not a consumer group."));
+        self.consumer.as_deref_mut().ok_or_else(not_one)
+    }
+
+    pub(in super::super) fn arm_consumer(&mut self) {
+        if let Some(deadline) = self.consumer.as_ref().and_then(|group| group.earliest_deadline()) {
+            self.arm(deadline);
+        }
+    }
+}
+
+impl ConsumerGroup {
+    /// Lets a heartbeat in, as the member it is from, which is there afterwards.
+    fn admit(&mut self, request: &HeartbeatRequest) -> Result<(), Refused> {
+        let id = &request.member_id;
+        let seat = request.instance_id.as_ref().and_then(|instance| self.statics.get(instance)).cloned();
+        if request.epoch != JOIN {
+            let member = self.check_member(id, request.instance_id.as_deref())?;
+            return member.check_epoch(request.epoch, request.owned.as_ref());
+        }
+        match seat {
+            Some(owner) if owner != *id => {
+                let away = self.members.get(&owner).is_some_and(|m| m.epoch == LEFT_STATIC || m.is_classic());
+                if !away {
+                    let instance = request.instance_id.as_deref().unwrap_or_default();
+                    let message = format!(
+                        "Static member {id} with instance id {instance} cannot join the group because the instance id \
+                         is owned by {owner} member."
+                    );
+                    return Err(Refused::new(GroupError::UnreleasedInstanceId, message));
+                }
+                self.replace(&owner, id);
+            }
+            // A member that joins once more did not get the answer, or lost all it had: it gets the same again.
+            _ => {
+                if !self.members.contains_key(id) {
+                    self.seat(id);
+                }
+            }
+        }
+        if let Some(member) = self.members.get_mut(id)
+            && member.epoch == LEFT_STATIC
+        {
+            member.epoch = JOIN;
+            member.previous_epoch = JOIN;
+        }
+        Ok(())
+    }
+
+    /// A new member, without anything.
+    pub(super) fn seat(&mut self, id: &str) {
+        self.insert(ConsumerMember::new(id.to_owned()));
+        self.unwritten.extend(RecordKey::of_member(id));
+        self.bump_epoch();
+    }
+
+    /// A static member comes back under another id and takes its seat, with all that belongs to it.
+    pub(super) fn replace(&mut self, old: &str, new: &str) {
+        let Some(mut member) = self.remove(old) else { return };
+        member.id = new.to_owned();
+        member.epoch = JOIN;
+        member.previous_epoch = JOIN;
+        self.insert(member);
+        self.unwritten.extend(RecordKey::of_member(new));
+    }
+
+    /// The member of a request, which says it is the one of `instance`.
+    pub(super) fn check_member(&self, id: &str, instance: Option<&str>) -> Result<&ConsumerMember, Refused> {
+        if let Some(instance) = instance {
+            match self.statics.get(instance) {
+                None => {
+                    let message = format!("Instance id {instance} is unknown.");
+                    return Err(Refused::new(GroupError::UnknownMemberId, message));
+                }
+                Some(owner) if owner != id => {
+                    let message = format!(
+                        "Static member {id} with instance id {instance} was fenced by member {owner}."
+                    );
+                    return Err(Refused::new(GroupError::FencedInstanceId, message));
+                }
+                Some(_) => {}
+            }
+        }
+        self.members.get(id).ok_or_else(|| {
+            let message = format!("Member {id} is not a member of group {}.", self.id);
+            Refused::new(GroupError::UnknownMemberId, message)
+        })
+    }
+
+    /// Checks the epoch of a member's commit or fetch of offsets.
+    pub(in super::super) fn check_epoch_of(&self, id: &str, epoch: i32) -> Result<(), GroupError> {
+        match self.members.get(id) {
+            None => Err(GroupError::UnknownMemberId),
+            Some(member) if member.epoch == epoch => Ok(()),
+            Some(member) if member.is_classic() => Err(GroupError::IllegalGeneration),
+            Some(_) => Err(GroupError::StaleMemberEpoch),
+        }
+    }
+
+    /// A static member leaves and will be back: it keeps its seat until its session ends.
+    fn leave_for_a_while(&mut self, id: &str, now: Now) {
+        let Some(member) = self.members.get_mut(id) else { return };
+        member.epoch = LEFT_STATIC;
+        let revoked = std::mem::take(&mut member.revoking);
+        if member.state == MemberState::Unrevoked {
+            member.state = MemberState::Unreleased;
+            member.arm_rebalance(now);
+        }
+        each(&revoked).for_each(|key| self.release(key));
+        self.unwritten.insert(RecordKey::Current(id.to_owned()));
+    }
+
+    /// Takes over what a member says of itself, and computes a new target if that, or the topics, ask for it.
+    pub(super) fn subscribe(&mut self, id: &str, subscription: Subscription, topics: &dyn TopicSource) {
+        let Some(member) = self.members.get_mut(id) else { return };
+        let before = std::mem::replace(&mut member.subscription, subscription.clone());
+        if before != subscription {
+            self.unwritten.insert(RecordKey::Member(id.to_owned()));
+            if let Some(instance) =
+                before.instance_id.as_ref().filter(|_| before.instance_id != subscription.instance_id)
+            {
+                self.statics.remove(instance);
+            }
+            if let Some(instance) = &subscription.instance_id {
+                self.statics.insert(instance.clone(), id.to_owned());
+            }
+        }
+        let changed = (&before.names, &before.regex) != (&subscription.names, &subscription.regex);
+        if changed || self.seen != Some(topics.version()) {
+            let other_topics = self.refresh(topics);
+            // A new member has bumped it already.
+            if (changed || other_topics) && self.epoch == self.target_epoch {
+                self.bump_epoch();
+            }
+        }
+        if self.epoch > self.target_epoch {
+            self.assign();
+        }
+    }
+}
+
+impl ConsumerMember {
+    fn check_epoch(&self, epoch: i32, owned: Option<&Partitions>) -> Result<(), Refused> {
+        let known = self.epoch;
+        let fenced = |how: &str| {
+            let message = format!(
+                "The consumer group member has a {how} member epoch ({epoch}) than the one known by the group \
+                 coordinator ({known}). The member must abandon all its partitions and rejoin."
+            );
+            Err(Refused::new(GroupError::FencedMemberEpoch, message))
+        };
+        if epoch > known {
+            return fenced("greater");
+        }
+        // The answer that brought it to the new epoch may have been lost.
+        let answer_lost =
+            epoch == self.previous_epoch && owned.is_some_and(|owned| is_part(owned, &self.assigned));
+        if epoch < known && !answer_lost {
+            return fenced("smaller");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,377 @@
+//! Groups of the consumer protocol (KIP-848): the coordinator assigns the partitions, and members learn of it, and tell
+//! what they own, by heartbeats alone. Pure logic, like the classic group in whose [`Group`](super::Group) it lives: a
+//! group is of one kind at a time, and what it committed stays when it changes.
+//!
+//! # Epochs
+//! - The **group epoch** grows with every change of the members, their subscriptions, or the topics they subscribe to.
+//! - The **target assignment** is computed for a group epoch, by the next heartbeat of any member.
+//! - Each member has the **epoch** up to which it followed, and goes to the target's by itself: it gives up what it is to
+//!   lose, says so, and gets what is new to it as soon as others gave that up.
+//!
+//! ```text
+//!              it has to give up partitions            they are its own no more
+//!     STABLE ---------------------------> UNREVOKED ------------------------------> STABLE, at the target's epoch
+//!        '------------------------------------------------> UNRELEASED -----------------^
+//!              it waits for what others have not given up yet
+//! ```
+//!
+//! # Classic members
+//! Members of the classic protocol may be in the group while it changes over from it or back to it: their JoinGroup is a
+//! heartbeat that joins, their generation is the member's epoch, and SyncGroup brings what they are assigned. A classic
+//! group becomes one of these when the first member of the new protocol joins, and a classic one again when the last of
+//! them leaves.
+//!
+//! # Invariants
+//! 1. No partition is assigned to one member before every other gave it up.
+//! 2. A member is told of an assignment only after its record is durable (the caller holds the answer back).
+//! 3. Every member has a session deadline.
+
+mod assign;
+mod classic;
+mod heartbeat;
+mod member;
+mod pattern;
+mod reconcile;
+mod records;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use uuid::Uuid;
+
+pub use self::assign::{ASSIGNORS, Assignor};
+pub use self::heartbeat::{HeartbeatReply, HeartbeatRequest};
+pub use self::member::{ConsumerMember, MemberState, Subscription};
+pub use self::records::{
+    ConsumerRecord, ConsumerRecords, RecordKey, Unwritten, decode as decode_consumer_record,
+};
+
+use self::assign::Subject;
+use super::{GroupError, Now};
+
+/// Partitions by the id of their topic; no topic has none.
+pub type Partitions = BTreeMap<Uuid, BTreeSet<i32>>;
+
+/// What groups have to know of the topics there are.
+pub trait TopicSource {
+    /// Another number whenever a topic was created, deleted, or got partitions.
+    fn version(&self) -> u64;
+    /// The id and the number of partitions of a topic.
+    fn shape(&self, name: &str) -> Option<(Uuid, i32)>;
+    /// The names of all topics.
+    fn names(&self) -> Vec<String>;
+}
+
+/// A refusal, with what to tell the client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// Why.
+    pub error: GroupError,
+    /// Kafka's words for it.
+    pub message: String,
+}
+
+impl Refused {
+    pub(super) fn new(error: GroupError, message: impl Into<String>) -> Refused {
+        Refused { error, message: message.into() }
+    }
+
+    /// There is no such group.
+    pub fn no_group(id: &str) -> Refused {
+        Refused::new(GroupError::GroupIdNotFound, format!("Group {id} not found."))
+    }
+}
+
+impl From<GroupError> for Refused {
+    fn from(error: GroupError) -> Refused {
+        Refused::new(error, error.to_string())
+    }
+}
+
+/// Where a group stands; as ConsumerGroupDescribe and ListGroups name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConsumerState {
+    /// No members; offsets may remain.
+    Empty,
+    /// The target assignment is older than the group's epoch.
+    Assigning,
+    /// A member has not followed to the target assignment yet.
+    Reconciling,
+    /// Every member has what the target assignment gives it.
+    Stable,
+}
+
+impl ConsumerState {
+    /// Kafka's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Empty => "Empty",
+            Self::Assigning => "Assigning",
+            Self::Reconciling => "Reconciling",
+            Self::Stable => "Stable",
+        }
+    }
+}
+
+/// One group of the consumer protocol, without its offsets.
+#[derive(Debug, Default)]
+pub struct ConsumerGroup {
+    id: String,
+    epoch: i32,
+    target_epoch: i32,
+    /// Of the topics subscribed to; 0 for none.
+    metadata_hash: i64,
+    members: BTreeMap<String, ConsumerMember>,
+    /// `group.instance.id` to member id.
+    statics: BTreeMap<String, String>,
+    /// The topics that each regular expression in use stands for.
+    regexes: BTreeMap<String, BTreeSet<String>>,
+    /// The topics subscribed to that exist, with id and number of partitions.
+    topics: BTreeMap<String, (Uuid, i32)>,
+    /// The version of the topics that `topics` was looked up in.
+    seen: Option<u64>,
+    /// How many members have each partition, or have yet to give it up.
+    holders: HashMap<(Uuid, i32), u32>,
+    /// Records whose values in the log are not these.
+    unwritten: BTreeSet<RecordKey>,
+}
+
+impl ConsumerGroup {
+    /// A group as its records left it; every member gets a fresh session of `session_timeout_ms`.
+    pub fn restore(
+        id: impl Into<String>,
+        records: ConsumerRecords,
+        topics: &dyn TopicSource,
+        session_timeout_ms: i32,
+        now: Now,
+    ) -> Self {
+        let mut group = Self {
+            id: id.into(),
+            epoch: records.epoch.unwrap_or(0),
+            target_epoch: records.target_epoch,
+            metadata_hash: records.metadata_hash,
+            regexes: records.regexes,
+            ..Self::default()
+        };
+        for (_, mut member) in records.members {
+            member.arm_session(now, session_timeout_ms);
+            member.arm_rebalance(now);
+            group.insert(member);
+        }
+        // Whether they changed since is found out by the next heartbeat.
+        group.topics = group.look_up(topics);
+        group
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Its state.
+    pub fn state(&self) -> ConsumerState {
+        if self.members.is_empty() {
+            ConsumerState::Empty
+        } else if self.epoch > self.target_epoch {
+            ConsumerState::Assigning
+        } else if self.members.values().any(|member| !member.follows(self.target_epoch)) {
+            ConsumerState::Reconciling
+        } else {
+            ConsumerState::Stable
+        }
+    }
+
+    /// The group's epoch.
+    pub fn epoch(&self) -> i32 {
+        self.epoch
+    }
+
+    /// The epoch of the target assignment.
+    pub fn target_epoch(&self) -> i32 {
+        self.target_epoch
+    }
+
+    /// Its members, by id.
+    pub fn members(&self) -> impl Iterator<Item = &ConsumerMember> {
+        self.members.values()
+    }
+
+    /// The member `id`.
+    pub fn member(&self, id: &str) -> Option<&ConsumerMember> {
+        self.members.get(id)
+    }
+
+    /// The assignor most members ask for.
+    pub fn assignor(&self) -> Assignor {
+        let votes = |of: Assignor| {
+            let asks = |member: &&ConsumerMember| member.subscription.assignor.as_deref() == Some(of.name());
+            self.members.values().filter(asks).count()
+        };
+        // Of equals the first, which is the default.
+        ASSIGNORS.into_iter().rev().max_by_key(|of| votes(*of)).unwrap_or(Assignor::Uniform)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub(super) fn is_subscribed_to(&self, topic: &str) -> bool {
+        self.members.values().any(|member| member.subscription.names.contains(topic))
+            || self.regexes.values().any(|topics| topics.contains(topic))
+    }
+
+    pub(super) fn earliest_deadline(&self) -> Option<u64> {
+        self.members.values().filter_map(ConsumerMember::deadline).min()
+    }
+
+    /// Who went past a deadline.
+    pub(super) fn overdue(&self, now: Now) -> Vec<String> {
+        let overdue = |member: &&ConsumerMember| member.deadline().is_some_and(|at| at <= now.monotonic_ms);
+        self.members.values().filter(overdue).map(|member| member.id.clone()).collect()
+    }
+
+    fn insert(&mut self, member: ConsumerMember) {
+        for key in member.held() {
+            *self.holders.entry(key).or_default() += 1;
+        }
+        if let Some(instance) = &member.subscription.instance_id {
+            self.statics.insert(instance.clone(), member.id.clone());
+        }
+        self.members.insert(member.id.clone(), member);
+    }
+
+    /// Takes a member out; the epoch is the caller's to bump.
+    fn remove(&mut self, id: &str) -> Option<ConsumerMember> {
+        let member = self.members.remove(id)?;
+        for key in member.held() {
+            self.release(key);
+        }
+        if let Some(instance) = &member.subscription.instance_id
+            && self.statics.get(instance).is_some_and(|owner| owner == id)
+        {
+            self.statics.remove(instance);
+        }
+        self.unwritten.extend(RecordKey::of_member(id));
+        Some(member)
+    }
+
+    fn release(&mut self, key: (Uuid, i32)) {
+        if let Some(count) = self.holders.get_mut(&key) {
+            *count -= 1;
+            if *count == 0 {
+                self.holders.remove(&key);
+            }
+        }
+    }
+
+    /// A member leaves, or is thrown out: what it had is free, and the rest shares anew.
+    pub(super) fn depart(&mut self, id: &str) -> Option<ConsumerMember> {
+        let member = self.remove(id)?;
+        self.drop_unused_regexes();
+        self.seen = None;
+        self.bump_epoch();
+        Some(member)
+    }
+
+    fn bump_epoch(&mut self) {
+        self.epoch += 1;
+        self.unwritten.insert(RecordKey::Metadata);
+    }
+
+    fn drop_unused_regexes(&mut self) {
+        let used: BTreeSet<&String> =
+            self.members.values().filter_map(|member| member.subscription.regex.as_ref()).collect();
+        let gone: Vec<String> = self.regexes.keys().filter(|regex| !used.contains(regex)).cloned().collect();
+        for regex in gone {
+            self.regexes.remove(&regex);
+            self.unwritten.insert(RecordKey::Regex(regex));
+        }
+    }
+
+    /// Looks at the topics again: what the regular expressions stand for, and which of all exist. True if the
+    /// assignment has to follow.
+    fn refresh(&mut self, topics: &dyn TopicSource) -> bool {
+        self.drop_unused_regexes();
+        let used: BTreeSet<String> =
+            self.members.values().filter_map(|member| member.subscription.regex.clone()).collect();
+        let names = if used.is_empty() { Vec::new() } else { topics.names() };
+        for regex in used {
+            // Only what compiles is let in, so there is nothing to lose where it does not.
+            let found = pattern::compile(&regex)
+                .map(|pattern| pattern::matching(&pattern, &names))
+                .unwrap_or_default();
+            if self.regexes.get(&regex) != Some(&found) {
+                self.regexes.insert(regex.clone(), found);
+                self.unwritten.insert(RecordKey::Regex(regex));
+            }
+        }
+        self.topics = self.look_up(topics);
+        self.seen = Some(topics.version());
+        let mut hasher = DefaultHasher::new();
+        self.topics.hash(&mut hasher);
+        // Kafka's hash is another, and none is compared with ours.
+        let hash = if self.topics.is_empty() { 0 } else { i64::from_ne_bytes(hasher.finish().to_ne_bytes()) };
+        std::mem::replace(&mut self.metadata_hash, hash) != hash
+    }
+
+    fn look_up(&self, topics: &dyn TopicSource) -> BTreeMap<String, (Uuid, i32)> {
+        let names = self.members.values().flat_map(|member| &member.subscription.names);
+        let all: BTreeSet<&String> = names.chain(self.regexes.values().flatten()).collect();
+        all.into_iter().filter_map(|name| Some((name.clone(), topics.shape(name)?))).collect()
+    }
+
+    /// The topics of a member that exist.
+    fn subscribed(&self, member: &ConsumerMember) -> BTreeMap<Uuid, i32> {
+        let by_regex = member.subscription.regex.as_ref().and_then(|regex| self.regexes.get(regex));
+        let names = member.subscription.names.iter().chain(by_regex.into_iter().flatten());
+        names.filter_map(|name| self.topics.get(name)).copied().collect()
+    }
+
+    /// The name of a topic that is subscribed to.
+    fn topic_name(&self, id: &Uuid) -> Option<&str> {
+        self.topics.iter().find(|(_, (other, _))| other == id).map(|(name, _)| name.as_str())
+    }
+
+    /// Computes the target assignment for the group's epoch.
+    fn assign(&mut self) {
+        let subjects: Vec<Subject> = self
+            .members
+            .values()
+            .map(|member| Subject {
+                id: &member.id,
+                instance_id: member.subscription.instance_id.as_deref(),
+                topics: self.subscribed(member),
+                before: &member.target,
+            })
+            .collect();
+        let targets = self.assignor().assign(&subjects);
+        for (member, target) in self.members.values_mut().zip(targets) {
+            if member.target != target {
+                member.target = target;
+                self.unwritten.insert(RecordKey::Target(member.id.clone()));
+            }
+        }
+        self.target_epoch = self.epoch;
+        self.unwritten.insert(RecordKey::TargetEpoch);
+    }
+
+    /// The invariants that hold between operations.
+    pub(super) fn check(&self) {
+        let mut holders: HashMap<(Uuid, i32), u32> = HashMap::new();
+        let mut assigned = BTreeSet::new();
+        for member in self.members.values() {
+            member.held().for_each(|key| *holders.entry(key).or_default() += 1);
+            for (topic, partitions) in &member.assigned {
+                for partition in partitions {
+                    assert!(assigned.insert((*topic, *partition)), "a partition has one owner");
+                }
+            }
+            assert!(member.deadline().is_some(), "member {} never expires", member.id);
+            if let Some(instance) = &member.subscription.instance_id {
+                assert_eq!(self.statics.get(instance), Some(&member.id), "an instance id names its member");
+            }
+        }
+        assert_eq!(holders, self.holders);
+        assert!(self.target_epoch <= self.epoch);
+    }
+}
