@@ -339,11 +339,14 @@ class Member(threading.Thread):
 
 
 def join(member, group, topic, assignor, instance_id=None):
-    more = {
-        "session.timeout.ms": 10_000,
-        "heartbeat.interval.ms": 300,
-        "partition.assignment.strategy": assignor,
-    }
+    if assignor.startswith("remote "):
+        more = {"group.protocol": "consumer", "group.remote.assignor": assignor.removeprefix("remote ")}
+    else:
+        more = {
+            "session.timeout.ms": 10_000,
+            "heartbeat.interval.ms": 300,
+            "partition.assignment.strategy": assignor,
+        }
     if instance_id:
         more["group.instance.id"] = instance_id
     members[member] = Member(settings(group, member, **more), topic)

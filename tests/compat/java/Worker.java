@@ -277,7 +277,7 @@ public final class Worker {
         Map<String, Object> settings = new HashMap<>(more);
         settings.put("bootstrap.servers", bootstrap);
         settings.putIfAbsent("client.id", "compat-java-consumer");
-        settings.put("group.protocol", "classic");
+        settings.putIfAbsent("group.protocol", "classic");
         settings.put("enable.auto.commit", false);
         settings.put("fetch.max.wait.ms", 250);
         settings.put("allow.auto.create.topics", false);
@@ -380,12 +380,17 @@ public final class Worker {
         Map<String, Object> settings = new HashMap<>();
         settings.put("group.id", text(request, "group"));
         settings.put("client.id", text(request, "member"));
-        settings.put("session.timeout.ms", 10_000);
-        settings.put("heartbeat.interval.ms", 300);
         settings.put("auto.offset.reset", "earliest");
-        boolean cooperative = text(request, "assignor").equals("cooperative-sticky");
-        settings.put("partition.assignment.strategy", "org.apache.kafka.clients.consumer."
-            + (cooperative ? "CooperativeStickyAssignor" : "RangeAssignor"));
+        String assignor = text(request, "assignor");
+        if (assignor.startsWith("remote ")) {
+            settings.put("group.protocol", "consumer");
+            settings.put("group.remote.assignor", assignor.substring("remote ".length()));
+        } else {
+            settings.put("session.timeout.ms", 10_000);
+            settings.put("heartbeat.interval.ms", 300);
+            settings.put("partition.assignment.strategy", "org.apache.kafka.clients.consumer."
+                + (assignor.equals("cooperative-sticky") ? "CooperativeStickyAssignor" : "RangeAssignor"));
+        }
         if (request.hasNonNull("instance_id")) {
             settings.put("group.instance.id", text(request, "instance_id"));
         }
@@ -457,7 +462,14 @@ public final class Worker {
 
         @Override public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
             Map<TopicPartition, OffsetAndMetadata> reached = new HashMap<>();
-            partitions.forEach(p -> reached.put(p, new OffsetAndMetadata(consumer.position(p))));
+            for (TopicPartition partition : partitions) {
+                try {
+                    // One that is taken away before it was given its position never gets one.
+                    reached.put(partition, new OffsetAndMetadata(consumer.position(partition, Duration.ZERO)));
+                } catch (org.apache.kafka.common.errors.TimeoutException nothingRead) {
+                    continue;
+                }
+            }
             consumer.commitSync(reached);
             synchronized (this) {
                 partitions.forEach(p -> assigned.remove(p.partition()));

@@ -82,6 +82,9 @@ def all_cases(client):
         ("group cooperative-sticky", 45, functools.partial(group, assignor="cooperative-sticky")),
         ("static members", 45, static_members),
     ]
+    if client.name != "franz":  # Whose own suites try the consumer protocol.
+        cases += [(f"group {assignor}", 60, functools.partial(group, assignor=assignor))
+                  for assignor in ("remote uniform", "remote range")]
     return [(f"{client.name}: {name}", seconds, functools.partial(case, client))
             for name, seconds, case in cases]
 
@@ -279,11 +282,11 @@ def committed_offsets(client):
 
 
 def group(client, assignor):
-    members = [(client, f"{client.name}-{assignor}-{index}") for index in (1, 2, 3)]
-    return rebalances(client, members, client.topic(f"group-{assignor}"), assignor)
+    members = [(client, f"{client.name}-{assignor.replace(' ', '-')}-{index}") for index in (1, 2, 3)]
+    return rebalances(client, members, client.topic(f"group-{assignor.replace(' ', '-')}"), assignor)
 
 
-def rebalances(client, members, topic, assignor):
+def rebalances(client, members, topic, assignor, others=None):
     """Two members read, a third joins while records flow, then the second leaves while records flow.
     Each record comes exactly once: members commit before they give a partition up."""
     group = topic
@@ -304,7 +307,7 @@ def rebalances(client, members, topic, assignor):
         return len(got) + sum(states(owner)[name]["count"] for owner, name in present)
 
     def join(owner, name):
-        owner.call("join", member=name, group=group, topic=topic, assignor=assignor)
+        owner.call("join", member=name, group=group, topic=topic, assignor=(others or {}).get(name, assignor))
 
     def flow(count, seed):
         """Starts producing for about a second; the result is for `flown`."""
@@ -333,7 +336,7 @@ def rebalances(client, members, topic, assignor):
             assert set(after) <= set(before), f"a member with {before} was moved to {after}"
     described = client.call("describe_group", group=group)
     assert described["state"] == "Stable", described
-    assert described["assignor"] == assignor, described
+    assert described["assignor"] == assignor.removeprefix("remote "), described
     by_name = {m["client_id"]: m["partitions"] for m in described["members"]}
     assert by_name == {name: share for (_, name), share in zip(members, shares_of_three)}, described
     flown(flow(100, 3))
@@ -415,6 +418,7 @@ def assert_committed(client, group, sent):
 
 def mixed_cases(clients):
     cases = [("mixed: one group of java, confluent and franz", 45, functools.partial(mixed_group, clients))]
+    cases.append(("mixed: one group of both protocols", 90, functools.partial(mixed_protocols, clients)))
     cases += [(f"mixed: {reader.name} reads what the others wrote", 30,
                functools.partial(reads_others, reader, [c for c in clients if c is not reader]))
               for reader in clients]
@@ -424,6 +428,13 @@ def mixed_cases(clients):
 def mixed_group(clients):
     members = [(client, f"{client.name}-mixed") for client in clients]
     return rebalances(clients[0], members, clients[0].topic("mixed"), "range")
+
+
+def mixed_protocols(clients):
+    """A group of the consumer protocol with members of the classic one (KIP-848, online migration)."""
+    members = [(client, f"{client.name}-protocols") for client in clients]
+    others = {name: "range" for client, name in members if client.name != "java"}
+    return rebalances(clients[0], members, clients[0].topic("protocols"), "remote uniform", others)
 
 
 def reads_others(reader, writers):

@@ -21,6 +21,7 @@ CREATE, DELETE, DELETE_RECORDS, INIT_PRODUCER, ADD_PARTITIONS, ADD_OFFSETS, END,
 DESCRIBE_CONFIGS, ALTER_CONFIGS, CREATE_PARTITIONS, DELETE_GROUPS, ELECT, INCREMENTAL, REASSIGN, LIST_REASSIGN = (
     32, 33, 37, 42, 43, 44, 45, 46)
 OFFSET_DELETE, DESCRIBE_PRODUCERS, DESCRIBE_TXNS, LIST_TXNS, DESCRIBE_PARTITIONS = 47, 61, 65, 66, 75
+LIST_GROUPS, CONSUMER_HEARTBEAT, CONSUMER_DESCRIBE = 16, 68, 69
 TRANSACTIONAL = 0x10
 
 
@@ -470,8 +471,129 @@ def groups(peer):
     peer.ask("delete", DELETE_GROUPS, 2, {"Groups": ["group", "lone"]})
 
 
+def consumer_groups(peer):
+    """The protocol of KIP-848: one member at a time gets partitions, for who gets which is each server's own."""
+    create(peer, "new", 2)
+    coordinator(peer, "kip848", 0)
+    # The subscription of a member of the classic protocol that owns nothing.
+    subscription = b"\0\1" + struct.pack(">ih", 1, 3) + b"new" + struct.pack(">ii", -1, 0)
+    protocols = [{"Name": "range", "Metadata": base64.b64encode(subscription).decode()}]
+
+    def beat(label, member="one", epoch=0, version=1, note=True, **changed):
+        body = {"Group": "kip848", "MemberID": member, "MemberEpoch": epoch, "InstanceID": None, "RackID": None,
+                "RebalanceTimeoutMillis": -1, "SubscribedTopicNames": None, "SubscribedTopicRegex": None,
+                "ServerAssignor": None, "Topics": None, **changed}
+        answer = peer.ask(label, CONSUMER_HEARTBEAT, version, body, note=False)
+        # What the text of an expression's error says is the library's.
+        if answer["ErrorCode"] == 128:
+            answer["ErrorMessage"] = answer["ErrorMessage"].split(":")[0]
+        if note:
+            peer.answers.append((label, peer.named(answer)))
+        return answer
+
+    def join(label, member="one", version=1, note=True, **changed):
+        return beat(label, member, 0, version, note, **{
+            "RebalanceTimeoutMillis": 30_000, "SubscribedTopicNames": ["new"], "Topics": [], **changed})
+
+    def describe(label, *groups, assigned=True):
+        found = peer.ask("", CONSUMER_DESCRIBE, 1, {"Groups": list(groups)}, note=False)
+        for group in found["Groups"]:
+            for of in group["Members"] or []:
+                of["ClientHost"] = of["ClientHost"][:1]
+            if not assigned:
+                del group["AssignmentEpoch"]
+        peer.answers.append((label, peer.named(found)))
+
+    def commit(label, member, epoch, version=9):
+        peer.ask(label, OFFSET_COMMIT, version, {
+            "Group": "kip848", "Generation": epoch, "MemberID": member, "InstanceID": None, "Topics": [
+                {"Topic": "new", "Partitions": [{"Partition": 0, "Offset": 3, "LeaderEpoch": -1, "Metadata": ""}]}]})
+
+    def fetch_offsets(label, member, epoch, group="kip848"):
+        peer.ask(label, OFFSET_FETCH, 9, {"RequireStable": False, "Groups": [
+            {"Group": group, "MemberID": member, "MemberEpoch": epoch,
+             "Topics": [{"Topic": "new", "Partitions": [0]}]}]})
+
+    beat("stay in no group", epoch=3)
+    beat("leave no group", epoch=-1)
+    join("an empty group id", Group="")
+    join("an empty member id", member="")
+    join("no subscription", SubscribedTopicNames=None)
+    join("no rebalance timeout", RebalanceTimeoutMillis=-1)
+    join("no partitions", Topics=None)
+    join("an empty instance id", InstanceID="")
+    join("an empty rack", RackID="")
+    join("an unknown assignor", ServerAssignor="sticky")
+    join("no regular expression", SubscribedTopicRegex="(")
+    beat("no such epoch", epoch=-3)
+    beat("leave for a while without an instance id", epoch=-2)
+    join("join")
+    join("join again")
+    beat("stay", epoch=2)
+    beat("a greater epoch", epoch=9)
+    beat("a member nobody knows", "nobody", 1)
+    beat("an instance nobody knows", "one", 2, InstanceID="nobody")
+    beat("leave of a member nobody knows", "nobody", -1)
+    describe("describe", "kip848", "none")
+    commit("commit", "one", 2)
+    commit("commit at another epoch", "one", 1)
+    commit("commit of nobody", "nobody", 2)
+    commit("commit from outside", "", -1)
+    fetch_offsets("offsets", "one", 2)
+    fetch_offsets("offsets at another epoch", "one", 1)
+    fetch_offsets("offsets for nobody", "nobody", 1)
+    fetch_offsets("offsets from outside", None, -1)
+    fetch_offsets("offsets of no group", "one", 1, group="never")
+    peer.ask("list", LIST_GROUPS, 5, {"TypesFilter": ["consumer"]})
+    peer.ask("describe as a classic group", DESCRIBE_GROUPS, 6, {"Groups": ["kip848"]})
+    peer.ask("classic heartbeat", HEARTBEAT, 4, {
+        "Group": "kip848", "Generation": 1, "MemberID": "one", "InstanceID": None})
+    peer.ask("delete while it has members", DELETE_GROUPS, 2, {"Groups": ["kip848"]})
+    peer.ask("delete an offset that is read", OFFSET_DELETE, 0, {"Group": "kip848", "Topics": [
+        {"Topic": "new", "Partitions": [{"Partition": 0}]}]})
+    # How soon Kafka computes an assignment that follows another within a second is a matter of time (KIP-1263).
+    join("", "two", note=False, InstanceID="i")
+    join("the same instance", "three", InstanceID="i")
+    beat("a fenced instance", "three", 2, InstanceID="i")
+    beat("leave for a while", "two", -2, InstanceID="i")
+    join("the instance is back", "three", note=False, InstanceID="i")
+    beat("the old member of the instance", "two", 2, InstanceID="i")
+    beat("leave", epoch=-1)
+    beat("stay after leaving", epoch=2)
+    join("joins once more", note=False)
+    peer.ask("an administrator removes it", LEAVE, 5, {"Group": "kip848", "Members": [{"MemberID": "one"}]})
+    beat("the last leaves", "three", -1, InstanceID="i")
+    commit("commit when it is empty", "", -1)
+    describe("describe when it is empty", "kip848", assigned=False)
+    peer.ask("delete", DELETE_GROUPS, 2, {"Groups": ["kip848"]})
+
+    # Between the protocols.
+    classic = {"Group": "both", "SessionTimeoutMillis": 30_000, "RebalanceTimeoutMillis": 30_000, "MemberID": "",
+               "InstanceID": None, "ProtocolType": "consumer", "Protocols": protocols}
+    member = peer.ask("classic member", JOIN, 9, classic)["MemberID"]
+    joined = peer.ask("classic member joins", JOIN, 9, {**classic, "MemberID": member})
+    sync = {"Group": "both", "Generation": joined["Generation"], "MemberID": member, "InstanceID": None,
+            "ProtocolType": "consumer", "Protocol": "range", "GroupAssignment": []}
+    peer.ask("classic member syncs", SYNC, 5, sync)
+    join("", "four", note=False, Group="both")
+    peer.ask("classic member must join", HEARTBEAT, 4, {
+        "Group": "both", "Generation": joined["Generation"], "MemberID": member, "InstanceID": None})
+    peer.ask("another protocol than the group's", JOIN, 9, {
+        **classic, "MemberID": member, "Protocols": [{**protocols[0], "Name": "other"}]}, note=False)
+    joined = peer.ask("classic member joins again", JOIN, 9, {**classic, "MemberID": member})
+    peer.ask("classic member syncs at the wrong generation", SYNC, 5, {**sync, "Generation": 77})
+    peer.ask("classic member syncs for the wrong protocol", SYNC, 5, {
+        **sync, "Generation": joined["Generation"], "Protocol": "other"})
+    peer.ask("", SYNC, 5, {**sync, "Generation": joined["Generation"]}, note=False)
+    beat("the last of the protocol leaves", "four", -1, Group="both")
+    beat("stay in a classic group", "four", 2, Group="both")
+    describe("describe a classic group", "both")
+    peer.ask("classic member leaves", LEAVE, 5, {"Group": "both", "Members": [{"MemberID": member}]})
+    peer.ask("list of both", LIST_GROUPS, 5, {})
+
+
 ALL = {
     "topics": topics, "configs": configs, "records": records, "idempotent producers": idempotent,
     "transactions": transactions, "transactions that bump": bumping, "offsets": group_offsets,
-    "groups": groups,
+    "groups": groups, "consumer groups": consumer_groups,
 }

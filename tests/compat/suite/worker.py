@@ -28,7 +28,8 @@ base64, or null.
     describe_group(group)                         {state, assignor, members: [{client_id, instance_id,
                                                   partitions}]}
     delete_group(group)
-    join(member, group, topic, assignor, instance_id?)       starts a member that reads and commits
+    join(member, group, topic, assignor, instance_id?)       starts a member that reads and commits; "remote
+                                                  uniform" is an assignor of the server's (KIP-848)
     members()                                     {member: {assigned, count, rebalances, error}}
     leave(member)                                 closes it: its state, and its records
 """

@@ -98,7 +98,7 @@ async fn beat(
         let entry = match broker.coordinator.find(&request.group_id) {
             Some(entry) => entry,
             None if heartbeat.epoch == 0 => broker.coordinator.find_or_create(&request.group_id),
-            None => return Err(Refused::no_group(&request.group_id)),
+            None => return Err(Refused::no_group(&request.group_id, heartbeat.epoch)),
         };
         match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone()).await {
             Err(Refused { error: GroupError::CoordinatorNotAvailable, .. })
@@ -184,7 +184,7 @@ fn describe_group(broker: &Broker, group: &ConsumerGroup, version: i16) -> descr
             client_id: of.client_id.clone().into(),
             client_host: of.client_host.clone().into(),
             subscribed_topic_names: of.names.iter().cloned().map(Text::from).collect(),
-            subscribed_topic_regex: text(&of.regex),
+            subscribed_topic_regex: Some(of.regex.clone().unwrap_or_default().into()),
             assignment: assignment(&member.assigned),
             target_assignment: assignment(&member.target),
             member_type: match version {

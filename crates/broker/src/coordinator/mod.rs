@@ -6,6 +6,7 @@
 
 mod consumer;
 mod load;
+mod offsets;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -18,29 +19,20 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use self::load::{Loaded, load_partition};
+use self::offsets::InFlight;
+pub use self::offsets::Transactional;
 use crate::broker::Broker;
 use crate::groups::consumer::{ConsumerGroup, HeartbeatReply, Refused};
 use crate::groups::{
-    Action, CommittedOffset, Group, GroupConfig, GroupError, GroupSnapshot, JoinReply, JoinRequest, Now,
-    OffsetKey, PersistId, ReplyToken, SyncRequest, Synced, encode_group, encode_group_key, encode_offset,
-    encode_offset_key, partition_for,
+    Action, Group, GroupConfig, GroupError, GroupSnapshot, JoinReply, JoinRequest, Now, OffsetKey, PersistId,
+    ReplyToken, SyncRequest, Synced, encode_group, encode_group_key, encode_offset, encode_offset_key,
+    partition_for,
 };
 use crate::internal::{InternalRecord, batch_of};
 use crate::logs::Logs;
 use crate::partition::{Appended, Order, Partition};
 use crate::topics::{OFFSETS_TOPIC, Topics};
-use crate::transactions::{Check, TransactionIndex};
-
-/// The producer of a TxnOffsetCommit, and that its transaction has the partition of `__consumer_offsets`.
-#[derive(Clone, Copy, Debug)]
-pub struct Transactional {
-    /// Its id.
-    pub producer_id: i64,
-    /// Its epoch.
-    pub epoch: i16,
-    /// `None` when the transaction is open there already.
-    pub check: Option<Check>,
-}
+use crate::transactions::TransactionIndex;
 
 /// A partition of `__consumer_offsets` is rewritten once it has so many records and ...
 const REWRITE_RECORDS_MIN: i64 = 10_000;
@@ -71,14 +63,6 @@ struct State {
     stored: Option<GroupSnapshot>,
     /// Offset commits of producers whose records are in the log's queue.
     transactional: HashMap<i64, InFlight>,
-}
-
-/// Offset commits of one producer that are on their way.
-#[derive(Default)]
-struct InFlight {
-    commits: usize,
-    /// How their transaction ended meanwhile: in the log its marker stands behind them.
-    ended: Option<bool>,
 }
 
 /// One group.
@@ -316,134 +300,6 @@ impl Coordinator {
         Ok(left.members)
     }
 
-    /// OffsetCommit: checks, appends, and applies what is durable. One result for each offset, in the request's order.
-    pub async fn commit(
-        self: &Arc<Self>,
-        entry: &Arc<Entry>,
-        request: crate::groups::CommitRequest,
-        transactional: Option<Transactional>,
-    ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
-        let receiver = {
-            let mut state = entry.state.lock();
-            let ended = |of: Transactional| state.transactional.get(&of.producer_id)?.ended;
-            if transactional.and_then(ended).is_some() {
-                // Its last transaction has ended, and offsets of it are still on their way: these must not be taken for
-                // theirs. Clients ask again.
-                return Err(GroupError::CoordinatorNotAvailable);
-            }
-            let prepared = state.group.prepare_commit(self.now(), request)?;
-            self.arm(entry, &mut state);
-            let results: Vec<_> =
-                prepared.results().iter().map(|result| result.as_ref().map(|_| ()).map_err(|e| *e)).collect();
-            let encode = |(key, offset): (&OffsetKey, &CommittedOffset)| {
-                Ok((encode_offset_key(&entry.id, key)?, Some(encode_offset(offset)?)))
-            };
-            let records: Result<Vec<_>, crate::groups::RecordError> =
-                prepared.accepted().map(encode).collect();
-            let records = match records {
-                Ok(records) if !records.is_empty() => records,
-                other => {
-                    state.group.abandon_commit(prepared);
-                    return other.map(|_| results).map_err(|_| GroupError::UnknownServer);
-                }
-            };
-            let (sender, receiver) = oneshot::channel();
-            if let Some(Transactional { producer_id, .. }) = transactional {
-                self.note_uncommitted(producer_id, entry);
-                state.transactional.entry(producer_id).or_default().commits += 1;
-            }
-            self.append_transactional(entry, &mut state, records, transactional, move |state, position| {
-                let outcome = match position {
-                    Some(position) => {
-                        state.group.apply_commit(prepared, position.0);
-                        Ok(results)
-                    }
-                    None => {
-                        state.group.abandon_commit(prepared);
-                        Err(GroupError::CoordinatorNotAvailable)
-                    }
-                };
-                if let Some(Transactional { producer_id, .. }) = transactional {
-                    state.landed(producer_id);
-                }
-                // A client that went away no longer waits for it.
-                let _ = sender.send(outcome);
-                Vec::new()
-            });
-            receiver
-        };
-        receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
-    }
-
-    /// A producer's transaction has ended in a partition of `__consumer_offsets`: its groups' offsets count, or never do.
-    pub fn end_transaction(&self, partition: i32, producer_id: i64, committed: bool) {
-        let here =
-            |entry: &Arc<Entry>| self.partition_of(&entry.id).is_some_and(|(_, of)| of.index == partition);
-        let ended = {
-            let mut uncommitted = self.uncommitted.lock();
-            let all = uncommitted.remove(&producer_id).unwrap_or_default();
-            let (ended, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(here);
-            if !rest.is_empty() {
-                uncommitted.insert(producer_id, rest);
-            }
-            ended
-        };
-        for entry in ended {
-            let mut state = entry.state.lock();
-            match state.transactional.get_mut(&producer_id) {
-                Some(in_flight) => in_flight.ended = Some(committed),
-                None => state.group.end_transaction(producer_id, committed),
-            }
-        }
-    }
-
-    fn note_uncommitted(&self, producer_id: i64, entry: &Arc<Entry>) {
-        let mut uncommitted = self.uncommitted.lock();
-        let entries = uncommitted.entry(producer_id).or_default();
-        if !entries.iter().any(|other| Arc::ptr_eq(other, entry)) {
-            entries.push(entry.clone());
-        }
-    }
-
-    /// The partition of `__consumer_offsets` of group `id`, for a transaction that is to have it.
-    pub fn offsets_partition(&self, id: &str) -> Option<Arc<Partition>> {
-        self.partition_of(id).map(|(_, partition)| partition)
-    }
-
-    /// OffsetDelete: a result for each key.
-    pub async fn delete_offsets(
-        self: &Arc<Self>,
-        entry: &Arc<Entry>,
-        keys: Vec<OffsetKey>,
-    ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
-        let receiver = {
-            let mut state = entry.state.lock();
-            let checked = state.group.check_offset_delete(&keys)?;
-            let gone: Vec<OffsetKey> = keys
-                .iter()
-                .zip(&checked)
-                .filter(|(_, result)| **result == Ok(true))
-                .map(|(key, _)| key.clone())
-                .collect();
-            let results: Vec<_> = checked.into_iter().map(|result| result.map(|_| ())).collect();
-            if gone.is_empty() {
-                return Ok(results);
-            }
-            let records = tombstones(&state.group, &gone, false)?;
-            let (sender, receiver) = oneshot::channel();
-            self.append_then(entry, &mut state, records, move |state, position| {
-                if let Some(position) = position {
-                    state.group.remove_offsets(&gone, position.0);
-                }
-                // A client that went away no longer waits for it.
-                let _ = sender.send(position.map(|_| results).ok_or(GroupError::CoordinatorNotAvailable));
-                Vec::new()
-            });
-            receiver
-        };
-        receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
-    }
-
     /// DeleteGroups, for one group.
     pub async fn delete(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), GroupError> {
         let receiver = {
@@ -478,25 +334,6 @@ impl Coordinator {
                     if expired.group && state.group.retire_if_unused() {
                         this.forget(&of);
                     }
-                }
-                Vec::new()
-            });
-        }
-    }
-
-    /// Drops what all groups committed for a topic that was deleted.
-    pub fn forget_topic(self: &Arc<Self>, topic: &str) {
-        for entry in self.all() {
-            let mut state = entry.state.lock();
-            let gone: Vec<OffsetKey> =
-                state.group.offsets().map(|(key, _)| key.clone()).filter(|key| key.topic == topic).collect();
-            if gone.is_empty() {
-                continue;
-            }
-            let Ok(records) = tombstones(&state.group, &gone, false) else { continue };
-            self.append_then(&entry, &mut state, records, move |state, position| {
-                if let Some(position) = position {
-                    state.group.remove_offsets(&gone, position.0);
                 }
                 Vec::new()
             });
@@ -698,19 +535,6 @@ impl Entry {
 }
 
 impl State {
-    /// One of a producer's commits is applied, or never will be.
-    fn landed(&mut self, producer_id: i64) {
-        let Some(in_flight) = self.transactional.get_mut(&producer_id) else { return };
-        in_flight.commits -= 1;
-        if in_flight.commits == 0 {
-            let ended = in_flight.ended;
-            self.transactional.remove(&producer_id);
-            if let Some(committed) = ended {
-                self.group.end_transaction(producer_id, committed);
-            }
-        }
-    }
-
     fn token(&mut self, waiter: Waiter) -> ReplyToken {
         self.next_token += 1;
         let token = ReplyToken(self.next_token);

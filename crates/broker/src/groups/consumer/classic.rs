@@ -47,7 +47,8 @@ impl Group {
         if self.consumer.is_some() {
             return Ok(());
         }
-        let mut group = ConsumerGroup { id: self.id.clone(), ..ConsumerGroup::default() };
+        // Kafka's begin at 1 too, and the first member makes it 2.
+        let mut group = ConsumerGroup { id: self.id.clone(), epoch: 1, ..ConsumerGroup::default() };
         if !self.roster.is_empty() {
             if !self.speaks_consumer_protocol() {
                 return self.consumer_group().map(drop);
@@ -120,8 +121,8 @@ impl Group {
         Some(group)
     }
 
-    /// Once only members of the classic protocol are left, the group is theirs again.
-    pub(super) fn maybe_downgrade(&mut self, now: Now, rebalance: bool) {
+    /// Once only members of the classic protocol are left, the group is theirs again, at this generation.
+    pub(super) fn maybe_downgrade(&mut self, now: Now, generation: i32, rebalance: bool) {
         let Some(group) = &self.consumer else { return };
         let all_classic = group.members.values().all(ConsumerMember::is_classic);
         if group.is_empty() || !all_classic || group.members.len() > self.config.size_max {
@@ -131,7 +132,7 @@ impl Group {
         tracing::info!(group = self.id, "a group of the consumer protocol becomes a classic one");
         self.leftover.extend(group.keys());
         self.leftover.insert(RecordKey::Classic);
-        self.generation = group.epoch;
+        self.generation = generation;
         self.protocol_type = Some(CONSUMER_PROTOCOL_TYPE.to_owned());
         for member in group.members.values() {
             let Some(classic) = member.subscription.classic.clone() else { continue };
@@ -265,7 +266,8 @@ impl Group {
         };
         self.arm_consumer();
         if replaces_consumer {
-            self.maybe_downgrade(now, false);
+            let epoch = self.consumer.as_ref().map_or(joined.generation, |group| group.epoch);
+            self.maybe_downgrade(now, epoch, false);
         }
         Ok((id, joined))
     }
@@ -334,7 +336,7 @@ impl Group {
         if rejoin { Err(GroupError::RebalanceInProgress) } else { Ok(()) }
     }
 
-    /// LeaveGroup in a group of the consumer protocol: members of the classic one go.
+    /// LeaveGroup in a group of the consumer protocol: members of the classic one go, and whom an administrator names.
     pub fn consumer_classic_leave(&mut self, now: Now, leaving: &[LeaveMember]) -> Left {
         let mut leave_one = |leaving: &LeaveMember| {
             let group = self.consumer_group().map_err(|refused| refused.error)?;
@@ -345,10 +347,7 @@ impl Group {
                 Some(owner) if leaving.member_id.is_empty() => owner,
                 _ => leaving.member_id.clone(),
             };
-            let member = group.check_member(&id, instance).map_err(|refused| refused.error)?;
-            if !member.is_classic() {
-                return Err(GroupError::UnknownMemberId);
-            }
+            group.check_member(&id, instance).map_err(|refused| refused.error)?;
             self.fence(now, &id);
             Ok(())
         };

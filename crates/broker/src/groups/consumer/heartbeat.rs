@@ -13,8 +13,6 @@ pub const LEAVE: i32 = -1;
 /// The epoch of a heartbeat of a static member that leaves for a while, and of such a member.
 pub const LEFT_STATIC: i32 = -2;
 
-/// What the key of a record can hold.
-const TEXT_BYTES_MAX: usize = 32_767;
 /// The names one member may subscribe to, in bytes: they are kept in memory and in one record.
 const SUBSCRIPTION_BYTES_MAX: usize = 1 << 20;
 
@@ -84,10 +82,6 @@ impl HeartbeatRequest {
         }
         if is_empty(&self.rack_id) {
             return invalid("RackId can't be empty.");
-        }
-        let texts = [&self.instance_id, &self.rack_id, &self.regex].into_iter().flatten();
-        if texts.chain([&self.member_id]).any(|text| text.len() > TEXT_BYTES_MAX) {
-            return invalid("An id, the rack or the regular expression is longer than 32767 bytes.");
         }
         let names = self.names.iter().flatten().map(String::len).sum::<usize>();
         if names > SUBSCRIPTION_BYTES_MAX {
@@ -225,9 +219,11 @@ impl Group {
     /// Takes a member out of the group; if only classic ones stay, the group is theirs again.
     pub(super) fn fence(&mut self, now: Now, id: &str) {
         let Some(group) = self.consumer.as_mut() else { return };
+        let epoch = group.epoch;
         let Some(gone) = group.depart(id) else { return };
         if !gone.is_classic() {
-            self.maybe_downgrade(now, true);
+            // The others are at the epoch before: they are to join again, not to take themselves for thrown out.
+            self.maybe_downgrade(now, epoch, true);
         }
     }
 

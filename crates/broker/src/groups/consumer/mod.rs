@@ -76,9 +76,10 @@ impl Refused {
         Refused { error, message: message.into() }
     }
 
-    /// There is no such group.
-    pub fn no_group(id: &str) -> Refused {
-        Refused::new(GroupError::GroupIdNotFound, format!("Group {id} not found."))
+    /// There is no group for a heartbeat of this epoch.
+    pub fn no_group(id: &str, epoch: i32) -> Refused {
+        let what = if epoch < 0 { "Group" } else { "Consumer group" };
+        Refused::new(GroupError::GroupIdNotFound, format!("{what} {id} not found."))
     }
 }
 
