@@ -10,7 +10,6 @@ use crate::{documents, layers, manifests, source, text};
 
 /// Files that are longer than the aim, with the lines that they may have: they may shrink, never grow.
 const LONG_FILES: &[(&str, usize)] = &[
-    ("crates/broker/src/coordinator/mod.rs", 735),
     ("crates/storage/src/log.rs", 950),
     ("crates/storage/src/writer.rs", 800),
     ("crates/wire-gen/src/emit.rs", 700),

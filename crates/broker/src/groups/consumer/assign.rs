@@ -107,9 +107,7 @@ fn uniform(subjects: &[Subject]) -> Vec<Partitions> {
         }
         assigned.push(collect(kept));
     }
-    // In the order of the indexes, so that a topic's partitions go to different members.
-    let mut left: Vec<(Uuid, i32)> = left.into_iter().collect();
-    left.sort_by_key(|(topic, index)| (*index, *topic));
+    // Topic by topic, so that the partitions of each go to different members.
     let mut sizes: Vec<usize> = assigned.iter().map(size).collect();
     let mut takers: VecDeque<usize> = (0..subjects.len()).collect();
     for key in left {
