@@ -4,7 +4,7 @@ import subprocess
 import time
 
 from . import place
-from .server import ServerFailed
+from .server import ServerFailed, free_port
 
 READY_SECONDS = 60
 CLUSTER_ID = "bWFpbnN0ZW0tdGVzdHMhIQ"
@@ -71,3 +71,40 @@ class KafkaProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+
+def fetch_jars():
+    """The directory with Apache Kafka's jars, which are brought the first time."""
+    fetched = subprocess.run([place.MAINSTEM_BENCH, "fetch-kafka"], stdout=subprocess.PIPE, text=True, check=True)
+    return fetched.stdout.strip()
+
+
+class Kafka:
+    """Apache Kafka with its data in `directory` too; `settings` are KEY=VALUE, `listen` is HOST:PORT if it matters."""
+
+    own = False
+
+    def __init__(self, directory, settings=(), listen=None):
+        self.bootstrap, controller = listen or f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        clients = f"PLAINTEXT://{self.bootstrap}"
+        directory.mkdir(parents=True, exist_ok=True)
+        properties = {
+            "process.roles": "broker,controller", "node.id": 1, "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": controller, "listeners": f"{clients},CONTROLLER://{controller}",
+            "advertised.listeners": clients, "log.dirs": directory / "data", "log.cleaner.dedupe.buffer.size": 16 << 20,
+        }
+        # One node cannot hold the default three copies of the internal topics.
+        for topic in ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic"):
+            properties[f"{topic}.replication.factor"] = 1
+        for topic in ("transaction.state.log", "share.coordinator.state.topic"):
+            properties[f"{topic}.min.isr"] = 1
+        properties.update(setting.split("=", 1) for setting in settings)
+        self.broker = KafkaProcess(fetch_jars(), directory, properties.items())
+
+    def __enter__(self):
+        self.broker.format()
+        self.broker.start()
+        return self
+
+    def __exit__(self, *_):
+        self.broker.stop()
