@@ -193,7 +193,7 @@ impl Connection {
             }
             ApiKey::IncrementalAlterConfigs => {
                 let request: m::IncrementalAlterConfigsRequest = call.decode()?;
-                call.later(api::admin_configs::alter(broker, request))
+                call.later(api::alter_configs::alter(broker, request))
             }
             _ => return self.answer_transaction(call),
         })
@@ -245,7 +245,7 @@ impl Connection {
         Ok(match call.header.api_key {
             ApiKey::AlterConfigs => {
                 let request: m::AlterConfigsRequest = call.decode()?;
-                call.later(api::admin_configs::replace(broker, request))
+                call.later(api::alter_configs::replace(broker, request))
             }
             ApiKey::ListConfigResources => {
                 let request: m::ListConfigResourcesRequest = call.decode()?;

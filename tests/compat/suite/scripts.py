@@ -21,6 +21,12 @@ CREATE, DELETE, DELETE_RECORDS, INIT_PRODUCER, ADD_PARTITIONS, ADD_OFFSETS, END,
 DESCRIBE_CONFIGS, ALTER_CONFIGS, CREATE_PARTITIONS, DELETE_GROUPS, ELECT, INCREMENTAL, REASSIGN, LIST_REASSIGN = (
     32, 33, 37, 42, 43, 44, 45, 46)
 OFFSET_DELETE, DESCRIBE_PRODUCERS, DESCRIBE_TXNS, LIST_TXNS, DESCRIBE_PARTITIONS = 47, 61, 65, 66, 75
+DESCRIBE_QUOTAS, ALTER_QUOTAS, GET_SUBSCRIPTIONS, PUSH_TELEMETRY, LIST_RESOURCES = 48, 49, 71, 72, 74
+# Kinds of resources with settings, and operations on a setting.
+TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
+SET, UNSET, APPEND, SUBTRACT = 0, 1, 2, 3
+# Seconds until a change of settings is in force.
+SETTLING = 0.1
 TRANSACTIONAL = 0x10
 
 
@@ -207,6 +213,134 @@ def configs(peer):
         {"Name": "retention.bytes", "Value": "8"}]}]})
     peer.ask("describe what is left", DESCRIBE_CONFIGS, 4, {"Resources": [
         {"ResourceType": 2, "ResourceName": "set", "ConfigNames": ["retention.bytes", "cleanup.policy"]}]})
+
+
+def alter(peer, label, kind, name, *changes, validate=False):
+    """Changes settings: (name, operation, value) each. Kafka's brokers hear of it a moment after the answer."""
+    peer.ask(label, INCREMENTAL, 1, {"ValidateOnly": validate, "Resources": [
+        {"ResourceType": kind, "ResourceName": name, "Configs": [
+            {"Name": key, "Op": operation, "Value": value} for key, operation, value in changes]}]})
+    time.sleep(SETTLING)
+
+
+def replace(peer, label, kind, name, *settings):
+    peer.ask(label, ALTER_CONFIGS, 2, {"Resources": [{"ResourceType": kind, "ResourceName": name, "Configs": [
+        {"Name": key, "Value": value} for key, value in settings]}]})
+    time.sleep(SETTLING)
+
+
+def describe(peer, label, kind, name, *settings):
+    peer.ask(label, DESCRIBE_CONFIGS, 4, {"IncludeSynonyms": True, "Resources": [
+        {"ResourceType": kind, "ResourceName": name, "ConfigNames": list(settings) or None}]})
+
+
+def broker_configs(peer):
+    create(peer, "inherits", 1)
+    largest, policy, fixed = "message.max.bytes", "log.cleanup.policy", "socket.request.max.bytes"
+    for label, name, *changes in (
+        ("read-only", "1", ("node.id", SET, "2")),
+        ("read-only, two", "1", ("node.id", SET, "2"), (fixed, SET, "1")),
+        ("read-only for all", "", ("node.id", SET, "2")),
+        ("not a number", "1", (largest, SET, "x")),
+        ("too small", "1", (largest, SET, "-1")),
+        ("too large a share", "1", ("log.cleaner.min.cleanable.ratio", SET, "1.5")),
+        ("too small a lag", "1", ("log.cleaner.max.compaction.lag.ms", SET, "0")),
+        ("null", "1", (largest, SET, None)),
+        ("append to a number", "1", (largest, APPEND, "7")),
+        ("subtract from a number", "1", (largest, SUBTRACT, "7")),
+        ("odd operation", "1", (largest, 9, "7")),
+        ("odd policy", "1", (policy, SET, "shrink")),
+        ("twice", "1", (largest, SET, "2000000"), (largest, SET, "2000001")),
+        ("another broker", "99", (largest, SET, "7")),
+        ("no broker", "one", (largest, SET, "7")),
+        ("append", "1", (policy, APPEND, "compact")),
+        ("subtract", "1", (policy, SUBTRACT, "compact")),
+        ("subtract again", "1", (policy, SUBTRACT, "compact")),
+        ("delete", "1", (policy, UNSET, None)),
+        ("delete what nobody set", "1", ("no.such", UNSET, None)),
+    ):
+        alter(peer, label, BROKER, name, *changes)
+    alter(peer, "only asked", BROKER, "1", (largest, SET, "2000000"), validate=True)
+    describe(peer, "describe what was only asked", BROKER, "1", largest)
+    alter(peer, "for all", BROKER, "", (largest, SET, "3000000"))
+    describe(peer, "describe for all", BROKER, "1", largest)
+    alter(peer, "own", BROKER, "1", (largest, SET, "2000000"))
+    describe(peer, "describe own", BROKER, "1", largest, "group.consumer.max.size")
+    describe(peer, "describe all brokers", BROKER, "", largest, "group.consumer.max.size")
+    describe(peer, "describe the topic", TOPIC, "inherits", "max.message.bytes")
+    produce(peer, "larger than the default", "inherits", batch([bytes(1_500_000)]))
+    produce(peer, "too large", "inherits", batch([bytes(2_500_000)]))
+    replace(peer, "replace", BROKER, "1", ("log.retention.bytes", "8000000"))
+    describe(peer, "describe what is left", BROKER, "1", largest, "log.retention.bytes")
+    replace(peer, "replace by nothing", BROKER, "1")
+    alter(peer, "delete for all", BROKER, "", (largest, UNSET, None))
+    describe(peer, "describe the default", BROKER, "1", largest)
+    describe(peer, "describe no broker", BROKER, "one")
+    describe(peer, "describe another broker", BROKER, "99")
+    for label, name, *changes in (
+        ("set no logger", "1", ("no.logger", SET, "INFO")),
+        ("set another broker's logger", "2", ("root", SET, "INFO")),
+        ("set nobody's logger", "", ("root", SET, "INFO")),
+    ):
+        alter(peer, label, LOGGER, name, *changes)
+    replace(peer, "replace a logger", LOGGER, "1", ("root", "INFO"))
+    describe(peer, "describe nobody's loggers", LOGGER, "")
+    describe(peer, "describe another broker's loggers", LOGGER, "99")
+    alter(peer, "odd kind", 7, "1", ("root", SET, "INFO"))
+    peer.ask("list odd kinds", LIST_RESOURCES, 1, {"ResourceTypes": [7]})
+    peer.ask("list brokers", LIST_RESOURCES, 1, {"ResourceTypes": [BROKER]})
+
+
+def group_configs(peer):
+    session, heartbeat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+    for label, *changes in (
+        ("too short", (session, SET, "1")), ("too long", (session, SET, "70000")),
+        ("no number", (session, SET, "x")), ("not even one", (session, SET, "0")),
+        ("too often", (heartbeat, SET, "1")), ("too rarely", (heartbeat, SET, "20000")),
+        ("unknown", ("no.such", SET, "1")), ("null", (session, SET, None)), ("append", (session, APPEND, "5")),
+        ("one good, one bad", (session, SET, "50000"), (heartbeat, SET, "1")),
+        ("both", (session, SET, "50000"), (heartbeat, SET, "6000")),
+    ):
+        alter(peer, label, GROUP, "settings", *changes)
+    describe(peer, "describe", GROUP, "settings", session, heartbeat, "no.such")
+    alter(peer, "delete", GROUP, "settings", (session, UNSET, None))
+    describe(peer, "describe what is left", GROUP, "settings", session, heartbeat)
+    alter(peer, "no name", GROUP, "", (session, SET, "50000"))
+    describe(peer, "describe no name", GROUP, "")
+    describe(peer, "describe another", GROUP, "never", session)
+    peer.ask("list", LIST_RESOURCES, 1, {"ResourceTypes": [GROUP]})
+    replace(peer, "replace", GROUP, "settings", (session, "55000"))
+    describe(peer, "describe what replaced", GROUP, "settings", session, heartbeat)
+    replace(peer, "replace by nothing", GROUP, "settings")
+    peer.ask("list nothing", LIST_RESOURCES, 1, {"ResourceTypes": [GROUP]})
+    same = {"ResourceType": GROUP, "ResourceName": "settings", "Configs": []}
+    peer.ask("the same twice", INCREMENTAL, 1, {"Resources": [same, same]})
+
+
+def client_metrics_configs(peer):
+    interval, clients, metrics = "interval.ms", "match", "metrics"
+    for label, *changes in (
+        ("too often", (interval, SET, "99")), ("too rarely", (interval, SET, "3600001")),
+        ("no number", (interval, SET, "x")), ("unknown", ("no.such", SET, "1")),
+        ("odd selector", (clients, SET, "planet=b")), ("bad pattern", (clients, SET, "client_id=[")),
+        ("two equal signs", (clients, SET, "client_id=a=b")), ("no pattern", (clients, SET, "client_id")),
+        ("a comma in it", (clients, SET, "client_id=a{1,2}")), ("an empty word", (metrics, SET, "a,,b")),
+        ("append", (metrics, APPEND, "x.y")), ("subtract", (metrics, SUBTRACT, "x.y")),
+        ("append to a number", (interval, APPEND, "5")), ("null", (metrics, SET, None)),
+        ("good", (interval, SET, "200"), (clients, SET, "client_id = nobody"), (metrics, SET, "*,a")),
+    ):
+        alter(peer, label, CLIENT_METRICS, "subscription", *changes)
+    describe(peer, "describe", CLIENT_METRICS, "subscription")
+    describe(peer, "describe one", CLIENT_METRICS, "subscription", metrics, "no.such")
+    alter(peer, "no name", CLIENT_METRICS, "", (interval, SET, "100"))
+    describe(peer, "describe no name", CLIENT_METRICS, "")
+    describe(peer, "describe another", CLIENT_METRICS, "never")
+    peer.ask("list", LIST_RESOURCES, 0, {})
+    peer.ask("list, newer", LIST_RESOURCES, 1, {"ResourceTypes": [CLIENT_METRICS]})
+    replace(peer, "replace", CLIENT_METRICS, "subscription", (interval, "300"))
+    describe(peer, "describe what is left", CLIENT_METRICS, "subscription")
+    replace(peer, "replace by nothing", CLIENT_METRICS, "subscription")
+    peer.ask("list nothing", LIST_RESOURCES, 0, {})
 
 
 def records(peer):
@@ -471,7 +605,8 @@ def groups(peer):
 
 
 ALL = {
-    "topics": topics, "configs": configs, "records": records, "idempotent producers": idempotent,
+    "topics": topics, "configs": configs, "broker configs": broker_configs, "group configs": group_configs,
+    "client-metrics configs": client_metrics_configs, "records": records, "idempotent producers": idempotent,
     "transactions": transactions, "transactions that bump": bumping, "offsets": group_offsets,
     "groups": groups,
 }

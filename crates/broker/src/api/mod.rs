@@ -4,6 +4,7 @@ pub mod admin_configs;
 pub mod admin_groups;
 pub mod admin_replicas;
 pub mod admin_topics;
+pub mod alter_configs;
 pub mod api_versions;
 pub mod delete_records;
 pub mod fetch;
