@@ -23,6 +23,7 @@ use crate::groups::GroupConfig;
 use crate::logs::{LogDirectory, Logs, LogsError, Opening};
 use crate::metrics::{BrokerCollector, Metrics};
 use crate::partition::{Home, Partition};
+use crate::quotas::Quotas;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
 use crate::session::Sessions;
 use crate::signal::Signal;
@@ -64,6 +65,7 @@ pub struct Broker {
     /// As it was started; what may change since is in `configs`.
     pub(crate) config: Arc<Config>,
     pub(crate) configs: Arc<ResourceConfigs>,
+    pub(crate) quotas: Quotas,
     pub(crate) cluster_id: Text,
     pub(crate) store: Arc<Store>,
     pub(crate) logs: Arc<Logs>,
@@ -103,11 +105,13 @@ impl Broker {
             offset_metadata_max: usize::try_from(config.offset_metadata_max).unwrap_or(0),
             offsets_retention_ms: i64::from(config.offsets_retention_minutes) * 60_000,
         };
+        let quotas = Quotas::open(store.clone(), &config)?;
         let broker = Arc::new_cyclic(|broker: &Weak<Broker>| Broker {
             sessions: Sessions::new(usize::try_from(config.fetch_sessions_max).unwrap_or(0)),
             coordinator: Arc::new(Coordinator::new(broker.clone(), group_config)),
             config,
             configs,
+            quotas,
             cluster_id,
             store,
             logs,
@@ -158,6 +162,7 @@ impl Broker {
     fn apply_retention(self: &Arc<Self>) {
         let now_ms = self.now_ms();
         self.maintain_transaction_indexes();
+        self.quotas.expire();
         for topic in self.topics.all() {
             let (config, partitions) = (topic.config(), topic.partitions());
             for partition in partitions.iter() {

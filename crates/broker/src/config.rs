@@ -337,6 +337,14 @@ settings! {
     consumer_heartbeat_interval_ms_max: i32 = 15_000, "group.consumer.max.heartbeat.interval.ms", 1, i32::MAX;
     /// Members that a consumer group of the newer protocol may have.
     consumer_group_size_max: i32 = i32::MAX, "group.consumer.max.size", 1, i32::MAX;
+    /// Samples that the rate of a client quota is taken over.
+    quota_samples: i32 = 11, "quota.window.num", 1, 1000;
+    /// What one of these samples spans, in seconds.
+    quota_sample_seconds: i32 = 1, "quota.window.size.seconds", 1, 3600;
+    /// The same for the quota of changes of topics.
+    mutation_quota_samples: i32 = 11, "controller.quota.window.num", 1, 1000;
+    /// And what one spans, in seconds.
+    mutation_quota_sample_seconds: i32 = 1, "controller.quota.window.size.seconds", 1, 3600;
 }
 
 /// The name that differs from `name` in the fewest letters, if they are few.

@@ -18,6 +18,7 @@ mod logs;
 mod metrics;
 mod offline;
 mod partition;
+mod quotas;
 mod resource_configs;
 mod sequence;
 mod session;

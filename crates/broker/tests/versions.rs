@@ -43,6 +43,7 @@ fn default_request(api_key: ApiKey, version: i16) -> Chunks {
         DescribeTopicPartitions => DescribeTopicPartitionsRequest,
         EndTxn => EndTxnRequest, TxnOffsetCommit => TxnOffsetCommitRequest,
         WriteTxnMarkers => WriteTxnMarkersRequest, DescribeProducers => DescribeProducersRequest,
+        DescribeClientQuotas => DescribeClientQuotasRequest, AlterClientQuotas => AlterClientQuotasRequest,
         DescribeTransactions => DescribeTransactionsRequest, ListTransactions => ListTransactionsRequest,
     )
 }

@@ -343,6 +343,79 @@ def client_metrics_configs(peer):
     peer.ask("list nothing", LIST_RESOURCES, 0, {})
 
 
+def quotas(peer):
+    produced, fetched, share, changes, connections = (
+        "producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate",
+        "connection_creation_rate")
+
+    def entry(entity, ops):
+        return {"Entity": [{"Type": part, "Name": name} for part, name in entity],
+                "Ops": [{"Key": key, "Value": value or 0, "Remove": value is None} for key, value in ops]}
+
+    def change(label, *entries, validate=False):
+        peer.ask(label, ALTER_QUOTAS, 1, {"ValidateOnly": validate, "Entries": [entry(*one) for one in entries]})
+        time.sleep(SETTLING)
+
+    def show(label, *components, strict=False, version=1):
+        peer.ask(label, DESCRIBE_QUOTAS, version, {"Strict": strict, "Components": [
+            {"EntityType": part, "MatchType": kind, "Match": name} for part, kind, name in components]})
+
+    user, ip = [("user", "u")], [("ip", "1.2.3.4")]
+    show("nothing")
+    for label, entity, ops in (
+        ("set", user, [(produced, 1024)]), ("set another", user, [(share, 0.5)]),
+        ("a fraction of a byte", user, [(produced, 1024.5)]), ("zero", user, [(produced, 0.0000)]),
+        ("negative", user, [(produced, -1)]), ("too large", user, [(produced, 1e300)]),
+        ("a little too large", user, [(produced, 9.3e18)]), ("unknown", user, [("no_such", 1)]),
+        ("an address's for a user", user, [(connections, 1)]), ("a user's for an address", ip, [(produced, 5)]),
+        ("twice", user, [(produced, 1), (produced, 2)]), ("the last of two users", [("user", "x"), ("user", "v")],
+                                                          [(produced, 1)]),
+        ("nobody", [], [(produced, 1)]), ("no name", [("user", "")], [(produced, 1)]),
+        ("an odd part", [("planet", "u")], [(produced, 1)]),
+        ("an address", ip, [(connections, 5)]), ("a fraction of a connection", ip, [(connections, 5.5)]),
+        ("too many connections", ip, [(connections, 3e9)]), ("no address", [("ip", "nowhere.invalid")],
+                                                             [(connections, 5)]),
+        ("all addresses", [("ip", None)], [(connections, 7)]), ("no name of an address", [("ip", "")],
+                                                                [(connections, 7)]),
+        ("all users", [("user", None)], [(produced, 1000)]), ("a client", [("client-id", "c")], [(fetched, 1)]),
+        ("all clients", [("client-id", None)], [(fetched, 1 << 40), (changes, 2.5)]),
+        ("a client of a user", [("user", "u"), ("client-id", "c")], [(produced, 9)]),
+        ("a client of all users", [("client-id", "c"), ("user", None)], [(produced, 9)]),
+        ("remove what is unknown", user, [("no_such", None)]), ("remove what is not set", user, [(fetched, None)]),
+        ("change nothing", user, []), ("one good, one bad", user, [(fetched, 7), ("no_such", 1)]),
+    ):
+        change(label, (entity, ops))
+    change("only asked", ([("user", "w")], [(produced, 5)]), validate=True)
+    change("the same entity twice", ([("user", "t")], [(produced, 5)]), ([("user", "t")], [(produced, 6)]),
+           ([("user", "")], [(produced, 6)]))
+    for label, *components in (
+        ("everything",), ("one user", ("user", 0, "u")), ("the default user", ("user", 1, None)),
+        ("any user", ("user", 2, None)), ("any client of any user", ("user", 2, None), ("client-id", 2, None)),
+        ("any address", ("ip", 2, None)), ("address and user", ("ip", 2, None), ("user", 2, None)),
+        ("a name that is none", ("user", 0, None)), ("a name for the default", ("user", 1, "x")),
+        ("a name for any", ("user", 2, "x")), ("an odd match", ("user", 7, None)), ("an odd part", ("planet", 2, None)),
+        ("no part", ("", 2, None)), ("a part twice", ("user", 0, "u"), ("user", 2, None)),
+    ):
+        show(f"show {label}", *components)
+        show(f"show {label}, no more", *components, strict=True)
+    show("show everything, older", version=0)
+    # Ours is the default user's, of a burst that takes longer than the window to pay for.
+    create(peer, "paid", 1)
+    answer = produce(peer, "pay", "paid", batch([bytes(200_000)]))
+    peer.answers.append(("about 190 seconds", 180_000 < answer["ThrottleMillis"] < 200_000))
+    for entity, ops in (
+        (user, [(produced, None), (share, None)]), ([("user", "v")], [(produced, None)]), (ip, [(connections, None)]),
+        ([("ip", None)], [(connections, None)]), ([("user", None)], [(produced, None)]),
+        ([("client-id", "c")], [(fetched, None)]), ([("client-id", None)], [(fetched, None), (changes, None)]),
+        ([("user", "u"), ("client-id", "c")], [(produced, None)]),
+        ([("user", None), ("client-id", "c")], [(produced, None)]), ([("user", "t")], [(produced, None)]),
+    ):
+        change("remove", (entity, ops))
+    show("nothing is left")
+    answer = produce(peer, "pay nothing", "paid", batch([bytes(200_000)]))
+    peer.answers.append(("no wait", answer["ThrottleMillis"]))
+
+
 def records(peer):
     create(peer, "log", 1)
     create(peer, "compacted", 1, [("cleanup.policy", "compact")])
@@ -606,7 +679,7 @@ def groups(peer):
 
 ALL = {
     "topics": topics, "configs": configs, "broker configs": broker_configs, "group configs": group_configs,
-    "client-metrics configs": client_metrics_configs, "records": records, "idempotent producers": idempotent,
+    "client-metrics configs": client_metrics_configs, "quotas": quotas, "records": records, "idempotent producers": idempotent,
     "transactions": transactions, "transactions that bump": bumping, "offsets": group_offsets,
     "groups": groups,
 }

@@ -6,6 +6,7 @@ pub mod admin_replicas;
 pub mod admin_topics;
 pub mod alter_configs;
 pub mod api_versions;
+pub mod client_quotas;
 pub mod delete_records;
 pub mod fetch;
 pub mod group_membership;
@@ -60,6 +61,8 @@ pub fn advertised(api_key: ApiKey) -> Option<RangeInclusive<i16>> {
         | ApiKey::AlterPartitionReassignments
         | ApiKey::ListPartitionReassignments
         | ApiKey::DescribeTopicPartitions
+        | ApiKey::DescribeClientQuotas
+        | ApiKey::AlterClientQuotas
         | ApiKey::AddPartitionsToTxn
         | ApiKey::AddOffsetsToTxn
         | ApiKey::EndTxn
