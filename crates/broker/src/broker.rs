@@ -18,10 +18,13 @@ use crate::config::Config;
 use crate::connection::Connection;
 use crate::coordinator::Coordinator;
 use crate::failure::Failure;
+use crate::group_config::ConsumerGroupConfig;
 use crate::groups::GroupConfig;
 use crate::logs::{LogDirectory, Logs, LogsError, Opening};
 use crate::metrics::{BrokerCollector, Metrics};
 use crate::partition::{Home, Partition};
+use crate::quotas::Quotas;
+use crate::resource_configs::{ResourceConfigs, ResourceKind};
 use crate::session::Sessions;
 use crate::signal::Signal;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
@@ -59,7 +62,10 @@ pub struct Endpoint {
 /// A running broker.
 #[derive(Debug)]
 pub struct Broker {
+    /// As it was started; what may change since is in `configs`.
     pub(crate) config: Arc<Config>,
+    pub(crate) configs: Arc<ResourceConfigs>,
+    pub(crate) quotas: Quotas,
     pub(crate) cluster_id: Text,
     pub(crate) store: Arc<Store>,
     pub(crate) logs: Arc<Logs>,
@@ -88,7 +94,8 @@ impl Broker {
         let opening = Opening { config: &config, metrics: &metrics, clock: &clock, topics: &topics_later };
         let placed = Topics::placed(&store)?;
         let logs = Arc::new(Logs::open(logs, &opening, &store, directory, &placed)?);
-        let topics = Arc::new(Topics::open(store.clone(), logs.clone(), config.clone())?);
+        let configs = Arc::new(ResourceConfigs::open(store.clone(), config.clone())?);
+        let topics = Arc::new(Topics::open(store.clone(), logs.clone(), configs.clone())?);
         assert!(topics_later.set(Arc::downgrade(&topics)).is_ok(), "set once");
         let group_config = GroupConfig {
             session_timeout_ms_min: config.group_session_timeout_ms_min,
@@ -97,12 +104,16 @@ impl Broker {
             size_max: usize::try_from(config.group_size_max).unwrap_or(usize::MAX),
             offset_metadata_max: usize::try_from(config.offset_metadata_max).unwrap_or(0),
             offsets_retention_ms: i64::from(config.offsets_retention_minutes) * 60_000,
-            ..GroupConfig::default()
+            consumer_session_timeout_ms: config.consumer_session_timeout_ms,
+            consumer_size_max: usize::try_from(config.consumer_group_size_max).unwrap_or(usize::MAX),
         };
+        let quotas = Quotas::open(store.clone(), &config)?;
         let broker = Arc::new_cyclic(|broker: &Weak<Broker>| Broker {
             sessions: Sessions::new(usize::try_from(config.fetch_sessions_max).unwrap_or(0)),
             coordinator: Arc::new(Coordinator::new(broker.clone(), group_config)),
             config,
+            configs,
+            quotas,
             cluster_id,
             store,
             logs,
@@ -124,12 +135,12 @@ impl Broker {
     }
 
     fn start_background(self: &Arc<Self>) {
-        let every = |ms: i64, work: fn(&Arc<Broker>)| {
+        let every = |ms: fn(&Config) -> i64, work: fn(&Arc<Broker>)| {
             let broker = Arc::downgrade(self);
-            let period = Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1));
             tokio::spawn(async move {
                 loop {
-                    tokio::time::sleep(period).await;
+                    let Some(ms) = broker.upgrade().map(|broker| ms(&broker.configs.now())) else { return };
+                    tokio::time::sleep(Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1))).await;
                     let Some(broker) = broker.upgrade() else { return };
                     broker.blocking(work).await;
                 }
@@ -141,9 +152,9 @@ impl Broker {
             }
         };
         let tasks = [
-            every(self.config.cleaner_backoff_ms, compact),
-            every(self.config.retention_check_interval_ms, Broker::apply_retention),
-            every(self.config.offsets_check_interval_ms, |broker| broker.coordinator.expire()),
+            every(|config| config.cleaner_backoff_ms, compact),
+            every(|config| config.retention_check_interval_ms, Broker::apply_retention),
+            every(|config| config.offsets_check_interval_ms, |broker| broker.coordinator.expire()),
         ];
         self.background.lock().extend(tasks);
         self.background.lock().push(self.transactions.watch());
@@ -153,6 +164,7 @@ impl Broker {
     fn apply_retention(self: &Arc<Self>) {
         let now_ms = self.now_ms();
         self.maintain_transaction_indexes();
+        self.quotas.expire();
         for topic in self.topics.all() {
             let (config, partitions) = (topic.config(), topic.partitions());
             for partition in partitions.iter() {
@@ -239,6 +251,12 @@ impl Broker {
     /// Its settings.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// The settings of a consumer group of the newer protocol (KIP-848).
+    pub(crate) fn group_config(&self, group_id: &str) -> ConsumerGroupConfig {
+        let overrides = self.configs.of(ResourceKind::Group, group_id);
+        ConsumerGroupConfig::new(&overrides, &self.configs.now())
     }
 
     /// Milliseconds since the Unix epoch.

@@ -33,6 +33,75 @@ fn did_you_mean(suggestion: &Option<String>) -> String {
     suggestion.as_ref().map(|name| format!(", did you mean {name}?")).unwrap_or_default()
 }
 
+/// Type of a setting, with the code that DescribeConfigs has for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// `true` or `false`.
+    Boolean,
+    /// Anything, or one of a few words.
+    String,
+    /// 32 bits.
+    Int,
+    /// 64 bits.
+    Long,
+    /// A fraction.
+    Double,
+    /// Words separated by commas.
+    List,
+}
+
+impl Kind {
+    /// The type's code in DescribeConfigs (KIP-569).
+    pub fn code(self) -> i8 {
+        match self {
+            Kind::Boolean => 1,
+            Kind::String => 2,
+            Kind::Int => 3,
+            Kind::Long => 5,
+            Kind::Double => 6,
+            Kind::List => 7,
+        }
+    }
+
+    /// Why `value` is none of this type, if it is not; in Kafka's words.
+    pub fn problem(self, value: &str) -> Option<&'static str> {
+        let value = value.trim();
+        let (fits, why) = match self {
+            Kind::Boolean => (matches!(value, "true" | "false"), "Expected value to be either true or false"),
+            Kind::Int => (value.parse::<i32>().is_ok(), "Not a number of type INT"),
+            Kind::Long => (value.parse::<i64>().is_ok(), "Not a number of type LONG"),
+            Kind::Double => (value.parse::<f64>().is_ok(), "Not a number of type DOUBLE"),
+            Kind::String | Kind::List => (true, ""),
+        };
+        (!fits).then_some(why)
+    }
+}
+
+/// The types of the table's fields.
+trait Typed {
+    const KIND: Kind;
+}
+
+impl Typed for bool {
+    const KIND: Kind = Kind::Boolean;
+}
+
+impl Typed for i32 {
+    const KIND: Kind = Kind::Int;
+}
+
+impl Typed for i64 {
+    const KIND: Kind = Kind::Long;
+}
+
+impl Typed for f64 {
+    const KIND: Kind = Kind::Double;
+}
+
+impl Typed for CleanupPolicy {
+    const KIND: Kind = Kind::List;
+}
+
 /// One setting as the table has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
@@ -44,6 +113,26 @@ pub struct Setting {
     pub value: String,
     /// What it is for.
     pub doc: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// The least and the greatest value, as text.
+    pub bounds: (String, String),
+}
+
+impl Setting {
+    /// Why `value` cannot be its value, if it cannot; in the words that Kafka's clients know.
+    pub fn problem(&self, value: &str) -> Option<String> {
+        Config::default().set(self.name, value).err()?;
+        let (min, max) = &self.bounds;
+        let below = value.trim().parse::<f64>().ok() < min.parse().ok();
+        let why = match self.kind.problem(value) {
+            Some(why) => why.to_owned(),
+            None if self.kind == Kind::List => "String must be one of: compact, delete".to_owned(),
+            None if below => format!("Value must be at least {min}"),
+            None => format!("Value must be no more than {max}"),
+        };
+        Some(format!("Invalid value {value} for configuration {}: {why}", self.name))
+    }
 }
 
 fn parse<T: FromStr + PartialOrd + Display>(name: &str, value: &str, min: T, max: T) -> Result<T, ConfigError>
@@ -95,6 +184,10 @@ impl Display for CleanupPolicy {
     }
 }
 
+fn text<T: Display>(value: T) -> String {
+    value.to_string()
+}
+
 macro_rules! settings {
     ($($(#[doc = $doc:literal])+ $field:ident: $type:ty = $default:expr, $name:literal, $min:expr, $max:expr;)+) => {
         /// The broker's settings.
@@ -122,6 +215,14 @@ macro_rules! settings {
                 Ok(())
             }
 
+            /// The value of `name` as text.
+            pub fn value(&self, name: &str) -> Option<String> {
+                match name {
+                    $($name => Some(self.$field.to_string()),)+
+                    _ => None,
+                }
+            }
+
             /// All settings, in the order of the table.
             pub fn settings(&self) -> Vec<Setting> {
                 let defaults = Config::default();
@@ -130,6 +231,8 @@ macro_rules! settings {
                     default: defaults.$field.to_string(),
                     value: self.$field.to_string(),
                     doc: concat!($($doc, "\n"),+).trim_ascii(),
+                    kind: <$type as Typed>::KIND,
+                    bounds: (text::<$type>($min), text::<$type>($max)),
                 },)+]
             }
         }
@@ -146,7 +249,7 @@ settings! {
     /// Partitions that one topic may have.
     partitions_max: i32 = 100_000, "max.partitions.per.topic", 1, 1_000_000;
     /// Largest batch of records that a topic takes by default, in bytes.
-    message_max_bytes: i32 = 1_048_588, "message.max.bytes", 61, 128 * 1024 * 1024;
+    message_max_bytes: i32 = 1_048_588, "message.max.bytes", 0, 128 * 1024 * 1024;
     /// Largest request that is read, in bytes.
     request_max_bytes: i32 = 104_857_600, "socket.request.max.bytes", 1024, i32::MAX;
     /// Bytes of requests held in memory over all connections; beyond it sockets are not read.
@@ -220,6 +323,28 @@ settings! {
     group_session_timeout_ms_max: i32 = 1_800_000, "group.max.session.timeout.ms", 1, i32::MAX;
     /// Members of one group at most.
     group_size_max: i32 = i32::MAX, "group.max.size", 1, i32::MAX;
+    /// How long a member of a consumer group may be silent in the newer protocol (KIP-848), in milliseconds.
+    consumer_session_timeout_ms: i32 = 45_000, "group.consumer.session.timeout.ms", 1, i32::MAX;
+    /// How often a member of a consumer group sends a heartbeat in the newer protocol, in milliseconds.
+    consumer_heartbeat_interval_ms: i32 = 5000, "group.consumer.heartbeat.interval.ms", 1, i32::MAX;
+    /// Least session time-out that may be set for one group, in milliseconds.
+    consumer_session_timeout_ms_min: i32 = 45_000, "group.consumer.min.session.timeout.ms", 1, i32::MAX;
+    /// Greatest session time-out that may be set for one group, in milliseconds.
+    consumer_session_timeout_ms_max: i32 = 60_000, "group.consumer.max.session.timeout.ms", 1, i32::MAX;
+    /// Least heartbeat interval that may be set for one group, in milliseconds.
+    consumer_heartbeat_interval_ms_min: i32 = 5000, "group.consumer.min.heartbeat.interval.ms", 1, i32::MAX;
+    /// Greatest heartbeat interval that may be set for one group, in milliseconds.
+    consumer_heartbeat_interval_ms_max: i32 = 15_000, "group.consumer.max.heartbeat.interval.ms", 1, i32::MAX;
+    /// Members that a consumer group of the newer protocol may have.
+    consumer_group_size_max: i32 = i32::MAX, "group.consumer.max.size", 1, i32::MAX;
+    /// Samples that the rate of a client quota is taken over.
+    quota_samples: i32 = 11, "quota.window.num", 1, 1000;
+    /// What one of these samples spans, in seconds.
+    quota_sample_seconds: i32 = 1, "quota.window.size.seconds", 1, 3600;
+    /// The same for the quota of changes of topics.
+    mutation_quota_samples: i32 = 11, "controller.quota.window.num", 1, 1000;
+    /// And what one spans, in seconds.
+    mutation_quota_sample_seconds: i32 = 1, "controller.quota.window.size.seconds", 1, 3600;
 }
 
 /// The name that differs from `name` in the fewest letters, if they are few.

@@ -1,18 +1,20 @@
 //! One client connection as the broker sees it: frames in, answers out, in the order of the requests.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::time::Instant;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use wire::frame::{self, RequestHeader};
 use wire::messages as m;
-use wire::{ApiKey, Chunks, Message, Reader};
+use wire::{ApiKey, Chunks, Message, Reader, Text};
 
 use crate::api;
 use crate::broker::Broker;
+use crate::quotas::{ANONYMOUS, Payer, Quota};
 
 /// The answer to one request, still to be awaited. Answers are awaited and sent one after the other, in the order of
 /// the requests.
@@ -38,6 +40,31 @@ pub struct Connection {
     broker: Arc<Broker>,
     peer: SocketAddr,
     local: SocketAddr,
+    /// The name of the client's principal; until clients authenticate, nobody in particular.
+    user: Text,
+    muted: Arc<Muted>,
+}
+
+/// Until when a connection is not read, since its client is over a quota (KIP-219).
+#[derive(Debug, Default)]
+struct Muted {
+    /// Milliseconds after `opened`.
+    until_ms: AtomicU64,
+    opened: OnceLock<Instant>,
+}
+
+impl Muted {
+    fn mute(&self, ms: i32) {
+        let opened = self.opened.get_or_init(Instant::now);
+        let until_ms = opened.elapsed().as_millis() + u128::from(ms.unsigned_abs());
+        self.until_ms.fetch_max(u64::try_from(until_ms).unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    fn until(&self) -> Option<Instant> {
+        let until_ms = self.until_ms.load(Ordering::Acquire);
+        let opened = self.opened.get().filter(|_| until_ms > 0)?;
+        opened.checked_add(Duration::from_millis(until_ms))
+    }
 }
 
 /// One request on its way through.
@@ -46,6 +73,10 @@ struct Call {
     reader: Reader,
     request_bytes: usize,
     begun: Instant,
+    /// What threads spent on it; counted where somebody has a quota of that.
+    spent: Option<Duration>,
+    payer: Payer,
+    muted: Arc<Muted>,
     broker: Arc<Broker>,
 }
 
@@ -54,12 +85,56 @@ impl Call {
         let (name, version) = (self.header.api_key.name(), self.header.version);
         // Bytes behind the message are let pass, as Kafka does: librdkafka's Metadata v13 has some.
         let decoded = M::decode(&mut self.reader, version);
+        if let Some(spent) = &mut self.spent {
+            *spent += self.begun.elapsed();
+        }
         decoded.map_err(|error| {
             Refused(format!("a {name} request of version {version} cannot be decoded: {error}"))
         })
     }
 
-    fn encode<M: Message>(&self, message: &M) -> Result<Chunks, Refused> {
+    /// Awaits `work`, and counts the time that a thread is at it: waiting costs nothing. What is done on a thread for
+    /// blocking work is not counted.
+    async fn timed<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let Some(spent) = &mut self.spent else { return work.await };
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            let begun = Instant::now();
+            let polled = work.as_mut().poll(context);
+            *spent += begun.elapsed();
+            polled
+        })
+        .await
+    }
+
+    /// Counts the request against its client's quotas, mutes the connection for as long as one of them says, which
+    /// may be `throttle_ms` for one that was asked before, and returns how long that is, in milliseconds.
+    fn charge(&self, mut throttle_ms: i32) -> i32 {
+        let quotas = &self.broker.quotas;
+        if quotas.any() {
+            if self.header.api_key == ApiKey::Produce {
+                // As in Kafka the whole request, which is little more than its records.
+                let bytes = f64::from(u32::try_from(self.request_bytes).unwrap_or(u32::MAX));
+                throttle_ms = throttle_ms.max(quotas.record(Quota::Produce, &self.payer, bytes));
+            }
+            if let Some(spent) = self.spent {
+                let percent = spent.as_secs_f64() * 100.0;
+                let limited_ms = quotas.record(Quota::Request, &self.payer, percent);
+                throttle_ms = throttle_ms.max(limited_ms.min(quotas.request_throttle_ms_max()));
+            }
+        }
+        if throttle_ms > 0 {
+            self.muted.mute(throttle_ms);
+        }
+        throttle_ms
+    }
+
+    fn encode<M: Message>(&self, message: &mut M) -> Result<Chunks, Refused> {
+        let asked_ms = message.throttle_time_ms().map_or(0, |ms| *ms);
+        let throttle_ms = self.charge(asked_ms);
+        if let Some(ms) = message.throttle_time_ms() {
+            *ms = throttle_ms;
+        }
         let RequestHeader { api_key, version, correlation_id, .. } = self.header;
         let encoded = frame::encode_response(correlation_id, api_key, version, message).map_err(|error| {
             let name = api_key.name();
@@ -76,26 +151,31 @@ impl Call {
     }
 
     /// An answer that depends on nothing that earlier requests may still change.
-    fn ready<M: Message>(self, message: M) -> Answer {
-        let encoded = self.encode(&message);
+    fn ready<M: Message>(self, mut message: M) -> Answer {
+        let encoded = self.encode(&mut message);
         Box::pin(std::future::ready(encoded))
     }
 
     /// An answer that is worked out when its turn comes: it sees what the requests before it did.
     fn later<M: Message + Send + Sync + 'static>(
-        self,
+        mut self,
         work: impl Future<Output = M> + Send + 'static,
     ) -> Answer {
         Box::pin(async move {
-            let message = work.await;
-            self.encode(&message)
+            let mut message = self.timed(work).await;
+            self.encode(&mut message)
         })
     }
 }
 
 impl Connection {
     pub(crate) fn new(broker: Arc<Broker>, peer: SocketAddr, local: SocketAddr) -> Connection {
-        Connection { broker, peer, local }
+        Connection { broker, peer, local, user: Text::from_static(ANONYMOUS), muted: Arc::default() }
+    }
+
+    /// Until when no further request may be read: the client was told to wait so long.
+    pub fn muted_until(&self) -> Option<Instant> {
+        self.muted.until()
     }
 
     /// Begins a request: `frame` is everything after the 4-byte size. What must happen in the order of the requests
@@ -106,8 +186,12 @@ impl Connection {
         let header = frame::decode_request_header(&mut reader)
             .map_err(|error| Refused(format!("a request header cannot be decoded: {error}")))?;
         let (api_key, version) = (header.api_key, header.version);
-        let mut call =
-            Call { header, reader, request_bytes, begun: Instant::now(), broker: self.broker.clone() };
+        let begun = Instant::now();
+        let payer =
+            Payer { user: self.user.clone(), client_id: header.client_id.clone().unwrap_or_default() };
+        let spent = self.broker.quotas.enabled(Quota::Request).then_some(Duration::ZERO);
+        let (broker, muted) = (self.broker.clone(), self.muted.clone());
+        let mut call = Call { header, reader, request_bytes, begun, spent, payer, muted, broker };
         if api_key == ApiKey::ApiVersions && !api::is_served(api_key, version) {
             // A client learns from a version 0 answer what it may ask.
             call.header.version = 0;
@@ -126,14 +210,18 @@ impl Connection {
     async fn produce(&self, mut call: Call) -> Result<Option<Answer>, Refused> {
         let request: m::ProduceRequest = call.decode()?;
         let acks = request.acks;
-        let begun = api::produce::begin(&self.broker, request, call.header.version).await;
+        let version = call.header.version;
+        let begun = call.timed(api::produce::begin(&self.broker, request, version)).await;
         if acks != 0 {
             return Ok(Some(call.later(begun.answer(self.broker.clone()))));
         }
         match begun.first_error() {
             // As in Kafka: who asks for no answer learns of an error by a closed connection.
             Some(code) => Err(Refused(format!("a produce request with acks=0 failed with error {code}"))),
-            None => Ok(None),
+            None => {
+                call.charge(0);
+                Ok(None)
+            }
         }
     }
 
@@ -145,11 +233,12 @@ impl Connection {
     fn answer(&self, mut call: Call) -> Result<Answer, Refused> {
         let broker = self.broker.clone();
         let version = call.header.version;
+        let payer = call.payer.clone();
         let endpoint = || self.broker.endpoint(self.local);
         Ok(match call.header.api_key {
             ApiKey::Fetch => {
                 let request: m::FetchRequest = call.decode()?;
-                call.later(api::fetch::answer(broker, request, version))
+                call.later(api::fetch::answer(broker, payer, request, version))
             }
             ApiKey::ListOffsets => {
                 let request: m::ListOffsetsRequest = call.decode()?;
@@ -182,15 +271,15 @@ impl Connection {
             }
             ApiKey::CreateTopics => {
                 let request: m::CreateTopicsRequest = call.decode()?;
-                call.later(api::admin_topics::create(broker, request))
+                call.later(api::admin_topics::create(broker, payer, request, version))
             }
             ApiKey::DeleteTopics => {
                 let request: m::DeleteTopicsRequest = call.decode()?;
-                call.later(api::admin_topics::delete(broker, request, version))
+                call.later(api::admin_topics::delete(broker, payer, request, version))
             }
             ApiKey::CreatePartitions => {
                 let request: m::CreatePartitionsRequest = call.decode()?;
-                call.later(api::admin_topics::create_partitions(broker, request))
+                call.later(api::admin_topics::create_partitions(broker, payer, request, version))
             }
             ApiKey::DescribeConfigs => {
                 let request: m::DescribeConfigsRequest = call.decode()?;
@@ -198,7 +287,7 @@ impl Connection {
             }
             ApiKey::IncrementalAlterConfigs => {
                 let request: m::IncrementalAlterConfigsRequest = call.decode()?;
-                call.later(api::admin_configs::alter(broker, request))
+                call.later(api::alter_configs::alter(broker, request))
             }
             _ => return self.answer_transaction(call),
         })
@@ -248,9 +337,17 @@ impl Connection {
         let broker = self.broker.clone();
         let version = call.header.version;
         Ok(match call.header.api_key {
+            ApiKey::DescribeClientQuotas => {
+                let request: m::DescribeClientQuotasRequest = call.decode()?;
+                call.later(async move { api::client_quotas::describe(&broker, &request) })
+            }
+            ApiKey::AlterClientQuotas => {
+                let request: m::AlterClientQuotasRequest = call.decode()?;
+                call.later(api::client_quotas::alter(broker, request))
+            }
             ApiKey::AlterConfigs => {
                 let request: m::AlterConfigsRequest = call.decode()?;
-                call.later(api::admin_configs::replace(broker, request))
+                call.later(api::alter_configs::replace(broker, request))
             }
             ApiKey::ListConfigResources => {
                 let request: m::ListConfigResourcesRequest = call.decode()?;

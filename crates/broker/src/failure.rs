@@ -107,12 +107,17 @@ impl From<TopicError> for Failure {
             TopicError::Name(_) => ErrorCode::InvalidTopicException,
             TopicError::Partitions(_) => ErrorCode::InvalidPartitions,
             TopicError::NoLog(_) => ErrorCode::KafkaStorageError,
-            TopicError::Meta(_) => {
-                tracing::error!(message, "a change of the metadata failed");
-                ErrorCode::KafkaStorageError
-            }
+            TopicError::Meta(error) => return error.into(),
         };
         Failure::because(code, message)
+    }
+}
+
+impl From<meta::MetaError> for Failure {
+    fn from(error: meta::MetaError) -> Failure {
+        let message = error.to_string();
+        tracing::error!(message, "a change of the metadata failed");
+        Failure::because(ErrorCode::KafkaStorageError, message)
     }
 }
 

@@ -12,20 +12,25 @@ mod compaction;
 mod connection;
 mod coordinator;
 mod failure;
+mod group_config;
 mod internal;
 mod logs;
 mod metrics;
 mod offline;
 mod partition;
+mod quotas;
+mod resource_configs;
 mod sequence;
 mod session;
 mod signal;
+#[expect(dead_code, reason = "subscriptions can be set, pushes are not taken yet")]
+mod telemetry;
 mod topic_config;
 mod topics;
 mod transactions;
 
 pub use broker::{Broker, OpenError};
-pub use config::{Config, ConfigError, Setting};
+pub use config::{Config, ConfigError, Kind, Setting};
 pub use connection::{Answer, Connection, Refused};
 pub use logs::{LogDirectory, LogsError};
 pub use offline::{copy_metadata, stream_names};

@@ -7,42 +7,11 @@ use std::collections::BTreeMap;
 
 use model::TimestampType;
 
-use crate::config::Config;
+use crate::config::{Config, Kind};
 
-/// Type of a setting, with the code that DescribeConfigs has for it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// `true` or `false`.
-    Boolean,
-    /// Anything, or one of a few words.
-    String,
-    /// 32 bits.
-    Int,
-    /// 64 bits.
-    Long,
-    /// A fraction.
-    Double,
-    /// Words separated by commas.
-    List,
-}
-
-impl Kind {
-    /// The type's code in DescribeConfigs (KIP-569).
-    pub fn code(self) -> i8 {
-        match self {
-            Kind::Boolean => 1,
-            Kind::String => 2,
-            Kind::Int => 3,
-            Kind::Long => 5,
-            Kind::Double => 6,
-            Kind::List => 7,
-        }
-    }
-}
-
-/// One setting of the table.
+/// One setting of a resource's table.
 #[derive(Debug)]
-pub struct TopicSetting {
+pub struct ResourceSetting {
     /// Kafka's name.
     pub name: &'static str,
     /// Its type.
@@ -55,7 +24,7 @@ pub struct TopicSetting {
     pub doc: &'static str,
 }
 
-/// Where a topic's default comes from.
+/// Where a default comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultFrom {
     /// The broker setting of this name.
@@ -64,14 +33,15 @@ pub enum DefaultFrom {
     Fixed(&'static str),
 }
 
-const fn setting(
+/// A row of a table.
+pub const fn setting(
     name: &'static str,
     kind: Kind,
     default: DefaultFrom,
     words: &'static [&'static str],
     doc: &'static str,
-) -> TopicSetting {
-    TopicSetting { name, kind, default, words, doc }
+) -> ResourceSetting {
+    ResourceSetting { name, kind, default, words, doc }
 }
 
 use DefaultFrom::{Broker, Fixed};
@@ -81,7 +51,7 @@ const NO_EFFECT: &str =
     "Accepted for Kafka's tools; all partitions share one log, which has settings of its own.";
 
 /// All settings of a topic, by name.
-pub const TOPIC_SETTINGS: &[TopicSetting] = &[
+pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
     setting(
         "cleanup.policy",
         List,
@@ -198,23 +168,20 @@ pub const TOPIC_SETTINGS: &[TopicSetting] = &[
 ];
 
 /// The table's row for `name`.
-pub fn topic_setting(name: &str) -> Option<&'static TopicSetting> {
+pub fn topic_setting(name: &str) -> Option<&'static ResourceSetting> {
     TOPIC_SETTINGS.iter().find(|setting| setting.name == name)
 }
 
-impl TopicSetting {
+impl ResourceSetting {
     /// Why `value` cannot be a value of this setting, if it cannot; in Kafka's words where it has some.
     pub fn problem(&self, value: &str) -> Option<String> {
         let invalid =
             |why: &str| Some(format!("Invalid value {value} for configuration {}: {why}", self.name));
+        if let Some(why) = self.kind.problem(value) {
+            return invalid(why);
+        }
         let number = value.trim().parse::<i64>();
         match self.kind {
-            Kind::Boolean if value != "true" && value != "false" => {
-                invalid("Expected value to be either true or false")
-            }
-            Kind::Int if value.trim().parse::<i32>().is_err() => invalid("Not a number of type INT"),
-            Kind::Long if number.is_err() => invalid("Not a number of type LONG"),
-            Kind::Double if value.trim().parse::<f64>().is_err() => invalid("Not a number of type DOUBLE"),
             Kind::Double if !(0.0..=1.0).contains(&value.trim().parse::<f64>().unwrap_or(-1.0)) => {
                 invalid("Value must be between 0 and 1")
             }
@@ -222,7 +189,7 @@ impl TopicSetting {
                 let least = if self.name.starts_with("retention.") {
                     -1
                 } else {
-                    i64::from(self.name == "min.insync.replicas")
+                    i64::from(self.name == "min.insync.replicas" || self.name.starts_with("consumer."))
                 };
                 let small = number.is_ok_and(|number| number < least);
                 if small { invalid(&format!("Value must be at least {least}")) } else { None }
@@ -247,12 +214,7 @@ impl TopicSetting {
     pub fn default_value(&self, config: &Config) -> String {
         match self.default {
             Fixed(text) => text.to_owned(),
-            Broker(name) => config
-                .settings()
-                .into_iter()
-                .find(|setting| setting.name == name)
-                .map(|setting| setting.value)
-                .expect("the table names broker settings that exist"),
+            Broker(name) => config.value(name).expect("the table names broker settings that exist"),
         }
     }
 }

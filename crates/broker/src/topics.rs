@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use wire::Text;
 
-use crate::config::Config;
 use crate::logs::{Held, Logs};
 use crate::partition::Partition;
+use crate::resource_configs::ResourceConfigs;
 use crate::topic_config::TopicConfig;
 use crate::transactions::INDEX_STREAM;
 
@@ -133,7 +133,7 @@ impl Topic {
 pub struct Topics {
     store: Arc<Store>,
     logs: Arc<Logs>,
-    config: Arc<Config>,
+    configs: Arc<ResourceConfigs>,
     by_name: RwLock<HashMap<Text, Arc<Topic>>>,
     by_id: RwLock<HashMap<Uuid, Arc<Topic>>>,
     by_stream: RwLock<HashMap<StreamId, Arc<Partition>>>,
@@ -145,11 +145,15 @@ pub struct Topics {
 
 impl Topics {
     /// Loads all topics, and drops streams that no topic owns: what a crash in the middle of a deletion left.
-    pub fn open(store: Arc<Store>, logs: Arc<Logs>, config: Arc<Config>) -> Result<Topics, MetaError> {
+    pub fn open(
+        store: Arc<Store>,
+        logs: Arc<Logs>,
+        configs: Arc<ResourceConfigs>,
+    ) -> Result<Topics, MetaError> {
         let topics = Topics {
             store,
             logs,
-            config,
+            configs,
             by_name: RwLock::default(),
             by_id: RwLock::default(),
             by_stream: RwLock::default(),
@@ -226,8 +230,8 @@ impl Topics {
         {
             return Err(TopicError::Name(format!("Topic '{name}' collides with existing topic: {other}")));
         }
-        if partitions < 1 || partitions > self.config.partitions_max {
-            let max = self.config.partitions_max;
+        if partitions < 1 || partitions > self.configs.now().partitions_max {
+            let max = self.configs.now().partitions_max;
             return Err(TopicError::Partitions(format!("Number of partitions must be from 1 to {max}.")));
         }
         Ok(())
@@ -285,8 +289,8 @@ impl Topics {
                 "The topic {name} currently has {now} partition(s); {total} would not be an increase."
             )));
         }
-        if total > self.config.partitions_max {
-            let max = self.config.partitions_max;
+        if total > self.configs.now().partitions_max {
+            let max = self.configs.now().partitions_max;
             return Err(TopicError::Partitions(format!("Number of partitions must be at most {max}.")));
         }
         Ok(())
@@ -298,9 +302,22 @@ impl Topics {
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
         let record = topic.record(configs);
         self.store.commit(&[], &[put(name, &record)])?;
-        *topic.config.write() = Arc::new(TopicConfig::new(&record.configs, &self.config));
+        *topic.config.write() = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
         *topic.overrides.write() = record.configs;
         Ok(())
+    }
+
+    /// Works out the settings of all topics anew, after the broker's, which give the defaults, have changed.
+    pub fn reconfigure(&self) {
+        let _one = self.change.lock();
+        let now = self.configs.now();
+        // Most topics have none of their own: they share one.
+        let mut worked_out: BTreeMap<BTreeMap<String, String>, Arc<TopicConfig>> = BTreeMap::new();
+        for topic in self.all() {
+            let config = worked_out.entry(topic.overrides());
+            let config = config.or_insert_with_key(|overrides| Arc::new(TopicConfig::new(overrides, &now)));
+            *topic.config.write() = config.clone();
+        }
     }
 
     /// Deletes a topic and its records. Its absence is durable on return; blocks.
@@ -396,7 +413,7 @@ impl Topics {
             id: record.id,
             partitions: RwLock::new(partitions.into()),
             overrides: RwLock::new(record.configs.clone()),
-            config: RwLock::new(Arc::new(TopicConfig::new(&record.configs, &self.config))),
+            config: RwLock::new(Arc::new(TopicConfig::new(&record.configs, &self.configs.now()))),
         });
         self.by_id.write().insert(record.id, topic.clone());
         self.by_name.write().insert(name, topic);

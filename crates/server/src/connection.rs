@@ -23,11 +23,20 @@ use crate::outbound::Outbound;
 pub trait Handler: Send {
     /// See [`broker::Connection::begin`].
     fn begin(&mut self, frame: Bytes) -> impl Future<Output = Result<Option<Answer>, Refused>> + Send;
+
+    /// See [`broker::Connection::muted_until`].
+    fn muted_until(&self) -> Option<Instant> {
+        None
+    }
 }
 
 impl Handler for broker::Connection {
     fn begin(&mut self, frame: Bytes) -> impl Future<Output = Result<Option<Answer>, Refused>> + Send {
         broker::Connection::begin(self, frame)
+    }
+
+    fn muted_until(&self) -> Option<Instant> {
+        broker::Connection::muted_until(self)
     }
 }
 
@@ -99,6 +108,8 @@ struct State {
     limits: Limits,
     last_request: Instant,
     reading: bool,
+    /// Until when nothing is read, since the client was told to wait.
+    muted_until: Option<Instant>,
     /// Whether the handler is at a request that has no place in `outbound` yet.
     beginning: bool,
     /// Set once nothing is read any more: why, and until when answers are still sent.
@@ -125,6 +136,7 @@ pub async fn serve<H: Handler>(
         outbound: Outbound::default(),
         last_request: Instant::now(),
         reading: true,
+        muted_until: None,
         beginning: false,
         ending: None,
         limits,
@@ -142,6 +154,8 @@ pub async fn serve<H: Handler>(
         {
             return closing;
         }
+        state.muted_until = handler.muted_until().filter(|until| *until > Instant::now());
+        state.pull_nearer(timer.as_mut());
         let may_read = state.may_read();
         let (sending, stoppable) = (!state.outbound.is_empty(), state.ending.is_none());
         let State { inbound, outbound, .. } = &mut state;
@@ -207,6 +221,7 @@ where
 impl State {
     fn may_read(&mut self) -> bool {
         let may = self.ending.is_none()
+            && self.muted_until.is_none()
             && !self.outbound.is_writing()
             && self.outbound.len() < self.limits.in_flight_max;
         if may && !self.reading {
@@ -246,12 +261,15 @@ impl State {
             // An answer is being waited for, which is not the client's fault.
             None => now + self.limits.idle,
         };
-        timer.reset(at.into());
+        // Then it is read again.
+        let unmuted = self.muted_until.filter(|until| *until > now);
+        timer.reset(unmuted.map_or(at, |until| at.min(until)).into());
         Ok(())
     }
 
     fn pull_nearer(&self, timer: Pin<&mut Sleep>) {
-        if let Some((at, _)) = self.deadline()
+        let deadline = self.deadline().map(|(at, _)| at);
+        if let Some(at) = deadline.into_iter().chain(self.muted_until).min()
             && timer.deadline() > at.into()
         {
             timer.reset(at.into());

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use broker::{Config, ConfigError, Setting};
+use broker::{Config, ConfigError, Kind, Setting};
 use disk::Engine;
 
 use crate::arguments::ServerArguments;
@@ -269,6 +269,8 @@ impl Settings {
             default: default.into(),
             value: self.own_value(name),
             doc,
+            kind: Kind::String,
+            bounds: Default::default(),
         });
         own.into_iter().chain(self.broker.settings()).collect()
     }

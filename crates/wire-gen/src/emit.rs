@@ -505,6 +505,8 @@ pub fn message(schema: &Schema) -> Result<String> {
                 Some(when) => format!("let flex = {when};"),
             };
             let key = schema.api_key.map_or("None".into(), |key| format!("Some({key})"));
+            let throttled = schema.fields.iter().any(|field| field.name == "ThrottleTimeMs");
+            let throttle = if throttled { THROTTLE } else { "" };
             write!(
                 out,
                 "\nimpl Message for {0} {{
@@ -522,7 +524,7 @@ pub fn message(schema: &Schema) -> Result<String> {
                 return Err(EncodeError::UnsupportedVersion {{ message: Self::NAME, version: v }});
                 }}
                 {flex}
-                {write} }} }}\n",
+                {write} }} {throttle} }}\n",
                 schema.name
             )?;
         } else {
@@ -540,6 +542,9 @@ pub fn message(schema: &Schema) -> Result<String> {
     }
     Ok(out)
 }
+
+const THROTTLE: &str =
+    "fn throttle_time_ms(&mut self) -> Option<&mut i32> { Some(&mut self.throttle_time_ms) }";
 
 /// `api_key.rs`: the enum of all APIs.
 pub fn api_keys(schemas: &BTreeMap<String, Schema>) -> Result<String> {

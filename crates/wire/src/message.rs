@@ -23,6 +23,11 @@ pub trait Message: Sized {
     /// it ignorable. After an error `writer` holds a part of it.
     fn encode(&self, writer: &mut Writer, version: i16) -> Result<(), EncodeError>;
 
+    /// How long the client must wait before its next request, in milliseconds, where the message says so (KIP-219).
+    fn throttle_time_ms(&mut self) -> Option<&mut i32> {
+        None
+    }
+
     /// It alone, without size or header.
     fn to_chunks(&self, version: i16) -> Result<Chunks, EncodeError> {
         let mut writer = Writer::new();

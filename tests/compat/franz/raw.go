@@ -1,18 +1,22 @@
 // The raw mode, `franz raw`: requests as they are written, without a client's help.
 //
 // One JSON object a line: {"address": HOST:PORT, "key": API key, "version": version, "body": the request as kmsg names
-// its fields}. The answer is a line too: {"answer": the response as kmsg names its fields}, or {"closed": why}. Every
-// request has its own connection, so that one that is closed takes no other with it; {"connection": NAME} shares one.
+// its fields}. The answer is a line too: {"answer": the response as kmsg names its fields}, {"closed": why}, or
+// {"error": what is wrong with the line}. Every request has its own connection, so that one that is closed takes no
+// other with it; {"connection": NAME} shares one, {"client": ID} names who asks.
 package main
 
 import (
 	"bufio"
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"reflect"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kbin"
@@ -24,6 +28,7 @@ const apiVersionsKey = 18
 type rawRequest struct {
 	Address    string          `json:"address"`
 	Connection string          `json:"connection"`
+	Client     string          `json:"client"`
 	Key        int16           `json:"key"`
 	Version    int16           `json:"version"`
 	Body       json.RawMessage `json:"body"`
@@ -41,10 +46,12 @@ func raw() {
 		var request rawRequest
 		if err := json.Unmarshal(line, &request); err != nil {
 			answer["error"] = err.Error()
-		} else if response, err := exchange(connections, &request, number); err != nil {
+		} else if body, err := message(&request); err != nil {
+			answer["error"] = err.Error()
+		} else if response, err := exchange(connections, &request, body, number); err != nil {
 			answer["closed"] = err.Error()
 		} else {
-			answer["answer"] = response
+			answer["answer"] = plain(reflect.ValueOf(response).Elem())
 		}
 		text, err := json.Marshal(answer)
 		if err != nil {
@@ -54,7 +61,8 @@ func raw() {
 	}
 }
 
-func exchange(connections map[string]net.Conn, r *rawRequest, number int32) (kmsg.Response, error) {
+// message is the request with the fields that the script gives it, and kmsg's defaults for the others.
+func message(r *rawRequest) (kmsg.Request, error) {
 	request := kmsg.RequestForKey(r.Key)
 	if request == nil {
 		return nil, fmt.Errorf("there is no API %d", r.Key)
@@ -62,10 +70,130 @@ func exchange(connections map[string]net.Conn, r *rawRequest, number int32) (kms
 	if defaults, ok := request.(interface{ Default() }); ok {
 		defaults.Default()
 	}
-	if err := json.Unmarshal(r.Body, request); err != nil {
+	var body any
+	decoder := json.NewDecoder(strings.NewReader(string(r.Body)))
+	decoder.UseNumber()
+	if err := decoder.Decode(&body); err != nil {
+		return nil, err
+	}
+	if err := fill(reflect.ValueOf(request).Elem(), body); err != nil {
 		return nil, err
 	}
 	request.SetVersion(r.Version)
+	return request, nil
+}
+
+// fill sets a field from JSON. Unlike encoding/json it takes numbers for what kmsg has names for, so that a script can
+// say what no name is for; and it refuses fields that are not there.
+func fill(into reflect.Value, from any) error {
+	switch from := from.(type) {
+	case nil:
+		into.SetZero()
+		return nil
+	case map[string]any:
+		if into.Kind() == reflect.Pointer {
+			into.Set(reflect.New(into.Type().Elem()))
+			into = into.Elem()
+		}
+		for name, value := range from {
+			var field reflect.Value
+			if into.Kind() == reflect.Struct {
+				field = into.FieldByName(name)
+			}
+			if !field.IsValid() {
+				return fmt.Errorf("%s has no field %s", into.Type(), name)
+			}
+			if err := fill(field, value); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+		}
+		return nil
+	case []any:
+		if into.Kind() == reflect.Slice {
+			into.Set(reflect.MakeSlice(into.Type(), len(from), len(from)))
+		}
+		for at, value := range from {
+			if err := fill(into.Index(at), value); err != nil {
+				return err
+			}
+		}
+		return nil
+	case string:
+		if into.Type() == reflect.TypeFor[[]byte]() {
+			data, err := base64.StdEncoding.DecodeString(from)
+			into.SetBytes(data)
+			return err
+		}
+	}
+	if into.Kind() == reflect.Pointer {
+		into.Set(reflect.New(into.Type().Elem()))
+		into = into.Elem()
+	}
+	switch from := from.(type) {
+	case string:
+		if into.Kind() == reflect.String {
+			into.SetString(from)
+			return nil
+		}
+	case bool:
+		if into.Kind() == reflect.Bool {
+			into.SetBool(from)
+			return nil
+		}
+	case json.Number:
+		if into.CanFloat() {
+			value, err := from.Float64()
+			into.SetFloat(value)
+			return err
+		}
+		value, err := from.Int64()
+		if into.CanInt() {
+			into.SetInt(value)
+			return err
+		} else if into.CanUint() {
+			into.SetUint(uint64(value))
+			return err
+		}
+	}
+	return fmt.Errorf("%v is no %s", from, into.Type())
+}
+
+// plain is what encoding/json makes of a value, but for numbers that kmsg has names for: they stay numbers.
+func plain(value reflect.Value) any {
+	switch {
+	case value.Kind() == reflect.Pointer && value.IsNil():
+		return nil
+	case value.Kind() == reflect.Pointer:
+		return plain(value.Elem())
+	case value.CanInt():
+		return value.Int()
+	case value.CanUint():
+		return value.Uint()
+	case value.Type() == reflect.TypeFor[[]byte]():
+		return value.Bytes()
+	case value.Kind() == reflect.Slice && value.IsNil():
+		return nil
+	case value.Kind() == reflect.Slice || value.Kind() == reflect.Array:
+		list := make([]any, value.Len())
+		for at := range list {
+			list[at] = plain(value.Index(at))
+		}
+		return list
+	case value.Type() == reflect.TypeFor[kmsg.Tags]():
+		return nil
+	case value.Kind() == reflect.Struct:
+		fields := map[string]any{}
+		for at := range value.NumField() {
+			fields[value.Type().Field(at).Name] = plain(value.Field(at))
+		}
+		return fields
+	}
+	return value.Interface()
+}
+
+func exchange(
+	connections map[string]net.Conn, r *rawRequest, request kmsg.Request, number int32,
+) (kmsg.Response, error) {
 	connection := connections[r.Connection]
 	if connection == nil || r.Connection == "" {
 		var err error
@@ -81,7 +209,11 @@ func exchange(connections map[string]net.Conn, r *rawRequest, number int32) (kms
 	if err := connection.SetDeadline(time.Now().Add(requestTimeout)); err != nil {
 		return nil, err
 	}
-	formatter := kmsg.NewRequestFormatter(kmsg.FormatterClientID("differential"))
+	client := r.Client
+	if client == "" {
+		client = "differential"
+	}
+	formatter := kmsg.NewRequestFormatter(kmsg.FormatterClientID(client))
 	if _, err := connection.Write(formatter.AppendRequest(nil, request, number)); err != nil {
 		return nil, err
 	}

@@ -22,6 +22,12 @@ DESCRIBE_CONFIGS, ALTER_CONFIGS, CREATE_PARTITIONS, DELETE_GROUPS, ELECT, INCREM
     32, 33, 37, 42, 43, 44, 45, 46)
 OFFSET_DELETE, DESCRIBE_PRODUCERS, DESCRIBE_TXNS, LIST_TXNS, DESCRIBE_PARTITIONS = 47, 61, 65, 66, 75
 LIST_GROUPS, CONSUMER_HEARTBEAT, CONSUMER_DESCRIBE = 16, 68, 69
+DESCRIBE_QUOTAS, ALTER_QUOTAS, GET_SUBSCRIPTIONS, PUSH_TELEMETRY, LIST_RESOURCES = 48, 49, 71, 72, 74
+# Kinds of resources with settings, and operations on a setting.
+TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
+SET, UNSET, APPEND, SUBTRACT = 0, 1, 2, 3
+# Seconds until a change of settings is in force.
+SETTLING = 0.1
 TRANSACTIONAL = 0x10
 
 
@@ -208,6 +214,207 @@ def configs(peer):
         {"Name": "retention.bytes", "Value": "8"}]}]})
     peer.ask("describe what is left", DESCRIBE_CONFIGS, 4, {"Resources": [
         {"ResourceType": 2, "ResourceName": "set", "ConfigNames": ["retention.bytes", "cleanup.policy"]}]})
+
+
+def alter(peer, label, kind, name, *changes, validate=False):
+    """Changes settings: (name, operation, value) each. Kafka's brokers hear of it a moment after the answer."""
+    peer.ask(label, INCREMENTAL, 1, {"ValidateOnly": validate, "Resources": [
+        {"ResourceType": kind, "ResourceName": name, "Configs": [
+            {"Name": key, "Op": operation, "Value": value} for key, operation, value in changes]}]})
+    time.sleep(SETTLING)
+
+
+def replace(peer, label, kind, name, *settings):
+    peer.ask(label, ALTER_CONFIGS, 2, {"Resources": [{"ResourceType": kind, "ResourceName": name, "Configs": [
+        {"Name": key, "Value": value} for key, value in settings]}]})
+    time.sleep(SETTLING)
+
+
+def describe(peer, label, kind, name, *settings):
+    peer.ask(label, DESCRIBE_CONFIGS, 4, {"IncludeSynonyms": True, "Resources": [
+        {"ResourceType": kind, "ResourceName": name, "ConfigNames": list(settings) or None}]})
+
+
+def broker_configs(peer):
+    create(peer, "inherits", 1)
+    largest, policy, fixed = "message.max.bytes", "log.cleanup.policy", "socket.request.max.bytes"
+    for label, name, *changes in (
+        ("read-only", "1", ("node.id", SET, "2")),
+        ("read-only, two", "1", ("node.id", SET, "2"), (fixed, SET, "1")),
+        ("read-only for all", "", ("node.id", SET, "2")),
+        ("not a number", "1", (largest, SET, "x")),
+        ("too small", "1", (largest, SET, "-1")),
+        ("too large a share", "1", ("log.cleaner.min.cleanable.ratio", SET, "1.5")),
+        ("too small a lag", "1", ("log.cleaner.max.compaction.lag.ms", SET, "0")),
+        ("null", "1", (largest, SET, None)),
+        ("append to a number", "1", (largest, APPEND, "7")),
+        ("subtract from a number", "1", (largest, SUBTRACT, "7")),
+        ("odd operation", "1", (largest, 9, "7")),
+        ("odd policy", "1", (policy, SET, "shrink")),
+        ("twice", "1", (largest, SET, "2000000"), (largest, SET, "2000001")),
+        ("another broker", "99", (largest, SET, "7")),
+        ("no broker", "one", (largest, SET, "7")),
+        ("append", "1", (policy, APPEND, "compact")),
+        ("subtract", "1", (policy, SUBTRACT, "compact")),
+        ("subtract again", "1", (policy, SUBTRACT, "compact")),
+        ("delete", "1", (policy, UNSET, None)),
+        ("delete what nobody set", "1", ("no.such", UNSET, None)),
+    ):
+        alter(peer, label, BROKER, name, *changes)
+    alter(peer, "only asked", BROKER, "1", (largest, SET, "2000000"), validate=True)
+    describe(peer, "describe what was only asked", BROKER, "1", largest)
+    alter(peer, "for all", BROKER, "", (largest, SET, "3000000"))
+    describe(peer, "describe for all", BROKER, "1", largest)
+    alter(peer, "own", BROKER, "1", (largest, SET, "2000000"))
+    describe(peer, "describe own", BROKER, "1", largest, "group.consumer.max.size")
+    describe(peer, "describe all brokers", BROKER, "", largest, "group.consumer.max.size")
+    describe(peer, "describe the topic", TOPIC, "inherits", "max.message.bytes")
+    produce(peer, "larger than the default", "inherits", batch([bytes(1_500_000)]))
+    produce(peer, "too large", "inherits", batch([bytes(2_500_000)]))
+    replace(peer, "replace", BROKER, "1", ("log.retention.bytes", "8000000"))
+    describe(peer, "describe what is left", BROKER, "1", largest, "log.retention.bytes")
+    replace(peer, "replace by nothing", BROKER, "1")
+    alter(peer, "delete for all", BROKER, "", (largest, UNSET, None))
+    describe(peer, "describe the default", BROKER, "1", largest)
+    describe(peer, "describe no broker", BROKER, "one")
+    describe(peer, "describe another broker", BROKER, "99")
+    for label, name, *changes in (
+        ("set no logger", "1", ("no.logger", SET, "INFO")),
+        ("set another broker's logger", "2", ("root", SET, "INFO")),
+        ("set nobody's logger", "", ("root", SET, "INFO")),
+    ):
+        alter(peer, label, LOGGER, name, *changes)
+    replace(peer, "replace a logger", LOGGER, "1", ("root", "INFO"))
+    describe(peer, "describe nobody's loggers", LOGGER, "")
+    describe(peer, "describe another broker's loggers", LOGGER, "99")
+    alter(peer, "odd kind", 7, "1", ("root", SET, "INFO"))
+    peer.ask("list odd kinds", LIST_RESOURCES, 1, {"ResourceTypes": [7]})
+    peer.ask("list brokers", LIST_RESOURCES, 1, {"ResourceTypes": [BROKER]})
+
+
+def group_configs(peer):
+    session, heartbeat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+    for label, *changes in (
+        ("too short", (session, SET, "1")), ("too long", (session, SET, "70000")),
+        ("no number", (session, SET, "x")), ("not even one", (session, SET, "0")),
+        ("too often", (heartbeat, SET, "1")), ("too rarely", (heartbeat, SET, "20000")),
+        ("unknown", ("no.such", SET, "1")), ("null", (session, SET, None)), ("append", (session, APPEND, "5")),
+        ("one good, one bad", (session, SET, "50000"), (heartbeat, SET, "1")),
+        ("both", (session, SET, "50000"), (heartbeat, SET, "6000")),
+    ):
+        alter(peer, label, GROUP, "settings", *changes)
+    describe(peer, "describe", GROUP, "settings", session, heartbeat, "no.such")
+    alter(peer, "delete", GROUP, "settings", (session, UNSET, None))
+    describe(peer, "describe what is left", GROUP, "settings", session, heartbeat)
+    alter(peer, "no name", GROUP, "", (session, SET, "50000"))
+    describe(peer, "describe no name", GROUP, "")
+    describe(peer, "describe another", GROUP, "never", session)
+    peer.ask("list", LIST_RESOURCES, 1, {"ResourceTypes": [GROUP]})
+    replace(peer, "replace", GROUP, "settings", (session, "55000"))
+    describe(peer, "describe what replaced", GROUP, "settings", session, heartbeat)
+    replace(peer, "replace by nothing", GROUP, "settings")
+    peer.ask("list nothing", LIST_RESOURCES, 1, {"ResourceTypes": [GROUP]})
+    same = {"ResourceType": GROUP, "ResourceName": "settings", "Configs": []}
+    peer.ask("the same twice", INCREMENTAL, 1, {"Resources": [same, same]})
+
+
+def client_metrics_configs(peer):
+    interval, clients, metrics = "interval.ms", "match", "metrics"
+    for label, *changes in (
+        ("too often", (interval, SET, "99")), ("too rarely", (interval, SET, "3600001")),
+        ("no number", (interval, SET, "x")), ("unknown", ("no.such", SET, "1")),
+        ("odd selector", (clients, SET, "planet=b")), ("bad pattern", (clients, SET, "client_id=[")),
+        ("two equal signs", (clients, SET, "client_id=a=b")), ("no pattern", (clients, SET, "client_id")),
+        ("a comma in it", (clients, SET, "client_id=a{1,2}")), ("an empty word", (metrics, SET, "a,,b")),
+        ("append", (metrics, APPEND, "x.y")), ("subtract", (metrics, SUBTRACT, "x.y")),
+        ("append to a number", (interval, APPEND, "5")), ("null", (metrics, SET, None)),
+        ("good", (interval, SET, "200"), (clients, SET, "client_id = nobody"), (metrics, SET, "*,a")),
+    ):
+        alter(peer, label, CLIENT_METRICS, "subscription", *changes)
+    describe(peer, "describe", CLIENT_METRICS, "subscription")
+    describe(peer, "describe one", CLIENT_METRICS, "subscription", metrics, "no.such")
+    alter(peer, "no name", CLIENT_METRICS, "", (interval, SET, "100"))
+    describe(peer, "describe no name", CLIENT_METRICS, "")
+    describe(peer, "describe another", CLIENT_METRICS, "never")
+    peer.ask("list", LIST_RESOURCES, 0, {})
+    peer.ask("list, newer", LIST_RESOURCES, 1, {"ResourceTypes": [CLIENT_METRICS]})
+    replace(peer, "replace", CLIENT_METRICS, "subscription", (interval, "300"))
+    describe(peer, "describe what is left", CLIENT_METRICS, "subscription")
+    replace(peer, "replace by nothing", CLIENT_METRICS, "subscription")
+    peer.ask("list nothing", LIST_RESOURCES, 0, {})
+
+
+def quotas(peer):
+    produced, fetched, share, changes, connections = (
+        "producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate",
+        "connection_creation_rate")
+
+    def entry(entity, ops):
+        return {"Entity": [{"Type": part, "Name": name} for part, name in entity],
+                "Ops": [{"Key": key, "Value": value or 0, "Remove": value is None} for key, value in ops]}
+
+    def change(label, *entries, validate=False):
+        peer.ask(label, ALTER_QUOTAS, 1, {"ValidateOnly": validate, "Entries": [entry(*one) for one in entries]})
+        time.sleep(SETTLING)
+
+    def show(label, *components, strict=False, version=1):
+        peer.ask(label, DESCRIBE_QUOTAS, version, {"Strict": strict, "Components": [
+            {"EntityType": part, "MatchType": kind, "Match": name} for part, kind, name in components]})
+
+    user, ip = [("user", "u")], [("ip", "1.2.3.4")]
+    show("nothing")
+    for label, entity, ops in (
+        ("set", user, [(produced, 1024)]), ("set another", user, [(share, 0.5)]),
+        ("a fraction of a byte", user, [(produced, 1024.5)]), ("zero", user, [(produced, 0.0000)]),
+        ("negative", user, [(produced, -1)]), ("too large", user, [(produced, 1e300)]),
+        ("a little too large", user, [(produced, 9.3e18)]), ("unknown", user, [("no_such", 1)]),
+        ("an address's for a user", user, [(connections, 1)]), ("a user's for an address", ip, [(produced, 5)]),
+        ("twice", user, [(produced, 1), (produced, 2)]), ("the last of two users", [("user", "x"), ("user", "v")],
+                                                          [(produced, 1)]),
+        ("nobody", [], [(produced, 1)]), ("no name", [("user", "")], [(produced, 1)]),
+        ("an odd part", [("planet", "u")], [(produced, 1)]),
+        ("an address", ip, [(connections, 5)]), ("a fraction of a connection", ip, [(connections, 5.5)]),
+        ("too many connections", ip, [(connections, 3e9)]), ("no address", [("ip", "nowhere.invalid")],
+                                                             [(connections, 5)]),
+        ("all addresses", [("ip", None)], [(connections, 7)]), ("no name of an address", [("ip", "")],
+                                                                [(connections, 7)]),
+        ("all users", [("user", None)], [(produced, 1000)]), ("a client", [("client-id", "c")], [(fetched, 1)]),
+        ("all clients", [("client-id", None)], [(fetched, 1 << 40), (changes, 2.5)]),
+        ("a client of a user", [("user", "u"), ("client-id", "c")], [(produced, 9)]),
+        ("a client of all users", [("client-id", "c"), ("user", None)], [(produced, 9)]),
+        ("remove what is unknown", user, [("no_such", None)]), ("remove what is not set", user, [(fetched, None)]),
+        ("change nothing", user, []), ("one good, one bad", user, [(fetched, 7), ("no_such", 1)]),
+    ):
+        change(label, (entity, ops))
+    change("only asked", ([("user", "w")], [(produced, 5)]), validate=True)
+    change("the same entity twice", ([("user", "t")], [(produced, 5)]), ([("user", "t")], [(produced, 6)]),
+           ([("user", "")], [(produced, 6)]))
+    for label, *components in (
+        ("everything",), ("one user", ("user", 0, "u")), ("the default user", ("user", 1, None)),
+        ("any user", ("user", 2, None)), ("any client of any user", ("user", 2, None), ("client-id", 2, None)),
+        ("any address", ("ip", 2, None)), ("address and user", ("ip", 2, None), ("user", 2, None)),
+        ("a name that is none", ("user", 0, None)), ("a name for the default", ("user", 1, "x")),
+        ("a name for any", ("user", 2, "x")), ("an odd match", ("user", 7, None)), ("an odd part", ("planet", 2, None)),
+        ("no part", ("", 2, None)), ("a part twice", ("user", 0, "u"), ("user", 2, None)),
+    ):
+        show(f"show {label}", *components)
+        show(f"show {label}, no more", *components, strict=True)
+    show("show everything, older", version=0)
+    # Ours is the default user's, of a burst that takes longer than the window to pay for.
+    create(peer, "paid", 1)
+    answer = produce(peer, "pay", "paid", batch([bytes(200_000)]))
+    peer.answers.append(("about 190 seconds", 180_000 < answer["ThrottleMillis"] < 200_000))
+    for entity, ops in (
+        (user, [(produced, None), (share, None)]), ([("user", "v")], [(produced, None)]), (ip, [(connections, None)]),
+        ([("ip", None)], [(connections, None)]), ([("user", None)], [(produced, None)]),
+        ([("client-id", "c")], [(fetched, None)]), ([("client-id", None)], [(fetched, None), (changes, None)]),
+        ([("user", "u"), ("client-id", "c")], [(produced, None)]),
+        ([("user", None), ("client-id", "c")], [(produced, None)]), ([("user", "t")], [(produced, None)]),
+    ):
+        change("remove", (entity, ops))
+    show("nothing is left")
+    answer = produce(peer, "pay nothing", "paid", batch([bytes(200_000)]))
+    peer.answers.append(("no wait", answer["ThrottleMillis"]))
 
 
 def records(peer):
@@ -593,7 +800,8 @@ def consumer_groups(peer):
 
 
 ALL = {
-    "topics": topics, "configs": configs, "records": records, "idempotent producers": idempotent,
+    "topics": topics, "configs": configs, "broker configs": broker_configs, "group configs": group_configs,
+    "client-metrics configs": client_metrics_configs, "quotas": quotas, "records": records, "idempotent producers": idempotent,
     "transactions": transactions, "transactions that bump": bumping, "offsets": group_offsets,
     "groups": groups, "consumer groups": consumer_groups,
 }

@@ -1,32 +1,37 @@
-//! DescribeConfigs and IncrementalAlterConfigs (KIP-339): settings of topics, and of the broker to look at.
+//! DescribeConfigs and ListConfigResources: the settings of topics, of the broker, of groups and of client-metrics
+//! subscriptions, with where each value comes from.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 
 use wire::messages::describe_configs_request::DescribeConfigsResource;
 use wire::messages::describe_configs_response::{
     DescribeConfigsResourceResult, DescribeConfigsResponse, DescribeConfigsResult, DescribeConfigsSynonym,
 };
-use wire::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
-use wire::messages::incremental_alter_configs_response::{
-    AlterConfigsResourceResponse, IncrementalAlterConfigsResponse,
-};
-use wire::messages::{self as m, DescribeConfigsRequest, IncrementalAlterConfigsRequest};
+use wire::messages::{self as m, DescribeConfigsRequest};
 use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
+use crate::config::{Kind, Setting};
 use crate::failure::Failure;
-use crate::topic_config::{DefaultFrom, Kind, TOPIC_SETTINGS, topic_setting};
+use crate::group_config::GROUP_SETTINGS;
+use crate::resource_configs::{ResourceKind, is_dynamic};
+use crate::telemetry::subscription::SUBSCRIPTION_SETTINGS;
+use crate::topic_config::{DefaultFrom, ResourceSetting, TOPIC_SETTINGS};
 
 /// Kinds of resources.
-const TOPIC: i8 = 2;
-const BROKER: i8 = 4;
-/// `config_operation`: the value is replaced.
-const SET: i8 = 0;
+pub const TOPIC: i8 = 2;
+pub const BROKER: i8 = 4;
+pub const BROKER_LOGGER: i8 = 8;
+pub const CLIENT_METRICS: i8 = 16;
+pub const GROUP: i8 = 32;
 /// Where a value comes from.
 const SOURCE_TOPIC: i8 = 1;
+const SOURCE_DYNAMIC_BROKER: i8 = 2;
+const SOURCE_DYNAMIC_DEFAULT_BROKER: i8 = 3;
 const SOURCE_STATIC_BROKER: i8 = 4;
 const SOURCE_DEFAULT: i8 = 5;
+const SOURCE_CLIENT_METRICS: i8 = 7;
+const SOURCE_GROUP: i8 = 8;
 
 /// One setting as it is shown.
 pub struct Described {
@@ -36,61 +41,152 @@ pub struct Described {
     pub value: String,
     /// The code of where the value comes from.
     pub source: i8,
+    read_only: bool,
     kind: Kind,
     doc: &'static str,
-    synonyms: Vec<(String, String, i8)>,
+    synonyms: Vec<Synonym>,
+}
+
+/// A name under which a value was given, the value, and the code of where it comes from.
+type Synonym = (String, String, i8);
+
+/// The settings that a request asks for.
+type Keys<'a> = Option<&'a [Text]>;
+
+fn wanted(keys: Keys, name: &str) -> bool {
+    keys.is_none_or(|keys| keys.iter().any(|key| key.as_str() == name))
 }
 
 /// The settings of a topic with these overrides; only those named in `keys`, if it is given.
 pub fn described_topic_configs(
     broker: &Broker,
     overrides: &BTreeMap<String, String>,
-    keys: Option<&[Text]>,
+    keys: Keys,
 ) -> Vec<Described> {
-    let wanted = |name: &str| keys.is_none_or(|keys| keys.iter().any(|key| key.as_str() == name));
-    let broker_settings = broker.config.settings();
-    let describe = |setting: &'static crate::topic_config::TopicSetting| {
+    described_by_table(broker, TOPIC_SETTINGS, overrides, SOURCE_TOPIC, keys)
+}
+
+fn described_by_table(
+    broker: &Broker,
+    table: &'static [ResourceSetting],
+    overrides: &BTreeMap<String, String>,
+    source: i8,
+    keys: Keys,
+) -> Vec<Described> {
+    let of_broker = BrokerSynonyms::new(broker);
+    let describe = |setting: &'static ResourceSetting| {
         let mut synonyms = Vec::new();
         if let Some(own) = overrides.get(setting.name) {
-            synonyms.push((setting.name.to_owned(), own.clone(), SOURCE_TOPIC));
+            synonyms.push((setting.name.to_owned(), own.clone(), source));
         }
         match setting.default {
             DefaultFrom::Fixed(text) => {
                 synonyms.push((setting.name.to_owned(), text.to_owned(), SOURCE_DEFAULT))
             }
             DefaultFrom::Broker(name) => {
-                let of_broker = broker_settings.iter().find(|other| other.name == name);
-                let of_broker = of_broker.expect("the table names broker settings that exist");
-                if of_broker.value != of_broker.default {
-                    synonyms.push((name.to_owned(), of_broker.value.clone(), SOURCE_STATIC_BROKER));
-                }
-                synonyms.push((name.to_owned(), of_broker.default.clone(), SOURCE_DEFAULT));
+                let given = of_broker.settings.iter().find(|other| other.name == name);
+                synonyms.extend(of_broker.of(given.expect("the table names broker settings that exist")));
             }
         }
         let (_, value, source) = synonyms[0].clone();
-        Described { name: setting.name, value, source, kind: setting.kind, doc: setting.doc, synonyms }
+        let (name, kind, doc) = (setting.name, setting.kind, setting.doc);
+        Described { name, value, source, read_only: false, kind, doc, synonyms }
     };
-    TOPIC_SETTINGS.iter().filter(|setting| wanted(setting.name)).map(describe).collect()
+    table.iter().filter(|setting| wanted(keys, setting.name)).map(describe).collect()
 }
 
-fn described_broker_configs(broker: &Broker, keys: Option<&[Text]>) -> Vec<Described> {
-    let wanted = |name: &str| keys.is_none_or(|keys| keys.iter().any(|key| key.as_str() == name));
-    let settings = broker.config.settings().into_iter().filter(|setting| wanted(setting.name));
-    let describe = |setting: crate::config::Setting| {
+/// What the broker's settings were given as.
+struct BrokerSynonyms {
+    settings: Vec<Setting>,
+    dynamic: [std::sync::Arc<BTreeMap<String, String>>; 2],
+}
+
+impl BrokerSynonyms {
+    fn new(broker: &Broker) -> BrokerSynonyms {
+        BrokerSynonyms { settings: broker.config.settings(), dynamic: broker.configs.of_broker() }
+    }
+
+    /// All values that one was given, the one in force first (KIP-226).
+    fn of(&self, setting: &Setting) -> Vec<Synonym> {
         let mut synonyms = Vec::new();
+        let dynamic = self.dynamic.iter().zip([SOURCE_DYNAMIC_BROKER, SOURCE_DYNAMIC_DEFAULT_BROKER]);
+        for (overrides, source) in dynamic.filter(|_| is_dynamic(setting.name)) {
+            let given = overrides.get(setting.name);
+            synonyms.extend(given.map(|value| (setting.name.to_owned(), value.clone(), source)));
+        }
         if setting.value != setting.default {
             synonyms.push((setting.name.to_owned(), setting.value.clone(), SOURCE_STATIC_BROKER));
         }
-        synonyms.push((setting.name.to_owned(), setting.default, SOURCE_DEFAULT));
-        let source = synonyms[0].2;
-        let kind = match setting.value.as_str() {
-            "true" | "false" => Kind::Boolean,
-            value if value.parse::<i64>().is_ok() => Kind::Long,
-            _ => Kind::String,
-        };
-        Described { name: setting.name, value: setting.value, source, kind, doc: setting.doc, synonyms }
+        synonyms.push((setting.name.to_owned(), setting.default.clone(), SOURCE_DEFAULT));
+        synonyms
+    }
+}
+
+/// The broker's settings; of the empty name, which stands for all brokers, those that were set so.
+fn described_broker_configs(broker: &Broker, name: &str, keys: Keys) -> Vec<Described> {
+    let of_broker = BrokerSynonyms::new(broker);
+    let describe = |setting: &Setting| {
+        let mut synonyms = of_broker.of(setting);
+        if name.is_empty() {
+            synonyms.retain(|(_, _, source)| *source == SOURCE_DYNAMIC_DEFAULT_BROKER);
+        }
+        let (_, value, source) = synonyms.first()?.clone();
+        let (name, kind, doc) = (setting.name, setting.kind, setting.doc);
+        Some(Described { name, value, source, read_only: !is_dynamic(name), kind, doc, synonyms })
     };
-    settings.map(describe).collect()
+    of_broker.settings.iter().filter(|setting| wanted(keys, setting.name)).filter_map(describe).collect()
+}
+
+fn described(
+    broker: &Broker,
+    resource: &DescribeConfigsResource,
+    keys: Keys,
+) -> Result<Vec<Described>, Failure> {
+    let refused = |why: &str| Err(Failure::because(ErrorCode::InvalidRequest, why));
+    let name = resource.resource_name.as_str();
+    match resource.resource_type {
+        TOPIC => match broker.topics.find(name) {
+            Some(topic) => Ok(described_topic_configs(broker, &topic.overrides(), keys)),
+            // As Kafka, which says nothing more then.
+            None => Err(Failure::because(ErrorCode::UnknownTopicOrPartition, "")),
+        },
+        BROKER => {
+            // The empty name stands for the defaults of all brokers.
+            if !name.is_empty() {
+                check_node(broker, name, " or empty string,")?;
+            }
+            Ok(described_broker_configs(broker, name, keys))
+        }
+        BROKER_LOGGER if name.is_empty() => refused("Broker id must not be empty"),
+        // What is logged is chosen at the start: there is no logger that could be set.
+        BROKER_LOGGER => check_node(broker, name, "").map(|()| Vec::new()),
+        CLIENT_METRICS if name.is_empty() => refused("Client metrics subscription name must not be empty"),
+        CLIENT_METRICS => {
+            let own = broker.configs.of(ResourceKind::ClientMetrics, name);
+            let table = SUBSCRIPTION_SETTINGS;
+            let mut all = described_by_table(broker, table, &own, SOURCE_CLIENT_METRICS, keys);
+            // Kafka names no synonyms for defaults that are not the broker's.
+            all.iter_mut().for_each(|of| of.synonyms.retain(|(_, _, source)| *source != SOURCE_DEFAULT));
+            Ok(all)
+        }
+        GROUP if name.is_empty() => refused("Group name must not be empty"),
+        GROUP => {
+            let own = broker.configs.of(ResourceKind::Group, name);
+            Ok(described_by_table(broker, GROUP_SETTINGS, &own, SOURCE_GROUP, keys))
+        }
+        _ => Err(Failure::new(ErrorCode::InvalidRequest)),
+    }
+}
+
+/// Whether `name` is this broker's id.
+fn check_node(broker: &Broker, name: &str, or: &str) -> Result<(), Failure> {
+    let refused = |why: String| Err(Failure::because(ErrorCode::InvalidRequest, why));
+    let node = broker.config.node_id;
+    match name.parse::<i32>() {
+        Ok(id) if id == node => Ok(()),
+        Ok(_) => refused(format!("Unexpected broker id, expected {node}{or} but received {name}")),
+        Err(_) => refused(format!("Broker id must be an integer, but it is: {name}")),
+    }
 }
 
 /// Answers DescribeConfigs.
@@ -108,20 +204,9 @@ fn describe_one(
     resource: &DescribeConfigsResource,
 ) -> DescribeConfigsResult {
     let keys = resource.configuration_keys.as_deref().filter(|keys| !keys.is_empty());
-    let found = match resource.resource_type {
-        TOPIC => match broker.topics.find(&resource.resource_name) {
-            Some(topic) => Ok(described_topic_configs(broker, &topic.overrides(), keys)),
-            None => Err(Failure::new(ErrorCode::UnknownTopicOrPartition)),
-        },
-        BROKER => {
-            check_node(broker, &resource.resource_name).map(|()| described_broker_configs(broker, keys))
-        }
-        other => {
-            Err(Failure::because(ErrorCode::InvalidRequest, format!("Unsupported resource type: {other}")))
-        }
-    };
+    let found = described(broker, resource, keys);
     let shown = |described: Described| {
-        let synonym = |(name, value, source): (String, String, i8)| DescribeConfigsSynonym {
+        let synonym = |(name, value, source): Synonym| DescribeConfigsSynonym {
             name: name.into(),
             value: Some(value.into()),
             source,
@@ -129,7 +214,7 @@ fn describe_one(
         DescribeConfigsResourceResult {
             name: Text::from_static(described.name),
             value: Some(described.value.into()),
-            read_only: resource.resource_type == BROKER,
+            read_only: described.read_only,
             config_source: described.source,
             is_sensitive: false,
             synonyms: if request.include_synonyms {
@@ -142,7 +227,7 @@ fn describe_one(
         }
     };
     let mut result = DescribeConfigsResult {
-        error_message: None,
+        error_message: Some(Text::default()),
         resource_type: resource.resource_type,
         resource_name: resource.resource_name.clone(),
         ..DescribeConfigsResult::default()
@@ -157,71 +242,12 @@ fn describe_one(
     result
 }
 
-fn check_node(broker: &Broker, name: &str) -> Result<(), Failure> {
-    // The empty name stands for the defaults of all brokers.
-    if name.is_empty() || name.parse::<i32>() == Ok(broker.config.node_id) {
-        return Ok(());
-    }
-    let why = format!(
-        "Unexpected broker id, expected {} or empty string, but received {name}",
-        broker.config.node_id
-    );
-    Err(Failure::because(ErrorCode::InvalidRequest, why))
-}
-
-/// Answers IncrementalAlterConfigs.
-pub async fn alter(
-    broker: Arc<Broker>,
-    request: IncrementalAlterConfigsRequest,
-) -> IncrementalAlterConfigsResponse {
-    let mut responses = Vec::with_capacity(request.resources.len());
-    for resource in request.resources {
-        let result = alter_one(&broker, &resource, request.validate_only, false).await;
-        let failure = result.err();
-        responses.push(AlterConfigsResourceResponse {
-            error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
-            error_message: failure.map(|failure| failure.text()),
-            resource_type: resource.resource_type,
-            resource_name: resource.resource_name,
-        });
-    }
-    IncrementalAlterConfigsResponse { responses, ..IncrementalAlterConfigsResponse::default() }
-}
-
-/// Answers AlterConfigs, the older API: what is not named goes back to its default.
-pub async fn replace(broker: Arc<Broker>, request: m::AlterConfigsRequest) -> m::AlterConfigsResponse {
-    let mut responses = Vec::with_capacity(request.resources.len());
-    for old in request.resources {
-        let set = |config: m::alter_configs_request::AlterableConfig| AlterableConfig {
-            name: config.name,
-            config_operation: SET,
-            value: config.value,
-        };
-        let resource = AlterConfigsResource {
-            resource_type: old.resource_type,
-            resource_name: old.resource_name,
-            configs: old.configs.into_iter().map(set).collect(),
-        };
-        let failure = alter_one(&broker, &resource, request.validate_only, true).await.err();
-        responses.push(m::alter_configs_response::AlterConfigsResourceResponse {
-            error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
-            error_message: failure.map(|failure| failure.text()),
-            resource_type: resource.resource_type,
-            resource_name: resource.resource_name,
-        });
-    }
-    m::AlterConfigsResponse { responses, ..m::AlterConfigsResponse::default() }
-}
-
 /// Answers ListConfigResources (KIP-1142): what has settings. Version 0 asks for client metrics only.
 pub fn list_resources(
     broker: &Broker,
     request: &m::ListConfigResourcesRequest,
     version: i16,
 ) -> m::ListConfigResourcesResponse {
-    const BROKER_LOGGER: i8 = 8;
-    const CLIENT_METRICS: i8 = 16;
-    const GROUP: i8 = 32;
     const ALL: [i8; 5] = [TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP];
     let types = match request.resource_types.as_slice() {
         _ if version == 0 => &[CLIENT_METRICS],
@@ -239,94 +265,21 @@ pub fn list_resources(
         let found = m::list_config_resources_response::ConfigResource { resource_name, resource_type };
         config_resources.push(found);
     };
-    for kind in types {
+    // Each once, however often it is named.
+    for kind in ALL.iter().filter(|kind| types.contains(kind)) {
         match *kind {
             TOPIC => broker.topics.all().iter().for_each(|topic| add(TOPIC, topic.name.clone())),
             BROKER | BROKER_LOGGER => add(*kind, Text::from(broker.config.node_id.to_string())),
-            // Neither can be set here.
+            CLIENT_METRICS => broker
+                .configs
+                .names(ResourceKind::ClientMetrics)
+                .into_iter()
+                .for_each(|name| add(CLIENT_METRICS, name.into())),
+            GROUP => {
+                broker.configs.names(ResourceKind::Group).into_iter().for_each(|name| add(GROUP, name.into()))
+            }
             _ => {}
         }
     }
     m::ListConfigResourcesResponse { config_resources, ..m::ListConfigResourcesResponse::default() }
-}
-
-async fn alter_one(
-    broker: &Arc<Broker>,
-    resource: &AlterConfigsResource,
-    validate_only: bool,
-    replace: bool,
-) -> Result<(), Failure> {
-    if resource.resource_type == BROKER {
-        let why = "The broker's settings are changed in its configuration file.";
-        return Err(Failure::because(ErrorCode::InvalidRequest, why));
-    }
-    if resource.resource_type != TOPIC {
-        let why = format!("Unsupported resource type: {}", resource.resource_type);
-        return Err(Failure::because(ErrorCode::InvalidRequest, why));
-    }
-    let topic = broker.topics.find(&resource.resource_name).ok_or(ErrorCode::UnknownTopicOrPartition)?;
-    let mut overrides = if replace { BTreeMap::new() } else { topic.overrides() };
-    for config in &resource.configs {
-        apply(broker, &mut overrides, config)?;
-    }
-    if validate_only {
-        return Ok(());
-    }
-    let name = resource.resource_name.to_string();
-    Ok(broker.blocking(move |broker| broker.topics.configure(&name, overrides)).await?)
-}
-
-fn apply(
-    broker: &Broker,
-    overrides: &mut BTreeMap<String, String>,
-    config: &AlterableConfig,
-) -> Result<(), Failure> {
-    const DELETE: i8 = 1;
-    const APPEND: i8 = 2;
-    const SUBTRACT: i8 = 3;
-    let invalid = |why: String| Failure::because(ErrorCode::InvalidConfig, why);
-    let name = config.name.as_str();
-    let setting = topic_setting(name).ok_or_else(|| invalid(format!("Unknown topic config name: {name}")))?;
-    if config.config_operation == DELETE {
-        overrides.remove(name);
-        return Ok(());
-    }
-    let Some(value) = &config.value else {
-        return Err(Failure::because(
-            ErrorCode::InvalidRequest,
-            format!("Null value not supported for : {name}"),
-        ));
-    };
-    let list = |overrides: &BTreeMap<String, String>| -> Vec<String> {
-        let now = overrides.get(name).cloned().unwrap_or_else(|| setting.default_value(&broker.config));
-        now.split(',').map(|word| word.trim().to_owned()).filter(|word| !word.is_empty()).collect()
-    };
-    let words = value.split(',').map(|word| word.trim().to_owned());
-    let new = match config.config_operation {
-        SET => value.to_string(),
-        APPEND | SUBTRACT if setting.kind != Kind::List => {
-            return Err(invalid(format!("Can't append or subtract {name}: it is not a list")));
-        }
-        APPEND => {
-            let mut list = list(overrides);
-            words.for_each(|word| {
-                if !list.contains(&word) {
-                    list.push(word)
-                }
-            });
-            list.join(",")
-        }
-        SUBTRACT => {
-            let gone: Vec<String> = words.collect();
-            list(overrides).into_iter().filter(|word| !gone.contains(word)).collect::<Vec<_>>().join(",")
-        }
-        other => {
-            return Err(Failure::because(ErrorCode::InvalidRequest, format!("Unknown operation {other}")));
-        }
-    };
-    if let Some(problem) = setting.problem(&new) {
-        return Err(invalid(problem));
-    }
-    overrides.insert(name.to_owned(), new);
-    Ok(())
 }

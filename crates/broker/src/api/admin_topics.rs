@@ -17,11 +17,42 @@ use wire::{ErrorCode, Text};
 use crate::api::admin_configs::{Described, described_topic_configs};
 use crate::broker::Broker;
 use crate::failure::Failure;
+use crate::quotas::Payer;
 use crate::topic_config::topic_setting;
 use crate::topics::Topic;
 
+/// The first versions of which a client that is over its quota is refused; before, it is only told to wait (KIP-599).
+const CREATE_STRICT_FROM_VERSION: i16 = 6;
+const DELETE_STRICT_FROM_VERSION: i16 = 5;
+const GROW_STRICT_FROM_VERSION: i16 = 3;
+
+/// The quota of changes, for one request.
+struct Mutations {
+    broker: Arc<Broker>,
+    payer: Payer,
+    strict: bool,
+    throttle_ms: i32,
+}
+
+impl Mutations {
+    /// Counts partitions that are made or deleted; refuses them where the client's quota is used up.
+    fn count(&mut self, partitions: i32) -> Result<(), Failure> {
+        let taken = self.broker.quotas.record_mutations(&self.payer, f64::from(partitions), self.strict);
+        self.throttle_ms = self.throttle_ms.max(taken.unwrap_or_else(|ms| ms));
+        let code = ErrorCode::ThrottlingQuotaExceeded;
+        taken.map(drop).map_err(|_| Failure::because(code, code.message()))
+    }
+}
+
 /// Answers CreateTopics.
-pub async fn create(broker: Arc<Broker>, request: CreateTopicsRequest) -> CreateTopicsResponse {
+pub async fn create(
+    broker: Arc<Broker>,
+    payer: Payer,
+    request: CreateTopicsRequest,
+    version: i16,
+) -> CreateTopicsResponse {
+    let strict = version >= CREATE_STRICT_FROM_VERSION;
+    let mut mutations = Mutations { broker: broker.clone(), payer, strict, throttle_ms: 0 };
     let mut named: HashMap<Text, usize> = HashMap::new();
     for topic in &request.topics {
         *named.entry(topic.name.clone()).or_default() += 1;
@@ -29,7 +60,7 @@ pub async fn create(broker: Arc<Broker>, request: CreateTopicsRequest) -> Create
     let mut topics: Vec<CreatableTopicResult> = Vec::with_capacity(named.len());
     for topic in &request.topics {
         let result = match named[&topic.name] {
-            1 => create_one(&broker, topic, request.validate_only).await,
+            1 => create_one(&broker, topic, request.validate_only, &mut mutations).await,
             _ if topics.iter().any(|done| done.name == topic.name) => continue,
             _ => Err(Failure::because(ErrorCode::InvalidRequest, "Duplicate topic name.")),
         };
@@ -41,13 +72,14 @@ pub async fn create(broker: Arc<Broker>, request: CreateTopicsRequest) -> Create
             ..CreatableTopicResult::default()
         }));
     }
-    CreateTopicsResponse { topics, ..CreateTopicsResponse::default() }
+    CreateTopicsResponse { topics, throttle_time_ms: mutations.throttle_ms }
 }
 
 async fn create_one(
     broker: &Arc<Broker>,
     topic: &CreatableTopic,
     validate_only: bool,
+    mutations: &mut Mutations,
 ) -> Result<CreatableTopicResult, Failure> {
     let partitions = partitions_of(broker, topic)?;
     let mut configs = BTreeMap::new();
@@ -66,8 +98,9 @@ async fn create_one(
         configs.insert(config.name.to_string(), value.to_string());
     }
     let described = described_topic_configs(broker, &configs, None);
+    broker.topics.check_new(&topic.name, partitions)?;
+    mutations.count(partitions)?;
     let id = if validate_only {
-        broker.topics.check_new(&topic.name, partitions)?;
         Uuid::nil()
     } else {
         broker.create_topic(&topic.name, partitions, configs).await?.id
@@ -133,7 +166,14 @@ fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure
 }
 
 /// Answers DeleteTopics.
-pub async fn delete(broker: Arc<Broker>, request: DeleteTopicsRequest, version: i16) -> DeleteTopicsResponse {
+pub async fn delete(
+    broker: Arc<Broker>,
+    payer: Payer,
+    request: DeleteTopicsRequest,
+    version: i16,
+) -> DeleteTopicsResponse {
+    let strict = version >= DELETE_STRICT_FROM_VERSION;
+    let mut mutations = Mutations { broker: broker.clone(), payer, strict, throttle_ms: 0 };
     let mut responses = Vec::new();
     let by_name = request.topic_names.iter().map(|name| (Some(name.clone()), Uuid::nil()));
     let by_state = request.topics.iter().map(|topic| (topic.name.clone(), topic.topic_id));
@@ -147,7 +187,13 @@ pub async fn delete(broker: Arc<Broker>, request: DeleteTopicsRequest, version: 
         let result = match found {
             Err(error) => Err(error.into()),
             Ok(topic) if topic.is_internal() => give_up_lost(&broker, topic).await,
-            Ok(topic) => broker.delete_topic(&topic).await.map(|()| topic),
+            Ok(topic) => {
+                let partitions = i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
+                match mutations.count(partitions) {
+                    Ok(()) => broker.delete_topic(&topic).await.map(|()| topic),
+                    Err(failure) => Err(failure),
+                }
+            }
         };
         let mut answer = DeletableTopicResult {
             name,
@@ -167,7 +213,7 @@ pub async fn delete(broker: Arc<Broker>, request: DeleteTopicsRequest, version: 
         }
         responses.push(answer);
     }
-    DeleteTopicsResponse { responses, ..DeleteTopicsResponse::default() }
+    DeleteTopicsResponse { responses, throttle_time_ms: mutations.throttle_ms }
 }
 
 /// The server's own topics cannot be deleted; what is deleted of one is what is lost of it.
@@ -186,11 +232,15 @@ async fn give_up_lost(broker: &Arc<Broker>, topic: Arc<Topic>) -> Result<Arc<Top
 /// Answers CreatePartitions (KIP-195).
 pub async fn create_partitions(
     broker: Arc<Broker>,
+    payer: Payer,
     request: CreatePartitionsRequest,
+    version: i16,
 ) -> CreatePartitionsResponse {
+    let strict = version >= GROW_STRICT_FROM_VERSION;
+    let mut mutations = Mutations { broker: broker.clone(), payer, strict, throttle_ms: 0 };
     let mut results = Vec::with_capacity(request.topics.len());
     for topic in request.topics {
-        let result = create_partitions_of(&broker, &topic, request.validate_only).await;
+        let result = create_partitions_of(&broker, &topic, request.validate_only, &mut mutations).await;
         let failure = result.err();
         results.push(CreatePartitionsTopicResult {
             name: topic.name,
@@ -198,19 +248,20 @@ pub async fn create_partitions(
             error_message: failure.and_then(|failure| failure.message).map(Text::from),
         });
     }
-    CreatePartitionsResponse { results, ..CreatePartitionsResponse::default() }
+    CreatePartitionsResponse { results, throttle_time_ms: mutations.throttle_ms }
 }
 
 async fn create_partitions_of(
     broker: &Arc<Broker>,
     asked: &CreatePartitionsTopic,
     validate_only: bool,
+    mutations: &mut Mutations,
 ) -> Result<(), Failure> {
     let topic = broker.topics.find(&asked.name).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     broker.topics.check_total(&topic, asked.count)?;
+    let added = asked.count - i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
     if let Some(assignments) = &asked.assignments {
         let node = broker.config.node_id;
-        let added = asked.count - i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
         if i32::try_from(assignments.len()).ok() != Some(added)
             || assignments.iter().any(|a| a.broker_ids != [node])
         {
@@ -224,6 +275,7 @@ async fn create_partitions_of(
             "The server's own topics keep their partitions.",
         ));
     }
+    mutations.count(added)?;
     if validate_only {
         return Ok(());
     }

@@ -72,6 +72,7 @@ async fn beat(
         };
         partitions.iter().map(topic).collect::<Partitions>()
     };
+    let times = broker.group_config(&request.group_id);
     let heartbeat = HeartbeatRequest {
         version,
         member_id: request.member_id.to_string(),
@@ -89,8 +90,8 @@ async fn beat(
         client_id: client.id,
         client_host: client.host,
         uuid: uuid::Uuid::new_v4().to_string(),
-        session_timeout_ms: 45_000,
-        interval_ms: 5_000,
+        session_timeout_ms: times.session_timeout_ms,
+        interval_ms: times.heartbeat_interval_ms,
     };
     heartbeat.validate()?;
     // A group that was removed while it was looked up is looked up once more.

@@ -19,6 +19,7 @@ use wire::{ErrorCode, Records};
 use crate::broker::Broker;
 use crate::failure::Failure;
 use crate::partition::{Home, LEADER_EPOCH};
+use crate::quotas::{Payer, Quota};
 use crate::session::{Session, Slot, Slots, next_epoch};
 
 /// The first version with sessions, and the first that names topics by id.
@@ -31,11 +32,15 @@ const EPOCH_NONE: i32 = -1;
 /// The first version whose clients know KAFKA_STORAGE_ERROR (KIP-112); older ones would not try again.
 const STORAGE_ERROR_FROM_VERSION: i16 = 6;
 
+/// Bytes of a partition in an answer besides its records: about that.
+const PARTITION_BYTES: usize = 50;
+
 /// A fetch of very many partitions lets others have the thread after so many.
 const LOOKS_BEFORE_YIELD: usize = 256;
 
 /// Limits of one fetch.
 struct Limits {
+    payer: Payer,
     bytes_max: usize,
     bytes_min: usize,
     deadline: Instant,
@@ -54,10 +59,12 @@ fn refused(error: ErrorCode, session_id: i32) -> FetchResponse {
 }
 
 /// Answers Fetch.
-pub async fn answer(broker: Arc<Broker>, request: FetchRequest, version: i16) -> FetchResponse {
+pub async fn answer(broker: Arc<Broker>, payer: Payer, request: FetchRequest, version: i16) -> FetchResponse {
     let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).unwrap_or(0));
     let bytes_max = request.max_bytes.min(broker.config.fetch_max_bytes);
+    let bytes_max = bytes_max.min(whole(broker.quotas.window_max(Quota::Fetch, &payer)));
     let limits = Limits {
+        payer,
         bytes_max: usize::try_from(bytes_max).unwrap_or(0),
         bytes_min: usize::try_from(request.min_bytes.min(bytes_max)).unwrap_or(0),
         deadline: Instant::now() + wait,
@@ -87,6 +94,10 @@ async fn full(
     let mut slots = Slots::default();
     put_slots(broker, &mut slots, request, version);
     let looks = look_and_wait(&mut slots, limits, true).await;
+    let throttle_time_ms = charge(broker, limits, &looks);
+    if throttle_time_ms > 0 {
+        return FetchResponse { throttle_time_ms, ..FetchResponse::default() };
+    }
     let responses = response_of(&mut slots, looks, version, true);
     let mut session_id = 0;
     if sessions && request.session_epoch == EPOCH_NEW && slots.len() > 0 {
@@ -124,8 +135,30 @@ async fn incremental(
     }
     put_slots(broker, &mut state.slots, request, version);
     let looks = look_and_wait(&mut state.slots, limits, false).await;
+    let throttle_time_ms = charge(broker, limits, &looks);
+    if throttle_time_ms > 0 {
+        // What was seen is not given: it is looked at again.
+        looks.iter().for_each(|look| state.slots.signal.mark(look.slot, 0));
+        return FetchResponse { throttle_time_ms, session_id: session.id, ..FetchResponse::default() };
+    }
     let responses = response_of(&mut state.slots, looks, version, false);
     FetchResponse { session_id: session.id, responses, ..FetchResponse::default() }
+}
+
+/// Counts the answer against the client's quota. Where it is too much, the client gets an empty one and waits as many
+/// milliseconds as are returned.
+fn charge(broker: &Broker, limits: &Limits, looks: &[Look]) -> i32 {
+    if !broker.quotas.enabled(Quota::Fetch) {
+        return 0;
+    }
+    let bytes: usize = looks.iter().map(|look| look.bytes + PARTITION_BYTES).sum();
+    let bytes = f64::from(u32::try_from(bytes).unwrap_or(u32::MAX));
+    broker.quotas.record_if_within(Quota::Fetch, &limits.payer, bytes)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "`as` keeps to the bounds of an i32")]
+fn whole(value: f64) -> i32 {
+    value as i32
 }
 
 fn put_slots(broker: &Broker, slots: &mut Slots, request: &FetchRequest, version: i16) {

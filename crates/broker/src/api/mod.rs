@@ -4,7 +4,9 @@ pub mod admin_configs;
 pub mod admin_groups;
 pub mod admin_replicas;
 pub mod admin_topics;
+pub mod alter_configs;
 pub mod api_versions;
+pub mod client_quotas;
 pub mod consumer_groups;
 pub mod delete_records;
 pub mod fetch;
@@ -62,6 +64,8 @@ pub fn advertised(api_key: ApiKey) -> Option<RangeInclusive<i16>> {
         | ApiKey::AlterPartitionReassignments
         | ApiKey::ListPartitionReassignments
         | ApiKey::DescribeTopicPartitions
+        | ApiKey::DescribeClientQuotas
+        | ApiKey::AlterClientQuotas
         | ApiKey::AddPartitionsToTxn
         | ApiKey::AddOffsetsToTxn
         | ApiKey::EndTxn

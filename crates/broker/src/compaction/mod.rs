@@ -93,7 +93,7 @@ impl Compactor {
         let partitions: HashMap<_, _> =
             due.iter().map(|due| (due.stream.id(), due.partition.clone())).collect();
         let mut due = due.into_iter();
-        let dedupe_bytes = usize::try_from(broker.config.cleaner_dedupe_bytes).unwrap_or(usize::MAX);
+        let dedupe_bytes = usize::try_from(broker.configs.now().cleaner_dedupe_bytes).unwrap_or(usize::MAX);
         loop {
             let mut jobs = due.by_ref().filter_map(|due| {
                 if log.is_closing() || due.partition.is_deleted() {

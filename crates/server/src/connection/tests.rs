@@ -20,11 +20,15 @@ use crate::listener::{Bounds, Counters, bind, listen, run};
 const LONG: Duration = Duration::from_secs(20);
 
 /// `e`: echo. `w`: echo once the gate opens. `l`: answer 256 KiB. `n`: no answer. `b`: begin only once the gate opens,
-/// then echo. `r`: refuse. `p`: panic.
+/// then echo. `m`: echo, and be read no more for a while. `r`: refuse. `p`: panic.
 struct Fake {
     gate: Arc<Semaphore>,
     begun: Arc<AtomicUsize>,
+    muted_until: Option<Instant>,
 }
+
+/// For how long an `m` mutes its connection.
+const MUTED: Duration = Duration::from_millis(300);
 
 fn framed(body: &[u8]) -> Bytes {
     let size = i32::try_from(body.len()).unwrap().to_be_bytes();
@@ -41,6 +45,10 @@ impl Handler for Fake {
                 gate.acquire().await.unwrap().forget();
                 Ok(Chunks { parts: vec![framed(&frame)] })
             }),
+            b'm' => {
+                self.muted_until = Some(Instant::now() + MUTED);
+                Box::pin(async move { Ok(Chunks { parts: vec![framed(&frame)] }) })
+            }
             b'l' => Box::pin(async { Ok(Chunks { parts: vec![framed(&[7; 256 * 1024])] }) }),
             b'b' => {
                 gate.acquire().await.unwrap().forget();
@@ -52,6 +60,10 @@ impl Handler for Fake {
             other => unreachable!("{other}"),
         };
         Ok(Some(answer))
+    }
+
+    fn muted_until(&self) -> Option<Instant> {
+        self.muted_until
     }
 }
 
@@ -88,7 +100,7 @@ impl Server {
         let address = socket.local_addr().unwrap();
         let (stop, told) = watch::channel(false);
         let made = (gate.clone(), begun.clone());
-        let connect = move |_, _| Fake { gate: made.0.clone(), begun: made.1.clone() };
+        let connect = move |_, _| Fake { gate: made.0.clone(), begun: made.1.clone(), muted_until: None };
         let running = tokio::spawn(run(socket, bounds.clone(), connect, told));
         Server { address, bounds, gate, begun, stop, running }
     }
@@ -199,6 +211,30 @@ async fn a_slow_head_holds_answers_back_and_too_many_in_flight_stop_the_reading(
         assert_eq!(client.receive().await.unwrap(), &b"e1"[..]);
     }
     until(|| server.held_bytes() == 0).await;
+}
+
+#[tokio::test]
+async fn a_client_over_its_quota_is_answered_at_once_and_read_again_in_time() {
+    let server = Server::start(|_| {}).await;
+    let mut client = server.client().await;
+    let begun = Instant::now();
+    client.send(b"m0").await;
+    client.send(b"e1").await;
+    client.send(b"e2").await;
+    assert_eq!(client.receive().await.unwrap(), &b"m0"[..]);
+    assert!(begun.elapsed() < MUTED, "the answer does not wait");
+    tokio::time::sleep(MUTED / 3).await;
+    assert_eq!(server.begun.load(Ordering::SeqCst), 1, "what was sent is not begun");
+    assert_eq!(client.receive().await.unwrap(), &b"e1"[..]);
+    assert!(begun.elapsed() >= MUTED);
+    assert_eq!(client.receive().await.unwrap(), &b"e2"[..]);
+    // The end of a server does not wait for it either.
+    client.send(b"m3").await;
+    assert_eq!(client.receive().await.unwrap(), &b"m3"[..]);
+    let begun = Instant::now();
+    server.stop.send(true).unwrap();
+    assert!(client.receive().await.is_none());
+    assert!(begun.elapsed() < MUTED);
 }
 
 #[tokio::test]

@@ -47,6 +47,9 @@ impl Message for AddRaftVoterResponse {
         w.no_tags();
         Ok(())
     }
+    fn throttle_time_ms(&mut self) -> Option<&mut i32> {
+        Some(&mut self.throttle_time_ms)
+    }
 }
 
 #[cfg(test)]

@@ -101,6 +101,9 @@ impl Message for ApiVersionsResponse {
         }
         Ok(())
     }
+    fn throttle_time_ms(&mut self) -> Option<&mut i32> {
+        Some(&mut self.throttle_time_ms)
+    }
 }
 
 #[cfg(test)]

@@ -38,6 +38,9 @@ impl Message for CreateAclsResponse {
         }
         Ok(())
     }
+    fn throttle_time_ms(&mut self) -> Option<&mut i32> {
+        Some(&mut self.throttle_time_ms)
+    }
 }
 
 #[cfg(test)]

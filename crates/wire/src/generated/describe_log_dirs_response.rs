@@ -47,6 +47,9 @@ impl Message for DescribeLogDirsResponse {
         }
         Ok(())
     }
+    fn throttle_time_ms(&mut self) -> Option<&mut i32> {
+        Some(&mut self.throttle_time_ms)
+    }
 }
 
 #[cfg(test)]

@@ -34,6 +34,9 @@ impl Message for DescribeShareGroupOffsetsResponse {
         w.no_tags();
         Ok(())
     }
+    fn throttle_time_ms(&mut self) -> Option<&mut i32> {
+        Some(&mut self.throttle_time_ms)
+    }
 }
 
 #[cfg(test)]

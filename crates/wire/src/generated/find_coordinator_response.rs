@@ -103,6 +103,9 @@ impl Message for FindCoordinatorResponse {
         }
         Ok(())
     }
+    fn throttle_time_ms(&mut self) -> Option<&mut i32> {
+        Some(&mut self.throttle_time_ms)
+    }
 }
 
 #[cfg(test)]

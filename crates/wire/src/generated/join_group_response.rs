@@ -93,6 +93,9 @@ impl Message for JoinGroupResponse {
         }
         Ok(())
     }
+    fn throttle_time_ms(&mut self) -> Option<&mut i32> {
+        Some(&mut self.throttle_time_ms)
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,287 @@
+//! IncrementalAlterConfigs (KIP-339) and AlterConfigs: changes of the settings of topics, of the broker (KIP-226), of
+//! groups (KIP-848) and of client-metrics subscriptions (KIP-714). A resource is changed whole or not at all.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use wire::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
+use wire::messages::incremental_alter_configs_response::{
+    AlterConfigsResourceResponse, IncrementalAlterConfigsResponse,
+};
+use wire::messages::{self as m, IncrementalAlterConfigsRequest};
+use wire::{ErrorCode, Text};
+
+use crate::api::admin_configs::{BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC};
+use crate::broker::Broker;
+use crate::config::Kind;
+use crate::failure::Failure;
+use crate::group_config::check_group_configs;
+use crate::resource_configs::{Overrides, ResourceKind, check_broker_configs};
+use crate::telemetry::subscription::Subscription;
+use crate::topic_config::topic_setting;
+use crate::topics::check_name;
+
+/// `config_operation`.
+const SET: i8 = 0;
+const DELETE: i8 = 1;
+const APPEND: i8 = 2;
+const SUBTRACT: i8 = 3;
+
+/// Bytes that a value may have: it is held in memory, and lists are searched word by word.
+const VALUE_BYTES_MAX: usize = 8 * 1024;
+
+/// What a resource named twice is answered with.
+const TWICE: &str = "Each resource must appear at most once.";
+
+fn refused(why: impl Into<String>) -> Failure {
+    Failure::because(ErrorCode::InvalidRequest, why)
+}
+
+/// Answers IncrementalAlterConfigs.
+pub async fn alter(
+    broker: Arc<Broker>,
+    request: IncrementalAlterConfigsRequest,
+) -> IncrementalAlterConfigsResponse {
+    let twice = named_twice(&request.resources);
+    let mut responses = Vec::with_capacity(request.resources.len());
+    for resource in request.resources {
+        let failure = match twice.contains(&key(&resource)) {
+            true => Some(refused(TWICE)),
+            false => alter_one(&broker, &resource, request.validate_only, false).await.err(),
+        };
+        responses.push(AlterConfigsResourceResponse {
+            error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
+            error_message: failure.map(|failure| failure.text()),
+            resource_type: resource.resource_type,
+            resource_name: resource.resource_name,
+        });
+    }
+    IncrementalAlterConfigsResponse { responses, ..IncrementalAlterConfigsResponse::default() }
+}
+
+/// Answers AlterConfigs, the older API: what is not named goes back to its default.
+pub async fn replace(broker: Arc<Broker>, request: m::AlterConfigsRequest) -> m::AlterConfigsResponse {
+    let set = |config: m::alter_configs_request::AlterableConfig| AlterableConfig {
+        name: config.name,
+        config_operation: SET,
+        value: config.value,
+    };
+    let resources = request.resources.into_iter().map(|old| AlterConfigsResource {
+        resource_type: old.resource_type,
+        resource_name: old.resource_name,
+        configs: old.configs.into_iter().map(set).collect(),
+    });
+    let resources: Vec<AlterConfigsResource> = resources.collect();
+    let twice = named_twice(&resources);
+    let mut responses = Vec::with_capacity(resources.len());
+    for resource in resources {
+        let failure = match twice.contains(&key(&resource)) {
+            true => Some(refused(TWICE)),
+            false => alter_one(&broker, &resource, request.validate_only, true).await.err(),
+        };
+        responses.push(m::alter_configs_response::AlterConfigsResourceResponse {
+            error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
+            error_message: failure.map(|failure| failure.text()),
+            resource_type: resource.resource_type,
+            resource_name: resource.resource_name,
+        });
+    }
+    m::AlterConfigsResponse { responses, ..m::AlterConfigsResponse::default() }
+}
+
+fn key(resource: &AlterConfigsResource) -> (i8, Text) {
+    (resource.resource_type, resource.resource_name.clone())
+}
+
+fn named_twice(resources: &[AlterConfigsResource]) -> HashSet<(i8, Text)> {
+    twice(resources.iter().map(key))
+}
+
+/// What comes more than once.
+fn twice<T: Hash + Eq + Clone>(items: impl Iterator<Item = T>) -> HashSet<T> {
+    let mut seen = HashSet::new();
+    items.filter(|item| !seen.insert(item.clone())).collect()
+}
+
+async fn alter_one(
+    broker: &Arc<Broker>,
+    resource: &AlterConfigsResource,
+    validate_only: bool,
+    replace: bool,
+) -> Result<(), Failure> {
+    if !twice(resource.configs.iter().map(|config| &config.name)).is_empty() {
+        return Err(refused("Error due to duplicate config keys"));
+    }
+    let null = |config: &&AlterableConfig| config.config_operation != DELETE && config.value.is_none();
+    let nulls: Vec<&str> = resource.configs.iter().filter(null).map(|config| config.name.as_str()).collect();
+    if !nulls.is_empty() {
+        return Err(refused(format!("Null value not supported for : {}", nulls.join(", "))));
+    }
+    let long = |config: &AlterableConfig| config.value.as_ref().is_some_and(|v| v.len() > VALUE_BYTES_MAX);
+    if resource.configs.iter().any(long) {
+        return Err(refused(format!("a setting's value may have {VALUE_BYTES_MAX} bytes at most")));
+    }
+    let name = resource.resource_name.to_string();
+    let kind = match resource.resource_type {
+        TOPIC => return alter_topic(broker, resource, validate_only, replace).await,
+        BROKER_LOGGER if !replace => return alter_logger(broker, &name, &resource.configs),
+        BROKER => {
+            let node = broker.config.node_id;
+            if !name.is_empty() && node_of(&name)? != node {
+                return Err(refused(format!("Unexpected broker id, expected {node}, but received {name}")));
+            }
+            ResourceKind::Broker
+        }
+        GROUP if name.is_empty() => return Err(refused("Default group resources are not allowed.")),
+        GROUP => ResourceKind::Group,
+        CLIENT_METRICS => ResourceKind::ClientMetrics,
+        other => return Err(refused(format!("Unknown resource type {other}"))),
+    };
+    let changes = resource.configs.clone();
+    let change = move |broker: &Arc<Broker>| {
+        let changed = |old: &Overrides| {
+            let overrides = changed(broker, kind_of(kind), old, &changes, replace)?;
+            check(broker, kind, &name, &overrides)?;
+            Ok(overrides)
+        };
+        if validate_only {
+            return changed(&broker.configs.of(kind, &name)).map(drop);
+        }
+        broker.configs.change(kind, &name, changed)?;
+        match kind {
+            ResourceKind::Broker => broker.topics.reconfigure(),
+            ResourceKind::Group | ResourceKind::ClientMetrics => {}
+        }
+        Ok(())
+    };
+    broker.blocking(change).await
+}
+
+fn kind_of(kind: ResourceKind) -> i8 {
+    match kind {
+        ResourceKind::Broker => BROKER,
+        ResourceKind::Group => GROUP,
+        ResourceKind::ClientMetrics => CLIENT_METRICS,
+    }
+}
+
+/// What the settings of a resource cannot be, as a whole.
+fn check(broker: &Broker, kind: ResourceKind, name: &str, overrides: &Overrides) -> Result<(), Failure> {
+    match kind {
+        ResourceKind::Broker => check_broker_configs(overrides),
+        ResourceKind::Group => check_group_configs(overrides, &broker.configs.now()),
+        ResourceKind::ClientMetrics => Subscription::new(name, overrides).map(drop),
+    }
+}
+
+async fn alter_topic(
+    broker: &Arc<Broker>,
+    resource: &AlterConfigsResource,
+    validate_only: bool,
+    replace: bool,
+) -> Result<(), Failure> {
+    let name = resource.resource_name.to_string();
+    if name.is_empty() {
+        return Err(refused("Default topic resources are not allowed."));
+    }
+    check_name(&name)?;
+    let missing = || format!("The topic '{name}' does not exist.");
+    let topic = broker.topics.find(&name);
+    let topic = topic.ok_or_else(|| Failure::because(ErrorCode::UnknownTopicOrPartition, missing()))?;
+    let overrides = changed(broker, TOPIC, &topic.overrides(), &resource.configs, replace)?;
+    let invalid = |why: String| Failure::because(ErrorCode::InvalidConfig, why);
+    for (name, value) in &overrides {
+        let setting = topic_setting(name);
+        let setting = setting.ok_or_else(|| invalid(format!("Unknown topic config name: {name}")))?;
+        if let Some(problem) = setting.problem(value) {
+            return Err(invalid(problem));
+        }
+    }
+    if validate_only {
+        return Ok(());
+    }
+    Ok(broker.blocking(move |broker| broker.topics.configure(&name, overrides)).await?)
+}
+
+/// There is no logger whose level could be set while the server runs: what is logged is chosen at the start.
+fn alter_logger(broker: &Broker, name: &str, configs: &[AlterableConfig]) -> Result<(), Failure> {
+    let node = broker.config.node_id;
+    if node_of(name)? != node {
+        return Err(refused(format!("Unexpected node id. Expected {node}, but received {name}")));
+    }
+    match configs.first() {
+        Some(config) => {
+            let why = format!("Logger {} does not exist!", config.name);
+            Err(Failure::because(ErrorCode::InvalidConfig, why))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The broker whose settings are meant.
+fn node_of(name: &str) -> Result<i32, Failure> {
+    name.parse().map_err(|_| refused(format!("Node id must be an integer, but it is: {name}")))
+}
+
+/// What `changes` make of the settings `old` of a resource.
+fn changed(
+    broker: &Broker,
+    resource_type: i8,
+    old: &Overrides,
+    changes: &[AlterableConfig],
+    replace: bool,
+) -> Result<Overrides, Failure> {
+    let mut overrides = if replace { Overrides::new() } else { old.clone() };
+    for config in changes {
+        let name = config.name.as_str();
+        let value = config.value.as_ref().map(Text::as_str).unwrap_or_default();
+        match config.config_operation {
+            SET => drop(overrides.insert(name.to_owned(), value.to_owned())),
+            DELETE => drop(overrides.remove(name)),
+            operation @ (APPEND | SUBTRACT) => {
+                let default = default_list(broker, resource_type, name)
+                    .ok_or_else(|| not_a_list(resource_type, operation, name))?;
+                let now = overrides.get(name).unwrap_or(&default);
+                let mut words: Vec<&str> =
+                    now.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
+                for word in value.split(',').map(str::trim) {
+                    let at = words.iter().position(|other| *other == word);
+                    match (operation, at) {
+                        (APPEND, None) => words.push(word),
+                        (SUBTRACT, Some(at)) => drop(words.remove(at)),
+                        _ => {}
+                    }
+                }
+                let words = words.join(",");
+                overrides.insert(name.to_owned(), words);
+            }
+            other => return Err(refused(format!("Unknown operations type {other}"))),
+        }
+    }
+    Ok(overrides)
+}
+
+/// What a list is where nobody set it; `None` for what is no list. A subscription's lists are replaced whole, as in Kafka.
+fn default_list(broker: &Broker, resource_type: i8, name: &str) -> Option<String> {
+    let now = broker.configs.now();
+    match resource_type {
+        TOPIC => {
+            topic_setting(name).filter(|s| s.kind == Kind::List).map(|setting| setting.default_value(&now))
+        }
+        BROKER => {
+            now.settings().into_iter().find(|s| s.name == name && s.kind == Kind::List).map(|s| s.value)
+        }
+        _ => None,
+    }
+}
+
+fn not_a_list(resource_type: i8, operation: i8, name: &str) -> Failure {
+    let why = match (resource_type, operation) {
+        (BROKER, APPEND) => format!("Config value append is not allowed for config key: {name}"),
+        (BROKER, _) => format!("Config value subtract is not allowed for config key: {name}"),
+        (_, APPEND) => format!("Can't APPEND to key {name} because its type is not LIST."),
+        _ => format!("Can't SUBTRACT to key {name} because its type is not LIST."),
+    };
+    Failure::because(ErrorCode::InvalidConfig, why)
+}

@@ -1,0 +1,292 @@
+//! DescribeClientQuotas and AlterClientQuotas (KIP-546): which users, client ids and addresses have quotas.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, ToSocketAddrs};
+use std::sync::Arc;
+
+use wire::messages::alter_client_quotas_request::{EntryData, OpData};
+use wire::messages::{
+    self as m, alter_client_quotas_response as altered, describe_client_quotas_response as described,
+};
+use wire::{ErrorCode, Text};
+
+use crate::broker::Broker;
+use crate::failure::Failure;
+use crate::quotas::{CLIENT_ID, ENTITIES_MAX, Entity, IP, Quota, USER, Values};
+
+/// Connections that an address may open, a second. Kept for the tools; not enforced.
+const CONNECTION_CREATION_RATE: &str = "connection_creation_rate";
+/// Bytes of a name: names are held in memory.
+const NAME_BYTES_MAX: usize = 1024;
+/// Names of hosts in one request: each is looked up, which may take seconds.
+const HOSTS_MAX: usize = 16;
+/// How far a number may be from a whole one.
+const FRACTION_MAX: f64 = 1e-6;
+/// How a part of an entity is matched.
+const MATCH_EXACT: i8 = 0;
+const MATCH_DEFAULT: i8 = 1;
+const MATCH_SPECIFIED: i8 = 2;
+
+fn refused(why: impl Into<String>) -> Failure {
+    Failure::because(ErrorCode::InvalidRequest, why)
+}
+
+/// Answers DescribeClientQuotas.
+pub fn describe(
+    broker: &Broker,
+    request: &m::DescribeClientQuotasRequest,
+) -> m::DescribeClientQuotasResponse {
+    let filter = match Filter::new(request) {
+        Ok(filter) => filter,
+        Err(failure) => {
+            return m::DescribeClientQuotasResponse {
+                error_code: failure.code.code(),
+                error_message: Some(failure.text()),
+                entries: None,
+                ..m::DescribeClientQuotasResponse::default()
+            };
+        }
+    };
+    let entities = broker.quotas.entities();
+    let entry = |(entity, values): (&Entity, &Values)| described::EntryData {
+        entity: parts(entity)
+            .map(|(entity_type, entity_name)| described::EntityData { entity_type, entity_name })
+            .collect(),
+        values: values
+            .iter()
+            .map(|(key, value)| described::ValueData { key: Text::from(key.clone()), value: *value })
+            .collect(),
+    };
+    let matching = entities.iter().filter(|(entity, _)| filter.matches(entity));
+    m::DescribeClientQuotasResponse {
+        error_message: Some(Text::default()),
+        entries: Some(matching.map(entry).collect()),
+        ..m::DescribeClientQuotasResponse::default()
+    }
+}
+
+fn parts(entity: &Entity) -> impl Iterator<Item = (Text, Option<Text>)> {
+    entity.0.iter().map(|(part, name)| (Text::from(part.clone()), name.clone().map(Text::from)))
+}
+
+/// Which entities are asked for.
+struct Filter {
+    /// By part: the name that it must have, none for the default; or any.
+    parts: BTreeMap<Text, Option<Option<Text>>>,
+    /// Whether an entity may have other parts.
+    strict: bool,
+}
+
+impl Filter {
+    fn new(request: &m::DescribeClientQuotasRequest) -> Result<Filter, Failure> {
+        let mut parts = BTreeMap::new();
+        for component in &request.components {
+            let (part, name) = (&component.entity_type, &component.match_);
+            if part.is_empty() {
+                return Err(refused("Invalid empty entity type."));
+            }
+            if parts.contains_key(part) {
+                let why = format!("Entity type {part} cannot appear more than once in the filter.");
+                return Err(refused(why));
+            }
+            if ![USER, CLIENT_ID, IP].contains(&part.as_str()) {
+                let why = format!("Unsupported entity type {part}");
+                return Err(Failure::because(ErrorCode::UnsupportedVersion, why));
+            }
+            let wanted = match (component.match_type, name) {
+                (MATCH_EXACT, Some(name)) => Some(Some(name.clone())),
+                (MATCH_EXACT, None) => {
+                    return Err(refused("Request specified MATCH_TYPE_EXACT, but set match string to null."));
+                }
+                (MATCH_DEFAULT, None) => Some(None),
+                (MATCH_SPECIFIED, None) => None,
+                (kind @ (MATCH_DEFAULT | MATCH_SPECIFIED), Some(_)) => {
+                    let kind = if kind == MATCH_DEFAULT { "DEFAULT" } else { "SPECIFIED" };
+                    let why =
+                        format!("Request specified MATCH_TYPE_{kind}, but also specified a match string.");
+                    return Err(refused(why));
+                }
+                (other, _) => return Err(refused(format!("Unknown match type {other}"))),
+            };
+            parts.insert(part.clone(), wanted);
+        }
+        if parts.contains_key(IP) && parts.len() > 1 {
+            return Err(refused(
+                "Invalid entity filter component combination. IP filter component should not be used with user or clientId filter component.",
+            ));
+        }
+        Ok(Filter { parts, strict: request.strict })
+    }
+
+    fn matches(&self, entity: &Entity) -> bool {
+        let fits = |(part, wanted): (&Text, &Option<Option<Text>>)| match (entity.part(part), wanted) {
+            (None, _) => false,
+            (Some(_), None) => true,
+            (Some(name), Some(wanted)) => name == wanted.as_deref(),
+        };
+        (!self.strict || entity.0.len() == self.parts.len()) && self.parts.iter().all(fits)
+    }
+}
+
+/// Answers AlterClientQuotas. All entities that can be changed are changed at once.
+pub async fn alter(
+    broker: Arc<Broker>,
+    request: m::AlterClientQuotasRequest,
+) -> m::AlterClientQuotasResponse {
+    let results = broker
+        .blocking(move |broker| {
+            // Before the lock: whether an address is one may take asking for it.
+            let mut hosts = HOSTS_MAX;
+            let checked = request.entries.iter().map(|entry| (entity_of(entry, &mut hosts), entry));
+            let checked: Vec<_> = checked.collect();
+            broker.quotas.change(|old| {
+                let (results, changed) = change_all(old, checked);
+                (results, if request.validate_only { BTreeMap::new() } else { changed })
+            })
+        })
+        .await;
+    let entry = |(entity, result): Changed| {
+        let failure = result.err();
+        altered::EntryData {
+            error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
+            error_message: failure.map(|failure| failure.text()),
+            entity: entity
+                .into_iter()
+                .map(|(entity_type, entity_name)| altered::EntityData { entity_type, entity_name })
+                .collect(),
+        }
+    };
+    let entries = match results {
+        Ok(results) => results.into_iter().map(entry).collect(),
+        // Nothing was changed, and nothing is known of any entity: there is no other place for it in the answer.
+        Err(error) => vec![entry((Vec::new(), Err(error.into())))],
+    };
+    m::AlterClientQuotasResponse { entries, ..m::AlterClientQuotasResponse::default() }
+}
+
+/// An entity as answers name it, and what became of its change.
+type Changed = (Vec<(Text, Option<Text>)>, Result<(), Failure>);
+type Results = Vec<Changed>;
+/// Whom an entry is about, and why there can be no such entity, if there cannot.
+type Checked = (Entity, Result<(), Failure>);
+
+fn change_all(
+    old: &BTreeMap<Entity, Values>,
+    entries: Vec<(Checked, &EntryData)>,
+) -> (Results, BTreeMap<Entity, Values>) {
+    let (mut results, mut changed): (Results, _) = (Vec::new(), BTreeMap::new());
+    let mut answered: BTreeMap<Entity, usize> = BTreeMap::new();
+    let mut count = old.len();
+    for ((entity, legal), entry) in entries {
+        let mut keys = BTreeSet::new();
+        let twice = answered.contains_key(&entity) || !entry.ops.iter().all(|op| keys.insert(&op.key));
+        let result = if twice {
+            Err(refused(format!("Ignoring duplicate entity {}", shown(&entity))))
+        } else if count >= ENTITIES_MAX && !old.contains_key(&entity) {
+            Err(refused(format!("{ENTITIES_MAX} entities have quotas already: delete some")))
+        } else {
+            let now = old.get(&entity).cloned().unwrap_or_default();
+            legal.and_then(|()| changed_values(&entity, now, &entry.ops))
+        };
+        let result = result.map(|values| {
+            count += usize::from(!values.is_empty() && !old.contains_key(&entity));
+            changed.insert(entity.clone(), values);
+        });
+        match answered.get(&entity) {
+            Some(at) => results[*at].1 = result,
+            None => {
+                answered.insert(entity.clone(), results.len());
+                results.push((parts(&entity).collect(), result));
+            }
+        }
+    }
+    (results, changed)
+}
+
+/// As Kafka shows one in its messages.
+fn shown(entity: &Entity) -> String {
+    let part =
+        |(part, name): (&String, &Option<String>)| format!("{part}={}", name.as_deref().unwrap_or("null"));
+    let parts: Vec<String> = entity.0.iter().map(part).collect();
+    format!("ClientQuotaEntity(entries={{{}}})", parts.join(", "))
+}
+
+fn entity_of(entry: &EntryData, hosts: &mut usize) -> Checked {
+    let part = |of: &m::alter_client_quotas_request::EntityData| {
+        (of.entity_type.to_string(), of.entity_name.as_ref().map(ToString::to_string))
+    };
+    let entity = Entity(entry.entity.iter().map(part).collect());
+    let legal = check_entity(&entity, hosts);
+    (entity, legal)
+}
+
+fn check_entity(entity: &Entity, hosts: &mut usize) -> Result<(), Failure> {
+    if entity.0.is_empty() {
+        return Err(refused("Invalid empty client quota entity"));
+    }
+    for (part, name) in &entity.0 {
+        if ![USER, CLIENT_ID, IP].contains(&part.as_str()) {
+            return Err(refused(format!("Unhandled client quota entity type: {part}")));
+        }
+        if name.as_ref().is_some_and(String::is_empty) {
+            return Err(refused(format!("Empty {part} not supported")));
+        }
+        if name.as_ref().is_some_and(|name| name.len() > NAME_BYTES_MAX) {
+            return Err(refused(format!("a name may have {NAME_BYTES_MAX} bytes at most")));
+        }
+    }
+    if let Some(ip) = entity.part(IP) {
+        if entity.0.len() > 1 {
+            return Err(refused(
+                "Invalid quota entity combination, IP entity shouldnot be combined with User or ClientId",
+            ));
+        }
+        if let Some(host) = ip.filter(|ip| ip.parse::<IpAddr>().is_err()) {
+            if *hosts == 0 {
+                return Err(refused(format!("a request may name {HOSTS_MAX} hosts at most")));
+            }
+            *hosts -= 1;
+            if (host, 0u16).to_socket_addrs().is_err() {
+                return Err(refused(format!("{host} is not a valid IP or resolvable host.")));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn changed_values(entity: &Entity, mut values: Values, ops: &[OpData]) -> Result<Values, Failure> {
+    for op in ops {
+        let key = op.key.as_str();
+        if op.remove {
+            values.remove(key);
+        } else {
+            check_value(entity, key, op.value)?;
+            values.insert(key.to_owned(), op.value);
+        }
+    }
+    Ok(values)
+}
+
+/// Kafka's rules for values; a whole number stands for the largest of its type.
+fn check_value(entity: &Entity, key: &str, value: f64) -> Result<(), Failure> {
+    let whole = match entity.part(IP) {
+        Some(_) if key == CONNECTION_CREATION_RATE => Some(("an INT", f64::from(i32::MAX))),
+        None if key == Quota::Produce.name() || key == Quota::Fetch.name() => {
+            Some(("a LONG", i64::MAX as f64))
+        }
+        None if key == Quota::Request.name() || key == Quota::ControllerMutation.name() => None,
+        _ => return Err(refused(format!("Invalid configuration key {key}"))),
+    };
+    // What is no number is not greater either; what has no end could not be stored.
+    if value.is_nan() || value <= 0.0 {
+        return Err(refused(format!("Quota {key} must be greater than 0")));
+    }
+    match whole {
+        Some((kind, max)) if value > max => {
+            Err(refused(format!("Proposed value for {key} is too large for {kind}.")))
+        }
+        Some(_) if value % 1.0 > FRACTION_MAX => Err(refused(format!("{key} cannot be a fractional value."))),
+        None if value.is_infinite() => Err(refused(format!("Proposed value for {key} is too large."))),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,369 @@
+//! Client quotas (KIP-13, KIP-124, KIP-546, KIP-599): how much of the server each client may use, and how long it must wait
+//! when it used more.
+//!
+//! Whoever is over a quota is told so in its answer, and its connection is not read until that time is over (KIP-219).
+//! Where nobody has a quota, a request costs one atomic load here.
+
+mod limits;
+mod meter;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use meta::{Change, MetaError, Store};
+use parking_lot::{Mutex, RwLock};
+use wire::Text;
+
+use crate::config::Config;
+pub use limits::{CLIENT_ID, Entity, IP, Limit, Limits, Quota, USER, Values};
+use meter::{Bucket, Rate, Window};
+
+const PREFIX: &str = "quotas/";
+/// Entities that may have quotas.
+pub const ENTITIES_MAX: usize = 10_000;
+/// Clients whose use of one quota is known at a time: clients choose their ids. Beyond it, those that were not heard of
+/// for longest are forgotten.
+const METERS_MAX: usize = 10_000;
+/// A client that was not heard of for so long is forgotten, as in Kafka.
+const METER_IDLE: Duration = Duration::from_secs(3600);
+/// Who is not known by name.
+pub const ANONYMOUS: &str = "ANONYMOUS";
+
+/// Whose quotas a request counts against.
+#[derive(Clone, Debug)]
+pub struct Payer {
+    /// The name of the client's principal.
+    pub user: Text,
+    /// As the client calls itself; empty where it does not.
+    pub client_id: Text,
+}
+
+/// What one client used lately.
+#[derive(Debug)]
+struct Meter {
+    used: Used,
+    at_ms: i64,
+}
+
+#[derive(Debug)]
+enum Used {
+    Rate(Rate),
+    Bucket(Bucket),
+}
+
+/// One quota of all clients.
+#[derive(Debug, Default)]
+struct Account {
+    limits: RwLock<Option<Limits>>,
+    meters: Mutex<HashMap<(String, String), Meter>>,
+}
+
+/// All quotas.
+#[derive(Debug)]
+pub struct Quotas {
+    store: Arc<Store>,
+    entities: RwLock<Arc<BTreeMap<Entity, Values>>>,
+    /// One change at a time.
+    change: Mutex<()>,
+    /// A bit for each quota that anybody has.
+    enabled: AtomicU8,
+    accounts: [Account; 4],
+    window: Window,
+    mutation_window: Window,
+    started: Instant,
+}
+
+impl Quotas {
+    /// Loads what is stored.
+    pub fn open(store: Arc<Store>, config: &Config) -> Result<Quotas, MetaError> {
+        let mut entities = BTreeMap::new();
+        for (key, value) in store.list(PREFIX)? {
+            let entity = serde_json::from_str::<Entity>(&key[PREFIX.len()..]);
+            match entity.and_then(|entity| Ok((entity, serde_json::from_slice(&value.bytes)?))) {
+                Ok((entity, values)) => drop(entities.insert(entity, values)),
+                Err(error) => tracing::error!(key, %error, "a stored quota cannot be read; it is left out"),
+            }
+        }
+        let window = |samples: i32, seconds: i32| Window {
+            samples: i64::from(samples),
+            sample_ms: i64::from(seconds) * 1000,
+        };
+        let quotas = Quotas {
+            store,
+            entities: RwLock::new(Arc::new(entities)),
+            change: Mutex::default(),
+            enabled: AtomicU8::new(0),
+            accounts: Default::default(),
+            window: window(config.quota_samples, config.quota_sample_seconds),
+            mutation_window: window(config.mutation_quota_samples, config.mutation_quota_sample_seconds),
+            started: Instant::now(),
+        };
+        quotas.apply();
+        Ok(quotas)
+    }
+
+    /// The quotas of all entities.
+    pub fn entities(&self) -> Arc<BTreeMap<Entity, Values>> {
+        self.entities.read().clone()
+    }
+
+    /// Replaces the quotas of the entities that `change` names; no values: it has none any more. Durable on return;
+    /// blocks.
+    pub fn change<T>(
+        &self,
+        change: impl FnOnce(&BTreeMap<Entity, Values>) -> (T, BTreeMap<Entity, Values>),
+    ) -> Result<T, MetaError> {
+        let _one = self.change.lock();
+        let mut entities = BTreeMap::clone(&self.entities());
+        let (result, changed) = change(&entities);
+        let mut changes = Vec::with_capacity(changed.len());
+        for (entity, values) in changed {
+            if entities.get(&entity).map_or(values.is_empty(), |old| *old == values) {
+                continue;
+            }
+            let name = serde_json::to_string(&entity).expect("texts can be written as JSON");
+            let key = format!("{PREFIX}{name}");
+            if values.is_empty() {
+                changes.push(Change::Delete { key });
+                entities.remove(&entity);
+            } else {
+                let bytes = serde_json::to_vec(&values).expect("finite numbers can be written as JSON");
+                changes.push(Change::Put { key, bytes });
+                entities.insert(entity, values);
+            }
+        }
+        if !changes.is_empty() {
+            self.store.commit(&[], &changes)?;
+            *self.entities.write() = Arc::new(entities);
+            self.apply();
+        }
+        Ok(result)
+    }
+
+    /// Puts what is stored into force.
+    fn apply(&self) {
+        let entities = self.entities();
+        let mut enabled = 0;
+        for quota in Quota::ALL {
+            let limits = Limits::new(quota, entities.iter());
+            enabled |= u8::from(limits.is_some()) << quota as u8;
+            if limits.is_none() {
+                self.account(quota).meters.lock().clear();
+            }
+            *self.account(quota).limits.write() = limits;
+        }
+        self.enabled.store(enabled, Ordering::Release);
+    }
+
+    fn account(&self, quota: Quota) -> &Account {
+        &self.accounts[quota as usize]
+    }
+
+    /// Whether anybody has any quota.
+    pub fn any(&self) -> bool {
+        self.enabled.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether anybody has this quota.
+    pub fn enabled(&self, quota: Quota) -> bool {
+        self.enabled.load(Ordering::Relaxed) & (1 << quota as u8) != 0
+    }
+
+    /// Counts what `payer` used; returns how long it must wait, in milliseconds.
+    pub fn record(&self, quota: Quota, payer: &Payer, value: f64) -> i32 {
+        self.with_rate(quota, payer, |rate, window, limit, now_ms| {
+            rate.record(window, value, now_ms);
+            rate.throttle_ms(window, limit, now_ms)
+        })
+    }
+
+    /// Counts what `payer` would get; where that is too much, it is not counted, must not be given, and the time until
+    /// it may be is returned, in milliseconds.
+    pub fn record_if_within(&self, quota: Quota, payer: &Payer, value: f64) -> i32 {
+        self.with_rate(quota, payer, |rate, window, limit, now_ms| {
+            rate.record(window, value, now_ms);
+            let throttle_ms = rate.throttle_ms(window, limit, now_ms);
+            if throttle_ms > 0 {
+                rate.record(window, -value, now_ms);
+            }
+            throttle_ms
+        })
+    }
+
+    /// What `payer` could get at once if it had used nothing: whatever is more than that would never be given.
+    pub fn window_max(&self, quota: Quota, payer: &Payer) -> f64 {
+        let seconds = self.window.full_seconds();
+        self.limit(quota, payer).map_or(f64::INFINITY, |limit| limit.value * seconds)
+    }
+
+    /// Takes `partitions` for changes of topics. A strict payer gets nothing while it is in debt, and is told how long
+    /// that lasts, in milliseconds; another one is told how long it should wait now.
+    pub fn record_mutations(&self, payer: &Payer, partitions: f64, strict: bool) -> Result<i32, i32> {
+        let quota = Quota::ControllerMutation;
+        let Some(limit) = self.limit(quota, payer) else { return Ok(0) };
+        let window = self.mutation_window;
+        self.with_meter(quota, payer, limit, |used, now_ms| {
+            let Used::Bucket(bucket) = used else { return Ok(0) };
+            let debt_ms = bucket.throttle_ms(window, limit.value, now_ms);
+            if strict && debt_ms > 0 {
+                return Err(throttle(debt_ms));
+            }
+            bucket.take(window, limit.value, partitions, now_ms);
+            Ok(if strict { 0 } else { throttle(bucket.throttle_ms(window, limit.value, now_ms)) })
+        })
+    }
+
+    /// The longest that a client waits for having taken too much of the threads' time, in milliseconds: one sample, as
+    /// in Kafka, since the measure is a rough one.
+    pub fn request_throttle_ms_max(&self) -> i32 {
+        throttle(self.window.sample_ms)
+    }
+
+    /// Forgets clients that were not heard of for long.
+    pub fn expire(&self) {
+        let oldest_ms = self.now_ms() - i64::try_from(METER_IDLE.as_millis()).unwrap_or(i64::MAX);
+        for account in &self.accounts {
+            account.meters.lock().retain(|_, meter| meter.at_ms >= oldest_ms);
+        }
+    }
+
+    fn limit(&self, quota: Quota, payer: &Payer) -> Option<Limit> {
+        if !self.enabled(quota) {
+            return None;
+        }
+        self.account(quota).limits.read().as_ref()?.find(&payer.user, &payer.client_id)
+    }
+
+    fn with_rate(
+        &self,
+        quota: Quota,
+        payer: &Payer,
+        work: impl FnOnce(&mut Rate, Window, f64, i64) -> i64,
+    ) -> i32 {
+        let Some(limit) = self.limit(quota, payer) else { return 0 };
+        self.with_meter(quota, payer, limit, |used, now_ms| match used {
+            Used::Rate(rate) => throttle(work(rate, self.window, limit.value, now_ms)),
+            Used::Bucket(_) => 0,
+        })
+    }
+
+    fn with_meter<T>(
+        &self,
+        quota: Quota,
+        payer: &Payer,
+        limit: Limit,
+        work: impl FnOnce(&mut Used, i64) -> T,
+    ) -> T {
+        let part = |has: bool, name: &Text| if has { name.to_string() } else { String::new() };
+        let key = (part(limit.by_user, &payer.user), part(limit.by_client, &payer.client_id));
+        let mut meters = self.account(quota).meters.lock();
+        // Taken under the lock, the time never goes back from one use of a meter to the next.
+        let now_ms = self.now_ms();
+        if meters.len() >= METERS_MAX && !meters.contains_key(&key) {
+            forget_oldest(&mut meters);
+        }
+        let meter = meters.entry(key).or_insert_with(|| Meter {
+            used: match quota {
+                Quota::ControllerMutation => Used::Bucket(Bucket::default()),
+                Quota::Produce | Quota::Fetch | Quota::Request => Used::Rate(Rate::default()),
+            },
+            at_ms: now_ms,
+        });
+        meter.at_ms = now_ms;
+        work(&mut meter.used, now_ms)
+    }
+
+    fn now_ms(&self) -> i64 {
+        i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX)
+    }
+}
+
+/// Makes room for a while: for an eighth of the bound.
+fn forget_oldest(meters: &mut HashMap<(String, String), Meter>) {
+    let mut times: Vec<i64> = meters.values().map(|meter| meter.at_ms).collect();
+    let (_, oldest_ms, _) = times.select_nth_unstable(METERS_MAX / 8);
+    let oldest_ms = *oldest_ms;
+    let mut left = METERS_MAX / 8;
+    meters.retain(|_, meter| {
+        let forgotten = left > 0 && meter.at_ms <= oldest_ms;
+        left -= usize::from(forgotten);
+        !forgotten
+    });
+}
+
+fn throttle(ms: i64) -> i32 {
+    i32::try_from(ms).unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quotas(directory: &std::path::Path) -> Quotas {
+        Quotas::open(Arc::new(Store::open(&directory.join("meta.redb")).unwrap()), &Config::default())
+            .unwrap()
+    }
+
+    fn payer(client_id: &str) -> Payer {
+        Payer { user: Text::from_static(ANONYMOUS), client_id: Text::from(client_id.to_owned()) }
+    }
+
+    fn set(quotas: &Quotas, quota: Quota, value: Option<f64>) {
+        let entity = Entity(BTreeMap::from([(CLIENT_ID.to_owned(), None)]));
+        let values = value.map(|value| (quota.name().to_owned(), value)).into_iter().collect();
+        quotas.change(|_| ((), BTreeMap::from([(entity, values)]))).unwrap();
+    }
+
+    #[test]
+    fn each_client_has_its_own_and_nothing_is_counted_without_a_quota() {
+        let directory = tempfile::tempdir().unwrap();
+        let quotas = quotas(directory.path());
+        assert!(!quotas.any() && quotas.record(Quota::Produce, &payer("a"), 1e9) == 0);
+        set(&quotas, Quota::Produce, Some(1000.0));
+        assert!(quotas.enabled(Quota::Produce) && !quotas.enabled(Quota::Fetch));
+        assert_eq!(quotas.record(Quota::Produce, &payer("a"), 10_000.0), 0);
+        let throttle = quotas.record(Quota::Produce, &payer("a"), 10_000.0);
+        assert!((9000..=10_000).contains(&throttle), "{throttle}");
+        assert_eq!(quotas.record(Quota::Produce, &payer("b"), 10_000.0), 0);
+        set(&quotas, Quota::Produce, None);
+        assert!(!quotas.any() && quotas.account(Quota::Produce).meters.lock().is_empty());
+    }
+
+    #[test]
+    fn what_is_not_given_is_not_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let quotas = quotas(directory.path());
+        set(&quotas, Quota::Fetch, Some(1000.0));
+        assert_eq!(quotas.window_max(Quota::Fetch, &payer("a")), 10_000.0);
+        for _ in 0..100 {
+            assert!(quotas.record_if_within(Quota::Fetch, &payer("a"), 20_000.0) > 9000);
+        }
+        assert_eq!(quotas.record_if_within(Quota::Fetch, &payer("a"), 9000.0), 0);
+    }
+
+    #[test]
+    fn clients_that_make_up_ids_take_no_more_memory_than_the_bound() {
+        let directory = tempfile::tempdir().unwrap();
+        let quotas = quotas(directory.path());
+        set(&quotas, Quota::Produce, Some(1.0));
+        for number in 0..METERS_MAX * 2 {
+            quotas.record(Quota::Produce, &payer(&number.to_string()), 1.0);
+        }
+        let meters = quotas.account(Quota::Produce).meters.lock().len();
+        assert!((METERS_MAX * 3 / 4..=METERS_MAX).contains(&meters), "{meters}");
+        quotas.expire();
+        assert_eq!(quotas.account(Quota::Produce).meters.lock().len(), meters);
+    }
+
+    #[test]
+    fn a_strict_client_in_debt_changes_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let quotas = quotas(directory.path());
+        set(&quotas, Quota::ControllerMutation, Some(1.0));
+        assert_eq!(quotas.record_mutations(&payer("a"), 13.0, true), Ok(0));
+        assert!(quotas.record_mutations(&payer("a"), 1.0, true).is_err_and(|ms| ms > 1000));
+        assert!(quotas.record_mutations(&payer("a"), 1.0, false).is_ok_and(|ms| ms > 2000));
+    }
+}

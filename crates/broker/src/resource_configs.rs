@@ -1,0 +1,267 @@
+//! The settings that clients changed: of the broker, of groups, of client-metrics subscriptions. Kept in the metadata;
+//! those of topics lie with the topics.
+//!
+//! The store is written first, synced, and then what is in memory follows. Values are kept as the text that was sent,
+//! and were checked before; what a later start does not know any more is passed over.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use meta::{Change, MetaError, Store};
+use parking_lot::{Mutex, RwLock};
+use wire::ErrorCode;
+
+use crate::config::{Config, Setting};
+use crate::failure::Failure;
+
+const PREFIX: &str = "configs/";
+/// Groups and subscriptions with settings of their own, each: they are held in memory, and clients name them.
+const RESOURCES_MAX: usize = 10_000;
+/// Bytes of a resource's name, and of all its settings.
+const NAME_BYTES_MAX: usize = 1024;
+const VALUES_BYTES_MAX: usize = 64 * 1024;
+
+/// The broker's settings that take effect while it runs; all of them can be changed so in Kafka as well.
+const DYNAMIC: [&str; 10] = [
+    "log.cleaner.backoff.ms",
+    "log.cleaner.dedupe.buffer.size",
+    "log.cleaner.delete.retention.ms",
+    "log.cleaner.max.compaction.lag.ms",
+    "log.cleaner.min.cleanable.ratio",
+    "log.cleaner.min.compaction.lag.ms",
+    "log.cleanup.policy",
+    "log.retention.bytes",
+    "log.retention.ms",
+    "message.max.bytes",
+];
+
+/// Whether the broker's setting `name` takes effect while it runs.
+pub fn is_dynamic(name: &str) -> bool {
+    DYNAMIC.contains(&name)
+}
+
+/// What has settings of its own besides topics.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum ResourceKind {
+    /// A broker by its id, or all of them: the empty name.
+    Broker,
+    /// A consumer group.
+    Group,
+    /// A subscription of client metrics (KIP-714).
+    ClientMetrics,
+}
+
+impl ResourceKind {
+    const ALL: [ResourceKind; 3] = [ResourceKind::Broker, ResourceKind::Group, ResourceKind::ClientMetrics];
+
+    /// Where the metadata keeps them.
+    fn prefix(self) -> String {
+        let folder = match self {
+            ResourceKind::Broker => "brokers",
+            ResourceKind::Group => "groups",
+            ResourceKind::ClientMetrics => "client-metrics",
+        };
+        format!("{PREFIX}{folder}/")
+    }
+}
+
+/// Settings by name, as text.
+pub type Overrides = BTreeMap<String, String>;
+
+/// All of them.
+#[derive(Debug)]
+pub struct ResourceConfigs {
+    store: Arc<Store>,
+    start: Arc<Config>,
+    now: RwLock<Arc<Config>>,
+    resources: RwLock<BTreeMap<(ResourceKind, String), Arc<Overrides>>>,
+    /// One change at a time.
+    change: Mutex<()>,
+}
+
+impl ResourceConfigs {
+    /// Loads what is stored, on top of the settings that the broker was started with.
+    pub fn open(store: Arc<Store>, start: Arc<Config>) -> Result<ResourceConfigs, MetaError> {
+        let mut resources = BTreeMap::new();
+        for kind in ResourceKind::ALL {
+            let prefix = kind.prefix();
+            for (key, value) in store.list(&prefix)? {
+                match serde_json::from_slice::<Overrides>(&value.bytes) {
+                    Ok(overrides) => {
+                        resources.insert((kind, key[prefix.len()..].to_owned()), Arc::new(overrides));
+                    }
+                    Err(error) => tracing::error!(key, %error, "stored settings cannot be read; left out"),
+                }
+            }
+        }
+        let (resources, now) = (RwLock::new(resources), RwLock::new(start.clone()));
+        let configs = ResourceConfigs { store, start, now, resources, change: Mutex::default() };
+        configs.apply_to_broker();
+        Ok(configs)
+    }
+
+    /// The settings of one resource; none where nobody set any.
+    pub fn of(&self, kind: ResourceKind, name: &str) -> Arc<Overrides> {
+        self.resources.read().get(&(kind, name.to_owned())).cloned().unwrap_or_default()
+    }
+
+    /// The names of all resources of a kind that have settings.
+    pub fn names(&self, kind: ResourceKind) -> Vec<String> {
+        let resources = self.resources.read();
+        resources.keys().filter(|key| key.0 == kind).map(|key| key.1.clone()).collect()
+    }
+
+    /// The broker's settings in force.
+    pub fn now(&self) -> Arc<Config> {
+        self.now.read().clone()
+    }
+
+    /// This broker's own settings, and those for all brokers.
+    pub fn of_broker(&self) -> [Arc<Overrides>; 2] {
+        let own = self.of(ResourceKind::Broker, &self.start.node_id.to_string());
+        [own, self.of(ResourceKind::Broker, "")]
+    }
+
+    /// Replaces the settings of one resource by what `change` makes of them. Durable on return; blocks.
+    pub fn change(
+        &self,
+        kind: ResourceKind,
+        name: &str,
+        change: impl FnOnce(&Overrides) -> Result<Overrides, Failure>,
+    ) -> Result<(), Failure> {
+        let _one = self.change.lock();
+        let overrides = change(&self.of(kind, name))?;
+        let key = (kind, name.to_owned());
+        let stored = format!("{}{name}", kind.prefix());
+        if overrides.is_empty() {
+            self.store.commit(&[], &[Change::Delete { key: stored }])?;
+            self.resources.write().remove(&key);
+        } else {
+            self.check_bounds(&key, &overrides)?;
+            let bytes = serde_json::to_vec(&overrides).expect("texts can be written as JSON");
+            self.store.commit(&[], &[Change::Put { key: stored, bytes }])?;
+            self.resources.write().insert(key, Arc::new(overrides));
+        }
+        self.apply_to_broker();
+        Ok(())
+    }
+
+    fn check_bounds(&self, key: &(ResourceKind, String), overrides: &Overrides) -> Result<(), Failure> {
+        let refused = |why: String| Err(Failure::because(ErrorCode::InvalidRequest, why));
+        if key.1.len() > NAME_BYTES_MAX {
+            return refused(format!("a resource's name may have {NAME_BYTES_MAX} bytes at most"));
+        }
+        if overrides.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > VALUES_BYTES_MAX {
+            return refused(format!("a resource's settings may have {VALUES_BYTES_MAX} bytes at most"));
+        }
+        let resources = self.resources.read();
+        let like = resources.keys().filter(|other| other.0 == key.0).count();
+        if like >= RESOURCES_MAX && !resources.contains_key(key) {
+            return refused(format!("{RESOURCES_MAX} of this kind have settings already: delete some"));
+        }
+        Ok(())
+    }
+
+    /// Works out the broker's settings in force: its own come before those for all brokers, and those before what it
+    /// was started with.
+    fn apply_to_broker(&self) {
+        let mut config = Config::clone(&self.start);
+        let [own, all] = self.of_broker();
+        for (name, value) in all.iter().chain(own.iter()).filter(|(name, _)| is_dynamic(name)) {
+            if let Err(error) = config.set(name, value) {
+                tracing::error!(%error, "a stored setting of the broker is passed over");
+            }
+        }
+        *self.now.write() = Arc::new(config);
+    }
+}
+
+/// What `overrides` of the broker's settings cannot be, as a whole.
+pub fn check_broker_configs(overrides: &Overrides) -> Result<(), Failure> {
+    let invalid = |why: String| Failure::because(ErrorCode::InvalidRequest, why);
+    let fixed: Vec<&str> = overrides.keys().map(String::as_str).filter(|name| !is_dynamic(name)).collect();
+    if !fixed.is_empty() {
+        return Err(invalid(format!("Cannot update these configs dynamically: [{}]", fixed.join(", "))));
+    }
+    for setting in Config::default().settings() {
+        let problem = |value: &String| Setting::problem(&setting, value);
+        if let Some(problem) = overrides.get(setting.name).and_then(problem) {
+            return Err(invalid(problem));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn overrides(pairs: &[(&str, &str)]) -> Overrides {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_brokers_own_settings_come_first_and_all_survive_a_restart() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("meta.redb");
+        let mut start = Config::default();
+        start.set("message.max.bytes", "1000").unwrap();
+        let start = Arc::new(start);
+        let open = || ResourceConfigs::open(Arc::new(Store::open(&path).unwrap()), start.clone()).unwrap();
+        let configs = open();
+        assert_eq!(configs.now().message_max_bytes, 1000);
+        let set = |configs: &ResourceConfigs, name: &str, value: &str| {
+            let value = overrides(&[("message.max.bytes", value)]);
+            configs.change(ResourceKind::Broker, name, |_| Ok(value)).unwrap();
+            configs.now().message_max_bytes
+        };
+        assert_eq!(set(&configs, "", "3000"), 3000);
+        assert_eq!(set(&configs, "1", "2000"), 2000);
+        assert_eq!(set(&configs, "", "4000"), 2000);
+        assert_eq!(set(&configs, "7", "9000"), 2000, "another broker's");
+        drop(configs);
+        let configs = open();
+        assert_eq!(configs.now().message_max_bytes, 2000);
+        configs.change(ResourceKind::Broker, "1", |_| Ok(Overrides::new())).unwrap();
+        assert_eq!(configs.now().message_max_bytes, 4000);
+    }
+
+    #[test]
+    fn what_clients_may_store_is_bounded() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(&directory.path().join("meta.redb")).unwrap());
+        let configs = ResourceConfigs::open(store, Arc::new(Config::default())).unwrap();
+        let set = |name: &str, value: String| {
+            let value = overrides(&[("metrics", value.as_str())]);
+            configs.change(ResourceKind::ClientMetrics, name, |_| Ok(value))
+        };
+        assert!(set("a", "x".repeat(60_000)).is_ok());
+        assert!(set("a", "x".repeat(70_000)).is_err());
+        assert!(set(&"n".repeat(2000), "x".into()).is_err());
+        assert_eq!(configs.names(ResourceKind::ClientMetrics), ["a"]);
+        assert_eq!(configs.of(ResourceKind::ClientMetrics, "a")["metrics"].len(), 60_000);
+    }
+
+    #[test]
+    fn only_settings_that_take_effect_may_be_changed() {
+        let problem = |pairs: &[(&str, &str)]| {
+            check_broker_configs(&overrides(pairs)).err().map(|failure| failure.message.unwrap())
+        };
+        let all = Config::default().settings();
+        assert!(DYNAMIC.iter().all(|name| all.iter().any(|setting| setting.name == *name)));
+        assert_eq!(problem(&[("log.retention.ms", "5"), ("log.cleanup.policy", "compact")]), None);
+        assert_eq!(
+            problem(&[("socket.request.max.bytes", "1"), ("node.id", "2")]).unwrap(),
+            "Cannot update these configs dynamically: [node.id, socket.request.max.bytes]"
+        );
+        for (name, value, why) in [
+            ("message.max.bytes", "x", "Not a number of type INT"),
+            ("log.retention.bytes", "-2", "Value must be at least -1"),
+            ("log.cleaner.min.cleanable.ratio", "1.5", "Value must be no more than 1"),
+            ("log.cleanup.policy", "shrink", "String must be one of: compact, delete"),
+        ] {
+            let expected = format!("Invalid value {value} for configuration {name}: {why}");
+            assert_eq!(problem(&[(name, value)]), Some(expected));
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Metrics that clients push to the server (KIP-714).
+
+pub mod subscription;
