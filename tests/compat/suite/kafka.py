@@ -4,7 +4,7 @@ import subprocess
 import time
 
 from . import place
-from .server import ServerFailed
+from .server import ServerFailed, free_port
 
 READY_SECONDS = 60
 CLUSTER_ID = "bWFpbnN0ZW0tdGVzdHMhIQ"
@@ -71,3 +71,29 @@ class KafkaProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+
+class Kafka:
+    """Apache Kafka on a free port, with its data in `directory` too; `settings` are KEY=VALUE."""
+
+    def __init__(self, directory, settings=()):
+        self.bootstrap, controller = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        clients = f"PLAINTEXT://{self.bootstrap}"
+        fetched = subprocess.run([place.MAINSTEM_BENCH, "fetch-kafka"], stdout=subprocess.PIPE, text=True, check=True)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.broker = KafkaProcess(fetched.stdout.strip(), directory, [
+            ("process.roles", "broker,controller"), ("node.id", 1), ("controller.listener.names", "CONTROLLER"),
+            ("controller.quorum.bootstrap.servers", controller), ("listeners", f"{clients},CONTROLLER://{controller}"),
+            ("advertised.listeners", clients), ("log.dirs", directory / "data"),
+            ("offsets.topic.replication.factor", 1), ("transaction.state.log.replication.factor", 1),
+            ("transaction.state.log.min.isr", 1), ("log.cleaner.dedupe.buffer.size", 16 << 20),
+            *(setting.split("=", 1) for setting in settings),
+        ])
+
+    def __enter__(self):
+        self.broker.format()
+        self.broker.start()
+        return self
+
+    def __exit__(self, *_):
+        self.broker.stop()
