@@ -20,6 +20,7 @@ CREATE, DELETE, DELETE_RECORDS, INIT_PRODUCER, ADD_PARTITIONS, ADD_OFFSETS, END,
     19, 20, 21, 22, 24, 25, 26, 28)
 DESCRIBE_CONFIGS, ALTER_CONFIGS, CREATE_PARTITIONS, DELETE_GROUPS, ELECT, INCREMENTAL, REASSIGN, LIST_REASSIGN = (
     32, 33, 37, 42, 43, 44, 45, 46)
+DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS = 29, 30, 31
 OFFSET_DELETE, DESCRIBE_PRODUCERS, DESCRIBE_TXNS, LIST_TXNS, DESCRIBE_PARTITIONS = 47, 61, 65, 66, 75
 TRANSACTIONAL = 0x10
 
@@ -470,8 +471,21 @@ def groups(peer):
     peer.ask("delete", DELETE_GROUPS, 2, {"Groups": ["group", "lone"]})
 
 
+def acls(peer):
+    """Neither has an authorizer."""
+    entry = {"ResourceType": 2, "ResourceName": "t", "PatternType": 3, "Principal": "User:a", "Host": "*",
+             "Operation": 3, "PermissionType": 3}
+    for version in range(1, 4):
+        peer.ask(f"describe {version}", DESCRIBE_ACLS, version, {
+            "ResourceType": 1, "ResourcePatternType": 1, "Operation": 1, "PermissionType": 1})
+        made = [{**entry, "ResourcePatternType": entry["PatternType"]}] * 2
+        peer.ask(f"create {version}", CREATE_ACLS, version, {"Creations": made})
+        peer.ask(f"delete {version}", DELETE_ACLS, version, {"Filters": [
+            {**entry, "ResourcePatternTypeFilter": entry["PatternType"]}] * 2})
+
+
 ALL = {
     "topics": topics, "configs": configs, "records": records, "idempotent producers": idempotent,
     "transactions": transactions, "transactions that bump": bumping, "offsets": group_offsets,
-    "groups": groups,
+    "groups": groups, "acls": acls,
 }
