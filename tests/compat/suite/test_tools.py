@@ -8,7 +8,7 @@ from .topics import Record
 
 VERIFIABLE_RECORDS, VERIFIABLE_A_SECOND, VERIFIABLE_PARTITIONS = 20_000, 4000, 6
 COPIED_RECORDS, COPIED_PARTITIONS, TRANSACTION_RECORDS = 20_000, 4, 50
-COMPACTED_RECORDS, COMPACTED_TOPICS, DUPLICATES = 50_000, 2, 5
+COMPACTED_RECORDS, COMPACTED_TOPICS, DUPLICATES = 100_000, 2, 5
 # Long enough for compaction to find the new records, with the settings that the servers are started with.
 COMPACTION_SECONDS = 6
 
@@ -138,7 +138,7 @@ def compaction(cluster, tools):
     tool = tools.start(
         "compaction", "tools.LogCompactionTester", "--bootstrap-server", cluster.bootstrap, "--messages",
         COMPACTED_RECORDS, "--topics", COMPACTED_TOPICS, "--duplicates", DUPLICATES, "--percent-deletes", 10,
-        "--compression-type", "lz4", "--sleep", COMPACTION_SECONDS,
+        "--sleep", COMPACTION_SECONDS,
     )
     tool.finish()
     text = tool.text()

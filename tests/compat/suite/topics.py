@@ -11,6 +11,7 @@ from . import report
 ANSWER_SECONDS = 20
 END = -191  # the end of a partition, librdkafka's own code
 UNKNOWN_GROUP = 69
+NO_COORDINATOR_YET = (14, 15, 16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,17 @@ class Topics:
 
     def commit(self, group, topic, offsets):
         consumer = Consumer(self._settings(**{"group.id": group, "enable.auto.commit": False}))
-        consumer.commit(offsets=[TopicPartition(topic, p, offset) for p, offset in offsets.items()], asynchronous=False)
+        places = [TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+
+        def done():
+            try:
+                return consumer.commit(offsets=places, asynchronous=False)
+            except KafkaException as error:
+                if error.args[0].code() not in NO_COORDINATOR_YET:
+                    raise
+                return None
+
+        report.until(done, f"the commit of {group}")
         consumer.close()
 
     def committed(self, group, topic):
