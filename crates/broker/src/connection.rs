@@ -353,6 +353,18 @@ impl Connection {
                 let request: m::ListConfigResourcesRequest = call.decode()?;
                 call.later(async move { api::admin_configs::list_resources(&broker, &request, version) })
             }
+            ApiKey::DescribeAcls => {
+                let _: m::DescribeAclsRequest = call.decode()?;
+                call.later(async move { api::acls::describe() })
+            }
+            ApiKey::CreateAcls => {
+                let request: m::CreateAclsRequest = call.decode()?;
+                call.later(async move { api::acls::create(&request) })
+            }
+            ApiKey::DeleteAcls => {
+                let request: m::DeleteAclsRequest = call.decode()?;
+                call.later(async move { api::acls::delete(&request) })
+            }
             ApiKey::DescribeLogDirs => {
                 let request: m::DescribeLogDirsRequest = call.decode()?;
                 call.later(async move {

@@ -150,3 +150,22 @@ async fn the_older_alter_configs_replaces_all_settings_of_a_topic() {
     drop(connection);
     close(broker).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_authorizer_security_is_disabled() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    let disabled = ErrorCode::SecurityDisabled.code();
+    let answer: m::DescribeAclsResponse = call(&mut connection, 3, &m::DescribeAclsRequest::default()).await;
+    assert_eq!(answer.error_code, disabled);
+    assert_eq!(answer.error_message, Some(Text::from_static("No Authorizer is configured.")));
+    let creations = vec![m::create_acls_request::AclCreation::default(); 2];
+    let answer: m::CreateAclsResponse = call(&mut connection, 3, &m::CreateAclsRequest { creations }).await;
+    assert_eq!(answer.results.iter().map(|result| result.error_code).collect::<Vec<_>>(), [disabled; 2]);
+    let filters = vec![m::delete_acls_request::DeleteAclsFilter::default(); 2];
+    let answer: m::DeleteAclsResponse = call(&mut connection, 3, &m::DeleteAclsRequest { filters }).await;
+    assert_eq!(answer.filter_results.iter().map(|one| one.error_code).collect::<Vec<_>>(), [disabled; 2]);
+    drop(connection);
+    close(broker).await;
+}

@@ -37,6 +37,7 @@ fn default_request(api_key: ApiKey, version: i16) -> Chunks {
         OffsetDelete => OffsetDeleteRequest, DeleteRecords => DeleteRecordsRequest,
         AddPartitionsToTxn => AddPartitionsToTxnRequest, AddOffsetsToTxn => AddOffsetsToTxnRequest,
         AlterConfigs => AlterConfigsRequest, ListConfigResources => ListConfigResourcesRequest,
+        DescribeAcls => DescribeAclsRequest, CreateAcls => CreateAclsRequest, DeleteAcls => DeleteAclsRequest,
         DescribeLogDirs => DescribeLogDirsRequest, ElectLeaders => ElectLeadersRequest,
         AlterPartitionReassignments => AlterPartitionReassignmentsRequest,
         ListPartitionReassignments => ListPartitionReassignmentsRequest,

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -24,6 +25,14 @@ JVM += ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogg
 def set_up():
     """Brings what the tests need; a moment when it is there already."""
     subprocess.run([ROOT / "scripts" / "setup-tests"], check=True)
+
+
+def enter_environment():
+    """Sets up, and goes on in the set-up's Python, which has confluent-kafka."""
+    if sys.prefix != str(CACHE / "venv"):
+        set_up()
+        python = str(CACHE / "venv" / "bin" / "python3")
+        os.execv(python, [python, *sys.argv])
 
 
 def work_directory(suite="compat"):

@@ -20,6 +20,7 @@ CREATE, DELETE, DELETE_RECORDS, INIT_PRODUCER, ADD_PARTITIONS, ADD_OFFSETS, END,
     19, 20, 21, 22, 24, 25, 26, 28)
 DESCRIBE_CONFIGS, ALTER_CONFIGS, CREATE_PARTITIONS, DELETE_GROUPS, ELECT, INCREMENTAL, REASSIGN, LIST_REASSIGN = (
     32, 33, 37, 42, 43, 44, 45, 46)
+DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS = 29, 30, 31
 OFFSET_DELETE, DESCRIBE_PRODUCERS, DESCRIBE_TXNS, LIST_TXNS, DESCRIBE_PARTITIONS = 47, 61, 65, 66, 75
 LIST_GROUPS, CONSUMER_HEARTBEAT, CONSUMER_DESCRIBE = 16, 68, 69
 DESCRIBE_QUOTAS, ALTER_QUOTAS, GET_SUBSCRIPTIONS, PUSH_TELEMETRY, LIST_RESOURCES = 48, 49, 71, 72, 74
@@ -799,9 +800,22 @@ def consumer_groups(peer):
     peer.ask("list of both", LIST_GROUPS, 5, {})
 
 
+def acls(peer):
+    """Neither has an authorizer."""
+    entry = {"ResourceType": 2, "ResourceName": "t", "PatternType": 3, "Principal": "User:a", "Host": "*",
+             "Operation": 3, "PermissionType": 3}
+    for version in range(1, 4):
+        peer.ask(f"describe {version}", DESCRIBE_ACLS, version, {
+            "ResourceType": 1, "ResourcePatternType": 1, "Operation": 1, "PermissionType": 1})
+        made = [{**entry, "ResourcePatternType": entry["PatternType"]}] * 2
+        peer.ask(f"create {version}", CREATE_ACLS, version, {"Creations": made})
+        peer.ask(f"delete {version}", DELETE_ACLS, version, {"Filters": [
+            {**entry, "ResourcePatternTypeFilter": entry["PatternType"]}] * 2})
+
+
 ALL = {
     "topics": topics, "configs": configs, "broker configs": broker_configs, "group configs": group_configs,
     "client-metrics configs": client_metrics_configs, "quotas": quotas, "records": records, "idempotent producers": idempotent,
     "transactions": transactions, "transactions that bump": bumping, "offsets": group_offsets,
-    "groups": groups, "consumer groups": consumer_groups,
+    "groups": groups, "consumer groups": consumer_groups, "acls": acls,
 }

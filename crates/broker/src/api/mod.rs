@@ -1,5 +1,6 @@
 //! One file per API or family of APIs: what it means, and which versions of it are promised.
 
+pub mod acls;
 pub mod admin_configs;
 pub mod admin_groups;
 pub mod admin_replicas;
@@ -59,6 +60,9 @@ pub fn advertised(api_key: ApiKey) -> Option<RangeInclusive<i16>> {
         | ApiKey::OffsetDelete
         | ApiKey::AlterConfigs
         | ApiKey::ListConfigResources
+        | ApiKey::DescribeAcls
+        | ApiKey::CreateAcls
+        | ApiKey::DeleteAcls
         | ApiKey::DescribeLogDirs
         | ApiKey::ElectLeaders
         | ApiKey::AlterPartitionReassignments
