@@ -176,7 +176,10 @@ async fn members_share_follow_and_leave() {
 
     // Offsets are for members at their epoch.
     assert_eq!(commit(&mut c, "a", 3).await, 0);
-    assert_eq!(commit(&mut c, "a", 2).await, ErrorCode::StaleMemberEpoch.code());
+    assert_eq!(commit(&mut c, "a", 2).await, 0, "it had the partition then already");
+    assert_eq!(commit(&mut c, "a", 1).await, ErrorCode::StaleMemberEpoch.code());
+    assert_eq!(commit(&mut c, "a", 4).await, ErrorCode::StaleMemberEpoch.code());
+    assert_eq!(commit(&mut c, "b", 2).await, ErrorCode::StaleMemberEpoch.code());
     assert_eq!(commit(&mut c, "x", 3).await, ErrorCode::UnknownMemberId.code());
     assert_eq!(commit(&mut c, "", -1).await, ErrorCode::UnknownMemberId.code());
     assert_eq!(fetch(&mut c, Some("a"), 3).await, (0, Some(5)));

@@ -144,7 +144,12 @@ impl Group {
         }
         let expire_timestamp_ms = request.retention_ms.map(|ms| now.wall_ms.saturating_add(ms));
         let metadata_max = self.config.offset_metadata_max;
+        let consumer = self.consumer.as_deref();
         let accept = |commit: OffsetCommit| {
+            if let Some(group) = consumer {
+                let OffsetKey { topic, partition } = &commit.key;
+                group.check_partition(&request.member_id, request.generation, topic, *partition)?;
+            }
             let metadata = commit.metadata.unwrap_or_default();
             if metadata.encode_utf16().count() > metadata_max {
                 return Err(GroupError::OffsetMetadataTooLarge);
@@ -172,7 +177,7 @@ impl Group {
             return Ok(());
         }
         if let Some(group) = &self.consumer {
-            return group.check_epoch_of(&request.member_id, request.generation);
+            return group.check_commit(&request.member_id, request.generation);
         }
         if request.generation >= 0 || !request.member_id.is_empty() || request.instance_id.is_some() {
             self.validate_member(&request.member_id, request.instance_id.as_deref())?;

@@ -13,7 +13,7 @@ use super::super::leave::{LeaveMember, Left};
 use super::super::member::Member;
 use super::super::sync::SyncRequest;
 use super::super::{Action, CONSUMER_PROTOCOL_TYPE, GroupError, JoinReply, Joined, Now, ReplyToken, Synced};
-use super::member::{ClassicSide, MemberState, Subscription};
+use super::member::{ClassicSide, MemberState, Subscription, each};
 use super::{ConsumerGroup, ConsumerMember, ConsumerState, Partitions, RecordKey, Refused, TopicSource};
 
 impl ClassicSide {
@@ -111,6 +111,7 @@ impl Group {
                     indexes.retain(|index| !group.holders.contains_key(&(*topic, *index)));
                 });
                 new.assigned.retain(|_, indexes| !indexes.is_empty());
+                new.since = each(&new.assigned).map(|key| (key, self.generation)).collect();
             }
             new.target = new.assigned.clone();
             new.arm_session(now, member.session_timeout_ms);

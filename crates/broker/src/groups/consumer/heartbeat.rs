@@ -332,7 +332,7 @@ impl ConsumerGroup {
         })
     }
 
-    /// Checks the epoch of a member's commit or fetch of offsets.
+    /// Checks the epoch of a member's fetch of offsets.
     pub(in super::super) fn check_epoch_of(&self, id: &str, epoch: i32) -> Result<(), GroupError> {
         match self.members.get(id) {
             None => Err(GroupError::UnknownMemberId),
@@ -340,6 +340,30 @@ impl ConsumerGroup {
             Some(member) if member.is_classic() => Err(GroupError::IllegalGeneration),
             Some(_) => Err(GroupError::StaleMemberEpoch),
         }
+    }
+
+    /// Checks the epoch of a member's commit. An older one than the member's may be right for some of the partitions.
+    pub(in super::super) fn check_commit(&self, id: &str, epoch: i32) -> Result<(), GroupError> {
+        let older = |member: &&ConsumerMember| !member.is_classic() && (0..member.epoch).contains(&epoch);
+        match self.members.get(id).filter(older) {
+            Some(_) => Ok(()),
+            None => self.check_epoch_of(id, epoch),
+        }
+    }
+
+    /// Checks a partition of a commit that [`Self::check_commit`] let through: it must have been the member's at that
+    /// epoch already, and still be (KIP-1251).
+    pub(in super::super) fn check_partition(
+        &self,
+        id: &str,
+        epoch: i32,
+        topic: &str,
+        partition: i32,
+    ) -> Result<(), GroupError> {
+        let Some(member) = self.members.get(id).filter(|member| member.epoch != epoch) else { return Ok(()) };
+        let topic = self.topics.get(topic).map(|(topic, _)| *topic);
+        let since = topic.and_then(|topic| member.since.get(&(topic, partition)));
+        if since.is_some_and(|since| *since <= epoch) { Ok(()) } else { Err(GroupError::StaleMemberEpoch) }
     }
 
     /// A static member leaves and will be back: it keeps its seat until its session ends.
@@ -350,6 +374,9 @@ impl ConsumerGroup {
         if member.state == MemberState::Unrevoked {
             member.state = MemberState::Unreleased;
             member.arm_rebalance(now);
+        }
+        for key in each(&revoked) {
+            member.since.remove(&key);
         }
         each(&revoked).for_each(|key| self.release(key));
         self.unwritten.insert(RecordKey::Current(id.to_owned()));

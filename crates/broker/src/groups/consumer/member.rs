@@ -1,6 +1,6 @@
 //! A member of a group of the consumer protocol.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
@@ -86,6 +86,8 @@ pub struct ConsumerMember {
     pub state: MemberState,
     /// Its own.
     pub assigned: Partitions,
+    /// The epoch at which each of them came to it: what it committed at that one or since is its own (KIP-1251).
+    pub since: BTreeMap<(Uuid, i32), i32>,
     /// It has yet to give them up.
     pub revoking: Partitions,
     /// What the target assignment gives it.
@@ -106,6 +108,7 @@ impl ConsumerMember {
             previous_epoch: 0,
             state: MemberState::Stable,
             assigned: Partitions::new(),
+            since: BTreeMap::new(),
             revoking: Partitions::new(),
             target: Partitions::new(),
             session_deadline: None,

@@ -65,6 +65,9 @@ impl ConsumerGroup {
         }
         (member.state, member.epoch) = (state, epoch);
         (member.assigned, member.revoking) = (assigned, revoking);
+        let since =
+            member.held().map(|key| (key, member.since.get(&key).copied().unwrap_or(epoch))).collect();
+        member.since = since;
         member.arm_rebalance(now);
         for key in member.held() {
             *self.holders.entry(key).or_default() += 1;

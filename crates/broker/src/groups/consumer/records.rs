@@ -9,7 +9,8 @@
 //!                                         tag 0: nullable struct of i32 session timeout, [string name, bytes metadata]
 //!  6  ConsumerGroupTargetAssignmentMetadata  i32 epoch
 //!  7  ConsumerGroupTargetAssignmentMember [uuid topic, [i32] partitions]
-//!  8  ConsumerGroupCurrentMemberAssignment  i32 epoch, i32 epoch before, i8 state, [assigned], [pending revocation]
+//!  8  ConsumerGroupCurrentMemberAssignment  i32 epoch, i32 epoch before, i8 state, [assigned], [pending revocation], both
+//!                                         as above, with tag 0: [i32] the epoch at which each partition came
 //! 16  ConsumerGroupRegularExpression      [string] topics, i64 version, i64 timestamp
 //! ```
 //! Strings in keys have a length of 16 bits.
@@ -19,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use wire::messages::consumer_group_heartbeat_response::TopicPartitions;
 use wire::messages::join_group_request::JoinGroupRequestProtocol;
-use wire::{DecodeError, EncodeError, Reader, Tags, Text, Writer};
+use wire::{DecodeError, EncodeError, Part, Reader, Tags, Text, Uuid, Writer};
 
 use super::super::group::{Group, State};
 use super::super::member::Protocol;
@@ -81,8 +82,72 @@ pub struct Current {
     epoch: i32,
     previous_epoch: i32,
     state: MemberState,
-    assigned: Partitions,
-    revoking: Partitions,
+    assigned: Vec<HeldTopic>,
+    revoking: Vec<HeldTopic>,
+}
+
+/// Partitions of one topic, each with the epoch at which it came (KIP-1251).
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct HeldTopic {
+    topic_id: Uuid,
+    partitions: Vec<i32>,
+    /// Kafka wrote none before 4.3.
+    epochs: Option<Vec<i32>>,
+}
+
+impl Part for HeldTopic {
+    const LEAST_BYTES: usize = 18;
+
+    fn min_bytes(_version: i16, _flexible: bool) -> usize {
+        Self::LEAST_BYTES
+    }
+
+    fn read(value: &mut Reader, version: i16, flexible: bool) -> Result<Self, DecodeError> {
+        let mut held =
+            HeldTopic { topic_id: value.uuid()?, partitions: value.array(version, flexible)?, epochs: None };
+        value.tags(|value, tag| {
+            if tag == 0 {
+                held.epochs = value.nullable_array(version, flexible, true)?;
+            }
+            Ok(tag == 0)
+        })?;
+        Ok(held)
+    }
+
+    fn write(&self, out: &mut Writer, version: i16, flexible: bool) -> Result<(), EncodeError> {
+        out.uuid(self.topic_id);
+        out.array(&self.partitions, version, flexible)?;
+        let mut tags = Tags::default();
+        if let Some(epochs) = &self.epochs {
+            tags.put(0, |out| out.array(epochs, version, flexible))?;
+        }
+        out.tags(tags);
+        Ok(())
+    }
+}
+
+impl HeldTopic {
+    /// What a member holds of `partitions`.
+    fn listed(member: &ConsumerMember, partitions: &Partitions) -> Vec<HeldTopic> {
+        let epoch = |topic, index| member.since.get(&(topic, index)).copied().unwrap_or(member.epoch);
+        let topic = |(topic, indexes): (&Uuid, &BTreeSet<i32>)| HeldTopic {
+            topic_id: *topic,
+            partitions: indexes.iter().copied().collect(),
+            epochs: Some(indexes.iter().map(|index| epoch(*topic, *index)).collect()),
+        };
+        partitions.iter().map(topic).collect()
+    }
+
+    /// Gives the partitions to a member.
+    fn restore(held: Vec<HeldTopic>, epoch: i32, since: &mut BTreeMap<(Uuid, i32), i32>) -> Partitions {
+        let mut partitions = Partitions::new();
+        for HeldTopic { topic_id, partitions: indexes, epochs } in held {
+            let epochs = epochs.unwrap_or_default().into_iter().chain(std::iter::repeat(epoch));
+            since.extend(indexes.iter().zip(epochs).map(|(index, epoch)| ((topic_id, *index), epoch)));
+            partitions.insert(topic_id, indexes.into_iter().collect());
+        }
+        partitions
+    }
 }
 
 /// What all records of a group say.
@@ -130,7 +195,10 @@ impl ConsumerRecords {
                 let member = self.member(id);
                 (member.epoch, member.previous_epoch) = (current.epoch, current.previous_epoch);
                 member.state = current.state;
-                (member.assigned, member.revoking) = (current.assigned, current.revoking);
+                let mut since = BTreeMap::new();
+                member.assigned = HeldTopic::restore(current.assigned, current.epoch, &mut since);
+                member.revoking = HeldTopic::restore(current.revoking, current.epoch, &mut since);
+                member.since = since;
             }
             // With the member's own tombstone it all goes; without, it is as new.
             (RecordKey::Target(id), None) => {
@@ -303,8 +371,8 @@ impl ConsumerGroup {
                         out.i32(member.epoch);
                         out.i32(member.previous_epoch);
                         out.i8(member.state.code());
-                        out.array(&listed(&member.assigned), 0, true)?;
-                        out.array(&listed(&member.revoking), 0, true)?;
+                        out.array(&HeldTopic::listed(member, &member.assigned), 0, true)?;
+                        out.array(&HeldTopic::listed(member, &member.revoking), 0, true)?;
                     }
                 }
             }
@@ -427,8 +495,8 @@ pub fn decode(
             epoch: value.i32()?,
             previous_epoch: value.i32()?,
             state: MemberState::from_code(value.i8()?),
-            assigned: read_listed(&mut value)?,
-            revoking: read_listed(&mut value)?,
+            assigned: value.array(0, true)?,
+            revoking: value.array(0, true)?,
         }),
         RecordKey::Member(_) | RecordKey::Classic => {
             ConsumerRecord::Member(Box::new(Subscription::decode(&mut value)?))
@@ -438,7 +506,7 @@ pub fn decode(
 }
 
 fn listed(partitions: &Partitions) -> Vec<TopicPartitions> {
-    let topic = |(id, indexes): (&uuid::Uuid, &BTreeSet<i32>)| TopicPartitions {
+    let topic = |(id, indexes): (&Uuid, &BTreeSet<i32>)| TopicPartitions {
         topic_id: *id,
         partitions: indexes.iter().copied().collect(),
     };
