@@ -18,13 +18,13 @@ def same(want, got, what):
     want, got = collections.Counter(want), collections.Counter(got)
     lost, extra = want - got, got - want
     assert not lost and not extra, \
-        f"{what}: {lost.total()} lost, {extra.total()} too many, as {next(iter(lost or extra))}"
+        f"{what}: {lost.total()} lost, {extra.total()} too many, as {next(iter(lost or extra))!r:.200}"
 
 
 def same_in_order(want, got, what):
     """Both have the same members in the same order."""
     for at, (one, other) in enumerate(zip(want, got)):
-        assert one == other, f"{what}: {other} instead of {one} at {at}"
+        assert one == other, f"{what}: {other!r:.200} instead of {one!r:.200} at {at}"
     assert len(want) == len(got), f"{what}: {len(got)} instead of {len(want)}"
 
 
