@@ -7,6 +7,7 @@ pub mod admin_topics;
 pub mod alter_configs;
 pub mod api_versions;
 pub mod client_quotas;
+pub mod client_telemetry;
 pub mod delete_records;
 pub mod fetch;
 pub mod group_membership;
@@ -61,6 +62,8 @@ pub fn advertised(api_key: ApiKey) -> Option<RangeInclusive<i16>> {
         | ApiKey::AlterPartitionReassignments
         | ApiKey::ListPartitionReassignments
         | ApiKey::DescribeTopicPartitions
+        | ApiKey::GetTelemetrySubscriptions
+        | ApiKey::PushTelemetry
         | ApiKey::DescribeClientQuotas
         | ApiKey::AlterClientQuotas
         | ApiKey::AddPartitionsToTxn
