@@ -27,6 +27,7 @@ use crate::quotas::Quotas;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
 use crate::session::Sessions;
 use crate::signal::Signal;
+use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::transactions::TransactionCoordinator;
 
@@ -66,6 +67,7 @@ pub struct Broker {
     pub(crate) config: Arc<Config>,
     pub(crate) configs: Arc<ResourceConfigs>,
     pub(crate) quotas: Quotas,
+    pub(crate) telemetry: Telemetry,
     pub(crate) cluster_id: Text,
     pub(crate) store: Arc<Store>,
     pub(crate) logs: Arc<Logs>,
@@ -108,12 +110,14 @@ impl Broker {
             consumer_size_max: usize::try_from(config.consumer_group_size_max).unwrap_or(usize::MAX),
         };
         let quotas = Quotas::open(store.clone(), &config)?;
+        let telemetry = Telemetry::new(configs.clone(), config.telemetry_max_bytes);
         let broker = Arc::new_cyclic(|broker: &Weak<Broker>| Broker {
             sessions: Sessions::new(usize::try_from(config.fetch_sessions_max).unwrap_or(0)),
             coordinator: Arc::new(Coordinator::new(broker.clone(), group_config)),
             config,
             configs,
             quotas,
+            telemetry,
             cluster_id,
             store,
             logs,

@@ -345,6 +345,8 @@ settings! {
     mutation_quota_samples: i32 = 11, "controller.quota.window.num", 1, 1000;
     /// And what one spans, in seconds.
     mutation_quota_sample_seconds: i32 = 1, "controller.quota.window.size.seconds", 1, 3600;
+    /// Bytes of metrics that a client may push at once (KIP-714).
+    telemetry_max_bytes: i32 = 1_048_576, "telemetry.max.bytes", 1, i32::MAX;
 }
 
 /// The name that differs from `name` in the fewest letters, if they are few.

@@ -15,6 +15,11 @@ use wire::{ApiKey, Chunks, Message, Reader, Text};
 use crate::api;
 use crate::broker::Broker;
 use crate::quotas::{ANONYMOUS, Payer, Quota};
+use crate::telemetry::subscription::ClientLabels;
+
+/// The first version of ApiVersions whose clients say what library they are, and what those are called that do not.
+const SOFTWARE_FROM_VERSION: i16 = 3;
+const UNKNOWN_SOFTWARE: &str = "unknown";
 
 /// The answer to one request, still to be awaited. Answers are awaited and sent one after the other, in the order of
 /// the requests.
@@ -42,6 +47,8 @@ pub struct Connection {
     local: SocketAddr,
     /// The name of the client's principal; until clients authenticate, nobody in particular.
     user: Text,
+    /// Name and version of its library, once it has told them (KIP-511).
+    software: OnceLock<(String, String)>,
     muted: Arc<Muted>,
 }
 
@@ -170,7 +177,8 @@ impl Call {
 
 impl Connection {
     pub(crate) fn new(broker: Arc<Broker>, peer: SocketAddr, local: SocketAddr) -> Connection {
-        Connection { broker, peer, local, user: Text::from_static(ANONYMOUS), muted: Arc::default() }
+        let (user, software, muted) = (Text::from_static(ANONYMOUS), OnceLock::new(), Arc::default());
+        Connection { broker, peer, local, user, software, muted }
     }
 
     /// Until when no further request may be read: the client was told to wait so long.
@@ -263,6 +271,10 @@ impl Connection {
             }
             ApiKey::ApiVersions => {
                 let request: m::ApiVersionsRequest = call.decode()?;
+                if version >= SOFTWARE_FROM_VERSION {
+                    let (name, version) = (&request.client_software_name, &request.client_software_version);
+                    self.software.get_or_init(|| (name.to_string(), version.to_string()));
+                }
                 call.ready(api::api_versions::answer(&broker, Some(&request)))
             }
             ApiKey::InitProducerId => {
@@ -333,10 +345,34 @@ impl Connection {
         })
     }
 
+    /// What the client is known by in telemetry (KIP-714).
+    fn labels(&self, payer: &Payer) -> ClientLabels {
+        let unknown = || (UNKNOWN_SOFTWARE.to_owned(), UNKNOWN_SOFTWARE.to_owned());
+        let (software_name, software_version) = self.software.get().cloned().unwrap_or_else(unknown);
+        ClientLabels {
+            instance_id: String::new(),
+            id: payer.client_id.to_string(),
+            software_name,
+            software_version,
+            source_address: self.peer.ip().to_canonical().to_string(),
+            source_port: self.peer.port().to_string(),
+        }
+    }
+
     fn answer_admin(&self, mut call: Call) -> Result<Answer, Refused> {
         let broker = self.broker.clone();
         let version = call.header.version;
         Ok(match call.header.api_key {
+            ApiKey::GetTelemetrySubscriptions => {
+                let request: m::GetTelemetrySubscriptionsRequest = call.decode()?;
+                let labels = self.labels(&call.payer);
+                call.later(async move { api::client_telemetry::get(&broker, labels, &request) })
+            }
+            ApiKey::PushTelemetry => {
+                let request: m::PushTelemetryRequest = call.decode()?;
+                let labels = self.labels(&call.payer);
+                call.later(api::client_telemetry::push(broker, labels, request))
+            }
             ApiKey::DescribeClientQuotas => {
                 let request: m::DescribeClientQuotasRequest = call.decode()?;
                 call.later(async move { api::client_quotas::describe(&broker, &request) })

@@ -23,7 +23,6 @@ mod resource_configs;
 mod sequence;
 mod session;
 mod signal;
-#[expect(dead_code, reason = "subscriptions can be set, pushes are not taken yet")]
 mod telemetry;
 mod topic_config;
 mod topics;

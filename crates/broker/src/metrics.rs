@@ -193,8 +193,48 @@ impl Collector for BrokerCollector {
             gauge.encode(metric)?;
         }
         encode_logs(&broker, &mut encoder)?;
+        encode_telemetry(&broker, &mut encoder)?;
         encode_groups(&broker, &mut encoder)
     }
+}
+
+/// Labels that every number of a client has; an attribute of the same name is left out.
+const OWN_LABELS: [&str; 3] = ["client_instance_id", "client_id", "metric"];
+
+/// What clients pushed last (KIP-714): one family, in which the metric's own name is a label, since clients choose it.
+fn encode_telemetry(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
+    let zero = ConstGauge::new(0f64);
+    let help = "Metrics that clients pushed, as they were last";
+    let mut family = encoder.encode_descriptor("mainstem_client_metric", help, None, zero.metric_type())?;
+    let clients = broker.telemetry.show(|instance, client, series, value| {
+        let own = OWN_LABELS.map(str::to_owned).into_iter();
+        let values = [instance, client, &series.name].map(|value| plain(value, '_'));
+        let attribute = |(key, value): &(String, String)| (label_name(key), value.clone());
+        let mut labels: Vec<(String, String)> = own.zip(values).collect();
+        for (key, value) in series.attributes.iter().map(attribute) {
+            if labels.iter().all(|(other, _)| *other != key) {
+                labels.push((key, value));
+            }
+        }
+        ConstGauge::new(value).encode(family.encode_family(&labels)?)
+    })?;
+    let name = "kafka_server_client_metrics_instance_count";
+    let gauge = ConstGauge::new(count(clients));
+    let help = "Clients that are asked for their metrics";
+    let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+    gauge.encode(metric)
+}
+
+/// `text` without what a label's value would have to quote.
+fn plain(text: &str, instead: char) -> String {
+    text.chars().map(|c| if c.is_control() || matches!(c, '"' | '\\') { instead } else { c }).collect()
+}
+
+/// `text` as the name of a label.
+fn label_name(text: &str) -> String {
+    let name: String =
+        text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect();
+    if name.starts_with(|c: char| c.is_ascii_alphabetic()) { name } else { format!("attribute_{name}") }
 }
 
 /// What is known of each log, by its directory.

@@ -423,3 +423,37 @@ async fn partitions_that_lag_are_read_from_one_scan_and_none_starves() {
     drop(connection);
     close(broker).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_sends_wrong_records_learns_which_they_are() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "keyed", 1, &[("cleanup.policy", "compact")]).await;
+    create_topic(&mut connection, "timed", 1, &[]).await;
+    let future = Timestamp(now_ms() + 10_000_000);
+    let mut builder = BatchBuilder::new(Compression::Zstd);
+    for (time, key) in [(Timestamp(now_ms()), Some(&b"k"[..])), (future, None), (Timestamp(now_ms()), None)] {
+        builder.push(time, key, Some(b"v"));
+    }
+    let batch = builder.finish();
+    for (topic, error, wrong) in
+        [("keyed", ErrorCode::InvalidRecord, vec![1, 2]), ("timed", ErrorCode::InvalidTimestamp, vec![1])]
+    {
+        let data = m::produce_request::PartitionProduceData { index: 0, records: Some(batch.clone().into()) };
+        let topic = m::produce_request::TopicProduceData {
+            name: Text::from_static(topic),
+            partition_data: vec![data],
+            ..Default::default()
+        };
+        let request =
+            m::ProduceRequest { acks: -1, timeout_ms: 5000, topic_data: vec![topic], transactional_id: None };
+        let answer: m::ProduceResponse = call(&mut connection, 12, &request).await;
+        let answer = &answer.responses[0].partition_responses[0];
+        assert_eq!(answer.error_code, error.code());
+        let named: Vec<i32> = answer.record_errors.iter().map(|record| record.batch_index).collect();
+        assert_eq!(named, wrong);
+        assert!(answer.error_message.as_ref().unwrap().as_str().starts_with("One or more records"));
+    }
+    broker.close().await;
+}

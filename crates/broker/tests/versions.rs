@@ -46,6 +46,7 @@ fn default_request(api_key: ApiKey, version: i16) -> Chunks {
         EndTxn => EndTxnRequest, TxnOffsetCommit => TxnOffsetCommitRequest,
         WriteTxnMarkers => WriteTxnMarkersRequest, DescribeProducers => DescribeProducersRequest,
         DescribeClientQuotas => DescribeClientQuotasRequest, AlterClientQuotas => AlterClientQuotasRequest,
+        GetTelemetrySubscriptions => GetTelemetrySubscriptionsRequest, PushTelemetry => PushTelemetryRequest,
         DescribeTransactions => DescribeTransactionsRequest, ListTransactions => ListTransactionsRequest,
     )
 }

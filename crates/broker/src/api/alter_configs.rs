@@ -151,7 +151,8 @@ async fn alter_one(
         broker.configs.change(kind, &name, changed)?;
         match kind {
             ResourceKind::Broker => broker.topics.reconfigure(),
-            ResourceKind::Group | ResourceKind::ClientMetrics => {}
+            ResourceKind::ClientMetrics => broker.telemetry.resubscribe(),
+            ResourceKind::Group => {}
         }
         Ok(())
     };

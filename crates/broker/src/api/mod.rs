@@ -8,6 +8,7 @@ pub mod admin_topics;
 pub mod alter_configs;
 pub mod api_versions;
 pub mod client_quotas;
+pub mod client_telemetry;
 pub mod consumer_groups;
 pub mod delete_records;
 pub mod fetch;
@@ -68,6 +69,8 @@ pub fn advertised(api_key: ApiKey) -> Option<RangeInclusive<i16>> {
         | ApiKey::AlterPartitionReassignments
         | ApiKey::ListPartitionReassignments
         | ApiKey::DescribeTopicPartitions
+        | ApiKey::GetTelemetrySubscriptions
+        | ApiKey::PushTelemetry
         | ApiKey::DescribeClientQuotas
         | ApiKey::AlterClientQuotas
         | ApiKey::AddPartitionsToTxn

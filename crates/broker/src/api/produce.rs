@@ -15,8 +15,10 @@ use storage::{Admission, AdmitError, AppendError, Completion, Durability};
 use tokio::sync::oneshot;
 use wire::messages::ProduceRequest;
 use wire::messages::produce_request::{PartitionProduceData, TopicProduceData};
-use wire::messages::produce_response::{PartitionProduceResponse, ProduceResponse, TopicProduceResponse};
-use wire::records::{RecordError, records};
+use wire::messages::produce_response::{
+    BatchIndexAndErrorMessage, PartitionProduceResponse, ProduceResponse, TopicProduceResponse,
+};
+use wire::records::{RecordError, RecordView, records};
 use wire::{ErrorCode, Records};
 
 use crate::api::transactions::BUMPING;
@@ -36,6 +38,10 @@ const ZSTD_FROM_VERSION: i16 = 7;
 const IDS_FROM_VERSION: i16 = 13;
 const ABORTABLE_FROM_VERSION: i16 = 11;
 const ADDS_FROM_VERSION: i16 = 12;
+/// Wrong records of a batch that are named: a batch may have millions. And how large it may be for that when it is
+/// decompressed: whoever sends what is refused must not cost much.
+const WRONG_RECORDS_MAX: usize = 1000;
+const WRONG_BYTES_MAX: usize = 1024 * 1024;
 /// Bytes of the smallest record: its length, attributes, two deltas, two lengths and the count of headers.
 const RECORD_BYTES_MIN: usize = 7;
 /// How long an append waits for the preparer to make room before it is refused.
@@ -144,6 +150,7 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
                 Err(refusal) => {
                     refuse(&mut answer, &refusal.failure);
                     answer.log_start_offset = refusal.log_start_offset;
+                    answer.record_errors = refusal.records;
                 }
             }
             answers.push(answer);
@@ -213,17 +220,44 @@ impl Begun {
 struct Refusal {
     failure: Failure,
     log_start_offset: i64,
+    /// The records that are wrong, and what is wrong with each (KIP-467).
+    records: Vec<BatchIndexAndErrorMessage>,
 }
 
 impl Refusal {
     fn by_log(home: &Home, failure: impl Into<Failure>) -> Refusal {
-        Refusal { failure: failure.into(), log_start_offset: home.stream.bounds().start.0 }
+        let log_start_offset = home.stream.bounds().start.0;
+        Refusal { failure: failure.into(), log_start_offset, records: Vec::new() }
+    }
+
+    /// For these records, in Kafka's words; as it is where none of them is wrong for itself.
+    fn because_of(mut self, wrong: Vec<(i32, String)>) -> Refusal {
+        if !wrong.is_empty() {
+            let shown =
+                |(index, why): &(i32, String)| format!("RecordError(batchIndex={index}, message='{why}')");
+            let first: Vec<String> = wrong.iter().take(3).map(shown).collect();
+            self.failure.message = Some(if self.failure.code == ErrorCode::InvalidTimestamp {
+                "One or more records have been rejected due to invalid timestamp".into()
+            } else {
+                format!(
+                    "One or more records have been rejected due to {} record errors in total, and only showing the first three errors at most: [{}]",
+                    wrong.len(),
+                    first.join(", ")
+                )
+            });
+        }
+        let record = |(batch_index, why): (i32, String)| BatchIndexAndErrorMessage {
+            batch_index,
+            batch_index_error_message: Some(why.into()),
+        };
+        self.records = wrong.into_iter().map(record).collect();
+        self
     }
 }
 
 impl<T: Into<Failure>> From<T> for Refusal {
     fn from(failure: T) -> Refusal {
-        Refusal { failure: failure.into(), log_start_offset: -1 }
+        Refusal { failure: failure.into(), log_start_offset: -1, records: Vec::new() }
     }
 }
 
@@ -249,11 +283,16 @@ async fn append(
     let home = partition.home()?.clone();
     let now_ms = broker.now_ms();
     let (header, bytes) = parse(data.records)?;
-    let batch = check(header, bytes, &topic.config(), version, now_ms);
-    let batch = batch.map_err(|failure| match failure.code {
-        ErrorCode::InvalidRecord | ErrorCode::InvalidTimestamp => Refusal::by_log(&home, failure),
-        _ => failure.into(),
-    })?;
+    let config = topic.config();
+    let append_time =
+        check(&header, &bytes, &config, version, now_ms).map_err(|failure| match failure.code {
+            ErrorCode::InvalidRecord | ErrorCode::InvalidTimestamp => {
+                let wrong = wrong_records(&bytes, &partition, &config, failure.code, now_ms);
+                Refusal::by_log(&home, failure).because_of(wrong)
+            }
+            _ => failure.into(),
+        })?;
+    let batch = Checked { header, bytes, append_time };
     let (mut check, mut index_room) = (None, None);
     if batch.header.is_transactional() {
         // Without a transactional id it is nobody's transaction.
@@ -402,14 +441,15 @@ fn corrupt(error: BatchError) -> Failure {
     Failure::because(code, error.to_string())
 }
 
-/// Everything else that is checked of a batch before it is appended. Records are not decoded.
+/// Everything else that is checked of a batch before it is appended; returns the time that the server sets, if it does.
+/// Records are not decoded.
 fn check(
-    header: BatchHeader,
-    bytes: Bytes,
+    header: &BatchHeader,
+    bytes: &Bytes,
     config: &TopicConfig,
     version: i16,
     now_ms: i64,
-) -> Result<Checked, Failure> {
+) -> Result<Option<Timestamp>, Failure> {
     let invalid = |why: &str| Failure::because(ErrorCode::InvalidRecord, why);
     if header.total_bytes > config.message_bytes_max {
         let (have, max) = (header.total_bytes, config.message_bytes_max);
@@ -418,7 +458,7 @@ fn check(
         );
         return Err(Failure::because(ErrorCode::MessageTooLarge, why));
     }
-    batch::verify_crc(&bytes, &header).map_err(corrupt)?;
+    batch::verify_crc(bytes, header).map_err(corrupt)?;
     if i64::from(header.count) != header.offset_count() || header.count == 0 {
         return Err(invalid("the record count and the last offset delta of the batch do not fit"));
     }
@@ -439,13 +479,45 @@ fn check(
         return Err(ErrorCode::UnsupportedCompressionType.into());
     }
     if config.compaction.is_some() {
-        check_keys(&bytes)?;
+        check_keys(bytes)?;
     }
     let append_time = (config.timestamp_type == TimestampType::LogAppendTime).then_some(Timestamp(now_ms));
     if append_time.is_none() {
-        check_timestamps(&header, config, now_ms)?;
+        check_timestamps(header, config, now_ms)?;
     }
-    Ok(Checked { header, bytes, append_time })
+    Ok(append_time)
+}
+
+/// The records for which a batch is refused with `code`, by their places in it. The batch was checked as a whole, so this is
+/// only asked where it is refused.
+fn wrong_records(
+    batch: &Bytes,
+    partition: &Partition,
+    config: &TopicConfig,
+    code: ErrorCode,
+    now_ms: i64,
+) -> Vec<(i32, String)> {
+    let from = now_ms.saturating_sub(config.timestamp_before_max_ms);
+    let to = now_ms.saturating_add(config.timestamp_after_max_ms);
+    let Ok((header, all)) = records(batch, WRONG_BYTES_MAX) else { return Vec::new() };
+    let wrong = |index: i32, record: &RecordView| match code {
+        ErrorCode::InvalidTimestamp => {
+            let time = header.base_timestamp.0.saturating_add(record.timestamp_delta);
+            (!(from..=to).contains(&time)).then(|| {
+                format!(
+                    "Timestamp {time} of message with offset {index} is out of range. The timestamp should be within [{from}, {to}]"
+                )
+            })
+        }
+        _ => (config.compaction.is_some() && record.key.is_none()).then(|| {
+            let (topic, partition) = (&partition.topic, partition.index);
+            format!(
+                "Compacted topic cannot accept message without key in topic partition {topic}-{partition}"
+            )
+        }),
+    };
+    let all = (0..).zip(all.map_while(Result::ok));
+    all.filter_map(|(index, record)| Some((index, wrong(index, &record)?))).take(WRONG_RECORDS_MAX).collect()
 }
 
 /// Compaction could not tell what a record without a key replaces.

@@ -1,3 +1,316 @@
-//! Metrics that clients push to the server (KIP-714).
+//! Metrics that clients push to the server (KIP-714): who is asked for what, and the last values of each client, which
+//! are shown with the server's own.
 
+pub mod otlp;
 pub mod subscription;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Instant;
+
+use model::Compression;
+use parking_lot::{Mutex, RwLock};
+use uuid::Uuid;
+use wire::messages::PushTelemetryRequest;
+use wire::{Bytes, ErrorCode, decompress};
+
+use crate::resource_configs::{ResourceConfigs, ResourceKind};
+use otlp::Series;
+use subscription::{ALL_METRICS, ClientLabels, INTERVAL_MS_DEFAULT, Subscription};
+
+/// Clients that are known at a time, as in Kafka. Beyond it the one not heard of for longest is forgotten.
+const INSTANCES_MAX: usize = 16_384;
+/// A client is forgotten when it was silent for three intervals, and for at least so many milliseconds.
+const SILENCE_MS: i64 = 60_000;
+/// Numbers shown of one client, and of all of them.
+const SERIES_PER_INSTANCE_MAX: usize = otlp::POINTS_MAX;
+const SERIES_MAX: usize = 20_000;
+/// Bytes that one push may decompress to.
+const PUSH_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// The codecs that a push may be compressed with, the best first.
+const CODECS: [Compression; 4] =
+    [Compression::Zstd, Compression::Lz4, Compression::Gzip, Compression::Snappy];
+
+/// What a client is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The id that the client goes by from now on.
+    pub instance_id: Uuid,
+    /// Another one whenever something else is asked for.
+    pub subscription_id: i32,
+    /// Prefixes of names.
+    pub metrics: Vec<String>,
+    /// Between two pushes, in milliseconds.
+    pub interval_ms: i32,
+}
+
+/// One client.
+#[derive(Debug)]
+struct Instance {
+    labels: ClientLabels,
+    asked: Asked,
+    /// Of the subscriptions that it was asked by.
+    version: u64,
+    terminating: bool,
+    /// Whether its last push was refused for what another subscription mends: it may ask for that at once.
+    outdated: bool,
+    got_ms: Option<i64>,
+    pushed_ms: Option<i64>,
+    seen_ms: i64,
+    values: BTreeMap<Series, f64>,
+}
+
+impl Instance {
+    fn is_silent(&self, now_ms: i64) -> bool {
+        now_ms - self.seen_ms > SILENCE_MS.max(3 * i64::from(self.asked.interval_ms))
+    }
+
+    fn may_get(&mut self, now_ms: i64) -> bool {
+        let may = self
+            .got_ms
+            .max(self.pushed_ms)
+            .is_none_or(|last_ms| now_ms - last_ms >= i64::from(self.asked.interval_ms));
+        if may {
+            self.got_ms = Some(now_ms);
+        }
+        std::mem::take(&mut self.outdated) || may
+    }
+
+    /// A push right after a new subscription comes at any time: clients spread their first ones.
+    fn may_push(&mut self, now_ms: i64) -> bool {
+        let due = |last_ms: i64| now_ms - last_ms >= i64::from(self.asked.interval_ms);
+        let may = self.got_ms > self.pushed_ms || self.pushed_ms.is_none_or(due);
+        if may {
+            self.pushed_ms = Some(now_ms);
+        }
+        may
+    }
+}
+
+#[derive(Debug, Default)]
+struct Subscriptions {
+    version: u64,
+    all: Vec<Subscription>,
+}
+
+/// All clients and what they are asked for.
+#[derive(Debug)]
+pub struct Telemetry {
+    configs: Arc<ResourceConfigs>,
+    subscriptions: RwLock<Subscriptions>,
+    instances: Mutex<HashMap<Uuid, Instance>>,
+    bytes_max: usize,
+    started: Instant,
+}
+
+impl Telemetry {
+    /// With the subscriptions that are stored.
+    pub fn new(configs: Arc<ResourceConfigs>, bytes_max: i32) -> Telemetry {
+        let telemetry = Telemetry {
+            configs,
+            subscriptions: RwLock::default(),
+            instances: Mutex::default(),
+            bytes_max: usize::try_from(bytes_max).unwrap_or(0),
+            started: Instant::now(),
+        };
+        telemetry.resubscribe();
+        telemetry
+    }
+
+    /// Takes up the subscriptions anew, after some were changed. Clients learn of it with their next request.
+    pub fn resubscribe(&self) {
+        let names = self.configs.names(ResourceKind::ClientMetrics);
+        // Those that a later version wrote may mean nothing here.
+        let parsed =
+            |name: &String| Subscription::new(name, &self.configs.of(ResourceKind::ClientMetrics, name)).ok();
+        let mut subscriptions = self.subscriptions.write();
+        subscriptions.all = names.iter().filter_map(parsed).collect();
+        subscriptions.version += 1;
+    }
+
+    /// Bytes that a push may have.
+    pub fn bytes_max(&self) -> i32 {
+        i32::try_from(self.bytes_max).unwrap_or(i32::MAX)
+    }
+
+    /// Tells a client what it is asked for; a nil id gets a new one.
+    pub fn get(&self, id: Uuid, labels: ClientLabels) -> Result<Asked, ErrorCode> {
+        let id = if id.is_nil() { Uuid::new_v4() } else { id };
+        let now_ms = self.now_ms();
+        self.with_instance(id, labels, now_ms, |instance| match instance.may_get(now_ms) {
+            true => Ok(instance.asked.clone()),
+            false => Err(ErrorCode::ThrottlingQuotaExceeded),
+        })
+    }
+
+    /// Takes what a client pushes. Decompresses and decodes: for a thread that may be busy for a while.
+    pub fn push(&self, request: &PushTelemetryRequest, labels: ClientLabels) -> Result<(), ErrorCode> {
+        let id = request.client_instance_id;
+        // Ids that Kafka keeps for itself.
+        if id.as_u128() <= 1 {
+            return Err(ErrorCode::InvalidRequest);
+        }
+        let now_ms = self.now_ms();
+        let codec = self.with_instance(id, labels, now_ms, |instance| {
+            let checked = self.check_push(instance, request, now_ms);
+            instance.terminating = request.terminating;
+            instance.outdated = matches!(
+                checked,
+                Err(ErrorCode::UnknownSubscriptionId | ErrorCode::UnsupportedCompressionType)
+            );
+            checked
+        })?;
+        if request.metrics.is_empty() {
+            return Ok(());
+        }
+        let points = decoded(codec, &request.metrics).map_err(|error| {
+            tracing::debug!(client = %id, error, "metrics of a client cannot be read");
+            ErrorCode::InvalidRecord
+        })?;
+        let mut instances = self.instances.lock();
+        let mut count: usize = instances.values().map(|instance| instance.values.len()).sum();
+        let Some(instance) = instances.get_mut(&id) else { return Ok(()) };
+        for point in points {
+            let room = count < SERIES_MAX && instance.values.len() < SERIES_PER_INSTANCE_MAX;
+            match instance.values.get_mut(&point.series) {
+                Some(value) if point.is_delta => *value += point.value,
+                Some(value) => *value = point.value,
+                None if room => {
+                    count += 1;
+                    instance.values.insert(point.series, point.value);
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check_push(
+        &self,
+        instance: &mut Instance,
+        request: &PushTelemetryRequest,
+        now_ms: i64,
+    ) -> Result<Compression, ErrorCode> {
+        if instance.terminating {
+            return Err(ErrorCode::InvalidRequest);
+        }
+        if !instance.may_push(now_ms) && !request.terminating {
+            return Err(ErrorCode::ThrottlingQuotaExceeded);
+        }
+        if request.subscription_id != instance.asked.subscription_id {
+            return Err(ErrorCode::UnknownSubscriptionId);
+        }
+        let codec = Some(i16::from(request.compression_type)).filter(|code| (0..8).contains(code));
+        let codec =
+            codec.and_then(Compression::from_attributes).ok_or(ErrorCode::UnsupportedCompressionType)?;
+        if request.metrics.len() > self.bytes_max {
+            return Err(ErrorCode::TelemetryTooLarge);
+        }
+        Ok(codec)
+    }
+
+    fn with_instance<T>(
+        &self,
+        id: Uuid,
+        labels: ClientLabels,
+        now_ms: i64,
+        work: impl FnOnce(&mut Instance) -> T,
+    ) -> T {
+        let subscriptions = self.subscriptions.read();
+        let mut instances = self.instances.lock();
+        if !instances.contains_key(&id) && instances.len() >= INSTANCES_MAX {
+            forget_silent(&mut instances, now_ms);
+        }
+        let fresh = |labels: ClientLabels| Instance {
+            asked: asked(id, &labels, &subscriptions.all),
+            labels,
+            version: subscriptions.version,
+            terminating: false,
+            outdated: false,
+            got_ms: None,
+            pushed_ms: None,
+            seen_ms: now_ms,
+            values: BTreeMap::new(),
+        };
+        let instance =
+            instances.entry(id).or_insert_with(|| fresh(ClientLabels { instance_id: base64(id), ..labels }));
+        if instance.version < subscriptions.version {
+            // It learns of the new subscription at once, however soon it asks again.
+            let values = std::mem::take(&mut instance.values);
+            *instance = Instance { values, ..fresh(instance.labels.clone()) };
+        }
+        instance.seen_ms = now_ms;
+        work(instance)
+    }
+
+    /// Hands the last values of all clients that are still heard of to `show`: instance, client id, series and value.
+    /// Returns how many clients there are.
+    pub fn show<E>(
+        &self,
+        mut show: impl FnMut(&str, &str, &Series, f64) -> Result<(), E>,
+    ) -> Result<usize, E> {
+        let mut instances = self.instances.lock();
+        let now_ms = self.now_ms();
+        instances.retain(|_, instance| !instance.is_silent(now_ms));
+        for instance in instances.values() {
+            for (series, value) in &instance.values {
+                show(&instance.labels.instance_id, &instance.labels.id, series, *value)?;
+            }
+        }
+        Ok(instances.len())
+    }
+
+    fn now_ms(&self) -> i64 {
+        i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX)
+    }
+}
+
+fn forget_silent(instances: &mut HashMap<Uuid, Instance>, now_ms: i64) {
+    instances.retain(|_, instance| !instance.is_silent(now_ms));
+    if instances.len() >= INSTANCES_MAX
+        && let Some(oldest) = instances.iter().min_by_key(|(_, instance)| instance.seen_ms).map(|(id, _)| *id)
+    {
+        instances.remove(&oldest);
+    }
+}
+
+fn decoded(codec: Compression, bytes: &Bytes) -> Result<Vec<otlp::Point>, String> {
+    let bytes = decompress(codec, bytes, PUSH_BYTES_MAX).map_err(|error| error.to_string())?;
+    otlp::points(&bytes).map_err(|error| error.to_string())
+}
+
+/// What all subscriptions that mean a client ask it for.
+fn asked(id: Uuid, labels: &ClientLabels, subscriptions: &[Subscription]) -> Asked {
+    let (mut metrics, mut interval_ms) = (Vec::new(), INTERVAL_MS_DEFAULT);
+    for subscription in subscriptions.iter().filter(|subscription| subscription.matches(labels)) {
+        metrics.extend(subscription.metrics.iter().cloned());
+        interval_ms = interval_ms.min(subscription.interval_ms);
+    }
+    if metrics.iter().any(|name| name == ALL_METRICS) {
+        metrics = vec![ALL_METRICS.to_owned()];
+    }
+    metrics.sort();
+    metrics.dedup();
+    // The same for the same things asked of the same client, as in Kafka; which number it is means nothing.
+    let text = format!("{metrics:?}{interval_ms}");
+    let [high, low] = [id.as_u128() >> 64, id.as_u128()].map(|half| half & u128::from(u64::MAX));
+    let hash = u64::try_from(high ^ low).expect("half of it");
+    let folded = u32::try_from((hash >> 32) ^ (hash & u64::from(u32::MAX))).expect("half of it");
+    let subscription_id = (model::crc32c(text.as_bytes()) ^ folded).cast_signed();
+    Asked { instance_id: id, subscription_id, metrics, interval_ms }
+}
+
+/// An id as Kafka shows it: 22 letters of URL-safe base64.
+fn base64(id: Uuid) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let letter = |at: u32| {
+        let bits = if at == 21 { id.as_u128() << 4 } else { id.as_u128() >> (122 - 6 * at) };
+        char::from(LETTERS[usize::try_from(bits & 63).expect("below 64")])
+    };
+    (0..22).map(letter).collect()
+}
+
+/// The codes of the codecs that a push may be compressed with.
+pub fn codecs() -> Vec<i8> {
+    CODECS.iter().filter_map(|codec| i8::try_from(codec.bits()).ok()).collect()
+}

@@ -1,0 +1,44 @@
+//! GetTelemetrySubscriptions and PushTelemetry (KIP-714): what clients are asked for, and what they push.
+
+use std::sync::Arc;
+
+use wire::Text;
+use wire::messages as m;
+
+use crate::broker::Broker;
+use crate::telemetry::codecs;
+use crate::telemetry::subscription::ClientLabels;
+
+/// Answers GetTelemetrySubscriptions.
+pub fn get(
+    broker: &Broker,
+    labels: ClientLabels,
+    request: &m::GetTelemetrySubscriptionsRequest,
+) -> m::GetTelemetrySubscriptionsResponse {
+    let default = m::GetTelemetrySubscriptionsResponse::default();
+    match broker.telemetry.get(request.client_instance_id, labels) {
+        Ok(asked) => m::GetTelemetrySubscriptionsResponse {
+            client_instance_id: asked.instance_id,
+            subscription_id: asked.subscription_id,
+            accepted_compression_types: codecs(),
+            push_interval_ms: asked.interval_ms,
+            telemetry_max_bytes: broker.telemetry.bytes_max(),
+            delta_temporality: true,
+            requested_metrics: asked.metrics.into_iter().map(Text::from).collect(),
+            ..default
+        },
+        Err(error) => m::GetTelemetrySubscriptionsResponse { error_code: error.code(), ..default },
+    }
+}
+
+/// Answers PushTelemetry.
+pub async fn push(
+    broker: Arc<Broker>,
+    labels: ClientLabels,
+    request: m::PushTelemetryRequest,
+) -> m::PushTelemetryResponse {
+    // To decompress and decode takes too long for a thread that serves other connections.
+    let pushed = broker.blocking(move |broker| broker.telemetry.push(&request, labels)).await;
+    let error_code = pushed.err().map_or(0, |error| error.code());
+    m::PushTelemetryResponse { error_code, ..m::PushTelemetryResponse::default() }
+}
