@@ -272,6 +272,8 @@ settings! {
     retention_check_interval_ms: i64 = 30_000, "log.retention.check.interval.ms", 10, i64::MAX;
     /// What happens to old records of a topic that does not say: delete, compact, or both.
     cleanup_policy: CleanupPolicy = CleanupPolicy::Delete, "log.cleanup.policy", CleanupPolicy::Delete, CleanupPolicy::CompactAndDelete;
+    /// Known for the sake of tools: every acknowledged record is on disk, whatever this says.
+    flush_interval_messages: i64 = i64::MAX, "log.flush.interval.messages", 1, i64::MAX;
     /// Whether compaction runs.
     cleaner_enable: bool = true, "log.cleaner.enable", false, true;
     /// How often compaction looks for partitions with enough to compact, in milliseconds.

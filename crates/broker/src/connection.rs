@@ -295,7 +295,8 @@ impl Connection {
             }
             ApiKey::DescribeConfigs => {
                 let request: m::DescribeConfigsRequest = call.decode()?;
-                call.later(async move { api::admin_configs::describe(&broker, &request) })
+                let endpoint = endpoint();
+                call.later(async move { api::admin_configs::describe(&broker, &endpoint, &request) })
             }
             ApiKey::IncrementalAlterConfigs => {
                 let request: m::IncrementalAlterConfigsRequest = call.decode()?;
@@ -384,6 +385,24 @@ impl Connection {
             ApiKey::AlterConfigs => {
                 let request: m::AlterConfigsRequest = call.decode()?;
                 call.later(api::alter_configs::replace(broker, request))
+            }
+            ApiKey::DescribeQuorum => {
+                let request: m::DescribeQuorumRequest = call.decode()?;
+                let endpoint = self.broker.endpoint(self.local);
+                call.later(async move {
+                    let describe = move |broker: &Arc<Broker>| {
+                        api::admin_cluster::describe_quorum(broker, &endpoint, &request)
+                    };
+                    broker.blocking(describe).await
+                })
+            }
+            ApiKey::UpdateFeatures => {
+                let request: m::UpdateFeaturesRequest = call.decode()?;
+                call.ready(api::admin_cluster::update_features(&broker, &request, version))
+            }
+            ApiKey::UnregisterBroker => {
+                let request: m::UnregisterBrokerRequest = call.decode()?;
+                call.ready(api::admin_cluster::unregister_broker(&broker, &request))
             }
             ApiKey::ListConfigResources => {
                 let request: m::ListConfigResourcesRequest = call.decode()?;

@@ -22,7 +22,7 @@ const NAME_BYTES_MAX: usize = 1024;
 const VALUES_BYTES_MAX: usize = 64 * 1024;
 
 /// The broker's settings that take effect while it runs; all of them can be changed so in Kafka as well.
-const DYNAMIC: [&str; 10] = [
+const DYNAMIC: [&str; 11] = [
     "log.cleaner.backoff.ms",
     "log.cleaner.dedupe.buffer.size",
     "log.cleaner.delete.retention.ms",
@@ -30,6 +30,7 @@ const DYNAMIC: [&str; 10] = [
     "log.cleaner.min.cleanable.ratio",
     "log.cleaner.min.compaction.lag.ms",
     "log.cleanup.policy",
+    "log.flush.interval.messages",
     "log.retention.bytes",
     "log.retention.ms",
     "message.max.bytes",

@@ -74,7 +74,7 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         "How long a tombstone stays in a compacted topic, in milliseconds.",
     ),
     setting("file.delete.delay.ms", Long, Fixed("60000"), &[], NO_EFFECT),
-    setting("flush.messages", Long, Fixed("9223372036854775807"), &[], NO_EFFECT),
+    setting("flush.messages", Long, Broker("log.flush.interval.messages"), &[], NO_EFFECT),
     setting("flush.ms", Long, Fixed("9223372036854775807"), &[], NO_EFFECT),
     setting("index.interval.bytes", Int, Fixed("4096"), &[], NO_EFFECT),
     setting(

@@ -159,7 +159,7 @@ async fn without_an_authorizer_security_is_disabled() {
     let disabled = ErrorCode::SecurityDisabled.code();
     let answer: m::DescribeAclsResponse = call(&mut connection, 3, &m::DescribeAclsRequest::default()).await;
     assert_eq!(answer.error_code, disabled);
-    assert_eq!(answer.error_message, Some(Text::from_static("No Authorizer is configured.")));
+    assert_eq!(answer.error_message, Some(Text::from_static("No Authorizer is configured on the broker")));
     let creations = vec![m::create_acls_request::AclCreation::default(); 2];
     let answer: m::CreateAclsResponse = call(&mut connection, 3, &m::CreateAclsRequest { creations }).await;
     assert_eq!(answer.results.iter().map(|result| result.error_code).collect::<Vec<_>>(), [disabled; 2]);

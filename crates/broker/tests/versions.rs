@@ -42,6 +42,8 @@ fn default_request(api_key: ApiKey, version: i16) -> Chunks {
         AlterPartitionReassignments => AlterPartitionReassignmentsRequest,
         ListPartitionReassignments => ListPartitionReassignmentsRequest,
         DescribeTopicPartitions => DescribeTopicPartitionsRequest,
+        DescribeQuorum => DescribeQuorumRequest, UpdateFeatures => UpdateFeaturesRequest,
+        UnregisterBroker => UnregisterBrokerRequest,
         ConsumerGroupHeartbeat => ConsumerGroupHeartbeatRequest, ConsumerGroupDescribe => ConsumerGroupDescribeRequest,
         EndTxn => EndTxnRequest, TxnOffsetCommit => TxnOffsetCommitRequest,
         WriteTxnMarkers => WriteTxnMarkersRequest, DescribeProducers => DescribeProducersRequest,

@@ -124,6 +124,13 @@ impl Store {
         Ok(found)
     }
 
+    /// The revision of the last commit; 0 before the first. Blocks.
+    pub fn revision(&self) -> Result<u64, MetaError> {
+        let read = self.database.begin_read()?;
+        let table = read.open_table(TABLE)?;
+        Ok(table.get(REVISION_KEY)?.map_or(0, |entry| entry.value().0))
+    }
+
     /// Makes all `changes` or, where a compare does not hold, none. Durable on return; returns the new revision. Blocks.
     pub fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<u64, MetaError> {
         let _one_at_a_time = self.commit.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -21,6 +21,7 @@ CREATE, DELETE, DELETE_RECORDS, INIT_PRODUCER, ADD_PARTITIONS, ADD_OFFSETS, END,
 DESCRIBE_CONFIGS, ALTER_CONFIGS, CREATE_PARTITIONS, DELETE_GROUPS, ELECT, INCREMENTAL, REASSIGN, LIST_REASSIGN = (
     32, 33, 37, 42, 43, 44, 45, 46)
 DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS = 29, 30, 31
+DESCRIBE_QUORUM, UPDATE_FEATURES, UNREGISTER = 55, 57, 64
 OFFSET_DELETE, DESCRIBE_PRODUCERS, DESCRIBE_TXNS, LIST_TXNS, DESCRIBE_PARTITIONS = 47, 61, 65, 66, 75
 LIST_GROUPS, CONSUMER_HEARTBEAT, CONSUMER_DESCRIBE = 16, 68, 69
 DESCRIBE_QUOTAS, ALTER_QUOTAS, GET_SUBSCRIPTIONS, PUSH_TELEMETRY, LIST_RESOURCES = 48, 49, 71, 72, 74
@@ -802,20 +803,40 @@ def consumer_groups(peer):
 
 def acls(peer):
     """Neither has an authorizer."""
-    entry = {"ResourceType": 2, "ResourceName": "t", "PatternType": 3, "Principal": "User:a", "Host": "*",
+    entry = {"ResourceType": 2, "ResourceName": "t", "ResourcePatternType": 3, "Principal": "User:a", "Host": "*",
              "Operation": 3, "PermissionType": 3}
     for version in range(1, 4):
         peer.ask(f"describe {version}", DESCRIBE_ACLS, version, {
             "ResourceType": 1, "ResourcePatternType": 1, "Operation": 1, "PermissionType": 1})
-        made = [{**entry, "ResourcePatternType": entry["PatternType"]}] * 2
-        peer.ask(f"create {version}", CREATE_ACLS, version, {"Creations": made})
-        peer.ask(f"delete {version}", DELETE_ACLS, version, {"Filters": [
-            {**entry, "ResourcePatternTypeFilter": entry["PatternType"]}] * 2})
+        peer.ask(f"create {version}", CREATE_ACLS, version, {"Creations": [entry] * 2})
+        peer.ask(f"delete {version}", DELETE_ACLS, version, {"Filters": [entry] * 2})
+
+
+def cluster(peer):
+    """What tools ask of controllers, as far as one node can be asked."""
+    def update(label, feature, level, version, upgrade=1):
+        peer.ask(f"{label} {version}", UPDATE_FEATURES, version, {"TimeoutMillis": 1000, "ValidateOnly": False, "FeatureUpdates": [
+            {"Feature": feature, "MaxVersionLevel": level, "UpgradeType": upgrade}]})
+
+    for version in (1, 2):
+        update("update a feature nobody knows", "no.feature", 1, version)
+        update("update to what it is", "transaction.version", 2, version)
+        update("update to a level there is not", "transaction.version", 77, version)
+    peer.ask("unregister nobody", UNREGISTER, 0, {"BrokerID": 7})
+    for version in (2,):  # Kafka closes the connection of whoever asks in an older one.
+        peer.ask(f"quorum of another topic {version}", DESCRIBE_QUORUM, version, {"Topics": [
+            {"Topic": "other", "Partitions": [{"Partition": 0}]}]})
+        found = peer.ask("", DESCRIBE_QUORUM, version, {"Topics": [
+            {"Topic": "__cluster_metadata", "Partitions": [{"Partition": 0}]}]}, note=False)
+        partition = found["Topics"][0]["Partitions"][0]
+        peer.answers.append((f"quorum {version}", [
+            partition["ErrorCode"], partition["LeaderID"], len(partition["CurrentVoters"]), partition["Observers"],
+            partition["HighWatermark"] > 0, partition["CurrentVoters"][0]["LogEndOffset"] > 0, len(found["Nodes"] or [])]))
 
 
 ALL = {
     "topics": topics, "configs": configs, "broker configs": broker_configs, "group configs": group_configs,
     "client-metrics configs": client_metrics_configs, "quotas": quotas, "records": records, "idempotent producers": idempotent,
     "transactions": transactions, "transactions that bump": bumping, "offsets": group_offsets,
-    "groups": groups, "consumer groups": consumer_groups, "acls": acls,
+    "groups": groups, "consumer groups": consumer_groups, "acls": acls, "cluster": cluster,
 }

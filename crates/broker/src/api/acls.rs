@@ -11,7 +11,8 @@ const WHY: Option<Text> = Some(Text::from_static("No Authorizer is configured.")
 
 /// Answers DescribeAcls.
 pub fn describe() -> m::DescribeAclsResponse {
-    m::DescribeAclsResponse { error_code: CODE, error_message: WHY, ..m::DescribeAclsResponse::default() }
+    let why = Some(Text::from_static("No Authorizer is configured on the broker"));
+    m::DescribeAclsResponse { error_code: CODE, error_message: why, ..m::DescribeAclsResponse::default() }
 }
 
 /// Answers CreateAcls.

@@ -10,7 +10,7 @@ use wire::messages::describe_configs_response::{
 use wire::messages::{self as m, DescribeConfigsRequest};
 use wire::{ErrorCode, Text};
 
-use crate::broker::Broker;
+use crate::broker::{Broker, Endpoint};
 use crate::config::{Kind, Setting};
 use crate::failure::Failure;
 use crate::group_config::GROUP_SETTINGS;
@@ -29,6 +29,7 @@ const SOURCE_TOPIC: i8 = 1;
 const SOURCE_DYNAMIC_BROKER: i8 = 2;
 const SOURCE_DYNAMIC_DEFAULT_BROKER: i8 = 3;
 const SOURCE_STATIC_BROKER: i8 = 4;
+const ADVERTISED: &str = "advertised.listeners";
 const SOURCE_DEFAULT: i8 = 5;
 const SOURCE_CLIENT_METRICS: i8 = 7;
 const SOURCE_GROUP: i8 = 8;
@@ -137,8 +138,23 @@ fn described_broker_configs(broker: &Broker, name: &str, keys: Keys) -> Vec<Desc
     of_broker.settings.iter().filter(|setting| wanted(keys, setting.name)).filter_map(describe).collect()
 }
 
+/// Where clients find this server, under Kafka's name; here the one that asks has reached it, or a flag of the server's.
+fn advertised(endpoint: &Endpoint) -> Described {
+    let value = format!("PLAINTEXT://{}:{}", endpoint.host, endpoint.port);
+    Described {
+        name: ADVERTISED,
+        value: value.clone(),
+        source: SOURCE_STATIC_BROKER,
+        read_only: true,
+        kind: Kind::List,
+        doc: "The address that clients are told to connect to.",
+        synonyms: vec![(ADVERTISED.to_owned(), value, SOURCE_STATIC_BROKER)],
+    }
+}
+
 fn described(
     broker: &Broker,
+    endpoint: &Endpoint,
     resource: &DescribeConfigsResource,
     keys: Keys,
 ) -> Result<Vec<Described>, Failure> {
@@ -155,7 +171,11 @@ fn described(
             if !name.is_empty() {
                 check_node(broker, name, " or empty string,")?;
             }
-            Ok(described_broker_configs(broker, name, keys))
+            let mut all = described_broker_configs(broker, name, keys);
+            if !name.is_empty() && wanted(keys, ADVERTISED) {
+                all.push(advertised(endpoint));
+            }
+            Ok(all)
         }
         BROKER_LOGGER if name.is_empty() => refused("Broker id must not be empty"),
         // What is logged is chosen at the start: there is no logger that could be set.
@@ -190,21 +210,26 @@ fn check_node(broker: &Broker, name: &str, or: &str) -> Result<(), Failure> {
 }
 
 /// Answers DescribeConfigs.
-pub fn describe(broker: &Broker, request: &DescribeConfigsRequest) -> DescribeConfigsResponse {
+pub fn describe(
+    broker: &Broker,
+    endpoint: &Endpoint,
+    request: &DescribeConfigsRequest,
+) -> DescribeConfigsResponse {
     // A resource that is named many times is described once: the answer stays in proportion.
     let mut named = HashSet::new();
     let resources = request.resources.iter().filter(|r| named.insert((r.resource_type, &r.resource_name)));
-    let results = resources.map(|resource| describe_one(broker, request, resource)).collect();
+    let results = resources.map(|resource| describe_one(broker, endpoint, request, resource)).collect();
     DescribeConfigsResponse { results, ..DescribeConfigsResponse::default() }
 }
 
 fn describe_one(
     broker: &Broker,
+    endpoint: &Endpoint,
     request: &DescribeConfigsRequest,
     resource: &DescribeConfigsResource,
 ) -> DescribeConfigsResult {
     let keys = resource.configuration_keys.as_deref().filter(|keys| !keys.is_empty());
-    let found = described(broker, resource, keys);
+    let found = described(broker, endpoint, resource, keys);
     let shown = |described: Described| {
         let synonym = |(name, value, source): Synonym| DescribeConfigsSynonym {
             name: name.into(),

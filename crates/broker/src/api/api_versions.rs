@@ -11,7 +11,7 @@ use crate::broker::Broker;
 /// Features that clients look for (KIP-584), with their levels. `group.version` 1: groups of the consumer protocol
 /// (KIP-848). `transaction.version` 2: a producer need not announce its
 /// partitions, and gets a new epoch with every transaction (KIP-890).
-const FEATURES: [(&str, i16); 2] = [("group.version", 1), ("transaction.version", 2)];
+pub const FEATURES: [(&str, i16); 2] = [("group.version", 1), ("transaction.version", 2)];
 
 /// Answers ApiVersions; `request` is `None` when its version is not one that is known.
 pub fn answer(broker: &Broker, request: Option<&ApiVersionsRequest>) -> ApiVersionsResponse {

@@ -1,6 +1,7 @@
 //! One file per API or family of APIs: what it means, and which versions of it are promised.
 
 pub mod acls;
+pub mod admin_cluster;
 pub mod admin_configs;
 pub mod admin_groups;
 pub mod admin_replicas;
@@ -56,6 +57,9 @@ pub fn advertised(api_key: ApiKey) -> Option<RangeInclusive<i16>> {
         | ApiKey::CreatePartitions
         | ApiKey::DeleteGroups
         | ApiKey::DescribeCluster
+        | ApiKey::DescribeQuorum
+        | ApiKey::UpdateFeatures
+        | ApiKey::UnregisterBroker
         | ApiKey::ConsumerGroupHeartbeat
         | ApiKey::ConsumerGroupDescribe
         | ApiKey::OffsetDelete

@@ -1,0 +1,137 @@
+//! DescribeQuorum, UpdateFeatures, UnregisterBroker: what tools ask of the controllers of a cluster, answered for one
+//! server that is its own quorum.
+
+use wire::messages::describe_quorum_request::PartitionData as AskedPartition;
+use wire::messages::describe_quorum_response::{
+    DescribeQuorumResponse, Listener, Node, PartitionData, ReplicaState, TopicData,
+};
+use wire::messages::update_features_response::{UpdatableFeatureResult, UpdateFeaturesResponse};
+use wire::messages::{
+    DescribeQuorumRequest, UnregisterBrokerRequest, UnregisterBrokerResponse, UpdateFeaturesRequest,
+};
+use wire::{ErrorCode, Text};
+
+use super::api_versions::FEATURES;
+use crate::broker::{Broker, Endpoint};
+
+/// Kafka's log of the cluster's metadata: here the metadata store, whose revisions stand for offsets.
+const METADATA_TOPIC: &str = "__cluster_metadata";
+
+/// Answers DescribeQuorum. Blocks.
+pub fn describe_quorum(
+    broker: &Broker,
+    endpoint: &Endpoint,
+    request: &DescribeQuorumRequest,
+) -> DescribeQuorumResponse {
+    let node_id = broker.config.node_id;
+    let now_ms = broker.now_ms();
+    let revision = match broker.store.revision() {
+        Ok(revision) => i64::try_from(revision).unwrap_or(i64::MAX),
+        Err(error) => {
+            let error_message = Some(Text::from(error.to_string()));
+            let error_code = ErrorCode::KafkaStorageError.code();
+            return DescribeQuorumResponse { error_code, error_message, ..DescribeQuorumResponse::default() };
+        }
+    };
+    let partition = |topic: &Text, asked: &AskedPartition| {
+        let partition_index = asked.partition_index;
+        if topic.as_str() != METADATA_TOPIC || partition_index != 0 {
+            return PartitionData {
+                partition_index,
+                error_code: ErrorCode::UnknownTopicOrPartition.code(),
+                error_message: Some(Text::from_static(ErrorCode::UnknownTopicOrPartition.message())),
+                ..PartitionData::default()
+            };
+        }
+        let voter = ReplicaState {
+            replica_id: node_id,
+            log_end_offset: revision,
+            last_fetch_timestamp: now_ms,
+            last_caught_up_timestamp: now_ms,
+            ..ReplicaState::default()
+        };
+        PartitionData {
+            partition_index,
+            error_message: None,
+            leader_id: node_id,
+            leader_epoch: 0,
+            high_watermark: revision,
+            current_voters: vec![voter],
+            ..PartitionData::default()
+        }
+    };
+    let topic = |asked: &wire::messages::describe_quorum_request::TopicData| TopicData {
+        topic_name: asked.topic_name.clone(),
+        partitions: asked.partitions.iter().map(|of| partition(&asked.topic_name, of)).collect(),
+    };
+    let listener = Listener {
+        name: Text::from_static("PLAINTEXT"),
+        host: endpoint.host.clone(),
+        port: u16::try_from(endpoint.port).unwrap_or(0),
+    };
+    let topics: Vec<TopicData> = request.topics.iter().map(topic).collect();
+    let found = topics.iter().flat_map(|topic| &topic.partitions).any(|partition| partition.error_code == 0);
+    let node = Node { node_id, listeners: vec![listener] };
+    DescribeQuorumResponse {
+        error_message: Some(Text::default()),
+        topics,
+        nodes: if found { vec![node] } else { Vec::new() },
+        ..DescribeQuorumResponse::default()
+    }
+}
+
+/// Answers UpdateFeatures (KIP-584, KIP-1022): all or none. The levels are those of the program: to ask for one that it has
+/// is no change, and there are no others.
+pub fn update_features(
+    broker: &Broker,
+    request: &UpdateFeaturesRequest,
+    version: i16,
+) -> UpdateFeaturesResponse {
+    let node_id = broker.config.node_id;
+    let problem = |feature: &str, level: i16| match FEATURES.iter().find(|(name, _)| *name == feature) {
+        None => Some(format!("Local controller {node_id} does not support this feature.")),
+        Some((_, has)) if *has == level => None,
+        Some((_, has)) if (0..*has).contains(&level) => {
+            Some(format!("Local controller {node_id} has it at version {has}, and cannot go back."))
+        }
+        Some((_, has)) => Some(format!("Local controller {node_id} only supports versions 0-{has}")),
+    };
+    let mut response = UpdateFeaturesResponse { error_message: None, ..UpdateFeaturesResponse::default() };
+    for update in &request.feature_updates {
+        let (feature, level) = (&update.feature, update.max_version_level);
+        if let Some(problem) = problem(feature, level) {
+            let why = format!(
+                "The update failed for all features since the following feature had an error: Invalid update version \
+                 {level} for feature {feature}. {problem}"
+            );
+            response.error_code = ErrorCode::InvalidUpdateVersion.code();
+            response.error_message = Some(why.into());
+            return response;
+        }
+    }
+    if version < 2 {
+        let done = |feature: &Text| UpdatableFeatureResult {
+            feature: feature.clone(),
+            // As Kafka spells it.
+            error_message: Some(Text::from_static("NONE")),
+            ..UpdatableFeatureResult::default()
+        };
+        response.results = request.feature_updates.iter().map(|update| done(&update.feature)).collect();
+    }
+    response
+}
+
+/// Answers UnregisterBroker: the one there is cannot go.
+pub fn unregister_broker(broker: &Broker, request: &UnregisterBrokerRequest) -> UnregisterBrokerResponse {
+    let (error, why) = match request.broker_id {
+        id if id == broker.config.node_id => {
+            (ErrorCode::InvalidRequest, "The only broker of a cluster cannot be unregistered.".to_owned())
+        }
+        id => (ErrorCode::BrokerIdNotRegistered, format!("Broker ID {id} is not currently registered")),
+    };
+    UnregisterBrokerResponse {
+        error_code: error.code(),
+        error_message: Some(why.into()),
+        ..UnregisterBrokerResponse::default()
+    }
+}
