@@ -193,6 +193,13 @@ async fn commit_offsets(
     let generation = request.generation_id_or_member_epoch;
     let unknown = if version >= 9 { ErrorCode::GroupIdNotFound } else { ErrorCode::IllegalGeneration };
     let entry = group_for_commit(broker, &request.group_id, generation, unknown).await?;
+    let speaks_the_new_protocol = |group: &Group| {
+        let member = group.consumer().and_then(|group| group.member(&request.member_id));
+        member.is_some_and(|member| !member.is_classic())
+    };
+    if version < 9 && entry.with(speaks_the_new_protocol) {
+        return Err(ErrorCode::UnsupportedVersion);
+    }
     let commit = CommitRequest {
         producer_id: None,
         member_id: request.member_id.to_string(),

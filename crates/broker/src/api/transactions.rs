@@ -25,7 +25,7 @@ use crate::api::produce::admit;
 use crate::broker::Broker;
 use crate::coordinator::Transactional;
 use crate::failure::{Failure, group_code, transaction_code};
-use crate::groups::{CommitRequest, OffsetCommit};
+use crate::groups::{CommitRequest, GroupError, OffsetCommit};
 use crate::internal::Told;
 use crate::partition::{MARKER_BYTES, Order, Partition};
 use crate::topics::OFFSETS_TOPIC;
@@ -255,7 +255,14 @@ async fn commit_all(
         offsets,
     };
     let transactional = Transactional { producer_id, epoch, check };
-    broker.coordinator.commit(&entry, commit, Some(transactional)).await.map_err(group_code)
+    let results = broker.coordinator.commit(&entry, commit, Some(transactional)).await;
+    // As Kafka: producers know no stale epoch, and would take it for the end of them.
+    let known = |error: GroupError| match error {
+        GroupError::StaleMemberEpoch => GroupError::IllegalGeneration,
+        error => error,
+    };
+    let results = results.map_err(|error| group_code(known(error)))?;
+    Ok(results.into_iter().map(|result| result.map_err(known)).collect())
 }
 
 /// Answers WriteTxnMarkers, which here is how `kafka-transactions.sh abort` ends a transaction without a coordinator.

@@ -1,6 +1,7 @@
 //! Groups of the consumer protocol in the coordinator: their requests, and their records, which are written before anyone
 //! is told what follows from them.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
@@ -49,7 +50,9 @@ impl Coordinator {
         match state.group.take_unwritten() {
             Some(unwritten) => self.write_first(entry, state, unwritten, actions),
             // Who finds the group as records on their way have left it is told no sooner than the others.
-            None if state.settling > 0 => state.behind.extend(actions),
+            None if !state.settling.is_over() => {
+                state.settling.behind.push_back((state.settling.begun, actions))
+            }
             None => self.deliver(entry, state, actions),
         }
         self.arm(entry, state);
@@ -62,26 +65,61 @@ impl Coordinator {
         mut unwritten: Unwritten,
         actions: Vec<Action>,
     ) {
-        state.settling += 1;
+        state.settling.begun += 1;
+        let batch = state.settling.begun;
         let records = std::mem::take(&mut unwritten.records);
+        let this = self.clone();
         self.append_then(entry, state, records, move |state, position| {
-            state.settling -= 1;
-            // What came after a failure is told only together with what failed, which the next operation writes again.
-            state.torn |= position.is_none();
-            let torn = state.torn;
             if position.is_none() {
                 state.group.put_back(unwritten);
+                // What was begun on top of it is told only together with it, which the next operation writes again.
+                state.settling.torn_to = state.settling.begun;
             } else if state.group.consumer().is_some() {
                 state.stored = None;
             } else if unwritten.classic.is_some() {
                 state.stored = unwritten.classic;
             }
-            let mut all = actions;
-            if state.settling == 0 {
-                all.append(&mut state.behind);
-                state.torn = false;
+            state.settling.ended += 1;
+            let mut due = vec![(batch, actions)];
+            while let Some((last, _)) = state.settling.behind.front()
+                && *last <= state.settling.ended
+            {
+                due.extend(state.settling.behind.pop_front());
             }
-            if torn { all.into_iter().map(Action::failed).collect() } else { all }
+            let mut all = Vec::new();
+            for (batch, actions) in due {
+                if batch > state.settling.torn_to {
+                    all.extend(actions);
+                    continue;
+                }
+                for action in actions {
+                    match action {
+                        Action::Persist { id, .. } => {
+                            let failed = Err(GroupError::CoordinatorNotAvailable);
+                            all.extend(state.group.persisted(this.now(), id, failed));
+                        }
+                        other => all.push(other.failed()),
+                    }
+                }
+            }
+            all
         });
+    }
+}
+
+/// Batches of a consumer group's records on their way to the log, by number, and what waits for them.
+#[derive(Default)]
+pub(super) struct Settling {
+    begun: u64,
+    ended: u64,
+    /// Those up to here failed, or were begun on top of one that did.
+    torn_to: u64,
+    /// What may be said once so many have ended.
+    behind: VecDeque<(u64, Vec<Action>)>,
+}
+
+impl Settling {
+    fn is_over(&self) -> bool {
+        self.begun == self.ended
     }
 }

@@ -18,6 +18,7 @@ use storage::{AppendError, Completion, Durability};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use self::consumer::Settling;
 use self::load::{Loaded, load_partition};
 use self::offsets::InFlight;
 pub use self::offsets::Transactional;
@@ -53,12 +54,8 @@ struct State {
     armed: Option<u64>,
     /// Records in the log's queue that the group's state does not show yet.
     records_in_flight: usize,
-    /// Batches of a consumer group's records that are on their way.
-    settling: usize,
-    /// What may be said once they are durable.
-    behind: Vec<Action>,
-    /// One of them failed.
-    torn: bool,
+    /// How many batches of a consumer group's records were begun, and how many of them ended.
+    settling: Settling,
     /// The last durable record of a classic group.
     stored: Option<GroupSnapshot>,
     /// Offset commits of producers whose records are in the log's queue.
@@ -181,9 +178,7 @@ impl Coordinator {
             next_token: 0,
             armed: None,
             records_in_flight: 0,
-            settling: 0,
-            behind: Vec::new(),
-            torn: false,
+            settling: Settling::default(),
             stored: None,
             transactional: HashMap::new(),
         };
@@ -350,7 +345,8 @@ impl Coordinator {
         let bounds = home.stream.bounds();
         let entries: Vec<_> =
             self.all().into_iter().filter(|e| partition_for(&e.id, partitions) == partition.index).collect();
-        let live: usize = entries.iter().map(|entry| 1 + entry.state.lock().group.offsets().count()).sum();
+        let live = |entry: &Arc<Entry>| entry.with(|group| group.records() + group.offsets().count());
+        let live: usize = entries.iter().map(live).sum();
         let live = i64::try_from(live).unwrap_or(i64::MAX);
         let records = bounds.committed - bounds.start;
         if records < REWRITE_RECORDS_MIN || records / REWRITE_FACTOR < live {
@@ -377,7 +373,8 @@ impl Coordinator {
         }
         let Some(broker) = self.broker.upgrade() else { return };
         let runtime = self.runtime.clone();
-        let first = home.stream.bounds().committed;
+        // Not what is there now: a group that is new since `entries` is only in what came after.
+        let first = bounds.committed;
         let last = batches.len();
         let left = Arc::new(std::sync::atomic::AtomicUsize::new(last));
         for batch in batches {

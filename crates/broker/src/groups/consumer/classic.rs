@@ -13,8 +13,12 @@ use super::super::leave::{LeaveMember, Left};
 use super::super::member::Member;
 use super::super::sync::SyncRequest;
 use super::super::{Action, CONSUMER_PROTOCOL_TYPE, GroupError, JoinReply, Joined, Now, ReplyToken, Synced};
+use super::heartbeat::SUBSCRIPTION_BYTES_MAX;
 use super::member::{ClassicSide, MemberState, Subscription, each};
 use super::{ConsumerGroup, ConsumerMember, ConsumerState, Partitions, RecordKey, Refused, TopicSource};
+
+/// What the key of a record can hold.
+const MEMBER_ID_BYTES_MAX: usize = 32_767;
 
 impl ClassicSide {
     fn supports(&self, protocol: &str) -> bool {
@@ -80,6 +84,9 @@ impl Group {
                 session_timeout_ms: member.session_timeout_ms,
                 protocols: member.protocols().to_vec(),
             };
+            if told_bytes(&classic) > SUBSCRIPTION_BYTES_MAX {
+                return None;
+            }
             let (subscription, _) = decode::<ConsumerProtocolSubscription>(
                 &self
                     .protocol
@@ -99,13 +106,20 @@ impl Group {
                 classic: Some(classic),
             };
             (new.epoch, new.previous_epoch) = (self.generation, self.generation);
-            let assignment = member.assignment.clone().unwrap_or_default();
-            if !assignment.is_empty() {
-                let (assignment, _) = decode::<ConsumerProtocolAssignment>(&assignment)?;
-                new.assigned = partitions_of(
-                    assignment.assigned_partitions.iter().map(|t| (&t.topic, &t.partitions)),
-                    topics,
-                );
+            new.assigned = match &member.assignment {
+                Some(assignment) if assignment.is_empty() => Partitions::new(),
+                Some(assignment) => {
+                    let (assignment, _) = decode::<ConsumerProtocolAssignment>(assignment)?;
+                    let assigned = assignment.assigned_partitions.iter();
+                    partitions_of(assigned.map(|t| (&t.topic, &t.partitions)), topics)
+                }
+                // A new one is on its way; what it said to own when it joined it has not given up.
+                None => {
+                    let owned = subscription.owned_partitions.iter();
+                    partitions_of(owned.map(|t| (&t.topic, &t.partitions)), topics)
+                }
+            };
+            if !new.assigned.is_empty() {
                 // Whatever the leader did: nothing belongs to two.
                 new.assigned.iter_mut().for_each(|(topic, indexes)| {
                     indexes.retain(|index| !group.holders.contains_key(&(*topic, *index)));
@@ -167,6 +181,9 @@ impl Group {
         topics: &dyn TopicSource,
         token: ReplyToken,
     ) -> Vec<Action> {
+        if self.state() == State::Dead {
+            return self.join(now, request, token);
+        }
         if self.consumer.as_ref().is_none_or(|group| group.is_empty()) {
             if let Some(group) = self.consumer.take() {
                 self.generation = group.epoch;
@@ -203,6 +220,9 @@ impl Group {
             session_timeout_ms: request.session_timeout_ms,
             protocols: request.protocols.clone(),
         };
+        if told_bytes(&classic) > SUBSCRIPTION_BYTES_MAX {
+            return Err(keep_id(GroupError::UnknownServer));
+        }
         let told = classic.protocols.first().map(|protocol| protocol.metadata.clone()).unwrap_or_default();
         let (told, _) = decode::<ConsumerProtocolSubscription>(&told)
             .filter(|_| {
@@ -215,6 +235,9 @@ impl Group {
             "" => request.new_member_id(),
             id => id.to_owned(),
         };
+        if id.len() > MEMBER_ID_BYTES_MAX {
+            return Err(keep_id(GroupError::UnknownServer));
+        }
         if request.member_id.is_empty() && request.needs_member_id() {
             return Err((Some(id), GroupError::MemberIdRequired));
         }
@@ -339,6 +362,8 @@ impl Group {
 
     /// LeaveGroup in a group of the consumer protocol: members of the classic one go, and whom an administrator names.
     pub fn consumer_classic_leave(&mut self, now: Now, leaving: &[LeaveMember]) -> Left {
+        let epoch = self.consumer.as_ref().map_or(0, |group| group.epoch);
+        let mut last_of_its_kind = false;
         let mut leave_one = |leaving: &LeaveMember| {
             let group = self.consumer_group().map_err(|refused| refused.error)?;
             let instance = leaving.instance_id.as_deref();
@@ -348,11 +373,15 @@ impl Group {
                 Some(owner) if leaving.member_id.is_empty() => owner,
                 _ => leaving.member_id.clone(),
             };
-            group.check_member(&id, instance).map_err(|refused| refused.error)?;
-            self.fence(now, &id);
+            let member = group.check_member(&id, instance).map_err(|refused| refused.error)?;
+            last_of_its_kind |= !member.is_classic();
+            group.depart(&id);
             Ok(())
         };
         let members = leaving.iter().map(&mut leave_one).collect();
+        if last_of_its_kind {
+            self.maybe_downgrade(now, epoch, true);
+        }
         Left { members, actions: self.finish() }
     }
 }
@@ -418,6 +447,11 @@ fn decode<T: Message>(bytes: &Bytes) -> Option<(T, i16)> {
     let mut reader = Reader::new(bytes.clone());
     let version = reader.i16().ok()?.min(*T::VERSIONS.end());
     Some((T::decode(&mut reader, version).ok()?, version))
+}
+
+/// What of a classic member is kept, in bytes.
+fn told_bytes(classic: &ClassicSide) -> usize {
+    classic.protocols.iter().map(|protocol| protocol.name.len() + protocol.metadata.len()).sum()
 }
 
 /// The version that a member's assignment is to have.

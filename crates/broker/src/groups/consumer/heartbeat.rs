@@ -14,7 +14,7 @@ pub const LEAVE: i32 = -1;
 pub const LEFT_STATIC: i32 = -2;
 
 /// The names one member may subscribe to, in bytes: they are kept in memory and in one record.
-const SUBSCRIPTION_BYTES_MAX: usize = 1 << 20;
+pub(super) const SUBSCRIPTION_BYTES_MAX: usize = 1 << 20;
 
 /// A ConsumerGroupHeartbeat.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -302,6 +302,8 @@ impl ConsumerGroup {
     /// A static member comes back under another id and takes its seat, with all that belongs to it.
     pub(super) fn replace(&mut self, old: &str, new: &str) {
         let Some(mut member) = self.remove(old) else { return };
+        // Who has the new id already gives up the seat of its own.
+        self.remove(new);
         member.id = new.to_owned();
         member.epoch = JOIN;
         member.previous_epoch = JOIN;
@@ -398,7 +400,7 @@ impl ConsumerGroup {
             }
         }
         let changed = (&before.names, &before.regex) != (&subscription.names, &subscription.regex);
-        if changed || self.seen != Some(topics.version()) {
+        if changed || self.departed || self.seen != Some(topics.version()) {
             let other_topics = self.refresh(topics);
             // A new member has bumped it already.
             if (changed || other_topics) && self.epoch == self.target_epoch {

@@ -37,6 +37,7 @@ mod records;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use regex::Regex;
 use uuid::Uuid;
 
 pub use self::assign::{ASSIGNORS, Assignor};
@@ -114,6 +115,15 @@ impl ConsumerState {
     }
 }
 
+/// A regular expression that members subscribe by.
+#[derive(Debug, Default)]
+struct Resolved {
+    /// Compiled once it is needed.
+    pattern: Option<Regex>,
+    /// The topics it stands for.
+    topics: BTreeSet<String>,
+}
+
 /// One group of the consumer protocol, without its offsets.
 #[derive(Debug, Default)]
 pub struct ConsumerGroup {
@@ -126,11 +136,13 @@ pub struct ConsumerGroup {
     /// `group.instance.id` to member id.
     statics: BTreeMap<String, String>,
     /// The topics that each regular expression in use stands for.
-    regexes: BTreeMap<String, BTreeSet<String>>,
+    regexes: BTreeMap<String, Resolved>,
     /// The topics subscribed to that exist, with id and number of partitions.
     topics: BTreeMap<String, (Uuid, i32)>,
     /// The version of the topics that `topics` was looked up in.
     seen: Option<u64>,
+    /// A member left since.
+    departed: bool,
     /// How many members have each partition, or have yet to give it up.
     holders: HashMap<(Uuid, i32), u32>,
     /// Records whose values in the log are not these.
@@ -151,7 +163,11 @@ impl ConsumerGroup {
             epoch: records.epoch.unwrap_or(0),
             target_epoch: records.target_epoch,
             metadata_hash: records.metadata_hash,
-            regexes: records.regexes,
+            regexes: records
+                .regexes
+                .into_iter()
+                .map(|(regex, topics)| (regex, Resolved { pattern: None, topics }))
+                .collect(),
             ..Self::default()
         };
         for (_, mut member) in records.members {
@@ -218,7 +234,7 @@ impl ConsumerGroup {
 
     pub(super) fn is_subscribed_to(&self, topic: &str) -> bool {
         self.members.values().any(|member| member.subscription.names.contains(topic))
-            || self.regexes.values().any(|topics| topics.contains(topic))
+            || self.regexes.values().any(|regex| regex.topics.contains(topic))
     }
 
     pub(super) fn earliest_deadline(&self) -> Option<u64> {
@@ -269,7 +285,7 @@ impl ConsumerGroup {
     pub(super) fn depart(&mut self, id: &str) -> Option<ConsumerMember> {
         let member = self.remove(id)?;
         self.drop_unused_regexes();
-        self.seen = None;
+        self.departed = true;
         self.bump_epoch();
         Some(member)
     }
@@ -292,22 +308,34 @@ impl ConsumerGroup {
     /// Looks at the topics again: what the regular expressions stand for, and which of all exist. True if the
     /// assignment has to follow.
     fn refresh(&mut self, topics: &dyn TopicSource) -> bool {
+        // Read first: what changes from now on is found the next time.
+        let version = topics.version();
+        let other_topics = self.seen != Some(version);
         self.drop_unused_regexes();
         let used: BTreeSet<String> =
             self.members.values().filter_map(|member| member.subscription.regex.clone()).collect();
+        let unresolved = |regex: &String| other_topics || !self.regexes.contains_key(regex);
+        let used: Vec<String> = used.into_iter().filter(unresolved).collect();
         let names = if used.is_empty() { Vec::new() } else { topics.names() };
         for regex in used {
-            // Only what compiles is let in, so there is nothing to lose where it does not.
-            let found = pattern::compile(&regex)
-                .map(|pattern| pattern::matching(&pattern, &names))
+            let known = self.regexes.contains_key(&regex);
+            let resolved = self.regexes.entry(regex.clone()).or_default();
+            if resolved.pattern.is_none() {
+                // Only what compiles is let in, so there is nothing to lose where it does not.
+                resolved.pattern = pattern::compile(&regex).ok();
+            }
+            let found = resolved
+                .pattern
+                .as_ref()
+                .map(|pattern| pattern::matching(pattern, &names))
                 .unwrap_or_default();
-            if self.regexes.get(&regex) != Some(&found) {
-                self.regexes.insert(regex.clone(), found);
+            if !known || resolved.topics != found {
+                resolved.topics = found;
                 self.unwritten.insert(RecordKey::Regex(regex));
             }
         }
         self.topics = self.look_up(topics);
-        self.seen = Some(topics.version());
+        (self.seen, self.departed) = (Some(version), false);
         let mut hasher = DefaultHasher::new();
         self.topics.hash(&mut hasher);
         // Kafka's hash is another, and none is compared with ours.
@@ -317,14 +345,16 @@ impl ConsumerGroup {
 
     fn look_up(&self, topics: &dyn TopicSource) -> BTreeMap<String, (Uuid, i32)> {
         let names = self.members.values().flat_map(|member| &member.subscription.names);
-        let all: BTreeSet<&String> = names.chain(self.regexes.values().flatten()).collect();
+        let by_regex = self.regexes.values().flat_map(|regex| &regex.topics);
+        let all: BTreeSet<&String> = names.chain(by_regex).collect();
         all.into_iter().filter_map(|name| Some((name.clone(), topics.shape(name)?))).collect()
     }
 
     /// The topics of a member that exist.
     fn subscribed(&self, member: &ConsumerMember) -> BTreeMap<Uuid, i32> {
         let by_regex = member.subscription.regex.as_ref().and_then(|regex| self.regexes.get(regex));
-        let names = member.subscription.names.iter().chain(by_regex.into_iter().flatten());
+        let names =
+            member.subscription.names.iter().chain(by_regex.into_iter().flat_map(|regex| &regex.topics));
         names.filter_map(|name| self.topics.get(name)).copied().collect()
     }
 

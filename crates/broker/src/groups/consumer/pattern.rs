@@ -14,17 +14,14 @@ const COMPILED_BYTES_MAX: usize = 1 << 20;
 /// # Errors
 /// What is wrong with it.
 pub fn compile(expression: &str) -> Result<Regex, String> {
-    let whole = format!("^(?:{})$", translate(expression));
-    // By itself first: `a)(b` would close the group around it.
-    let inner = RegexBuilder::new(&translate(expression)).size_limit(COMPILED_BYTES_MAX).build();
-    inner.and_then(|_| RegexBuilder::new(&whole).size_limit(COMPILED_BYTES_MAX).build()).map_err(|error| {
-        match error {
-            regex::Error::CompiledTooBig(_) => "it is too large".to_owned(),
-            // The last line says what is wrong; the others show where, drawn below the expression.
-            other => {
-                let text = other.to_string();
-                text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
-            }
+    let inner = translate(expression)?;
+    let whole = RegexBuilder::new(&format!("^(?:{inner})$")).size_limit(COMPILED_BYTES_MAX).build();
+    whole.map_err(|error| match error {
+        regex::Error::CompiledTooBig(_) => "it is too large".to_owned(),
+        // The last line says what is wrong; the others show where, drawn below the expression.
+        other => {
+            let text = other.to_string();
+            text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
         }
     })
 }
@@ -35,11 +32,12 @@ pub fn matching(pattern: &Regex, names: &[String]) -> BTreeSet<String> {
 }
 
 /// Rewrites what RE2 reads otherwise: `\Q...\E` takes all between as it stands, and inside of brackets `[`, `&&`, `--` and
-/// `~~` are only letters.
-fn translate(expression: &str) -> String {
+/// `~~` are only letters. A group that closes without having been opened is refused: it would close the one around it all.
+fn translate(expression: &str) -> Result<String, String> {
     let mut out = String::with_capacity(expression.len());
     let mut rest = expression;
     let mut in_class = false;
+    let mut open_groups = 0_i32;
     while let Some(letter) = rest.chars().next() {
         if let Some(quoted) = rest.strip_prefix("\\Q") {
             let (literal, after) = quoted.split_once("\\E").unwrap_or((quoted, ""));
@@ -68,6 +66,12 @@ fn translate(expression: &str) -> String {
             rest = &rest[length..];
             continue;
         }
+        if !in_class {
+            open_groups += i32::from(letter == '(') - i32::from(letter == ')');
+            if open_groups < 0 {
+                return Err("unopened group".to_owned());
+            }
+        }
         if in_class {
             in_class = letter != ']';
             let doubled = ["&&", "--", "~~"].iter().any(|pair| rest.starts_with(pair));
@@ -78,7 +82,7 @@ fn translate(expression: &str) -> String {
         out.push(letter);
         rest = &rest[letter.len_utf8()..];
     }
-    out
+    Ok(out)
 }
 
 #[cfg(test)]
@@ -105,6 +109,8 @@ mod tests {
         assert_eq!(found("[[:alpha:]]+", &["abc", "a1"]), ["abc"]);
         assert_eq!(found("[a&&b]+", &["ab", "a&b"]), Vec::from(["a&b", "ab"]));
         assert_eq!(found("[][]", &["]", "["]), ["[", "]"]);
+        assert_eq!(found(r"\pL+", &["abc", "a1"]), ["abc"]);
+        assert_eq!(found(r"[^\pL]+|\p{Greek}", &["abc", "1"]), ["1"]);
         assert_eq!(found(r"\d+\.[^.]+", &["1.x", "1x"]), ["1.x"]);
         // No names of Kafka's have such letters, but nothing may break on them.
         assert_eq!(found("[é]", &["a"]), Vec::<String>::new());

@@ -230,6 +230,10 @@ pub struct Unwritten {
 impl Group {
     /// What has to be written since this was called last. If that fails it has to be put back.
     pub fn take_unwritten(&mut self) -> Option<Unwritten> {
+        if self.state() == State::Dead {
+            // Its tombstones are written by who removed it; there may be another of its name by now.
+            return None;
+        }
         let mut keys = std::mem::take(&mut self.leftover);
         if let Some(group) = &mut self.consumer {
             keys.append(&mut group.unwritten);
@@ -270,6 +274,11 @@ impl Group {
     pub fn consumer_records(&self) -> Result<Vec<InternalRecord>, RecordError> {
         let keys = self.consumer.as_ref().map(|group| group.keys()).unwrap_or_default();
         keys.iter().map(|key| self.encode_record(key)).collect()
+    }
+
+    /// How many records it has but its offsets.
+    pub fn records(&self) -> usize {
+        self.consumer.as_ref().map_or(1, |group| group.keys().len())
     }
 
     /// The keys of all records of the group but its offsets.
@@ -356,8 +365,8 @@ impl ConsumerGroup {
             }
             RecordKey::TargetEpoch => out.i32(self.target_epoch),
             RecordKey::Regex(regex) => {
-                let Some(topics) = self.regexes.get(regex) else { return Ok(None) };
-                texts(&mut out, topics)?;
+                let Some(resolved) = self.regexes.get(regex) else { return Ok(None) };
+                texts(&mut out, &resolved.topics)?;
                 // Of Kafka's metadata log, which there is none of, and of an hourly refresh, which there is no need of.
                 out.i64(0);
                 out.i64(0);
