@@ -111,6 +111,8 @@ bench-load: build ## Tests of mainstem-bench against real servers: this one, and
 
 soak: build ## Longer versions of what `make test` runs: hours.
 	@$(MAKE) real-input REAL_INPUT_SIZE=16G
+	@tests/compat/client-suites --only "franz-go etl" --records 500000
+	@tests/transactions/run --crashes 200
 	@tests/crash/run --rounds 500
 	@tests/power/run --rounds 300
 	@scripts/repeat 5 tests/hostile/run

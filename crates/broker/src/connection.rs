@@ -420,6 +420,10 @@ impl Connection {
                 let request: m::DeleteAclsRequest = call.decode()?;
                 call.later(async move { api::acls::delete(&request) })
             }
+            ApiKey::AlterReplicaLogDirs => {
+                let request: m::AlterReplicaLogDirsRequest = call.decode()?;
+                call.later(async move { api::admin_replicas::alter_replica_log_dirs(&broker, &request) })
+            }
             ApiKey::DescribeLogDirs => {
                 let request: m::DescribeLogDirsRequest = call.decode()?;
                 call.later(async move {

@@ -66,6 +66,20 @@ async fn log_directories_elections_and_reassignments_are_those_of_one_server() {
         result.topics[0].partitions.iter().map(|partition| partition.partition_size).collect();
     assert!(sizes[0] == 0 && sizes[1] > 1000, "{sizes:?}");
     assert!(result.usable_bytes > 0);
+    let here = result.log_dir.clone();
+    let dir = |path: Text, partitions: Vec<i32>| {
+        let topics = vec![m::alter_replica_log_dirs_request::AlterReplicaLogDirTopic {
+            name: Text::from_static("t"),
+            partitions,
+        }];
+        m::alter_replica_log_dirs_request::AlterReplicaLogDir { path, topics }
+    };
+    let dirs = vec![dir(here, vec![0, 9]), dir(Text::from_static("/nowhere"), vec![1])];
+    let answer: m::AlterReplicaLogDirsResponse =
+        call(&mut connection, 2, &m::AlterReplicaLogDirsRequest { dirs }).await;
+    let errors: Vec<_> = answer.results[0].partitions.iter().map(|partition| partition.error_code).collect();
+    let unknown = ErrorCode::UnknownTopicOrPartition.code();
+    assert_eq!(errors, [NONE, unknown, ErrorCode::LogDirNotFound.code()]);
 
     let asked =
         |partitions| m::elect_leaders_request::TopicPartitions { topic: Text::from_static("t"), partitions };
@@ -75,7 +89,6 @@ async fn log_directories_elections_and_reassignments_are_those_of_one_server() {
         call(&mut connection, 2, &request(Some(vec![asked(vec![0, 9])]))).await;
     let errors: Vec<_> =
         answer.replica_election_results[0].partition_result.iter().map(|result| result.error_code).collect();
-    let unknown = ErrorCode::UnknownTopicOrPartition.code();
     assert_eq!(errors, [ErrorCode::ElectionNotNeeded.code(), unknown]);
     let answer: m::ElectLeadersResponse = call(&mut connection, 2, &request(None)).await;
     // As Kafka: every topic, and of it only what needed one.

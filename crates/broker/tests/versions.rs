@@ -38,6 +38,7 @@ fn default_request(api_key: ApiKey, version: i16) -> Chunks {
         AddPartitionsToTxn => AddPartitionsToTxnRequest, AddOffsetsToTxn => AddOffsetsToTxnRequest,
         AlterConfigs => AlterConfigsRequest, ListConfigResources => ListConfigResourcesRequest,
         DescribeAcls => DescribeAclsRequest, CreateAcls => CreateAclsRequest, DeleteAcls => DeleteAclsRequest,
+        AlterReplicaLogDirs => AlterReplicaLogDirsRequest,
         DescribeLogDirs => DescribeLogDirsRequest, ElectLeaders => ElectLeadersRequest,
         AlterPartitionReassignments => AlterPartitionReassignmentsRequest,
         ListPartitionReassignments => ListPartitionReassignmentsRequest,

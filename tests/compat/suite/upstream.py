@@ -56,17 +56,13 @@ def clients(records):
                 "node.id=0", "num.partitions=4", "group.min.session.timeout.ms=1000",
                 "group.initial.rebalance.delay.ms=0",
             ),
-            (
-                "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-                "allow.everyone.if.no.acl.found=true",
-            ),
         ),
     }
 
 
 def franz(records, package, pattern, bootstrap, log):
     package = f"github.com/twmb/franz-go/pkg/{package}"
-    execute(["go", "test", package, pattern, "-count=1", "-json", "-timeout", "400s"], log, place.COMPAT / "franz", {
+    execute(["go", "test", package, pattern, "-count=1", "-json", "-timeout", f"{max(400, records // 200)}s"], log, place.COMPAT / "franz", {
         "KGO_SEEDS": bootstrap, "KGO_TEST_RF": "1", "KGO_TEST_RECORDS": str(records), "KGO_TEST_UNSAFE": "1",
         "KGO_TEST_MAX_TOPIC_PARTS": "11",
     })

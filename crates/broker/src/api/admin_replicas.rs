@@ -22,6 +22,40 @@ const UNKNOWN_BYTES: i64 = -1;
 /// Partitions in one answer of DescribeTopicPartitions at most (`max.request.partition.size.limit`).
 const PARTITIONS_MAX: usize = 2000;
 
+/// Answers AlterReplicaLogDirs (KIP-113): a partition that lies there already is done with. None is moved yet, and to ask for
+/// that is refused.
+pub fn alter_replica_log_dirs(
+    broker: &Broker,
+    request: &m::AlterReplicaLogDirsRequest,
+) -> m::AlterReplicaLogDirsResponse {
+    use m::alter_replica_log_dirs_response as ard;
+    let check = |path: &str, topic: &Text, index: i32| -> Result<(), ErrorCode> {
+        let log = broker.logs.all().iter().find(|log| log.path == path).ok_or(ErrorCode::LogDirNotFound)?;
+        let partition = broker.topics.find(topic).and_then(|topic| topic.partition(index));
+        let partition = partition.ok_or(ErrorCode::UnknownTopicOrPartition)?;
+        match partition.home() {
+            Ok(home) if Arc::ptr_eq(&home.log, log) => Ok(()),
+            Ok(_) => Err(ErrorCode::InvalidReplicaAssignment),
+            Err(_) => Err(ErrorCode::KafkaStorageError),
+        }
+    };
+    let mut results: BTreeMap<Text, Vec<ard::AlterReplicaLogDirPartitionResult>> = BTreeMap::new();
+    for dir in &request.dirs {
+        for topic in &dir.topics {
+            let result = |index: &i32| ard::AlterReplicaLogDirPartitionResult {
+                partition_index: *index,
+                error_code: check(&dir.path, &topic.name, *index).err().map_or(0, |error| error.code()),
+            };
+            results.entry(topic.name.clone()).or_default().extend(topic.partitions.iter().map(result));
+        }
+    }
+    let topic = |(topic_name, partitions)| ard::AlterReplicaLogDirTopicResult { topic_name, partitions };
+    m::AlterReplicaLogDirsResponse {
+        results: results.into_iter().map(topic).collect(),
+        ..m::AlterReplicaLogDirsResponse::default()
+    }
+}
+
 /// Answers DescribeLogDirs.
 pub fn describe_log_dirs(broker: &Broker, request: m::DescribeLogDirsRequest) -> m::DescribeLogDirsResponse {
     let asked: Option<BTreeMap<Text, BTreeSet<i32>>> = request.topics.map(|topics| {

@@ -68,6 +68,7 @@ pub fn advertised(api_key: ApiKey) -> Option<RangeInclusive<i16>> {
         | ApiKey::DescribeAcls
         | ApiKey::CreateAcls
         | ApiKey::DeleteAcls
+        | ApiKey::AlterReplicaLogDirs
         | ApiKey::DescribeLogDirs
         | ApiKey::ElectLeaders
         | ApiKey::AlterPartitionReassignments
