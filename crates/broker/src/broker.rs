@@ -143,8 +143,19 @@ impl Broker {
             let broker = Arc::downgrade(self);
             tokio::spawn(async move {
                 loop {
-                    let Some(ms) = broker.upgrade().map(|broker| ms(&broker.configs.now())) else { return };
-                    tokio::time::sleep(Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1))).await;
+                    let begun = tokio::time::Instant::now();
+                    // In steps: how long it is may be changed meanwhile.
+                    loop {
+                        let Some(ms) = broker.upgrade().map(|broker| ms(&broker.configs.now())) else {
+                            return;
+                        };
+                        let wait = Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1));
+                        let left = wait.saturating_sub(begun.elapsed());
+                        if left.is_zero() {
+                            break;
+                        }
+                        tokio::time::sleep(left.min(Duration::from_secs(1))).await;
+                    }
                     let Some(broker) = broker.upgrade() else { return };
                     broker.blocking(work).await;
                 }

@@ -227,6 +227,8 @@ impl Connection {
             // As in Kafka: who asks for no answer learns of an error by a closed connection.
             Some(code) => Err(Refused(format!("a produce request with acks=0 failed with error {code}"))),
             None => {
+                // As in Kafka: who is not answered is held to the bytes only.
+                call.spent = None;
                 call.charge(0);
                 Ok(None)
             }
@@ -296,7 +298,11 @@ impl Connection {
             ApiKey::DescribeConfigs => {
                 let request: m::DescribeConfigsRequest = call.decode()?;
                 let endpoint = endpoint();
-                call.later(async move { api::admin_configs::describe(&broker, &endpoint, &request) })
+                call.later(async move {
+                    let describe =
+                        move |broker: &Arc<Broker>| api::admin_configs::describe(broker, &endpoint, &request);
+                    broker.blocking(describe).await
+                })
             }
             ApiKey::IncrementalAlterConfigs => {
                 let request: m::IncrementalAlterConfigsRequest = call.decode()?;

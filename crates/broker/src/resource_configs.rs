@@ -17,6 +17,8 @@ use crate::failure::Failure;
 const PREFIX: &str = "configs/";
 /// Groups and subscriptions with settings of their own, each: they are held in memory, and clients name them.
 const RESOURCES_MAX: usize = 10_000;
+/// And subscriptions of client metrics.
+const SUBSCRIPTIONS_MAX: usize = 200;
 /// Bytes of a resource's name, and of all its settings.
 const NAME_BYTES_MAX: usize = 1024;
 const VALUES_BYTES_MAX: usize = 64 * 1024;
@@ -157,8 +159,13 @@ impl ResourceConfigs {
         }
         let resources = self.resources.read();
         let like = resources.keys().filter(|other| other.0 == key.0).count();
-        if like >= RESOURCES_MAX && !resources.contains_key(key) {
-            return refused(format!("{RESOURCES_MAX} of this kind have settings already: delete some"));
+        let most = match key.0 {
+            // Each is held ready for use, patterns and all.
+            ResourceKind::ClientMetrics => SUBSCRIPTIONS_MAX,
+            ResourceKind::Broker | ResourceKind::Group => RESOURCES_MAX,
+        };
+        if like >= most && !resources.contains_key(key) {
+            return refused(format!("{most} of this kind have settings already: delete some"));
         }
         Ok(())
     }

@@ -296,12 +296,16 @@ impl Topics {
         Ok(())
     }
 
-    /// Replaces the settings of a topic, which were checked. Durable on return; blocks.
-    pub fn configure(&self, name: &str, configs: BTreeMap<String, String>) -> Result<(), TopicError> {
+    /// Replaces the settings of a topic by what `change` makes of them. Durable on return; blocks.
+    pub fn configure<E: From<TopicError>>(
+        &self,
+        name: &str,
+        change: impl FnOnce(&BTreeMap<String, String>) -> Result<BTreeMap<String, String>, E>,
+    ) -> Result<(), E> {
         let _one = self.change.lock();
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
-        let record = topic.record(configs);
-        self.store.commit(&[], &[put(name, &record)])?;
+        let record = topic.record(change(&topic.overrides())?);
+        self.store.commit(&[], &[put(name, &record)]).map_err(TopicError::from)?;
         *topic.config.write() = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
         *topic.overrides.write() = record.configs;
         Ok(())

@@ -455,5 +455,23 @@ async fn who_sends_wrong_records_learns_which_they_are() {
         assert_eq!(named, wrong);
         assert!(answer.error_message.as_ref().unwrap().as_str().starts_with("One or more records"));
     }
+    // However many batches there are, an answer names a thousand records, and none where it has no room for them.
+    let mut builder = BatchBuilder::new(Compression::Zstd);
+    (0..600).for_each(|_| builder.push(future, Some(b"k"), None));
+    let batch = builder.finish();
+    for (version, named) in [(12, 1000), (7, 0)] {
+        let data = m::produce_request::PartitionProduceData { index: 0, records: Some(batch.clone().into()) };
+        let topic = m::produce_request::TopicProduceData {
+            name: Text::from_static("timed"),
+            partition_data: vec![data; 5],
+            ..Default::default()
+        };
+        let request =
+            m::ProduceRequest { acks: -1, timeout_ms: 5000, topic_data: vec![topic], transactional_id: None };
+        let answer: m::ProduceResponse = call(&mut connection, version, &request).await;
+        let answers = &answer.responses[0].partition_responses;
+        assert!(answers.iter().all(|answer| answer.error_code == ErrorCode::InvalidTimestamp.code()));
+        assert_eq!(answers.iter().map(|answer| answer.record_errors.len()).sum::<usize>(), named);
+    }
     broker.close().await;
 }

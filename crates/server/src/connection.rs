@@ -221,7 +221,8 @@ where
 impl State {
     fn may_read(&mut self) -> bool {
         let may = self.ending.is_none()
-            && self.muted_until.is_none()
+            // A frame that was begun and holds budget is finished: others wait for it.
+            && (self.muted_until.is_none() || self.inbound.holds_budget())
             && !self.outbound.is_writing()
             && self.outbound.len() < self.limits.in_flight_max;
         if may && !self.reading {

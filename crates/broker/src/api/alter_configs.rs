@@ -122,7 +122,7 @@ async fn alter_one(
     if resource.configs.iter().any(long) {
         return Err(refused(format!("a setting's value may have {VALUE_BYTES_MAX} bytes at most")));
     }
-    let name = resource.resource_name.to_string();
+    let mut name = resource.resource_name.to_string();
     let kind = match resource.resource_type {
         TOPIC => return alter_topic(broker, resource, validate_only, replace).await,
         BROKER_LOGGER if !replace => return alter_logger(broker, &name, &resource.configs),
@@ -131,6 +131,8 @@ async fn alter_one(
             if !name.is_empty() && node_of(&name)? != node {
                 return Err(refused(format!("Unexpected broker id, expected {node}, but received {name}")));
             }
+            // However the id was spelt.
+            name = if name.is_empty() { name } else { node.to_string() };
             ResourceKind::Broker
         }
         GROUP if name.is_empty() => return Err(refused("Default group resources are not allowed.")),
@@ -190,19 +192,24 @@ async fn alter_topic(
     let missing = || format!("The topic '{name}' does not exist.");
     let topic = broker.topics.find(&name);
     let topic = topic.ok_or_else(|| Failure::because(ErrorCode::UnknownTopicOrPartition, missing()))?;
-    let overrides = changed(broker, TOPIC, &topic.overrides(), &resource.configs, replace)?;
-    let invalid = |why: String| Failure::because(ErrorCode::InvalidConfig, why);
-    for (name, value) in &overrides {
-        let setting = topic_setting(name);
-        let setting = setting.ok_or_else(|| invalid(format!("Unknown topic config name: {name}")))?;
-        if let Some(problem) = setting.problem(value) {
-            return Err(invalid(problem));
+    let changes = resource.configs.clone();
+    let change = move |broker: &Arc<Broker>, old: &Overrides| -> Result<Overrides, Failure> {
+        let overrides = changed(broker, TOPIC, old, &changes, replace)?;
+        let invalid = |why: String| Failure::because(ErrorCode::InvalidConfig, why);
+        for (name, value) in &overrides {
+            let setting = topic_setting(name);
+            let setting = setting.ok_or_else(|| invalid(format!("Unknown topic config name: {name}")))?;
+            if let Some(problem) = setting.problem(value) {
+                return Err(invalid(problem));
+            }
         }
-    }
+        Ok(overrides)
+    };
     if validate_only {
-        return Ok(());
+        return change(broker, &topic.overrides()).map(drop);
     }
-    Ok(broker.blocking(move |broker| broker.topics.configure(&name, overrides)).await?)
+    // Worked out under the lock of changes, so that of two at a time neither undoes the other.
+    broker.blocking(move |broker| broker.topics.configure(&name, |old| change(broker, old))).await
 }
 
 /// There is no logger whose level could be set while the server runs: what is logged is chosen at the start.

@@ -24,7 +24,7 @@ pub fn get(
             push_interval_ms: asked.interval_ms,
             telemetry_max_bytes: broker.telemetry.bytes_max(),
             delta_temporality: true,
-            requested_metrics: asked.metrics.into_iter().map(Text::from).collect(),
+            requested_metrics: asked.metrics.iter().cloned().map(Text::from).collect(),
             ..default
         },
         Err(error) => m::GetTelemetrySubscriptionsResponse { error_code: error.code(), ..default },

@@ -41,6 +41,10 @@ const ADDS_FROM_VERSION: i16 = 12;
 /// Wrong records of a batch that are named: a batch may have millions. And how large it may be for that when it is
 /// decompressed: whoever sends what is refused must not cost much.
 const WRONG_RECORDS_MAX: usize = 1000;
+/// Fewest bytes of a record.
+const RECORD_BYTES_LEAST: usize = 7;
+/// Answers have room for them from this version on.
+const RECORD_ERRORS_FROM_VERSION: i16 = 8;
 const WRONG_BYTES_MAX: usize = 1024 * 1024;
 /// Bytes of the smallest record: its length, attributes, two deltas, two lengths and the count of headers.
 const RECORD_BYTES_MIN: usize = 7;
@@ -121,6 +125,7 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
         ..ProduceResponse::default()
     };
     let mut parts = Vec::new();
+    let mut naming = Naming::of(request.acks, version);
     for (at_topic, data) in request.topic_data.into_iter().enumerate() {
         let TopicProduceData { name, topic_id, partition_data } = data;
         let by_id = version >= IDS_FROM_VERSION;
@@ -134,7 +139,7 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
                 (_, None) => Err(missing.into()),
                 (Ok(durability), Some(topic)) => {
                     let transaction = transactions.of(at_topic, at);
-                    append(broker, topic, data, *durability, version, &tally, transaction).await
+                    append(broker, topic, data, *durability, &tally, transaction, &mut naming).await
                 }
             };
             let mut answer = PartitionProduceResponse {
@@ -272,9 +277,9 @@ async fn append(
     topic: &Topic,
     data: PartitionProduceData,
     durability: Option<Durability>,
-    version: i16,
     tally: &Arc<Tally>,
     transaction: Option<Result<Option<Check>, Failure>>,
+    naming: &mut Naming,
 ) -> Result<(Arc<Partition>, Home, Appended, Option<Timestamp>), Refusal> {
     let partition = topic.partition(data.index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     if topic.is_internal() {
@@ -285,9 +290,9 @@ async fn append(
     let (header, bytes) = parse(data.records)?;
     let config = topic.config();
     let append_time =
-        check(&header, &bytes, &config, version, now_ms).map_err(|failure| match failure.code {
+        check(&header, &bytes, &config, naming.version, now_ms).map_err(|failure| match failure.code {
             ErrorCode::InvalidRecord | ErrorCode::InvalidTimestamp => {
-                let wrong = wrong_records(&bytes, &partition, &config, failure.code, now_ms);
+                let wrong = naming.wrong_records(&bytes, &partition, &config, failure.code, now_ms);
                 Refusal::by_log(&home, failure).because_of(wrong)
             }
             _ => failure.into(),
@@ -488,36 +493,70 @@ fn check(
     Ok(append_time)
 }
 
-/// The records for which a batch is refused with `code`, by their places in it. The batch was checked as a whole, so this is
-/// only asked where it is refused.
-fn wrong_records(
-    batch: &Bytes,
-    partition: &Partition,
-    config: &TopicConfig,
-    code: ErrorCode,
-    now_ms: i64,
-) -> Vec<(i32, String)> {
-    let from = now_ms.saturating_sub(config.timestamp_before_max_ms);
-    let to = now_ms.saturating_add(config.timestamp_after_max_ms);
-    let Ok((header, all)) = records(batch, WRONG_BYTES_MAX) else { return Vec::new() };
-    let wrong = |index: i32, record: &RecordView| match code {
-        ErrorCode::InvalidTimestamp => {
-            let time = header.base_timestamp.0.saturating_add(record.timestamp_delta);
-            (!(from..=to).contains(&time)).then(|| {
-                format!(
-                    "Timestamp {time} of message with offset {index} is out of range. The timestamp should be within [{from}, {to}]"
-                )
-            })
+/// What may still be spent on naming the wrong records of a request's batches (KIP-467): batches cost little to send.
+struct Naming {
+    /// Of the request.
+    version: i16,
+    records: usize,
+    bytes: usize,
+}
+
+impl Naming {
+    /// Nothing where the answer has no room for it.
+    fn of(acks: i16, version: i16) -> Naming {
+        if acks == 0 || version < RECORD_ERRORS_FROM_VERSION {
+            return Naming { version, records: 0, bytes: 0 };
         }
-        _ => (config.compaction.is_some() && record.key.is_none()).then(|| {
-            let (topic, partition) = (&partition.topic, partition.index);
-            format!(
-                "Compacted topic cannot accept message without key in topic partition {topic}-{partition}"
-            )
-        }),
-    };
-    let all = (0..).zip(all.map_while(Result::ok));
-    all.filter_map(|(index, record)| Some((index, wrong(index, &record)?))).take(WRONG_RECORDS_MAX).collect()
+        Naming { version, records: WRONG_RECORDS_MAX, bytes: WRONG_BYTES_MAX }
+    }
+
+    /// The records for which a batch is refused with `code`, by their places in it. The batch was checked as a whole, so this is
+    /// only asked where it is refused.
+    fn wrong_records(
+        &mut self,
+        batch: &Bytes,
+        partition: &Partition,
+        config: &TopicConfig,
+        code: ErrorCode,
+        now_ms: i64,
+    ) -> Vec<(i32, String)> {
+        let from = now_ms.saturating_sub(config.timestamp_before_max_ms);
+        let to = now_ms.saturating_add(config.timestamp_after_max_ms);
+        if self.records == 0 || self.bytes == 0 {
+            return Vec::new();
+        }
+        let Ok((header, all)) = records(batch, self.bytes) else {
+            // More than is left, or damaged: either way it was looked at.
+            self.bytes = 0;
+            return Vec::new();
+        };
+        let wrong = |index: i32, record: &RecordView| match code {
+            ErrorCode::InvalidTimestamp => {
+                let time = header.base_timestamp.0.saturating_add(record.timestamp_delta);
+                (!(from..=to).contains(&time)).then(|| {
+                    format!(
+                        "Timestamp {time} of message with offset {index} is out of range. The timestamp should be within [{from}, {to}]"
+                    )
+                })
+            }
+            _ => (config.compaction.is_some() && record.key.is_none()).then(|| {
+                let (topic, partition) = (&partition.topic, partition.index);
+                format!(
+                    "Compacted topic cannot accept message without key in topic partition {topic}-{partition}"
+                )
+            }),
+        };
+        // A record takes some bytes at least; what it decompressed to is not told.
+        let count = usize::try_from(header.count).unwrap_or(0);
+        self.bytes = self.bytes.saturating_sub(batch.len().max(count * RECORD_BYTES_LEAST));
+        let all = (0..).zip(all.map_while(Result::ok));
+        let found: Vec<_> = all
+            .filter_map(|(index, record)| Some((index, wrong(index, &record)?)))
+            .take(self.records)
+            .collect();
+        self.records -= found.len();
+        found
+    }
 }
 
 /// Compaction could not tell what a record without a key replaces.

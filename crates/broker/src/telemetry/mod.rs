@@ -4,7 +4,7 @@
 pub mod otlp;
 pub mod subscription;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,7 +39,7 @@ pub struct Asked {
     /// Another one whenever something else is asked for.
     pub subscription_id: i32,
     /// Prefixes of names.
-    pub metrics: Vec<String>,
+    pub metrics: Arc<[String]>,
     /// Between two pushes, in milliseconds.
     pub interval_ms: i32,
 }
@@ -55,6 +55,8 @@ struct Instance {
     /// Whether its last push was refused for what another subscription mends: it may ask for that at once.
     outdated: bool,
     got_ms: Option<i64>,
+    /// It was told what it is asked for, and did not push since.
+    informed: bool,
     pushed_ms: Option<i64>,
     seen_ms: i64,
     values: BTreeMap<Series, f64>,
@@ -70,16 +72,17 @@ impl Instance {
             .got_ms
             .max(self.pushed_ms)
             .is_none_or(|last_ms| now_ms - last_ms >= i64::from(self.asked.interval_ms));
+        let may = std::mem::take(&mut self.outdated) || may;
         if may {
-            self.got_ms = Some(now_ms);
+            (self.got_ms, self.informed) = (Some(now_ms), true);
         }
-        std::mem::take(&mut self.outdated) || may
+        may
     }
 
     /// A push right after a new subscription comes at any time: clients spread their first ones.
     fn may_push(&mut self, now_ms: i64) -> bool {
         let due = |last_ms: i64| now_ms - last_ms >= i64::from(self.asked.interval_ms);
-        let may = self.got_ms > self.pushed_ms || self.pushed_ms.is_none_or(due);
+        let may = std::mem::take(&mut self.informed) || self.pushed_ms.is_none_or(due);
         if may {
             self.pushed_ms = Some(now_ms);
         }
@@ -91,13 +94,31 @@ impl Instance {
 struct Subscriptions {
     version: u64,
     all: Vec<Subscription>,
+    /// Each list of metrics that clients are asked for, once.
+    lists: Mutex<HashSet<Arc<[String]>>>,
+}
+
+impl Subscriptions {
+    fn list(&self, metrics: Vec<String>) -> Arc<[String]> {
+        let mut lists = self.lists.lock();
+        if let Some(list) = lists.get(metrics.as_slice()) {
+            return list.clone();
+        }
+        let list: Arc<[String]> = metrics.into();
+        lists.insert(list.clone());
+        list
+    }
 }
 
 /// All clients and what they are asked for.
 #[derive(Debug)]
 pub struct Telemetry {
     configs: Arc<ResourceConfigs>,
-    subscriptions: RwLock<Subscriptions>,
+    subscriptions: RwLock<Arc<Subscriptions>>,
+    /// One change of them at a time, from reading what is stored to putting it in force.
+    resubscribing: Mutex<()>,
+    /// One push is decoded at a time: each takes memory.
+    decoding: Mutex<()>,
     instances: Mutex<HashMap<Uuid, Instance>>,
     bytes_max: usize,
     started: Instant,
@@ -109,6 +130,8 @@ impl Telemetry {
         let telemetry = Telemetry {
             configs,
             subscriptions: RwLock::default(),
+            resubscribing: Mutex::default(),
+            decoding: Mutex::default(),
             instances: Mutex::default(),
             bytes_max: usize::try_from(bytes_max).unwrap_or(0),
             started: Instant::now(),
@@ -119,13 +142,15 @@ impl Telemetry {
 
     /// Takes up the subscriptions anew, after some were changed. Clients learn of it with their next request.
     pub fn resubscribe(&self) {
+        let _one = self.resubscribing.lock();
         let names = self.configs.names(ResourceKind::ClientMetrics);
         // Those that a later version wrote may mean nothing here.
         let parsed =
             |name: &String| Subscription::new(name, &self.configs.of(ResourceKind::ClientMetrics, name)).ok();
-        let mut subscriptions = self.subscriptions.write();
-        subscriptions.all = names.iter().filter_map(parsed).collect();
-        subscriptions.version += 1;
+        let all = names.iter().filter_map(parsed).collect();
+        let version = self.subscriptions.read().version + 1;
+        // Made before, so that nobody waits for it.
+        *self.subscriptions.write() = Arc::new(Subscriptions { version, all, lists: Mutex::default() });
     }
 
     /// Bytes that a push may have.
@@ -163,7 +188,11 @@ impl Telemetry {
         if request.metrics.is_empty() {
             return Ok(());
         }
-        let points = decoded(codec, &request.metrics).map_err(|error| {
+        let points = {
+            let _one = self.decoding.lock();
+            decoded(codec, &request.metrics)
+        };
+        let points = points.map_err(|error| {
             tracing::debug!(client = %id, error, "metrics of a client cannot be read");
             ErrorCode::InvalidRecord
         })?;
@@ -216,18 +245,20 @@ impl Telemetry {
         now_ms: i64,
         work: impl FnOnce(&mut Instance) -> T,
     ) -> T {
-        let subscriptions = self.subscriptions.read();
+        let subscriptions = self.subscriptions.read().clone();
+        let labels = labels.cut();
         let mut instances = self.instances.lock();
         if !instances.contains_key(&id) && instances.len() >= INSTANCES_MAX {
             forget_silent(&mut instances, now_ms);
         }
         let fresh = |labels: ClientLabels| Instance {
-            asked: asked(id, &labels, &subscriptions.all),
+            asked: asked(id, &labels, &subscriptions),
             labels,
             version: subscriptions.version,
             terminating: false,
             outdated: false,
             got_ms: None,
+            informed: false,
             pushed_ms: None,
             seen_ms: now_ms,
             values: BTreeMap::new(),
@@ -267,10 +298,17 @@ impl Telemetry {
 
 fn forget_silent(instances: &mut HashMap<Uuid, Instance>, now_ms: i64) {
     instances.retain(|_, instance| !instance.is_silent(now_ms));
-    if instances.len() >= INSTANCES_MAX
-        && let Some(oldest) = instances.iter().min_by_key(|(_, instance)| instance.seen_ms).map(|(id, _)| *id)
-    {
-        instances.remove(&oldest);
+    if instances.len() >= INSTANCES_MAX {
+        // An eighth at once, so that not every new one looks at all.
+        let mut times: Vec<i64> = instances.values().map(|instance| instance.seen_ms).collect();
+        let (_, oldest_ms, _) = times.select_nth_unstable(INSTANCES_MAX / 8);
+        let oldest_ms = *oldest_ms;
+        let mut left = INSTANCES_MAX / 8;
+        instances.retain(|_, instance| {
+            let forgotten = left > 0 && instance.seen_ms <= oldest_ms;
+            left -= usize::from(forgotten);
+            !forgotten
+        });
     }
 }
 
@@ -280,9 +318,9 @@ fn decoded(codec: Compression, bytes: &Bytes) -> Result<Vec<otlp::Point>, String
 }
 
 /// What all subscriptions that mean a client ask it for.
-fn asked(id: Uuid, labels: &ClientLabels, subscriptions: &[Subscription]) -> Asked {
+fn asked(id: Uuid, labels: &ClientLabels, subscriptions: &Subscriptions) -> Asked {
     let (mut metrics, mut interval_ms) = (Vec::new(), INTERVAL_MS_DEFAULT);
-    for subscription in subscriptions.iter().filter(|subscription| subscription.matches(labels)) {
+    for subscription in subscriptions.all.iter().filter(|subscription| subscription.matches(labels)) {
         metrics.extend(subscription.metrics.iter().cloned());
         interval_ms = interval_ms.min(subscription.interval_ms);
     }
@@ -297,7 +335,7 @@ fn asked(id: Uuid, labels: &ClientLabels, subscriptions: &[Subscription]) -> Ask
     let hash = u64::try_from(high ^ low).expect("half of it");
     let folded = u32::try_from((hash >> 32) ^ (hash & u64::from(u32::MAX))).expect("half of it");
     let subscription_id = (model::crc32c(text.as_bytes()) ^ folded).cast_signed();
-    Asked { instance_id: id, subscription_id, metrics, interval_ms }
+    Asked { instance_id: id, subscription_id, metrics: subscriptions.list(metrics), interval_ms }
 }
 
 /// An id as Kafka shows it: 22 letters of URL-safe base64.

@@ -127,15 +127,16 @@ pub fn points(bytes: &[u8]) -> Result<Vec<Point>, Malformed> {
 }
 
 fn read_metric(mut metric: Fields, points: &mut Vec<Point>) -> Result<(), Malformed> {
-    let (mut name, mut data) = (String::new(), Vec::new());
-    while let Some(field) = metric.next()? {
-        match field {
-            (1, Field::Bytes(bytes)) => name = cut(bytes, NAME_BYTES_MAX)?,
-            (kind @ (5 | 7), Field::Bytes(bytes)) => data.push((kind == 7, bytes)),
-            _ => {}
+    // Twice over it: the name may come last, and what there is of data is not to be held.
+    let (mut name, mut fields) = (String::new(), Fields(metric.0));
+    while let Some(field) = fields.next()? {
+        if let (1, Field::Bytes(bytes)) = field {
+            name = cut(bytes, NAME_BYTES_MAX)?;
         }
     }
-    for (is_sum, bytes) in data {
+    while let Some(field) = metric.next()? {
+        let (kind @ (5 | 7), Field::Bytes(bytes)) = field else { continue };
+        let is_sum = kind == 7;
         let mut is_delta = false;
         let mut sum = Fields(bytes);
         while let Some(field) = sum.next()? {

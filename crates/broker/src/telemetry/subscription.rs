@@ -20,6 +20,10 @@ pub const INTERVAL_MS_DEFAULT: i32 = 300_000;
 const INTERVAL_MS: std::ops::RangeInclusive<i32> = 100..=3_600_000;
 /// Bytes that one compiled pattern may take: patterns come from clients and are held.
 const PATTERN_BYTES_MAX: usize = 64 * 1024;
+/// Patterns of one subscription.
+const PATTERNS_MAX: usize = 20;
+/// Bytes of a client's name that are looked at and kept.
+const LABEL_BYTES_MAX: usize = 255;
 
 /// All settings of a subscription, by name.
 pub const SUBSCRIPTION_SETTINGS: &[ResourceSetting] = &[
@@ -52,6 +56,15 @@ pub struct ClientLabels {
 }
 
 impl ClientLabels {
+    /// What is kept of it: clients choose how long these are.
+    pub fn cut(mut self) -> ClientLabels {
+        for label in [&mut self.id, &mut self.software_name, &mut self.software_version] {
+            label.truncate(label.floor_char_boundary(LABEL_BYTES_MAX));
+            label.shrink_to_fit();
+        }
+        self
+    }
+
     /// What the selector `name` of a pattern looks at.
     fn of(&self, name: &str) -> Option<&str> {
         Some(match name {
@@ -103,6 +116,9 @@ impl Subscription {
             );
             return Err(refused(why));
         }
+        if patterns.len() > PATTERNS_MAX {
+            return Err(refused(format!("A subscription may have {PATTERNS_MAX} patterns at most")));
+        }
         let patterns = patterns.iter().map(|text| pattern(text)).collect::<Result<_, _>>()?;
         Ok(Subscription { metrics, interval_ms, patterns })
     }
@@ -137,7 +153,8 @@ fn pattern(text: &str) -> Result<(String, Regex), Failure> {
     if pattern.is_empty() || ClientLabels::default().of(name).is_none() {
         return Err(illegal());
     }
-    let whole = RegexBuilder::new(&format!("^(?:{pattern})$")).size_limit(PATTERN_BYTES_MAX).build();
+    let mut whole = RegexBuilder::new(&format!("^(?:{pattern})$"));
+    let whole = whole.size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX).build();
     Ok((name.to_owned(), whole.map_err(|_| illegal())?))
 }
 

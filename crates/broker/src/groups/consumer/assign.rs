@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use uuid::Uuid;
 
 use super::Partitions;
-use super::member::each;
+use super::member::{add, each};
 
 /// A way to share the partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,10 +191,6 @@ fn collect(keys: Vec<(Uuid, i32)>) -> Partitions {
     let mut partitions = Partitions::new();
     keys.into_iter().for_each(|key| add(&mut partitions, key));
     partitions
-}
-
-fn add(partitions: &mut Partitions, (topic, index): (Uuid, i32)) {
-    partitions.entry(topic).or_default().insert(index);
 }
 
 fn size(partitions: &Partitions) -> usize {

@@ -162,3 +162,8 @@ impl ConsumerMember {
 pub(super) fn each(partitions: &Partitions) -> impl Iterator<Item = (Uuid, i32)> {
     partitions.iter().flat_map(|(topic, indexes)| indexes.iter().map(|index| (*topic, *index)))
 }
+
+/// Adds a partition.
+pub(super) fn add(partitions: &mut Partitions, (topic, index): (Uuid, i32)) {
+    partitions.entry(topic).or_default().insert(index);
+}

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use uuid::Uuid;
 
 use super::super::Now;
-use super::member::{MemberState, each};
+use super::member::{MemberState, add, each};
 use super::{ConsumerGroup, Partitions, RecordKey};
 
 impl ConsumerGroup {
@@ -81,10 +81,6 @@ impl ConsumerGroup {
 
 fn contains(partitions: &Partitions, (topic, index): (Uuid, i32)) -> bool {
     partitions.get(&topic).is_some_and(|indexes| indexes.contains(&index))
-}
-
-fn add(to: &mut Partitions, (topic, index): (Uuid, i32)) {
-    to.entry(topic).or_default().insert(index);
 }
 
 fn overlap(one: &Partitions, other: &Partitions) -> bool {
