@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,11 +20,12 @@ use crate::listener::{Bounds, Counters, bind, listen, run};
 const LONG: Duration = Duration::from_secs(20);
 
 /// `e`: echo. `w`: echo once the gate opens. `l`: answer 256 KiB. `n`: no answer. `b`: begin only once the gate opens,
-/// then echo. `m`: echo, and be read no more for a while. `r`: refuse. `p`: panic.
+/// then echo. `m`: echo, and be read no more for a while. `d`: the same for long, once the gate opens. `r`: refuse. `p`:
+/// panic.
 struct Fake {
     gate: Arc<Semaphore>,
     begun: Arc<AtomicUsize>,
-    muted_until: Option<Instant>,
+    muted_until: Arc<Mutex<Option<Instant>>>,
 }
 
 /// For how long an `m` mutes its connection.
@@ -46,8 +47,16 @@ impl Handler for Fake {
                 Ok(Chunks { parts: vec![framed(&frame)] })
             }),
             b'm' => {
-                self.muted_until = Some(Instant::now() + MUTED);
+                *self.muted_until.lock().unwrap() = Some(Instant::now() + MUTED);
                 Box::pin(async move { Ok(Chunks { parts: vec![framed(&frame)] }) })
+            }
+            b'd' => {
+                let muted_until = self.muted_until.clone();
+                Box::pin(async move {
+                    gate.acquire().await.unwrap().forget();
+                    *muted_until.lock().unwrap() = Some(Instant::now() + LONG);
+                    Ok(Chunks { parts: vec![framed(&frame)] })
+                })
             }
             b'l' => Box::pin(async { Ok(Chunks { parts: vec![framed(&[7; 256 * 1024])] }) }),
             b'b' => {
@@ -63,7 +72,7 @@ impl Handler for Fake {
     }
 
     fn muted_until(&self) -> Option<Instant> {
-        self.muted_until
+        *self.muted_until.lock().unwrap()
     }
 }
 
@@ -100,7 +109,8 @@ impl Server {
         let address = socket.local_addr().unwrap();
         let (stop, told) = watch::channel(false);
         let made = (gate.clone(), begun.clone());
-        let connect = move |_, _| Fake { gate: made.0.clone(), begun: made.1.clone(), muted_until: None };
+        let connect =
+            move |_, _| Fake { gate: made.0.clone(), begun: made.1.clone(), muted_until: Arc::default() };
         let running = tokio::spawn(run(socket, bounds.clone(), connect, told));
         Server { address, bounds, gate, begun, stop, running }
     }
@@ -235,6 +245,24 @@ async fn a_client_over_its_quota_is_answered_at_once_and_read_again_in_time() {
     server.stop.send(true).unwrap();
     assert!(client.receive().await.is_none());
     assert!(begun.elapsed() < MUTED);
+}
+
+#[tokio::test]
+async fn a_frame_that_was_begun_is_finished_though_the_connection_is_muted() {
+    let server = Server::start(|_| {}).await;
+    let mut client = server.client().await;
+    client.send(b"d").await;
+    let large = framed(&[b'e'; 100 * 1024]);
+    client.0.write_all(&large[..50 * 1024]).await.unwrap();
+    until(|| server.held_bytes() > 0).await;
+    server.gate.add_permits(1);
+    assert_eq!(client.receive().await.unwrap(), &b"d"[..]);
+    // It holds memory that others may wait for.
+    client.0.write_all(&large[50 * 1024..]).await.unwrap();
+    assert_eq!(client.receive().await.unwrap().len(), 100 * 1024);
+    until(|| server.held_bytes() == 0).await;
+    client.send(b"e").await;
+    assert!(timeout(MUTED, client.receive()).await.is_err(), "and nothing more is read");
 }
 
 #[tokio::test]
