@@ -15,15 +15,16 @@ use wire::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopi
 use wire::messages::metadata_request::MetadataRequestTopic;
 use wire::messages::metadata_response::{MetadataResponseBroker, MetadataResponseTopic};
 use wire::messages::{
-    ApiVersionsRequest, ApiVersionsResponse, CreatePartitionsRequest, CreatePartitionsResponse,
-    CreateTopicsRequest, CreateTopicsResponse, DeleteGroupsRequest, DeleteGroupsResponse,
-    DeleteTopicsRequest, DeleteTopicsResponse, DescribeConfigsRequest, DescribeConfigsResponse,
-    DescribeGroupsRequest, DescribeGroupsResponse, FetchRequest, FetchResponse, FindCoordinatorRequest,
-    FindCoordinatorResponse, HeartbeatRequest, HeartbeatResponse, IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest,
-    LeaveGroupResponse, ListGroupsRequest, ListGroupsResponse, ListOffsetsRequest, ListOffsetsResponse,
-    MetadataRequest, MetadataResponse, OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest,
-    OffsetFetchResponse, ProduceRequest, ProduceResponse, SyncGroupRequest, SyncGroupResponse,
+    ApiVersionsRequest, ApiVersionsResponse, ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse,
+    CreatePartitionsRequest, CreatePartitionsResponse, CreateTopicsRequest, CreateTopicsResponse,
+    DeleteGroupsRequest, DeleteGroupsResponse, DeleteTopicsRequest, DeleteTopicsResponse,
+    DescribeConfigsRequest, DescribeConfigsResponse, DescribeGroupsRequest, DescribeGroupsResponse,
+    FetchRequest, FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse, HeartbeatRequest,
+    HeartbeatResponse, IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, JoinGroupRequest,
+    JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, ListGroupsRequest, ListGroupsResponse,
+    ListOffsetsRequest, ListOffsetsResponse, MetadataRequest, MetadataResponse, OffsetCommitRequest,
+    OffsetCommitResponse, OffsetFetchRequest, OffsetFetchResponse, ProduceRequest, ProduceResponse,
+    SyncGroupRequest, SyncGroupResponse,
 };
 use wire::{ApiKey, DecodeError, EncodeError, ErrorCode, Message, Reader, Text, frame};
 
@@ -139,6 +140,7 @@ requests! {
     Fetch FetchRequest FetchResponse 4..=12;
     FindCoordinator FindCoordinatorRequest FindCoordinatorResponse 4..=6;
     ListGroups ListGroupsRequest ListGroupsResponse 0..=5;
+    ConsumerGroupDescribe ConsumerGroupDescribeRequest ConsumerGroupDescribeResponse 0..=1;
     DescribeGroups DescribeGroupsRequest DescribeGroupsResponse 0..=5;
     DeleteGroups DeleteGroupsRequest DeleteGroupsResponse 0..=2;
     OffsetFetch OffsetFetchRequest OffsetFetchResponse 8..=9;

@@ -12,6 +12,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use wire::messages::ConsumerGroupHeartbeatRequest;
+use wire::{ApiKey, Text, frame};
 
 /// Far above what anything here takes.
 const LONG: Duration = Duration::from_secs(30);
@@ -274,6 +276,37 @@ fn a_group_goes_on_where_it_stopped_and_shows_its_lag() {
     let (code, _, errors) = server.try_run("group describe readers", "");
     assert_eq!(code, Some(1));
     assert!(errors.starts_with("mainstem: GROUP_ID_NOT_FOUND: "), "{errors}");
+    server.stop();
+}
+
+#[test]
+fn a_group_of_the_newer_protocol_is_described_and_not_reset_while_it_is_read() {
+    let parent = TempDir::new().unwrap();
+    let server = Server::start(parent.path(), &[]);
+    server.run("topic create orders --partitions 2", "");
+    server.run("produce orders --partition 1", "a\nb\n");
+    let join = ConsumerGroupHeartbeatRequest {
+        group_id: Text::from_static("readers"),
+        member_id: Text::from_static("somebody"),
+        rebalance_timeout_ms: 60_000,
+        subscribed_topic_names: Some(vec![Text::from_static("orders")]),
+        topic_partitions: Some(Vec::new()),
+        ..ConsumerGroupHeartbeatRequest::default()
+    };
+    let client = Text::from_static("a-client");
+    let frame = frame::encode_request(ApiKey::ConsumerGroupHeartbeat, 1, 7, Some(&client), &join).unwrap();
+    let mut stream = TcpStream::connect(&server.address).unwrap();
+    stream.write_all(&frame.to_bytes()).unwrap();
+    // Answered when the group is in the log.
+    stream.read_exact(&mut [0; 8]).unwrap();
+    let described = server.run("group describe readers", "");
+    assert!(described.starts_with("readers: Stable, assignor uniform\n"), "{described}");
+    let rows: Vec<Vec<&str>> = described.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert!(rows.contains(&vec!["somebody", "a-client", "/127.0.0.1", "2"]), "{described}");
+    assert!(rows.contains(&vec!["orders", "1", "-", "2", "-", "somebody"]), "{described}");
+    let (code, _, errors) = server.try_run("group reset readers --topic orders --to earliest", "");
+    assert_eq!(code, Some(1));
+    assert!(errors.starts_with("mainstem: NON_EMPTY_GROUP: stop its 1 members first"), "{errors}");
     server.stop();
 }
 

@@ -3,14 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::bail;
-use wire::messages::describe_groups_response::DescribedGroup;
+use wire::messages::describe_groups_response::DescribedGroupMember;
 use wire::messages::offset_fetch_request::OffsetFetchRequestGroup;
-use wire::messages::{DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest, OffsetFetchRequest};
+use wire::messages::{
+    ConsumerGroupDescribeRequest, DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest,
+    OffsetFetchRequest, consumer_group_describe_response,
+};
 use wire::{ErrorCode, Text};
 
 use super::{Table, member, print};
 use crate::arguments::{GroupVerb, Place};
-use crate::client::{Cluster, KafkaError, check};
+use crate::client::{ClientError, Cluster, KafkaError, check};
 
 /// Runs the command against the server at `bootstrap`.
 pub fn group(bootstrap: &str, verb: GroupVerb) -> anyhow::Result<()> {
@@ -41,21 +44,85 @@ fn list(cluster: &mut Cluster) -> anyhow::Result<()> {
     print(&table.to_text())
 }
 
-/// One group; a group that the server does not know has the state `Dead`.
-fn described(cluster: &mut Cluster, name: &str) -> anyhow::Result<DescribedGroup> {
+/// One group, of either protocol.
+struct Described {
+    /// `Dead` for one that the server does not know.
+    state: String,
+    assignor: String,
+    members: Vec<Member>,
+}
+
+struct Member {
+    id: String,
+    client: String,
+    host: String,
+    /// Partitions by topic.
+    assigned: BTreeMap<String, Vec<i32>>,
+}
+
+const DEAD: &str = "Dead";
+
+fn described(cluster: &mut Cluster, name: &str) -> anyhow::Result<Described> {
     let request =
         DescribeGroupsRequest { groups: vec![Text::copied(name)], ..DescribeGroupsRequest::default() };
+    let answer = cluster.ask_coordinator(name, &request, |answer| {
+        answer.groups.iter().try_for_each(|group| check(group.error_code, group.error_message.as_ref()))
+    })?;
+    let group = answer.groups.into_iter().next().unwrap_or_default();
+    if group.group_state.as_str() == DEAD {
+        return described_consumer(cluster, name);
+    }
+    let member = |found: &DescribedGroupMember| Member {
+        id: found.member_id.to_string(),
+        client: found.client_id.to_string(),
+        host: found.client_host.to_string(),
+        assigned: member::assignment(found.member_assignment.clone())
+            .unwrap_or_default()
+            .into_iter()
+            .collect(),
+    };
+    Ok(Described {
+        state: group.group_state.to_string(),
+        assignor: group.protocol_data.to_string(),
+        members: group.members.iter().map(member).collect(),
+    })
+}
+
+/// A group of the protocol of KIP-848, which its own request describes.
+fn described_consumer(cluster: &mut Cluster, name: &str) -> anyhow::Result<Described> {
+    let dead = || Described { state: DEAD.to_owned(), assignor: String::new(), members: Vec::new() };
+    let request = ConsumerGroupDescribeRequest {
+        group_ids: vec![Text::copied(name)],
+        ..ConsumerGroupDescribeRequest::default()
+    };
     let answer = cluster.ask_coordinator(name, &request, |answer| {
         answer.groups.iter().try_for_each(|group| match group.error_code {
             code if code == ErrorCode::GroupIdNotFound.code() => Ok(()),
             code => check(code, group.error_message.as_ref()),
         })
-    })?;
-    let mut group = answer.groups.into_iter().next().unwrap_or_default();
-    if group.error_code != 0 {
-        group.group_state = Text::from_static("Dead");
-    }
-    Ok(group)
+    });
+    let answer = match answer {
+        // A server from before it.
+        Err(ClientError::UnknownApi { .. } | ClientError::Version { .. }) => return Ok(dead()),
+        answer => answer?,
+    };
+    let Some(group) = answer.groups.into_iter().find(|group| group.error_code == 0) else {
+        return Ok(dead());
+    };
+    let assigned = |of: &consumer_group_describe_response::TopicPartitions| {
+        (of.topic_name.to_string(), of.partitions.clone())
+    };
+    let member = |found: &consumer_group_describe_response::Member| Member {
+        id: found.member_id.to_string(),
+        client: found.client_id.to_string(),
+        host: found.client_host.to_string(),
+        assigned: found.assignment.topic_partitions.iter().map(assigned).collect(),
+    };
+    Ok(Described {
+        state: group.group_state.to_string(),
+        assignor: group.assignor_name.to_string(),
+        members: group.members.iter().map(member).collect(),
+    })
 }
 
 /// Committed offsets by topic and partition.
@@ -87,30 +154,24 @@ fn committed(cluster: &mut Cluster, name: &str) -> anyhow::Result<BTreeMap<Strin
 fn describe(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
     let group = described(cluster, name)?;
     let committed = committed(cluster, name)?;
-    if group.group_state == "Dead" && committed.is_empty() {
+    if group.state == DEAD && committed.is_empty() {
         bail!(KafkaError { code: ErrorCode::GroupIdNotFound.code(), message: None });
     }
     let mut owners: BTreeMap<(String, i32), String> = BTreeMap::new();
     let mut members = Table::new(&["MEMBER", "CLIENT", "HOST", "PARTITIONS"]);
     for found in &group.members {
-        let assigned = member::assignment(found.member_assignment.clone()).unwrap_or_default();
-        for (topic, partitions) in &assigned {
+        for (topic, partitions) in &found.assigned {
             for partition in partitions {
-                owners.insert((topic.clone(), *partition), found.member_id.to_string());
+                owners.insert((topic.clone(), *partition), found.id.clone());
             }
         }
-        let count: usize = assigned.values().map(Vec::len).sum();
-        members.row([
-            found.member_id.to_string(),
-            found.client_id.to_string(),
-            found.client_host.to_string(),
-            count.to_string(),
-        ]);
+        let count: usize = found.assigned.values().map(Vec::len).sum();
+        members.row([found.id.clone(), found.client.clone(), found.host.clone(), count.to_string()]);
     }
     let offsets = offsets(cluster, &committed, &owners)?;
-    let mut text = format!("{name}: {}", group.group_state);
-    if !group.protocol_data.is_empty() {
-        text.push_str(&format!(", assignor {}", group.protocol_data));
+    let mut text = format!("{name}: {}", group.state);
+    if !group.assignor.is_empty() {
+        text.push_str(&format!(", assignor {}", group.assignor));
     }
     text.push('\n');
     for table in [members, offsets].iter().filter(|table| !table.is_empty()) {
@@ -168,9 +229,8 @@ fn delete(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
 
 fn reset(cluster: &mut Cluster, name: &str, topic: &str, to: Place) -> anyhow::Result<()> {
     let group = described(cluster, name)?;
-    if !group.members.is_empty() || !matches!(group.group_state.as_str(), "Empty" | "Dead") {
-        let state = group.group_state.to_string();
-        let message = format!("stop its {} members first, it is {state}", group.members.len());
+    if !group.members.is_empty() || !matches!(group.state.as_str(), "Empty" | DEAD) {
+        let message = format!("stop its {} members first, it is {}", group.members.len(), group.state);
         bail!(KafkaError { code: ErrorCode::NonEmptyGroup.code(), message: Some(message) });
     }
     let found = cluster.topic(topic, false)?;
