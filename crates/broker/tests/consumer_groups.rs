@@ -217,6 +217,36 @@ async fn members_share_follow_and_leave() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_falls_silent_loses_what_it_had() {
+    let directory = tempfile::tempdir().unwrap();
+    let settings =
+        [("group.consumer.session.timeout.ms", "200"), ("group.consumer.heartbeat.interval.ms", "50")];
+    let broker = common::open_with(directory.path(), &settings);
+    let mut c = connect(&broker);
+    create_topic(&mut c, "t", 2, &[]).await;
+    assert_eq!(beat(&mut c, &join("silent", "t")).await.heartbeat_interval_ms, 50);
+    assert_eq!(assigned(&beat(&mut c, &join("b", "t")).await).1, Vec::<i32>::new());
+    // So it is for a broker that was restarted meanwhile.
+    drop(c);
+    close(broker).await;
+    let broker = common::open_with(directory.path(), &settings);
+    let mut c = connect(&broker);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let mut epoch = 3;
+    loop {
+        let answer = beat(&mut c, &stay("b", epoch)).await;
+        assert_eq!(answer.error_code, 0, "{answer:?}");
+        epoch = answer.member_epoch;
+        if answer.assignment.is_some_and(|assignment| assignment.topic_partitions[0].partitions == [0, 1]) {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "what was the other's comes in time");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    assert_eq!(refused(&mut c, &stay("silent", 2)).await.0, ErrorCode::UnknownMemberId);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_static_member_keeps_its_seat() {
     let directory = tempfile::tempdir().unwrap();
     let broker = open(directory.path());

@@ -201,7 +201,7 @@ impl Group {
     pub fn from_consumer(group: ConsumerGroup, config: Arc<GroupConfig>, now: Now) -> Self {
         let mut of = Self::new(group.id(), config, now);
         of.consumer = Some(Box::new(group));
-        of.arm_consumer();
+        of.wake_at = of.earliest_deadline();
         of
     }
 
@@ -407,7 +407,7 @@ impl Group {
         }
     }
 
-    fn earliest_deadline(&self) -> Option<u64> {
+    pub(super) fn earliest_deadline(&self) -> Option<u64> {
         let sessions = self.roster.iter().filter_map(|m| m.session_deadline);
         let timers = self.join_timer.map(JoinTimer::deadline).into_iter().chain(self.sync_deadline);
         let consumers = self.consumer.as_ref().and_then(|group| group.earliest_deadline());

@@ -72,6 +72,9 @@ impl Group {
         }
         self.disband(GroupError::RebalanceInProgress);
         self.consumer = Some(Box::new(group));
+        if let Some(deadline) = self.earliest_deadline() {
+            self.arm(deadline);
+        }
         Ok(())
     }
 
@@ -288,7 +291,7 @@ impl Group {
             skip_assignment: false,
             members: Vec::new(),
         };
-        self.arm_consumer();
+        self.arm_member(&id);
         if replaces_consumer {
             let epoch = self.consumer.as_ref().map_or(joined.generation, |group| group.epoch);
             self.maybe_downgrade(now, epoch, false);
@@ -321,14 +324,14 @@ impl Group {
         // One that has partitions to give up joined already, and joins again when it did.
         if epoch > member.epoch && member.state != MemberState::Unrevoked {
             member.await_join(now);
-            self.arm_consumer();
+            self.arm_member(&request.member_id);
             return Err(GroupError::RebalanceInProgress);
         }
         member.sync_deadline = None;
         member.arm_session(now, classic.session_timeout_ms);
         let assigned = member.assigned.clone();
         let assignment = group.assignment_bytes(&assigned, subscription_version(&classic));
-        self.arm_consumer();
+        self.arm_member(&request.member_id);
         Ok(Synced {
             protocol_type: CONSUMER_PROTOCOL_TYPE.to_owned(),
             protocol_name: classic.first().to_owned(),
@@ -356,7 +359,7 @@ impl Group {
         if rejoin {
             member.await_join(now);
         }
-        self.arm_consumer();
+        self.arm_member(member_id);
         if rejoin { Err(GroupError::RebalanceInProgress) } else { Ok(()) }
     }
 

@@ -200,7 +200,7 @@ impl Group {
             interval_ms: request.interval_ms,
             assignment: changed.then(|| member.assigned.clone()),
         };
-        self.arm_consumer();
+        self.arm_member(&reply.member_id);
         Ok(reply)
     }
 
@@ -247,8 +247,10 @@ impl Group {
         self.consumer.as_deref_mut().ok_or_else(not_one)
     }
 
-    pub(in super::super) fn arm_consumer(&mut self) {
-        if let Some(deadline) = self.consumer.as_ref().and_then(|group| group.earliest_deadline()) {
+    /// After a member was heard of: of the others' deadlines none has come nearer.
+    pub(super) fn arm_member(&mut self, id: &str) {
+        let member = self.consumer.as_ref().and_then(|group| group.members.get(id));
+        if let Some(deadline) = member.and_then(ConsumerMember::deadline) {
             self.arm(deadline);
         }
     }
