@@ -17,6 +17,7 @@ mod internal;
 mod logs;
 mod metrics;
 mod offline;
+mod oldest;
 mod partition;
 mod quotas;
 mod resource_configs;

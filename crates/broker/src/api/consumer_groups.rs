@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use wire::messages::consumer_group_describe_response as described;
-use wire::messages::consumer_group_heartbeat_response::{Assignment, TopicPartitions};
+use wire::messages::consumer_group_heartbeat_response::Assignment;
 use wire::messages::{
     ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
@@ -11,11 +11,12 @@ use wire::messages::{
 use wire::{ErrorCode, Text};
 
 use super::admin_groups::GROUP_OPERATIONS;
+use super::offsets::ready;
 use crate::broker::Broker;
 use crate::connection::Client;
 use crate::failure::group_code;
 use crate::groups::consumer::{
-    ConsumerGroup, ConsumerMember, HeartbeatReply, HeartbeatRequest, Partitions, Refused,
+    ConsumerGroup, ConsumerMember, HeartbeatReply, HeartbeatRequest, Partitions, Refused, listed,
 };
 use crate::groups::{Group, GroupError, State};
 
@@ -39,11 +40,8 @@ pub async fn heartbeat(
     if group_id.is_empty() {
         return refused(ErrorCode::InvalidRequest, Some("GroupId can't be empty.".to_owned()));
     }
-    if broker.offsets_topic().await.is_err() {
-        return refused(ErrorCode::CoordinatorNotAvailable, None);
-    }
-    if !broker.coordinator.serves(&group_id) {
-        return refused(ErrorCode::NotCoordinator, None);
+    if let Err(error) = ready(&broker, &group_id).await {
+        return refused(error, None);
     }
     match beat(&broker, client, &request, version).await {
         Ok(reply) => ConsumerGroupHeartbeatResponse {
@@ -52,7 +50,7 @@ pub async fn heartbeat(
             heartbeat_interval_ms: reply.interval_ms,
             assignment: reply
                 .assignment
-                .map(|partitions| Assignment { topic_partitions: listed(partitions) }),
+                .map(|partitions| Assignment { topic_partitions: listed(&partitions) }),
             ..ConsumerGroupHeartbeatResponse::default()
         },
         Err(Refused { error, message }) => refused(group_code(error), Some(message)),
@@ -108,14 +106,6 @@ async fn beat(
         }
     }
     Err(GroupError::CoordinatorNotAvailable.into())
-}
-
-fn listed(partitions: Partitions) -> Vec<TopicPartitions> {
-    let topic = |(topic_id, partitions): (uuid::Uuid, std::collections::BTreeSet<i32>)| TopicPartitions {
-        topic_id,
-        partitions: partitions.into_iter().collect(),
-    };
-    partitions.into_iter().map(topic).collect()
 }
 
 /// Answers ConsumerGroupDescribe.

@@ -10,6 +10,7 @@ use wire::messages::{
 };
 use wire::{ErrorCode, Text};
 
+use super::offsets::ready;
 use crate::broker::Broker;
 use crate::connection::Client;
 use crate::failure::group_code;
@@ -41,11 +42,8 @@ pub async fn join(
     if request.group_id.is_empty() {
         return refuse(ErrorCode::InvalidGroupId);
     }
-    if broker.offsets_topic().await.is_err() {
-        return refuse(ErrorCode::CoordinatorNotAvailable);
-    }
-    if !broker.coordinator.serves(&request.group_id) {
-        return refuse(ErrorCode::NotCoordinator);
+    if let Err(error) = ready(&broker, &request.group_id).await {
+        return refuse(error);
     }
     let join = JoinRequest {
         version,

@@ -129,6 +129,17 @@ impl Asked {
     }
 }
 
+/// Whether the group `id` can be written to: there is the topic for it, made if it has to be, and its part of that is not lost.
+pub async fn ready(broker: &Arc<Broker>, id: &str) -> Result<(), ErrorCode> {
+    if broker.offsets_topic().await.is_err() {
+        return Err(ErrorCode::CoordinatorNotAvailable);
+    }
+    if !broker.coordinator.serves(id) {
+        return Err(ErrorCode::NotCoordinator);
+    }
+    Ok(())
+}
+
 /// The group that offsets are committed to; new, where a consumer without a generation commits to a name that is new.
 /// `unknown` is for the others.
 pub async fn group_for_commit(
@@ -137,12 +148,7 @@ pub async fn group_for_commit(
     generation: i32,
     unknown: ErrorCode,
 ) -> Result<Arc<Entry>, ErrorCode> {
-    if broker.offsets_topic().await.is_err() {
-        return Err(ErrorCode::CoordinatorNotAvailable);
-    }
-    if !broker.coordinator.serves(id) {
-        return Err(ErrorCode::NotCoordinator);
-    }
+    ready(broker, id).await?;
     match broker.coordinator.find(id) {
         Some(entry) => Ok(entry),
         None if generation < 0 => Ok(broker.coordinator.find_or_create(id)),

@@ -17,6 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use wire::Text;
 
 use crate::config::Config;
+use crate::oldest::forget_oldest;
 pub use limits::{CLIENT_ID, Entity, IP, Limit, Limits, Quota, USER, Values};
 use meter::{Bucket, Rate, Window};
 
@@ -262,7 +263,7 @@ impl Quotas {
         // Taken under the lock, the time never goes back from one use of a meter to the next.
         let now_ms = self.now_ms();
         if meters.len() >= METERS_MAX && !meters.contains_key(&key) {
-            forget_oldest(&mut meters);
+            forget_oldest(&mut meters, |meter| meter.at_ms);
         }
         let meter = meters.entry(key).or_insert_with(|| Meter {
             used: match quota {
@@ -278,19 +279,6 @@ impl Quotas {
     fn now_ms(&self) -> i64 {
         i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX)
     }
-}
-
-/// Makes room for a while: for an eighth of the bound.
-fn forget_oldest(meters: &mut HashMap<(String, String), Meter>) {
-    let mut times: Vec<i64> = meters.values().map(|meter| meter.at_ms).collect();
-    let (_, oldest_ms, _) = times.select_nth_unstable(METERS_MAX / 8);
-    let oldest_ms = *oldest_ms;
-    let mut left = METERS_MAX / 8;
-    meters.retain(|_, meter| {
-        let forgotten = left > 0 && meter.at_ms <= oldest_ms;
-        left -= usize::from(forgotten);
-        !forgotten
-    });
 }
 
 fn throttle(ms: i64) -> i32 {

@@ -14,6 +14,7 @@ use uuid::Uuid;
 use wire::messages::PushTelemetryRequest;
 use wire::{Bytes, ErrorCode, decompress};
 
+use crate::oldest::forget_oldest;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
 use otlp::Series;
 use subscription::{ALL_METRICS, ClientLabels, INTERVAL_MS_DEFAULT, Subscription};
@@ -299,16 +300,7 @@ impl Telemetry {
 fn forget_silent(instances: &mut HashMap<Uuid, Instance>, now_ms: i64) {
     instances.retain(|_, instance| !instance.is_silent(now_ms));
     if instances.len() >= INSTANCES_MAX {
-        // An eighth at once, so that not every new one looks at all.
-        let mut times: Vec<i64> = instances.values().map(|instance| instance.seen_ms).collect();
-        let (_, oldest_ms, _) = times.select_nth_unstable(INSTANCES_MAX / 8);
-        let oldest_ms = *oldest_ms;
-        let mut left = INSTANCES_MAX / 8;
-        instances.retain(|_, instance| {
-            let forgotten = left > 0 && instance.seen_ms <= oldest_ms;
-            left -= usize::from(forgotten);
-            !forgotten
-        });
+        forget_oldest(instances, |instance| instance.seen_ms);
     }
 }
 

@@ -514,7 +514,8 @@ pub fn decode(
     Ok(Some((group, key, Some(record))))
 }
 
-fn listed(partitions: &Partitions) -> Vec<TopicPartitions> {
+/// Partitions as the heartbeat and the records carry them.
+pub fn listed(partitions: &Partitions) -> Vec<TopicPartitions> {
     let topic = |(id, indexes): (&Uuid, &BTreeSet<i32>)| TopicPartitions {
         topic_id: *id,
         partitions: indexes.iter().copied().collect(),
