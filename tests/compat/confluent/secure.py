@@ -6,7 +6,6 @@ Every operation makes a client of its own with the settings that the request giv
 """
 
 import json
-import re
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 # Where no code of Kafka's says what went wrong.
 OTHER, TLS, CLOSED = -1, -2, -3
-SASL_AUTHENTICATION_FAILED, UNSUPPORTED_SASL_MECHANISM = 58, 33
+SASL_AUTHENTICATION_FAILED, UNSUPPORTED_SASL_MECHANISM, ILLEGAL_SASL_STATE = 58, 33, 34
 CODES = {KafkaError._SSL: TLS, KafkaError._TRANSPORT: CLOSED, KafkaError._ALL_BROKERS_DOWN: CLOSED,
          KafkaError._TIMED_OUT: CLOSED, KafkaError._MSG_TIMED_OUT: CLOSED,
          KafkaError._AUTHENTICATION: SASL_AUTHENTICATION_FAILED}
@@ -32,11 +31,14 @@ class Refused(Exception):
     @classmethod
     def of(cls, error):
         text, code = error.str(), CODES.get(error.code(), error.code())
+        # The codes of its own hide what the server said, or in which part of the handshake the connection was lost.
         if "Unsupported SASL mechanism" in text:
             code = UNSUPPORTED_SASL_MECHANISM
-        # It asks the listener for its versions before it logs in, so that a refused handshake of the other kind
-        # looks like a lost connection to it.
-        if re.search(r"SSL handshake|ssl3_|tlsv1", text):
+        elif "not valid in current SASL state" in text:
+            code = ILLEGAL_SASL_STATE
+        elif "connecting to a PLAINTEXT broker" in text:
+            code = CLOSED
+        elif "SSL handshake" in text or "SSL routines" in text:
             code = TLS
         return cls(code if code >= 0 or code in (TLS, CLOSED) else OTHER, text)
 

@@ -112,6 +112,12 @@ func codeOf(err error) int {
 		return int(kafka.Code)
 	case strings.Contains(err.Error(), "x509: "), strings.Contains(err.Error(), "tls: "), errors.As(err, &header):
 		return codeTLS
+	// An alert of TLS, which a client without it takes for a length.
+	case strings.Contains(err.Error(), "invalid large response size"):
+		return codeClosed
+	case strings.Contains(err.Error(), "unexpected data in oauth response"):
+		// It does not wait for the code that comes after the words.
+		return int(kerr.SaslAuthenticationFailed.Code)
 	case errors.As(err, &unsupported), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
 		errors.Is(err, kgo.ErrClientClosed), errors.Is(err, net.ErrClosed), errors.Is(err, context.DeadlineExceeded),
 		errors.As(err, &network):

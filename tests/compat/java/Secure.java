@@ -125,7 +125,7 @@ public final class Secure {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", text(connect, "bootstrap"));
         settings.put("security.protocol", protocol);
-        settings.put("request.timeout.ms", 4_000);
+        settings.put("request.timeout.ms", Math.min(4, request.path("seconds").asInt(8)) * 1000);
         settings.put("reconnect.backoff.ms", 50);
         settings.put("reconnect.backoff.max.ms", 200);
         if (connect.has("authority")) {

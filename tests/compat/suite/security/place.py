@@ -1,17 +1,17 @@
 """What every case has: a server with all kinds of listeners, the clients, an administrator, certificates, tokens."""
 
-from . import mechanisms
+from . import mechanisms, raw_cases, refusals
 from .certificates import Certificates
 from .clients import Clients
 from .servers import SecuredKafka, SecuredMainstem
 from .tokens import Tokens
 
-FAMILIES = (mechanisms,)
+FAMILIES = (mechanisms, refusals, raw_cases)
 
 
 class Place:
-    def __init__(self, directory, kafka, show):
-        self.directory, self.kafka, self.show = directory, kafka, show
+    def __init__(self, directory, kafka, show, only):
+        self.directory, self.kafka, self.show, self.only = directory, kafka, show, only
         self.certificates = make_certificates(directory / "certificates")
         self.tokens = Tokens(directory / "tokens")
         of = SecuredKafka if kafka else SecuredMainstem
