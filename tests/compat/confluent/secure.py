@@ -202,8 +202,12 @@ class Stream(threading.Thread):
 
     def run(self):
         while not self.stopping:
-            self.producer.produce(self.topic, str(self.sent).encode(), on_delivery=self.delivered)
             self.sent += 1
+            try:
+                self.producer.produce(self.topic, str(self.sent).encode(), on_delivery=self.delivered)
+            except KafkaException as error:
+                # It knows by then that it may not.
+                self.noted(error.args[0])
             self.producer.poll(PAUSE_SECONDS)
             time.sleep(PAUSE_SECONDS)
         self.producer.flush(8)

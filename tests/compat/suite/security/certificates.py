@@ -34,8 +34,9 @@ class Certificates:
     def __getitem__(self, name):
         return self.folder / f"{name}.pem"
 
-    def openssl(self, *arguments):
-        done = subprocess.run(["openssl", *map(str, arguments)], cwd=self.folder, capture_output=True, text=True)
+    def openssl(self, *arguments, given=None):
+        done = subprocess.run(["openssl", *map(str, arguments)], cwd=self.folder, input=given, capture_output=True,
+                              text=True)
         assert done.returncode == 0, f"openssl {' '.join(map(str, arguments))}: {done.stderr}"
         return done.stdout
 

@@ -84,12 +84,12 @@ def command(name):
 
 
 def check_refused(outcomes, code, text):
-    """`code` and `text` are for all clients, or {name: one}."""
+    """`code`, or several with | between them, and `text` are for all clients, or {name: one}."""
     wrong = []
     for name, outcome in outcomes.items():
         wanted = code[name] if isinstance(code, dict) else code
         words = text.get(name, "") if isinstance(text, dict) else text
-        if outcome.code != wanted:
+        if outcome.code not in wanted.split("|"):
             wrong.append(f"{name} wants {wanted} and got {outcome}")
         elif not re.search(words, outcome.text):
             wrong.append(f"{name} wants the words {words!r} and got {outcome}")

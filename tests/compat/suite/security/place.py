@@ -1,12 +1,12 @@
 """What every case has: a server with all kinds of listeners, the clients, an administrator, certificates, tokens."""
 
-from . import mechanisms, raw_cases, refusals
+from . import mechanisms, raw_cases, refusals, rights, sessions
 from .certificates import Certificates
 from .clients import Clients
 from .servers import SecuredKafka, SecuredMainstem
 from .tokens import Tokens
 
-FAMILIES = (mechanisms, refusals, raw_cases)
+FAMILIES = (mechanisms, refusals, raw_cases, sessions, rights)
 
 
 class Place:

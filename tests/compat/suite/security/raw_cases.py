@@ -5,14 +5,19 @@ A script talks, and what it was answered has to be what its line in security.ans
 """
 
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 from suite.place import COMPAT
 
 from . import raw
 from .raw import Raw, Scram
-from .servers import PASSWORD, RECEIVE_BYTES_MAX
+from .servers import PASSWORD, REAUTHENTICATION_MS, RECEIVE_BYTES_MAX
 
 SHA256 = "SCRAM-SHA-256"
+# Kafka takes no second log-in on a connection within a second.
+AGAIN_SECONDS = 1.1
+AT_ONCE = 8
 ANSWERS = COMPAT / "security.answers"
 scripts = []
 
@@ -425,6 +430,111 @@ for what, size in (("0", 0), ("-1", -1), ("of 1 GiB", 1 << 30)):
         peer.end()
 
 
+# Sessions that end (KIP-368)
+
+def session(peer):
+    peer.note(f"session of {peer.session_ms} ms")
+
+
+@script("session: none where nothing ends it")
+def endless(peer, place):
+    raw.log_in(peer, SHA256, "alice", PASSWORD)
+    session(peer)
+
+
+@script("session: as long as the token")
+def token_session(peer, place):
+    peer.handshake("OAUTHBEARER")
+    peer.token(bearer(place.tokens.make(seconds=100)))
+    peer.note("as the token" if 98_000 <= peer.session_ms <= 100_000 else f"session of {peer.session_ms} ms")
+
+
+@script("session: its length is said", "REAUTH")
+def said_session(peer, place):
+    raw.log_in(peer, SHA256, "alice", PASSWORD)
+    session(peer)
+
+
+@script("session: the token ends before it", "REAUTH")
+def token_first(peer, place):
+    peer.handshake("OAUTHBEARER")
+    peer.token(bearer(place.tokens.make(seconds=2)))
+    peer.note("as the token" if 500 <= peer.session_ms <= 2000 else f"session of {peer.session_ms} ms")
+    peer.metadata()
+    time.sleep(2.1)
+    peer.metadata()
+
+
+@script("session: its end is ignored", "REAUTH")
+def ignored(peer, place):
+    raw.log_in(peer, "PLAIN", "alice", PASSWORD)
+    time.sleep(0.5)
+    peer.metadata()
+    time.sleep(REAUTHENTICATION_MS / 1000)
+    peer.metadata()
+
+
+def again(name):
+    """A case that logs in, waits for as long as Kafka wants between two log-ins, and goes on."""
+    def add(talk):
+        @script(f"session: {name}", "REAUTH")
+        def whole(peer, place):
+            raw.log_in(peer, SHA256, "alice", PASSWORD)
+            time.sleep(AGAIN_SECONDS)
+            talk(peer)
+        return talk
+    return add
+
+
+@again("logged in again")
+def again_well(peer):
+    raw.log_in(peer, SHA256, "alice", PASSWORD)
+    session(peer)
+    time.sleep(REAUTHENTICATION_MS / 1000 - 0.5)
+    # The first one's end is over by now.
+    peer.metadata()
+
+
+@again("logged in again after its end")
+def again_late(peer):
+    time.sleep(REAUTHENTICATION_MS / 1000)
+    raw.log_in(peer, SHA256, "alice", PASSWORD)
+    peer.metadata()
+
+
+@again("logged in again as another")
+def again_other(peer):
+    raw.log_in(peer, SHA256, "bob", PASSWORD)
+
+
+@again("logged in again by another mechanism")
+def again_mechanism(peer):
+    raw.log_in(peer, "PLAIN", "alice", PASSWORD)
+    peer.metadata()
+
+
+@again("logged in again with a wrong password")
+def again_wrong(peer):
+    raw.log_in(peer, SHA256, "alice", "wrong")
+
+
+@again("a request while it is logged in again")
+def again_between(peer):
+    peer.handshake(SHA256)
+    peer.metadata()
+
+
+@again("a token without handshake")
+def again_token(peer):
+    peer.token(b"garbage")
+
+
+@script("session: logged in again at once", "REAUTH")
+def again_soon(peer, place):
+    raw.log_in(peer, SHA256, "alice", PASSWORD)
+    peer.handshake(SHA256)
+
+
 # Listeners without a log-in
 
 @script("a handshake where there is no log-in", "INTERNAL")
@@ -453,22 +563,30 @@ def read_answers():
     return found
 
 
-def run(place, listener, talk, expected):
+def talked(place, listener, talk):
     with Raw(place.server.addresses[listener]) as peer:
         seconds = raw.timed(lambda: talk(peer, place))
         peer.end()
-    said = " | ".join(peer.notes)
+    return peer.notes, seconds
+
+
+def check(place, told, expected):
+    notes, seconds = told.result()
+    said = " | ".join(notes)
     if place.show:
         print(f"          {said} ({seconds:.2f} s)")
     wanted = expected[:1] if place.kafka else expected
-    assert peer.notes in wanted, f"{said}, and not {' or '.join(' | '.join(notes) for notes in wanted)}"
+    assert notes in wanted, f"{said}, and not {' or '.join(' | '.join(notes) for notes in wanted)}"
 
 
 def cases(place):
     answers = read_answers()
-    for name, listener, talk in scripts:
-        yield (f"raw: {name}", 20, lambda name=name, listener=listener, talk=talk:
-               run(place, listener, talk, answers.pop(name, [[]])))
+    # Most of their time is waiting.
+    with ThreadPoolExecutor(AT_ONCE) as executor:
+        chosen = [(f"raw: {name}", executor.submit(talked, place, listener, talk), answers.pop(name, [[]]))
+                  for name, listener, talk in scripts if not place.only or place.only in f"raw: {name}"]
+        for name, told, expected in chosen:
+            yield name, 30, lambda told=told, expected=expected: check(place, told, expected)
     if not place.only:
         yield "raw: every line of security.answers is used", 1, lambda: stale(answers)
 
