@@ -23,7 +23,7 @@ KINDS = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP, "transaction"
 
 class Administration:
     def __init__(self, bootstrap):
-        self.client = AdminClient({"bootstrap.servers": bootstrap})
+        self.client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
     def create_topics(self, *names):
         settle(self.client.create_topics([NewTopic(name, 1, 1) for name in names], request_timeout=SECONDS))

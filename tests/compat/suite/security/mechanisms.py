@@ -1,6 +1,6 @@
 """Every way to log in works, with each client: records go in and come back the same."""
 
-from .servers import SCRAM, USERS
+from .users import SCRAM, USERS
 
 VALUES = [f"value {number}" for number in range(5)]
 # What everybody who logs in as one of these may use: `open-*`. The principals of the certificates are what

@@ -13,7 +13,7 @@ import ssl
 import struct
 import time
 
-from .servers import MECHANISMS
+from .users import MECHANISMS
 
 ANSWER_SECONDS = 5
 # Kafka closes 100 ms after it has refused a connection, when it comes round to it: every 300 ms.

@@ -12,7 +12,8 @@ from suite.place import COMPAT
 
 from . import raw
 from .raw import Raw, Scram
-from .servers import PASSWORD, REAUTHENTICATION_MS, RECEIVE_BYTES_MAX
+from .servers import REAUTHENTICATION_MS, RECEIVE_BYTES_MAX
+from .users import PASSWORD
 
 SHA256 = "SCRAM-SHA-256"
 # Kafka takes no second log-in on a connection within a second.

@@ -1,6 +1,6 @@
 """What is refused, and how each client shows it."""
 
-from .servers import SCRAM
+from .users import SCRAM
 
 # Where a client waits for nothing but its own patience.
 IMPATIENT_SECONDS = 3

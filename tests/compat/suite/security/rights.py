@@ -4,8 +4,9 @@ import time
 
 from suite.report import until
 
-from .servers import PASSWORD, SECURITY, quoted
+from .servers import SECURITY, quoted
 from .tools import Tools
+from .users import PASSWORD
 
 WITHOUT, GRANTED, ELSEWHERE, WATCHED, LEAVING = "carol", "dave", "erin", "bob", "frank"
 TOPIC, OTHER, GROUP, TRANSACTION = "rights-topic", "rights-other", "rights-group", "rights-transaction"

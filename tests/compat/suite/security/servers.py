@@ -1,20 +1,14 @@
 """The server under test with every kind of listener: one of ours, or Apache Kafka with the same settings."""
 
-import subprocess
-
-from suite import place
 from suite.kafka import KafkaProcess, fetch_jars
-from suite.server import Server, free_port
+from suite.server import free_port
 
 from .administration import Administration
+from .configured import ConfiguredServer, create_user
 from .tokens import AUDIENCE, ISSUER
+from .users import MECHANISMS, PASSWORD, SCRAM, USERS
 
 SECURITY = "org.apache.kafka.common.security"
-# All users have one password, with what has to be quoted somewhere.
-PASSWORD = 'a"secret, \\ and more'
-SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
-MECHANISMS = ("PLAIN", *SCRAM, "OAUTHBEARER")
-USERS = ("alice", "bob", "carol", "dave", "erin", "admin")
 REAUTHENTICATION_MS = 3000
 RECEIVE_BYTES_MAX = 4096
 LISTENERS = {
@@ -58,6 +52,7 @@ class Secured:
         self.directory, self.certificates, self.tokens = directory, certificates, tokens
         self.addresses = {name: f"127.0.0.1:{free_port()}" for name in LISTENERS}
         self.urls = ",".join(f"{name}://{address}" for name, address in self.addresses.items())
+        self.process = self.server = self.admin = None
         directory.mkdir(parents=True)
 
     def connect(self, listener, mechanism=None, user="alice", password=PASSWORD, host="127.0.0.1", token=None,
@@ -120,7 +115,8 @@ class SecuredKafka(Secured):
         return self
 
     def __exit__(self, *_):
-        self.process.stop()
+        if self.process:
+            self.process.stop()
 
 
 class AllowingKafka(KafkaProcess):
@@ -135,45 +131,22 @@ class SecuredMainstem(Secured):
     own = True
 
     def __enter__(self):
-        config = self.directory / "mainstem.toml"
         values = {**settings(self.certificates, self.tokens), "listeners": self.urls, "advertised.listeners": self.urls,
                   "ssl.reload.interval.ms": 200}
-        config.write_text("".join(f"{name} = {toml(value)}\n" for name, value in values.items()))
         secret = self.directory / "password"
         secret.write_text(PASSWORD)
         for user in USERS:
             for mechanism in SCRAM:
                 create_user(user, mechanism, secret, "--data-dir", self.directory / "data")
-        self.server = ConfiguredServer(self.addresses["INTERNAL"], self.directory, config)
+        self.server = ConfiguredServer(self.addresses["INTERNAL"], self.directory, values)
         self.server.__enter__()
         self.admin = Administration(self.addresses["INTERNAL"])
         return self
 
     def __exit__(self, *_):
-        self.server.__exit__()
-
-
-class ConfiguredServer(Server):
-    """One of ours with a file of settings and listeners of its own."""
-
-    def __init__(self, listen, directory, config):
-        super().__init__(None, directory, listen)
-        self.config = config
-
-    def command(self):
-        return [place.MAINSTEM, "serve", "--data-dir", self.directory / "data", "--config", self.config]
-
-
-def create_user(user, mechanism, secret, *where):
-    command = [place.MAINSTEM, "user", "create", user, "--mechanism", mechanism, "--password-file", secret, *where]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, f"user create: {done.stderr}"
+        if self.server:
+            self.server.__exit__()
 
 
 def quoted(text):
     return text.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def toml(value):
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return str(value) if isinstance(value, int) else f'"{text}"'
