@@ -98,6 +98,7 @@ power: build ## Cuts the power under load, as root; nothing acknowledged may be 
 
 hostile: build ## Hostile bytes and clients; the server must go on serving the others.
 	@tests/hostile/run
+	@tests/hostile/network
 	@tests/hostile/full-disk
 
 fuzz: toolchain ## Fuzzes each decoder and recovery for FUZZ_SECONDS (10).

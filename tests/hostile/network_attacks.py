@@ -20,7 +20,7 @@ from suite.security import raw
 LOGIN_SECONDS, SLACK_SECONDS = 2, 2
 CROWD = 500
 DRIP_SECONDS = 0.1
-STORM_SECONDS, STORM_RATE = 6, 10_000
+STORM_SECONDS, STORM_RATE = 5, 10_000
 STORMERS = 2
 # 127.0.0.0/8 is this machine's: the attackers come from an address of their own.
 ATTACKER, LIMITED = "127.0.0.8", "127.0.0.9"

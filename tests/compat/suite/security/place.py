@@ -1,12 +1,12 @@
 """What every case has: a server with all kinds of listeners, the clients, an administrator, certificates, tokens."""
 
-from . import mechanisms, raw_cases, refusals, rights, sessions
+from . import mechanisms, own, raw_cases, refusals, rights, sessions
 from .certificates import Certificates
 from .clients import Clients
 from .servers import SecuredKafka, SecuredMainstem
 from .tokens import Tokens
 
-FAMILIES = (mechanisms, refusals, raw_cases, sessions, rights)
+FAMILIES = (mechanisms, refusals, raw_cases, sessions, rights, own)
 
 
 class Place:
