@@ -38,7 +38,7 @@ def cases(place):
 
     for name, changed in (
         ("has expired", {"seconds": -3600}), ("is not valid yet", {"nbf": 4_000_000_000}),
-        ("is for another audience", {"aud": "others"}), ("is of another issuer", {"iss": "https://other.example"}),
+        ("is for another audience", {"aud": "others"}), ("is of another issuer", {"iss": "another issuer"}),
         ("has an unknown key", {"key": "unknown"}), ("has another key's signature", {"key": "unknown", "kid": "rsa"}),
         ("has no signature", {"algorithm": "none"}), ("never expires", {"exp": None}), ("names nobody", {"sub": None}),
         ("does not say when it was made", {"iat": None}),

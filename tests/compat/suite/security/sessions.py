@@ -12,6 +12,7 @@ RECORDS_MIN = 100
 
 def cases(place):
     yield "sessions: clients log in again and lose nothing", 40, lambda: streams(place)
+    yield "TLS: 1.2 and 1.3 are spoken, 1.1 is not", 20, lambda: versions(place)
     # Kafka takes up no session, and shows a new certificate when its settings are changed, not its files.
     if place.server.own:
         for version in ("1.3", "1.2"):
@@ -51,6 +52,15 @@ def s_client(place, listener, *arguments):
         time.sleep(0.5)
         said, _ = process.communicate("Q\n", timeout=10)
     return said
+
+
+def versions(place):
+    for version in ("1_2", "1_3"):
+        said = s_client(place, "TLS", f"-tls{version}")
+        assert f"New, TLSv{version.replace('_', '.')}, Cipher is" in said, said[-600:]
+    # openssl itself would not try otherwise.
+    said = s_client(place, "TLS", "-tls1_1", "-cipher", "DEFAULT@SECLEVEL=0")
+    assert "Cipher is (NONE)" in said and "alert" in said, said[-600:]
 
 
 def resumed(place, version):

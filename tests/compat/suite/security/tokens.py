@@ -5,7 +5,7 @@ import json
 import subprocess
 import time
 
-ISSUER, AUDIENCE = "https://issuer.example", "streams"
+ISSUER, AUDIENCE = "the issuer", "streams"
 # Of one coordinate of a P-256 point, and of each half of its signatures.
 EC_BYTES = 32
 
