@@ -1,18 +1,18 @@
 //! The broker: everything that its connections share, and what it does by itself in the background.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use meta::{Change, Compare, MetaError, Store};
 use model::{Offset, Timestamp};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use storage::{AppendError, Clock, SystemClock};
 use wire::{ErrorCode, Text};
 
 use crate::api::init_producer_id::ProducerIds;
+use crate::caller::Origin;
 use crate::compaction::Compactor;
 use crate::config::Config;
 use crate::connection::Connection;
@@ -51,15 +51,6 @@ pub enum OpenError {
     Groups(#[from] storage::ReadError),
 }
 
-/// An address as Metadata gives it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// Name or address.
-    pub host: Text,
-    /// TCP port.
-    pub port: i32,
-}
-
 /// A running broker.
 #[derive(Debug)]
 pub struct Broker {
@@ -79,7 +70,6 @@ pub struct Broker {
     compactor: Compactor,
     pub(crate) metrics: Arc<Metrics>,
     clock: Arc<SystemClock>,
-    advertised: RwLock<Option<Endpoint>>,
     background: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
@@ -127,7 +117,6 @@ impl Broker {
             compactor: Compactor::default(),
             metrics,
             clock,
-            advertised: RwLock::default(),
             background: Mutex::default(),
         });
         broker.coordinator.load(&broker.topics, &broker.logs)?;
@@ -211,26 +200,9 @@ impl Broker {
         }
     }
 
-    /// Takes a new client connection in. `local` is the address the client reached, which Metadata answers with where
-    /// no other is advertised.
-    pub fn connect(self: &Arc<Self>, peer: SocketAddr, local: SocketAddr) -> Connection {
-        Connection::new(self.clone(), peer, local)
-    }
-
-    /// Sets the address that Metadata answers with, in place of the one that a client reached.
-    pub fn advertise(&self, host: &str, port: u16) {
-        *self.advertised.write() =
-            Some(Endpoint { host: Text::from(host.to_owned()), port: i32::from(port) });
-    }
-
-    /// The address to give to a client that reached `local`.
-    pub(crate) fn endpoint(&self, local: SocketAddr) -> Endpoint {
-        let advertised = self.advertised.read().clone();
-        let reached = || Endpoint {
-            host: Text::from(local.ip().to_canonical().to_string()),
-            port: i32::from(local.port()),
-        };
-        advertised.unwrap_or_else(reached)
+    /// Takes a new client connection in.
+    pub fn connect(self: &Arc<Self>, origin: Origin) -> Connection {
+        Connection::new(self.clone(), origin)
     }
 
     /// Why it takes no more appends, if no log does.

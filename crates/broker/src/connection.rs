@@ -1,7 +1,6 @@
 //! One client connection as the broker sees it: frames in, answers out, in the order of the requests.
 
 use std::future::{Future, poll_fn};
-use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -10,11 +9,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use wire::frame::{self, RequestHeader};
 use wire::messages as m;
-use wire::{ApiKey, Chunks, Message, Reader, Text};
+use wire::{ApiKey, Chunks, Message, Reader};
 
 use crate::api;
 use crate::broker::Broker;
-use crate::quotas::{ANONYMOUS, Payer, Quota};
+use crate::caller::{Caller, Origin, Principal};
+use crate::quotas::Quota;
 use crate::telemetry::subscription::ClientLabels;
 
 /// The first version of ApiVersions whose clients say what library they are, and what those are called that do not.
@@ -30,23 +30,11 @@ pub type Answer = Pin<Box<dyn Future<Output = Result<Chunks, Refused>> + Send>>;
 #[error("{0}")]
 pub struct Refused(pub String);
 
-/// Who sent a request.
-#[derive(Clone, Debug)]
-pub struct Client {
-    /// As it calls itself.
-    pub id: String,
-    /// Its address, as Kafka shows it.
-    pub host: String,
-}
-
 /// One client connection.
 #[derive(Debug)]
 pub struct Connection {
     broker: Arc<Broker>,
-    peer: SocketAddr,
-    local: SocketAddr,
-    /// The name of the client's principal; until clients authenticate, nobody in particular.
-    user: Text,
+    origin: Arc<Origin>,
     /// Name and version of its library, once it has told them (KIP-511).
     software: OnceLock<(String, String)>,
     muted: Arc<Muted>,
@@ -82,7 +70,7 @@ struct Call {
     begun: Instant,
     /// What threads spent on it; counted where somebody has a quota of that.
     spent: Option<Duration>,
-    payer: Payer,
+    caller: Caller,
     muted: Arc<Muted>,
     broker: Arc<Broker>,
 }
@@ -119,14 +107,15 @@ impl Call {
     fn charge(&self, mut throttle_ms: i32) -> i32 {
         let quotas = &self.broker.quotas;
         if quotas.any() {
+            let payer = self.caller.payer();
             if self.header.api_key == ApiKey::Produce {
                 // As in Kafka the whole request, which is little more than its records.
                 let bytes = f64::from(u32::try_from(self.request_bytes).unwrap_or(u32::MAX));
-                throttle_ms = throttle_ms.max(quotas.record(Quota::Produce, &self.payer, bytes));
+                throttle_ms = throttle_ms.max(quotas.record(Quota::Produce, &payer, bytes));
             }
             if let Some(spent) = self.spent {
                 let percent = spent.as_secs_f64() * 100.0;
-                let limited_ms = quotas.record(Quota::Request, &self.payer, percent);
+                let limited_ms = quotas.record(Quota::Request, &payer, percent);
                 throttle_ms = throttle_ms.max(limited_ms.min(quotas.request_throttle_ms_max()));
             }
         }
@@ -176,9 +165,13 @@ impl Call {
 }
 
 impl Connection {
-    pub(crate) fn new(broker: Arc<Broker>, peer: SocketAddr, local: SocketAddr) -> Connection {
-        let (user, software, muted) = (Text::from_static(ANONYMOUS), OnceLock::new(), Arc::default());
-        Connection { broker, peer, local, user, software, muted }
+    pub(crate) fn new(broker: Arc<Broker>, origin: Origin) -> Connection {
+        Connection { broker, origin: Arc::new(origin), software: OnceLock::new(), muted: Arc::default() }
+    }
+
+    /// The client has authenticated: from its next request on it is this principal.
+    pub fn authenticated(&mut self, principal: Principal) {
+        self.origin = Arc::new(Origin { principal, ..Origin::clone(&self.origin) });
     }
 
     /// Until when no further request may be read: the client was told to wait so long.
@@ -195,11 +188,11 @@ impl Connection {
             .map_err(|error| Refused(format!("a request header cannot be decoded: {error}")))?;
         let (api_key, version) = (header.api_key, header.version);
         let begun = Instant::now();
-        let payer =
-            Payer { user: self.user.clone(), client_id: header.client_id.clone().unwrap_or_default() };
+        let client_id = header.client_id.clone().unwrap_or_default();
+        let caller = Caller { origin: self.origin.clone(), client_id };
         let spent = self.broker.quotas.enabled(Quota::Request).then_some(Duration::ZERO);
         let (broker, muted) = (self.broker.clone(), self.muted.clone());
-        let mut call = Call { header, reader, request_bytes, begun, spent, payer, muted, broker };
+        let mut call = Call { header, reader, request_bytes, begun, spent, caller, muted, broker };
         if api_key == ApiKey::ApiVersions && !api::is_served(api_key, version) {
             // A client learns from a version 0 answer what it may ask.
             call.header.version = 0;
@@ -235,20 +228,14 @@ impl Connection {
         }
     }
 
-    fn client(&self, call: &Call) -> Client {
-        let id = call.header.client_id.as_ref().map(ToString::to_string).unwrap_or_default();
-        Client { id, host: format!("/{}", self.peer.ip().to_canonical()) }
-    }
-
     fn answer(&self, mut call: Call) -> Result<Answer, Refused> {
         let broker = self.broker.clone();
         let version = call.header.version;
-        let payer = call.payer.clone();
-        let endpoint = || self.broker.endpoint(self.local);
+        let caller = call.caller.clone();
         Ok(match call.header.api_key {
             ApiKey::Fetch => {
                 let request: m::FetchRequest = call.decode()?;
-                call.later(api::fetch::answer(broker, payer, request, version))
+                call.later(api::fetch::answer(broker, caller, request, version))
             }
             ApiKey::ListOffsets => {
                 let request: m::ListOffsetsRequest = call.decode()?;
@@ -264,12 +251,11 @@ impl Connection {
             }
             ApiKey::Metadata => {
                 let request: m::MetadataRequest = call.decode()?;
-                call.later(api::metadata::answer(broker, endpoint(), request, version))
+                call.later(api::metadata::answer(broker, caller, request, version))
             }
             ApiKey::DescribeCluster => {
                 let request: m::DescribeClusterRequest = call.decode()?;
-                let endpoint = endpoint();
-                call.later(async move { api::metadata::describe_cluster(&broker, endpoint, &request) })
+                call.later(async move { api::metadata::describe_cluster(&broker, &caller, &request) })
             }
             ApiKey::ApiVersions => {
                 let request: m::ApiVersionsRequest = call.decode()?;
@@ -285,22 +271,21 @@ impl Connection {
             }
             ApiKey::CreateTopics => {
                 let request: m::CreateTopicsRequest = call.decode()?;
-                call.later(api::admin_topics::create(broker, payer, request, version))
+                call.later(api::admin_topics::create(broker, caller, request, version))
             }
             ApiKey::DeleteTopics => {
                 let request: m::DeleteTopicsRequest = call.decode()?;
-                call.later(api::admin_topics::delete(broker, payer, request, version))
+                call.later(api::admin_topics::delete(broker, caller, request, version))
             }
             ApiKey::CreatePartitions => {
                 let request: m::CreatePartitionsRequest = call.decode()?;
-                call.later(api::admin_topics::create_partitions(broker, payer, request, version))
+                call.later(api::admin_topics::create_partitions(broker, caller, request, version))
             }
             ApiKey::DescribeConfigs => {
                 let request: m::DescribeConfigsRequest = call.decode()?;
-                let endpoint = endpoint();
                 call.later(async move {
                     let describe =
-                        move |broker: &Arc<Broker>| api::admin_configs::describe(broker, &endpoint, &request);
+                        move |broker: &Arc<Broker>| api::admin_configs::describe(broker, &caller, &request);
                     broker.blocking(describe).await
                 })
             }
@@ -353,31 +338,32 @@ impl Connection {
     }
 
     /// What the client is known by in telemetry (KIP-714).
-    fn labels(&self, payer: &Payer) -> ClientLabels {
+    fn labels(&self, caller: &Caller) -> ClientLabels {
         let unknown = || (UNKNOWN_SOFTWARE.to_owned(), UNKNOWN_SOFTWARE.to_owned());
         let (software_name, software_version) = self.software.get().cloned().unwrap_or_else(unknown);
         ClientLabels {
             instance_id: String::new(),
-            id: payer.client_id.to_string(),
+            id: caller.client_id.to_string(),
             software_name,
             software_version,
-            source_address: self.peer.ip().to_canonical().to_string(),
-            source_port: self.peer.port().to_string(),
+            source_address: self.origin.host().to_string(),
+            source_port: self.origin.peer.port().to_string(),
         }
     }
 
     fn answer_admin(&self, mut call: Call) -> Result<Answer, Refused> {
         let broker = self.broker.clone();
+        let caller = call.caller.clone();
         let version = call.header.version;
         Ok(match call.header.api_key {
             ApiKey::GetTelemetrySubscriptions => {
                 let request: m::GetTelemetrySubscriptionsRequest = call.decode()?;
-                let labels = self.labels(&call.payer);
+                let labels = self.labels(&caller);
                 call.later(async move { api::client_telemetry::get(&broker, labels, &request) })
             }
             ApiKey::PushTelemetry => {
                 let request: m::PushTelemetryRequest = call.decode()?;
-                let labels = self.labels(&call.payer);
+                let labels = self.labels(&caller);
                 call.later(api::client_telemetry::push(broker, labels, request))
             }
             ApiKey::DescribeClientQuotas => {
@@ -394,10 +380,9 @@ impl Connection {
             }
             ApiKey::DescribeQuorum => {
                 let request: m::DescribeQuorumRequest = call.decode()?;
-                let endpoint = self.broker.endpoint(self.local);
                 call.later(async move {
                     let describe = move |broker: &Arc<Broker>| {
-                        api::admin_cluster::describe_quorum(broker, &endpoint, &request)
+                        api::admin_cluster::describe_quorum(broker, &caller, &request)
                     };
                     broker.blocking(describe).await
                 })
@@ -458,17 +443,16 @@ impl Connection {
 
     fn answer_group(&self, mut call: Call) -> Result<Answer, Refused> {
         let broker = self.broker.clone();
+        let caller = call.caller.clone();
         let version = call.header.version;
         Ok(match call.header.api_key {
             ApiKey::FindCoordinator => {
                 let request: m::FindCoordinatorRequest = call.decode()?;
-                let endpoint = self.broker.endpoint(self.local);
-                call.later(api::offsets::find_coordinator(broker, endpoint, request, version))
+                call.later(api::offsets::find_coordinator(broker, caller, request, version))
             }
             ApiKey::JoinGroup => {
                 let request: m::JoinGroupRequest = call.decode()?;
-                let client = self.client(&call);
-                call.later(api::group_membership::join(broker, client, request, version))
+                call.later(api::group_membership::join(broker, caller, request, version))
             }
             ApiKey::SyncGroup => {
                 let request: m::SyncGroupRequest = call.decode()?;
@@ -496,8 +480,7 @@ impl Connection {
             }
             ApiKey::ConsumerGroupHeartbeat => {
                 let request: m::ConsumerGroupHeartbeatRequest = call.decode()?;
-                let client = self.client(&call);
-                call.later(api::consumer_groups::heartbeat(broker, client, request, version))
+                call.later(api::consumer_groups::heartbeat(broker, caller, request, version))
             }
             ApiKey::ConsumerGroupDescribe => {
                 let request: m::ConsumerGroupDescribeRequest = call.decode()?;

@@ -8,6 +8,7 @@ pub mod groups;
 
 mod api;
 mod broker;
+mod caller;
 mod compaction;
 mod connection;
 mod coordinator;
@@ -30,6 +31,7 @@ mod topics;
 mod transactions;
 
 pub use broker::{Broker, OpenError};
+pub use caller::{Listener, Origin, Principal};
 pub use config::{Config, ConfigError, Kind, Setting};
 pub use connection::{Answer, Connection, Refused};
 pub use logs::{LogDirectory, LogsError};

@@ -16,6 +16,7 @@ use wire::{ErrorCode, Text};
 
 use crate::api::admin_configs::{Described, described_topic_configs};
 use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::quotas::Payer;
 use crate::topic_config::topic_setting;
@@ -47,12 +48,12 @@ impl Mutations {
 /// Answers CreateTopics.
 pub async fn create(
     broker: Arc<Broker>,
-    payer: Payer,
+    caller: Caller,
     request: CreateTopicsRequest,
     version: i16,
 ) -> CreateTopicsResponse {
     let strict = version >= CREATE_STRICT_FROM_VERSION;
-    let mut mutations = Mutations { broker: broker.clone(), payer, strict, throttle_ms: 0 };
+    let mut mutations = Mutations { broker: broker.clone(), payer: caller.payer(), strict, throttle_ms: 0 };
     let mut named: HashMap<Text, usize> = HashMap::new();
     for topic in &request.topics {
         *named.entry(topic.name.clone()).or_default() += 1;
@@ -168,12 +169,12 @@ fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure
 /// Answers DeleteTopics.
 pub async fn delete(
     broker: Arc<Broker>,
-    payer: Payer,
+    caller: Caller,
     request: DeleteTopicsRequest,
     version: i16,
 ) -> DeleteTopicsResponse {
     let strict = version >= DELETE_STRICT_FROM_VERSION;
-    let mut mutations = Mutations { broker: broker.clone(), payer, strict, throttle_ms: 0 };
+    let mut mutations = Mutations { broker: broker.clone(), payer: caller.payer(), strict, throttle_ms: 0 };
     let mut responses = Vec::new();
     let by_name = request.topic_names.iter().map(|name| (Some(name.clone()), Uuid::nil()));
     let by_state = request.topics.iter().map(|topic| (topic.name.clone(), topic.topic_id));
@@ -232,12 +233,12 @@ async fn give_up_lost(broker: &Arc<Broker>, topic: Arc<Topic>) -> Result<Arc<Top
 /// Answers CreatePartitions (KIP-195).
 pub async fn create_partitions(
     broker: Arc<Broker>,
-    payer: Payer,
+    caller: Caller,
     request: CreatePartitionsRequest,
     version: i16,
 ) -> CreatePartitionsResponse {
     let strict = version >= GROW_STRICT_FROM_VERSION;
-    let mut mutations = Mutations { broker: broker.clone(), payer, strict, throttle_ms: 0 };
+    let mut mutations = Mutations { broker: broker.clone(), payer: caller.payer(), strict, throttle_ms: 0 };
     let mut results = Vec::with_capacity(request.topics.len());
     for topic in request.topics {
         let result = create_partitions_of(&broker, &topic, request.validate_only, &mut mutations).await;

@@ -13,7 +13,7 @@ use wire::{ErrorCode, Text};
 use super::admin_groups::GROUP_OPERATIONS;
 use super::offsets::ready;
 use crate::broker::Broker;
-use crate::connection::Client;
+use crate::caller::Caller;
 use crate::failure::group_code;
 use crate::groups::consumer::{
     ConsumerGroup, ConsumerMember, HeartbeatReply, HeartbeatRequest, Partitions, Refused, listed,
@@ -27,7 +27,7 @@ const CONSUMER_MEMBER: i8 = 1;
 /// Answers ConsumerGroupHeartbeat, when what it changed is durable.
 pub async fn heartbeat(
     broker: Arc<Broker>,
-    client: Client,
+    caller: Caller,
     request: ConsumerGroupHeartbeatRequest,
     version: i16,
 ) -> ConsumerGroupHeartbeatResponse {
@@ -43,7 +43,7 @@ pub async fn heartbeat(
     if let Err(error) = ready(&broker, &group_id).await {
         return refused(error, None);
     }
-    match beat(&broker, client, &request, version).await {
+    match beat(&broker, caller, &request, version).await {
         Ok(reply) => ConsumerGroupHeartbeatResponse {
             member_id: Some(reply.member_id.into()),
             member_epoch: reply.epoch,
@@ -59,7 +59,7 @@ pub async fn heartbeat(
 
 async fn beat(
     broker: &Arc<Broker>,
-    client: Client,
+    caller: Caller,
     request: &ConsumerGroupHeartbeatRequest,
     version: i16,
 ) -> Result<HeartbeatReply, Refused> {
@@ -85,8 +85,8 @@ async fn beat(
         regex: owned(&request.subscribed_topic_regex),
         assignor: owned(&request.server_assignor),
         owned: request.topic_partitions.as_ref().map(owns),
-        client_id: client.id,
-        client_host: client.host,
+        client_id: caller.client_id.to_string(),
+        client_host: caller.host_shown(),
         uuid: uuid::Uuid::new_v4().to_string(),
         session_timeout_ms: times.session_timeout_ms,
         interval_ms: times.heartbeat_interval_ms,

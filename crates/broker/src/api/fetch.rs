@@ -17,6 +17,7 @@ use wire::messages::fetch_response::{
 use wire::{ErrorCode, Records};
 
 use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::partition::{Home, LEADER_EPOCH};
 use crate::quotas::{Payer, Quota};
@@ -59,8 +60,14 @@ fn refused(error: ErrorCode, session_id: i32) -> FetchResponse {
 }
 
 /// Answers Fetch.
-pub async fn answer(broker: Arc<Broker>, payer: Payer, request: FetchRequest, version: i16) -> FetchResponse {
+pub async fn answer(
+    broker: Arc<Broker>,
+    caller: Caller,
+    request: FetchRequest,
+    version: i16,
+) -> FetchResponse {
     let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).unwrap_or(0));
+    let payer = caller.payer();
     let bytes_max = request.max_bytes.min(broker.config.fetch_max_bytes);
     let bytes_max = bytes_max.min(whole(broker.quotas.window_max(Quota::Fetch, &payer)));
     let limits = Limits {

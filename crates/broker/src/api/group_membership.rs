@@ -12,7 +12,7 @@ use wire::{ErrorCode, Text};
 
 use super::offsets::ready;
 use crate::broker::Broker;
-use crate::connection::Client;
+use crate::caller::Caller;
 use crate::failure::group_code;
 use crate::groups::{GroupError, JoinReply, JoinRequest, LeaveMember, Protocol, SyncRequest};
 
@@ -34,7 +34,7 @@ fn refused_join(error: ErrorCode, member_id: Text, version: i16) -> JoinGroupRes
 /// Answers JoinGroup, when the rebalance is through.
 pub async fn join(
     broker: Arc<Broker>,
-    client: Client,
+    caller: Caller,
     request: JoinGroupRequest,
     version: i16,
 ) -> JoinGroupResponse {
@@ -49,8 +49,8 @@ pub async fn join(
         version,
         member_id: request.member_id.to_string(),
         instance_id: owned(&request.group_instance_id),
-        client_id: client.id,
-        client_host: client.host,
+        client_id: caller.client_id.to_string(),
+        client_host: caller.host_shown(),
         session_timeout_ms: request.session_timeout_ms,
         rebalance_timeout_ms: if version == 0 { -1 } else { request.rebalance_timeout_ms },
         protocol_type: request.protocol_type.to_string(),

@@ -11,7 +11,8 @@ use wire::messages::metadata_response::{
 use wire::messages::{DescribeClusterRequest, MetadataRequest};
 use wire::{ErrorCode, Text};
 
-use crate::broker::{Broker, Endpoint};
+use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::partition::LEADER_EPOCH;
 use crate::topics::{Topic, check_name};
@@ -28,7 +29,7 @@ const CLUSTER_OPERATIONS: i32 = 1 << 5 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 
 /// Answers Metadata.
 pub async fn answer(
     broker: Arc<Broker>,
-    endpoint: Endpoint,
+    caller: Caller,
     request: MetadataRequest,
     version: i16,
 ) -> MetadataResponse {
@@ -61,6 +62,7 @@ pub async fn answer(
             found
         }
     };
+    let endpoint = caller.origin.endpoint();
     let cluster = request.include_cluster_authorized_operations;
     MetadataResponse {
         brokers: vec![MetadataResponseBroker {
@@ -129,7 +131,7 @@ fn described(broker: &Broker, topic: &Topic, operations: i32) -> MetadataRespons
 /// Answers DescribeCluster (KIP-700).
 pub fn describe_cluster(
     broker: &Broker,
-    endpoint: Endpoint,
+    caller: &Caller,
     request: &DescribeClusterRequest,
 ) -> DescribeClusterResponse {
     const BROKERS: i8 = 1;
@@ -144,6 +146,7 @@ pub fn describe_cluster(
         };
     }
     let operations = request.include_cluster_authorized_operations;
+    let endpoint = caller.origin.endpoint();
     DescribeClusterResponse {
         error_message: None,
         endpoint_type: BROKERS,

@@ -18,7 +18,8 @@ use wire::messages::offset_fetch_response::{
 use wire::messages::{FindCoordinatorRequest, OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest};
 use wire::{ErrorCode, Text};
 
-use crate::broker::{Broker, Endpoint};
+use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::coordinator::Entry;
 use crate::failure::group_code;
 use crate::groups::{CommitRequest, Group, GroupError, OffsetCommit, OffsetKey, State};
@@ -33,7 +34,7 @@ const GROUPS_FROM_VERSION: i16 = 8;
 /// Answers FindCoordinator: this server coordinates everything.
 pub async fn find_coordinator(
     broker: Arc<Broker>,
-    endpoint: Endpoint,
+    caller: Caller,
     request: FindCoordinatorRequest,
     version: i16,
 ) -> FindCoordinatorResponse {
@@ -41,6 +42,7 @@ pub async fn find_coordinator(
         TRANSACTION => broker.transactions_topic().await.is_ok(),
         _ => broker.offsets_topic().await.is_ok(),
     };
+    let endpoint = caller.origin.endpoint();
     let find = |key: &Text| {
         let serves = match request.key_type {
             GROUP => Some(broker.coordinator.serves(key)),
