@@ -25,6 +25,7 @@ use crate::metrics::{BrokerCollector, Metrics};
 use crate::partition::{Home, Partition};
 use crate::quotas::Quotas;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
+use crate::security::{AclsError, Authorizer};
 use crate::session::Sessions;
 use crate::signal::Signal;
 use crate::telemetry::Telemetry;
@@ -46,6 +47,9 @@ pub enum OpenError {
     /// The metadata store cannot be opened.
     #[error("the metadata cannot be opened: {0}")]
     Meta(#[from] MetaError),
+    /// The ACLs cannot be read.
+    #[error("the ACLs cannot be read: {0}")]
+    Acls(#[from] AclsError),
     /// The groups cannot be read.
     #[error("the consumer groups or transactions cannot be read: {0}")]
     Groups(#[from] storage::ReadError),
@@ -58,6 +62,7 @@ pub struct Broker {
     pub(crate) config: Arc<Config>,
     pub(crate) configs: Arc<ResourceConfigs>,
     pub(crate) quotas: Quotas,
+    pub(crate) authorizer: Authorizer,
     pub(crate) telemetry: Telemetry,
     pub(crate) cluster_id: Text,
     pub(crate) store: Arc<Store>,
@@ -100,6 +105,7 @@ impl Broker {
             consumer_size_max: usize::try_from(config.consumer_group_size_max).unwrap_or(usize::MAX),
         };
         let quotas = Quotas::open(store.clone(), &config)?;
+        let authorizer = Authorizer::open(store.clone(), &config)?;
         let telemetry = Telemetry::new(configs.clone(), config.telemetry_max_bytes);
         let broker = Arc::new_cyclic(|broker: &Weak<Broker>| Broker {
             sessions: Sessions::new(usize::try_from(config.fetch_sessions_max).unwrap_or(0)),
@@ -107,6 +113,7 @@ impl Broker {
             config,
             configs,
             quotas,
+            authorizer,
             telemetry,
             cluster_id,
             store,
@@ -169,6 +176,7 @@ impl Broker {
         let now_ms = self.now_ms();
         self.maintain_transaction_indexes();
         self.quotas.expire();
+        self.authorizer.audit().expire();
         for topic in self.topics.all() {
             let (config, partitions) = (topic.config(), topic.partitions());
             for partition in partitions.iter() {

@@ -22,6 +22,7 @@ mod oldest;
 mod partition;
 mod quotas;
 mod resource_configs;
+mod security;
 mod sequence;
 mod session;
 mod signal;

@@ -10,6 +10,7 @@ pub mod alter_configs;
 pub mod api_versions;
 pub mod client_quotas;
 pub mod client_telemetry;
+pub mod cluster_requests;
 pub mod consumer_groups;
 pub mod delete_records;
 pub mod fetch;
