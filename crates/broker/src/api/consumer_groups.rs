@@ -114,7 +114,7 @@ async fn beat(
             None if heartbeat.epoch == 0 => broker.coordinator.find_or_create(&request.group_id),
             None => return Err(Refused::no_group(&request.group_id, heartbeat.epoch)),
         };
-        match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone()).await {
+        match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone(), &caller).await {
             Err(Refused { error: GroupError::CoordinatorNotAvailable, .. })
                 if entry.with(Group::state) == State::Dead => {}
             reply => return reply,

@@ -78,7 +78,7 @@ pub async fn join(
                 None => return refuse(ErrorCode::UnknownMemberId),
             }
         };
-        let reply = broker.coordinator.join(&entry, join.clone()).await;
+        let reply = broker.coordinator.join(&entry, join.clone(), &caller).await;
         match reply {
             Ok(JoinReply { result: Err(GroupError::CoordinatorNotAvailable), .. }) => continue,
             Ok(reply) => return join_response(reply, version),
