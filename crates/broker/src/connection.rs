@@ -374,6 +374,22 @@ impl Connection {
                 let request: m::AlterClientQuotasRequest = call.decode()?;
                 call.later(api::client_quotas::alter(broker, request))
             }
+            ApiKey::SaslHandshake => {
+                let _: m::SaslHandshakeRequest = call.decode()?;
+                call.ready(api::sasl::handshake())
+            }
+            ApiKey::SaslAuthenticate => {
+                let _: m::SaslAuthenticateRequest = call.decode()?;
+                call.ready(api::sasl::authenticate())
+            }
+            ApiKey::DescribeUserScramCredentials => {
+                let request: m::DescribeUserScramCredentialsRequest = call.decode()?;
+                call.later(async move { api::user_credentials::describe(&broker, &request) })
+            }
+            ApiKey::AlterUserScramCredentials => {
+                let request: m::AlterUserScramCredentialsRequest = call.decode()?;
+                call.later(api::user_credentials::alter(broker, request))
+            }
             ApiKey::AlterConfigs => {
                 let request: m::AlterConfigsRequest = call.decode()?;
                 call.later(api::alter_configs::replace(broker, request))
