@@ -31,6 +31,7 @@ use crate::signal::Signal;
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::transactions::TransactionCoordinator;
+use crate::users::Users;
 
 /// Name of the metadata store in the data directory.
 pub(crate) const META_FILE: &str = "meta.redb";
@@ -63,6 +64,7 @@ pub struct Broker {
     pub(crate) configs: Arc<ResourceConfigs>,
     pub(crate) quotas: Quotas,
     pub(crate) authorizer: Authorizer,
+    pub(crate) users: Arc<Users>,
     pub(crate) telemetry: Telemetry,
     pub(crate) cluster_id: Text,
     pub(crate) store: Arc<Store>,
@@ -106,6 +108,7 @@ impl Broker {
         };
         let quotas = Quotas::open(store.clone(), &config)?;
         let authorizer = Authorizer::open(store.clone(), &config)?;
+        let users = Arc::new(Users::open(store.clone())?);
         let telemetry = Telemetry::new(configs.clone(), config.telemetry_max_bytes);
         let broker = Arc::new_cyclic(|broker: &Weak<Broker>| Broker {
             sessions: Sessions::new(usize::try_from(config.fetch_sessions_max).unwrap_or(0)),
@@ -114,6 +117,7 @@ impl Broker {
             configs,
             quotas,
             authorizer,
+            users,
             telemetry,
             cluster_id,
             store,
@@ -211,6 +215,11 @@ impl Broker {
     /// Takes a new client connection in.
     pub fn connect(self: &Arc<Self>, origin: Origin) -> Connection {
         Connection::new(self.clone(), origin)
+    }
+
+    /// Who may log in with a password.
+    pub fn users(&self) -> &Arc<Users> {
+        &self.users
     }
 
     /// Why it takes no more appends, if no log does.

@@ -397,6 +397,24 @@ impl Connection {
                 let request: m::AlterClientQuotasRequest = call.decode()?;
                 call.for_cluster(request, |request| api::client_quotas::alter(broker, caller, request))
             }
+            ApiKey::SaslHandshake => {
+                let _: m::SaslHandshakeRequest = call.decode()?;
+                call.ready(api::sasl::handshake())
+            }
+            ApiKey::SaslAuthenticate => {
+                let _: m::SaslAuthenticateRequest = call.decode()?;
+                call.ready(api::sasl::authenticate())
+            }
+            ApiKey::DescribeUserScramCredentials => {
+                let request: m::DescribeUserScramCredentialsRequest = call.decode()?;
+                call.for_cluster(request, |request| async move {
+                    api::user_credentials::describe(&broker, &request)
+                })
+            }
+            ApiKey::AlterUserScramCredentials => {
+                let request: m::AlterUserScramCredentialsRequest = call.decode()?;
+                call.for_cluster(request, |request| api::user_credentials::alter(broker, caller, request))
+            }
             ApiKey::AlterConfigs => {
                 let request: m::AlterConfigsRequest = call.decode()?;
                 call.later(api::alter_configs::replace(broker, caller, request))

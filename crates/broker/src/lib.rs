@@ -30,6 +30,7 @@ mod telemetry;
 mod topic_config;
 mod topics;
 mod transactions;
+pub mod users;
 
 pub use broker::{Broker, OpenError};
 pub use caller::{Listener, Origin, Principal};

@@ -600,6 +600,13 @@ fn whole_cluster() -> Vec<Case> {
         permission_type: 1,
         ..Default::default()
     };
+    let credentials = m::AlterUserScramCredentialsRequest {
+        deletions: vec![m::alter_user_scram_credentials_request::ScramCredentialDeletion {
+            name: text("b"),
+            mechanism: 1,
+        }],
+        upsertions: Vec::new(),
+    };
     let elect = m::ElectLeadersRequest {
         topic_partitions: Some(vec![m::elect_leaders_request::TopicPartitions {
             topic: text("t"),
@@ -640,6 +647,16 @@ fn whole_cluster() -> Vec<Case> {
         case("", &[cluster(ALTER)], 3, acls, |r: &m::CreateAclsResponse| vec![r.results[0].error_code]),
         case("", &[cluster(ALTER)], 3, no_acls, |r: &m::DeleteAclsResponse| {
             vec![r.filter_results[0].error_code]
+        }),
+        case(
+            "",
+            &[cluster(DESCRIBE)],
+            0,
+            m::DescribeUserScramCredentialsRequest { users: None },
+            |r: &m::DescribeUserScramCredentialsResponse| vec![r.error_code],
+        ),
+        case("", &[cluster(ALTER)], 0, credentials, |r: &m::AlterUserScramCredentialsResponse| {
+            vec![r.results[0].error_code]
         }),
         case("", &[cluster(ALTER)], 2, elect, |r: &m::ElectLeadersResponse| {
             vec![r.error_code, r.replica_election_results[0].partition_result[0].error_code]
@@ -710,12 +727,14 @@ fn cases() -> Vec<Case> {
 }
 
 /// What needs no right, as in Kafka.
-const FREE: [ApiKey; 4] = [
+const FREE: [ApiKey; 6] = [
     ApiKey::ApiVersions,
     // Its nodes are told to everybody; what one may do to the cluster is asked for apart (below).
     ApiKey::DescribeCluster,
     ApiKey::GetTelemetrySubscriptions,
     ApiKey::PushTelemetry,
+    ApiKey::SaslHandshake,
+    ApiKey::SaslAuthenticate,
 ];
 
 fn connect_as(broker: &Arc<Broker>, user: &str) -> Connection {
@@ -752,7 +771,6 @@ async fn forget_acls(root: &mut Connection) {
         pattern_type_filter: 1,
         operation: 1,
         permission_type: 1,
-        ..Default::default()
     };
     let request = m::DeleteAclsRequest { filters: vec![filter] };
     let answer: m::DeleteAclsResponse = call(root, 3, &request).await;

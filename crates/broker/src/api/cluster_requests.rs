@@ -1,5 +1,7 @@
 //! Requests that need one right to the cluster for all that they ask: which it is, and how they are refused.
 
+use std::collections::BTreeSet;
+
 use wire::messages as m;
 use wire::{ErrorCode, Message, Text};
 
@@ -36,6 +38,7 @@ macro_rules! refused_at_the_top {
 
 refused_at_the_top! {
     DescribeAclsRequest DescribeAclsResponse Describe { error_message: message },
+    DescribeUserScramCredentialsRequest DescribeUserScramCredentialsResponse Describe { error_message: message },
     DescribeQuorumRequest DescribeQuorumResponse Describe { error_message: message },
     UpdateFeaturesRequest UpdateFeaturesResponse Alter { error_message: message },
     UnregisterBrokerRequest UnregisterBrokerResponse Alter { error_message: message },
@@ -97,6 +100,24 @@ impl ClusterRequest for m::AlterClientQuotasRequest {
         };
         let entries = self.entries.iter().map(entry).collect();
         m::AlterClientQuotasResponse { entries, ..m::AlterClientQuotasResponse::default() }
+    }
+}
+
+impl ClusterRequest for m::AlterUserScramCredentialsRequest {
+    const OPERATION: Operation = Operation::Alter;
+    type Answer = m::AlterUserScramCredentialsResponse;
+
+    fn refused(&self, error: ErrorCode) -> m::AlterUserScramCredentialsResponse {
+        use m::alter_user_scram_credentials_response::AlterUserScramCredentialsResult;
+        let deleted = self.deletions.iter().map(|of| &of.name);
+        let users: BTreeSet<&Text> = deleted.chain(self.upsertions.iter().map(|of| &of.name)).collect();
+        let result = |user: &Text| AlterUserScramCredentialsResult {
+            user: user.clone(),
+            error_code: error.code(),
+            error_message: message(error),
+        };
+        let results = users.into_iter().map(result).collect();
+        m::AlterUserScramCredentialsResponse { results, ..m::AlterUserScramCredentialsResponse::default() }
     }
 }
 
