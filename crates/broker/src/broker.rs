@@ -1,18 +1,18 @@
 //! The broker: everything that its connections share, and what it does by itself in the background.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use meta::{Change, Compare, MetaError, Store};
 use model::{Offset, Timestamp};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use storage::{AppendError, Clock, SystemClock};
 use wire::{ErrorCode, Text};
 
 use crate::api::init_producer_id::ProducerIds;
+use crate::caller::Origin;
 use crate::compaction::Compactor;
 use crate::config::Config;
 use crate::connection::Connection;
@@ -25,11 +25,13 @@ use crate::metrics::{BrokerCollector, Metrics};
 use crate::partition::{Home, Partition};
 use crate::quotas::Quotas;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
+use crate::security::{AclsError, Authorizer};
 use crate::session::Sessions;
 use crate::signal::Signal;
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::transactions::TransactionCoordinator;
+use crate::users::Users;
 
 /// Name of the metadata store in the data directory.
 pub(crate) const META_FILE: &str = "meta.redb";
@@ -46,18 +48,12 @@ pub enum OpenError {
     /// The metadata store cannot be opened.
     #[error("the metadata cannot be opened: {0}")]
     Meta(#[from] MetaError),
+    /// The ACLs cannot be read.
+    #[error("the ACLs cannot be read: {0}")]
+    Acls(#[from] AclsError),
     /// The groups cannot be read.
     #[error("the consumer groups or transactions cannot be read: {0}")]
     Groups(#[from] storage::ReadError),
-}
-
-/// An address as Metadata gives it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// Name or address.
-    pub host: Text,
-    /// TCP port.
-    pub port: i32,
 }
 
 /// A running broker.
@@ -67,6 +63,8 @@ pub struct Broker {
     pub(crate) config: Arc<Config>,
     pub(crate) configs: Arc<ResourceConfigs>,
     pub(crate) quotas: Quotas,
+    pub(crate) authorizer: Authorizer,
+    pub(crate) users: Arc<Users>,
     pub(crate) telemetry: Telemetry,
     pub(crate) cluster_id: Text,
     pub(crate) store: Arc<Store>,
@@ -79,7 +77,6 @@ pub struct Broker {
     compactor: Compactor,
     pub(crate) metrics: Arc<Metrics>,
     clock: Arc<SystemClock>,
-    advertised: RwLock<Option<Endpoint>>,
     background: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
@@ -110,6 +107,8 @@ impl Broker {
             consumer_size_max: usize::try_from(config.consumer_group_size_max).unwrap_or(usize::MAX),
         };
         let quotas = Quotas::open(store.clone(), &config)?;
+        let authorizer = Authorizer::open(store.clone(), &config)?;
+        let users = Arc::new(Users::open(store.clone())?);
         let telemetry = Telemetry::new(configs.clone(), config.telemetry_max_bytes);
         let broker = Arc::new_cyclic(|broker: &Weak<Broker>| Broker {
             sessions: Sessions::new(usize::try_from(config.fetch_sessions_max).unwrap_or(0)),
@@ -117,6 +116,8 @@ impl Broker {
             config,
             configs,
             quotas,
+            authorizer,
+            users,
             telemetry,
             cluster_id,
             store,
@@ -127,7 +128,6 @@ impl Broker {
             compactor: Compactor::default(),
             metrics,
             clock,
-            advertised: RwLock::default(),
             background: Mutex::default(),
         });
         broker.coordinator.load(&broker.topics, &broker.logs)?;
@@ -180,6 +180,7 @@ impl Broker {
         let now_ms = self.now_ms();
         self.maintain_transaction_indexes();
         self.quotas.expire();
+        self.authorizer.audit().expire();
         for topic in self.topics.all() {
             let (config, partitions) = (topic.config(), topic.partitions());
             for partition in partitions.iter() {
@@ -211,26 +212,14 @@ impl Broker {
         }
     }
 
-    /// Takes a new client connection in. `local` is the address the client reached, which Metadata answers with where
-    /// no other is advertised.
-    pub fn connect(self: &Arc<Self>, peer: SocketAddr, local: SocketAddr) -> Connection {
-        Connection::new(self.clone(), peer, local)
+    /// Takes a new client connection in.
+    pub fn connect(self: &Arc<Self>, origin: Origin) -> Connection {
+        Connection::new(self.clone(), origin)
     }
 
-    /// Sets the address that Metadata answers with, in place of the one that a client reached.
-    pub fn advertise(&self, host: &str, port: u16) {
-        *self.advertised.write() =
-            Some(Endpoint { host: Text::from(host.to_owned()), port: i32::from(port) });
-    }
-
-    /// The address to give to a client that reached `local`.
-    pub(crate) fn endpoint(&self, local: SocketAddr) -> Endpoint {
-        let advertised = self.advertised.read().clone();
-        let reached = || Endpoint {
-            host: Text::from(local.ip().to_canonical().to_string()),
-            port: i32::from(local.port()),
-        };
-        advertised.unwrap_or_else(reached)
+    /// Who may log in with a password.
+    pub fn users(&self) -> &Arc<Users> {
+        &self.users
     }
 
     /// Why it takes no more appends, if no log does.

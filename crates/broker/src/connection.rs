@@ -1,7 +1,6 @@
 //! One client connection as the broker sees it: frames in, answers out, in the order of the requests.
 
 use std::future::{Future, poll_fn};
-use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -10,11 +9,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use wire::frame::{self, RequestHeader};
 use wire::messages as m;
-use wire::{ApiKey, Chunks, Message, Reader, Text};
+use wire::{ApiKey, Chunks, Message, Reader};
 
 use crate::api;
+use crate::api::cluster_requests::ClusterRequest;
 use crate::broker::Broker;
-use crate::quotas::{ANONYMOUS, Payer, Quota};
+use crate::caller::{Caller, Origin, Principal};
+use crate::quotas::Quota;
 use crate::telemetry::subscription::ClientLabels;
 
 /// The first version of ApiVersions whose clients say what library they are, and what those are called that do not.
@@ -30,23 +31,11 @@ pub type Answer = Pin<Box<dyn Future<Output = Result<Chunks, Refused>> + Send>>;
 #[error("{0}")]
 pub struct Refused(pub String);
 
-/// Who sent a request.
-#[derive(Clone, Debug)]
-pub struct Client {
-    /// As it calls itself.
-    pub id: String,
-    /// Its address, as Kafka shows it.
-    pub host: String,
-}
-
 /// One client connection.
 #[derive(Debug)]
 pub struct Connection {
     broker: Arc<Broker>,
-    peer: SocketAddr,
-    local: SocketAddr,
-    /// The name of the client's principal; until clients authenticate, nobody in particular.
-    user: Text,
+    origin: Arc<Origin>,
     /// Name and version of its library, once it has told them (KIP-511).
     software: OnceLock<(String, String)>,
     muted: Arc<Muted>,
@@ -82,7 +71,7 @@ struct Call {
     begun: Instant,
     /// What threads spent on it; counted where somebody has a quota of that.
     spent: Option<Duration>,
-    payer: Payer,
+    caller: Caller,
     muted: Arc<Muted>,
     broker: Arc<Broker>,
 }
@@ -119,14 +108,15 @@ impl Call {
     fn charge(&self, mut throttle_ms: i32) -> i32 {
         let quotas = &self.broker.quotas;
         if quotas.any() {
+            let payer = self.caller.payer();
             if self.header.api_key == ApiKey::Produce {
                 // As in Kafka the whole request, which is little more than its records.
                 let bytes = f64::from(u32::try_from(self.request_bytes).unwrap_or(u32::MAX));
-                throttle_ms = throttle_ms.max(quotas.record(Quota::Produce, &self.payer, bytes));
+                throttle_ms = throttle_ms.max(quotas.record(Quota::Produce, &payer, bytes));
             }
             if let Some(spent) = self.spent {
                 let percent = spent.as_secs_f64() * 100.0;
-                let limited_ms = quotas.record(Quota::Request, &self.payer, percent);
+                let limited_ms = quotas.record(Quota::Request, &payer, percent);
                 throttle_ms = throttle_ms.max(limited_ms.min(quotas.request_throttle_ms_max()));
             }
         }
@@ -163,6 +153,21 @@ impl Call {
         Box::pin(std::future::ready(encoded))
     }
 
+    /// The answer to a request that needs a right to the cluster; refused to whom has not got it.
+    fn for_cluster<Q, W>(self, request: Q, work: impl FnOnce(Q) -> W + Send + 'static) -> Answer
+    where
+        Q: ClusterRequest + 'static,
+        W: Future<Output = Q::Answer> + Send + 'static,
+    {
+        let (broker, caller) = (self.broker.clone(), self.caller.clone());
+        self.later(async move {
+            match broker.authorizer.cluster(&caller, Q::OPERATION) {
+                Ok(()) => work(request).await,
+                Err(error) => request.refused(error),
+            }
+        })
+    }
+
     /// An answer that is worked out when its turn comes: it sees what the requests before it did.
     fn later<M: Message + Send + Sync + 'static>(
         mut self,
@@ -176,9 +181,13 @@ impl Call {
 }
 
 impl Connection {
-    pub(crate) fn new(broker: Arc<Broker>, peer: SocketAddr, local: SocketAddr) -> Connection {
-        let (user, software, muted) = (Text::from_static(ANONYMOUS), OnceLock::new(), Arc::default());
-        Connection { broker, peer, local, user, software, muted }
+    pub(crate) fn new(broker: Arc<Broker>, origin: Origin) -> Connection {
+        Connection { broker, origin: Arc::new(origin), software: OnceLock::new(), muted: Arc::default() }
+    }
+
+    /// The client has authenticated: from its next request on it is this principal.
+    pub fn authenticated(&mut self, principal: Principal) {
+        self.origin = Arc::new(Origin { principal, ..Origin::clone(&self.origin) });
     }
 
     /// Until when no further request may be read: the client was told to wait so long.
@@ -195,11 +204,11 @@ impl Connection {
             .map_err(|error| Refused(format!("a request header cannot be decoded: {error}")))?;
         let (api_key, version) = (header.api_key, header.version);
         let begun = Instant::now();
-        let payer =
-            Payer { user: self.user.clone(), client_id: header.client_id.clone().unwrap_or_default() };
+        let client_id = header.client_id.clone().unwrap_or_default();
+        let caller = Caller { origin: self.origin.clone(), client_id };
         let spent = self.broker.quotas.enabled(Quota::Request).then_some(Duration::ZERO);
         let (broker, muted) = (self.broker.clone(), self.muted.clone());
-        let mut call = Call { header, reader, request_bytes, begun, spent, payer, muted, broker };
+        let mut call = Call { header, reader, request_bytes, begun, spent, caller, muted, broker };
         if api_key == ApiKey::ApiVersions && !api::is_served(api_key, version) {
             // A client learns from a version 0 answer what it may ask.
             call.header.version = 0;
@@ -219,7 +228,8 @@ impl Connection {
         let request: m::ProduceRequest = call.decode()?;
         let acks = request.acks;
         let version = call.header.version;
-        let begun = call.timed(api::produce::begin(&self.broker, request, version)).await;
+        let caller = call.caller.clone();
+        let begun = call.timed(api::produce::begin(&self.broker, &caller, request, version)).await;
         if acks != 0 {
             return Ok(Some(call.later(begun.answer(self.broker.clone()))));
         }
@@ -235,41 +245,36 @@ impl Connection {
         }
     }
 
-    fn client(&self, call: &Call) -> Client {
-        let id = call.header.client_id.as_ref().map(ToString::to_string).unwrap_or_default();
-        Client { id, host: format!("/{}", self.peer.ip().to_canonical()) }
-    }
-
     fn answer(&self, mut call: Call) -> Result<Answer, Refused> {
         let broker = self.broker.clone();
         let version = call.header.version;
-        let payer = call.payer.clone();
-        let endpoint = || self.broker.endpoint(self.local);
+        let caller = call.caller.clone();
         Ok(match call.header.api_key {
             ApiKey::Fetch => {
                 let request: m::FetchRequest = call.decode()?;
-                call.later(api::fetch::answer(broker, payer, request, version))
+                call.later(api::fetch::answer(broker, caller, request, version))
             }
             ApiKey::ListOffsets => {
                 let request: m::ListOffsetsRequest = call.decode()?;
-                call.later(api::list_offsets::answer(broker, request, version))
+                call.later(api::list_offsets::answer(broker, caller, request, version))
             }
             ApiKey::DeleteRecords => {
                 let request: m::DeleteRecordsRequest = call.decode()?;
-                call.later(api::delete_records::answer(broker, request))
+                call.later(api::delete_records::answer(broker, caller, request))
             }
             ApiKey::OffsetForLeaderEpoch => {
                 let request: m::OffsetForLeaderEpochRequest = call.decode()?;
-                call.later(async move { api::list_offsets::offset_for_leader_epoch(&broker, request) })
+                call.later(
+                    async move { api::list_offsets::offset_for_leader_epoch(&broker, &caller, request) },
+                )
             }
             ApiKey::Metadata => {
                 let request: m::MetadataRequest = call.decode()?;
-                call.later(api::metadata::answer(broker, endpoint(), request, version))
+                call.later(api::metadata::answer(broker, caller, request, version))
             }
             ApiKey::DescribeCluster => {
                 let request: m::DescribeClusterRequest = call.decode()?;
-                let endpoint = endpoint();
-                call.later(async move { api::metadata::describe_cluster(&broker, endpoint, &request) })
+                call.later(async move { api::metadata::describe_cluster(&broker, &caller, &request) })
             }
             ApiKey::ApiVersions => {
                 let request: m::ApiVersionsRequest = call.decode()?;
@@ -281,32 +286,31 @@ impl Connection {
             }
             ApiKey::InitProducerId => {
                 let request: m::InitProducerIdRequest = call.decode()?;
-                call.later(api::init_producer_id::answer(broker, request, version))
+                call.later(api::init_producer_id::answer(broker, caller, request, version))
             }
             ApiKey::CreateTopics => {
                 let request: m::CreateTopicsRequest = call.decode()?;
-                call.later(api::admin_topics::create(broker, payer, request, version))
+                call.later(api::admin_topics::create(broker, caller, request, version))
             }
             ApiKey::DeleteTopics => {
                 let request: m::DeleteTopicsRequest = call.decode()?;
-                call.later(api::admin_topics::delete(broker, payer, request, version))
+                call.later(api::admin_topics::delete(broker, caller, request, version))
             }
             ApiKey::CreatePartitions => {
                 let request: m::CreatePartitionsRequest = call.decode()?;
-                call.later(api::admin_topics::create_partitions(broker, payer, request, version))
+                call.later(api::admin_topics::create_partitions(broker, caller, request, version))
             }
             ApiKey::DescribeConfigs => {
                 let request: m::DescribeConfigsRequest = call.decode()?;
-                let endpoint = endpoint();
                 call.later(async move {
                     let describe =
-                        move |broker: &Arc<Broker>| api::admin_configs::describe(broker, &endpoint, &request);
+                        move |broker: &Arc<Broker>| api::admin_configs::describe(broker, &caller, &request);
                     broker.blocking(describe).await
                 })
             }
             ApiKey::IncrementalAlterConfigs => {
                 let request: m::IncrementalAlterConfigsRequest = call.decode()?;
-                call.later(api::alter_configs::alter(broker, request))
+                call.later(api::alter_configs::alter(broker, caller, request))
             }
             _ => return self.answer_transaction(call),
         })
@@ -314,143 +318,179 @@ impl Connection {
 
     fn answer_transaction(&self, mut call: Call) -> Result<Answer, Refused> {
         let broker = self.broker.clone();
+        let caller = call.caller.clone();
         let version = call.header.version;
         Ok(match call.header.api_key {
             ApiKey::AddPartitionsToTxn => {
                 let request: m::AddPartitionsToTxnRequest = call.decode()?;
-                call.later(api::transactions::add_partitions(broker, request, version))
+                call.later(api::transactions::add_partitions(broker, caller, request, version))
             }
             ApiKey::AddOffsetsToTxn => {
                 let request: m::AddOffsetsToTxnRequest = call.decode()?;
-                call.later(api::transactions::add_offsets(broker, request, version))
+                call.later(api::transactions::add_offsets(broker, caller, request, version))
             }
             ApiKey::EndTxn => {
                 let request: m::EndTxnRequest = call.decode()?;
-                call.later(api::transactions::end(broker, request, version))
+                call.later(api::transactions::end(broker, caller, request, version))
             }
             ApiKey::TxnOffsetCommit => {
                 let request: m::TxnOffsetCommitRequest = call.decode()?;
-                call.later(api::transactions::commit_offsets(broker, request, version))
+                call.later(api::transactions::commit_offsets(broker, caller, request, version))
             }
             ApiKey::WriteTxnMarkers => {
                 let request: m::WriteTxnMarkersRequest = call.decode()?;
-                call.later(api::transactions::write_markers(broker, request))
+                call.later(api::transactions::write_markers(broker, caller, request))
             }
             ApiKey::DescribeProducers => {
                 let request: m::DescribeProducersRequest = call.decode()?;
-                call.later(async move { api::transactions::describe_producers(&broker, request) })
+                call.later(async move { api::transactions::describe_producers(&broker, &caller, request) })
             }
             ApiKey::DescribeTransactions => {
                 let request: m::DescribeTransactionsRequest = call.decode()?;
-                call.later(async move { api::transactions::describe(&broker, request) })
+                call.later(async move { api::transactions::describe(&broker, &caller, request) })
             }
             ApiKey::ListTransactions => {
                 let request: m::ListTransactionsRequest = call.decode()?;
-                call.later(async move { api::transactions::list(&broker, &request) })
+                call.later(async move { api::transactions::list(&broker, &caller, &request) })
             }
             _ => return self.answer_admin(call),
         })
     }
 
     /// What the client is known by in telemetry (KIP-714).
-    fn labels(&self, payer: &Payer) -> ClientLabels {
+    fn labels(&self, caller: &Caller) -> ClientLabels {
         let unknown = || (UNKNOWN_SOFTWARE.to_owned(), UNKNOWN_SOFTWARE.to_owned());
         let (software_name, software_version) = self.software.get().cloned().unwrap_or_else(unknown);
         ClientLabels {
             instance_id: String::new(),
-            id: payer.client_id.to_string(),
+            id: caller.client_id.to_string(),
             software_name,
             software_version,
-            source_address: self.peer.ip().to_canonical().to_string(),
-            source_port: self.peer.port().to_string(),
+            source_address: self.origin.host().to_string(),
+            source_port: self.origin.peer.port().to_string(),
         }
     }
 
     fn answer_admin(&self, mut call: Call) -> Result<Answer, Refused> {
         let broker = self.broker.clone();
+        let caller = call.caller.clone();
         let version = call.header.version;
         Ok(match call.header.api_key {
             ApiKey::GetTelemetrySubscriptions => {
                 let request: m::GetTelemetrySubscriptionsRequest = call.decode()?;
-                let labels = self.labels(&call.payer);
+                let labels = self.labels(&caller);
                 call.later(async move { api::client_telemetry::get(&broker, labels, &request) })
             }
             ApiKey::PushTelemetry => {
                 let request: m::PushTelemetryRequest = call.decode()?;
-                let labels = self.labels(&call.payer);
+                let labels = self.labels(&caller);
                 call.later(api::client_telemetry::push(broker, labels, request))
             }
             ApiKey::DescribeClientQuotas => {
                 let request: m::DescribeClientQuotasRequest = call.decode()?;
-                call.later(async move { api::client_quotas::describe(&broker, &request) })
+                call.for_cluster(
+                    request,
+                    |request| async move { api::client_quotas::describe(&broker, &request) },
+                )
             }
             ApiKey::AlterClientQuotas => {
                 let request: m::AlterClientQuotasRequest = call.decode()?;
-                call.later(api::client_quotas::alter(broker, request))
+                call.for_cluster(request, |request| api::client_quotas::alter(broker, caller, request))
+            }
+            ApiKey::SaslHandshake => {
+                let _: m::SaslHandshakeRequest = call.decode()?;
+                call.ready(api::sasl::handshake())
+            }
+            ApiKey::SaslAuthenticate => {
+                let _: m::SaslAuthenticateRequest = call.decode()?;
+                call.ready(api::sasl::authenticate())
+            }
+            ApiKey::DescribeUserScramCredentials => {
+                let request: m::DescribeUserScramCredentialsRequest = call.decode()?;
+                call.for_cluster(request, |request| async move {
+                    api::user_credentials::describe(&broker, &request)
+                })
+            }
+            ApiKey::AlterUserScramCredentials => {
+                let request: m::AlterUserScramCredentialsRequest = call.decode()?;
+                call.for_cluster(request, |request| api::user_credentials::alter(broker, caller, request))
             }
             ApiKey::AlterConfigs => {
                 let request: m::AlterConfigsRequest = call.decode()?;
-                call.later(api::alter_configs::replace(broker, request))
+                call.later(api::alter_configs::replace(broker, caller, request))
             }
             ApiKey::DescribeQuorum => {
                 let request: m::DescribeQuorumRequest = call.decode()?;
-                let endpoint = self.broker.endpoint(self.local);
-                call.later(async move {
+                call.for_cluster(request, |request| async move {
                     let describe = move |broker: &Arc<Broker>| {
-                        api::admin_cluster::describe_quorum(broker, &endpoint, &request)
+                        api::admin_cluster::describe_quorum(broker, &caller, &request)
                     };
                     broker.blocking(describe).await
                 })
             }
             ApiKey::UpdateFeatures => {
                 let request: m::UpdateFeaturesRequest = call.decode()?;
-                call.ready(api::admin_cluster::update_features(&broker, &request, version))
+                call.for_cluster(request, move |request| async move {
+                    api::admin_cluster::update_features(&broker, &request, version)
+                })
             }
             ApiKey::UnregisterBroker => {
                 let request: m::UnregisterBrokerRequest = call.decode()?;
-                call.ready(api::admin_cluster::unregister_broker(&broker, &request))
+                call.for_cluster(request, |request| async move {
+                    api::admin_cluster::unregister_broker(&broker, &request)
+                })
             }
             ApiKey::ListConfigResources => {
                 let request: m::ListConfigResourcesRequest = call.decode()?;
-                call.later(async move { api::admin_configs::list_resources(&broker, &request, version) })
+                call.for_cluster(request, move |request| async move {
+                    api::admin_configs::list_resources(&broker, &request, version)
+                })
             }
             ApiKey::DescribeAcls => {
-                let _: m::DescribeAclsRequest = call.decode()?;
-                call.later(async move { api::acls::describe() })
+                let request: m::DescribeAclsRequest = call.decode()?;
+                call.for_cluster(request, |request| async move { api::acls::describe(&broker, &request) })
             }
             ApiKey::CreateAcls => {
                 let request: m::CreateAclsRequest = call.decode()?;
-                call.later(async move { api::acls::create(&request) })
+                call.for_cluster(request, |request| api::acls::create(broker, caller, request))
             }
             ApiKey::DeleteAcls => {
                 let request: m::DeleteAclsRequest = call.decode()?;
-                call.later(async move { api::acls::delete(&request) })
+                call.for_cluster(request, |request| api::acls::delete(broker, caller, request))
             }
             ApiKey::AlterReplicaLogDirs => {
                 let request: m::AlterReplicaLogDirsRequest = call.decode()?;
-                call.later(async move { api::admin_replicas::alter_replica_log_dirs(&broker, &request) })
+                call.for_cluster(request, |request| async move {
+                    api::admin_replicas::alter_replica_log_dirs(&broker, &request)
+                })
             }
             ApiKey::DescribeLogDirs => {
                 let request: m::DescribeLogDirsRequest = call.decode()?;
-                call.later(async move {
+                call.for_cluster(request, |request| async move {
                     broker.blocking(|broker| api::admin_replicas::describe_log_dirs(broker, request)).await
                 })
             }
             ApiKey::ElectLeaders => {
                 let request: m::ElectLeadersRequest = call.decode()?;
-                call.later(async move { api::admin_replicas::elect_leaders(&broker, &request) })
+                call.for_cluster(request, |request| async move {
+                    api::admin_replicas::elect_leaders(&broker, &request)
+                })
             }
             ApiKey::AlterPartitionReassignments => {
                 let request: m::AlterPartitionReassignmentsRequest = call.decode()?;
-                call.later(async move { api::admin_replicas::alter_reassignments(&broker, request) })
+                call.for_cluster(request, |request| async move {
+                    api::admin_replicas::alter_reassignments(&broker, request)
+                })
             }
             ApiKey::ListPartitionReassignments => {
-                let _: m::ListPartitionReassignmentsRequest = call.decode()?;
-                call.later(async move { api::admin_replicas::list_reassignments() })
+                let request: m::ListPartitionReassignmentsRequest = call.decode()?;
+                call.for_cluster(request, |_| async move { api::admin_replicas::list_reassignments() })
             }
             ApiKey::DescribeTopicPartitions => {
                 let request: m::DescribeTopicPartitionsRequest = call.decode()?;
-                call.later(async move { api::admin_replicas::describe_topic_partitions(&broker, request) })
+                call.later(async move {
+                    api::admin_replicas::describe_topic_partitions(&broker, &caller, request)
+                })
             }
             _ => return self.answer_group(call),
         })
@@ -458,62 +498,60 @@ impl Connection {
 
     fn answer_group(&self, mut call: Call) -> Result<Answer, Refused> {
         let broker = self.broker.clone();
+        let caller = call.caller.clone();
         let version = call.header.version;
         Ok(match call.header.api_key {
             ApiKey::FindCoordinator => {
                 let request: m::FindCoordinatorRequest = call.decode()?;
-                let endpoint = self.broker.endpoint(self.local);
-                call.later(api::offsets::find_coordinator(broker, endpoint, request, version))
+                call.later(api::offsets::find_coordinator(broker, caller, request, version))
             }
             ApiKey::JoinGroup => {
                 let request: m::JoinGroupRequest = call.decode()?;
-                let client = self.client(&call);
-                call.later(api::group_membership::join(broker, client, request, version))
+                call.later(api::group_membership::join(broker, caller, request, version))
             }
             ApiKey::SyncGroup => {
                 let request: m::SyncGroupRequest = call.decode()?;
-                call.later(api::group_membership::sync(broker, request))
+                call.later(api::group_membership::sync(broker, caller, request))
             }
             ApiKey::Heartbeat => {
                 let request: m::HeartbeatRequest = call.decode()?;
-                call.later(async move { api::group_membership::heartbeat(&broker, &request) })
+                call.later(async move { api::group_membership::heartbeat(&broker, &caller, &request) })
             }
             ApiKey::LeaveGroup => {
                 let request: m::LeaveGroupRequest = call.decode()?;
-                call.later(async move { api::group_membership::leave(&broker, &request, version) })
+                call.later(async move { api::group_membership::leave(&broker, &caller, &request, version) })
             }
             ApiKey::OffsetCommit => {
                 let request: m::OffsetCommitRequest = call.decode()?;
-                call.later(api::offsets::commit(broker, request, version))
+                call.later(api::offsets::commit(broker, caller, request, version))
             }
             ApiKey::OffsetFetch => {
                 let request: m::OffsetFetchRequest = call.decode()?;
-                call.later(async move { api::offsets::fetch(&broker, request, version) })
+                call.later(async move { api::offsets::fetch(&broker, &caller, request, version) })
             }
             ApiKey::OffsetDelete => {
                 let request: m::OffsetDeleteRequest = call.decode()?;
-                call.later(api::offsets::delete(broker, request))
+                call.later(api::offsets::delete(broker, caller, request))
             }
             ApiKey::ConsumerGroupHeartbeat => {
                 let request: m::ConsumerGroupHeartbeatRequest = call.decode()?;
-                let client = self.client(&call);
-                call.later(api::consumer_groups::heartbeat(broker, client, request, version))
+                call.later(api::consumer_groups::heartbeat(broker, caller, request, version))
             }
             ApiKey::ConsumerGroupDescribe => {
                 let request: m::ConsumerGroupDescribeRequest = call.decode()?;
-                call.later(async move { api::consumer_groups::describe(&broker, &request, version) })
+                call.later(async move { api::consumer_groups::describe(&broker, &caller, &request, version) })
             }
             ApiKey::DescribeGroups => {
                 let request: m::DescribeGroupsRequest = call.decode()?;
-                call.later(async move { api::admin_groups::describe(&broker, &request, version) })
+                call.later(async move { api::admin_groups::describe(&broker, &caller, &request, version) })
             }
             ApiKey::ListGroups => {
                 let request: m::ListGroupsRequest = call.decode()?;
-                call.later(async move { api::admin_groups::list(&broker, &request) })
+                call.later(async move { api::admin_groups::list(&broker, &caller, &request) })
             }
             ApiKey::DeleteGroups => {
                 let request: m::DeleteGroupsRequest = call.decode()?;
-                call.later(api::admin_groups::delete(broker, request))
+                call.later(api::admin_groups::delete(broker, caller, request))
             }
             other => return Err(Refused(format!("{} is not supported", other.name()))),
         })

@@ -8,6 +8,7 @@ pub mod groups;
 
 mod api;
 mod broker;
+mod caller;
 mod compaction;
 mod connection;
 mod coordinator;
@@ -21,6 +22,7 @@ mod oldest;
 mod partition;
 mod quotas;
 mod resource_configs;
+mod security;
 mod sequence;
 mod session;
 mod signal;
@@ -28,8 +30,10 @@ mod telemetry;
 mod topic_config;
 mod topics;
 mod transactions;
+pub mod users;
 
 pub use broker::{Broker, OpenError};
+pub use caller::{Listener, Origin, Principal};
 pub use config::{Config, ConfigError, Kind, Setting};
 pub use connection::{Answer, Connection, Refused};
 pub use logs::{LogDirectory, LogsError};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use broker::{Broker, LogDirectory};
+use broker::{Broker, Listener, LogDirectory, Origin, Principal};
 use disk::DirectoryLock;
 use tokio::net::TcpSocket;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -72,9 +72,6 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let broker = opened?;
     let broker_seen = broker.clone();
     admin.watch(move || broker_seen.failure());
-    if let Some((host, port)) = &settings.advertised {
-        broker.advertise(host, *port);
-    }
     let bounds = Arc::new(Bounds::new(broker.config()));
     admin.register(|registry| {
         broker.register_metrics(registry);
@@ -86,7 +83,11 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let address = listener.local_addr()?;
     let (stop, stopped) = watch::channel(false);
     let connecting = broker.clone();
-    let connect = move |peer, local| connecting.connect(peer, local);
+    let of = Arc::new(Listener { name: "PLAINTEXT".into(), advertised: settings.advertised.clone() });
+    let connect = move |peer, local| {
+        let principal = Principal::anonymous();
+        connecting.connect(Origin { principal, peer, local, listener: of.clone() })
+    };
     let accepting = tokio::spawn(listener::run(listener, bounds, connect, stopped));
     admin.set_ready(true);
     let millis = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);

@@ -12,7 +12,8 @@ use wire::messages::{
 use wire::{ErrorCode, Text};
 
 use super::api_versions::FEATURES;
-use crate::broker::{Broker, Endpoint};
+use crate::broker::Broker;
+use crate::caller::Caller;
 
 /// Kafka's log of the cluster's metadata: here the metadata store, whose revisions stand for offsets.
 const METADATA_TOPIC: &str = "__cluster_metadata";
@@ -20,7 +21,7 @@ const METADATA_TOPIC: &str = "__cluster_metadata";
 /// Answers DescribeQuorum. Blocks.
 pub fn describe_quorum(
     broker: &Broker,
-    endpoint: &Endpoint,
+    caller: &Caller,
     request: &DescribeQuorumRequest,
 ) -> DescribeQuorumResponse {
     let node_id = broker.config.node_id;
@@ -64,9 +65,10 @@ pub fn describe_quorum(
         topic_name: asked.topic_name.clone(),
         partitions: asked.partitions.iter().map(|of| partition(&asked.topic_name, of)).collect(),
     };
+    let endpoint = caller.origin.endpoint();
     let listener = Listener {
-        name: Text::from_static("PLAINTEXT"),
-        host: endpoint.host.clone(),
+        name: Text::copied(&caller.origin.listener.name),
+        host: endpoint.host,
         port: u16::try_from(endpoint.port).unwrap_or(0),
     };
     let topics: Vec<TopicData> = request.topics.iter().map(topic).collect();

@@ -10,11 +10,13 @@ use wire::messages::describe_configs_response::{
 use wire::messages::{self as m, DescribeConfigsRequest};
 use wire::{ErrorCode, Text};
 
-use crate::broker::{Broker, Endpoint};
+use crate::broker::Broker;
+use crate::caller::{Caller, Origin};
 use crate::config::{Kind, Setting};
 use crate::failure::Failure;
 use crate::group_config::GROUP_SETTINGS;
 use crate::resource_configs::{ResourceKind, is_dynamic};
+use crate::security::Operation;
 use crate::telemetry::subscription::SUBSCRIPTION_SETTINGS;
 use crate::topic_config::{DefaultFrom, ResourceSetting, TOPIC_SETTINGS};
 
@@ -141,8 +143,9 @@ fn described_broker_configs(broker: &Broker, name: &str, keys: Keys) -> Vec<Desc
 }
 
 /// Where clients find this server, under Kafka's name; here the one that asks has reached it, or a flag of the server's.
-fn advertised(endpoint: &Endpoint) -> Described {
-    let value = format!("PLAINTEXT://{}:{}", endpoint.host, endpoint.port);
+fn advertised(origin: &Origin) -> Described {
+    let endpoint = origin.endpoint();
+    let value = format!("{}://{}:{}", origin.listener.name, endpoint.host, endpoint.port);
     Described {
         name: ADVERTISED,
         value: value.clone(),
@@ -156,7 +159,7 @@ fn advertised(endpoint: &Endpoint) -> Described {
 
 fn described(
     broker: &Broker,
-    endpoint: &Endpoint,
+    caller: &Caller,
     resource: &DescribeConfigsResource,
     keys: Keys,
 ) -> Result<Vec<Described>, Failure> {
@@ -175,7 +178,7 @@ fn described(
             }
             let mut all = described_broker_configs(broker, name, keys);
             if !name.is_empty() && wanted(keys, ADVERTISED) {
-                all.push(advertised(endpoint));
+                all.push(advertised(&caller.origin));
             }
             Ok(all)
         }
@@ -214,7 +217,7 @@ fn check_node(broker: &Broker, name: &str, or: &str) -> Result<(), Failure> {
 /// Answers DescribeConfigs. Takes long where many are asked for.
 pub fn describe(
     broker: &Broker,
-    endpoint: &Endpoint,
+    caller: &Caller,
     request: &DescribeConfigsRequest,
 ) -> DescribeConfigsResponse {
     // A resource that is named many times is described once: the answer stays in proportion.
@@ -226,18 +229,27 @@ pub fn describe(
         made_up += usize::from(matches!(resource.resource_type, GROUP | CLIENT_METRICS));
         made_up <= MADE_UP_MAX || !matches!(resource.resource_type, GROUP | CLIENT_METRICS)
     });
-    let results = resources.map(|resource| describe_one(broker, endpoint, request, resource)).collect();
+    let results = resources.map(|resource| describe_one(broker, caller, request, resource)).collect();
     DescribeConfigsResponse { results, ..DescribeConfigsResponse::default() }
 }
 
 fn describe_one(
     broker: &Broker,
-    endpoint: &Endpoint,
+    caller: &Caller,
     request: &DescribeConfigsRequest,
     resource: &DescribeConfigsResource,
 ) -> DescribeConfigsResult {
     let keys = resource.configuration_keys.as_deref().filter(|keys| !keys.is_empty());
-    let found = described(broker, endpoint, resource, keys);
+    let name = resource.resource_name.as_str();
+    let allowed = match resource.resource_type {
+        TOPIC => broker.authorizer.topic(caller, Operation::DescribeConfigs, name),
+        GROUP => broker.authorizer.group(caller, Operation::DescribeConfigs, name),
+        _ => broker.authorizer.cluster(caller, Operation::DescribeConfigs),
+    };
+    let found = match allowed {
+        Ok(()) => described(broker, caller, resource, keys),
+        Err(error) => Err(error.into()),
+    };
     let shown = |described: Described| {
         let synonym = |(name, value, source): Synonym| DescribeConfigsSynonym {
             name: name.into(),

@@ -10,15 +10,16 @@ use wire::messages::{
 };
 use wire::{ErrorCode, Text};
 
-use super::admin_groups::GROUP_OPERATIONS;
+use super::admin_groups::operations;
 use super::offsets::ready;
 use crate::broker::Broker;
-use crate::connection::Client;
+use crate::caller::Caller;
 use crate::failure::group_code;
 use crate::groups::consumer::{
     ConsumerGroup, ConsumerMember, HeartbeatReply, HeartbeatRequest, Partitions, Refused, listed,
 };
 use crate::groups::{Group, GroupError, State};
+use crate::security::{Operation, ResourceType};
 
 /// Kinds of members in ConsumerGroupDescribe.
 const CLASSIC_MEMBER: i8 = 0;
@@ -27,7 +28,7 @@ const CONSUMER_MEMBER: i8 = 1;
 /// Answers ConsumerGroupHeartbeat, when what it changed is durable.
 pub async fn heartbeat(
     broker: Arc<Broker>,
-    client: Client,
+    caller: Caller,
     request: ConsumerGroupHeartbeatRequest,
     version: i16,
 ) -> ConsumerGroupHeartbeatResponse {
@@ -37,13 +38,16 @@ pub async fn heartbeat(
         ..ConsumerGroupHeartbeatResponse::default()
     };
     let group_id = request.group_id.to_string();
+    if let Err(error) = may_join(&broker, &caller, &request) {
+        return refused(error, None);
+    }
     if group_id.is_empty() {
         return refused(ErrorCode::InvalidRequest, Some("GroupId can't be empty.".to_owned()));
     }
     if let Err(error) = ready(&broker, &group_id).await {
         return refused(error, None);
     }
-    match beat(&broker, client, &request, version).await {
+    match beat(&broker, caller, &request, version).await {
         Ok(reply) => ConsumerGroupHeartbeatResponse {
             member_id: Some(reply.member_id.into()),
             member_epoch: reply.epoch,
@@ -57,9 +61,20 @@ pub async fn heartbeat(
     }
 }
 
+/// A member reads the group, and sees the topics that it names. Those of a pattern are left out where it may not.
+fn may_join(
+    broker: &Broker,
+    caller: &Caller,
+    request: &ConsumerGroupHeartbeatRequest,
+) -> Result<(), ErrorCode> {
+    broker.authorizer.group(caller, Operation::Read, &request.group_id)?;
+    let mut names = request.subscribed_topic_names.iter().flatten();
+    names.try_for_each(|name| broker.authorizer.topic(caller, Operation::Describe, name))
+}
+
 async fn beat(
     broker: &Arc<Broker>,
-    client: Client,
+    caller: Caller,
     request: &ConsumerGroupHeartbeatRequest,
     version: i16,
 ) -> Result<HeartbeatReply, Refused> {
@@ -85,8 +100,8 @@ async fn beat(
         regex: owned(&request.subscribed_topic_regex),
         assignor: owned(&request.server_assignor),
         owned: request.topic_partitions.as_ref().map(owns),
-        client_id: client.id,
-        client_host: client.host,
+        client_id: caller.client_id.to_string(),
+        client_host: caller.host_shown(),
         uuid: uuid::Uuid::new_v4().to_string(),
         session_timeout_ms: times.session_timeout_ms,
         interval_ms: times.heartbeat_interval_ms,
@@ -99,7 +114,7 @@ async fn beat(
             None if heartbeat.epoch == 0 => broker.coordinator.find_or_create(&request.group_id),
             None => return Err(Refused::no_group(&request.group_id, heartbeat.epoch)),
         };
-        match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone()).await {
+        match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone(), &caller).await {
             Err(Refused { error: GroupError::CoordinatorNotAvailable, .. })
                 if entry.with(Group::state) == State::Dead => {}
             reply => return reply,
@@ -111,6 +126,7 @@ async fn beat(
 /// Answers ConsumerGroupDescribe.
 pub fn describe(
     broker: &Broker,
+    caller: &Caller,
     request: &ConsumerGroupDescribeRequest,
     version: i16,
 ) -> ConsumerGroupDescribeResponse {
@@ -122,6 +138,9 @@ pub fn describe(
             authorized_operations: i32::MIN,
             ..described::DescribedGroup::default()
         };
+        if let Err(error) = broker.authorizer.group(caller, Operation::Describe, id) {
+            return refused(error, Text::from_static(error.message()));
+        }
         if !broker.coordinator.serves(id) {
             return refused(
                 ErrorCode::NotCoordinator,
@@ -139,9 +158,19 @@ pub fn describe(
                 format!("Group {id} is not a consumer group.").into(),
             );
         };
+        // As in Kafka, a group with a topic that may not be seen is not shown at all.
+        let shown =
+            |topic: &Text| broker.authorizer.shows(caller, Operation::Describe, ResourceType::Topic, topic);
+        if !topics_of(&group).all(shown) {
+            return refused(
+                ErrorCode::TopicAuthorizationFailed,
+                Text::from_static(
+                    "The described group uses topics that the client is not authorized to describe.",
+                ),
+            );
+        }
         group.group_id = id.clone();
-        group.authorized_operations =
-            if request.include_authorized_operations { GROUP_OPERATIONS } else { i32::MIN };
+        group.authorized_operations = operations(broker, caller, id, request.include_authorized_operations);
         group
     };
     // A group that is named many times is described once: the answer stays in proportion.
@@ -151,6 +180,15 @@ pub fn describe(
         groups: asked.map(describe_one).collect(),
         ..ConsumerGroupDescribeResponse::default()
     }
+}
+
+/// The topics that a described group names, some of them several times.
+fn topics_of(group: &described::DescribedGroup) -> impl Iterator<Item = &Text> {
+    group.members.iter().flat_map(|member| {
+        let assignments = [&member.assignment, &member.target_assignment].into_iter();
+        let assigned = assignments.flat_map(|of| of.topic_partitions.iter().map(|of| &of.topic_name));
+        member.subscribed_topic_names.iter().chain(assigned)
+    })
 }
 
 fn describe_group(broker: &Broker, group: &ConsumerGroup, version: i16) -> described::DescribedGroup {

@@ -29,8 +29,6 @@ pub const ENTITIES_MAX: usize = 10_000;
 const METERS_MAX: usize = 10_000;
 /// A client that was not heard of for so long is forgotten, as in Kafka.
 const METER_IDLE: Duration = Duration::from_secs(3600);
-/// Who is not known by name.
-pub const ANONYMOUS: &str = "ANONYMOUS";
 
 /// Whose quotas a request counts against.
 #[derive(Clone, Debug)]
@@ -295,7 +293,10 @@ mod tests {
     }
 
     fn payer(client_id: &str) -> Payer {
-        Payer { user: Text::from_static(ANONYMOUS), client_id: Text::from(client_id.to_owned()) }
+        Payer {
+            user: Text::from_static(crate::caller::ANONYMOUS),
+            client_id: Text::from(client_id.to_owned()),
+        }
     }
 
     fn set(quotas: &Quotas, quota: Quota, value: Option<f64>) {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use broker::{Broker, Config, Connection, LogDirectory, OpenError};
+use broker::{Broker, Config, Connection, Listener, LogDirectory, OpenError, Origin, Principal};
 use wire::messages as m;
 use wire::{ApiKey, Bytes, Chunks, Message, Reader, Text, frame};
 
@@ -46,7 +46,12 @@ pub async fn close(broker: Arc<Broker>) {
 
 pub fn connect(broker: &Arc<Broker>) -> Connection {
     let address: SocketAddr = "127.0.0.1:9092".parse().unwrap();
-    broker.connect(address, address)
+    broker.connect(Origin {
+        principal: Principal::anonymous(),
+        peer: address,
+        local: address,
+        listener: Arc::new(Listener { name: "PLAINTEXT".into(), advertised: None }),
+    })
 }
 
 /// Everything of a frame but its size.
