@@ -76,7 +76,11 @@ pub fn describe(broker: &Broker, request: &m::DescribeAclsRequest) -> m::Describ
             }),
         }
     }
-    m::DescribeAclsResponse { error_message: Some(Text::EMPTY), resources, ..m::DescribeAclsResponse::default() }
+    m::DescribeAclsResponse {
+        error_message: Some(Text::EMPTY),
+        resources,
+        ..m::DescribeAclsResponse::default()
+    }
 }
 
 /// The ACL to add, if it can be one; the sentences are Kafka's.
