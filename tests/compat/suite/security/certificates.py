@@ -17,6 +17,7 @@ unique_subject = no
 organizationName = optional
 commonName = supplied
 """
+ROOTS = ("authority", "stranger")
 LOCAL = "DNS:localhost,IP:127.0.0.1"
 
 
@@ -28,7 +29,7 @@ class Certificates:
         folder.mkdir(parents=True)
         (folder / "index.txt").touch()
         (folder / "ca.cnf").write_text(SIGNER)
-        for name in ("authority", "stranger"):
+        for name in ROOTS:
             self.request(name, f"/CN={name}", "-x509", "-days", "2", "-out", f"{name}.pem")
 
     def __getitem__(self, name):
@@ -44,14 +45,24 @@ class Certificates:
         self.openssl("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout",
                      f"{name}.key", "-subj", subject, *more)
 
-    def make(self, name, alternatives=LOCAL, subject=None, authority="authority", expired=False):
-        """A key and its certificate, written to `NAME.pem` at once, so that no reader finds half of it."""
+    def make(self, name, alternatives=LOCAL, subject=None, authority="authority", expired=False, signs=False):
+        """A key and its certificate in `NAME.pem`."""
         self.request(name, subject or f"/CN={name}", "-out", f"{name}.csr")
-        (self.folder / f"{name}.ext").write_text(f"subjectAltName={alternatives}\nbasicConstraints=CA:FALSE\n")
+        self.sign(name, alternatives, authority, expired, signs)
+
+    def certify(self, name):
+        """The same for the key that is there in `NAME.key`."""
+        self.openssl("req", "-new", "-key", f"{name}.key", "-subj", f"/CN={name}", "-out", f"{name}.csr")
+        self.sign(name)
+
+    def sign(self, name, alternatives=LOCAL, authority="authority", expired=False, signs=False):
+        """Writes `NAME.pem`, with the authorities between, at once, so that no reader finds half of it. One that `signs`
+        is an authority between."""
+        (self.folder / f"{name}.ext").write_text(f"subjectAltName={alternatives}\nbasicConstraints=CA:{'TRUE' if signs else 'FALSE'}\n")
         times = ["-startdate", LONG_AGO[0], "-enddate", LONG_AGO[1]] if expired else ["-days", "2"]
         self.openssl("ca", "-batch", "-config", "ca.cnf", "-notext", "-in", f"{name}.csr", "-cert", f"{authority}.pem",
                      "-keyfile", f"{authority}.key", "-extfile", f"{name}.ext", "-out", f"{name}.crt", *times)
-        both = (self.folder / f"{name}.key").read_text() + (self.folder / f"{name}.crt").read_text()
-        (self.folder / f"{name}.new").write_text(both)
+        files = [f"{name}.key", f"{name}.crt"] + ([f"{authority}.crt"] if authority not in ROOTS else [])
+        (self.folder / f"{name}.new").write_text("".join((self.folder / file).read_text() for file in files))
         (self.folder / f"{name}.new").rename(self[name])
         return self[name]

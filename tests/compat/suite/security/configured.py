@@ -24,5 +24,5 @@ def create_user(user, mechanism, secret, *where):
 
 
 def toml(value):
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return str(value) if isinstance(value, int) else f'"{text}"'

@@ -28,9 +28,11 @@ def cases(place):
     server = place.server
     ways = [
         ("ssl", server.connect("TLS")),
+        ("ssl-chain-of-authorities", server.connect("CHAINED")),
         ("ssl-by-host-name", server.connect("TLS", host="localhost")),
         ("ssl-certificate", server.connect("MUTUAL", certificate="client")),
         ("ssl-certificate-default-rule", server.connect("MUTUAL", certificate="plainly")),
+        ("ssl-certificate-by-an-authority-between", server.connect("MUTUAL", certificate="descended")),
         ("ssl-certificate-requested", server.connect("REQUESTED", certificate="client")),
         ("ssl-certificate-requested-not-shown", server.connect("REQUESTED")),
     ]

@@ -20,6 +20,7 @@ def cases(place):
     for name, listener in (("plain", "PLAINTEXT://0.0.0.0"), ("log-ins without TLS", "SASL_PLAINTEXT://0.0.0.0"),
                            ("TLS without log-ins", "SSL://0.0.0.0")):
         yield f"ours: {name} on all addresses is refused", 20, lambda listener=listener: unsafe(place, listener)
+    yield "ours: private keys in each of their forms", 30, lambda: key_forms(place)
     yield "ours: a key in the settings, which are shown without it", 30, lambda: inline(place)
 
 
@@ -62,21 +63,41 @@ def unsafe(place, listener):
     assert "allow.insecure.listeners" in done.stderr, done.stderr[-400:]
 
 
+def key_forms(place):
+    """PKCS#8 is what all others use; RSA in PKCS#1 and EC in SEC1 are what openssl writes by itself, or did."""
+    directory = place.directory / "keys"
+    directory.mkdir()
+    made, folder = place.certificates, place.certificates.folder
+    made.openssl("genrsa", "-traditional", "-out", "pkcs1.key", "2048")
+    made.openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", "sec1.key")
+    addresses, settings = {}, {"ssl.keystore.type": "PEM", "listener.security.protocol.map": "PKCS1:SSL,SEC1:SSL"}
+    for name, title in (("pkcs1", "RSA PRIVATE KEY"), ("sec1", "EC PRIVATE KEY")):
+        assert f"BEGIN {title}" in (folder / f"{name}.key").read_text(), f"openssl made no {title}"
+        made.certify(name)
+        addresses[name] = f"127.0.0.1:{free_port()}"
+        settings[f"listener.name.{name}.ssl.keystore.type"] = "PEM"
+        settings[f"listener.name.{name}.ssl.keystore.location"] = made[name]
+    settings["listeners"] = ",".join(f"{name.upper()}://{address}" for name, address in addresses.items())
+    with ConfiguredServer(addresses["sec1"], directory, settings):
+        for address in addresses.values():
+            place.clients.done("probe", connect={**place.server.connect("TLS"), "bootstrap": address})
+
+
 def inline(place):
     """The PEM texts themselves are settings (KIP-651), and are secrets as far as they are keys."""
-    directory = place.directory / "inline"
-    directory.mkdir()
     folder = place.certificates.folder
-    address = f"127.0.0.1:{free_port()}"
     key = (folder / "server.key").read_text()
-    os.environ["TESTS_KEY"] = key
-    server = ConfiguredServer(address, directory, {
-        "listeners": f"SSL://{address}", "ssl.keystore.type": "PEM", "ssl.keystore.key": "${env:TESTS_KEY}",
-        "ssl.keystore.certificate.chain": f"${{file:{folder / 'server.crt'}}}"})
-    shown = well("config", "--config", server.config)
     secret = key.splitlines()[1]
-    assert secret not in shown and "[hidden]" in shown, "the key is shown"
-    with server:
-        connect = {**place.server.connect("TLS"), "bootstrap": address}
-        place.clients.done("probe", connect=connect)
-        assert secret not in server.log_path.read_text(), "the key is in the log"
+    os.environ["TESTS_KEY"] = key
+    for name, given, shown in (("as it is", key, "[hidden]"), ("by reference", "${env:TESTS_KEY}", "${env:TESTS_KEY}")):
+        directory = place.directory / f"key {name}"
+        directory.mkdir()
+        address = f"127.0.0.1:{free_port()}"
+        server = ConfiguredServer(address, directory, {
+            "listeners": f"SSL://{address}", "ssl.keystore.type": "PEM", "ssl.keystore.key": given,
+            "ssl.keystore.certificate.chain": f"${{file:{folder / 'server.crt'}}}"})
+        said = well("config", "--config", server.config)
+        assert secret not in said and f'ssl.keystore.key = "{shown}"' in said, f"the key, {name}, is shown otherwise"
+        with server:
+            place.clients.done("probe", connect={**place.server.connect("TLS"), "bootstrap": address})
+            assert secret not in server.log_path.read_text(), f"the key, {name}, is in the log"

@@ -52,6 +52,9 @@ def make_certificates(folder):
     made.make("client", subject="/O=Tests/CN=Client")
     made.make("plainly")
     made.make("nobody", subject="/O=Nobody/CN=Client")
+    made.make("between", signs=True)
+    made.make("chained", authority="between")
+    made.make("descended", subject="/O=Tests/CN=Client", authority="between")
     made.make("late", subject="/O=Tests/CN=Client", expired=True)
     made.make("foreign", subject="/O=Tests/CN=Client", authority="stranger")
     return made

@@ -13,7 +13,7 @@ REAUTHENTICATION_MS = 3000
 RECEIVE_BYTES_MAX = 4096
 LISTENERS = {
     "INTERNAL": "PLAINTEXT", "TLS": "SSL", "MUTUAL": "SSL", "REQUESTED": "SSL", "EXPIRED": "SSL", "ELSEWHERE": "SSL",
-    "RELOADED": "SSL", "LOGIN": "SASL_PLAINTEXT", "TLSLOGIN": "SASL_SSL", "SCRAMONLY": "SASL_PLAINTEXT",
+    "CHAINED": "SSL", "RELOADED": "SSL", "LOGIN": "SASL_PLAINTEXT", "TLSLOGIN": "SASL_SSL", "SCRAMONLY": "SASL_PLAINTEXT",
     "REAUTH": "SASL_PLAINTEXT",
 }
 
@@ -39,7 +39,7 @@ def settings(certificates, tokens):
         "group.initial.rebalance.delay.ms": 0, "auto.create.topics.enable": "false",
         "offsets.topic.num.partitions": 1, "transaction.state.log.num.partitions": 1,
     }
-    for listener in ("expired", "elsewhere", "reloaded"):
+    for listener in ("expired", "elsewhere", "chained", "reloaded"):
         found[f"listener.name.{listener}.ssl.keystore.type"] = "PEM"
         found[f"listener.name.{listener}.ssl.keystore.location"] = certificates[listener]
     return found
