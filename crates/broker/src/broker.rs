@@ -1,6 +1,7 @@
 //! The broker: everything that its connections share, and what it does by itself in the background.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -220,6 +221,12 @@ impl Broker {
     /// Who may log in with a password.
     pub fn users(&self) -> &Arc<Users> {
         &self.users
+    }
+
+    /// Counts a connection from `address` against the quota of that address (KIP-612). One too many is not counted, and
+    /// is to be kept waiting for so long before it is closed.
+    pub fn record_connection(&self, address: IpAddr) -> Option<Duration> {
+        self.quotas.record_connection(address)
     }
 
     /// Why it takes no more appends, if no log does.

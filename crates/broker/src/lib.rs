@@ -38,3 +38,4 @@ pub use config::{Config, ConfigError, Kind, Setting};
 pub use connection::{Answer, Connection, Refused};
 pub use logs::{LogDirectory, LogsError};
 pub use offline::{copy_metadata, stream_names};
+pub use quotas::{Rate, Window};

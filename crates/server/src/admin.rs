@@ -2,6 +2,7 @@
 //!
 //! `/metrics` in the OpenMetrics text format, `/healthz` (503 once the log takes no more appends), `/readyz` (503 until
 //! clients can connect and again while the server stops). It changes nothing.
+//! Where there is a token (`admin.token`), metrics are for those who know it.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -11,13 +12,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, WWW_AUTHENTICATE};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+use ring::{hmac, rand};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
@@ -34,6 +36,7 @@ type Failure = Box<dyn Fn() -> Option<String> + Send + Sync>;
 /// What the admin listener knows of the server.
 pub struct Admin {
     registry: Mutex<Registry>,
+    token: Option<Token>,
     ready: AtomicBool,
     failure: OnceLock<Failure>,
 }
@@ -45,13 +48,19 @@ impl fmt::Debug for Admin {
 }
 
 impl Admin {
-    /// Of a server that is about to start.
-    pub fn new() -> Admin {
+    /// Of a server that is about to start. An empty token is none.
+    pub fn new(token: &str) -> Admin {
         let mut registry = Registry::default();
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("mainstem_build", "The version of mainstem that runs", build);
         registry.register_collector(Box::new(ProcessCollector));
-        Admin { registry: Mutex::new(registry), ready: AtomicBool::new(false), failure: OnceLock::new() }
+        let token = (!token.is_empty()).then(|| Token::new(token));
+        Admin {
+            registry: Mutex::new(registry),
+            token,
+            ready: AtomicBool::new(false),
+            failure: OnceLock::new(),
+        }
     }
 
     /// Adds metrics.
@@ -69,12 +78,18 @@ impl Admin {
         self.ready.store(ready, Ordering::Release);
     }
 
-    fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
+    fn answer(&self, method: &Method, path: &str, headers: &HeaderMap) -> Response<Full<Bytes>> {
         if method != Method::GET && method != Method::HEAD {
             return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered here\n");
         }
         let failure = || self.failure.get().and_then(|failure| failure());
         match path {
+            "/metrics" if !self.token.as_ref().is_none_or(|token| token.is_in(headers)) => {
+                let mut refusal = text(StatusCode::UNAUTHORIZED, "metrics need the token (admin.token)\n");
+                let scheme = "Bearer".parse().expect("it is a header value");
+                refusal.headers_mut().insert(WWW_AUTHENTICATE, scheme);
+                refusal
+            }
             "/metrics" => self.metrics(),
             "/healthz" => match failure() {
                 None => text(StatusCode::OK, "ok\n"),
@@ -96,6 +111,28 @@ impl Admin {
         let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         response.headers_mut().insert(CONTENT_TYPE, kind.parse().expect("it is a header value"));
         response
+    }
+}
+
+/// What whoever asks for metrics must know.
+struct Token {
+    /// Random, of this process: comparing two sums made with it tells nothing of the token by the time it takes.
+    key: hmac::Key,
+    sum: hmac::Tag,
+}
+
+impl Token {
+    fn new(token: &str) -> Token {
+        let random = rand::SystemRandom::new();
+        let key = hmac::Key::generate(hmac::HMAC_SHA256, &random).expect("the system has random numbers");
+        Token { sum: hmac::sign(&key, token.as_bytes()), key }
+    }
+
+    fn is_in(&self, headers: &HeaderMap) -> bool {
+        let said = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let Some((scheme, said)) = said.and_then(|value| value.split_once(' ')) else { return false };
+        scheme.eq_ignore_ascii_case("Bearer")
+            && hmac::verify(&self.key, said.trim().as_bytes(), self.sum.as_ref()).is_ok()
     }
 }
 
@@ -125,7 +162,7 @@ pub async fn run(listener: TcpListener, admin: Arc<Admin>) {
         tokio::spawn(async move {
             let _place = place;
             let service = service_fn(move |request: Request<hyper::body::Incoming>| {
-                let response = admin.answer(request.method(), request.uri().path());
+                let response = admin.answer(request.method(), request.uri().path(), request.headers());
                 async move { Ok::<_, Infallible>(response) }
             });
             let connection = hyper::server::conn::http1::Builder::new()
@@ -154,9 +191,13 @@ mod tests {
 
     impl Asked {
         async fn start() -> Asked {
+            Asked::with_token("").await
+        }
+
+        async fn with_token(token: &str) -> Asked {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
-            let admin = Arc::new(Admin::new());
+            let admin = Arc::new(Admin::new(token));
             tokio::spawn(run(listener, admin.clone()));
             Asked { admin, address }
         }
@@ -189,6 +230,26 @@ mod tests {
         assert_eq!(asked.ask("GET /nothing").await.0, "404 Not Found");
         assert_eq!(asked.ask("POST /metrics").await.0, "405 Method Not Allowed");
         assert_eq!(asked.ask("HEAD /healthz").await.1, "");
+    }
+
+    #[tokio::test]
+    async fn metrics_are_for_those_who_know_the_token() {
+        let asked = Asked::with_token("s3cret").await;
+        let refused = "401 Unauthorized";
+        for header in [
+            "",
+            "\r\nAuthorization: Bearer s3cre",
+            "\r\nAuthorization: Basic s3cret",
+            "\r\nAuthorization: s3cret",
+        ] {
+            let (status, body) = asked.ask(&format!("GET /metrics HTTP/1.1{header}\r\nX: ")).await;
+            assert_eq!((status.as_str(), body.contains("mainstem_build")), (refused, false), "{header}");
+        }
+        let (status, body) = asked.ask("GET /metrics HTTP/1.1\r\nAuthorization: Bearer s3cret\r\nX: ").await;
+        assert!(status == "200 OK" && body.contains("mainstem_build"));
+        assert_eq!(asked.ask("GET /healthz").await.0, "200 OK");
+        asked.admin.set_ready(true);
+        assert_eq!(asked.ask("GET /readyz").await.0, "200 OK");
     }
 
     #[tokio::test]

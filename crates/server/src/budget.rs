@@ -9,6 +9,9 @@
 //! send large frames, or begin to, cannot stop those who send small ones. Until then a small frame lies in a buffer that
 //! is bounded by the number of connections.
 //!
+//! A listener may have a budget of its own below that of the process. Then a share is of both: the listener's part first.
+//! Who has the overdraft of the process waits for nothing, so nobody who has the listener's waits for ever.
+//!
 //! Invariant: bytes held <= 9/8 of the budget + one largest request + [`SMALL_FRAME_BYTES`] a connection.
 
 use std::sync::Arc;
@@ -23,7 +26,7 @@ pub const SMALL_FRAME_BYTES: usize = 16 * 1024;
 /// What small frames have of their own: this part of the budget.
 const SMALL_PART: usize = 8;
 
-/// The budget of the process.
+/// The budget of the process, or of a listener.
 #[derive(Debug)]
 pub struct Budget {
     pool: Arc<Semaphore>,
@@ -31,16 +34,25 @@ pub struct Budget {
     small_units: u32,
     units: u32,
     overdraft: Arc<Semaphore>,
+    /// That of the process, of a listener's.
+    above: Option<Arc<Budget>>,
 }
 
-/// What one frame holds of the budget; given back when dropped.
+/// What one frame holds of the budgets; given back when dropped.
 #[derive(Debug, Default)]
 pub struct Share {
+    process: Grant,
+    listener: Grant,
+}
+
+/// What one frame holds of one budget.
+#[derive(Debug, Default)]
+struct Grant {
     permits: Option<OwnedSemaphorePermit>,
     overdraft: Option<OwnedSemaphorePermit>,
 }
 
-impl Share {
+impl Grant {
     fn units(&self) -> u32 {
         self.permits.as_ref().map_or(0, |permits| u32::try_from(permits.num_permits()).unwrap_or(u32::MAX))
     }
@@ -60,42 +72,69 @@ impl Budget {
             small_units,
             units,
             overdraft: semaphore(1),
+            above: None,
         }
     }
 
-    /// Takes the share of a whole small frame of `bytes`. Dropping the future leaves the share as it was.
-    pub async fn take_small(&self, share: &mut Share, bytes: usize) {
-        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).min(self.small_units);
-        let permits = self.small.clone().acquire_many_owned(units).await;
-        share.permits = Some(permits.expect("the pool is never closed"));
+    /// The same for what comes through one listener, within `above`.
+    pub fn within(above: Arc<Budget>, bytes: i64) -> Budget {
+        Budget { above: Some(above), ..Budget::new(bytes) }
     }
 
-    /// Grows `share` until it covers `bytes`, or the whole budget if that is less. Dropping the future leaves the share
-    /// as it was.
+    /// Takes the share of a whole small frame of `bytes`. Dropping the future gives back what it took.
+    pub async fn take_small(&self, share: &mut Share, bytes: usize) {
+        if let Some(process) = &self.above {
+            let listener = self.small_grant(bytes).await;
+            *share = Share { process: process.small_grant(bytes).await, listener };
+        } else {
+            share.process = self.small_grant(bytes).await;
+        }
+    }
+
+    async fn small_grant(&self, bytes: usize) -> Grant {
+        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).min(self.small_units);
+        let permits = self.small.clone().acquire_many_owned(units).await;
+        Grant { permits: Some(permits.expect("the pool is never closed")), overdraft: None }
+    }
+
+    /// Grows `share` until it covers `bytes`, or the whole budget if that is less. Dropping the future leaves a share
+    /// that covers no less than before.
     pub async fn grow(&self, share: &mut Share, bytes: usize) {
-        if share.overdraft.is_some() {
+        if let Some(process) = &self.above {
+            if share.process.overdraft.is_some() {
+                return;
+            }
+            self.grow_grant(&mut share.listener, bytes).await;
+            process.grow_grant(&mut share.process, bytes).await;
+        } else {
+            self.grow_grant(&mut share.process, bytes).await;
+        }
+    }
+
+    async fn grow_grant(&self, grant: &mut Grant, bytes: usize) {
+        if grant.overdraft.is_some() {
             return;
         }
         let wanted = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).min(self.units);
-        let missing = wanted.saturating_sub(share.units());
+        let missing = wanted.saturating_sub(grant.units());
         if missing == 0 {
             return;
         }
         let permits = match self.pool.clone().try_acquire_many_owned(missing) {
             Ok(permits) => permits,
-            Err(_) if share.permits.is_none() => self.wait(missing).await,
+            Err(_) if grant.permits.is_none() => self.wait(missing).await,
             Err(_) => tokio::select! {
                 biased;
                 permits = self.wait(missing) => permits,
                 permit = self.overdraft.clone().acquire_owned() => {
-                    share.overdraft = Some(permit.expect("the overdraft is never closed"));
+                    grant.overdraft = Some(permit.expect("the overdraft is never closed"));
                     return;
                 }
             },
         };
-        match &mut share.permits {
+        match &mut grant.permits {
             Some(held) => held.merge(permits),
-            None => share.permits = Some(permits),
+            None => grant.permits = Some(permits),
         }
     }
 
@@ -156,5 +195,24 @@ mod tests {
         drop(a);
         timeout(MOMENT, budget.grow(&mut b, 4096)).await.expect("what it held is free again");
         assert_eq!(budget.held_bytes(), 4096);
+    }
+
+    #[tokio::test]
+    async fn a_listeners_budget_lies_within_that_of_the_process() {
+        let process = Arc::new(Budget::new(16 * 1024));
+        let (narrow, wide) =
+            (Budget::within(process.clone(), 4096), Budget::within(process.clone(), 1 << 20));
+        let (mut a, mut b) = (Share::default(), Share::default());
+        narrow.grow(&mut a, 4096).await;
+        assert_eq!((narrow.held_bytes(), process.held_bytes()), (4096, 4096));
+        assert!(timeout(MOMENT, narrow.grow(&mut b, 1024)).await.is_err(), "the listener has no more");
+        assert_eq!(process.held_bytes(), 4096);
+        timeout(MOMENT, wide.grow(&mut b, 12 * 1024)).await.expect("another one has");
+        assert_eq!(process.held_bytes(), 16 * 1024);
+        // Whoever holds the overdraft of the process waits for nothing any more, the listener's budget included.
+        timeout(MOMENT, narrow.grow(&mut a, 1 << 20)).await.expect("both overdrafts are free");
+        timeout(MOMENT, narrow.grow(&mut a, 1 << 21)).await.expect("and held for the whole frame");
+        drop((a, b));
+        assert_eq!((narrow.held_bytes(), wide.held_bytes(), process.held_bytes()), (0, 0, 0));
     }
 }

@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 
 use broker::{Answer, Refused};
 use bytes::Bytes;
-use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::Sleep;
 
 use crate::budget::{Budget, Share};
 use crate::inbound::{Inbound, Read};
+use crate::lobby::Place;
 use crate::outbound::Outbound;
+use crate::transport::Transport;
 
 /// What is done with frames: the broker, or a test's stand-in.
 pub trait Handler: Send {
@@ -26,6 +27,22 @@ pub trait Handler: Send {
 
     /// See [`broker::Connection::muted_until`].
     fn muted_until(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Whether the client has shown who it is. Asked only on listeners that want it to, and until it has: before, it
+    /// has one request in flight at a time, and only for so long.
+    fn authenticated(&self) -> bool {
+        true
+    }
+
+    /// What a frame may hold before the client has authenticated, in bytes.
+    fn frame_bytes_max(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Asked after each request has begun: why nothing more is read. Answers under way are still sent.
+    fn refused(&mut self) -> Option<Refused> {
         None
     }
 }
@@ -57,6 +74,10 @@ pub struct Limits {
     pub write_stall: Duration,
     /// At its end a connection may still answer what is in flight for so long.
     pub drain: Duration,
+    /// `sasl.authentication.timeout.ms`.
+    pub authentication: Duration,
+    /// `connection.failed.authentication.delay.ms`.
+    pub failed_authentication_delay: Duration,
 }
 
 /// Why a connection ended.
@@ -72,6 +93,10 @@ pub enum Closing {
     Truncated,
     #[error("{0}")]
     Refused(Refused),
+    #[error("it did not authenticate within sasl.authentication.timeout.ms")]
+    NotAuthenticated,
+    #[error("too many connections were not authenticated yet, and this one was for longest")]
+    Crowded,
     #[error("it was idle for longer than connections.max.idle.ms")]
     Idle,
     #[error("the rest of a request did not come in time")]
@@ -91,6 +116,8 @@ impl Closing {
             Closing::Size { .. } | Closing::Refused(_) | Closing::FrameStalled | Closing::WriteStalled => {
                 true
             }
+            // Anybody can make these as often as they like; they are counted.
+            Closing::NotAuthenticated | Closing::Crowded => false,
             Closing::ByClient
             | Closing::Stopping
             | Closing::Truncated
@@ -107,13 +134,23 @@ struct State {
     outbound: Outbound,
     limits: Limits,
     last_request: Instant,
+    /// Held while the client has not authenticated.
+    place: Option<Place>,
     reading: bool,
     /// Until when nothing is read, since the client was told to wait.
     muted_until: Option<Instant>,
     /// Whether the handler is at a request that has no place in `outbound` yet.
     beginning: bool,
-    /// Set once nothing is read any more: why, and until when answers are still sent.
-    ending: Option<(Closing, Instant)>,
+    /// Set once nothing is read any more.
+    ending: Option<Ending>,
+}
+
+struct Ending {
+    closing: Closing,
+    /// Who failed to authenticate is kept waiting until then.
+    from: Instant,
+    /// Until when answers are still sent.
+    until: Instant,
 }
 
 enum Event {
@@ -121,20 +158,39 @@ enum Event {
     Wrote,
     Timer,
     Stop,
+    Crowded,
 }
 
-/// Serves a connection until it ends; dropping the stream closes it.
-pub async fn serve<H: Handler>(
-    mut stream: TcpStream,
+/// Serves a connection until it ends; dropping the stream closes it. A client that has a `place` in the lobby must
+/// authenticate first.
+pub async fn serve<T: Transport, H: Handler>(
+    mut stream: T,
+    handler: H,
+    limits: Limits,
+    budget: &Budget,
+    place: Option<Place>,
+    stop: watch::Receiver<bool>,
+) -> Closing {
+    let closing = converse(&mut stream, handler, limits, budget, place, stop).await;
+    stream.close();
+    closing
+}
+
+async fn converse<T: Transport, H: Handler>(
+    stream: &mut T,
     mut handler: H,
     limits: Limits,
     budget: &Budget,
+    place: Option<Place>,
     mut stop: watch::Receiver<bool>,
 ) -> Closing {
+    let lobby = place.as_ref().map(Place::lobby);
+    let bound = if lobby.is_some() { handler.frame_bytes_max() } else { usize::MAX };
     let mut state = State {
-        inbound: Inbound::new(limits.request_bytes_max),
+        inbound: Inbound::new(limits.request_bytes_max.min(bound)),
         outbound: Outbound::default(),
         last_request: Instant::now(),
+        place,
         reading: true,
         muted_until: None,
         beginning: false,
@@ -149,35 +205,48 @@ pub async fn serve<H: Handler>(
         let _ = stop.wait_for(|stop| *stop).await;
     });
     loop {
-        if state.outbound.is_empty()
-            && let Some((closing, _)) = state.ending.take()
+        if let Some(ending) =
+            state.ending.take_if(|ending| state.outbound.is_empty() && ending.from <= Instant::now())
         {
-            return closing;
+            return ending.closing;
+        }
+        if state.place.is_some() && handler.authenticated() {
+            state.place = None;
+            state.inbound.bound_frames(state.limits.request_bytes_max);
         }
         state.muted_until = handler.muted_until().filter(|until| *until > Instant::now());
         state.pull_nearer(timer.as_mut());
         let may_read = state.may_read();
         let (sending, stoppable) = (!state.outbound.is_empty(), state.ending.is_none());
-        let State { inbound, outbound, .. } = &mut state;
+        // Memory for who is not known yet is taken from those who are not known yet.
+        let budget = lobby.as_ref().filter(|_| state.place.is_some()).map_or(budget, |lobby| &lobby.budget);
+        let State { inbound, outbound, place, .. } = &mut state;
+        let waiting = place.is_some() && stoppable;
         let event = tokio::select! {
             biased;
             result = poll_fn(|cx| outbound.poll_step(cx, &mut writer)), if sending => result.map(|()| Event::Wrote),
             result = inbound.next(&mut reader, budget), if may_read => result.map(Event::Read),
             () = &mut timer => Ok(Event::Timer),
             () = &mut stop, if stoppable => Ok(Event::Stop),
+            () = Place::lost(place), if waiting => Ok(Event::Crowded),
         };
         match event {
             Ok(Event::Read(Read::Frame(frame, share))) => {
                 state.last_request = Instant::now();
-                let begin = pin!(handler.begin(frame));
                 state.beginning = true;
-                let begun = begun(begin, &mut state, &mut writer, timer.as_mut()).await;
+                let begun = {
+                    let begin = pin!(handler.begin(frame));
+                    begun(begin, &mut state, &mut writer, timer.as_mut()).await
+                };
                 state.beginning = false;
                 match begun {
                     Ok(Ok(Some(answer))) => state.outbound.push(answer, share),
                     Ok(Ok(None)) => drop::<Share>(share),
                     Ok(Err(refused)) => state.end(Closing::Refused(refused)),
                     Err(closing) => return closing,
+                }
+                if let Some(refused) = handler.refused() {
+                    state.end(Closing::Refused(refused));
                 }
             }
             Ok(Event::Read(Read::End)) => state.end(Closing::ByClient),
@@ -188,6 +257,7 @@ pub async fn serve<H: Handler>(
                 }
             }
             Ok(Event::Stop) => state.end(Closing::Stopping),
+            Ok(Event::Crowded) => return Closing::Crowded,
             Err(closing @ Closing::Size { .. }) => state.end(closing),
             Err(closing) => return closing,
         }
@@ -224,7 +294,7 @@ impl State {
             // A frame that was begun and holds budget is finished: others wait for it.
             && (self.muted_until.is_none() || self.inbound.holds_budget())
             && !self.outbound.is_writing()
-            && self.outbound.len() < self.limits.in_flight_max;
+            && self.outbound.len() < if self.place.is_some() { 1 } else { self.limits.in_flight_max };
         if may && !self.reading {
             self.inbound.resume();
         }
@@ -233,7 +303,15 @@ impl State {
     }
 
     fn end(&mut self, closing: Closing) {
-        self.ending.get_or_insert((closing, Instant::now() + self.limits.drain));
+        if self.ending.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        // Whoever guesses passwords waits for each; meanwhile nothing of what it sent is kept.
+        let failed = self.place.is_some() && matches!(closing, Closing::Refused(_));
+        let from = if failed { now + self.limits.failed_authentication_delay } else { now };
+        self.inbound = Inbound::new(0);
+        self.ending = Some(Ending { closing, from, until: from + self.limits.drain });
     }
 
     /// When something is too late, and what that means.
@@ -249,8 +327,11 @@ impl State {
             && self.inbound.stalled_from().is_none()
             && self.ending.is_none();
         let idle = idle.then(|| (self.last_request + self.limits.idle, Closing::Idle));
-        let drain = self.ending.as_ref().map(|(_, until)| (*until, Closing::DrainTimeout));
-        [write, frame, idle, drain].into_iter().flatten().min_by_key(|(at, _)| *at)
+        let drain = self.ending.as_ref().map(|ending| (ending.until, Closing::DrainTimeout));
+        let unknown = self.place.as_ref().filter(|_| self.ending.is_none());
+        let unknown =
+            unknown.map(|place| (place.since + self.limits.authentication, Closing::NotAuthenticated));
+        [write, frame, idle, drain, unknown].into_iter().flatten().min_by_key(|(at, _)| *at)
     }
 
     /// The timer fired: something is too late, or the timer is set anew.
@@ -262,15 +343,20 @@ impl State {
             // An answer is being waited for, which is not the client's fault.
             None => now + self.limits.idle,
         };
-        // Then it is read again.
-        let unmuted = self.muted_until.filter(|until| *until > now);
-        timer.reset(unmuted.map_or(at, |until| at.min(until)).into());
+        let earlier = self.wake_at().filter(|until| *until > now);
+        timer.reset(earlier.map_or(at, |until| at.min(until)).into());
         Ok(())
+    }
+
+    /// When something else than a deadline is due: the connection is read again, or closed at last.
+    fn wake_at(&self) -> Option<Instant> {
+        let closed = self.ending.as_ref().filter(|_| self.outbound.is_empty()).map(|ending| ending.from);
+        self.muted_until.into_iter().chain(closed).min()
     }
 
     fn pull_nearer(&self, timer: Pin<&mut Sleep>) {
         let deadline = self.deadline().map(|(at, _)| at);
-        if let Some(at) = deadline.into_iter().chain(self.muted_until).min()
+        if let Some(at) = deadline.into_iter().chain(self.wake_at()).min()
             && timer.deadline() > at.into()
         {
             timer.reset(at.into());

@@ -1,4 +1,4 @@
-//! Frames from a socket: a 4-byte size, then so many bytes.
+//! Frames from a connection: a 4-byte size, then so many bytes.
 //!
 //! Small frames are cut from a buffer that is read at once, so that many of them cost one system call. A frame larger
 //! than what the buffer holds gets memory of its own, which grows as its bytes come, and is read straight into it.
@@ -9,17 +9,14 @@
 //! - Between frames there is no buffer.
 
 use std::future::poll_fn;
-use std::pin::pin;
-use std::task::{Context, Poll, ready};
+use std::task::ready;
 use std::time::Instant;
 
-use bytes::{BufMut, Bytes};
-use tokio::io::AsyncReadExt;
+use bytes::Bytes;
 
 use crate::budget::{Budget, SMALL_FRAME_BYTES, Share};
 use crate::connection::Closing;
-
-type Reader<'a> = tokio::net::tcp::ReadHalf<'a>;
+use crate::transport::Source;
 
 /// Bytes of the buffer from which small frames are cut.
 const BUFFER_BYTES: usize = SMALL_FRAME_BYTES;
@@ -77,6 +74,11 @@ impl Inbound {
         }
     }
 
+    /// From the next frame on they may have so many bytes.
+    pub fn bound_frames(&mut self, frame_bytes_max: usize) {
+        self.frame_bytes_max = frame_bytes_max;
+    }
+
     /// Whether the frame that is under way holds memory of the budget.
     pub fn holds_budget(&self) -> bool {
         self.frame.as_ref().is_some_and(|frame| frame.bytes.capacity() > SMALL_FRAME_BYTES)
@@ -95,7 +97,7 @@ impl Inbound {
     }
 
     /// The next frame. Cancellation-safe.
-    pub async fn next(&mut self, reader: &mut Reader<'_>, budget: &Budget) -> Result<Read, Closing> {
+    pub async fn next<S: Source>(&mut self, reader: &mut S, budget: &Budget) -> Result<Read, Closing> {
         loop {
             if self.frame.is_none() && !self.begin()? {
                 let owed = !self.unread().is_empty();
@@ -217,19 +219,19 @@ impl Inbound {
     }
 
     /// Reads into the buffer; 0 at the end.
-    async fn fill(&mut self, reader: &mut Reader<'_>) -> Result<usize, Closing> {
+    async fn fill<S: Source>(&mut self, reader: &mut S) -> Result<usize, Closing> {
         if self.taken > 0 {
             self.buffer.drain(..self.taken);
             self.taken = 0;
         }
         let result = poll_fn(|cx| {
             // Only when there is something to read is there a buffer.
-            ready!(reader.as_ref().poll_read_ready(cx))?;
+            ready!(reader.poll_ready(cx))?;
             if self.buffer.capacity() == 0 {
                 self.buffer.reserve_exact(BUFFER_BYTES);
             }
             let room = BUFFER_BYTES - self.buffer.len();
-            let polled = poll_read(reader, cx, &mut self.buffer, room);
+            let polled = reader.poll_read(cx, &mut self.buffer, room);
             if polled.is_pending() && self.buffer.is_empty() {
                 self.buffer = Vec::new();
             }
@@ -241,24 +243,11 @@ impl Inbound {
     }
 
     /// Reads straight into the frame; 0 at the end.
-    async fn fill_frame(&mut self, reader: &mut Reader<'_>) -> Result<usize, Closing> {
+    async fn fill_frame<S: Source>(&mut self, reader: &mut S) -> Result<usize, Closing> {
         let frame = self.frame.as_mut().expect("a frame has begun");
         let room = frame.bytes.capacity().min(frame.size) - frame.bytes.len();
-        poll_fn(|cx| poll_read(reader, cx, &mut frame.bytes, room)).await.map_err(Closing::Socket)
+        poll_fn(|cx| reader.poll_read(cx, &mut frame.bytes, room)).await.map_err(Closing::Socket)
     }
-}
-
-/// Reads at most `room` bytes to the end of `into`, which has that capacity.
-fn poll_read(
-    reader: &mut Reader<'_>,
-    cx: &mut Context<'_>,
-    into: &mut Vec<u8>,
-    room: usize,
-) -> Poll<std::io::Result<usize>> {
-    let mut limited = into.limit(room);
-    // The future keeps nothing between two polls.
-    let read = pin!(reader.read_buf(&mut limited));
-    read.poll(cx)
 }
 
 /// What the first bytes look like when they are not a size.

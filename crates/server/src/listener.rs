@@ -1,26 +1,27 @@
-//! The listening socket: takes connections in, counts them, and ends them all when the server stops.
+//! A listening socket: takes connections in, bounds and counts them, and ends them all when the server stops.
 //!
-//! A connection's task that panics ends that connection only. Past `max.connections` a new one is closed at once.
+//! A connection's task that panics ends that connection only. What all listeners share is in [`Shared`], what each has
+//! for itself in [`Bounds`].
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
-use prometheus_client::registry::Registry;
+use broker::{Origin, Principal};
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
+use crate::admission::{Admission, Admitted, Rejection};
 use crate::budget::Budget;
-use crate::connection::{self, Handler, Limits};
+use crate::connection::{self, Closing, Handler, Limits};
+use crate::connection_metrics::{Counters, Reason};
+use crate::lobby::{Lobby, Place};
+use crate::tls::{self, HandshakeError, Keys, MappingRules};
 
 /// Connections that the kernel keeps for us until they are accepted.
 const BACKLOG: u32 = 1024;
@@ -28,75 +29,42 @@ const BACKLOG: u32 = 1024;
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// After a failed accept, which is mostly a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// For time-outs that are said to be endless; clocks cannot count to `i64::MAX` milliseconds.
-const IDLE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Connections over the quota of their addresses that are kept until they may come back; past it the oldest is closed.
+const KEPT_MAX: usize = 1000;
+/// What is in flight when the server stops is answered within this.
+pub const DRAIN: Duration = Duration::from_secs(5);
 
-/// Counters of connections.
-#[derive(Clone, Debug, Default)]
-pub struct Counters {
-    pub open: Gauge,
-    pub accepted: Counter,
-    pub rejected: Counter,
-}
-
-/// What all connections of the listener share.
+/// What all listeners share.
 #[derive(Debug)]
-pub struct Bounds {
-    pub connections_max: usize,
-    pub limits: Limits,
-    pub budget: Budget,
+pub struct Shared {
+    pub budget: Arc<Budget>,
+    pub lobby: Arc<Lobby>,
+    pub admission: Arc<Admission>,
     pub counters: Counters,
 }
 
-impl Bounds {
-    /// As the settings say.
-    pub fn new(config: &broker::Config) -> Bounds {
-        let positive = |value: i32| usize::try_from(value).unwrap_or(1);
-        let idle = Duration::from_millis(u64::try_from(config.connections_max_idle_ms).unwrap_or(0));
-        Bounds {
-            connections_max: positive(config.connections_max),
-            limits: Limits {
-                request_bytes_max: positive(config.request_max_bytes),
-                in_flight_max: positive(config.requests_in_flight_per_connection),
-                idle: idle.min(IDLE_MAX),
-                frame_stall: Duration::from_secs(30),
-                held_stall: Duration::from_secs(10),
-                write_stall: Duration::from_secs(60),
-                drain: DRAIN,
-            },
-            budget: Budget::new(config.requests_in_flight_bytes),
-            counters: Counters::default(),
-        }
-    }
-}
-
-impl Bounds {
-    /// Adds the metrics of the listener to `registry`.
-    pub fn register(self: &Arc<Bounds>, registry: &mut Registry) {
-        let Counters { open, accepted, rejected } = self.counters.clone();
-        registry.register("mainstem_connections_open", "Client connections that are open", open);
-        registry.register("mainstem_connections_accepted", "Client connections taken in", accepted);
-        let help = "Client connections closed at once because of max.connections";
-        registry.register("mainstem_connections_rejected", help, rejected);
-        registry.register_collector(Box::new(HeldBytes(self.clone())));
-    }
-}
-
-/// Reads the budget when it is asked for, instead of counting at each request.
+/// TLS on a listener.
 #[derive(Debug)]
-struct HeldBytes(Arc<Bounds>);
-
-impl Collector for HeldBytes {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let held = i64::try_from(self.0.budget.held_bytes()).unwrap_or(i64::MAX);
-        let help = "Memory that requests hold, of queued.max.request.bytes";
-        let name = "mainstem_request_bytes_held";
-        ConstGauge::new(held).encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
-    }
+pub struct Tls {
+    pub keys: Arc<Keys>,
+    pub rules: MappingRules,
 }
 
-/// What is in flight when the server stops is answered within this.
-pub const DRAIN: Duration = Duration::from_secs(5);
+/// What holds for the connections of one listener.
+#[derive(Debug)]
+pub struct Bounds {
+    /// What the broker knows of the listener.
+    pub listener: Arc<broker::Listener>,
+    /// Of this listener, within those of the server.
+    pub connections_max: usize,
+    pub limits: Limits,
+    /// That of the server, or the listener's within it.
+    pub budget: Arc<Budget>,
+    pub tls: Option<Tls>,
+    /// Whether clients must authenticate by what they say (SASL).
+    pub has_sasl: bool,
+    pub shared: Arc<Shared>,
+}
 
 /// An address that is ours but does not listen yet: clients are refused, and nobody else gets it.
 pub fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
@@ -123,10 +91,14 @@ pub fn listen(socket: TcpSocket) -> io::Result<TcpListener> {
 pub async fn run<H, C>(listener: TcpListener, bounds: Arc<Bounds>, connect: C, stop: watch::Receiver<bool>)
 where
     H: Handler + 'static,
-    C: Fn(SocketAddr, SocketAddr) -> H + 'static,
+    C: Fn(Origin) -> H + Send + Sync + 'static,
 {
+    let connect = Arc::new(connect);
+    let complaints = Arc::new(Complaints::default());
     let mut tasks = JoinSet::new();
-    let mut complaints = Seldom::new();
+    let mut kept = Kept::default();
+    // Until when nobody is taken in, since the server takes no more in a second.
+    let mut closed_until: Option<Instant> = None;
     let mut stopping = stop.clone();
     let mut stopping = pin!(async move {
         let _ = stopping.wait_for(|stop| *stop).await;
@@ -136,20 +108,34 @@ where
             biased;
             () = &mut stopping => break,
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => log_panic(ended),
-            accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) if tasks.len() < bounds.connections_max => {
-                    if let Some(task) = take_in(stream, peer, &bounds, &connect, stop.clone()) {
-                        tasks.spawn(task);
-                    }
-                }
-                Ok((_, peer)) => {
-                    bounds.counters.rejected.inc();
-                    if let Some(times) = complaints.now() {
-                        tracing::warn!(%peer, times, max = bounds.connections_max, "closed at once: max.connections are open");
+            () = kept.close_due(), if !kept.0.is_empty() => {}
+            () = sleep_until(closed_until), if closed_until.is_some() => closed_until = None,
+            accepted = listener.accept(), if closed_until.is_none() => match accepted {
+                Ok((stream, peer)) => {
+                    closed_until = bounds.shared.admission.count().map(|wait| Instant::now() + wait);
+                    let admitted = if tasks.len() < bounds.connections_max {
+                        bounds.shared.admission.admit(peer.ip())
+                    } else {
+                        Err(Rejection::Full)
+                    };
+                    match admitted {
+                        Ok(admitted) => {
+                            let told = (stop.clone(), complaints.clone());
+                            let task = take_in(stream, peer, admitted, bounds.clone(), connect.clone(), told);
+                            if let Some(task) = task {
+                                tasks.spawn(task);
+                            }
+                        }
+                        Err(rejection) => {
+                            reject(rejection, peer, &bounds, &complaints);
+                            if let Rejection::Rate(wait) = rejection {
+                                kept.keep(stream, wait);
+                            }
+                        }
                     }
                 }
                 Err(error) => {
-                    if let Some(times) = complaints.now() {
+                    if let Some(times) = complaints.accept.now() {
                         tracing::warn!(%error, times, "a connection could not be accepted");
                     }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -157,7 +143,7 @@ where
             }
         }
     }
-    drop(listener);
+    drop((listener, kept));
     // Each connection keeps to its own bound; the second is for one that has lost its way.
     let all = async {
         while let Some(ended) = tasks.join_next().await {
@@ -171,28 +157,64 @@ where
     }
 }
 
+async fn sleep_until(time: Option<Instant>) {
+    if let Some(time) = time {
+        tokio::time::sleep_until(time.into()).await;
+    }
+}
+
+fn reject(rejection: Rejection, peer: SocketAddr, bounds: &Bounds, complaints: &Complaints) {
+    let (reason, seldom, why) = match rejection {
+        Rejection::Full => (Reason::MaxConnections, &complaints.full, "max.connections are open"),
+        Rejection::Address => (
+            Reason::MaxConnectionsPerIp,
+            &complaints.address,
+            "max.connections.per.ip are open of its address",
+        ),
+        Rejection::Rate(_) => {
+            (Reason::ConnectionCreationRate, &complaints.rate, "its address is over connection_creation_rate")
+        }
+    };
+    bounds.shared.counters.reject(reason);
+    if let Some(times) = seldom.now() {
+        tracing::warn!(%peer, times, listener = bounds.listener.name, "a connection was closed: {why}");
+    }
+}
+
 /// A connection's task, if the connection is still there.
 fn take_in<H, C>(
     stream: TcpStream,
     peer: SocketAddr,
-    bounds: &Arc<Bounds>,
-    connect: &C,
-    stop: watch::Receiver<bool>,
+    admitted: Admitted,
+    bounds: Arc<Bounds>,
+    connect: Arc<C>,
+    (stop, complaints): (watch::Receiver<bool>, Arc<Complaints>),
 ) -> Option<impl Future<Output = ()> + Send + use<H, C>>
 where
     H: Handler + 'static,
-    C: Fn(SocketAddr, SocketAddr) -> H + 'static,
+    C: Fn(Origin) -> H + Send + Sync + 'static,
 {
     let local = stream.set_nodelay(true).and_then(|()| stream.local_addr());
     let local =
         local.inspect_err(|error| tracing::debug!(%peer, %error, "the connection was gone at once")).ok()?;
-    bounds.counters.accepted.inc();
-    let handler = connect(peer, local);
-    let bounds = bounds.clone();
-    let open = Open::new(bounds.counters.open.clone());
+    let open = bounds.shared.counters.opened();
+    let origin = Origin { principal: Principal::anonymous(), peer, local, listener: bounds.listener.clone() };
+    let place = (bounds.tls.is_some() || bounds.has_sasl).then(|| bounds.shared.lobby.enter());
     Some(async move {
-        let _open = open;
-        let closing = connection::serve(stream, handler, bounds.limits.clone(), &bounds.budget, stop).await;
+        let _held = (open, admitted);
+        let (limits, budget) = (bounds.limits.clone(), &bounds.budget);
+        let closing = match (&bounds.tls, place) {
+            (Some(tls), Some(place)) => {
+                // Apart, so that a plain connection does not need the room for it.
+                let secured =
+                    Box::pin(secure(stream, origin, place, tls, &bounds, stop.clone(), &complaints));
+                let Some((stream, origin, place)) = secured.await else { return };
+                let served = connection::serve(stream, connect(origin), limits, budget, place, stop);
+                Box::pin(served).await
+            }
+            (_, place) => connection::serve(stream, connect(origin), limits, budget, place, stop).await,
+        };
+        bounds.shared.counters.closed(&closing);
         if closing.is_notable() {
             tracing::info!(%peer, reason = %closing, "closed a connection");
         } else {
@@ -201,46 +223,108 @@ where
     })
 }
 
+/// Shakes hands. The place in the lobby is kept where the client must show by more than that who it is.
+async fn secure(
+    stream: TcpStream,
+    mut origin: Origin,
+    place: Place,
+    tls: &Tls,
+    bounds: &Bounds,
+    mut stop: watch::Receiver<bool>,
+    complaints: &Complaints,
+) -> Option<(tls::TlsStream, Origin, Option<Place>)> {
+    let peer = origin.peer;
+    let until = place.since + bounds.limits.authentication;
+    let mut place = Some(place);
+    let accepted = tokio::select! {
+        biased;
+        accepted = tls::accept(stream, &tls.keys, &tls.rules) => accepted,
+        () = tokio::time::sleep_until(until.into()) => {
+            bounds.shared.counters.closed(&Closing::NotAuthenticated);
+            tracing::debug!(%peer, reason = %Closing::NotAuthenticated, "closed a connection");
+            return None;
+        }
+        () = Place::lost(&mut place) => {
+            bounds.shared.counters.closed(&Closing::Crowded);
+            tracing::debug!(%peer, reason = %Closing::Crowded, "closed a connection");
+            return None;
+        }
+        _ = stop.wait_for(|stop| *stop) => return None,
+    };
+    match accepted {
+        Ok((stream, principal)) => {
+            if bounds.has_sasl {
+                return Some((stream, origin, place));
+            }
+            origin.principal = principal;
+            Some((stream, origin, None))
+        }
+        Err(error) => {
+            bounds.shared.counters.handshakes_failed.inc();
+            // Somebody who only looks whether there is a port is nothing to tell of.
+            let quiet = matches!(error, HandshakeError::Closed | HandshakeError::Socket(_));
+            match complaints.handshake.now_unless(quiet) {
+                Some(times) => tracing::info!(%peer, times, %error, "a connection could not be secured"),
+                None => tracing::debug!(%peer, %error, "a connection could not be secured"),
+            }
+            None
+        }
+    }
+}
+
 fn log_panic(ended: Result<(), JoinError>) {
     if let Err(error) = ended {
         tracing::error!(%error, "a connection's task ended in a bug; the server goes on");
     }
 }
 
-/// Counts a connection as open while it exists, panics included.
-struct Open(Gauge);
+/// Connections that are closed later.
+#[derive(Default)]
+struct Kept(VecDeque<(Instant, TcpStream)>);
 
-impl Open {
-    fn new(gauge: Gauge) -> Open {
-        gauge.inc();
-        Open(gauge)
+impl Kept {
+    fn keep(&mut self, stream: TcpStream, wait: Duration) {
+        if self.0.len() >= KEPT_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((Instant::now() + wait, stream));
+    }
+
+    /// Waits until one of them is due, and closes it. Waits differ by less than a sample, so the order is good enough.
+    async fn close_due(&mut self) {
+        sleep_until(self.0.front().map(|(due, _)| *due)).await;
+        self.0.pop_front();
     }
 }
 
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
+/// What is complained of, each kind for itself.
+#[derive(Default)]
+struct Complaints {
+    accept: Seldom,
+    full: Seldom,
+    address: Seldom,
+    rate: Seldom,
+    handshake: Seldom,
 }
 
 /// Lets one complaint through in each interval.
-struct Seldom {
-    last: Option<Instant>,
-    times: u64,
-}
+#[derive(Default)]
+struct Seldom(Mutex<(Option<Instant>, u64)>);
 
 impl Seldom {
-    fn new() -> Seldom {
-        Seldom { last: None, times: 0 }
-    }
-
     /// How often it happened since the last complaint, if it is time for the next.
-    fn now(&mut self) -> Option<u64> {
-        self.times += 1;
-        if self.last.is_some_and(|last| last.elapsed() < LOG_INTERVAL) {
+    fn now(&self) -> Option<u64> {
+        let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (last, times) = &mut *guard;
+        *times += 1;
+        if last.is_some_and(|last| last.elapsed() < LOG_INTERVAL) {
             return None;
         }
-        self.last = Some(Instant::now());
-        Some(std::mem::take(&mut self.times))
+        *last = Some(Instant::now());
+        Some(std::mem::take(times))
+    }
+
+    fn now_unless(&self, quiet: bool) -> Option<u64> {
+        if quiet { None } else { self.now() }
     }
 }

@@ -10,6 +10,10 @@ use anyhow::{Context, bail};
 use broker::LogDirectory;
 use disk::{DirectoryLock, Disk, Engine};
 
+/// Of the permissions of a file: what its group and everybody else may.
+const OTHERS_WRITE: u32 = 0o022;
+const OTHERS_READ: u32 = 0o055;
+
 /// The locks on log directories, held until this and all clones are dropped.
 #[derive(Clone, Debug, Default)]
 pub struct Locks(Arc<Mutex<Vec<(PathBuf, DirectoryLock)>>>);
@@ -28,6 +32,33 @@ impl Locks {
 /// Creates a directory with those above it.
 pub fn create(directory: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)
+}
+
+/// Refuses a directory that others could write to, or that is another user's; `what` it is. Others who could read it are
+/// warned of.
+pub fn check_access(what: &str, directory: &Path) -> anyhow::Result<()> {
+    let found = std::fs::metadata(directory)
+        .with_context(|| format!("the {what} {} cannot be looked at", directory.display()))?;
+    let (shown, mode) = (directory.display(), found.mode() & 0o7777);
+    let us = rustix::process::geteuid().as_raw();
+    if found.uid() != us {
+        bail!(
+            "the {what} {shown} belongs to another user (uid {}, the server runs as {us}), who could change everything in \
+             it; `chown -R {us} {shown}` gives it to the server",
+            found.uid()
+        );
+    }
+    if mode & OTHERS_WRITE != 0 {
+        bail!(
+            "the {what} {shown} can be written to by other users (mode {mode:04o}); `chmod 700 {shown}` shuts them out"
+        );
+    }
+    if mode & OTHERS_READ != 0 {
+        tracing::warn!(
+            "other users can look into the {what} {shown} (mode {mode:04o}); `chmod 700 {shown}` shuts them out"
+        );
+    }
+    Ok(())
 }
 
 /// Says who else holds the lock on `directory`; `what` it is.
@@ -54,6 +85,7 @@ pub fn prepare(
     for path in paths {
         let locked = resolved(path) == data_dir;
         if !locked && path.is_dir() {
+            check_access("log directory", path)?;
             match locks.lock(path) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     bail!(in_use("log directory", path))
@@ -114,7 +146,37 @@ fn resolved(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn a_directory_that_others_can_write_to_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("d");
+        create(&path).unwrap();
+        let mode_of = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!(mode_of(&path), 0o700);
+        for (mode, refused) in [(0o700, false), (0o755, false), (0o775, true), (0o702, true), (0o1777, true)]
+        {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            let result = check_access("data directory", &path);
+            assert_eq!(result.is_err(), refused, "{mode:o}");
+            if let Err(error) = result {
+                let line = format!("`chmod 700 {}`", path.display());
+                assert!(error.to_string().contains(&line), "{error}");
+            }
+        }
+        if rustix::process::geteuid().is_root() {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+            std::os::unix::fs::chown(&path, Some(12_345), None).unwrap();
+            let error = check_access("data directory", &path).unwrap_err().to_string();
+            assert!(
+                error.contains("belongs to another user (uid 12345") && error.contains("chown -R 0 "),
+                "{error}"
+            );
+        }
+    }
 
     #[test]
     fn one_directory_cannot_be_two_logs() {

@@ -4,6 +4,7 @@
 //! means is the broker's business.
 
 mod admin;
+mod admission;
 mod arguments;
 mod bench;
 mod budget;
@@ -11,20 +12,25 @@ mod client;
 mod commands;
 mod config_file;
 mod connection;
+mod connection_metrics;
 mod inbound;
 mod listener;
+mod lobby;
 mod log_dirs;
+mod network;
 mod outbound;
 mod process;
 mod serve;
 mod settings;
+mod tls;
+mod transport;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use arguments::{Arguments, Command, ServerArguments};
-use settings::Settings;
+use settings::{Settings, SettingsError};
 
 /// The exit code of a bad configuration, as of bad arguments.
 const EXIT_CONFIGURATION: u8 = 2;
@@ -56,12 +62,16 @@ fn main() -> ExitCode {
 
 fn serve(arguments: &ServerArguments) -> ExitCode {
     match Settings::load(arguments, std::env::vars()) {
-        Ok(settings) => ended(serve::run(settings)),
+        Ok(settings) => match serve::run(settings) {
+            // Some settings can be judged only once an address is known.
+            Err(error) if error.downcast_ref::<SettingsError>().is_some() => refused(&error),
+            result => ended(result),
+        },
         Err(error) => refused(&error),
     }
 }
 
-fn refused(error: &settings::SettingsError) -> ExitCode {
+fn refused(error: &dyn std::fmt::Display) -> ExitCode {
     eprintln!("mainstem: {error}");
     ExitCode::from(EXIT_CONFIGURATION)
 }

@@ -30,6 +30,8 @@ const SLICES_MAX: usize = 256;
 pub struct Outbound {
     queue: VecDeque<(Answer, Share)>,
     parts: VecDeque<Bytes>,
+    /// Whether the writer may hold some of what it took.
+    unflushed: bool,
     /// Held until `parts` are written.
     shares: Vec<Share>,
     /// Since when the client has taken nothing.
@@ -54,7 +56,7 @@ impl Outbound {
 
     /// Whether an answer is partly written.
     pub fn is_writing(&self) -> bool {
-        !self.parts.is_empty()
+        !self.parts.is_empty() || self.unflushed
     }
 
     /// Since when the client has taken nothing of what is being written.
@@ -70,8 +72,13 @@ impl Outbound {
     ) -> Poll<Result<(), Closing>> {
         let gathered = !self.is_writing() && self.gather(cx);
         let mut moved = gathered;
-        while !self.parts.is_empty() {
-            match self.poll_write(cx, writer) {
+        while self.is_writing() {
+            let polled = if self.parts.is_empty() {
+                Pin::new(&mut *writer).poll_flush(cx).map_ok(|()| self.unflushed = false)
+            } else {
+                self.poll_write(cx, writer)
+            };
+            match polled {
                 Poll::Ready(Ok(())) => {
                     moved = true;
                     self.stalled_from = None;
@@ -134,6 +141,7 @@ impl Outbound {
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
             Poll::Pending => return Poll::Pending,
         };
+        self.unflushed = true;
         while written > 0 {
             let part = self.parts.front_mut().expect("no more was written than there is");
             let here = written.min(part.len());

@@ -9,17 +9,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use broker::{Broker, Listener, LogDirectory, Origin, Principal};
+use broker::{Broker, LogDirectory};
 use disk::DirectoryLock;
-use tokio::net::TcpSocket;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::admin::{self, Admin};
-use crate::listener::{self, Bounds};
 use crate::log_dirs::{self, Locks};
 use crate::process;
 use crate::settings::{LogFormat, Settings};
+use crate::{connection_metrics, listener, network};
 
 /// Runs the server until it is told to stop.
 pub fn run(settings: Settings) -> anyhow::Result<()> {
@@ -60,9 +59,9 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     // Held until the end, as the lock above.
     let locks = Locks::default();
     let logs = log_dirs::prepare(&settings.log_directories(), &directory, settings.engine, &locks)?;
-    // Bound now, so that a taken port is known before a long recovery; it listens only after.
-    let socket = bind(&settings.listen).await?;
-    let admin = Arc::new(Admin::new());
+    // Bound now, so that a taken port is known before a long recovery; they listen only after.
+    let bound = network::bind_all(&settings).await?;
+    let admin = Arc::new(Admin::new(&settings.text("admin.token")));
     let admin_address = start_admin(&settings, &admin).await?;
     let Some(opened) = signals.unless_stopped(open(&settings, logs)).await else {
         tracing::info!("stopped before recovery was done");
@@ -72,26 +71,18 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let broker = opened?;
     let broker_seen = broker.clone();
     admin.watch(move || broker_seen.failure());
-    let bounds = Arc::new(Bounds::new(broker.config()));
+    let shared = network::share(&settings, &broker);
     admin.register(|registry| {
         broker.register_metrics(registry);
-        bounds.register(registry);
+        connection_metrics::register(&shared, registry);
     });
 
-    let listener =
-        listener::listen(socket).with_context(|| format!("cannot listen on {}", settings.listen))?;
-    let address = listener.local_addr()?;
     let (stop, stopped) = watch::channel(false);
-    let connecting = broker.clone();
-    let of = Arc::new(Listener { name: "PLAINTEXT".into(), advertised: settings.advertised.clone() });
-    let connect = move |peer, local| {
-        let principal = Principal::anonymous();
-        connecting.connect(Origin { principal, peer, local, listener: of.clone() })
-    };
-    let accepting = tokio::spawn(listener::run(listener, bounds, connect, stopped));
+    let (addresses, mut accepting) = network::start(bound, &settings, &shared, &broker, &stopped)?;
+    let address = addresses.join(", ");
     admin.set_ready(true);
     let millis = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    tracing::info!(%address, millis, version = env!("CARGO_PKG_VERSION"), "ready");
+    tracing::info!(address, millis, version = env!("CARGO_PKG_VERSION"), "ready");
     announce(&format!(
         "mainstem is ready on {address} (data {}, admin {})",
         directory.display(),
@@ -103,8 +94,10 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     admin.set_ready(false);
     let _ = stop.send(true);
     let down = async {
-        if let Err(error) = accepting.await {
-            tracing::error!(%error, "the listener ended in a bug");
+        while let Some(ended) = accepting.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(%error, "a listener ended in a bug");
+            }
         }
         // A closed log fails appends too; what counts is whether it did before.
         let failed = broker.failed_logs();
@@ -126,6 +119,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
 fn lock(directory: &Path) -> anyhow::Result<DirectoryLock> {
     log_dirs::create(directory)
         .with_context(|| format!("the data directory {} cannot be created", directory.display()))?;
+    log_dirs::check_access("data directory", directory)?;
     match disk::lock_directory(directory) {
         Ok(lock) => Ok(lock),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -137,20 +131,16 @@ fn lock(directory: &Path) -> anyhow::Result<DirectoryLock> {
     }
 }
 
-async fn bind(address: &str) -> anyhow::Result<TcpSocket> {
-    listener::resolve_and_bind(address).await.map_err(|error| match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            anyhow::anyhow!("cannot listen on {address}: another process listens there already")
-        }
-        _ => anyhow::Error::new(error).context(format!("cannot listen on {address}")),
-    })
-}
-
 /// Answers the address of the admin listener, if there is to be one.
 async fn start_admin(settings: &Settings, admin: &Arc<Admin>) -> anyhow::Result<Option<String>> {
     let Some(address) = &settings.admin_listen else { return Ok(None) };
     let wrong = || format!("admin.listen = {address}; choose another or leave it empty");
-    let socket = bind(address).await.with_context(wrong)?;
+    let socket = network::bind(address).await.with_context(wrong)?;
+    if !socket.local_addr()?.ip().to_canonical().is_loopback() && settings.text("admin.token").is_empty() {
+        let problem = "it can be reached from other machines, which needs admin.token, a secret that whoever asks for \
+                       metrics must say (Authorization: Bearer …)";
+        return Err(settings.refuse("admin.listen", problem.into()).into());
+    }
     let listener = listener::listen(socket).with_context(wrong)?;
     let address = listener.local_addr()?.to_string();
     tokio::spawn(admin::run(listener, admin.clone()));

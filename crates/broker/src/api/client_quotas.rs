@@ -16,8 +16,6 @@ use crate::failure::Failure;
 use crate::quotas::{CLIENT_ID, ENTITIES_MAX, Entity, IP, Quota, USER, Values};
 use crate::security::audit;
 
-/// Connections that an address may open, a second. Kept for the tools; not enforced.
-const CONNECTION_CREATION_RATE: &str = "connection_creation_rate";
 /// Bytes of a name: names are held in memory.
 const NAME_BYTES_MAX: usize = 1024;
 /// Names of hosts in one request: each is looked up, which may take seconds.
@@ -277,7 +275,7 @@ fn changed_values(entity: &Entity, mut values: Values, ops: &[OpData]) -> Result
 /// Kafka's rules for values; a whole number stands for the largest of its type.
 fn check_value(entity: &Entity, key: &str, value: f64) -> Result<(), Failure> {
     let whole = match entity.part(IP) {
-        Some(_) if key == CONNECTION_CREATION_RATE => Some(("an INT", f64::from(i32::MAX))),
+        Some(_) if key == Quota::Connections.name() => Some(("an INT", f64::from(i32::MAX))),
         None if key == Quota::Produce.name() || key == Quota::Fetch.name() => {
             Some(("a LONG", i64::MAX as f64))
         }

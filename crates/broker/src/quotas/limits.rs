@@ -1,6 +1,7 @@
 //! Which quotas there are, and which of them holds for a client.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -37,11 +38,14 @@ pub enum Quota {
     Request,
     /// Partitions created and deleted, a second (KIP-599).
     ControllerMutation,
+    /// Connections that one address opens, a second (KIP-612).
+    Connections,
 }
 
 impl Quota {
     /// All of them.
-    pub const ALL: [Quota; 4] = [Quota::Produce, Quota::Fetch, Quota::Request, Quota::ControllerMutation];
+    pub const ALL: [Quota; 5] =
+        [Quota::Produce, Quota::Fetch, Quota::Request, Quota::ControllerMutation, Quota::Connections];
 
     /// Its name.
     pub fn name(self) -> &'static str {
@@ -50,6 +54,7 @@ impl Quota {
             Quota::Fetch => "consumer_byte_rate",
             Quota::Request => "request_percentage",
             Quota::ControllerMutation => "controller_mutation_rate",
+            Quota::Connections => "connection_creation_rate",
         }
     }
 }
@@ -107,6 +112,13 @@ impl Limits {
         for (entity, values) in entities {
             let Some(value) = values.get(quota.name()) else { continue };
             let limits: &mut Limits = limits.get_or_insert_default();
+            // An address is the only thing that its quota goes by, and takes the place of the client's id.
+            if let Some(address) = entity.part(IP) {
+                let address =
+                    address.map(|text| text.parse().map_or(text.to_owned(), |ip: IpAddr| shown(ip)));
+                *limits.clients.entry(address.as_deref()) = *value;
+                continue;
+            }
             match (entity.part(USER), entity.part(CLIENT_ID)) {
                 (Some(user), Some(client)) => *limits.users.entry(user).clients.entry(client) = *value,
                 (Some(user), None) => limits.users.entry(user).own = Some(*value),
@@ -134,6 +146,11 @@ impl Limits {
         let value = self.clients.by_name.get(client_id).or(others)?;
         Some(Limit { value: *value, by_user: false, by_client: true })
     }
+}
+
+/// An address as quotas know it.
+pub fn shown(address: IpAddr) -> String {
+    address.to_canonical().to_string()
 }
 
 #[cfg(test)]

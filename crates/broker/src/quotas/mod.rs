@@ -8,6 +8,7 @@ mod limits;
 mod meter;
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +20,8 @@ use wire::Text;
 use crate::config::Config;
 use crate::oldest::forget_oldest;
 pub use limits::{CLIENT_ID, Entity, IP, Limit, Limits, Quota, USER, Values};
-use meter::{Bucket, Rate, Window};
+use meter::Bucket;
+pub use meter::{Rate, Window};
 
 const PREFIX: &str = "quotas/";
 /// Entities that may have quotas.
@@ -68,7 +70,7 @@ pub struct Quotas {
     change: Mutex<()>,
     /// A bit for each quota that anybody has.
     enabled: AtomicU8,
-    accounts: [Account; 4],
+    accounts: [Account; 5],
     window: Window,
     mutation_window: Window,
     started: Instant,
@@ -160,9 +162,9 @@ impl Quotas {
         &self.accounts[quota as usize]
     }
 
-    /// Whether anybody has any quota.
+    /// Whether anybody has a quota that requests count against.
     pub fn any(&self) -> bool {
-        self.enabled.load(Ordering::Relaxed) != 0
+        self.enabled.load(Ordering::Relaxed) & !(1 << Quota::Connections as u8) != 0
     }
 
     /// Whether anybody has this quota.
@@ -189,6 +191,18 @@ impl Quotas {
             }
             throttle_ms
         })
+    }
+
+    /// Counts a connection from `address`; one too many is not counted, and must wait for so long, which is one sample
+    /// at most, as in Kafka.
+    pub fn record_connection(&self, address: IpAddr) -> Option<Duration> {
+        if !self.enabled(Quota::Connections) {
+            return None;
+        }
+        let payer = Payer { user: Text::default(), client_id: Text::from(limits::shown(address)) };
+        let wait_ms =
+            self.record_if_within(Quota::Connections, &payer, 1.0).min(throttle(self.window.sample_ms));
+        (wait_ms > 0).then(|| Duration::from_millis(u64::from(wait_ms.unsigned_abs())))
     }
 
     /// What `payer` could get at once if it had used nothing: whatever is more than that would never be given.
@@ -266,7 +280,9 @@ impl Quotas {
         let meter = meters.entry(key).or_insert_with(|| Meter {
             used: match quota {
                 Quota::ControllerMutation => Used::Bucket(Bucket::default()),
-                Quota::Produce | Quota::Fetch | Quota::Request => Used::Rate(Rate::default()),
+                Quota::Produce | Quota::Fetch | Quota::Request | Quota::Connections => {
+                    Used::Rate(Rate::default())
+                }
             },
             at_ms: now_ms,
         });
@@ -344,6 +360,26 @@ mod tests {
         assert!((METERS_MAX * 3 / 4..=METERS_MAX).contains(&meters), "{meters}");
         quotas.expire();
         assert_eq!(quotas.account(Quota::Produce).meters.lock().len(), meters);
+    }
+
+    #[test]
+    fn an_address_has_a_rate_of_connections() {
+        let directory = tempfile::tempdir().unwrap();
+        let quotas = quotas(directory.path());
+        let limit = |address: Option<&str>, value: f64| {
+            let entity = Entity(BTreeMap::from([(IP.to_owned(), address.map(ToOwned::to_owned))]));
+            let values = Values::from([(Quota::Connections.name().to_owned(), value)]);
+            quotas.change(|_| ((), BTreeMap::from([(entity, values)]))).unwrap();
+        };
+        let address: IpAddr = "::ffff:10.0.0.1".parse().unwrap();
+        assert_eq!(quotas.record_connection(address), None);
+        limit(None, 5.0);
+        limit(Some("10.0.0.1"), 1.0);
+        assert!(!quotas.any(), "requests have nothing to count");
+        let waits: Vec<_> = (0..30).map(|_| quotas.record_connection(address)).collect();
+        assert_eq!(waits.iter().filter(|wait| wait.is_none()).count(), 10);
+        assert!(waits[29].is_some_and(|wait| wait <= Duration::from_secs(1)));
+        assert_eq!(quotas.record_connection("10.0.0.2".parse().unwrap()), None);
     }
 
     #[test]

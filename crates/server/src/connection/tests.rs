@@ -1,35 +1,46 @@
 //! The loop against a handler that does what the first byte of a frame says, over real sockets.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use broker::{Origin, Principal};
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use wire::Chunks;
 
 use super::*;
-use crate::listener::{Bounds, Counters, bind, listen, run};
+use crate::admission::{Admission, Rules};
+use crate::connection_metrics::{Counters, Reason};
+use crate::listener::{Bounds, Shared, bind, listen, run};
+use crate::lobby::Lobby;
 
 /// Far above what anything here takes, far below what CI waits for.
 const LONG: Duration = Duration::from_secs(20);
 
 /// `e`: echo. `w`: echo once the gate opens. `l`: answer 256 KiB. `n`: no answer. `b`: begin only once the gate opens,
 /// then echo. `m`: echo, and be read no more for a while. `d`: the same for long, once the gate opens. `r`: refuse. `p`:
-/// panic.
+/// panic. `i`: answer the principal's name. `a`: echo, and have authenticated. `f`: have failed to, which is answered late.
 struct Fake {
     gate: Arc<Semaphore>,
     begun: Arc<AtomicUsize>,
     muted_until: Arc<Mutex<Option<Instant>>>,
+    principal: Principal,
+    known: bool,
+    refused: Option<Refused>,
 }
 
 /// For how long an `m` mutes its connection.
 const MUTED: Duration = Duration::from_millis(300);
+/// For how long an `f` is kept waiting.
+const FAILED: Duration = Duration::from_millis(100);
+/// What a request may have before an `a`.
+const UNKNOWN_BYTES_MAX: usize = 100_000;
 
 fn framed(body: &[u8]) -> Bytes {
     let size = i32::try_from(body.len()).unwrap().to_be_bytes();
@@ -66,6 +77,21 @@ impl Handler for Fake {
             b'n' => return Ok(None),
             b'r' => return Err(Refused("as asked".into())),
             b'p' => panic!("as asked"),
+            b'i' => {
+                let name = self.principal.name.to_string();
+                Box::pin(async move { Ok(Chunks { parts: vec![framed(name.as_bytes())] }) })
+            }
+            b'a' => {
+                self.known = true;
+                Box::pin(async move { Ok(Chunks { parts: vec![framed(&frame)] }) })
+            }
+            b'f' => {
+                self.refused = Some(Refused("as asked".into()));
+                Box::pin(async move {
+                    tokio::time::sleep(FAILED).await;
+                    Ok(Chunks { parts: vec![framed(&frame)] })
+                })
+            }
             other => unreachable!("{other}"),
         };
         Ok(Some(answer))
@@ -73,6 +99,30 @@ impl Handler for Fake {
 
     fn muted_until(&self) -> Option<Instant> {
         *self.muted_until.lock().unwrap()
+    }
+
+    fn authenticated(&self) -> bool {
+        self.known
+    }
+
+    fn frame_bytes_max(&self) -> usize {
+        UNKNOWN_BYTES_MAX
+    }
+
+    fn refused(&mut self) -> Option<Refused> {
+        self.refused.take()
+    }
+}
+
+/// No bounds but those of a test.
+pub fn rules() -> Rules {
+    Rules {
+        connections_max: usize::MAX,
+        per_address_max: usize::MAX,
+        overrides: BTreeMap::new(),
+        rate_max: f64::INFINITY,
+        window: broker::Window { samples: 11, sample_ms: 1000 },
+        quota: Box::new(|_| None),
     }
 }
 
@@ -95,12 +145,24 @@ impl Server {
             held_stall: LONG,
             write_stall: LONG,
             drain: Duration::from_millis(300),
+            authentication: LONG,
+            failed_authentication_delay: Duration::ZERO,
+        };
+        let budget = Arc::new(Budget::new(64 << 20));
+        let shared = Shared {
+            budget: budget.clone(),
+            lobby: Arc::new(Lobby::default()),
+            admission: Arc::new(Admission::new(rules())),
+            counters: Counters::default(),
         };
         let mut bounds = Bounds {
+            listener: Arc::new(broker::Listener { name: "TEST".into(), advertised: None }),
             connections_max: 10_000,
             limits,
-            budget: Budget::new(64 << 20),
-            counters: Counters::default(),
+            budget,
+            tls: None,
+            has_sasl: false,
+            shared: Arc::new(shared),
         };
         change(&mut bounds);
         let (bounds, gate, begun) =
@@ -109,8 +171,14 @@ impl Server {
         let address = socket.local_addr().unwrap();
         let (stop, told) = watch::channel(false);
         let made = (gate.clone(), begun.clone());
-        let connect =
-            move |_, _| Fake { gate: made.0.clone(), begun: made.1.clone(), muted_until: Arc::default() };
+        let connect = move |origin: Origin| Fake {
+            gate: made.0.clone(),
+            begun: made.1.clone(),
+            muted_until: Arc::default(),
+            principal: origin.principal,
+            known: false,
+            refused: None,
+        };
         let running = tokio::spawn(run(socket, bounds.clone(), connect, told));
         Server { address, bounds, gate, begun, stop, running }
     }
@@ -294,7 +362,7 @@ async fn sizes_out_of_bounds_close_the_connection_after_what_was_asked_before() 
         client.0.write_all(bytes).await.unwrap();
         assert_eq!(client.receive().await, None);
     }
-    until(|| server.bounds.counters.open.get() == 0).await;
+    until(|| server.bounds.shared.counters.open.get() == 0).await;
 }
 
 #[tokio::test]
@@ -310,7 +378,7 @@ async fn a_refusal_and_a_panic_end_one_connection_only() {
     }
     other.send(b"e").await;
     assert_eq!(other.receive().await.unwrap(), &b"e"[..]);
-    until(|| server.bounds.counters.open.get() == 1).await;
+    until(|| server.bounds.shared.counters.open.get() == 1).await;
     assert_eq!(server.held_bytes(), 0);
 }
 
@@ -362,7 +430,7 @@ async fn a_client_that_only_drips_is_a_stall() {
 
 #[tokio::test]
 async fn frames_larger_than_the_budget_pass_one_after_the_other() {
-    let server = Server::start(|bounds| bounds.budget = Budget::new(200 * 1024)).await;
+    let server = Server::start(|bounds| bounds.budget = Arc::new(Budget::new(200 * 1024))).await;
     let mut tasks = Vec::new();
     for number in 0..12u8 {
         let mut client = server.client().await;
@@ -405,13 +473,13 @@ async fn idle_connections_are_many_and_end() {
     for _ in 0..2000 {
         clients.push(server.client().await);
     }
-    until(|| server.bounds.counters.open.get() == 2000).await;
+    until(|| server.bounds.shared.counters.open.get() == 2000).await;
     assert_eq!(server.held_bytes(), 0);
     for client in clients.iter_mut().step_by(200) {
         client.send(b"e").await;
         assert_eq!(client.receive().await.unwrap(), &b"e"[..]);
     }
-    until(|| server.bounds.counters.open.get() == 0).await;
+    until(|| server.bounds.shared.counters.open.get() == 0).await;
 }
 
 #[tokio::test]
@@ -435,13 +503,13 @@ async fn past_the_bound_new_connections_are_closed_at_once() {
         assert!(client.receive().await.is_some());
     }
     assert_eq!(server.client().await.receive().await, None);
-    until(|| server.bounds.counters.rejected.get() == 1).await;
+    until(|| server.bounds.shared.counters.rejected(Reason::MaxConnections) == 1).await;
     drop(clients);
-    until(|| server.bounds.counters.open.get() == 0).await;
+    until(|| server.bounds.shared.counters.open.get() == 0).await;
     let mut client = server.client().await;
     client.send(b"e").await;
     assert!(client.receive().await.is_some());
-    assert_eq!(server.bounds.counters.accepted.get(), 3);
+    assert_eq!(server.bounds.shared.counters.accepted.get(), 3);
 }
 
 #[tokio::test]
@@ -470,7 +538,7 @@ async fn stopping_answers_what_is_in_flight_and_waits_no_longer_than_it_may() {
     server.stop.send(true).unwrap();
     assert_eq!((late.receive().await, lost.receive().await), (None, None));
     timeout(LONG, server.running).await.unwrap().unwrap();
-    assert_eq!(server.bounds.counters.open.get(), 0);
+    assert_eq!(server.bounds.shared.counters.open.get(), 0);
 }
 
 #[tokio::test]

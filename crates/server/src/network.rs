@@ -1,0 +1,187 @@
+//! All listeners together: bound, checked, and started.
+//!
+//! What is bound does not listen yet, so that a taken port or a wrong key is known before a long recovery.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use broker::{Broker, Window};
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::admission::{Admission, Rules};
+use crate::budget::Budget;
+use crate::connection::Limits;
+use crate::listener::{self, Bounds, DRAIN, Shared, Tls};
+use crate::lobby::Lobby;
+use crate::settings::{ListenerSettings, Settings};
+use crate::tls::Keys;
+
+/// For time-outs that are said to be endless; clocks cannot count to `i64::MAX` milliseconds.
+const IDLE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A listener that has its address and does not listen yet.
+pub struct Bound {
+    settings: ListenerSettings,
+    socket: TcpSocket,
+    keys: Option<Arc<Keys>>,
+}
+
+/// Binds every listener, and loads its keys.
+pub async fn bind_all(settings: &Settings) -> anyhow::Result<Vec<Bound>> {
+    let mut bound = Vec::new();
+    for listener in &settings.listeners {
+        let socket = bind(&listener.address).await?;
+        check_exposure(settings, listener, socket.local_addr()?)?;
+        if listener.sasl.is_some() {
+            let problem = format!("{} wants SASL, which is not built yet", listener.name);
+            return Err(settings.refuse("listeners", problem).into());
+        }
+        let keys = match &listener.ssl {
+            Some(ssl) => {
+                let loaded = Keys::load(&listener.name, ssl);
+                let loaded =
+                    loaded.map_err(|problem| anyhow::anyhow!("listener {}: {problem}", listener.name))?;
+                Some(Arc::new(loaded))
+            }
+            None => None,
+        };
+        bound.push(Bound { settings: listener.clone(), socket, keys });
+    }
+    Ok(bound)
+}
+
+/// Refuses what others could read or use without showing who they are.
+fn check_exposure(settings: &Settings, listener: &ListenerSettings, at: SocketAddr) -> anyhow::Result<()> {
+    if listener.is_secure()
+        || at.ip().to_canonical().is_loopback()
+        || settings.text("allow.insecure.listeners") == "true"
+    {
+        return Ok(());
+    }
+    let name = if settings.text("listeners").is_empty() { "listen" } else { "listeners" };
+    let lacks = if listener.protocol.encrypts() {
+        "does not authenticate its clients: set ssl.client.auth=required or use SASL_SSL"
+    } else if listener.protocol.has_sasl() {
+        "does not encrypt: use SASL_SSL"
+    } else {
+        "neither encrypts nor authenticates: use SASL_SSL, or SSL with ssl.client.auth=required"
+    };
+    let problem = format!(
+        "the listener {} ({}) can be reached from other machines and {lacks}. On a network that nobody else can reach, set \
+         allow.insecure.listeners=true",
+        listener.name,
+        listener.protocol.name(),
+    );
+    Err(settings.refuse(name, problem).into())
+}
+
+/// Binds one address; the error says whether somebody else has it.
+pub async fn bind(address: &str) -> anyhow::Result<TcpSocket> {
+    listener::resolve_and_bind(address).await.map_err(|error| match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            anyhow::anyhow!("cannot listen on {address}: another process listens there already")
+        }
+        _ => anyhow::Error::new(error).context(format!("cannot listen on {address}")),
+    })
+}
+
+/// What all listeners share, as the settings say.
+pub fn share(settings: &Settings, broker: &Arc<Broker>) -> Arc<Shared> {
+    let config = broker.config();
+    let values = settings.values();
+    let quota = broker.clone();
+    let rules = Rules {
+        connections_max: positive(config.connections_max),
+        per_address_max: values.number("max.connections.per.ip"),
+        overrides: settings.connections_per_ip_overrides(),
+        rate_max: values.number("max.connection.creation.rate"),
+        window: Window {
+            samples: i64::from(config.quota_samples),
+            sample_ms: i64::from(config.quota_sample_seconds) * 1000,
+        },
+        quota: Box::new(move |address| quota.record_connection(address)),
+    };
+    Arc::new(Shared {
+        budget: Arc::new(Budget::new(config.requests_in_flight_bytes)),
+        lobby: Arc::new(Lobby::default()),
+        admission: Arc::new(Admission::new(rules)),
+        counters: Default::default(),
+    })
+}
+
+/// Lets clients in. Answers where; the tasks end when `stop` says true.
+pub fn start(
+    bound: Vec<Bound>,
+    settings: &Settings,
+    shared: &Arc<Shared>,
+    broker: &Arc<Broker>,
+    stop: &watch::Receiver<bool>,
+) -> anyhow::Result<(Vec<String>, JoinSet<()>)> {
+    let alone = bound.len() == 1;
+    let (mut addresses, mut tasks) = (Vec::new(), JoinSet::new());
+    // All of them listen before the first client is taken in.
+    let mut listening: Vec<(TcpListener, Arc<Bounds>)> = Vec::new();
+    for Bound { settings: of, socket, keys } in bound {
+        let listener =
+            listener::listen(socket).with_context(|| format!("cannot listen on {}", of.address))?;
+        let address = listener.local_addr()?;
+        tracing::info!(listener = of.name, protocol = of.protocol.name(), %address, "listening");
+        addresses.push(if alone { address.to_string() } else { format!("{}://{address}", of.name) });
+        if let Some(keys) = keys.clone() {
+            tokio::spawn(keys.watch());
+        }
+        listening.push((listener, Arc::new(bounds(&of, settings, keys, shared, broker.config()))));
+    }
+    if listening.is_empty() {
+        bail!("there is no listener");
+    }
+    for (listener, bounds) in listening {
+        let broker = broker.clone();
+        tasks.spawn(listener::run(listener, bounds, move |origin| broker.connect(origin), stop.clone()));
+    }
+    Ok((addresses, tasks))
+}
+
+/// What holds for one listener.
+fn bounds(
+    of: &ListenerSettings,
+    settings: &Settings,
+    keys: Option<Arc<Keys>>,
+    shared: &Arc<Shared>,
+    config: &broker::Config,
+) -> Bounds {
+    let idle = Duration::from_millis(u64::try_from(config.connections_max_idle_ms).unwrap_or(0));
+    let values = settings.values();
+    let rules = of.ssl.as_ref().map(|ssl| ssl.mapping_rules.clone());
+    Bounds {
+        listener: Arc::new(broker::Listener { name: of.name.clone(), advertised: of.advertised.clone() }),
+        connections_max: of.connections_max.unwrap_or(usize::MAX),
+        limits: Limits {
+            request_bytes_max: of.request_bytes_max.unwrap_or(positive(config.request_max_bytes)),
+            in_flight_max: positive(config.requests_in_flight_per_connection),
+            idle: idle.min(IDLE_MAX),
+            frame_stall: Duration::from_secs(30),
+            held_stall: Duration::from_secs(10),
+            write_stall: Duration::from_secs(60),
+            drain: DRAIN,
+            authentication: values.millis("sasl.authentication.timeout.ms"),
+            failed_authentication_delay: values.millis("connection.failed.authentication.delay.ms"),
+        },
+        budget: match of.in_flight_bytes {
+            Some(bytes) => Arc::new(Budget::within(shared.budget.clone(), bytes)),
+            None => shared.budget.clone(),
+        },
+        tls: keys.zip(rules).map(|(keys, rules)| Tls { keys, rules }),
+        has_sasl: of.sasl.is_some(),
+        shared: shared.clone(),
+    }
+}
+
+fn positive(value: i32) -> usize {
+    usize::try_from(value).unwrap_or(1)
+}

@@ -1,0 +1,425 @@
+//! What the settings come to for each listener.
+//!
+//! Single values were checked when they were given; here is what must hold between them.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::spelling::{host_port, list};
+use super::table::{Row, Scope, Text, Texts, find_for_one};
+use crate::tls::MappingRules;
+
+/// What a listener speaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Protocol {
+    Plaintext,
+    Ssl,
+    SaslPlaintext,
+    SaslSsl,
+}
+
+impl Protocol {
+    const ALL: [Protocol; 4] =
+        [Protocol::Plaintext, Protocol::Ssl, Protocol::SaslPlaintext, Protocol::SaslSsl];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Protocol::Plaintext => "PLAINTEXT",
+            Protocol::Ssl => "SSL",
+            Protocol::SaslPlaintext => "SASL_PLAINTEXT",
+            Protocol::SaslSsl => "SASL_SSL",
+        }
+    }
+
+    fn of(name: &str) -> Option<Protocol> {
+        Protocol::ALL.into_iter().find(|protocol| protocol.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Whether what goes over the wire is encrypted.
+    pub fn encrypts(self) -> bool {
+        matches!(self, Protocol::Ssl | Protocol::SaslSsl)
+    }
+
+    /// Whether clients authenticate by SASL.
+    pub fn has_sasl(self) -> bool {
+        matches!(self, Protocol::SaslPlaintext | Protocol::SaslSsl)
+    }
+}
+
+/// `ssl.client.auth`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ClientAuthentication {
+    None,
+    Requested,
+    Required,
+}
+
+impl ClientAuthentication {
+    pub fn parse(text: &str) -> Result<ClientAuthentication, String> {
+        match text {
+            "none" => Ok(ClientAuthentication::None),
+            "requested" => Ok(ClientAuthentication::Requested),
+            "required" => Ok(ClientAuthentication::Required),
+            _ => Err("it must be none, requested or required".into()),
+        }
+    }
+}
+
+/// A version of TLS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TlsVersion {
+    V1_2,
+    V1_3,
+}
+
+impl TlsVersion {
+    pub fn parse_list(text: &str) -> Result<Vec<TlsVersion>, String> {
+        let one = |name: &str| match name {
+            "TLSv1.2" => Ok(TlsVersion::V1_2),
+            "TLSv1.3" => Ok(TlsVersion::V1_3),
+            _ => Err(format!("{name} is not spoken; there are TLSv1.2 and TLSv1.3")),
+        };
+        let versions: Vec<TlsVersion> = list(text).map(one).collect::<Result<_, String>>()?;
+        if versions.is_empty() { Err("at least one version must be spoken".into()) } else { Ok(versions) }
+    }
+}
+
+/// PEM: where it is, or the text itself.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Pem {
+    File(PathBuf),
+    Inline(String),
+}
+
+impl fmt::Debug for Pem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Pem::File(path) => write!(f, "{}", path.display()),
+            Pem::Inline(_) => f.write_str("inline"),
+        }
+    }
+}
+
+/// How a listener speaks TLS.
+#[derive(Clone, Debug)]
+pub struct SslSettings {
+    /// The server's private key, and its certificates.
+    pub key: Pem,
+    pub certificates: Pem,
+    /// The authorities of clients' certificates; there where these are asked for.
+    pub authorities: Option<Pem>,
+    pub client_authentication: ClientAuthentication,
+    pub mapping_rules: MappingRules,
+    pub versions: Vec<TlsVersion>,
+    pub reload_interval: Duration,
+}
+
+/// How clients of a listener authenticate by SASL.
+#[allow(dead_code)] // Read by `sasl/`.
+#[derive(Clone, Debug)]
+pub struct SaslSettings {
+    /// Upper case, in the order given.
+    pub mechanisms: Vec<String>,
+    /// `sasl.server.max.receive.size`.
+    pub request_bytes_max: usize,
+    /// `connections.max.reauth.ms`.
+    pub reauthentication: Option<Duration>,
+    /// `connection.failed.authentication.delay.ms`.
+    pub failure_delay: Duration,
+    pub oauth: OauthSettings,
+}
+
+/// How tokens are checked (`sasl.oauthbearer.*`).
+#[allow(dead_code)]
+#[derive(Clone, Debug)]
+pub struct OauthSettings {
+    pub jwks_url: String,
+    pub jwks_refresh: Duration,
+    pub jwks_retry_backoff: Duration,
+    pub jwks_retry_backoff_max: Duration,
+    /// Empty: any.
+    pub audiences: Vec<String>,
+    pub issuer: Option<String>,
+    pub scope_claim: String,
+    pub subject_claim: String,
+    pub clock_skew: Duration,
+}
+
+/// One listener, with everything that holds for it.
+#[derive(Clone, Debug)]
+pub struct ListenerSettings {
+    /// Upper case.
+    pub name: String,
+    pub protocol: Protocol,
+    /// Host and port, resolved when bound.
+    pub address: String,
+    /// What clients are told to connect to, in place of the address that they reached.
+    pub advertised: Option<(String, u16)>,
+    /// What it has of its own, within the bounds of the whole server.
+    pub connections_max: Option<usize>,
+    pub request_bytes_max: Option<usize>,
+    pub in_flight_bytes: Option<i64>,
+    /// There where the protocol encrypts.
+    pub ssl: Option<SslSettings>,
+    /// There where the protocol has SASL.
+    pub sasl: Option<SaslSettings>,
+}
+
+impl ListenerSettings {
+    /// Whether it is no danger on a network: what is said is encrypted, and everybody shows who they are.
+    pub fn is_secure(&self) -> bool {
+        let certificate = |ssl: &SslSettings| ssl.client_authentication == ClientAuthentication::Required;
+        self.ssl.as_ref().is_some_and(|ssl| self.sasl.is_some() || certificate(ssl))
+    }
+}
+
+/// What is wrong between settings: the name of the one to blame, and why.
+pub type Conflict = (String, String);
+
+/// All listeners. `listen` is where there is one in plain text if no others are named.
+pub fn resolve(texts: &Texts, listen: &str) -> Result<Vec<ListenerSettings>, Conflict> {
+    let of_server = Values { texts, listener: "" };
+    let conflict = |name: &'static str| move |problem: String| (name.to_owned(), problem);
+    let mut named = parse(&of_server.text("listeners")).map_err(conflict("listeners"))?;
+    if named.is_empty() {
+        named.push(("PLAINTEXT".into(), listen.to_owned()));
+    }
+    let map_name = "listener.security.protocol.map";
+    let protocols = parse_protocols(&of_server.text(map_name)).map_err(conflict(map_name))?;
+    let advertised_name = "advertised.listeners";
+    let advertised = parse_advertised(&of_server.text(advertised_name)).map_err(conflict(advertised_name))?;
+    let is_named = |name: &str| named.iter().any(|(other, _)| other.eq_ignore_ascii_case(name));
+    if let Some((name, ..)) = advertised.iter().find(|(name, ..)| !is_named(name)) {
+        return Err((advertised_name.into(), format!("there is no listener {name} in listeners")));
+    }
+    for ((listener, name), _) in texts.iter().filter(|((listener, _), _)| !listener.is_empty()) {
+        if !is_named(listener) {
+            let problem = format!("there is no listener {} in listeners", listener.to_uppercase());
+            return Err((format!("listener.name.{listener}.{name}"), problem));
+        }
+    }
+    named
+        .into_iter()
+        .map(|(name, address)| {
+            let mapped = protocols.iter().find(|(other, _)| *other == name).map(|(_, protocol)| *protocol);
+            let protocol = mapped.or_else(|| Protocol::of(&name)).ok_or_else(|| {
+                let problem = format!(
+                    "{name} is none of PLAINTEXT, SSL, SASL_PLAINTEXT and SASL_SSL; \
+                     listener.security.protocol.map must say what it speaks, like {name}:SASL_SSL"
+                );
+                ("listeners".to_owned(), problem)
+            })?;
+            let advertised = advertised.iter().find(|(other, ..)| *other == name);
+            let lower = name.to_lowercase();
+            let values = Values { texts, listener: &lower };
+            Ok(ListenerSettings {
+                advertised: advertised.map(|(_, host, port)| (host.clone(), *port)),
+                connections_max: values.of_its_own("max.connections"),
+                request_bytes_max: values.of_its_own("socket.request.max.bytes"),
+                in_flight_bytes: values.of_its_own("queued.max.request.bytes"),
+                ssl: if protocol.encrypts() { Some(values.ssl(&name, protocol)?) } else { None },
+                sasl: protocol.has_sasl().then(|| values.sasl()),
+                name,
+                protocol,
+                address,
+            })
+        })
+        .collect()
+}
+
+/// The values of the server (empty name), or of one listener.
+pub struct Values<'a> {
+    pub texts: &'a Texts,
+    pub listener: &'a str,
+}
+
+impl Values<'_> {
+    fn given(&self, listener: &str, name: &'static str) -> Option<&Text> {
+        self.texts.get(&(listener.to_owned(), name))
+    }
+
+    /// The value of a setting: this listener's, everybody's, or the default.
+    pub fn text(&self, name: &'static str) -> String {
+        let row = super::table::find(name).or_else(|| find_for_one(name));
+        let default = row.map_or("", |row: &Row| row.default);
+        let own = self.given(self.listener, name).or_else(|| self.given("", name));
+        own.map_or_else(|| default.to_owned(), |text| text.value.clone())
+    }
+
+    /// The value as a number; it was checked when it was given.
+    pub fn number<T: std::str::FromStr + Default>(&self, name: &'static str) -> T {
+        self.text(name).parse().unwrap_or_default()
+    }
+
+    pub fn millis(&self, name: &'static str) -> Duration {
+        Duration::from_millis(self.number(name))
+    }
+
+    fn some(&self, name: &'static str) -> Option<String> {
+        Some(self.text(name)).filter(|text| !text.is_empty())
+    }
+
+    fn of_its_own<T: std::str::FromStr>(&self, name: &'static str) -> Option<T> {
+        debug_assert!(find_for_one(name).is_some_and(|row| row.scope == Scope::OneListener));
+        self.given(self.listener, name)?.value.parse().ok()
+    }
+
+    /// The one to blame for a value that is missing or does not fit.
+    fn blamed(&self, name: &'static str) -> String {
+        let own = self.given(self.listener, name).is_some();
+        if own { format!("listener.name.{}.{name}", self.listener) } else { name.to_owned() }
+    }
+
+    fn ssl(&self, listener: &str, protocol: Protocol) -> Result<SslSettings, Conflict> {
+        let conflict = |name: &'static str, problem: String| (self.blamed(name), problem);
+        let file = self.some("ssl.keystore.location").map(|path| Pem::File(path.into()));
+        let inline = self.some("ssl.keystore.key").map(Pem::Inline);
+        let (key, certificates) = match (file, inline, self.some("ssl.keystore.certificate.chain")) {
+            (Some(file), None, None) => (file.clone(), file),
+            (None, Some(key), Some(chain)) => (key, Pem::Inline(chain)),
+            (Some(_), ..) => {
+                let problem =
+                    "the key and the certificates stand in ssl.keystore.location already; only one can hold";
+                return Err(conflict("ssl.keystore.key", problem.into()));
+            }
+            (None, None, None) => {
+                let problem = format!(
+                    "the listener {listener} speaks {}, for which the server needs a private key and a certificate: name \
+                     the PEM file that holds both",
+                    protocol.name()
+                );
+                return Err(conflict("ssl.keystore.location", problem));
+            }
+            (None, ..) => {
+                let problem =
+                    "ssl.keystore.key and ssl.keystore.certificate.chain belong together; one is missing";
+                return Err(conflict("ssl.keystore.key", problem.into()));
+            }
+        };
+        let authorities =
+            match (self.some("ssl.truststore.location"), self.some("ssl.truststore.certificates")) {
+                (Some(_), Some(_)) => {
+                    let problem = "ssl.truststore.location is given as well; only one can hold";
+                    return Err(conflict("ssl.truststore.certificates", problem.into()));
+                }
+                (Some(path), None) => Some(Pem::File(path.into())),
+                (None, text) => text.map(Pem::Inline),
+            };
+        let name = "ssl.client.auth";
+        // As in Kafka: who authenticates by SASL shows no certificate, unless that is said for this listener.
+        let asked = !protocol.has_sasl() || self.given(self.listener, name).is_some();
+        let said = if asked { self.text(name) } else { "none".into() };
+        let client_authentication =
+            ClientAuthentication::parse(&said).map_err(|problem| conflict(name, problem))?;
+        if client_authentication != ClientAuthentication::None && authorities.is_none() {
+            let problem = format!(
+                "it is {said} on the listener {listener}, but no authorities are named that clients' certificates come \
+                 from (ssl.truststore.location or ssl.truststore.certificates)"
+            );
+            return Err(conflict(name, problem));
+        }
+        let name = "ssl.principal.mapping.rules";
+        let mapping_rules =
+            MappingRules::parse(&self.text(name)).map_err(|problem| conflict(name, problem))?;
+        let name = "ssl.enabled.protocols";
+        let versions = TlsVersion::parse_list(&self.text(name)).map_err(|problem| conflict(name, problem))?;
+        Ok(SslSettings {
+            key,
+            certificates,
+            authorities: authorities.filter(|_| client_authentication != ClientAuthentication::None),
+            client_authentication,
+            mapping_rules,
+            versions,
+            reload_interval: self.millis("ssl.reload.interval.ms"),
+        })
+    }
+
+    fn sasl(&self) -> SaslSettings {
+        let seconds: u32 = self.number("sasl.oauthbearer.clock.skew.seconds");
+        SaslSettings {
+            mechanisms: parse_mechanisms(&self.text("sasl.enabled.mechanisms")).unwrap_or_default(),
+            request_bytes_max: self.number("sasl.server.max.receive.size"),
+            reauthentication: Some(self.millis("connections.max.reauth.ms")).filter(|time| !time.is_zero()),
+            failure_delay: self.millis("connection.failed.authentication.delay.ms"),
+            oauth: OauthSettings {
+                jwks_url: self.text("sasl.oauthbearer.jwks.endpoint.url"),
+                jwks_refresh: self.millis("sasl.oauthbearer.jwks.endpoint.refresh.ms"),
+                jwks_retry_backoff: self.millis("sasl.oauthbearer.jwks.endpoint.retry.backoff.ms"),
+                jwks_retry_backoff_max: self.millis("sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms"),
+                audiences: list(&self.text("sasl.oauthbearer.expected.audience")).map(Into::into).collect(),
+                issuer: self.some("sasl.oauthbearer.expected.issuer"),
+                scope_claim: self.text("sasl.oauthbearer.scope.claim.name"),
+                subject_claim: self.text("sasl.oauthbearer.sub.claim.name"),
+                clock_skew: Duration::from_secs(seconds.into()),
+            },
+        }
+    }
+}
+
+/// Name, in upper case, and host:port of each listener.
+pub fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
+    let mut listeners: Vec<(String, String)> = Vec::new();
+    for part in list(text) {
+        let (name, address) = part.split_once("://").ok_or(format!("{part} is not NAME://host:port"))?;
+        let fits = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-');
+        if name.is_empty() || !name.chars().all(fits) {
+            return Err(format!("{name:?} is no name; it may hold letters, digits, _ and -"));
+        }
+        // As in Kafka, no host stands for all addresses.
+        let address = if address.starts_with(':') { format!("0.0.0.0{address}") } else { address.to_owned() };
+        let (_, port) = host_port(&address).map_err(|problem| format!("{part}: {problem}"))?;
+        let name = name.to_uppercase();
+        if listeners.iter().any(|(other, _)| *other == name) {
+            return Err(format!("two listeners are called {name}"));
+        }
+        let twice = listeners.iter().find(|(_, other)| port != 0 && *other == address);
+        if let Some((other, _)) = twice {
+            return Err(format!("{other} and {name} have the same address {address}"));
+        }
+        listeners.push((name, address));
+    }
+    Ok(listeners)
+}
+
+/// Name, host and port of what each listener's clients are told.
+pub fn parse_advertised(text: &str) -> Result<Vec<(String, String, u16)>, String> {
+    parse(text)?
+        .into_iter()
+        .map(|(name, address)| {
+            let (host, port) = host_port(&address)?;
+            let nowhere = matches!(host.as_str(), "0.0.0.0" | "::");
+            match (nowhere, port) {
+                (true, _) => {
+                    Err(format!("{name}: clients cannot connect to {host}; name the host as they know it"))
+                }
+                (false, 0) => Err(format!("{name}: clients cannot connect to port 0")),
+                (false, _) => Ok((name, host, port)),
+            }
+        })
+        .collect()
+}
+
+/// What listeners speak, by their names in upper case.
+pub fn parse_protocols(text: &str) -> Result<Vec<(String, Protocol)>, String> {
+    let one = |part: &str| {
+        let (name, protocol) = part.split_once(':').ok_or(format!("{part} is not NAME:PROTOCOL"))?;
+        let names = Protocol::ALL.map(Protocol::name).join(", ");
+        let protocol = Protocol::of(protocol.trim()).ok_or(format!("{protocol} is none of {names}"))?;
+        Ok((name.trim().to_uppercase(), protocol))
+    };
+    list(text).map(one).collect()
+}
+
+/// Mechanisms in upper case.
+pub fn parse_mechanisms(text: &str) -> Result<Vec<String>, String> {
+    const KNOWN: [&str; 4] = ["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "OAUTHBEARER"];
+    let mechanisms: Vec<String> = list(text).map(str::to_uppercase).collect();
+    if mechanisms.is_empty() {
+        return Err("at least one mechanism must be named".into());
+    }
+    match mechanisms.iter().find(|name| !KNOWN.contains(&name.as_str())) {
+        Some(unknown) => Err(format!("{unknown} is not known; there are {}", KNOWN.join(", "))),
+        None => Ok(mechanisms),
+    }
+}

@@ -1,0 +1,523 @@
+//! The settings of the whole server: its own few and the broker's, from flags, environment, file and defaults.
+//!
+//! Precedence: flag, then `MAINSTEM_*` environment variable, then file, then default. Every refusal says which setting,
+//! which value, where it came from and what is wrong. What the broker's settings mean is not known here.
+
+mod listeners;
+mod references;
+mod spelling;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use broker::{Config, ConfigError, Kind, Setting};
+use disk::Engine;
+
+use crate::arguments::ServerArguments;
+use crate::config_file;
+pub use listeners::{ClientAuthentication, ListenerSettings, Pem, SslSettings, TlsVersion};
+use spelling::{host_port, most_similar, toml_value, variable_suffix};
+use table::{HIDDEN, ROWS, Scope, Text, Texts};
+
+/// Environment variables with this prefix are settings.
+const ENVIRONMENT_PREFIX: &str = "MAINSTEM_";
+/// What follows the prefix in variables that the project's own scripts read, which are no settings of the server.
+const OF_THE_TEST_SCRIPTS: [&str; 4] = ["BIN", "BLESS", "CACHE", "SEEDS"];
+
+/// A setting of one listener is written `listener.name.<name>.<setting>`.
+const OVERRIDE_PREFIX: &str = "listener.name.";
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Everything that can be set.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub data_dir: PathBuf,
+    /// As given: `log.dir`, and `log.dirs`, which comes first.
+    pub log_dir: Option<PathBuf>,
+    pub log_dirs: Vec<PathBuf>,
+    /// Host and port as given; resolved when bound.
+    pub listen: String,
+    /// What the settings come to for each listener; at least one.
+    pub listeners: Vec<ListenerSettings>,
+    /// `None`: no admin listener.
+    pub admin_listen: Option<String>,
+    pub log_level: String,
+    pub log_format: LogFormat,
+    pub engine: Engine,
+    pub broker: Config,
+    /// The settings of `table.rs` that were given.
+    texts: Texts,
+    /// Where the values came from that are not defaults.
+    sources: BTreeMap<String, Source>,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        let mut settings = Settings {
+            data_dir: PathBuf::new(),
+            log_dir: None,
+            log_dirs: Vec::new(),
+            listen: String::new(),
+            listeners: Vec::new(),
+            admin_listen: None,
+            log_level: String::new(),
+            log_format: LogFormat::Text,
+            engine: Engine::Auto,
+            broker: Config::default(),
+            texts: Texts::new(),
+            sources: BTreeMap::new(),
+        };
+        for (name, default, _) in OWN {
+            settings.set(name, default).expect("the defaults are valid");
+        }
+        settings.resolve().expect("the defaults are valid");
+        settings
+    }
+}
+
+/// The settings that are not the broker's: name, default, what it is for.
+const OWN: [(&str, &str, &str); 8] = [
+    ("data.dir", "./data", "Where the metadata is kept and, where log.dirs names no others, the log."),
+    (
+        "log.dirs",
+        "",
+        "Directories, separated by commas, each with a log of its own, best each on a disk of its own. A new partition\n\
+         goes to the one with the most free space and stays there; a directory that is lost takes only its partitions\n\
+         down. Empty for log.dir.",
+    ),
+    ("log.dir", "", "The only directory with a log; empty for data.dir."),
+    ("listen", "127.0.0.1:9092", "Where clients connect in plain text, host:port, if listeners is empty."),
+    ("admin.listen", "127.0.0.1:9644", "Where metrics and health are served over HTTP; empty for nowhere."),
+    (
+        "log.level",
+        "info",
+        "What is logged: error, warn, info, debug or trace, also by module (broker=debug,info).",
+    ),
+    ("log.format", "text", "How it is logged, on standard error: text or json."),
+    (
+        "disk.engine",
+        "auto",
+        "How the disk is written to: uring (io_uring and O_DIRECT), plain, or auto for the best that works.",
+    ),
+];
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    Default,
+    Flag(&'static str),
+    Environment(String),
+    File { path: PathBuf, line: usize },
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Default => write!(f, "the default"),
+            Source::Flag(flag) => write!(f, "flag {flag}"),
+            Source::Environment(name) => write!(f, "environment variable {name}"),
+            Source::File { path, line } => write!(f, "{}:{line}", path.display()),
+        }
+    }
+}
+
+/// Why the settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    #[error("{name} = {value} ({source_of_it}): {problem}")]
+    Value { name: String, value: String, source_of_it: Source, problem: String },
+    #[error("{}", unknown_text(.name, .value, .source_of_it, .suggestion))]
+    Unknown { name: String, value: String, source_of_it: Source, suggestion: Option<String> },
+    #[error("the configuration file {} cannot be read: {error}", .path.display())]
+    Unreadable { path: PathBuf, error: std::io::Error },
+    #[error("{}:{line}: this is not valid TOML: {problem}", .path.display())]
+    Toml { path: PathBuf, line: usize, problem: String },
+}
+
+fn unknown_text(name: &str, value: &str, source: &Source, suggestion: &Option<String>) -> String {
+    let hint = match suggestion {
+        Some(name) => format!(", did you mean {name}?"),
+        None => "; `mainstem config` lists them all".into(),
+    };
+    format!("{name} = {value} ({source}): there is no such setting{hint}")
+}
+
+/// What is wrong with one name or value, before it is known where it came from.
+#[derive(Debug, PartialEq, Eq)]
+enum Refusal {
+    Unknown,
+    Invalid(String),
+}
+
+impl Settings {
+    /// All settings from all sources. `environment` is what [`std::env::vars`] gives.
+    pub fn load(
+        arguments: &ServerArguments,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<Settings, SettingsError> {
+        let mut settings = Settings::default();
+        // Sorted, so that of several mistakes always the same one is reported.
+        let environment: BTreeMap<String, String> = environment.collect();
+        if let Some(path) = &arguments.config {
+            settings.apply_file(path, &environment)?;
+        }
+        for (variable, value) in &environment {
+            settings.apply_variable(variable, value, &environment)?;
+        }
+        let flags = [
+            ("--data-dir", "data.dir", &arguments.data_dir),
+            ("--listen", "listen", &arguments.listen),
+            ("--admin-listen", "admin.listen", &arguments.admin_listen),
+        ];
+        for (name, value) in &arguments.settings {
+            settings.apply(name, value, Source::Flag("--set"), &environment)?;
+        }
+        for (flag, name, value) in flags {
+            if let Some(value) = value {
+                settings.apply(name, value, Source::Flag(flag), &environment)?;
+            }
+        }
+        settings.resolve()?;
+        Ok(settings)
+    }
+
+    /// Works out what the settings come to for each listener.
+    fn resolve(&mut self) -> Result<(), SettingsError> {
+        if matches!(self.sources.get("listen"), Some(Source::Flag("--listen")))
+            && !self.text("listeners").is_empty()
+        {
+            return Err(self.refuse("listen", "listeners is given as well; only one can hold".into()));
+        }
+        let resolved = listeners::resolve(&self.texts, &self.listen);
+        self.listeners = resolved.map_err(|(name, problem)| self.refuse(&name, problem))?;
+        Ok(())
+    }
+
+    /// The error that the value of `name` cannot be used.
+    pub fn refuse(&self, name: &str, problem: String) -> SettingsError {
+        let shown = self.override_of(name).map(|key| self.shown(&key.0, key.1));
+        let known =
+            || self.settings().into_iter().find(|setting| setting.name == name).map(|setting| setting.value);
+        let value = shown.or_else(known).unwrap_or_default();
+        let source_of_it = self.sources.get(name).cloned().unwrap_or(Source::Default);
+        SettingsError::Value { name: name.into(), value, source_of_it, problem }
+    }
+
+    /// The value of a setting that is not said for single listeners.
+    pub fn text(&self, name: &'static str) -> String {
+        self.values().text(name)
+    }
+
+    /// The values that hold for the whole server.
+    pub fn values(&self) -> listeners::Values<'_> {
+        listeners::Values { texts: &self.texts, listener: "" }
+    }
+
+    /// Connections of single addresses that are bounded otherwise than the others (`max.connections.per.ip.overrides`).
+    pub fn connections_per_ip_overrides(&self) -> BTreeMap<std::net::IpAddr, usize> {
+        table::parse_overrides(&self.text("max.connections.per.ip.overrides")).unwrap_or_default()
+    }
+
+    /// The listener and the setting in `listener.name.<name>.<setting>`.
+    fn override_of(&self, name: &str) -> Option<(String, &'static str)> {
+        let rest = name.strip_prefix(OVERRIDE_PREFIX)?;
+        let (listener, setting) = rest.split_once('.')?;
+        Some((listener.to_lowercase(), table::find_for_one(setting)?.name))
+    }
+
+    /// As it may be seen by anybody.
+    fn shown(&self, listener: &str, name: &'static str) -> String {
+        let given = self.texts.get(&(listener.to_owned(), name));
+        given.map_or_else(|| self.text(name), |text| text.shown.clone())
+    }
+
+    fn apply_file(
+        &mut self,
+        path: &Path,
+        environment: &BTreeMap<String, String>,
+    ) -> Result<(), SettingsError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| SettingsError::Unreadable { path: path.to_owned(), error })?;
+        let entries = config_file::parse(&text).map_err(|error| SettingsError::Toml {
+            path: path.to_owned(),
+            line: error.line,
+            problem: error.problem,
+        })?;
+        for entry in entries {
+            let source = Source::File { path: path.to_owned(), line: entry.line };
+            self.apply(&entry.name, &entry.value, source, environment)?;
+        }
+        Ok(())
+    }
+
+    fn apply_variable(
+        &mut self,
+        variable: &str,
+        value: &str,
+        environment: &BTreeMap<String, String>,
+    ) -> Result<(), SettingsError> {
+        let Some(rest) = variable.strip_prefix(ENVIRONMENT_PREFIX) else { return Ok(()) };
+        if made_by_kubernetes(rest) || OF_THE_TEST_SCRIPTS.contains(&rest) {
+            return Ok(());
+        }
+        let all = self.settings();
+        let name = all.iter().map(|setting| setting.name).find(|name| variable_suffix(name) == rest);
+        let name = name.map(str::to_owned).or_else(|| override_by_variable(rest));
+        let guess = || rest.to_lowercase().replace('_', ".");
+        let source = Source::Environment(variable.into());
+        self.apply(&name.unwrap_or_else(guess), value, source, environment)
+    }
+
+    fn apply(
+        &mut self,
+        name: &str,
+        given: &str,
+        source_of_it: Source,
+        environment: &BTreeMap<String, String>,
+    ) -> Result<(), SettingsError> {
+        let resolved = references::resolve(given.trim(), environment);
+        let result = resolved.map_err(Refusal::Invalid).and_then(|value| self.set_shown(name, &value, given));
+        match result {
+            Ok(()) => {
+                self.sources.insert(name.to_owned(), source_of_it);
+                Ok(())
+            }
+            Err(Refusal::Unknown) => {
+                let suggestion = self.most_similar(name);
+                // What was meant for a secret is one.
+                let secret = suggestion.as_deref().is_some_and(|name| {
+                    ROWS.iter().any(|row| {
+                        row.secret && (name == row.name || name.ends_with(&format!(".{}", row.name)))
+                    })
+                });
+                let (name, value) = (name.to_owned(), shown(given, secret));
+                Err(SettingsError::Unknown { name, value, source_of_it, suggestion })
+            }
+            Err(Refusal::Invalid(problem)) => {
+                let row =
+                    ROWS.iter().find(|row| name == row.name || name.ends_with(&format!(".{}", row.name)));
+                let value = shown(given, row.is_some_and(|row| row.secret));
+                Err(SettingsError::Value { name: name.into(), value, source_of_it, problem })
+            }
+        }
+    }
+
+    /// Sets one setting to `value`, which was `given` in the form that may be shown.
+    fn set_shown(&mut self, name: &str, value: &str, given: &str) -> Result<(), Refusal> {
+        let key = match self.override_of(name) {
+            Some(key) => Some(key),
+            None if name.starts_with(OVERRIDE_PREFIX) => return Err(Refusal::Unknown),
+            None => table::find(name).map(|row| (String::new(), row.name)),
+        };
+        let Some((listener, name)) = key else { return self.set(name, value) };
+        let row = if listener.is_empty() { table::find(name) } else { table::find_for_one(name) };
+        let row = row.ok_or(Refusal::Unknown)?;
+        // An empty value is the way to say nothing.
+        if !value.is_empty() || !row.default.is_empty() {
+            (row.check)(value).map_err(Refusal::Invalid)?;
+        }
+        let shown = if row.secret { shown(given, true) } else { value.to_owned() };
+        self.texts.insert((listener, row.name), Text { value: value.to_owned(), shown });
+        Ok(())
+    }
+
+    /// Sets one setting from text.
+    fn set(&mut self, name: &str, value: &str) -> Result<(), Refusal> {
+        let value = value.trim();
+        match name {
+            "data.dir" if value.is_empty() => {
+                return Err(Refusal::Invalid("it must name a directory".into()));
+            }
+            "data.dir" => self.data_dir = value.into(),
+            "log.dirs" => self.log_dirs = directories(value)?,
+            "log.dir" => self.log_dir = (!value.is_empty()).then(|| value.into()),
+            "listen" => self.listen = address(value)?,
+            "admin.listen" => {
+                self.admin_listen = if value.is_empty() { None } else { Some(address(value)?) };
+            }
+            "log.level" => {
+                tracing_subscriber::EnvFilter::builder()
+                    .parse(value)
+                    .map_err(|error| Refusal::Invalid(error.to_string()))?;
+                self.log_level = value.into();
+            }
+            "log.format" => {
+                self.log_format = match value {
+                    "text" => LogFormat::Text,
+                    "json" => LogFormat::Json,
+                    _ => return Err(Refusal::Invalid("it must be text or json".into())),
+                }
+            }
+            "disk.engine" => self.engine = parse_engine(value).map_err(Refusal::Invalid)?,
+            _ => {
+                return self.broker.set(name, value).map_err(|error| match error {
+                    ConfigError::Unknown { .. } => Refusal::Unknown,
+                    ConfigError::Invalid { problem, .. } => Refusal::Invalid(problem),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The directories that each hold a log.
+    pub fn log_directories(&self) -> Vec<PathBuf> {
+        match (self.log_dirs.as_slice(), &self.log_dir) {
+            ([], None) => vec![self.data_dir.clone()],
+            ([], Some(directory)) => vec![directory.clone()],
+            (several, _) => several.to_vec(),
+        }
+    }
+
+    /// All settings: the server's own, then the broker's. Secrets are hidden.
+    pub fn settings(&self) -> Vec<Setting> {
+        let setting = |name: &'static str, default: &str, value: String, doc: &'static str| Setting {
+            name,
+            default: default.into(),
+            value,
+            doc,
+            kind: Kind::String,
+            bounds: Default::default(),
+        };
+        let own = OWN.map(|(name, default, doc)| setting(name, default, self.own_value(name), doc));
+        let rows = ROWS.iter().filter(|row| row.scope != Scope::OneListener);
+        let rows = rows.map(|row| setting(row.name, row.default, self.shown("", row.name), row.doc));
+        own.into_iter().chain(rows).chain(self.broker.settings()).collect()
+    }
+
+    fn own_value(&self, name: &str) -> String {
+        match name {
+            "data.dir" => self.data_dir.display().to_string(),
+            "log.dirs" => {
+                self.log_dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(",")
+            }
+            "log.dir" => self.log_dir.as_ref().map(|dir| dir.display().to_string()).unwrap_or_default(),
+            "listen" => self.listen.clone(),
+            "admin.listen" => self.admin_listen.clone().unwrap_or_default(),
+            "log.level" => self.log_level.clone(),
+            "log.format" => if self.log_format == LogFormat::Json { "json" } else { "text" }.into(),
+            "disk.engine" => match self.engine {
+                Engine::Auto => "auto",
+                Engine::Uring => "uring",
+                Engine::Plain => "plain",
+            }
+            .into(),
+            _ => unreachable!("{name} is not in the table of own settings"),
+        }
+    }
+
+    /// The settings as a configuration file that explains itself.
+    pub fn to_toml(&self) -> String {
+        let mut text = String::from(
+            "# Every setting of mainstem. Flags come first, then the environment (MAINSTEM_NUM_PARTITIONS=3), then this file.\n",
+        );
+        let all = self.settings();
+        for setting in &all {
+            text.push('\n');
+            for line in setting.doc.lines() {
+                text.push_str(&format!("# {}\n", line.trim()));
+            }
+            if setting.value != setting.default {
+                text.push_str(&format!("# default: {}\n", toml_value(&setting.default)));
+            }
+            // Bare, the names of both could not stand in one file: TOML takes the dots for tables.
+            let longer = |other: &Setting| {
+                setting.name.strip_prefix(other.name).is_some_and(|rest| rest.starts_with('.'))
+            };
+            let name = setting.name;
+            let name = if all.iter().any(longer) { format!("\"{name}\"") } else { name.to_owned() };
+            text.push_str(&toml_line(&name, &setting.value));
+        }
+        let overrides: Vec<_> = self.texts.iter().filter(|((listener, _), _)| !listener.is_empty()).collect();
+        if !overrides.is_empty() {
+            text.push_str("\n# Of single listeners.\n");
+        }
+        for ((listener, name), value) in overrides {
+            text.push_str(&toml_line(&format!("{OVERRIDE_PREFIX}{listener}.{name}"), &value.shown));
+        }
+        text
+    }
+
+    /// The name that differs from `name` in the fewest letters, if they are few.
+    fn most_similar(&self, name: &str) -> Option<String> {
+        if let Some((listener, setting)) =
+            name.strip_prefix(OVERRIDE_PREFIX).and_then(|rest| rest.split_once('.'))
+        {
+            let rows = ROWS.iter().filter(|row| row.scope != Scope::Server).map(|row| row.name);
+            return most_similar(setting, rows).map(|best| format!("{OVERRIDE_PREFIX}{listener}.{best}"));
+        }
+        let all = self.settings();
+        most_similar(name, all.iter().map(|setting| setting.name)).map(str::to_owned)
+    }
+}
+
+/// A line of the file. One whose value is hidden says nothing, so that the file can be used again.
+fn toml_line(name: &str, value: &str) -> String {
+    let comment = if value == HIDDEN { "# " } else { "" };
+    format!("{comment}{name} = {}\n", toml_value(value))
+}
+
+fn shown(given: &str, secret: bool) -> String {
+    if secret && !given.is_empty() && !references::is_reference(given) {
+        HIDDEN.into()
+    } else {
+        given.to_owned()
+    }
+}
+
+/// The setting of one listener that a variable stands for, as `LISTENER_NAME_INTERNAL_SSL_CLIENT_AUTH`.
+fn override_by_variable(rest: &str) -> Option<String> {
+    let rest = rest.strip_prefix("LISTENER_NAME_")?;
+    let named = ROWS.iter().filter(|row| row.scope != Scope::Server).filter_map(|row| {
+        let listener = rest.strip_suffix(&variable_suffix(row.name))?.strip_suffix('_')?;
+        Some((row.name, listener.to_lowercase()))
+    });
+    let (name, listener) = named.max_by_key(|(name, _)| name.len())?;
+    Some(format!("{OVERRIDE_PREFIX}{listener}.{name}"))
+}
+
+/// Kubernetes gives every container such variables for a service that is called mainstem; they are nobody's mistake.
+fn made_by_kubernetes(rest: &str) -> bool {
+    rest == "PORT"
+        || rest == "SERVICE_HOST"
+        || rest.starts_with("SERVICE_PORT")
+        || rest
+            .strip_prefix("PORT_")
+            .is_some_and(|rest| rest.starts_with(|letter: char| letter.is_ascii_digit()))
+}
+
+/// The engine of this name.
+pub fn parse_engine(text: &str) -> Result<Engine, String> {
+    match text {
+        "auto" => Ok(Engine::Auto),
+        "uring" => Ok(Engine::Uring),
+        "plain" => Ok(Engine::Plain),
+        _ => Err("it must be auto, uring or plain".into()),
+    }
+}
+
+/// A list that is separated by commas; an empty text is an empty list.
+fn directories(text: &str) -> Result<Vec<PathBuf>, Refusal> {
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
+    let named = |part: &str| match part.trim() {
+        "" => Err(Refusal::Invalid("one of its directories has no name".into())),
+        part => Ok(PathBuf::from(part)),
+    };
+    text.split(',').map(named).collect()
+}
+
+fn address(text: &str) -> Result<String, Refusal> {
+    host_port(text).map_err(Refusal::Invalid)?;
+    Ok(text.to_owned())
+}

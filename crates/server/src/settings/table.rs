@@ -1,0 +1,426 @@
+//! The settings of listeners, TLS, SASL and connections: names, defaults, what they are for, and what may be said.
+//!
+//! They are kept as texts, since each may be said once for all listeners and again for one of them
+//! (`listener.name.<name>.<setting>`). What they come to for a listener is worked out in `listeners.rs`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+
+use broker::{Config, ConfigError};
+
+use super::listeners::{self, ClientAuthentication, TlsVersion};
+use super::spelling::list;
+use crate::tls::MappingRules;
+
+/// What secrets are shown as.
+pub const HIDDEN: &str = "[hidden]";
+
+type Check = fn(&str) -> Result<(), String>;
+
+/// Whom a setting is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scope {
+    /// The whole server.
+    Server,
+    /// Every listener, and any one of them.
+    Listeners,
+    /// Only one of them; without it, what the broker's setting of this name says holds, or nothing.
+    OneListener,
+}
+
+/// One setting.
+#[derive(Debug)]
+pub struct Row {
+    pub name: &'static str,
+    pub default: &'static str,
+    pub doc: &'static str,
+    pub scope: Scope,
+    pub secret: bool,
+    pub check: Check,
+}
+
+const fn row(
+    name: &'static str,
+    default: &'static str,
+    scope: Scope,
+    check: Check,
+    doc: &'static str,
+) -> Row {
+    Row { name, default, doc, scope, secret: false, check }
+}
+
+const fn secret(name: &'static str, scope: Scope, check: Check, doc: &'static str) -> Row {
+    Row { name, default: "", doc, scope, secret: true, check }
+}
+
+/// All of them.
+pub const ROWS: &[Row] = &[
+    row(
+        "listeners",
+        "",
+        Scope::Server,
+        |text| listeners::parse(text).map(drop),
+        "Where clients connect: NAME://host:port, separated by commas. A name is one of PLAINTEXT, SSL, SASL_PLAINTEXT and\n\
+         SASL_SSL, or any other that listener.security.protocol.map explains. Empty for PLAINTEXT on `listen`.",
+    ),
+    row(
+        "advertised.listeners",
+        "",
+        Scope::Server,
+        |text| listeners::parse_advertised(text).map(drop),
+        "The addresses that clients are told to connect to, by listener: NAME://host:port. A listener that is not named\n\
+         here tells the address that was reached.",
+    ),
+    row(
+        "listener.security.protocol.map",
+        "",
+        Scope::Server,
+        |text| listeners::parse_protocols(text).map(drop),
+        "What the listeners speak that are not named after it: INTERNAL:PLAINTEXT,OUTSIDE:SASL_SSL.",
+    ),
+    row(
+        "allow.insecure.listeners",
+        "false",
+        Scope::Server,
+        truth,
+        "Whether a listener that others can reach may do without encryption or without authentication.",
+    ),
+    row(
+        "max.connections.per.ip",
+        "2147483647",
+        Scope::Server,
+        natural::<0>,
+        "Connections from one address at most, whatever the listener. In the file the name needs quotes, since the longer\n\
+         one beside max.connections is no TOML without.",
+    ),
+    row(
+        "max.connections.per.ip.overrides",
+        "",
+        Scope::Server,
+        |text| parse_overrides(text).map(drop),
+        "The same for some addresses: 10.0.0.1:100,[::1]:200.",
+    ),
+    row(
+        "max.connection.creation.rate",
+        "2147483647",
+        Scope::Server,
+        natural::<1>,
+        "Connections taken in a second at most, over all listeners; beyond it clients wait. For single addresses there is\n\
+         the quota connection_creation_rate.",
+    ),
+    row(
+        "connection.failed.authentication.delay.ms",
+        "100",
+        Scope::Server,
+        natural::<0>,
+        "How long a client that failed to authenticate waits for its answer, in milliseconds.",
+    ),
+    row(
+        "sasl.authentication.timeout.ms",
+        "10000",
+        Scope::Server,
+        natural::<1>,
+        "A connection that has not authenticated within so many milliseconds, TLS and SASL together, is closed.",
+    ),
+    row(
+        "sasl.server.max.receive.size",
+        "524288",
+        Scope::Server,
+        natural::<1024>,
+        "Largest request before authentication, in bytes.",
+    ),
+    secret(
+        "admin.token",
+        Scope::Server,
+        token,
+        "What asks for metrics must say (Authorization: Bearer …). Needed where admin.listen is not a loopback address;\n\
+         /healthz and /readyz stay open.",
+    ),
+    row(
+        "ssl.keystore.type",
+        "PEM",
+        Scope::Listeners,
+        pem_key_store,
+        "The form of the server's key and certificates: PEM.",
+    ),
+    row(
+        "ssl.keystore.location",
+        "",
+        Scope::Listeners,
+        anything,
+        "File with the server's private key (PKCS#8, PKCS#1 or SEC1, not encrypted) and its certificate chain, as PEM. It\n\
+         is read again when it changes.",
+    ),
+    secret(
+        "ssl.keystore.key",
+        Scope::Listeners,
+        anything,
+        "The private key itself, as PEM, in place of ssl.keystore.location.",
+    ),
+    row(
+        "ssl.keystore.certificate.chain",
+        "",
+        Scope::Listeners,
+        anything,
+        "And the certificate chain that belongs to it, the server's own first.",
+    ),
+    secret(
+        "ssl.key.password",
+        Scope::Listeners,
+        no_password,
+        "For keys that are encrypted, which are not read: there is nothing to set.",
+    ),
+    row(
+        "ssl.truststore.type",
+        "PEM",
+        Scope::Listeners,
+        pem_trust_store,
+        "The form of the authorities' certificates: PEM.",
+    ),
+    row(
+        "ssl.truststore.location",
+        "",
+        Scope::Listeners,
+        anything,
+        "File with the certificates of the authorities that clients' certificates come from, as PEM. It is read again when\n\
+         it changes.",
+    ),
+    row(
+        "ssl.truststore.certificates",
+        "",
+        Scope::Listeners,
+        anything,
+        "The certificates of the authorities themselves, as PEM, in place of ssl.truststore.location.",
+    ),
+    row(
+        "ssl.client.auth",
+        "none",
+        Scope::Listeners,
+        |text| ClientAuthentication::parse(text).map(drop),
+        "Whether clients show a certificate: none, requested or required. A listener with SASL asks for one only where\n\
+         this is said for that listener.",
+    ),
+    row(
+        "ssl.principal.mapping.rules",
+        "DEFAULT",
+        Scope::Listeners,
+        |text| MappingRules::parse(text).map(drop),
+        "Makes the name of a principal of a certificate's subject: RULE:pattern/replacement/[L|U], separated by commas; the\n\
+         first that fits holds. DEFAULT is the subject as it is.",
+    ),
+    row(
+        "ssl.enabled.protocols",
+        "TLSv1.2,TLSv1.3",
+        Scope::Listeners,
+        |text| TlsVersion::parse_list(text).map(drop),
+        "Versions of TLS: TLSv1.2, TLSv1.3.",
+    ),
+    row(
+        "ssl.reload.interval.ms",
+        "5000",
+        Scope::Listeners,
+        natural::<10>,
+        "How often the files above are looked at for a change, in milliseconds.",
+    ),
+    row(
+        "sasl.enabled.mechanisms",
+        "SCRAM-SHA-512,SCRAM-SHA-256",
+        Scope::Listeners,
+        |text| listeners::parse_mechanisms(text).map(drop),
+        "How clients may authenticate: SCRAM-SHA-512, SCRAM-SHA-256, PLAIN, OAUTHBEARER.",
+    ),
+    row(
+        "connections.max.reauth.ms",
+        "0",
+        Scope::Listeners,
+        natural64::<0>,
+        "A client must authenticate again after so many milliseconds at most; 0 for never (KIP-368).",
+    ),
+    row(
+        "sasl.oauthbearer.jwks.endpoint.url",
+        "",
+        Scope::Listeners,
+        anything,
+        "Where the keys are that tokens are signed with: file:///path, https:// or http://.",
+    ),
+    row(
+        "sasl.oauthbearer.jwks.endpoint.refresh.ms",
+        "3600000",
+        Scope::Listeners,
+        natural64::<1>,
+        "How often they are fetched again, in milliseconds.",
+    ),
+    row(
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms",
+        "100",
+        Scope::Listeners,
+        natural64::<1>,
+        "How long to wait before they are fetched again after a failure, in milliseconds, at first.",
+    ),
+    row(
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
+        "10000",
+        Scope::Listeners,
+        natural64::<1>,
+        "And at most.",
+    ),
+    row(
+        "sasl.oauthbearer.expected.audience",
+        "",
+        Scope::Listeners,
+        anything,
+        "A token must be for one of these audiences, separated by commas; empty for any.",
+    ),
+    row(
+        "sasl.oauthbearer.expected.issuer",
+        "",
+        Scope::Listeners,
+        anything,
+        "A token must come from this issuer; empty for any.",
+    ),
+    row(
+        "sasl.oauthbearer.scope.claim.name",
+        "scope",
+        Scope::Listeners,
+        some,
+        "The claim of a token that holds its scope.",
+    ),
+    row(
+        "sasl.oauthbearer.sub.claim.name",
+        "sub",
+        Scope::Listeners,
+        some,
+        "The claim of a token that names its principal.",
+    ),
+    row(
+        "sasl.oauthbearer.clock.skew.seconds",
+        "30",
+        Scope::Listeners,
+        natural::<0>,
+        "How far clocks may be apart, in seconds.",
+    ),
+    row(
+        "max.connections",
+        "",
+        Scope::OneListener,
+        |text| of_the_broker("max.connections", text),
+        "Connections of this listener at most.",
+    ),
+    row(
+        "socket.request.max.bytes",
+        "",
+        Scope::OneListener,
+        |text| of_the_broker("socket.request.max.bytes", text),
+        "Largest request that this listener reads, in bytes.",
+    ),
+    row(
+        "queued.max.request.bytes",
+        "",
+        Scope::OneListener,
+        |text| of_the_broker("queued.max.request.bytes", text),
+        "Bytes of requests held in memory that came through this listener, within those of the whole server.",
+    ),
+];
+
+/// The row of this name, for the server or for all listeners.
+pub fn find(name: &str) -> Option<&'static Row> {
+    ROWS.iter().find(|row| row.name == name && row.scope != Scope::OneListener)
+}
+
+/// The row of this name that may be said for one listener.
+pub fn find_for_one(name: &str) -> Option<&'static Row> {
+    ROWS.iter().find(|row| row.name == name && row.scope != Scope::Server)
+}
+
+/// A value as it was given and as it is shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Text {
+    pub value: String,
+    pub shown: String,
+}
+
+impl fmt::Debug for Text {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shown.fmt(f)
+    }
+}
+
+/// The values that were given: by listener, in small letters, or for all (empty); then by name.
+pub type Texts = BTreeMap<(String, &'static str), Text>;
+
+/// Connections of single addresses.
+pub fn parse_overrides(text: &str) -> Result<BTreeMap<IpAddr, usize>, String> {
+    list(text)
+        .map(|part| {
+            let (address, count) = part.rsplit_once(':').ok_or(format!("{part} is not ADDRESS:COUNT"))?;
+            let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
+            let ip: IpAddr = bare.parse().map_err(|_| format!("{address} is not an address"))?;
+            let count =
+                count.trim().parse().map_err(|_| format!("{count} is not a number of connections"))?;
+            Ok((ip.to_canonical(), count))
+        })
+        .collect()
+}
+
+fn anything(_: &str) -> Result<(), String> {
+    Ok(())
+}
+
+fn some(text: &str) -> Result<(), String> {
+    if text.is_empty() { Err("it must not be empty".into()) } else { Ok(()) }
+}
+
+fn truth(text: &str) -> Result<(), String> {
+    matches!(text, "true" | "false").then_some(()).ok_or("it must be true or false".into())
+}
+
+fn natural<const MIN: i32>(text: &str) -> Result<(), String> {
+    let value: i32 = text.parse().map_err(|error: std::num::ParseIntError| error.to_string())?;
+    if value < MIN { Err(format!("it must be from {MIN} to {}", i32::MAX)) } else { Ok(()) }
+}
+
+fn natural64<const MIN: i64>(text: &str) -> Result<(), String> {
+    let value: i64 = text.parse().map_err(|error: std::num::ParseIntError| error.to_string())?;
+    if value < MIN { Err(format!("it must be from {MIN} to {}", i64::MAX)) } else { Ok(()) }
+}
+
+fn token(text: &str) -> Result<(), String> {
+    let fits = text.bytes().all(|byte| byte.is_ascii_graphic());
+    fits.then_some(()).ok_or("it may hold letters, digits and signs of ASCII, and no blanks".into())
+}
+
+fn no_password(text: &str) -> Result<(), String> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    Err("encrypted keys are not read; `openssl pkcs8 -topk8 -nocrypt -in KEY.pem -out PLAIN.pem` makes one that is, and \
+         mode 0600 keeps it from others"
+        .into())
+}
+
+fn pem_key_store(text: &str) -> Result<(), String> {
+    pem(text, "`openssl pkcs12 -in STORE.p12 -nodes -out server.pem`")
+}
+
+fn pem_trust_store(text: &str) -> Result<(), String> {
+    pem(text, "`keytool -list -rfc -keystore STORE | sed -n '/BEGIN/,/END/p' > authorities.pem`")
+}
+
+fn pem(text: &str, from_pkcs12: &str) -> Result<(), String> {
+    let first = match text {
+        "PEM" => return Ok(()),
+        "JKS" => {
+            "first `keytool -importkeystore -srckeystore STORE.jks -destkeystore STORE.p12 -deststoretype PKCS12`, then "
+        }
+        _ => "",
+    };
+    Err(format!("only PEM is read; {first}{from_pkcs12} converts a PKCS#12 store"))
+}
+
+fn of_the_broker(name: &str, text: &str) -> Result<(), String> {
+    Config::default().set(name, text).map_err(|error| match error {
+        ConfigError::Invalid { problem, .. } => problem,
+        ConfigError::Unknown { .. } => error.to_string(),
+    })
+}

@@ -1,0 +1,211 @@
+//! The server's key and certificates and the authorities of its clients, from PEM, and again when the files change.
+//!
+//! A new configuration holds for new connections; those that are open go on as they are. It also forgets the sessions
+//! that could be resumed: a client whose authority is no longer trusted must not come back by a session from before.
+//!
+//! A file that cannot be used changes nothing but the log.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ServerConfig, WebPkiClientVerifier};
+use rustls::{RootCertStore, SupportedProtocolVersion};
+
+use super::subject::Holder;
+use crate::settings::{ClientAuthentication, Pem, SslSettings, TlsVersion};
+
+/// Keys and certificates are small; a larger file is a mistake.
+const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
+/// A certificate that is about to expire is warned of so often.
+const WARNING_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+
+/// The texts that a configuration was made of.
+#[derive(Clone, PartialEq, Eq)]
+struct Texts {
+    key: Vec<u8>,
+    certificates: Vec<u8>,
+    authorities: Option<Vec<u8>>,
+}
+
+/// What a listener uses for new connections.
+struct InUse {
+    config: Arc<ServerConfig>,
+    holder: Holder,
+    texts: Texts,
+}
+
+/// The keys of one listener.
+pub struct Keys {
+    listener: String,
+    settings: SslSettings,
+    in_use: RwLock<InUse>,
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keys").field("listener", &self.listener).finish_non_exhaustive()
+    }
+}
+
+impl Keys {
+    /// Loads them for the first time. The error names the setting.
+    pub fn load(listener: &str, settings: &SslSettings) -> Result<Keys, String> {
+        let texts = read(settings)?;
+        let (config, holder) = configure(settings, &texts)?;
+        tracing::info!(listener, subject = %holder.subject, not_after = %holder.not_after_text, "the certificate in use");
+        let in_use = RwLock::new(InUse { config: Arc::new(config), holder, texts });
+        Ok(Keys { listener: listener.to_owned(), settings: settings.clone(), in_use })
+    }
+
+    /// What new connections use.
+    pub fn config(&self) -> Arc<ServerConfig> {
+        self.in_use.read().unwrap_or_else(PoisonError::into_inner).config.clone()
+    }
+
+    /// Looks at the files again: whether there is something new, which is then in use.
+    pub fn reload(&self) -> Result<bool, String> {
+        let texts = read(&self.settings)?;
+        if texts == self.in_use.read().unwrap_or_else(PoisonError::into_inner).texts {
+            return Ok(false);
+        }
+        let (config, holder) = configure(&self.settings, &texts)?;
+        let (listener, subject) = (&self.listener, &holder.subject);
+        tracing::info!(listener, %subject, not_after = %holder.not_after_text, "a new certificate is in use");
+        *self.in_use.write().unwrap_or_else(PoisonError::into_inner) =
+            InUse { config: Arc::new(config), holder, texts };
+        Ok(true)
+    }
+
+    fn warn_of_end(&self) {
+        let warning =
+            self.in_use.read().unwrap_or_else(PoisonError::into_inner).holder.warning(SystemTime::now());
+        if let Some(warning) = warning {
+            tracing::warn!(listener = %self.listener, "{warning}");
+        }
+    }
+
+    /// Looks at the files every so often, until it is dropped.
+    pub async fn watch(self: Arc<Keys>) {
+        let mut complained = None;
+        let mut warned: Option<Instant> = None;
+        loop {
+            if warned.is_none_or(|at| at.elapsed() >= WARNING_INTERVAL) {
+                self.warn_of_end();
+                warned = Some(Instant::now());
+            }
+            tokio::time::sleep(self.settings.reload_interval).await;
+            let keys = self.clone();
+            let reloaded = tokio::task::spawn_blocking(move || keys.reload()).await;
+            match reloaded.unwrap_or_else(|error| Err(error.to_string())) {
+                Ok(true) => (complained, warned) = (None, None),
+                Ok(false) => complained = None,
+                // Once for each reason, or a file that stays broken fills the log.
+                Err(error) if complained.as_ref() == Some(&error) => {}
+                Err(error) => {
+                    tracing::error!(listener = %self.listener, %error, "new keys cannot be used; the old ones stay in use");
+                    complained = Some(error);
+                }
+            }
+        }
+    }
+}
+
+fn read(settings: &SslSettings) -> Result<Texts, String> {
+    let text = |name: &str, pem: &Pem| match pem {
+        Pem::Inline(text) => Ok(text.clone().into_bytes()),
+        Pem::File(path) => read_file(path).map_err(|error| format!("{name} = {}: {error}", path.display())),
+    };
+    Ok(Texts {
+        key: text("ssl.keystore.location", &settings.key)?,
+        certificates: text("ssl.keystore.location", &settings.certificates)?,
+        authorities: match &settings.authorities {
+            Some(pem) => Some(text("ssl.truststore.location", pem)?),
+            None => None,
+        },
+    })
+}
+
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let length = std::fs::metadata(path)?.len();
+    if length > FILE_BYTES_MAX {
+        return Err(io::Error::other(format!("it has {length} bytes, too many for a key store")));
+    }
+    std::fs::read(path)
+}
+
+fn configure(settings: &SslSettings, texts: &Texts) -> Result<(ServerConfig, Holder), String> {
+    let at = |pem: &Pem, file: &'static str, inline: &'static str| match pem {
+        Pem::File(path) => format!("{file} = {}", path.display()),
+        Pem::Inline(_) => inline.to_owned(),
+    };
+    let of_key = at(&settings.key, "ssl.keystore.location", "ssl.keystore.key");
+    let of_chain = at(&settings.certificates, "ssl.keystore.location", "ssl.keystore.certificate.chain");
+    let key = private_key(&texts.key).map_err(|problem| format!("{of_key}: {problem}"))?;
+    let chain = certificates(&texts.certificates).map_err(|problem| format!("{of_chain}: {problem}"))?;
+    let holder = Holder::of(&chain[0]).map_err(|problem| format!("{of_chain}: {problem}"))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let versions: Vec<&SupportedProtocolVersion> =
+        [(TlsVersion::V1_3, &rustls::version::TLS13), (TlsVersion::V1_2, &rustls::version::TLS12)]
+            .into_iter()
+            .filter_map(|(version, supported)| settings.versions.contains(&version).then_some(supported))
+            .collect();
+    let failed = |what: &str| {
+        let what = what.to_owned();
+        move |error: rustls::Error| format!("{what}: {error}")
+    };
+    let builder = ServerConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&versions)
+        .map_err(failed("ssl.enabled.protocols"))?;
+    let builder = match (&settings.authorities, &texts.authorities) {
+        (Some(pem), Some(text)) => {
+            let of_authorities = at(pem, "ssl.truststore.location", "ssl.truststore.certificates");
+            let mut roots = RootCertStore::empty();
+            let found = certificates(text).map_err(|problem| format!("{of_authorities}: {problem}"))?;
+            for certificate in found {
+                roots.add(certificate).map_err(failed(&of_authorities))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            let verifier = match settings.client_authentication {
+                ClientAuthentication::Required => verifier,
+                ClientAuthentication::Requested | ClientAuthentication::None => {
+                    verifier.allow_unauthenticated()
+                }
+            };
+            let verifier = verifier.build().map_err(|error| format!("{of_authorities}: {error}"))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+        _ => builder.with_no_client_auth(),
+    };
+    let mut config = builder
+        .with_single_cert(chain, key)
+        .map_err(failed(&format!("{of_key}: the key and the certificate do not go together")))?;
+    config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(failed("session tickets"))?;
+    Ok((config, holder))
+}
+
+fn private_key(text: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_slice(text).map_err(|error| {
+        let encrypted = String::from_utf8_lossy(text).contains("ENCRYPTED");
+        if encrypted {
+            "the private key is encrypted, which is not read; `openssl pkcs8 -topk8 -nocrypt -in KEY.pem -out PLAIN.pem` \
+             makes one that is"
+                .to_owned()
+        } else {
+            format!("there is no private key that can be read ({error}); it must be PEM: PKCS#8, PKCS#1 or SEC1")
+        }
+    })
+}
+
+/// At least one.
+fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err("there is no certificate; it must be PEM".into()),
+        Ok(found) => Ok(found),
+        Err(error) => Err(format!("a certificate cannot be read: {error}")),
+    }
+}

@@ -1,0 +1,150 @@
+//! TLS on a listener's sockets: the handshake, and who the client is by its certificate.
+//!
+//! `keys.rs` has the server's keys, `stream.rs` what is encrypted, `subject.rs` and `mapping.rs` the names of clients.
+//! What TLS itself is, rustls knows, with the ciphers of ring.
+//!
+//! Invariants:
+//! - A handshake reads no more than [`HANDSHAKE_BYTES_MAX`] from a client that is not known yet.
+//! - There is no early data (0-RTT): nothing that was recorded can be sent again.
+//! - A certificate whose subject cannot be read or fits no rule ends the connection; it never becomes ANONYMOUS.
+
+mod keys;
+mod mapping;
+mod stream;
+mod subject;
+#[cfg(test)]
+pub mod tests;
+
+use std::io;
+
+use broker::Principal;
+use rustls::server::ServerConnection;
+use rustls::{AlertDescription, InvalidMessage};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+pub use keys::Keys;
+pub use mapping::MappingRules;
+pub use stream::TlsStream;
+use subject::Holder;
+
+/// Enough for a chain of certificates; Java's bound on handshake messages is the same.
+pub const HANDSHAKE_BYTES_MAX: usize = 32 * 1024;
+const READ_BYTES: usize = 4096;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    #[error("the client closed it")]
+    Closed,
+    #[error("the TLS handshake failed: {error}{hint}")]
+    Tls { error: rustls::Error, hint: &'static str },
+    #[error("the TLS handshake has more than {HANDSHAKE_BYTES_MAX} bytes")]
+    TooLong,
+    #[error("the client's certificate: {0}")]
+    Certificate(String),
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+}
+
+/// Shakes hands, and finds who the client is. Dropping the future closes the connection.
+pub async fn accept(
+    mut tcp: TcpStream,
+    keys: &Keys,
+    rules: &MappingRules,
+) -> Result<(TlsStream, Principal), HandshakeError> {
+    let failed = |error| HandshakeError::Tls { error, hint: "" };
+    let mut tls = ServerConnection::new(keys.config()).map_err(failed)?;
+    let mut received = 0;
+    loop {
+        let mut outgoing = Vec::new();
+        while tls.wants_write() {
+            tls.write_tls(&mut outgoing)?;
+        }
+        if !outgoing.is_empty() {
+            tcp.write_all(&outgoing).await?;
+        }
+        if !tls.is_handshaking() {
+            break;
+        }
+        tcp.readable().await?;
+        if let Err(error) = read_some(&tcp, &mut tls, &mut received) {
+            // The alert tells the client what it did wrong, if it is there to hear it.
+            stream::write_now(&tcp, &mut tls);
+            return Err(error);
+        }
+    }
+    let principal = match tls.peer_certificates().and_then(|chain| chain.first()) {
+        None => Principal::anonymous(),
+        Some(certificate) => {
+            let subject = Holder::of(certificate).map_err(HandshakeError::Certificate)?.subject;
+            let name = rules.name(&subject).ok_or_else(|| {
+                HandshakeError::Certificate(format!("no rule of ssl.principal.mapping.rules fits {subject}"))
+            })?;
+            Principal::user(&name)
+        }
+    };
+    Ok((TlsStream::new(tcp, tls), principal))
+}
+
+/// Takes what has come, if anything has.
+fn read_some(
+    tcp: &TcpStream,
+    tls: &mut ServerConnection,
+    received: &mut usize,
+) -> Result<(), HandshakeError> {
+    let mut buffer = [0; READ_BYTES];
+    let count = match tcp.try_read(&mut buffer) {
+        Ok(0) => return Err(HandshakeError::Closed),
+        Ok(count) => count,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    let first = *received == 0;
+    *received += count;
+    if *received > HANDSHAKE_BYTES_MAX {
+        return Err(HandshakeError::TooLong);
+    }
+    take(tls, &buffer[..count]).map_err(|error| match error {
+        HandshakeError::Tls { error, .. } => HandshakeError::Tls { hint: hint(&error, first), error },
+        other => other,
+    })
+}
+
+/// Hands what was received to TLS.
+fn take(tls: &mut ServerConnection, mut bytes: &[u8]) -> Result<(), HandshakeError> {
+    while !bytes.is_empty() {
+        if tls.read_tls(&mut bytes)? == 0 {
+            // It said goodbye: whatever comes behind that counts for nothing.
+            return Ok(());
+        }
+        tls.process_new_packets().map_err(|error| HandshakeError::Tls { error, hint: "" })?;
+    }
+    Ok(())
+}
+
+/// What is the matter where it is a mistake that many make.
+fn hint(error: &rustls::Error, first: bool) -> &'static str {
+    match error {
+        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) if first => {
+            "; it looks like plain text, but this listener speaks TLS (security.protocol of the client)"
+        }
+        rustls::Error::AlertReceived(
+            AlertDescription::UnknownCA
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateUnknown,
+        ) => "; the client does not trust the server's certificate",
+        rustls::Error::NoCertificatesPresented => "; ssl.client.auth is required here",
+        _ => "",
+    }
+}
+
+/// Hands any bytes to a server's end of TLS, and reads what comes of them.
+#[cfg(test)]
+pub fn fuzz(keys: &Keys, data: &[u8]) {
+    let Ok(mut tls) = ServerConnection::new(keys.config()) else { return };
+    if take(&mut tls, data).is_ok() {
+        let mut plain = Vec::new();
+        let _ = stream::read_plain(&mut tls, &mut plain, usize::MAX);
+    }
+}

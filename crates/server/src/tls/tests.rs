@@ -1,0 +1,149 @@
+//! Keys for tests, and what a client of rustls makes of the server's end: made up on the spot, since certificates expire.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::*;
+use crate::settings::{ClientAuthentication, Pem, SslSettings, TlsVersion};
+
+/// An authority, and what it signs.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pub certificate: String,
+}
+
+/// A key and a certificate, as PEM.
+pub struct Identity {
+    pub key: String,
+    pub certificate: String,
+}
+
+impl Identity {
+    pub fn pem(&self) -> String {
+        format!("{}{}", self.key, self.certificate)
+    }
+
+    pub fn der(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+        let chain = CertificateDer::pem_slice_iter(self.certificate.as_bytes()).map(Result::unwrap).collect();
+        (chain, PrivateKeyDer::from_pem_slice(self.key.as_bytes()).unwrap())
+    }
+}
+
+impl Authority {
+    pub fn new(name: &str) -> Authority {
+        let mut parameters = CertificateParams::new(Vec::<String>::new()).unwrap();
+        parameters.distinguished_name.push(DnType::CommonName, name);
+        parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let certificate = parameters.self_signed(&key).unwrap().pem();
+        Authority { issuer: Issuer::new(parameters, key), certificate }
+    }
+
+    /// For `localhost` and for clients.
+    pub fn sign(&self, name: &str) -> Identity {
+        let mut parameters = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        parameters.subject_alt_names.push(SanType::IpAddress("127.0.0.1".parse().unwrap()));
+        parameters.distinguished_name = rcgen::DistinguishedName::new();
+        parameters.distinguished_name.push(DnType::OrganizationName, "Test");
+        parameters.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        let certificate = parameters.signed_by(&key, &self.issuer).unwrap().pem();
+        Identity { key: key.serialize_pem(), certificate }
+    }
+
+    pub fn roots(&self) -> rustls::RootCertStore {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.certificate.as_bytes()).unwrap()).unwrap();
+        roots
+    }
+}
+
+/// What clients are, without a certificate or with one.
+pub fn client_config(authority: &Authority, identity: Option<&Identity>) -> rustls::ClientConfig {
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = builder.unwrap().with_root_certificates(authority.roots());
+    match identity {
+        None => builder.with_no_client_auth(),
+        Some(identity) => {
+            let (chain, key) = identity.der();
+            builder.with_client_auth_cert(chain, key).unwrap()
+        }
+    }
+}
+
+/// Settings of a listener whose key store is a file.
+pub fn ssl_settings(key_store: &Path, authority: Option<&Authority>) -> SslSettings {
+    SslSettings {
+        key: Pem::File(key_store.to_owned()),
+        certificates: Pem::File(key_store.to_owned()),
+        authorities: authority.map(|authority| Pem::Inline(authority.certificate.clone())),
+        client_authentication: match authority {
+            Some(_) => ClientAuthentication::Required,
+            None => ClientAuthentication::None,
+        },
+        mapping_rules: MappingRules::parse("DEFAULT").unwrap(),
+        versions: vec![TlsVersion::V1_2, TlsVersion::V1_3],
+        reload_interval: Duration::from_millis(20),
+    }
+}
+
+/// A key store in a directory that goes away with the test.
+pub fn key_store(identity: &Identity) -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("server.pem");
+    std::fs::write(&path, identity.pem()).unwrap();
+    (directory, path)
+}
+
+#[test]
+fn a_key_store_that_cannot_be_used_says_what_is_wrong() {
+    let authority = Authority::new("ca");
+    let (one, other) = (authority.sign("one"), authority.sign("other"));
+    let (_directory, path) = key_store(&one);
+    let shown = format!("ssl.keystore.location = {}: ", path.display());
+    let error_of = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        let error = Keys::load("TEST", &ssl_settings(&path, None)).unwrap_err();
+        error.strip_prefix(&shown).unwrap_or_else(|| panic!("{error}")).to_owned()
+    };
+    assert!(error_of("nothing").starts_with("there is no private key that can be read"));
+    assert_eq!(error_of(&one.key), "there is no certificate; it must be PEM");
+    assert!(error_of(&one.certificate).starts_with("there is no private key"));
+    assert!(
+        error_of(&format!("{}{}", one.key, other.certificate))
+            .starts_with("the key and the certificate do not go together")
+    );
+    let encrypted = one.key.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY");
+    assert!(error_of(&encrypted).contains("openssl pkcs8 -topk8 -nocrypt"));
+    std::fs::remove_file(&path).unwrap();
+    assert!(Keys::load("TEST", &ssl_settings(&path, None)).unwrap_err().contains("No such file"));
+    let mut settings = ssl_settings(&path, Some(&authority));
+    settings.authorities = Some(Pem::Inline("nothing".into()));
+    std::fs::write(&path, one.pem()).unwrap();
+    let error = Keys::load("TEST", &settings).unwrap_err();
+    assert_eq!(error, "ssl.truststore.certificates: there is no certificate; it must be PEM");
+}
+
+#[test]
+fn new_files_are_taken_and_broken_ones_are_not() {
+    let authority = Authority::new("ca");
+    let (one, other) = (authority.sign("one"), authority.sign("other"));
+    let (_directory, path) = key_store(&one);
+    let keys = Keys::load("TEST", &ssl_settings(&path, None)).unwrap();
+    let first = keys.config();
+    assert_eq!(keys.reload(), Ok(false));
+    std::fs::write(&path, format!("{}{}", one.key, other.certificate)).unwrap();
+    assert!(keys.reload().is_err());
+    std::fs::remove_file(&path).unwrap();
+    assert!(keys.reload().is_err());
+    assert!(std::sync::Arc::ptr_eq(&first, &keys.config()), "the old one stays in use");
+    std::fs::write(&path, other.pem()).unwrap();
+    assert_eq!(keys.reload(), Ok(true));
+    assert!(!std::sync::Arc::ptr_eq(&first, &keys.config()));
+    assert_eq!(keys.reload(), Ok(false));
+}
