@@ -76,7 +76,11 @@ pub fn describe(broker: &Broker, request: &m::DescribeAclsRequest) -> m::Describ
             }),
         }
     }
-    m::DescribeAclsResponse { error_message: None, resources, ..m::DescribeAclsResponse::default() }
+    m::DescribeAclsResponse {
+        error_message: Some(Text::EMPTY),
+        resources,
+        ..m::DescribeAclsResponse::default()
+    }
 }
 
 /// The ACL to add, if it can be one; the sentences are Kafka's.
@@ -141,7 +145,7 @@ pub async fn create(
         let failure = result.err();
         AclCreationResult {
             error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
-            error_message: failure.map(|failure| failure.text()),
+            error_message: Some(failure.map_or(Text::EMPTY, |failure| failure.text())),
         }
     };
     m::CreateAclsResponse {
@@ -206,7 +210,7 @@ pub async fn delete(
         },
         Err(failure) => DeleteAclsFilterResult {
             error_code: failure.code.code(),
-            error_message: Some(Text::from(failure.text().to_string())),
+            error_message: Some(failure.text()),
             matching_acls: Vec::new(),
         },
     };

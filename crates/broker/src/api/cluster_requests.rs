@@ -44,7 +44,7 @@ refused_at_the_top! {
     UnregisterBrokerRequest UnregisterBrokerResponse Alter { error_message: message },
     ListPartitionReassignmentsRequest ListPartitionReassignmentsResponse Describe { error_message: message },
     DescribeClientQuotasRequest DescribeClientQuotasResponse DescribeConfigs {
-        error_message: message, entries: |_| None
+        error_message: |_| None, entries: |_| None
     },
     DescribeLogDirsRequest DescribeLogDirsResponse Describe {},
     ListConfigResourcesRequest ListConfigResourcesResponse DescribeConfigs {},

@@ -39,7 +39,7 @@ pub async fn heartbeat(
     };
     let group_id = request.group_id.to_string();
     if let Err(error) = may_join(&broker, &caller, &request) {
-        return refused(error, None);
+        return ConsumerGroupHeartbeatResponse { error_message: None, ..refused(error, None) };
     }
     if group_id.is_empty() {
         return refused(ErrorCode::InvalidRequest, Some("GroupId can't be empty.".to_owned()));
@@ -139,7 +139,7 @@ pub fn describe(
             ..described::DescribedGroup::default()
         };
         if let Err(error) = broker.authorizer.group(caller, Operation::Describe, id) {
-            return refused(error, Text::from_static(error.message()));
+            return described::DescribedGroup { error_message: None, ..refused(error, Text::default()) };
         }
         if !broker.coordinator.serves(id) {
             return refused(

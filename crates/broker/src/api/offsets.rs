@@ -31,6 +31,8 @@ const TRANSACTION: i8 = 1;
 /// The first versions that name topics by id, and that ask for several groups.
 const IDS_FROM_VERSION: i16 = 10;
 const GROUPS_FROM_VERSION: i16 = 8;
+/// The first version of OffsetFetch with an error of its own.
+const ERROR_FROM_VERSION: i16 = 2;
 
 /// Answers FindCoordinator: this server coordinates everything.
 pub async fn find_coordinator(
@@ -68,7 +70,11 @@ pub async fn find_coordinator(
             host: if found { endpoint.host.clone() } else { Text::default() },
             port: if found { endpoint.port } else { -1 },
             error_code: error.code(),
-            error_message: (!found).then(|| Text::from_static(error.message())),
+            // Who may not see it is told by the code alone, as in Kafka.
+            error_message: match allowed {
+                Ok(()) => (!found).then(|| Text::from_static(error.message())),
+                Err(_) => Some(Text::default()),
+            },
         }
     };
     if version >= 4 {
@@ -385,7 +391,9 @@ pub fn fetch(
         });
         let error_code = error_of(&request.group_id);
         let found = match error_code == ErrorCode::GroupAuthorizationFailed.code() {
-            true => unfetched(asked.unwrap_or_default()),
+            // The first two versions have no other place for the error.
+            true if version < ERROR_FROM_VERSION => unfetched(asked.unwrap_or_default()),
+            true => Vec::new(),
             false => {
                 let (group, asked) = (&request.group_id, asked.as_deref());
                 fetch_group(broker, caller, group, asked, false, request.require_stable)
