@@ -8,7 +8,7 @@ use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use sasl::Mechanism;
+use sasl::{Mechanism, jaas};
 
 use crate::driver::Properties;
 
@@ -100,33 +100,11 @@ fn credentials(properties: &Properties) -> anyhow::Result<Credentials> {
         Some(mechanism @ (Mechanism::Plain | Mechanism::Scram(_))) => mechanism,
         _ => bail!("sasl.mechanism={name}: it is PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512"),
     };
-    let jaas = properties.get("sasl.jaas.config").map_or("", String::as_str);
+    let line = properties.get("sasl.jaas.config").map_or("", String::as_str);
     let option = |name: &str| {
-        jaas_option(jaas, name).with_context(|| format!("sasl.jaas.config is to say {name}=\"…\""))
+        jaas::option(line, name).with_context(|| format!("sasl.jaas.config is to say {name}=\"…\""))
     };
     Ok(Credentials { mechanism, user: option("username")?, password: option("password")? })
-}
-
-/// The value of an option in a JAAS line: `Module required name="value" …;`.
-pub fn jaas_option(jaas: &str, name: &str) -> Option<String> {
-    let mut rest = jaas;
-    loop {
-        let at = rest.find(name)?;
-        let starts = rest[..at].chars().next_back().is_none_or(char::is_whitespace);
-        let after = rest[at + name.len()..].trim_start();
-        rest = &rest[at + name.len()..];
-        let (true, Some(value)) = (starts, after.strip_prefix('=')) else { continue };
-        let quoted = value.trim_start().strip_prefix('"')?;
-        let mut text = String::new();
-        let mut characters = quoted.chars();
-        loop {
-            match characters.next()? {
-                '"' => return Some(text),
-                '\\' => text.push(characters.next()?),
-                character => text.push(character),
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -137,9 +137,9 @@ mod tests {
     }
 
     fn token() -> String {
-        let provider = crate::jwt::tests::Provider::new(false);
+        let provider = crate::testing::Provider::new(false);
         let header = serde_json::json!({"alg": "ES256", "kid": "one"});
-        provider.sign(&header, &crate::jwt::tests::claims(&serde_json::json!({"scope": ["a"], "aud": "b"})))
+        provider.sign(&header, &crate::testing::claims(&serde_json::json!({"scope": ["a"], "aud": "b"})))
     }
 
     #[test]

@@ -230,52 +230,15 @@ fn time_ms(claims: &Map<String, Value>, name: &str) -> Result<Option<i64>, Token
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use ring::rand::SystemRandom;
-    use ring::signature::{
-        ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair, KeyPair,
-    };
+mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::testing::{NOW_MS, Provider, claims};
 
-    pub const NOW_MS: i64 = 1_800_000_000_000;
     const NOW: i64 = NOW_MS / 1000;
 
-    /// A provider with one key.
-    pub struct Provider {
-        pair: EcdsaKeyPair,
-        wide: bool,
-    }
-
-    impl Provider {
-        pub fn new(wide: bool) -> Provider {
-            let algorithm =
-                if wide { &ECDSA_P384_SHA384_FIXED_SIGNING } else { &ECDSA_P256_SHA256_FIXED_SIGNING };
-            let random = SystemRandom::new();
-            let document = EcdsaKeyPair::generate_pkcs8(algorithm, &random).unwrap();
-            let pair = EcdsaKeyPair::from_pkcs8(algorithm, document.as_ref(), &random).unwrap();
-            Provider { pair, wide }
-        }
-
-        pub fn keys(&self) -> KeySet {
-            let point = &self.pair.public_key().as_ref()[1..];
-            let (x, y) = point.split_at(point.len() / 2);
-            let curve = if self.wide { "P-384" } else { "P-256" };
-            let (x, y) = (URL_SAFE_NO_PAD.encode(x), URL_SAFE_NO_PAD.encode(y));
-            let key = json!({"kty": "EC", "kid": "one", "crv": curve, "x": x, "y": y});
-            KeySet::parse(json!({"keys": [key]}).to_string().as_bytes()).unwrap()
-        }
-
-        pub fn sign(&self, header: &Value, claims: &Value) -> String {
-            let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
-            let signed = format!("{}.{}", part(header), part(claims));
-            let signature = self.pair.sign(&SystemRandom::new(), signed.as_bytes()).unwrap();
-            format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
-        }
-    }
-
-    pub fn expected() -> Expected {
+    fn expected() -> Expected {
         Expected {
             audiences: Vec::new(),
             issuer: None,
@@ -283,14 +246,6 @@ pub(crate) mod tests {
             scope_claim: "scope".into(),
             clock_skew: Duration::from_secs(30),
         }
-    }
-
-    pub fn claims(more: &Value) -> Value {
-        let mut claims = json!({"sub": "alice", "iat": NOW - 10, "exp": NOW + 600});
-        for (name, value) in more.as_object().unwrap() {
-            claims[name] = value.clone();
-        }
-        claims
     }
 
     fn outcome(more: &Value, expected: &Expected) -> Result<Token, TokenError> {

@@ -9,6 +9,7 @@
 //! - What proves an identity (passwords, keys, tokens) is never part of an error, nor of what `Debug` shows.
 //! - Proofs are compared in constant time.
 
+pub mod jaas;
 pub mod jwks;
 pub mod jwt;
 pub mod oauthbearer;
@@ -17,6 +18,8 @@ pub mod scram;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 use scram::Hash;
 
