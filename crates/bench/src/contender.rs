@@ -195,13 +195,19 @@ fn mainstem(
     certificate: Option<&Certificate>,
 ) -> anyhow::Result<Command> {
     let mut command = child::command(&mainstem_program(launch.arguments)?, launch.cpus)?;
-    command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "", "--data-dir"]).arg(data_dir);
-    if let Some(certificate) = certificate {
-        command.args(["--set", "listeners=SSL://127.0.0.1:0"]);
-        for (key, value) in certificate.server_settings() {
-            command.arg("--set").arg(format!("{key}={value}"));
+    command.arg("serve");
+    match certificate {
+        None => {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        Some(certificate) => {
+            command.args(["--set", "listeners=SSL://127.0.0.1:0"]);
+            for (key, value) in certificate.server_settings() {
+                command.arg("--set").arg(format!("{key}={value}"));
+            }
         }
     }
+    command.args(["--admin-listen", "", "--data-dir"]).arg(data_dir);
     // The server takes every such variable for a setting; those of its tests and builds are none.
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"MAINSTEM_"))
     {

@@ -3,12 +3,16 @@
 //!
 //! Never written per batch. Every commit is synced before it returns, so what was answered survives `kill -9`.
 
+use std::fs::{OpenOptions, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Mutex;
 
-use redb::backends::InMemoryBackend;
+use redb::backends::{FileBackend, InMemoryBackend};
 use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
 
+/// The permissions of the file.
+const OWNER_ONLY: u32 = 0o600;
 const TABLE: TableDefinition<&str, (u64, &[u8])> = TableDefinition::new("meta");
 /// The revision of the last commit, under a key that no caller can use (keys are not empty).
 const REVISION_KEY: &str = "";
@@ -79,9 +83,18 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store in `file`, or begins one. Blocks.
+    /// Opens the store in `file`, or begins one. It holds what passwords are checked against, so it is for its owner only,
+    /// also where it was not. Blocks.
     pub fn open(file: &Path) -> Result<Store, MetaError> {
-        let database = Database::builder().set_cache_size(CACHE_BYTES).create(file)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(OWNER_ONLY);
+        let opened = options.open(file).map_err(redb::Error::Io)?;
+        let mode = opened.metadata().map_err(redb::Error::Io)?.permissions().mode();
+        if mode & 0o777 != OWNER_ONLY {
+            opened.set_permissions(Permissions::from_mode(OWNER_ONLY)).map_err(redb::Error::Io)?;
+        }
+        let database =
+            Database::builder().set_cache_size(CACHE_BYTES).create_with_backend(FileBackend::new(opened)?)?;
         let begin = database.begin_read()?;
         if begin.open_table(TABLE).is_err() {
             drop(begin);
@@ -174,6 +187,18 @@ mod tests {
 
     fn put(key: &str, bytes: &[u8]) -> Change {
         Change::Put { key: key.into(), bytes: bytes.into() }
+    }
+
+    #[test]
+    fn the_file_is_for_its_owner_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("meta.redb");
+        let mode = || std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+        drop(Store::open(&file).unwrap());
+        assert_eq!(mode(), 0o600);
+        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+        drop(Store::open(&file).unwrap());
+        assert_eq!(mode(), 0o600);
     }
 
     #[test]

@@ -371,4 +371,8 @@ impl State {
 }
 
 #[cfg(test)]
+mod lobby_tests;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tls_tests;

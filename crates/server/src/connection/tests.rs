@@ -21,7 +21,7 @@ use crate::listener::{Bounds, Shared, bind, listen, run};
 use crate::lobby::Lobby;
 
 /// Far above what anything here takes, far below what CI waits for.
-const LONG: Duration = Duration::from_secs(20);
+pub const LONG: Duration = Duration::from_secs(20);
 
 /// `e`: echo. `w`: echo once the gate opens. `l`: answer 256 KiB. `n`: no answer. `b`: begin only once the gate opens,
 /// then echo. `m`: echo, and be read no more for a while. `d`: the same for long, once the gate opens. `r`: refuse. `p`:
@@ -38,11 +38,11 @@ struct Fake {
 /// For how long an `m` mutes its connection.
 const MUTED: Duration = Duration::from_millis(300);
 /// For how long an `f` is kept waiting.
-const FAILED: Duration = Duration::from_millis(100);
+pub const FAILED: Duration = Duration::from_millis(100);
 /// What a request may have before an `a`.
-const UNKNOWN_BYTES_MAX: usize = 100_000;
+pub const UNKNOWN_BYTES_MAX: usize = 100_000;
 
-fn framed(body: &[u8]) -> Bytes {
+pub fn framed(body: &[u8]) -> Bytes {
     let size = i32::try_from(body.len()).unwrap().to_be_bytes();
     Bytes::from([&size, body].concat())
 }
@@ -126,17 +126,17 @@ pub fn rules() -> Rules {
     }
 }
 
-struct Server {
-    address: SocketAddr,
-    bounds: Arc<Bounds>,
-    gate: Arc<Semaphore>,
-    begun: Arc<AtomicUsize>,
-    stop: watch::Sender<bool>,
+pub struct Server {
+    pub address: SocketAddr,
+    pub bounds: Arc<Bounds>,
+    pub gate: Arc<Semaphore>,
+    pub begun: Arc<AtomicUsize>,
+    pub stop: watch::Sender<bool>,
     running: JoinHandle<()>,
 }
 
 impl Server {
-    async fn start(change: impl FnOnce(&mut Bounds)) -> Server {
+    pub async fn start(change: impl FnOnce(&mut Bounds)) -> Server {
         let limits = Limits {
             request_bytes_max: 1 << 20,
             in_flight_max: 8,
@@ -183,20 +183,20 @@ impl Server {
         Server { address, bounds, gate, begun, stop, running }
     }
 
-    async fn client(&self) -> Client {
+    pub async fn client(&self) -> Client {
         Client(TcpStream::connect(self.address).await.unwrap())
     }
 
-    async fn begun(&self, count: usize) {
+    pub async fn begun(&self, count: usize) {
         until(|| self.begun.load(Ordering::SeqCst) >= count).await;
     }
 
-    fn held_bytes(&self) -> usize {
+    pub fn held_bytes(&self) -> usize {
         self.bounds.budget.held_bytes()
     }
 }
 
-async fn until(mut condition: impl FnMut() -> bool) {
+pub async fn until(mut condition: impl FnMut() -> bool) {
     let all = async {
         while !condition() {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -205,15 +205,15 @@ async fn until(mut condition: impl FnMut() -> bool) {
     timeout(LONG, all).await.expect("it becomes true");
 }
 
-struct Client(TcpStream);
+pub struct Client(pub TcpStream);
 
 impl Client {
-    async fn send(&mut self, body: &[u8]) {
+    pub async fn send(&mut self, body: &[u8]) {
         self.0.write_all(&framed(body)).await.unwrap();
     }
 
     /// `None` when the server closed the connection.
-    async fn receive(&mut self) -> Option<BytesMut> {
+    pub async fn receive(&mut self) -> Option<BytesMut> {
         let read = async {
             let size = self.0.read_u32().await.ok()?;
             let mut body = BytesMut::zeroed(usize::try_from(size).unwrap());

@@ -147,3 +147,88 @@ fn new_files_are_taken_and_broken_ones_are_not() {
     assert!(!std::sync::Arc::ptr_eq(&first, &keys.config()));
     assert_eq!(keys.reload(), Ok(false));
 }
+
+fn fuzz(target: impl Fn(&[u8]), seeds: &[Vec<u8>]) {
+    let seconds =
+        std::env::var("FUZZ_SECONDS").map_or(2, |seconds| seconds.parse().expect("FUZZ_SECONDS is a number"));
+    let deadline = std::time::Instant::now() + Duration::from_secs(seconds);
+    let mut rng = fastrand::Rng::new();
+    println!("fuzzing with seed {:#x}", rng.get_seed());
+    while std::time::Instant::now() < deadline {
+        let mut input = rng.choice(seeds).expect("there are seeds").clone();
+        for _ in 0..rng.usize(0..5) {
+            let at = rng.usize(0..input.len().max(1)).min(input.len());
+            match rng.u8(0..5) {
+                0 if at < input.len() => input[at] ^= 1 << rng.u8(0..8),
+                1 if at < input.len() => {
+                    input[at] = *rng.choice(&[0, 1, 0x7f, 0x80, 0xff]).expect("not empty")
+                }
+                2 => input.truncate(at),
+                3 => input.insert(at, rng.u8(..)),
+                _ => input.extend((0..rng.usize(0..40)).map(|_| rng.u8(..))),
+            }
+        }
+        target(&input);
+    }
+}
+
+/// What a client says first, in both versions, and what it sends with its certificate.
+#[test]
+fn fuzz_handshakes() {
+    let authority = Authority::new("ca");
+    let (_directory, path) = key_store(&authority.sign("server"));
+    let keys = Keys::load("TEST", &ssl_settings(&path, Some(&authority))).unwrap();
+    let hello = |versions: &[&'static rustls::SupportedProtocolVersion]| {
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let config =
+            rustls::ClientConfig::builder_with_provider(provider).with_protocol_versions(versions).unwrap();
+        let config = config.with_root_certificates(authority.roots()).with_no_client_auth();
+        let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+        let mut client = rustls::ClientConnection::new(config.into(), name).unwrap();
+        let mut bytes = Vec::new();
+        client.write_tls(&mut bytes).unwrap();
+        bytes
+    };
+    let hellos = [hello(&[&rustls::version::TLS12]), hello(&[&rustls::version::TLS13])];
+    fuzz(|data| fuzz_handshake(&keys, data), &hellos);
+}
+
+/// Records of a session that was made for them: the first bytes of the input are what is changed in them.
+#[test]
+fn fuzz_sessions() {
+    let authority = Authority::new("ca");
+    let (_directory, path) = key_store(&authority.sign("server"));
+    let keys = Keys::load("TEST", &ssl_settings(&path, None)).unwrap();
+    let config = std::sync::Arc::new(client_config(&authority, None));
+    let target = |data: &[u8]| {
+        let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+        let mut client = rustls::ClientConnection::new(config.clone(), name).unwrap();
+        let mut server = ServerConnection::new(keys.config()).unwrap();
+        while client.is_handshaking() || server.is_handshaking() {
+            let mut bytes = Vec::new();
+            client.write_tls(&mut bytes).unwrap();
+            take(&mut server, &bytes).unwrap();
+            let mut bytes = Vec::new();
+            server.write_tls(&mut bytes).unwrap();
+            client.read_tls(&mut &bytes[..]).unwrap();
+            client.process_new_packets().unwrap();
+        }
+        let mut records = Vec::new();
+        for size in [10, 3000, 17_000] {
+            std::io::Write::write_all(&mut client.writer(), &vec![7; size]).unwrap();
+            client.write_tls(&mut records).unwrap();
+        }
+        for change in data.chunks_exact(3) {
+            let at = usize::from(u16::from_be_bytes([change[0], change[1]])) % records.len();
+            records[at] ^= change[2];
+        }
+        let mut into = Vec::new();
+        let sent = records.len();
+        let _ = stream::read_records(server, records, &mut into);
+        assert!(
+            into.len() <= sent && into.iter().all(|byte| *byte == 7),
+            "nothing is read that was not sent"
+        );
+    };
+    fuzz(target, &[vec![], vec![0, 3, 1], vec![0, 200, 8, 1, 1, 1]]);
+}

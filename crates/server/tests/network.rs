@@ -1,0 +1,245 @@
+//! The real binary on a network: several listeners, TLS, what others must not reach, and what it refuses to start with.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tempfile::TempDir;
+use wire::messages::{MetadataRequest, MetadataResponse};
+use wire::{ApiKey, Bytes, Message, Reader, Text, frame};
+
+/// Far above what anything here takes.
+const LONG: Duration = Duration::from_secs(30);
+const METADATA_VERSION: i16 = 9;
+
+fn mainstem(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mainstem"));
+    command.args(arguments).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+struct Server {
+    child: Child,
+    /// What stands between `ready on` and the data directory.
+    addresses: String,
+    admin: String,
+}
+
+impl Server {
+    fn start(directory: &Path, settings: &[&str]) -> Server {
+        let mut command = mainstem(&["--data-dir", directory.to_str().unwrap()]);
+        if !settings.iter().any(|setting| setting.starts_with("admin.listen")) {
+            command.args(["--admin-listen", "127.0.0.1:0"]);
+        }
+        command.args(["--set", "log.segment.bytes=16777216", "--set", "log.reserve.bytes=0"]);
+        for setting in settings {
+            command.args(["--set", setting]);
+        }
+        let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
+        let (sender, lines) = channel();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            output.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)))
+        });
+        let ready = lines.recv_timeout(LONG).expect("a line when it is ready");
+        let between =
+            |from: &str, to: &str| ready.split_once(from).unwrap().1.split_once(to).unwrap().0.to_owned();
+        let (addresses, admin) = (between("ready on ", " (data"), between("admin ", ")"));
+        Server { child, addresses, admin }
+    }
+
+    /// The address of a listener where there are several.
+    fn address(&self, name: &str) -> String {
+        let found = self.addresses.split(", ").find_map(|part| part.strip_prefix(&format!("{name}://")));
+        found.unwrap_or_else(|| panic!("{name} in {}", self.addresses)).to_owned()
+    }
+
+    fn ask(&self, path: &str, headers: &str) -> String {
+        let mut stream = TcpStream::connect(&self.admin).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Why it does not start, and the code that it ends with.
+fn refusal(directory: &Path, settings: &[&str]) -> (Option<i32>, String) {
+    let mut command = mainstem(&["--data-dir", directory.to_str().unwrap()]);
+    if !settings.iter().any(|setting| setting.starts_with("admin.listen")) {
+        command.args(["--admin-listen", ""]);
+    }
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
+    let output = command.output().unwrap();
+    assert!(output.stdout.is_empty());
+    let errors = String::from_utf8(output.stderr).unwrap();
+    let last = errors.lines().last().unwrap_or_default().to_owned();
+    (output.status.code(), last)
+}
+
+/// The host and port that Metadata names.
+fn told(mut stream: impl Read + Write) -> (String, i32) {
+    let request = MetadataRequest { topics: Some(Vec::new()), ..MetadataRequest::default() };
+    let client = Text::from_static("test");
+    let bytes =
+        frame::encode_request(ApiKey::Metadata, METADATA_VERSION, 1, Some(&client), &request).unwrap();
+    stream.write_all(&bytes.to_bytes()).unwrap();
+    stream.flush().unwrap();
+    let mut size = [0; 4];
+    stream.read_exact(&mut size).unwrap();
+    let mut answer = vec![0; usize::try_from(u32::from_be_bytes(size)).unwrap()];
+    stream.read_exact(&mut answer).unwrap();
+    // Correlation id and tagged fields of the header.
+    let mut reader = Reader::new(Bytes::from(answer).slice(5..));
+    let response = MetadataResponse::decode(&mut reader, METADATA_VERSION).unwrap();
+    (response.brokers[0].host.to_string(), response.brokers[0].port)
+}
+
+/// An authority and a key store signed by it for `localhost`, as PEM files.
+fn keys(directory: &Path) -> (String, String) {
+    let mut parameters = CertificateParams::new(Vec::<String>::new()).unwrap();
+    parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let authority = parameters.self_signed(&key).unwrap().pem();
+    let issuer = Issuer::new(parameters, key);
+    let key = KeyPair::generate().unwrap();
+    let parameters = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    let certificate = parameters.signed_by(&key, &issuer).unwrap().pem();
+    let (store, authorities) = (directory.join("server.pem"), directory.join("authorities.pem"));
+    fs::write(&store, format!("{}{certificate}", key.serialize_pem())).unwrap();
+    fs::write(&authorities, authority).unwrap();
+    (store.display().to_string(), authorities.display().to_string())
+}
+
+/// A connection by TLS, with the key store of the server as the client's own.
+fn secured(
+    address: &str,
+    store: &str,
+    authorities: &str,
+) -> rustls::StreamOwned<rustls::ClientConnection, TcpStream> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(authorities).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config =
+        rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let chain = vec![CertificateDer::from_pem_file(store).unwrap()];
+    let config = config.with_root_certificates(roots);
+    let config = config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(store).unwrap()).unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    let client = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+    rustls::StreamOwned::new(client, TcpStream::connect(address).unwrap())
+}
+
+#[test]
+fn each_listener_tells_its_own_address_and_has_its_own_bounds() {
+    let parent = TempDir::new().unwrap();
+    let (store, authorities) = keys(parent.path());
+    let server = Server::start(
+        &parent.path().join("data"),
+        &[
+            // On all addresses, which is safe with certificates of clients.
+            "listeners=SSL://0.0.0.0:0,INSIDE://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
+            "listener.security.protocol.map=INSIDE:PLAINTEXT",
+            "advertised.listeners=SSL://broker.example.com:9093,INSIDE://inside:9",
+            "listener.name.inside.socket.request.max.bytes=1024",
+            "ssl.client.auth=required",
+            &format!("ssl.keystore.location={store}"),
+            &format!("ssl.truststore.location={authorities}"),
+        ],
+    );
+    let (inside, plain) = (server.address("INSIDE"), server.address("PLAINTEXT"));
+    assert_eq!(told(TcpStream::connect(&inside).unwrap()), ("inside".into(), 9));
+    let (host, port) = plain.rsplit_once(':').unwrap();
+    assert_eq!(told(TcpStream::connect(&plain).unwrap()), (host.into(), port.parse().unwrap()));
+    let ssl = server.address("SSL").replace("0.0.0.0", "127.0.0.1");
+    assert_eq!(told(secured(&ssl, &store, &authorities)), ("broker.example.com".into(), 9093));
+    for (address, closed) in [(&inside, true), (&plain, false)] {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        stream.write_all(&2000i32.to_be_bytes()).unwrap();
+        assert_eq!(stream.read(&mut [0]).is_ok_and(|count| count == 0), closed, "{address}");
+    }
+    let metrics = server.ask("/metrics", "");
+    assert!(metrics.contains("\nmainstem_tls_handshakes_failed_total 0\n"), "{metrics}");
+    assert!(metrics.contains("\nmainstem_connections_unauthenticated 0\n"), "{metrics}");
+}
+
+#[test]
+fn what_others_could_read_or_use_is_refused_unless_it_is_said_to_be_meant() {
+    let parent = TempDir::new().unwrap();
+    let data = parent.path().join("data");
+    let (store, _) = keys(parent.path());
+    let store = format!("ssl.keystore.location={store}");
+    let (code, error) = refusal(&data, &["listen=0.0.0.0:0"]);
+    let expected = "mainstem: listen = 0.0.0.0:0 (flag --set): the listener PLAINTEXT (PLAINTEXT) can be reached from other \
+                    machines and neither encrypts nor authenticates: use SASL_SSL, or SSL with ssl.client.auth=required. On a \
+                    network that nobody else can reach, set allow.insecure.listeners=true";
+    assert_eq!((code, error.as_str()), (Some(2), expected));
+    let (code, error) = refusal(&data, &["listeners=SSL://[::]:0", &store]);
+    assert!(
+        code == Some(2) && error.contains("does not authenticate its clients: set ssl.client.auth=required"),
+        "{error}"
+    );
+    let (code, error) = refusal(&data, &["admin.listen=0.0.0.0:0", "listen=127.0.0.1:0"]);
+    assert!(
+        code == Some(2) && error.starts_with("mainstem: admin.listen = 0.0.0.0:0 (flag --set): "),
+        "{error}"
+    );
+    assert!(error.contains("needs admin.token"), "{error}");
+    let (code, error) =
+        refusal(&data, &["listeners=SSL://127.0.0.1:0", "ssl.keystore.location=/nowhere/k.pem"]);
+    assert!(
+        code == Some(1) && error.contains("ssl.keystore.location = /nowhere/k.pem: No such file"),
+        "{error}"
+    );
+
+    let open =
+        ["listen=0.0.0.0:0", "allow.insecure.listeners=true", "admin.listen=0.0.0.0:0", "admin.token=s3cret"];
+    let mut server = Server::start(&data, &open);
+    server.admin = server.admin.replace("0.0.0.0", "127.0.0.1");
+    assert!(server.ask("/metrics", "").starts_with("HTTP/1.1 401 "));
+    assert!(server.ask("/metrics", "Authorization: Bearer s3cret\r\n").starts_with("HTTP/1.1 200 "));
+    assert!(server.ask("/readyz", "").starts_with("HTTP/1.1 200 "));
+}
+
+#[test]
+fn a_data_directory_that_others_can_change_is_refused() {
+    let parent = TempDir::new().unwrap();
+    let data = parent.path().join("data");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    drop(Server::start(&data, &["listen=127.0.0.1:0"]));
+    assert_eq!((mode(&data), mode(&data.join("meta.redb"))), (0o700, 0o600));
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o777)).unwrap();
+    let (code, error) = refusal(&data, &["listen=127.0.0.1:0"]);
+    let shown = data.display();
+    let expected = format!(
+        "mainstem: the data directory {shown} can be written to by other users (mode 0777); `chmod 700 {shown}` shuts them out"
+    );
+    assert_eq!((code, error), (Some(1), expected));
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o700)).unwrap();
+    let log = parent.path().join("log");
+    fs::create_dir(&log).unwrap();
+    fs::set_permissions(&log, fs::Permissions::from_mode(0o770)).unwrap();
+    let (code, error) = refusal(&data, &["listen=127.0.0.1:0", &format!("log.dirs={}", log.display())]);
+    assert!(code == Some(1) && error.contains("the log directory") && error.contains("mode 0770"), "{error}");
+}
