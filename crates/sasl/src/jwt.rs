@@ -299,15 +299,15 @@ mod tests {
     #[test]
     fn audience_and_issuer_are_checked() {
         let audiences = vec!["kafka".to_owned(), "other".to_owned()];
-        let strict = Expected { audiences, issuer: Some("https://idp.example.com".into()), ..expected() };
+        let strict = Expected { audiences, issuer: Some("the provider".into()), ..expected() };
         let both = |aud: Value, iss: Value| outcome(&json!({"aud": aud, "iss": iss}), &strict);
-        let issuer = json!("https://idp.example.com");
+        let issuer = json!("the provider");
         both(json!("kafka"), issuer.clone()).unwrap();
         both(json!(["x", "other"]), issuer.clone()).unwrap();
         for aud in [json!(null), json!("x"), json!([]), json!(["x"]), json!([1]), json!(7), json!("kafka ")] {
             assert_eq!(both(aud, issuer.clone()), Err(TokenError::Claim("aud".into())));
         }
-        for iss in [json!(null), json!("https://idp.example.com/"), json!(1)] {
+        for iss in [json!(null), json!("the provider/"), json!(1)] {
             assert_eq!(both(json!("kafka"), iss), Err(TokenError::Claim("iss".into())));
         }
         // A token for somebody else is not for who says nothing.
