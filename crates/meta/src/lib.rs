@@ -93,7 +93,8 @@ impl Store {
         if mode & 0o777 != OWNER_ONLY {
             opened.set_permissions(Permissions::from_mode(OWNER_ONLY)).map_err(redb::Error::Io)?;
         }
-        let database = Database::builder().set_cache_size(CACHE_BYTES).create_file(opened)?;
+        drop(opened);
+        let database = Database::builder().set_cache_size(CACHE_BYTES).create(file)?;
         let begin = database.begin_read()?;
         if begin.open_table(TABLE).is_err() {
             drop(begin);

@@ -43,7 +43,9 @@ impl Server {
             command.args(["--admin-listen", "127.0.0.1:0"]);
         }
         command.args(["--set", "log.segment.bytes=16777216", "--set", "log.reserve.bytes=0"]);
-        settings.iter().for_each(|setting| drop(command.args(["--set", setting])));
+        for setting in settings {
+            command.args(["--set", setting]);
+        }
         let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
         let (sender, lines) = channel();
         let output = BufReader::new(child.stdout.take().unwrap());
@@ -85,7 +87,9 @@ fn refusal(directory: &Path, settings: &[&str]) -> (Option<i32>, String) {
     if !settings.iter().any(|setting| setting.starts_with("admin.listen")) {
         command.args(["--admin-listen", ""]);
     }
-    settings.iter().for_each(|setting| drop(command.args(["--set", setting])));
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
     let output = command.output().unwrap();
     assert!(output.stdout.is_empty());
     let errors = String::from_utf8(output.stderr).unwrap();
