@@ -98,7 +98,7 @@ hostile: build ## Hostile bytes and clients; the server must go on serving the o
 	@tests/hostile/full-disk
 
 fuzz: toolchain ## Fuzzes each decoder and recovery for FUZZ_SECONDS (10).
-	@FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked -p mainstem-storage -p mainstem-wire -p mainstem-server fuzz
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked -p mainstem-storage -p mainstem-wire -p mainstem-sasl -p mainstem-server fuzz
 
 bench-quick: build ## Start, memory, recovery and group commit on this machine, each beside its limit.
 	@scripts/bench-quick

@@ -296,7 +296,10 @@ impl Turn<'_> {
         let arguments = self.setup.arguments;
         let contender = server.contender();
         let driver = directory.join("driver.yaml");
-        fs::write(&driver, self.setup.driver.to_yaml(contender.name(), server.bootstrap()))?;
+        fs::write(&driver, {
+            let (name, address) = (contender.name(), server.bootstrap());
+            self.setup.driver.to_yaml(name, address, server.client_properties())
+        })?;
         let mut command = child::command(&self.setup.load_program, &arguments.load_cpus)?;
         command.arg("run").arg("-d").arg(&driver).arg(self.workload_file()).arg("-o").arg(directory);
         command.args(["--contender", contender.name(), "--round", &self.round.to_string()]);

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 
+use crate::certificate::Certificate;
 use crate::child;
 use crate::interrupt;
 use crate::kafka::{self, Kafka};
@@ -32,6 +33,10 @@ pub enum Contender {
     Kafka,
     /// Apache Kafka that flushes before it answers.
     KafkaDurable,
+    /// Ours over TLS, with a certificate made for the comparison.
+    MainstemTls,
+    /// Apache Kafka with its defaults, over TLS.
+    KafkaTls,
 }
 
 /// How the servers are brought up.
@@ -83,6 +88,7 @@ pub struct Launch<'a> {
 pub struct Running {
     contender: Contender,
     bootstrap: String,
+    client_properties: Vec<(String, String)>,
     child: Child,
     log: PathBuf,
     // Dropped after the server has been stopped, with which it is removed.
@@ -96,14 +102,16 @@ impl Contender {
             Contender::Mainstem => "mainstem",
             Contender::Kafka => "kafka",
             Contender::KafkaDurable => "kafka-durable",
+            Contender::MainstemTls => "mainstem-tls",
+            Contender::KafkaTls => "kafka-tls",
         }
     }
 
     /// Where a record is when its acknowledgement is sent.
     pub fn durability(self) -> &'static str {
         match self {
-            Contender::Mainstem => "on the device before the answer",
-            Contender::Kafka => "in the page cache before the answer (Kafka's default)",
+            Contender::Mainstem | Contender::MainstemTls => "on the device before the answer",
+            Contender::Kafka | Contender::KafkaTls => "in the page cache before the answer (Kafka's default)",
             Contender::KafkaDurable => "flushed to the device before the answer (flush.messages=1)",
         }
     }
@@ -111,11 +119,16 @@ impl Contender {
     /// Finds out what would keep it from starting, and fetches what is missing; Maven's log goes to `work_dir`.
     pub fn prepare(self, arguments: &ContenderArguments, work_dir: &Path) -> anyhow::Result<()> {
         match self {
-            Contender::Mainstem => mainstem_program(arguments).map(drop),
-            Contender::Kafka | Contender::KafkaDurable => {
+            Contender::Mainstem | Contender::MainstemTls => mainstem_program(arguments).map(drop),
+            Contender::Kafka | Contender::KafkaDurable | Contender::KafkaTls => {
                 kafka::install(&arguments.kafka_version, work_dir).map(drop)
             }
         }
+    }
+
+    /// Whether its clients speak TLS.
+    fn is_tls(self) -> bool {
+        matches!(self, Contender::MainstemTls | Contender::KafkaTls)
     }
 
     /// Starts it and waits until it serves.
@@ -125,24 +138,28 @@ impl Contender {
 
     fn bring_up(self, launch: &Launch<'_>) -> anyhow::Result<Running> {
         let data = DataDirectory::create(launch.data_parent, self.name(), launch.arguments.keep_data)?;
-        match self {
-            Contender::Mainstem => {
-                let command = mainstem(launch, &data.path)?;
-                Running::spawn(self, command, data, launch, |log| mainstem_address(log).map(str::to_owned))
+        let certificate = self.is_tls().then(|| Certificate::make(launch.work_dir)).transpose()?;
+        let mut running = match self {
+            Contender::Mainstem | Contender::MainstemTls => {
+                let command = mainstem(launch, &data.path, certificate.as_ref())?;
+                Running::spawn(self, command, data, launch, |log| mainstem_address(log).map(str::to_owned))?
             }
-            Contender::Kafka | Contender::KafkaDurable => {
+            Contender::Kafka | Contender::KafkaDurable | Contender::KafkaTls => {
                 let arguments = launch.arguments;
                 let mut asked = arguments.server_config.clone();
+                asked.extend(certificate.iter().flat_map(Certificate::server_settings));
                 asked.extend(arguments.kafka_config.iter().cloned());
                 let config = kafka_config(self, &asked);
                 let (version, heap) = (&launch.arguments.kafka_version, &launch.arguments.kafka_heap);
-                let kafka = Kafka { version, heap, config: &config };
+                let kafka = Kafka { version, heap, config: &config, tls: self.is_tls() };
                 let prepared = kafka.prepare(&data.path, launch.work_dir)?;
                 let command = kafka.command(&prepared, launch.cpus)?;
                 let ready = |log: &str| log.contains(kafka::READY).then(|| prepared.bootstrap.clone());
-                Running::spawn(self, command, data, launch, ready)
+                Running::spawn(self, command, data, launch, ready)?
             }
-        }
+        };
+        running.client_properties = certificate.map(|of| of.client_properties()).unwrap_or_default();
+        Ok(running)
     }
 }
 
@@ -172,9 +189,25 @@ fn mainstem_program(arguments: &ContenderArguments) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-fn mainstem(launch: &Launch<'_>, data_dir: &Path) -> anyhow::Result<Command> {
+fn mainstem(
+    launch: &Launch<'_>,
+    data_dir: &Path,
+    certificate: Option<&Certificate>,
+) -> anyhow::Result<Command> {
     let mut command = child::command(&mainstem_program(launch.arguments)?, launch.cpus)?;
-    command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "", "--data-dir"]).arg(data_dir);
+    command.arg("serve");
+    match certificate {
+        None => {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        Some(certificate) => {
+            command.args(["--set", "listeners=SSL://127.0.0.1:0"]);
+            for (key, value) in certificate.server_settings() {
+                command.arg("--set").arg(format!("{key}={value}"));
+            }
+        }
+    }
+    command.args(["--admin-listen", "", "--data-dir"]).arg(data_dir);
     // The server takes every such variable for a setting; those of its tests and builds are none.
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"MAINSTEM_"))
     {
@@ -193,7 +226,9 @@ fn mainstem(launch: &Launch<'_>, data_dir: &Path) -> anyhow::Result<Command> {
 fn mainstem_address(log: &str) -> Option<&str> {
     let (_, rest) = log.split_once("mainstem is ready on ")?;
     // The blank behind it says that the address is there as a whole.
-    Some(rest.split_once(' ')?.0)
+    let (address, _) = rest.split_once(' ')?;
+    // A listener that is not the usual one has its name in front.
+    Some(address.split_once("://").map_or(address, |(_, address)| address))
 }
 
 impl Running {
@@ -209,7 +244,8 @@ impl Running {
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let child = command.spawn().with_context(|| format!("{command:?} cannot be run"))?;
         // From here on an error stops it.
-        let mut running = Running { contender, bootstrap: String::new(), child, log, data };
+        let (bootstrap, client_properties) = (String::new(), Vec::new());
+        let mut running = Running { contender, bootstrap, client_properties, child, log, data };
         let deadline = Instant::now() + launch.timeout;
         loop {
             interrupt::check()?;
@@ -237,6 +273,11 @@ impl Running {
     /// Host and port where clients connect.
     pub fn bootstrap(&self) -> &str {
         &self.bootstrap
+    }
+
+    /// What its clients have to be told besides.
+    pub fn client_properties(&self) -> &[(String, String)] {
+        &self.client_properties
     }
 
     /// Its process id.

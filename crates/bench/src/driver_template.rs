@@ -45,7 +45,8 @@ impl DriverTemplate {
     }
 
     /// The YAML of the driver for a server: its name says which one, so that results stand apart in OMB's charts too.
-    pub fn to_yaml(&self, contender: &str, bootstrap: &str) -> String {
+    /// `properties` are what clients have to be told of it besides its address.
+    pub fn to_yaml(&self, contender: &str, bootstrap: &str, properties: &[(String, String)]) -> String {
         let name = self.name.as_ref().map_or(contender.to_owned(), |name| format!("{name}-{contender}"));
         let mut yaml = format!("name: {}\n", json!(name));
         for (key, value) in &self.keys {
@@ -56,9 +57,17 @@ impl DriverTemplate {
         }
         for block in BLOCKS {
             let text = self.keys.get(block).and_then(Value::as_str).unwrap_or_default();
-            let address = (block == "commonConfig").then(|| format!("{BOOTSTRAP}={bootstrap}"));
-            let rest = text.lines().filter(|line| key_of(line) != BOOTSTRAP).map(str::to_owned);
-            let lines: Vec<String> = address.into_iter().chain(rest).collect();
+            let mut ours = Vec::new();
+            if block == "commonConfig" {
+                ours.push(format!("{BOOTSTRAP}={bootstrap}"));
+                ours.extend(properties.iter().map(|(key, value)| format!("{key}={value}")));
+            }
+            let is_ours = |line: &str| {
+                let key = key_of(line);
+                key == BOOTSTRAP || properties.iter().any(|(own, _)| own == key)
+            };
+            let rest = text.lines().filter(|line| !is_ours(line)).map(str::to_owned);
+            let lines: Vec<String> = ours.into_iter().chain(rest).collect();
             if lines.iter().all(|line| line.trim().is_empty()) {
                 yaml.push_str(&format!("{block}: \"\"\n"));
                 continue;
@@ -87,12 +96,20 @@ mod tests {
 
     #[test]
     fn the_standard_driver_has_the_servers_name_and_address() {
-        let driver = read(&DriverTemplate::standard().to_yaml("kafka", "127.0.0.1:5"));
+        let driver = read(&DriverTemplate::standard().to_yaml("kafka", "127.0.0.1:5", &[]));
         assert_eq!(driver["name"], "kafka");
         assert_eq!(driver["replicationFactor"], 1);
         assert_eq!(driver["topicConfig"], "");
         assert_eq!(driver["commonConfig"], "bootstrap.servers=127.0.0.1:5\n");
         assert_eq!(driver["producerConfig"], "acks=all\nlinger.ms=1\nbatch.size=131072\n");
+    }
+
+    #[test]
+    fn a_server_may_need_more_than_its_address() {
+        let text = "name: x\ncommonConfig: |\n  security.protocol=SASL_SSL\n  client.id=x\n";
+        let more = [("security.protocol".to_owned(), "SSL".to_owned())];
+        let driver = read(&DriverTemplate::parse(text).unwrap().to_yaml("a", "b:1", &more));
+        assert_eq!(driver["commonConfig"], "bootstrap.servers=b:1\nsecurity.protocol=SSL\nclient.id=x\n");
     }
 
     #[test]
@@ -102,7 +119,7 @@ mod tests {
             commonConfig: |\n  bootstrap.servers = a:1,b:2\n  client.id=x\n\
             producerConfig: |\n  acks=all\n  # because\n  linger.ms=1\n\
             consumerConfig: |\n  bootstrap.servers:c:3\n";
-        let driver = read(&DriverTemplate::parse(text).unwrap().to_yaml("mainstem", "127.0.0.1:7"));
+        let driver = read(&DriverTemplate::parse(text).unwrap().to_yaml("mainstem", "127.0.0.1:7", &[]));
         let expected = json!({
             "name": "Mine-mainstem",
             "driverClass": "io.openmessaging.benchmark.driver.kafka.KafkaBenchmarkDriver",

@@ -53,6 +53,8 @@ pub struct Kafka<'a> {
     pub heap: &'a str,
     /// Besides ours, and over them.
     pub config: &'a [(String, String)],
+    /// Whether clients speak TLS; the certificate is in `config`.
+    pub tls: bool,
 }
 
 /// A formatted data directory and how to serve it.
@@ -71,7 +73,7 @@ impl Kafka<'_> {
         let jars = install(self.version, work_dir)?;
         let [broker, controller] = free_ports()?;
         let config = work_dir.join("server.properties");
-        fs::write(&config, properties(broker, controller, data_dir, self.config)?)?;
+        fs::write(&config, properties(broker, controller, data_dir, self)?)?;
         let logging = work_dir.join("log4j2.properties");
         fs::write(&logging, LOGGING)?;
         let prepared = Prepared { jars, config, logging, bootstrap: format!("127.0.0.1:{broker}") };
@@ -105,14 +107,11 @@ impl Prepared {
 }
 
 /// The server's configuration; `data_dir` absolute. The last of two values for a key counts.
-fn properties(
-    broker: u16,
-    controller: u16,
-    data_dir: &Path,
-    config: &[(String, String)],
-) -> anyhow::Result<String> {
+fn properties(broker: u16, controller: u16, data_dir: &Path, kafka: &Kafka<'_>) -> anyhow::Result<String> {
     let data_dir = data_dir.to_str().context("the name of Kafka's data directory must be UTF-8")?;
-    let listeners = format!("PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}");
+    let protocol = if kafka.tls { "SSL" } else { "PLAINTEXT" };
+    let listeners = format!("{protocol}://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}");
+    let protocols = format!("CONTROLLER:PLAINTEXT,{protocol}:{protocol}");
     let quorum = format!("127.0.0.1:{controller}");
     let ours = [
         ("process.roles", "broker,controller"),
@@ -121,8 +120,8 @@ fn properties(
         ("controller.quorum.bootstrap.servers", &quorum),
         ("listeners", &listeners),
         ("advertised.listeners", &listeners),
-        ("listener.security.protocol.map", "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT"),
-        ("inter.broker.listener.name", "PLAINTEXT"),
+        ("listener.security.protocol.map", &protocols),
+        ("inter.broker.listener.name", protocol),
         ("log.dirs", data_dir),
         // One node cannot hold the default three copies of the internal topics.
         ("offsets.topic.replication.factor", "1"),
@@ -131,7 +130,7 @@ fn properties(
         ("share.coordinator.state.topic.replication.factor", "1"),
         ("share.coordinator.state.topic.min.isr", "1"),
     ];
-    let theirs = config.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    let theirs = kafka.config.iter().map(|(key, value)| (key.as_str(), value.as_str()));
     // A backslash escapes what follows in this format.
     let line = |(key, value): (&str, &str)| format!("{key}={}\n", value.replace('\\', "\\\\"));
     Ok(ours.into_iter().chain(theirs).map(line).collect())
@@ -270,12 +269,15 @@ mod tests {
     #[test]
     fn a_configuration_ends_with_what_was_asked_for() {
         let extra = [("log.flush.interval.messages".to_owned(), "1".to_owned())];
-        let text = properties(1001, 1002, Path::new("/data/k"), &extra).unwrap();
+        let kafka = Kafka { version: VERSION, heap: "", config: &extra, tls: false };
+        let text = properties(1001, 1002, Path::new("/data/k"), &kafka).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines.contains(&"listeners=PLAINTEXT://127.0.0.1:1001,CONTROLLER://127.0.0.1:1002"));
         assert!(lines.contains(&"controller.quorum.bootstrap.servers=127.0.0.1:1002"));
         assert!(lines.contains(&"log.dirs=/data/k"));
         assert_eq!(lines.last(), Some(&"log.flush.interval.messages=1"));
+        let text = properties(1001, 1002, Path::new("/data/k"), &Kafka { tls: true, ..kafka }).unwrap();
+        assert!(text.contains("\nlisteners=SSL://127.0.0.1:1001,CONTROLLER://127.0.0.1:1002\n"));
     }
 
     #[test]

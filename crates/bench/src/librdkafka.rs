@@ -23,7 +23,6 @@ use crate::driver::Properties;
 use crate::ledger::{BatchId, Schedule};
 use crate::pacer::Pacer;
 use crate::plan::Run;
-use crate::security::jaas_option;
 use crate::stats::{Latencies, record};
 
 /// Between two looks of a producer's thread at what is due.
@@ -106,7 +105,7 @@ fn translated(properties: &Properties) -> BTreeMap<String, String> {
             }
             "sasl.jaas.config" => {
                 for (ours, option) in [("sasl.username", "username"), ("sasl.password", "password")] {
-                    jaas_option(value, option).into_iter().for_each(|value| set(ours, &value));
+                    sasl::jaas::option(value, option).into_iter().for_each(|value| set(ours, &value));
                 }
             }
             name => set(name, value),

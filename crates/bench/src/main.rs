@@ -3,6 +3,7 @@
 //! It sees a server by its protocol only, and, where the server runs on the same machine, by what the kernel says about
 //! its process and its device.
 
+mod certificate;
 mod child;
 mod clock;
 mod compare;

@@ -8,25 +8,9 @@ use rustls::ClientConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use sasl::{Mechanism, jaas};
+
 use crate::driver::Properties;
-
-/// A SASL mechanism of the native engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mechanism {
-    Plain,
-    ScramSha256,
-    ScramSha512,
-}
-
-impl Mechanism {
-    pub fn name(self) -> &'static str {
-        match self {
-            Mechanism::Plain => "PLAIN",
-            Mechanism::ScramSha256 => "SCRAM-SHA-256",
-            Mechanism::ScramSha512 => "SCRAM-SHA-512",
-        }
-    }
-}
 
 /// A user and how to prove to be that user.
 #[derive(Clone, PartialEq, Eq)]
@@ -112,39 +96,15 @@ fn client_config(properties: &Properties) -> anyhow::Result<Arc<ClientConfig>> {
 
 fn credentials(properties: &Properties) -> anyhow::Result<Credentials> {
     let name = properties.get("sasl.mechanism").map_or("", String::as_str);
-    let mechanism = match name {
-        "PLAIN" => Mechanism::Plain,
-        "SCRAM-SHA-256" => Mechanism::ScramSha256,
-        "SCRAM-SHA-512" => Mechanism::ScramSha512,
+    let mechanism = match Mechanism::from_name(name) {
+        Some(mechanism @ (Mechanism::Plain | Mechanism::Scram(_))) => mechanism,
         _ => bail!("sasl.mechanism={name}: it is PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512"),
     };
-    let jaas = properties.get("sasl.jaas.config").map_or("", String::as_str);
+    let line = properties.get("sasl.jaas.config").map_or("", String::as_str);
     let option = |name: &str| {
-        jaas_option(jaas, name).with_context(|| format!("sasl.jaas.config is to say {name}=\"…\""))
+        jaas::option(line, name).with_context(|| format!("sasl.jaas.config is to say {name}=\"…\""))
     };
     Ok(Credentials { mechanism, user: option("username")?, password: option("password")? })
-}
-
-/// The value of an option in a JAAS line: `Module required name="value" …;`.
-pub fn jaas_option(jaas: &str, name: &str) -> Option<String> {
-    let mut rest = jaas;
-    loop {
-        let at = rest.find(name)?;
-        let starts = rest[..at].chars().next_back().is_none_or(char::is_whitespace);
-        let after = rest[at + name.len()..].trim_start();
-        rest = &rest[at + name.len()..];
-        let (true, Some(value)) = (starts, after.strip_prefix('=')) else { continue };
-        let quoted = value.trim_start().strip_prefix('"')?;
-        let mut text = String::new();
-        let mut characters = quoted.chars();
-        loop {
-            match characters.next()? {
-                '"' => return Some(text),
-                '\\' => text.push(characters.next()?),
-                character => text.push(character),
-            }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -166,7 +126,7 @@ mod tests {
         let security = Security::of(&of(&pairs)).unwrap();
         let credentials = security.credentials.unwrap();
         assert_eq!((credentials.user.as_str(), credentials.password.as_str()), ("my username", "a\"b"));
-        assert_eq!(credentials.mechanism, Mechanism::ScramSha256);
+        assert_eq!(credentials.mechanism.name(), "SCRAM-SHA-256");
         assert!(!format!("{credentials:?}").contains("a\""));
         assert!(security.tls.is_none());
     }

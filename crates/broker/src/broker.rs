@@ -26,11 +26,13 @@ use crate::metrics::{BrokerCollector, Metrics};
 use crate::partition::{Home, Partition};
 use crate::quotas::Quotas;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
+use crate::security::{AclsError, Authorizer};
 use crate::session::Sessions;
 use crate::signal::Signal;
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::transactions::TransactionCoordinator;
+use crate::users::Users;
 
 /// Name of the metadata store in the data directory.
 pub(crate) const META_FILE: &str = "meta.redb";
@@ -47,6 +49,9 @@ pub enum OpenError {
     /// The metadata store cannot be opened.
     #[error("the metadata cannot be opened: {0}")]
     Meta(#[from] MetaError),
+    /// The ACLs cannot be read.
+    #[error("the ACLs cannot be read: {0}")]
+    Acls(#[from] AclsError),
     /// The groups cannot be read.
     #[error("the consumer groups or transactions cannot be read: {0}")]
     Groups(#[from] storage::ReadError),
@@ -59,6 +64,8 @@ pub struct Broker {
     pub(crate) config: Arc<Config>,
     pub(crate) configs: Arc<ResourceConfigs>,
     pub(crate) quotas: Quotas,
+    pub(crate) authorizer: Authorizer,
+    pub(crate) users: Arc<Users>,
     pub(crate) telemetry: Telemetry,
     pub(crate) cluster_id: Text,
     pub(crate) store: Arc<Store>,
@@ -101,6 +108,8 @@ impl Broker {
             consumer_size_max: usize::try_from(config.consumer_group_size_max).unwrap_or(usize::MAX),
         };
         let quotas = Quotas::open(store.clone(), &config)?;
+        let authorizer = Authorizer::open(store.clone(), &config)?;
+        let users = Arc::new(Users::open(store.clone())?);
         let telemetry = Telemetry::new(configs.clone(), config.telemetry_max_bytes);
         let broker = Arc::new_cyclic(|broker: &Weak<Broker>| Broker {
             sessions: Sessions::new(usize::try_from(config.fetch_sessions_max).unwrap_or(0)),
@@ -108,6 +117,8 @@ impl Broker {
             config,
             configs,
             quotas,
+            authorizer,
+            users,
             telemetry,
             cluster_id,
             store,
@@ -170,6 +181,7 @@ impl Broker {
         let now_ms = self.now_ms();
         self.maintain_transaction_indexes();
         self.quotas.expire();
+        self.authorizer.audit().expire();
         for topic in self.topics.all() {
             let (config, partitions) = (topic.config(), topic.partitions());
             for partition in partitions.iter() {
@@ -204,6 +216,11 @@ impl Broker {
     /// Takes a new client connection in.
     pub fn connect(self: &Arc<Self>, origin: Origin) -> Connection {
         Connection::new(self.clone(), origin)
+    }
+
+    /// Who may log in with a password.
+    pub fn users(&self) -> &Arc<Users> {
+        &self.users
     }
 
     /// Counts a connection from `address` against the quota of that address (KIP-612). One too many is not counted, and

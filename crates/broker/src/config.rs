@@ -6,6 +6,10 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
+use wire::Text;
+
+use crate::caller::Principal;
+
 /// Why a setting is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
@@ -102,6 +106,14 @@ impl Typed for CleanupPolicy {
     const KIND: Kind = Kind::List;
 }
 
+impl Typed for AuthorizerClass {
+    const KIND: Kind = Kind::String;
+}
+
+impl Typed for SuperUsers {
+    const KIND: Kind = Kind::String;
+}
+
 /// One setting as the table has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
@@ -181,6 +193,87 @@ impl Display for CleanupPolicy {
             CleanupPolicy::Compact => "compact",
             CleanupPolicy::CompactAndDelete => "compact,delete",
         })
+    }
+}
+
+/// What decides who may do what.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum AuthorizerClass {
+    /// Nothing: everybody may do everything.
+    #[default]
+    None,
+    /// ACLs.
+    Standard,
+}
+
+/// The name that Kafka has for it.
+const STANDARD_AUTHORIZER: &str = "org.apache.kafka.metadata.authorizer.StandardAuthorizer";
+
+impl FromStr for AuthorizerClass {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<AuthorizerClass, String> {
+        match text {
+            "" => Ok(AuthorizerClass::None),
+            STANDARD_AUTHORIZER => Ok(AuthorizerClass::Standard),
+            _ => Err(format!("it must be empty or {STANDARD_AUTHORIZER}")),
+        }
+    }
+}
+
+impl Display for AuthorizerClass {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            AuthorizerClass::None => "",
+            AuthorizerClass::Standard => STANDARD_AUTHORIZER,
+        })
+    }
+}
+
+/// Principals that may do everything, separated by semicolons since a certificate's subject has commas.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SuperUsers(Vec<(String, String)>);
+
+impl SuperUsers {
+    /// Each of them.
+    pub fn principals(&self) -> impl Iterator<Item = Principal> {
+        let principal = |(kind, name): &(String, String)| Principal {
+            kind: Text::copied(kind),
+            name: Text::copied(name),
+        };
+        self.0.iter().map(principal)
+    }
+}
+
+/// None is less or more than another: the table's bounds hold for all.
+impl PartialOrd for SuperUsers {
+    fn partial_cmp(&self, _: &SuperUsers) -> Option<std::cmp::Ordering> {
+        None
+    }
+}
+
+impl FromStr for SuperUsers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SuperUsers, String> {
+        let one = |text: &str| match text.trim().split_once(':') {
+            Some((kind, name)) if !kind.is_empty() && !name.is_empty() => {
+                Ok((kind.to_owned(), name.to_owned()))
+            }
+            _ => Err(format!("{text:?} is not a principal like User:admin")),
+        };
+        text.split(';')
+            .filter(|text| !text.trim().is_empty())
+            .map(one)
+            .collect::<Result<_, _>>()
+            .map(SuperUsers)
+    }
+}
+
+impl Display for SuperUsers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let all: Vec<String> = self.0.iter().map(|(kind, name)| format!("{kind}:{name}")).collect();
+        f.write_str(&all.join(";"))
     }
 }
 
@@ -347,6 +440,12 @@ settings! {
     mutation_quota_samples: i32 = 11, "controller.quota.window.num", 1, 1000;
     /// And what one spans, in seconds.
     mutation_quota_sample_seconds: i32 = 1, "controller.quota.window.size.seconds", 1, 3600;
+    /// What decides who may do what: empty for nothing, or Kafka's StandardAuthorizer for ACLs.
+    authorizer: AuthorizerClass = AuthorizerClass::None, "authorizer.class.name", AuthorizerClass::None, AuthorizerClass::Standard;
+    /// Principals that may do everything, separated by semicolons: User:admin;User:CN=ops,O=Example.
+    super_users: SuperUsers = SuperUsers::default(), "super.users", SuperUsers::default(), SuperUsers::default();
+    /// With ACLs: whether everybody may do everything to what no ACL speaks of.
+    allow_everyone_if_no_acl: bool = false, "allow.everyone.if.no.acl.found", false, true;
     /// Bytes of metrics that a client may push at once (KIP-714).
     telemetry_max_bytes: i32 = 1_048_576, "telemetry.max.bytes", 1, i32::MAX;
 }

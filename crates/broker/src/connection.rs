@@ -12,6 +12,7 @@ use wire::messages as m;
 use wire::{ApiKey, Chunks, Message, Reader};
 
 use crate::api;
+use crate::api::cluster_requests::ClusterRequest;
 use crate::broker::Broker;
 use crate::caller::{Caller, Origin, Principal};
 use crate::quotas::Quota;
@@ -152,6 +153,21 @@ impl Call {
         Box::pin(std::future::ready(encoded))
     }
 
+    /// The answer to a request that needs a right to the cluster; refused to whom has not got it.
+    fn for_cluster<Q, W>(self, request: Q, work: impl FnOnce(Q) -> W + Send + 'static) -> Answer
+    where
+        Q: ClusterRequest + 'static,
+        W: Future<Output = Q::Answer> + Send + 'static,
+    {
+        let (broker, caller) = (self.broker.clone(), self.caller.clone());
+        self.later(async move {
+            match broker.authorizer.cluster(&caller, Q::OPERATION) {
+                Ok(()) => work(request).await,
+                Err(error) => request.refused(error),
+            }
+        })
+    }
+
     /// An answer that is worked out when its turn comes: it sees what the requests before it did.
     fn later<M: Message + Send + Sync + 'static>(
         mut self,
@@ -212,7 +228,8 @@ impl Connection {
         let request: m::ProduceRequest = call.decode()?;
         let acks = request.acks;
         let version = call.header.version;
-        let begun = call.timed(api::produce::begin(&self.broker, request, version)).await;
+        let caller = call.caller.clone();
+        let begun = call.timed(api::produce::begin(&self.broker, &caller, request, version)).await;
         if acks != 0 {
             return Ok(Some(call.later(begun.answer(self.broker.clone()))));
         }
@@ -239,15 +256,17 @@ impl Connection {
             }
             ApiKey::ListOffsets => {
                 let request: m::ListOffsetsRequest = call.decode()?;
-                call.later(api::list_offsets::answer(broker, request, version))
+                call.later(api::list_offsets::answer(broker, caller, request, version))
             }
             ApiKey::DeleteRecords => {
                 let request: m::DeleteRecordsRequest = call.decode()?;
-                call.later(api::delete_records::answer(broker, request))
+                call.later(api::delete_records::answer(broker, caller, request))
             }
             ApiKey::OffsetForLeaderEpoch => {
                 let request: m::OffsetForLeaderEpochRequest = call.decode()?;
-                call.later(async move { api::list_offsets::offset_for_leader_epoch(&broker, request) })
+                call.later(
+                    async move { api::list_offsets::offset_for_leader_epoch(&broker, &caller, request) },
+                )
             }
             ApiKey::Metadata => {
                 let request: m::MetadataRequest = call.decode()?;
@@ -267,7 +286,7 @@ impl Connection {
             }
             ApiKey::InitProducerId => {
                 let request: m::InitProducerIdRequest = call.decode()?;
-                call.later(api::init_producer_id::answer(broker, request, version))
+                call.later(api::init_producer_id::answer(broker, caller, request, version))
             }
             ApiKey::CreateTopics => {
                 let request: m::CreateTopicsRequest = call.decode()?;
@@ -291,7 +310,7 @@ impl Connection {
             }
             ApiKey::IncrementalAlterConfigs => {
                 let request: m::IncrementalAlterConfigsRequest = call.decode()?;
-                call.later(api::alter_configs::alter(broker, request))
+                call.later(api::alter_configs::alter(broker, caller, request))
             }
             _ => return self.answer_transaction(call),
         })
@@ -299,39 +318,40 @@ impl Connection {
 
     fn answer_transaction(&self, mut call: Call) -> Result<Answer, Refused> {
         let broker = self.broker.clone();
+        let caller = call.caller.clone();
         let version = call.header.version;
         Ok(match call.header.api_key {
             ApiKey::AddPartitionsToTxn => {
                 let request: m::AddPartitionsToTxnRequest = call.decode()?;
-                call.later(api::transactions::add_partitions(broker, request, version))
+                call.later(api::transactions::add_partitions(broker, caller, request, version))
             }
             ApiKey::AddOffsetsToTxn => {
                 let request: m::AddOffsetsToTxnRequest = call.decode()?;
-                call.later(api::transactions::add_offsets(broker, request, version))
+                call.later(api::transactions::add_offsets(broker, caller, request, version))
             }
             ApiKey::EndTxn => {
                 let request: m::EndTxnRequest = call.decode()?;
-                call.later(api::transactions::end(broker, request, version))
+                call.later(api::transactions::end(broker, caller, request, version))
             }
             ApiKey::TxnOffsetCommit => {
                 let request: m::TxnOffsetCommitRequest = call.decode()?;
-                call.later(api::transactions::commit_offsets(broker, request, version))
+                call.later(api::transactions::commit_offsets(broker, caller, request, version))
             }
             ApiKey::WriteTxnMarkers => {
                 let request: m::WriteTxnMarkersRequest = call.decode()?;
-                call.later(api::transactions::write_markers(broker, request))
+                call.later(api::transactions::write_markers(broker, caller, request))
             }
             ApiKey::DescribeProducers => {
                 let request: m::DescribeProducersRequest = call.decode()?;
-                call.later(async move { api::transactions::describe_producers(&broker, request) })
+                call.later(async move { api::transactions::describe_producers(&broker, &caller, request) })
             }
             ApiKey::DescribeTransactions => {
                 let request: m::DescribeTransactionsRequest = call.decode()?;
-                call.later(async move { api::transactions::describe(&broker, request) })
+                call.later(async move { api::transactions::describe(&broker, &caller, request) })
             }
             ApiKey::ListTransactions => {
                 let request: m::ListTransactionsRequest = call.decode()?;
-                call.later(async move { api::transactions::list(&broker, &request) })
+                call.later(async move { api::transactions::list(&broker, &caller, &request) })
             }
             _ => return self.answer_admin(call),
         })
@@ -368,19 +388,40 @@ impl Connection {
             }
             ApiKey::DescribeClientQuotas => {
                 let request: m::DescribeClientQuotasRequest = call.decode()?;
-                call.later(async move { api::client_quotas::describe(&broker, &request) })
+                call.for_cluster(
+                    request,
+                    |request| async move { api::client_quotas::describe(&broker, &request) },
+                )
             }
             ApiKey::AlterClientQuotas => {
                 let request: m::AlterClientQuotasRequest = call.decode()?;
-                call.later(api::client_quotas::alter(broker, request))
+                call.for_cluster(request, |request| api::client_quotas::alter(broker, caller, request))
+            }
+            ApiKey::SaslHandshake => {
+                let _: m::SaslHandshakeRequest = call.decode()?;
+                call.ready(api::sasl::handshake())
+            }
+            ApiKey::SaslAuthenticate => {
+                let _: m::SaslAuthenticateRequest = call.decode()?;
+                call.ready(api::sasl::authenticate())
+            }
+            ApiKey::DescribeUserScramCredentials => {
+                let request: m::DescribeUserScramCredentialsRequest = call.decode()?;
+                call.for_cluster(request, |request| async move {
+                    api::user_credentials::describe(&broker, &request)
+                })
+            }
+            ApiKey::AlterUserScramCredentials => {
+                let request: m::AlterUserScramCredentialsRequest = call.decode()?;
+                call.for_cluster(request, |request| api::user_credentials::alter(broker, caller, request))
             }
             ApiKey::AlterConfigs => {
                 let request: m::AlterConfigsRequest = call.decode()?;
-                call.later(api::alter_configs::replace(broker, request))
+                call.later(api::alter_configs::replace(broker, caller, request))
             }
             ApiKey::DescribeQuorum => {
                 let request: m::DescribeQuorumRequest = call.decode()?;
-                call.later(async move {
+                call.for_cluster(request, |request| async move {
                     let describe = move |broker: &Arc<Broker>| {
                         api::admin_cluster::describe_quorum(broker, &caller, &request)
                     };
@@ -389,53 +430,67 @@ impl Connection {
             }
             ApiKey::UpdateFeatures => {
                 let request: m::UpdateFeaturesRequest = call.decode()?;
-                call.ready(api::admin_cluster::update_features(&broker, &request, version))
+                call.for_cluster(request, move |request| async move {
+                    api::admin_cluster::update_features(&broker, &request, version)
+                })
             }
             ApiKey::UnregisterBroker => {
                 let request: m::UnregisterBrokerRequest = call.decode()?;
-                call.ready(api::admin_cluster::unregister_broker(&broker, &request))
+                call.for_cluster(request, |request| async move {
+                    api::admin_cluster::unregister_broker(&broker, &request)
+                })
             }
             ApiKey::ListConfigResources => {
                 let request: m::ListConfigResourcesRequest = call.decode()?;
-                call.later(async move { api::admin_configs::list_resources(&broker, &request, version) })
+                call.for_cluster(request, move |request| async move {
+                    api::admin_configs::list_resources(&broker, &request, version)
+                })
             }
             ApiKey::DescribeAcls => {
-                let _: m::DescribeAclsRequest = call.decode()?;
-                call.later(async move { api::acls::describe() })
+                let request: m::DescribeAclsRequest = call.decode()?;
+                call.for_cluster(request, |request| async move { api::acls::describe(&broker, &request) })
             }
             ApiKey::CreateAcls => {
                 let request: m::CreateAclsRequest = call.decode()?;
-                call.later(async move { api::acls::create(&request) })
+                call.for_cluster(request, |request| api::acls::create(broker, caller, request))
             }
             ApiKey::DeleteAcls => {
                 let request: m::DeleteAclsRequest = call.decode()?;
-                call.later(async move { api::acls::delete(&request) })
+                call.for_cluster(request, |request| api::acls::delete(broker, caller, request))
             }
             ApiKey::AlterReplicaLogDirs => {
                 let request: m::AlterReplicaLogDirsRequest = call.decode()?;
-                call.later(async move { api::admin_replicas::alter_replica_log_dirs(&broker, &request) })
+                call.for_cluster(request, |request| async move {
+                    api::admin_replicas::alter_replica_log_dirs(&broker, &request)
+                })
             }
             ApiKey::DescribeLogDirs => {
                 let request: m::DescribeLogDirsRequest = call.decode()?;
-                call.later(async move {
+                call.for_cluster(request, |request| async move {
                     broker.blocking(|broker| api::admin_replicas::describe_log_dirs(broker, request)).await
                 })
             }
             ApiKey::ElectLeaders => {
                 let request: m::ElectLeadersRequest = call.decode()?;
-                call.later(async move { api::admin_replicas::elect_leaders(&broker, &request) })
+                call.for_cluster(request, |request| async move {
+                    api::admin_replicas::elect_leaders(&broker, &request)
+                })
             }
             ApiKey::AlterPartitionReassignments => {
                 let request: m::AlterPartitionReassignmentsRequest = call.decode()?;
-                call.later(async move { api::admin_replicas::alter_reassignments(&broker, request) })
+                call.for_cluster(request, |request| async move {
+                    api::admin_replicas::alter_reassignments(&broker, request)
+                })
             }
             ApiKey::ListPartitionReassignments => {
-                let _: m::ListPartitionReassignmentsRequest = call.decode()?;
-                call.later(async move { api::admin_replicas::list_reassignments() })
+                let request: m::ListPartitionReassignmentsRequest = call.decode()?;
+                call.for_cluster(request, |_| async move { api::admin_replicas::list_reassignments() })
             }
             ApiKey::DescribeTopicPartitions => {
                 let request: m::DescribeTopicPartitionsRequest = call.decode()?;
-                call.later(async move { api::admin_replicas::describe_topic_partitions(&broker, request) })
+                call.later(async move {
+                    api::admin_replicas::describe_topic_partitions(&broker, &caller, request)
+                })
             }
             _ => return self.answer_group(call),
         })
@@ -456,27 +511,27 @@ impl Connection {
             }
             ApiKey::SyncGroup => {
                 let request: m::SyncGroupRequest = call.decode()?;
-                call.later(api::group_membership::sync(broker, request))
+                call.later(api::group_membership::sync(broker, caller, request))
             }
             ApiKey::Heartbeat => {
                 let request: m::HeartbeatRequest = call.decode()?;
-                call.later(async move { api::group_membership::heartbeat(&broker, &request) })
+                call.later(async move { api::group_membership::heartbeat(&broker, &caller, &request) })
             }
             ApiKey::LeaveGroup => {
                 let request: m::LeaveGroupRequest = call.decode()?;
-                call.later(async move { api::group_membership::leave(&broker, &request, version) })
+                call.later(async move { api::group_membership::leave(&broker, &caller, &request, version) })
             }
             ApiKey::OffsetCommit => {
                 let request: m::OffsetCommitRequest = call.decode()?;
-                call.later(api::offsets::commit(broker, request, version))
+                call.later(api::offsets::commit(broker, caller, request, version))
             }
             ApiKey::OffsetFetch => {
                 let request: m::OffsetFetchRequest = call.decode()?;
-                call.later(async move { api::offsets::fetch(&broker, request, version) })
+                call.later(async move { api::offsets::fetch(&broker, &caller, request, version) })
             }
             ApiKey::OffsetDelete => {
                 let request: m::OffsetDeleteRequest = call.decode()?;
-                call.later(api::offsets::delete(broker, request))
+                call.later(api::offsets::delete(broker, caller, request))
             }
             ApiKey::ConsumerGroupHeartbeat => {
                 let request: m::ConsumerGroupHeartbeatRequest = call.decode()?;
@@ -484,19 +539,19 @@ impl Connection {
             }
             ApiKey::ConsumerGroupDescribe => {
                 let request: m::ConsumerGroupDescribeRequest = call.decode()?;
-                call.later(async move { api::consumer_groups::describe(&broker, &request, version) })
+                call.later(async move { api::consumer_groups::describe(&broker, &caller, &request, version) })
             }
             ApiKey::DescribeGroups => {
                 let request: m::DescribeGroupsRequest = call.decode()?;
-                call.later(async move { api::admin_groups::describe(&broker, &request, version) })
+                call.later(async move { api::admin_groups::describe(&broker, &caller, &request, version) })
             }
             ApiKey::ListGroups => {
                 let request: m::ListGroupsRequest = call.decode()?;
-                call.later(async move { api::admin_groups::list(&broker, &request) })
+                call.later(async move { api::admin_groups::list(&broker, &caller, &request) })
             }
             ApiKey::DeleteGroups => {
                 let request: m::DeleteGroupsRequest = call.decode()?;
-                call.later(api::admin_groups::delete(broker, request))
+                call.later(api::admin_groups::delete(broker, caller, request))
             }
             other => return Err(Refused(format!("{} is not supported", other.name()))),
         })

@@ -22,6 +22,7 @@ mod oldest;
 mod partition;
 mod quotas;
 mod resource_configs;
+mod security;
 mod sequence;
 mod session;
 mod signal;
@@ -29,6 +30,7 @@ mod telemetry;
 mod topic_config;
 mod topics;
 mod transactions;
+pub mod users;
 
 pub use broker::{Broker, OpenError};
 pub use caller::{Listener, Origin, Principal};

@@ -5,6 +5,7 @@
 //! dirty again. Only dirty slots are looked at.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,10 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 use wire::Text;
 
+use crate::broker::Broker;
+use crate::caller::{Caller, Principal};
 use crate::partition::Partition;
+use crate::security::Operation;
 use crate::signal::Signal;
 
 /// A session that was used so recently is not evicted for a new one (Kafka's `min.incremental.fetch.session.eviction.ms`).
@@ -37,6 +41,10 @@ pub struct Slot {
     pub leader_epoch: i32,
     /// What the client was told last: high watermark and log start offset.
     pub told: Option<(i64, i64)>,
+    /// The name of the topic that was found.
+    pub name: Text,
+    /// Whether the client may read it.
+    pub allowed: bool,
 }
 
 /// The slots of a session, or of one fetch without a session.
@@ -49,6 +57,10 @@ pub struct Slots {
     /// Tells which slots changed.
     pub signal: Arc<Signal>,
     subscribed: bool,
+    /// What was allowed is known of this principal at this address, and of the ACLs of this version.
+    authorized: Option<(Principal, IpAddr, u64)>,
+    /// Slots that were added or changed since then.
+    unauthorized: Vec<usize>,
 }
 
 impl Slots {
@@ -79,7 +91,41 @@ impl Slots {
                 number
             }
         };
+        self.unauthorized.push(number);
         self.signal.mark(number, 0);
+    }
+
+    /// Finds out which slots the client may read: those that are new, or all of them once the ACLs have changed.
+    pub fn authorize(&mut self, broker: &Broker, caller: &Caller) {
+        let authorizer = &broker.authorizer;
+        let mut numbers = std::mem::take(&mut self.unauthorized);
+        if !authorizer.is_enabled() {
+            return;
+        }
+        let origin = &caller.origin;
+        let now = Some((origin.principal.clone(), origin.host(), authorizer.version()));
+        if self.authorized != now {
+            numbers = self.numbers();
+            self.authorized = now;
+        }
+        // Partitions of a topic mostly stand together.
+        let mut last: Option<(Text, bool)> = None;
+        for number in numbers {
+            let Some(slot) = self.slots[number].as_mut() else { continue };
+            let name = if slot.name.is_empty() { &slot.topic } else { &slot.name };
+            // A topic that is named by an id that nobody has is not there for anybody.
+            let by_unknown_id = name.is_empty();
+            let allowed = match &last {
+                _ if by_unknown_id => true,
+                Some((of, allowed)) if of == name => *allowed,
+                _ => authorizer.topic(caller, Operation::Read, name).is_ok(),
+            };
+            last = Some((name.clone(), allowed));
+            if slot.allowed != allowed {
+                slot.allowed = allowed;
+                self.signal.mark(number, 0);
+            }
+        }
     }
 
     /// Removes a slot.
@@ -166,14 +212,14 @@ impl Sessions {
     }
 
     /// Keeps `slots` as a new session, if there is room or an old one may go for it.
-    pub fn create(&self, slots: Slots) -> Result<Arc<Session>, Slots> {
+    pub fn create(&self, slots: Slots) -> Option<Arc<Session>> {
         let mut sessions = self.sessions.lock();
         if sessions.len() >= self.sessions_max {
             let oldest =
                 sessions.iter().min_by_key(|(_, (_, used))| *used).map(|(id, (_, used))| (*id, *used));
             match oldest {
                 Some((id, used)) if used.elapsed() > EVICTION_AGE => sessions.remove(&id),
-                _ => return Err(slots),
+                _ => return None,
             };
         }
         let id = loop {
@@ -185,7 +231,7 @@ impl Sessions {
         let session =
             Arc::new(Session { id, state: tokio::sync::Mutex::new(SessionState { epoch: 1, slots }) });
         sessions.insert(id, (session.clone(), Instant::now()));
-        Ok(session)
+        Some(session)
     }
 
     /// The session `id`.

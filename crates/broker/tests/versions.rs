@@ -49,6 +49,9 @@ fn default_request(api_key: ApiKey, version: i16) -> Chunks {
         EndTxn => EndTxnRequest, TxnOffsetCommit => TxnOffsetCommitRequest,
         WriteTxnMarkers => WriteTxnMarkersRequest, DescribeProducers => DescribeProducersRequest,
         DescribeClientQuotas => DescribeClientQuotasRequest, AlterClientQuotas => AlterClientQuotasRequest,
+        SaslHandshake => SaslHandshakeRequest, SaslAuthenticate => SaslAuthenticateRequest,
+        DescribeUserScramCredentials => DescribeUserScramCredentialsRequest,
+        AlterUserScramCredentials => AlterUserScramCredentialsRequest,
         GetTelemetrySubscriptions => GetTelemetrySubscriptionsRequest, PushTelemetry => PushTelemetryRequest,
         DescribeTransactions => DescribeTransactionsRequest, ListTransactions => ListTransactionsRequest,
     )

@@ -8,7 +8,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Mutex;
 
-use redb::backends::InMemoryBackend;
+use redb::backends::{FileBackend, InMemoryBackend};
 use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
 
 /// The permissions of the file.
@@ -93,8 +93,8 @@ impl Store {
         if mode & 0o777 != OWNER_ONLY {
             opened.set_permissions(Permissions::from_mode(OWNER_ONLY)).map_err(redb::Error::Io)?;
         }
-        drop(opened);
-        let database = Database::builder().set_cache_size(CACHE_BYTES).create(file)?;
+        let database =
+            Database::builder().set_cache_size(CACHE_BYTES).create_with_backend(FileBackend::new(opened)?)?;
         let begin = database.begin_read()?;
         if begin.open_table(TABLE).is_err() {
             drop(begin);

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use sasl::scram::Hash;
 
 /// An event-streaming server that speaks the Kafka protocol.
 #[derive(Debug, Parser)]
@@ -33,6 +34,22 @@ pub enum Command {
         bootstrap: Bootstrap,
         #[command(subcommand)]
         verb: GroupVerb,
+    },
+    /// Create, list and delete users with passwords.
+    User {
+        #[command(flatten)]
+        bootstrap: Bootstrap,
+        /// The data directory of a server that does not run, in place of a server.
+        #[arg(
+            id = "stopped",
+            long = "data-dir",
+            value_name = "DIR",
+            global = true,
+            conflicts_with = "address"
+        )]
+        data_dir: Option<PathBuf>,
+        #[command(subcommand)]
+        verb: UserVerb,
     },
     /// Send the lines of standard input as records.
     Produce(ProduceArguments),
@@ -75,6 +92,9 @@ pub struct Bootstrap {
     /// The server to ask.
     #[arg(long = "bootstrap", value_name = "HOST:PORT", default_value = "127.0.0.1:9092", global = true)]
     pub address: String,
+    /// A properties file as for Kafka's tools: security.protocol, ssl.*, sasl.*.
+    #[arg(long, value_name = "FILE", global = true)]
+    pub command_config: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -129,6 +149,50 @@ pub enum GroupVerb {
         #[arg(long)]
         to: Place,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum UserVerb {
+    /// Create a user, or give it another password. It is read from --password-file or else from MAINSTEM_PASSWORD.
+    Create {
+        name: String,
+        /// How it may log in, beside PLAIN; may be repeated [default: both].
+        #[arg(long = "mechanism", value_enum)]
+        mechanisms: Vec<MechanismChoice>,
+        /// How often the password is hashed, for every guess of whoever steals the metadata [default: 8192].
+        #[arg(long, value_parser = clap::value_parser!(u32).range(4096..=16384))]
+        iterations: Option<u32>,
+        /// A file with the password; - for standard input.
+        #[arg(long, value_name = "FILE")]
+        password_file: Option<PathBuf>,
+    },
+    /// List all users.
+    List,
+    /// Delete a user.
+    Delete {
+        name: String,
+        /// Only for this mechanism; may be repeated [default: both].
+        #[arg(long = "mechanism", value_enum)]
+        mechanisms: Vec<MechanismChoice>,
+    },
+}
+
+/// A mechanism for which something is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MechanismChoice {
+    #[value(name = "SCRAM-SHA-256")]
+    ScramSha256,
+    #[value(name = "SCRAM-SHA-512")]
+    ScramSha512,
+}
+
+impl MechanismChoice {
+    pub fn hash(self) -> Hash {
+        match self {
+            MechanismChoice::ScramSha256 => Hash::Sha256,
+            MechanismChoice::ScramSha512 => Hash::Sha512,
+        }
+    }
 }
 
 /// The compression of the batches that `produce` sends.

@@ -11,22 +11,29 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+pub use security::Security;
+use security::{LogIn, Stream};
 use wire::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use wire::messages::metadata_request::MetadataRequestTopic;
 use wire::messages::metadata_response::{MetadataResponseBroker, MetadataResponseTopic};
 use wire::messages::{
-    ApiVersionsRequest, ApiVersionsResponse, ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse,
+    AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse, ApiVersionsRequest,
+    ApiVersionsResponse, ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse,
     CreatePartitionsRequest, CreatePartitionsResponse, CreateTopicsRequest, CreateTopicsResponse,
     DeleteGroupsRequest, DeleteGroupsResponse, DeleteTopicsRequest, DeleteTopicsResponse,
     DescribeConfigsRequest, DescribeConfigsResponse, DescribeGroupsRequest, DescribeGroupsResponse,
-    FetchRequest, FetchResponse, FindCoordinatorRequest, FindCoordinatorResponse, HeartbeatRequest,
-    HeartbeatResponse, IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, JoinGroupRequest,
-    JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, ListGroupsRequest, ListGroupsResponse,
-    ListOffsetsRequest, ListOffsetsResponse, MetadataRequest, MetadataResponse, OffsetCommitRequest,
-    OffsetCommitResponse, OffsetFetchRequest, OffsetFetchResponse, ProduceRequest, ProduceResponse,
-    SyncGroupRequest, SyncGroupResponse,
+    DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse, FetchRequest, FetchResponse,
+    FindCoordinatorRequest, FindCoordinatorResponse, HeartbeatRequest, HeartbeatResponse,
+    IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, JoinGroupRequest, JoinGroupResponse,
+    LeaveGroupRequest, LeaveGroupResponse, ListGroupsRequest, ListGroupsResponse, ListOffsetsRequest,
+    ListOffsetsResponse, MetadataRequest, MetadataResponse, OffsetCommitRequest, OffsetCommitResponse,
+    OffsetFetchRequest, OffsetFetchResponse, ProduceRequest, ProduceResponse, SaslAuthenticateRequest,
+    SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse, SyncGroupRequest,
+    SyncGroupResponse,
 };
 use wire::{ApiKey, DecodeError, EncodeError, ErrorCode, Message, Reader, Text, frame};
+
+mod security;
 
 const CLIENT_ID: &str = "mainstem-cli";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,6 +67,8 @@ pub enum ClientError {
     Version { address: String, api: &'static str, theirs: (i16, i16), ours: RangeInclusive<i16> },
     #[error("{address} does not know {api}")]
     UnknownApi { address: String, api: &'static str },
+    #[error("{address} refused the log-in: {why}")]
+    LogIn { address: String, why: String },
     #[error(transparent)]
     Kafka(#[from] KafkaError),
 }
@@ -149,20 +158,24 @@ requests! {
     SyncGroup SyncGroupRequest SyncGroupResponse 0..=5;
     Heartbeat HeartbeatRequest HeartbeatResponse 0..=4;
     LeaveGroup LeaveGroupRequest LeaveGroupResponse 3..=5;
+    SaslHandshake SaslHandshakeRequest SaslHandshakeResponse 1..=1;
+    SaslAuthenticate SaslAuthenticateRequest SaslAuthenticateResponse 0..=2;
+    DescribeUserScramCredentials DescribeUserScramCredentialsRequest DescribeUserScramCredentialsResponse 0..=0;
+    AlterUserScramCredentials AlterUserScramCredentialsRequest AlterUserScramCredentialsResponse 0..=0;
 }
 
 /// A connection to one server.
 #[derive(Debug)]
 pub struct Peer {
     address: String,
-    stream: TcpStream,
+    stream: Stream,
     versions: HashMap<i16, (i16, i16)>,
     correlation_id: i32,
 }
 
 impl Peer {
-    /// Connects and asks which versions the server speaks.
-    pub fn connect(address: &str) -> Result<Peer, ClientError> {
+    /// Connects, asks which versions the server speaks, and logs in where that is wanted.
+    pub fn connect(address: &str, security: &Security) -> Result<Peer, ClientError> {
         let failed = |error| ClientError::Connect { address: address.into(), error };
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         for candidate in address.to_socket_addrs().map_err(failed)? {
@@ -171,9 +184,13 @@ impl Peer {
                     stream.set_nodelay(true).map_err(failed)?;
                     stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(failed)?;
                     stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(failed)?;
+                    let stream = security.wrap(stream, address).map_err(failed)?;
                     let mut peer =
                         Peer { address: address.into(), stream, versions: HashMap::new(), correlation_id: 0 };
                     peer.ask_versions()?;
+                    if let Some(log_in) = &security.log_in {
+                        peer.log_in(log_in)?;
+                    }
                     return Ok(peer);
                 }
                 Err(error) => last = error,
@@ -206,6 +223,26 @@ impl Peer {
             break;
         }
         Ok(())
+    }
+
+    fn log_in(&mut self, log_in: &LogIn) -> Result<(), ClientError> {
+        let wanted = log_in.mechanism().name();
+        let answer = self.call(&SaslHandshakeRequest { mechanism: Text::from_static(wanted) })?;
+        let refused = |address: &str, why| ClientError::LogIn { address: address.to_owned(), why };
+        if answer.error_code == ErrorCode::UnsupportedSaslMechanism.code() {
+            let offered: Vec<&str> = answer.mechanisms.iter().map(Text::as_str).collect();
+            let why = format!("it takes {}, not {wanted}", offered.join(", "));
+            return Err(refused(&self.address, why));
+        }
+        check(answer.error_code, None)?;
+        let ended = log_in.run(|message| {
+            let answer = self.call(&SaslAuthenticateRequest { auth_bytes: Bytes::from(message) })?;
+            match check(answer.error_code, answer.error_message.as_ref()) {
+                Ok(()) => Ok(String::from_utf8_lossy(&answer.auth_bytes).into_owned()),
+                Err(error) => Err(refused(&self.address, error.to_string())),
+            }
+        })?;
+        ended.map_err(|why| refused(&self.address, why))
     }
 
     /// The highest version of a request that both speak.
@@ -242,6 +279,7 @@ impl Peer {
         for part in &chunks.parts {
             self.stream.write_all(part).map_err(|error| self.lost(error))?;
         }
+        self.stream.flush().map_err(|error| self.lost(error))?;
         Ok(())
     }
 
@@ -256,7 +294,7 @@ impl Peer {
         let mut bytes = Vec::new();
         // Grows with what comes, not with what is claimed.
         let read =
-            (&self.stream).take(size as u64).read_to_end(&mut bytes).map_err(|error| self.lost(error))?;
+            (&mut self.stream).take(size as u64).read_to_end(&mut bytes).map_err(|error| self.lost(error))?;
         if read < size {
             return Err(self.lost(io::ErrorKind::UnexpectedEof.into()));
         }
@@ -307,6 +345,7 @@ pub struct Partition {
 #[derive(Debug)]
 pub struct Cluster {
     bootstrap: String,
+    security: Security,
     addresses: HashMap<i32, String>,
     controller: i32,
     peers: HashMap<String, Peer>,
@@ -314,10 +353,10 @@ pub struct Cluster {
 
 impl Cluster {
     /// Connects to the server at `bootstrap`.
-    pub fn connect(bootstrap: &str) -> Result<Cluster, ClientError> {
-        let peers = HashMap::from([(bootstrap.to_owned(), Peer::connect(bootstrap)?)]);
-        let mut cluster =
-            Cluster { bootstrap: bootstrap.into(), addresses: HashMap::new(), controller: -1, peers };
+    pub fn connect(bootstrap: &str, security: Security) -> Result<Cluster, ClientError> {
+        let peers = HashMap::from([(bootstrap.to_owned(), Peer::connect(bootstrap, &security)?)]);
+        let (bootstrap, addresses) = (bootstrap.to_owned(), HashMap::new());
+        let mut cluster = Cluster { bootstrap, security, addresses, controller: -1, peers };
         cluster.metadata(Some(&[]), false)?;
         Ok(cluster)
     }
@@ -343,7 +382,7 @@ impl Cluster {
         match self.peers.entry(address) {
             std::collections::hash_map::Entry::Occupied(peer) => Ok(peer.into_mut()),
             std::collections::hash_map::Entry::Vacant(place) => {
-                let peer = Peer::connect(place.key())?;
+                let peer = Peer::connect(place.key(), &self.security)?;
                 Ok(place.insert(peer))
             }
         }

@@ -93,6 +93,8 @@ pub enum Closing {
     Truncated,
     #[error("{0}")]
     Refused(Refused),
+    #[error("{0}")]
+    NotLoggedIn(Refused),
     #[error("it did not authenticate within sasl.authentication.timeout.ms")]
     NotAuthenticated,
     #[error("too many connections were not authenticated yet, and this one was for longest")]
@@ -117,7 +119,7 @@ impl Closing {
                 true
             }
             // Anybody can make these as often as they like; they are counted.
-            Closing::NotAuthenticated | Closing::Crowded => false,
+            Closing::NotLoggedIn(_) | Closing::NotAuthenticated | Closing::Crowded => false,
             Closing::ByClient
             | Closing::Stopping
             | Closing::Truncated
@@ -308,8 +310,12 @@ impl State {
         }
         let now = Instant::now();
         // Whoever guesses passwords waits for each; meanwhile nothing of what it sent is kept.
-        let failed = self.place.is_some() && matches!(closing, Closing::Refused(_));
-        let from = if failed { now + self.limits.failed_authentication_delay } else { now };
+        let (closing, from) = match closing {
+            Closing::Refused(refused) if self.place.is_some() => {
+                (Closing::NotLoggedIn(refused), now + self.limits.failed_authentication_delay)
+            }
+            closing => (closing, now),
+        };
         self.inbound = Inbound::new(0);
         self.ending = Some(Ending { closing, from, until: from + self.limits.drain });
     }

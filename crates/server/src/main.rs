@@ -20,6 +20,7 @@ mod log_dirs;
 mod network;
 mod outbound;
 mod process;
+mod sasl;
 mod serve;
 mod settings;
 mod tls;
@@ -44,8 +45,11 @@ fn main() -> ExitCode {
             Ok(settings) => ended(commands::print(&settings.to_toml())),
             Err(error) => refused(&error),
         },
-        Some(Command::Topic { bootstrap, verb }) => ended(commands::topic(&bootstrap.address, verb)),
-        Some(Command::Group { bootstrap, verb }) => ended(commands::group(&bootstrap.address, verb)),
+        Some(Command::Topic { bootstrap, verb }) => ended(commands::topic(&bootstrap, verb)),
+        Some(Command::Group { bootstrap, verb }) => ended(commands::group(&bootstrap, verb)),
+        Some(Command::User { bootstrap, data_dir, verb }) => {
+            ended(commands::user(&bootstrap, data_dir.as_deref(), verb))
+        }
         Some(Command::Produce(arguments)) => ended(commands::produce(&arguments)),
         Some(Command::Consume(arguments)) => ended(commands::consume(&arguments)),
         // There, a failure is 2: 1 means damage.

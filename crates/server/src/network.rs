@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use broker::{Broker, Window};
+use broker::{Broker, Origin, Window};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -18,6 +18,7 @@ use crate::budget::Budget;
 use crate::connection::Limits;
 use crate::listener::{self, Bounds, DRAIN, Shared, Tls};
 use crate::lobby::Lobby;
+use crate::sasl::{Gate, Hashing, LogIn, Report, Sasl};
 use crate::settings::{ListenerSettings, Settings};
 use crate::tls::Keys;
 
@@ -29,6 +30,7 @@ pub struct Bound {
     settings: ListenerSettings,
     socket: TcpSocket,
     keys: Option<Arc<Keys>>,
+    log_in: Option<LogIn>,
 }
 
 /// Binds every listener, and loads its keys.
@@ -37,10 +39,6 @@ pub async fn bind_all(settings: &Settings) -> anyhow::Result<Vec<Bound>> {
     for listener in &settings.listeners {
         let socket = bind(&listener.address).await?;
         check_exposure(settings, listener, socket.local_addr()?)?;
-        if listener.sasl.is_some() {
-            let problem = format!("{} wants SASL, which is not built yet", listener.name);
-            return Err(settings.refuse("listeners", problem).into());
-        }
         let keys = match &listener.ssl {
             Some(ssl) => {
                 let loaded = Keys::load(&listener.name, ssl);
@@ -50,7 +48,14 @@ pub async fn bind_all(settings: &Settings) -> anyhow::Result<Vec<Bound>> {
             }
             None => None,
         };
-        bound.push(Bound { settings: listener.clone(), socket, keys });
+        let log_in = match &listener.sasl {
+            Some(sasl) => {
+                let prepared = LogIn::prepare(sasl).await;
+                Some(prepared.with_context(|| format!("listener {}", listener.name))?)
+            }
+            None => None,
+        };
+        bound.push(Bound { settings: listener.clone(), socket, keys, log_in });
     }
     Ok(bound)
 }
@@ -120,13 +125,15 @@ pub fn start(
     settings: &Settings,
     shared: &Arc<Shared>,
     broker: &Arc<Broker>,
+    report: &Report,
     stop: &watch::Receiver<bool>,
 ) -> anyhow::Result<(Vec<String>, JoinSet<()>)> {
     let alone = bound.len() == 1;
     let (mut addresses, mut tasks) = (Vec::new(), JoinSet::new());
     // All of them listen before the first client is taken in.
-    let mut listening: Vec<(TcpListener, Arc<Bounds>)> = Vec::new();
-    for Bound { settings: of, socket, keys } in bound {
+    let mut listening: Vec<(TcpListener, Arc<Bounds>, Option<Arc<Sasl>>)> = Vec::new();
+    let hashing = Hashing::default();
+    for Bound { settings: of, socket, keys, log_in } in bound {
         let listener =
             listener::listen(socket).with_context(|| format!("cannot listen on {}", of.address))?;
         let address = listener.local_addr()?;
@@ -135,14 +142,28 @@ pub fn start(
         if let Some(keys) = keys.clone() {
             tokio::spawn(keys.watch());
         }
-        listening.push((listener, Arc::new(bounds(&of, settings, keys, shared, broker.config()))));
+        let sasl =
+            log_in.map(|log_in| Sasl::new(log_in, broker.users().clone(), hashing.clone(), report.clone()));
+        listening.push((listener, Arc::new(bounds(&of, settings, keys, shared, broker.config())), sasl));
     }
     if listening.is_empty() {
         bail!("there is no listener");
     }
-    for (listener, bounds) in listening {
+    for (listener, bounds, sasl) in listening {
         let broker = broker.clone();
-        tasks.spawn(listener::run(listener, bounds, move |origin| broker.connect(origin), stop.clone()));
+        match sasl {
+            None => {
+                let connect = move |origin| broker.connect(origin);
+                tasks.spawn(listener::run(listener, bounds, connect, stop.clone()));
+            }
+            Some(sasl) => {
+                let connect = move |origin: Origin| {
+                    let peer = origin.peer;
+                    Gate::new(sasl.clone(), broker.connect(origin), peer)
+                };
+                tasks.spawn(listener::run(listener, bounds, connect, stop.clone()));
+            }
+        }
     }
     Ok((addresses, tasks))
 }

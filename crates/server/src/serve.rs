@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use crate::admin::{self, Admin};
 use crate::log_dirs::{self, Locks};
 use crate::process;
+use crate::sasl::Report;
 use crate::settings::{LogFormat, Settings};
 use crate::{connection_metrics, listener, network};
 
@@ -72,13 +73,15 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let broker_seen = broker.clone();
     admin.watch(move || broker_seen.failure());
     let shared = network::share(&settings, &broker);
+    let report = Report::default();
     admin.register(|registry| {
         broker.register_metrics(registry);
         connection_metrics::register(&shared, registry);
+        report.register(registry);
     });
 
     let (stop, stopped) = watch::channel(false);
-    let (addresses, mut accepting) = network::start(bound, &settings, &shared, &broker, &stopped)?;
+    let (addresses, mut accepting) = network::start(bound, &settings, &shared, &broker, &report, &stopped)?;
     let address = addresses.join(", ");
     admin.set_ready(true);
     let millis = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);

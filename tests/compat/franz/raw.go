@@ -29,6 +29,7 @@ type rawRequest struct {
 	Address    string          `json:"address"`
 	Connection string          `json:"connection"`
 	Client     string          `json:"client"`
+	Source     string          `json:"source"`
 	Key        int16           `json:"key"`
 	Version    int16           `json:"version"`
 	Body       json.RawMessage `json:"body"`
@@ -197,7 +198,11 @@ func exchange(
 	connection := connections[r.Connection]
 	if connection == nil || r.Connection == "" {
 		var err error
-		if connection, err = net.DialTimeout("tcp", r.Address, requestTimeout); err != nil {
+		dialer := net.Dialer{Timeout: requestTimeout}
+		if r.Source != "" {
+			dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(r.Source)}
+		}
+		if connection, err = dialer.Dial("tcp", r.Address); err != nil {
 			return nil, err
 		}
 		if r.Connection == "" {

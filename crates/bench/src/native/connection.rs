@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use rustls::pki_types::ServerName;
+use sasl::Mechanism;
+use sasl::scram::{Client, ClientError};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -22,8 +24,7 @@ use wire::messages::{
 };
 use wire::{ApiKey, Bytes, Chunks, DecodeError, EncodeError, ErrorCode, Message, Reader, Text, frame};
 
-use crate::native::scram::{Scram, ScramError};
-use crate::security::{Credentials, Mechanism, Security};
+use crate::security::{Credentials, Security};
 
 const CLIENT_ID: &str = "mainstem-bench";
 /// For opening a connection, with all that is said on it before the first request.
@@ -234,14 +235,14 @@ async fn log_in(
         let wanted = credentials.mechanism.name();
         return Err(refused(format!("it takes {}, not {wanted}", offered.join(", "))));
     }
-    if credentials.mechanism == Mechanism::Plain {
+    let Mechanism::Scram(hash) = credentials.mechanism else {
         let token = format!("\0{}\0{}", credentials.user, credentials.password);
         authenticate(sender, receiver, token).await?;
         return Ok(());
-    }
-    let garbled = |error: ScramError| refused(error.to_string());
+    };
+    let garbled = |error: ClientError| refused(error.to_string());
     let nonce: String = std::iter::repeat_with(fastrand::alphanumeric).take(24).collect();
-    let mut scram = Scram::new(credentials.mechanism, &credentials.user, &credentials.password, nonce);
+    let mut scram = Client::new(hash, &credentials.user, &credentials.password, nonce);
     let first = authenticate(sender, receiver, scram.first()).await?;
     let last = authenticate(sender, receiver, scram.last(&first).map_err(garbled)?).await?;
     scram.check(&last).map_err(garbled)

@@ -8,7 +8,6 @@ pub mod admin;
 mod connection;
 mod consumer;
 mod producer;
-mod scram;
 mod timer;
 
 use std::future::Future;

@@ -53,7 +53,7 @@ pub fn describe_quorum(
         };
         PartitionData {
             partition_index,
-            error_message: None,
+            error_message: Some(Text::EMPTY),
             leader_id: node_id,
             leader_epoch: 0,
             high_watermark: revision,

@@ -16,6 +16,7 @@ use crate::config::{Kind, Setting};
 use crate::failure::Failure;
 use crate::group_config::GROUP_SETTINGS;
 use crate::resource_configs::{ResourceKind, is_dynamic};
+use crate::security::Operation;
 use crate::telemetry::subscription::SUBSCRIPTION_SETTINGS;
 use crate::topic_config::{DefaultFrom, ResourceSetting, TOPIC_SETTINGS};
 
@@ -239,7 +240,16 @@ fn describe_one(
     resource: &DescribeConfigsResource,
 ) -> DescribeConfigsResult {
     let keys = resource.configuration_keys.as_deref().filter(|keys| !keys.is_empty());
-    let found = described(broker, caller, resource, keys);
+    let name = resource.resource_name.as_str();
+    let allowed = match resource.resource_type {
+        TOPIC => broker.authorizer.topic(caller, Operation::DescribeConfigs, name),
+        GROUP => broker.authorizer.group(caller, Operation::DescribeConfigs, name),
+        _ => broker.authorizer.cluster(caller, Operation::DescribeConfigs),
+    };
+    let found = match allowed {
+        Ok(()) => described(broker, caller, resource, keys),
+        Err(error) => Err(error.into()),
+    };
     let shown = |described: Described| {
         let synonym = |(name, value, source): Synonym| DescribeConfigsSynonym {
             name: name.into(),

@@ -11,21 +11,35 @@ use wire::messages::{DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsReque
 use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::groups::{CONSUMER_PROTOCOL_TYPE, Group, GroupDescription, State};
+use crate::security::{Operation, ResourceType, audit};
 
 /// Types of groups.
 const CLASSIC: &str = "classic";
 const CONSUMER: &str = "consumer";
 /// From this version on a group that does not exist is an error (KIP-1043).
 const NOT_FOUND_FROM_VERSION: i16 = 6;
-/// Bits of the operations that make sense on a group: read, delete, describe, and configs.
-pub const GROUP_OPERATIONS: i32 = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11;
 
 /// Answers DescribeGroups.
-pub fn describe(broker: &Broker, request: &DescribeGroupsRequest, version: i16) -> DescribeGroupsResponse {
-    let operations = if request.include_authorized_operations { GROUP_OPERATIONS } else { i32::MIN };
+pub fn describe(
+    broker: &Broker,
+    caller: &Caller,
+    request: &DescribeGroupsRequest,
+    version: i16,
+) -> DescribeGroupsResponse {
     let describe_one = |id: &Text| {
+        if let Err(error) = broker.authorizer.group(caller, Operation::Describe, id) {
+            return DescribedGroup {
+                error_code: error.code(),
+                group_id: id.clone(),
+                authorized_operations: i32::MIN,
+                error_message: None,
+                ..DescribedGroup::default()
+            };
+        }
+        let operations = operations(broker, caller, id, request.include_authorized_operations);
         let describe = |group: &Group| {
             (group.state() != State::Dead).then(|| (group.describe(), group.consumer().is_some()))
         };
@@ -57,6 +71,11 @@ pub fn describe(broker: &Broker, request: &DescribeGroupsRequest, version: i16) 
     DescribeGroupsResponse { groups: asked.map(describe_one).collect(), ..DescribeGroupsResponse::default() }
 }
 
+/// What the caller may do to a group, if it asks (KIP-430).
+pub fn operations(broker: &Broker, caller: &Caller, id: &str, asked: bool) -> i32 {
+    if asked { broker.authorizer.operations(caller, ResourceType::Group, id) } else { i32::MIN }
+}
+
 fn describe_into(described: &mut DescribedGroup, group: GroupDescription) {
     let member = |member: crate::groups::MemberDescription| DescribedGroupMember {
         member_id: member.member_id.into(),
@@ -73,7 +92,10 @@ fn describe_into(described: &mut DescribedGroup, group: GroupDescription) {
 }
 
 /// Answers ListGroups; the filters are by state (KIP-518) and type (KIP-848), in any case.
-pub fn list(broker: &Broker, request: &ListGroupsRequest) -> ListGroupsResponse {
+pub fn list(broker: &Broker, caller: &Caller, request: &ListGroupsRequest) -> ListGroupsResponse {
+    let all = broker.authorizer.shows_cluster(caller, Operation::Describe);
+    let shown =
+        |id: &str| all || broker.authorizer.shows(caller, Operation::Describe, ResourceType::Group, id);
     let is_in = |filter: &[Text], word: &str| {
         filter.is_empty() || filter.iter().any(|wanted| wanted.as_str().eq_ignore_ascii_case(word))
     };
@@ -81,6 +103,7 @@ pub fn list(broker: &Broker, request: &ListGroupsRequest) -> ListGroupsResponse 
         .coordinator
         .all()
         .into_iter()
+        .filter(|entry| shown(entry.id()))
         .filter_map(|entry| {
             let (state, protocol_type, kind) = entry.with(|group| match group.consumer() {
                 Some(_) if group.state() == State::Dead => (State::Dead.name(), String::new(), CONSUMER),
@@ -100,14 +123,23 @@ pub fn list(broker: &Broker, request: &ListGroupsRequest) -> ListGroupsResponse 
 }
 
 /// Answers DeleteGroups.
-pub async fn delete(broker: Arc<Broker>, request: DeleteGroupsRequest) -> DeleteGroupsResponse {
+pub async fn delete(
+    broker: Arc<Broker>,
+    caller: Caller,
+    request: DeleteGroupsRequest,
+) -> DeleteGroupsResponse {
     let mut results = Vec::with_capacity(request.groups_names.len());
     for group_id in request.groups_names {
+        let allowed = broker.authorizer.group(&caller, Operation::Delete, &group_id);
         let result = match broker.coordinator.find(&group_id) {
+            _ if let Err(error) = allowed => Err(Failure::new(error)),
             _ if !broker.coordinator.serves(&group_id) => Err(Failure::new(ErrorCode::NotCoordinator)),
             None => Err(Failure::new(ErrorCode::GroupIdNotFound)),
             Some(entry) => broker.coordinator.delete(&entry).await.map_err(Failure::from),
         };
+        if result.is_ok() {
+            audit::changed(&caller.origin, "deleted group", &group_id, "");
+        }
         results.push(DeletableGroupResult {
             group_id,
             error_code: result.as_ref().err().map_or(0, |failure| failure.code.code()),

@@ -11,10 +11,12 @@ use wire::messages::describe_topic_partitions_response as dtp;
 use wire::messages::elect_leaders_response as el;
 use wire::{ErrorCode, Text};
 
-use crate::api::metadata::{NO_LEADER, TOPIC_OPERATIONS};
+use crate::api::metadata::NO_LEADER;
 use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::partition::{LEADER_EPOCH, Partition};
+use crate::security::{Operation, ResourceType};
 use crate::topics::Topic;
 
 /// What a log directory's size is when it is not known (KIP-827).
@@ -231,12 +233,26 @@ pub fn list_reassignments() -> m::ListPartitionReassignmentsResponse {
 /// Answers DescribeTopicPartitions: topics by name, so many partitions at once, and where to go on.
 pub fn describe_topic_partitions(
     broker: &Broker,
+    caller: &Caller,
     request: m::DescribeTopicPartitionsRequest,
 ) -> m::DescribeTopicPartitionsResponse {
-    let mut names: BTreeSet<Text> = match request.topics.is_empty() {
+    let mut forbidden = Vec::new();
+    let everything = request.topics.is_empty();
+    let mut names: BTreeSet<Text> = match everything {
         true => broker.topics.all().iter().map(|topic| topic.name.clone()).collect(),
         false => request.topics.into_iter().map(|topic| topic.name).collect(),
     };
+    let (authorizer, see) = (&broker.authorizer, Operation::Describe);
+    names.retain(|name| {
+        if everything {
+            return authorizer.shows(caller, see, ResourceType::Topic, name);
+        }
+        let allowed = authorizer.topic(caller, see, name);
+        if let Err(error) = allowed {
+            forbidden.push(refused(name.clone(), error));
+        }
+        allowed.is_ok()
+    });
     let mut first_index = 0;
     if let Some(cursor) = request.cursor {
         names.retain(|name| name.as_str() >= cursor.topic_name.as_str());
@@ -253,11 +269,7 @@ pub fn describe_topic_partitions(
             break;
         }
         let Some(topic) = broker.topics.find(&name) else {
-            topics.push(dtp::DescribeTopicPartitionsResponseTopic {
-                error_code: ErrorCode::UnknownTopicOrPartition.code(),
-                name: Some(name),
-                ..dtp::DescribeTopicPartitionsResponseTopic::default()
-            });
+            topics.push(refused(name, ErrorCode::UnknownTopicOrPartition));
             continue;
         };
         let partitions = topic.partitions();
@@ -268,11 +280,13 @@ pub fn describe_topic_partitions(
             let partition_index = i32::try_from(next).unwrap_or(i32::MAX);
             next_cursor = Some(dtp::Cursor { topic_name: name, partition_index });
         }
-        topics.push(with_partitions(&topic, shown));
+        let operations = authorizer.operations(caller, ResourceType::Topic, &topic.name);
+        topics.push(with_partitions(&topic, shown, operations));
         if next_cursor.is_some() {
             break;
         }
     }
+    topics.extend(forbidden);
     m::DescribeTopicPartitionsResponse {
         topics,
         next_cursor,
@@ -280,9 +294,18 @@ pub fn describe_topic_partitions(
     }
 }
 
+fn refused(name: Text, error: ErrorCode) -> dtp::DescribeTopicPartitionsResponseTopic {
+    dtp::DescribeTopicPartitionsResponseTopic {
+        error_code: error.code(),
+        name: Some(name),
+        ..dtp::DescribeTopicPartitionsResponseTopic::default()
+    }
+}
+
 fn with_partitions(
     topic: &Topic,
     partitions: Vec<dtp::DescribeTopicPartitionsResponsePartition>,
+    topic_authorized_operations: i32,
 ) -> dtp::DescribeTopicPartitionsResponseTopic {
     dtp::DescribeTopicPartitionsResponseTopic {
         error_code: 0,
@@ -290,7 +313,7 @@ fn with_partitions(
         topic_id: topic.id,
         is_internal: topic.is_internal(),
         partitions,
-        topic_authorized_operations: TOPIC_OPERATIONS,
+        topic_authorized_operations,
     }
 }
 

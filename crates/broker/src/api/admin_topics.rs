@@ -19,6 +19,7 @@ use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::quotas::Payer;
+use crate::security::{Operation, ResourceType, audit};
 use crate::topic_config::topic_setting;
 use crate::topics::Topic;
 
@@ -61,7 +62,7 @@ pub async fn create(
     let mut topics: Vec<CreatableTopicResult> = Vec::with_capacity(named.len());
     for topic in &request.topics {
         let result = match named[&topic.name] {
-            1 => create_one(&broker, topic, request.validate_only, &mut mutations).await,
+            1 => create_one(&broker, &caller, topic, request.validate_only, &mut mutations).await,
             _ if topics.iter().any(|done| done.name == topic.name) => continue,
             _ => Err(Failure::because(ErrorCode::InvalidRequest, "Duplicate topic name.")),
         };
@@ -78,10 +79,16 @@ pub async fn create(
 
 async fn create_one(
     broker: &Arc<Broker>,
+    caller: &Caller,
     topic: &CreatableTopic,
     validate_only: bool,
     mutations: &mut Mutations,
 ) -> Result<CreatableTopicResult, Failure> {
+    let authorizer = &broker.authorizer;
+    if !authorizer.shows_cluster(caller, Operation::Create) {
+        let allowed = authorizer.topic(caller, Operation::Create, &topic.name);
+        allowed.map_err(|error| Failure::because(error, "Authorization failed."))?;
+    }
     let partitions = partitions_of(broker, topic)?;
     let mut configs = BTreeMap::new();
     for config in &topic.configs {
@@ -104,8 +111,24 @@ async fn create_one(
     let id = if validate_only {
         Uuid::nil()
     } else {
-        broker.create_topic(&topic.name, partitions, configs).await?.id
+        let details = format!("partitions {partitions}, settings {configs:?}");
+        let created = broker.create_topic(&topic.name, partitions, configs).await?;
+        audit::changed(&caller.origin, "created topic", &topic.name, &details);
+        created.id
     };
+    if !authorizer.shows(caller, Operation::DescribeConfigs, ResourceType::Topic, &topic.name) {
+        // Its settings and what follows from them are not shown (KIP-525).
+        return Ok(CreatableTopicResult {
+            name: topic.name.clone(),
+            topic_id: id,
+            error_message: None,
+            topic_config_error_code: ErrorCode::TopicAuthorizationFailed.code(),
+            num_partitions: -1,
+            replication_factor: -1,
+            configs: Some(Vec::new()),
+            ..CreatableTopicResult::default()
+        });
+    }
     let config_of = |described: Described| CreatableTopicConfigs {
         name: Text::from_static(described.name),
         value: Some(Text::from(described.value)),
@@ -178,13 +201,30 @@ pub async fn delete(
     let mut responses = Vec::new();
     let by_name = request.topic_names.iter().map(|name| (Some(name.clone()), Uuid::nil()));
     let by_state = request.topics.iter().map(|topic| (topic.name.clone(), topic.topic_id));
+    let all = broker.authorizer.shows_cluster(&caller, Operation::Delete);
+    let sees =
+        |name: &str| all || broker.authorizer.shows(&caller, Operation::Describe, ResourceType::Topic, name);
     let asked: Vec<(Option<Text>, Uuid)> = if version >= 6 { by_state.collect() } else { by_name.collect() };
     for (name, id) in asked {
+        let may = |name: &str| match all {
+            true => Ok(()),
+            false => broker.authorizer.topic(&caller, Operation::Delete, name),
+        };
         let found: Result<Arc<Topic>, ErrorCode> = match (&name, id.is_nil()) {
             (Some(_), false) | (None, true) => Err(ErrorCode::InvalidRequest),
-            (Some(name), true) => broker.topics.find(name).ok_or(ErrorCode::UnknownTopicOrPartition),
-            (None, false) => broker.topics.find_id(&id).ok_or(ErrorCode::UnknownTopicId),
+            // Who may not see it is not told whether it is there.
+            (Some(name), true) => match (broker.topics.find(name), may(name)) {
+                (Some(topic), allowed) => allowed.map(|()| topic),
+                (None, Err(error)) if !sees(name) => Err(error),
+                (None, _) => Err(ErrorCode::UnknownTopicOrPartition),
+            },
+            (None, false) => match broker.topics.find_id(&id) {
+                Some(topic) => may(&topic.name).map(|()| topic),
+                None => Err(ErrorCode::UnknownTopicId),
+            },
         };
+        let shown = found.as_ref().err() == Some(&ErrorCode::TopicAuthorizationFailed) && !id.is_nil();
+        let shown = broker.topics.find_id(&id).filter(|topic| shown && sees(&topic.name));
         let result = match found {
             Err(error) => Err(error.into()),
             Ok(topic) if topic.is_internal() => give_up_lost(&broker, topic).await,
@@ -197,13 +237,16 @@ pub async fn delete(
             }
         };
         let mut answer = DeletableTopicResult {
-            name,
+            name: name.or(shown.map(|topic| topic.name.clone())),
             topic_id: id,
             error_message: None,
             ..DeletableTopicResult::default()
         };
         match result {
-            Ok(topic) => (answer.name, answer.topic_id) = (Some(topic.name.clone()), topic.id),
+            Ok(topic) => {
+                audit::changed(&caller.origin, "deleted topic", &topic.name, "");
+                (answer.name, answer.topic_id) = (Some(topic.name.clone()), topic.id);
+            }
             Err(failure) => {
                 answer.error_code = failure.code.code();
                 answer.error_message = Some(failure.text());
@@ -241,7 +284,14 @@ pub async fn create_partitions(
     let mut mutations = Mutations { broker: broker.clone(), payer: caller.payer(), strict, throttle_ms: 0 };
     let mut results = Vec::with_capacity(request.topics.len());
     for topic in request.topics {
-        let result = create_partitions_of(&broker, &topic, request.validate_only, &mut mutations).await;
+        let result = match broker.authorizer.topic(&caller, Operation::Alter, &topic.name) {
+            Ok(()) => create_partitions_of(&broker, &topic, request.validate_only, &mut mutations).await,
+            Err(error) => Err(error.into()),
+        };
+        if result.is_ok() && !request.validate_only {
+            let details = format!("to {}", topic.count);
+            audit::changed(&caller.origin, "added partitions to topic", &topic.name, &details);
+        }
         let failure = result.err();
         results.push(CreatePartitionsTopicResult {
             name: topic.name,

@@ -14,10 +14,12 @@ use wire::{ErrorCode, Text};
 
 use crate::api::admin_configs::{BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TOPIC};
 use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::config::Kind;
 use crate::failure::Failure;
 use crate::group_config::check_group_configs;
 use crate::resource_configs::{Overrides, ResourceKind, check_broker_configs};
+use crate::security::{Operation, audit};
 use crate::telemetry::subscription::Subscription;
 use crate::topic_config::topic_setting;
 use crate::topics::check_name;
@@ -41,6 +43,7 @@ fn refused(why: impl Into<String>) -> Failure {
 /// Answers IncrementalAlterConfigs.
 pub async fn alter(
     broker: Arc<Broker>,
+    caller: Caller,
     request: IncrementalAlterConfigsRequest,
 ) -> IncrementalAlterConfigsResponse {
     let twice = named_twice(&request.resources);
@@ -48,7 +51,7 @@ pub async fn alter(
     for resource in request.resources {
         let failure = match twice.contains(&key(&resource)) {
             true => Some(refused(TWICE)),
-            false => alter_one(&broker, &resource, request.validate_only, false).await.err(),
+            false => alter_one(&broker, &caller, &resource, request.validate_only, false).await.err(),
         };
         responses.push(AlterConfigsResourceResponse {
             error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
@@ -61,7 +64,11 @@ pub async fn alter(
 }
 
 /// Answers AlterConfigs, the older API: what is not named goes back to its default.
-pub async fn replace(broker: Arc<Broker>, request: m::AlterConfigsRequest) -> m::AlterConfigsResponse {
+pub async fn replace(
+    broker: Arc<Broker>,
+    caller: Caller,
+    request: m::AlterConfigsRequest,
+) -> m::AlterConfigsResponse {
     let set = |config: m::alter_configs_request::AlterableConfig| AlterableConfig {
         name: config.name,
         config_operation: SET,
@@ -78,7 +85,7 @@ pub async fn replace(broker: Arc<Broker>, request: m::AlterConfigsRequest) -> m:
     for resource in resources {
         let failure = match twice.contains(&key(&resource)) {
             true => Some(refused(TWICE)),
-            false => alter_one(&broker, &resource, request.validate_only, true).await.err(),
+            false => alter_one(&broker, &caller, &resource, request.validate_only, true).await.err(),
         };
         responses.push(m::alter_configs_response::AlterConfigsResourceResponse {
             error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
@@ -105,6 +112,39 @@ fn twice<T: Hash + Eq + Clone>(items: impl Iterator<Item = T>) -> HashSet<T> {
 }
 
 async fn alter_one(
+    broker: &Arc<Broker>,
+    caller: &Caller,
+    resource: &AlterConfigsResource,
+    validate_only: bool,
+    replace: bool,
+) -> Result<(), Failure> {
+    let name = resource.resource_name.as_str();
+    match resource.resource_type {
+        TOPIC => broker.authorizer.topic(caller, Operation::AlterConfigs, name)?,
+        GROUP => broker.authorizer.group(caller, Operation::AlterConfigs, name)?,
+        _ => broker.authorizer.cluster(caller, Operation::AlterConfigs)?,
+    }
+    alter_allowed(broker, resource, validate_only, replace).await?;
+    if !validate_only {
+        let changes: Vec<String> = resource.configs.iter().map(shown).collect();
+        let what = if replace { "replaced settings of" } else { "changed settings of" };
+        audit::changed(&caller.origin, what, name, &changes.join(", "));
+    }
+    Ok(())
+}
+
+/// A change as the audit log has it: what was done to which setting.
+fn shown(config: &AlterableConfig) -> String {
+    let value = config.value.as_ref().map(Text::as_str).unwrap_or_default();
+    match config.config_operation {
+        SET => format!("{} = {value:?}", config.name),
+        DELETE => format!("{} deleted", config.name),
+        APPEND => format!("{} += {value:?}", config.name),
+        _ => format!("{} -= {value:?}", config.name),
+    }
+}
+
+async fn alter_allowed(
     broker: &Arc<Broker>,
     resource: &AlterConfigsResource,
     validate_only: bool,

@@ -11,8 +11,10 @@ use wire::messages::{
 use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::quotas::{CLIENT_ID, ENTITIES_MAX, Entity, IP, Quota, USER, Values};
+use crate::security::audit;
 
 /// Bytes of a name: names are held in memory.
 const NAME_BYTES_MAX: usize = 1024;
@@ -129,8 +131,10 @@ impl Filter {
 /// Answers AlterClientQuotas. All entities that can be changed are changed at once.
 pub async fn alter(
     broker: Arc<Broker>,
+    caller: Caller,
     request: m::AlterClientQuotasRequest,
 ) -> m::AlterClientQuotasResponse {
+    let validate_only = request.validate_only;
     let results = broker
         .blocking(move |broker| {
             // Before the lock: whether an address is one may take asking for it.
@@ -144,6 +148,9 @@ pub async fn alter(
         })
         .await;
     let entry = |(entity, result): Changed| {
+        if result.is_ok() && !validate_only {
+            audit::changed(&caller.origin, "changed quotas of", &format!("{entity:?}"), "");
+        }
         let failure = result.err();
         altered::EntryData {
             error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),

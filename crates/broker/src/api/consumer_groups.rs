@@ -10,7 +10,7 @@ use wire::messages::{
 };
 use wire::{ErrorCode, Text};
 
-use super::admin_groups::GROUP_OPERATIONS;
+use super::admin_groups::operations;
 use super::offsets::ready;
 use crate::broker::Broker;
 use crate::caller::Caller;
@@ -19,6 +19,7 @@ use crate::groups::consumer::{
     ConsumerGroup, ConsumerMember, HeartbeatReply, HeartbeatRequest, Partitions, Refused, listed,
 };
 use crate::groups::{Group, GroupError, State};
+use crate::security::{Operation, ResourceType};
 
 /// Kinds of members in ConsumerGroupDescribe.
 const CLASSIC_MEMBER: i8 = 0;
@@ -37,6 +38,9 @@ pub async fn heartbeat(
         ..ConsumerGroupHeartbeatResponse::default()
     };
     let group_id = request.group_id.to_string();
+    if let Err(error) = may_join(&broker, &caller, &request) {
+        return ConsumerGroupHeartbeatResponse { error_message: None, ..refused(error, None) };
+    }
     if group_id.is_empty() {
         return refused(ErrorCode::InvalidRequest, Some("GroupId can't be empty.".to_owned()));
     }
@@ -55,6 +59,17 @@ pub async fn heartbeat(
         },
         Err(Refused { error, message }) => refused(group_code(error), Some(message)),
     }
+}
+
+/// A member reads the group, and sees the topics that it names. Those of a pattern are left out where it may not.
+fn may_join(
+    broker: &Broker,
+    caller: &Caller,
+    request: &ConsumerGroupHeartbeatRequest,
+) -> Result<(), ErrorCode> {
+    broker.authorizer.group(caller, Operation::Read, &request.group_id)?;
+    let mut names = request.subscribed_topic_names.iter().flatten();
+    names.try_for_each(|name| broker.authorizer.topic(caller, Operation::Describe, name))
 }
 
 async fn beat(
@@ -99,7 +114,7 @@ async fn beat(
             None if heartbeat.epoch == 0 => broker.coordinator.find_or_create(&request.group_id),
             None => return Err(Refused::no_group(&request.group_id, heartbeat.epoch)),
         };
-        match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone()).await {
+        match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone(), &caller).await {
             Err(Refused { error: GroupError::CoordinatorNotAvailable, .. })
                 if entry.with(Group::state) == State::Dead => {}
             reply => return reply,
@@ -111,6 +126,7 @@ async fn beat(
 /// Answers ConsumerGroupDescribe.
 pub fn describe(
     broker: &Broker,
+    caller: &Caller,
     request: &ConsumerGroupDescribeRequest,
     version: i16,
 ) -> ConsumerGroupDescribeResponse {
@@ -122,6 +138,9 @@ pub fn describe(
             authorized_operations: i32::MIN,
             ..described::DescribedGroup::default()
         };
+        if let Err(error) = broker.authorizer.group(caller, Operation::Describe, id) {
+            return described::DescribedGroup { error_message: None, ..refused(error, Text::default()) };
+        }
         if !broker.coordinator.serves(id) {
             return refused(
                 ErrorCode::NotCoordinator,
@@ -139,9 +158,19 @@ pub fn describe(
                 format!("Group {id} is not a consumer group.").into(),
             );
         };
+        // As in Kafka, a group with a topic that may not be seen is not shown at all.
+        let shown =
+            |topic: &Text| broker.authorizer.shows(caller, Operation::Describe, ResourceType::Topic, topic);
+        if !topics_of(&group).all(shown) {
+            return refused(
+                ErrorCode::TopicAuthorizationFailed,
+                Text::from_static(
+                    "The described group uses topics that the client is not authorized to describe.",
+                ),
+            );
+        }
         group.group_id = id.clone();
-        group.authorized_operations =
-            if request.include_authorized_operations { GROUP_OPERATIONS } else { i32::MIN };
+        group.authorized_operations = operations(broker, caller, id, request.include_authorized_operations);
         group
     };
     // A group that is named many times is described once: the answer stays in proportion.
@@ -151,6 +180,15 @@ pub fn describe(
         groups: asked.map(describe_one).collect(),
         ..ConsumerGroupDescribeResponse::default()
     }
+}
+
+/// The topics that a described group names, some of them several times.
+fn topics_of(group: &described::DescribedGroup) -> impl Iterator<Item = &Text> {
+    group.members.iter().flat_map(|member| {
+        let assignments = [&member.assignment, &member.target_assignment].into_iter();
+        let assigned = assignments.flat_map(|of| of.topic_partitions.iter().map(|of| &of.topic_name));
+        member.subscribed_topic_names.iter().chain(assigned)
+    })
 }
 
 fn describe_group(broker: &Broker, group: &ConsumerGroup, version: i16) -> described::DescribedGroup {

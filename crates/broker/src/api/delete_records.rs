@@ -13,7 +13,9 @@ use wire::messages::delete_records_response::{
 use wire::messages::{DeleteRecordsRequest, delete_records_request::DeleteRecordsPartition};
 
 use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::failure::Failure;
+use crate::security::{Operation, audit};
 use crate::topics::Topic;
 
 /// In a request, all records; in an answer, no offset.
@@ -32,13 +34,21 @@ impl Completion for Trimmed {
 }
 
 /// Answers DeleteRecords once the new starts are durable.
-pub async fn answer(broker: Arc<Broker>, request: DeleteRecordsRequest) -> DeleteRecordsResponse {
+pub async fn answer(
+    broker: Arc<Broker>,
+    caller: Caller,
+    request: DeleteRecordsRequest,
+) -> DeleteRecordsResponse {
     let mut topics = Vec::with_capacity(request.topics.len());
     for asked in request.topics {
+        let allowed = broker.authorizer.topic(&caller, Operation::Delete, &asked.name);
         let topic = broker.topics.find(&asked.name);
         // All trims of a topic are under way before the first is waited for.
-        let begun: Vec<_> =
-            asked.partitions.iter().map(|partition| begin(topic.as_deref(), partition)).collect();
+        let begun: Vec<_> = asked
+            .partitions
+            .iter()
+            .map(|partition| allowed.map_err(Failure::from).and_then(|()| begin(topic.as_deref(), partition)))
+            .collect();
         let mut partitions = Vec::with_capacity(begun.len());
         for (asked, begun) in asked.partitions.iter().zip(begun) {
             let result = match begun {
@@ -52,6 +62,9 @@ pub async fn answer(broker: Arc<Broker>, request: DeleteRecordsRequest) -> Delet
                 low_watermark,
                 error_code: code.code(),
             });
+        }
+        if allowed.is_ok() {
+            audit::changed(&caller.origin, "deleted records", &asked.name, "");
         }
         topics.push(DeleteRecordsTopicResult { name: asked.name, partitions });
     }

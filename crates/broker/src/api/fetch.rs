@@ -41,6 +41,7 @@ const LOOKS_BEFORE_YIELD: usize = 256;
 
 /// Limits of one fetch.
 struct Limits {
+    caller: Caller,
     payer: Payer,
     bytes_max: usize,
     bytes_min: usize,
@@ -71,6 +72,7 @@ pub async fn answer(
     let bytes_max = request.max_bytes.min(broker.config.fetch_max_bytes);
     let bytes_max = bytes_max.min(whole(broker.quotas.window_max(Quota::Fetch, &payer)));
     let limits = Limits {
+        caller,
         payer,
         bytes_max: usize::try_from(bytes_max).unwrap_or(0),
         bytes_min: usize::try_from(request.min_bytes.min(bytes_max)).unwrap_or(0),
@@ -100,6 +102,7 @@ async fn full(
 ) -> FetchResponse {
     let mut slots = Slots::default();
     put_slots(broker, &mut slots, request, version);
+    slots.authorize(broker, &limits.caller);
     let looks = look_and_wait(&mut slots, limits, true).await;
     let throttle_time_ms = charge(broker, limits, &looks);
     if throttle_time_ms > 0 {
@@ -113,7 +116,7 @@ async fn full(
         for number in slots.numbers() {
             slots.signal.mark(number, 0);
         }
-        if let Ok(session) = broker.sessions.create(slots) {
+        if let Some(session) = broker.sessions.create(slots) {
             session_id = session.id;
         }
     }
@@ -141,6 +144,7 @@ async fn incremental(
         }
     }
     put_slots(broker, &mut state.slots, request, version);
+    state.slots.authorize(broker, &limits.caller);
     let looks = look_and_wait(&mut state.slots, limits, false).await;
     let throttle_time_ms = charge(broker, limits, &looks);
     if throttle_time_ms > 0 {
@@ -185,6 +189,8 @@ fn put_slots(broker: &Broker, slots: &mut Slots, request: &FetchRequest, version
                 bytes_max: partition.partition_max_bytes,
                 leader_epoch: partition.current_leader_epoch,
                 told: None,
+                name: found.as_ref().map(|topic| topic.name.clone()).unwrap_or_default(),
+                allowed: true,
             });
         }
     }
@@ -335,6 +341,9 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
 fn home_of<'a>(slot: &'a Slot, data: &mut PartitionData) -> Result<&'a Home, Failure> {
     let by_id = !slot.topic_id.is_nil();
     let missing = if by_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
+    if !slot.allowed {
+        return Err(ErrorCode::TopicAuthorizationFailed.into());
+    }
     let partition = slot.partition.as_ref().filter(|partition| !partition.is_deleted()).ok_or(missing)?;
     check_leader_epoch(slot.leader_epoch)?;
     let home = partition.home()?;

@@ -15,6 +15,7 @@ use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::group_code;
 use crate::groups::{GroupError, JoinReply, JoinRequest, LeaveMember, Protocol, SyncRequest};
+use crate::security::Operation;
 
 fn owned(text: &Option<Text>) -> Option<String> {
     text.as_ref().map(ToString::to_string)
@@ -39,6 +40,9 @@ pub async fn join(
     version: i16,
 ) -> JoinGroupResponse {
     let refuse = |error: ErrorCode| refused_join(error, request.member_id.clone(), version);
+    if let Err(error) = broker.authorizer.group(&caller, Operation::Read, &request.group_id) {
+        return refuse(error);
+    }
     if request.group_id.is_empty() {
         return refuse(ErrorCode::InvalidGroupId);
     }
@@ -74,7 +78,7 @@ pub async fn join(
                 None => return refuse(ErrorCode::UnknownMemberId),
             }
         };
-        let reply = broker.coordinator.join(&entry, join.clone()).await;
+        let reply = broker.coordinator.join(&entry, join.clone(), &caller).await;
         match reply {
             Ok(JoinReply { result: Err(GroupError::CoordinatorNotAvailable), .. }) => continue,
             Ok(reply) => return join_response(reply, version),
@@ -108,13 +112,16 @@ fn join_response(reply: JoinReply, version: i16) -> JoinGroupResponse {
 }
 
 /// Answers SyncGroup, when the leader's assignment is durable.
-pub async fn sync(broker: Arc<Broker>, request: SyncGroupRequest) -> SyncGroupResponse {
+pub async fn sync(broker: Arc<Broker>, caller: Caller, request: SyncGroupRequest) -> SyncGroupResponse {
     let refuse = |error: ErrorCode| SyncGroupResponse {
         error_code: error.code(),
         protocol_type: None,
         protocol_name: None,
         ..SyncGroupResponse::default()
     };
+    if let Err(error) = broker.authorizer.group(&caller, Operation::Read, &request.group_id) {
+        return refuse(error);
+    }
     if request.group_id.is_empty() {
         return refuse(ErrorCode::InvalidGroupId);
     }
@@ -149,8 +156,10 @@ pub async fn sync(broker: Arc<Broker>, request: SyncGroupRequest) -> SyncGroupRe
 }
 
 /// Answers Heartbeat.
-pub fn heartbeat(broker: &Arc<Broker>, request: &HeartbeatRequest) -> HeartbeatResponse {
-    let error = if request.group_id.is_empty() {
+pub fn heartbeat(broker: &Arc<Broker>, caller: &Caller, request: &HeartbeatRequest) -> HeartbeatResponse {
+    let error = if let Err(error) = broker.authorizer.group(caller, Operation::Read, &request.group_id) {
+        error
+    } else if request.group_id.is_empty() {
         ErrorCode::InvalidGroupId
     } else if !broker.coordinator.serves(&request.group_id) {
         ErrorCode::NotCoordinator
@@ -169,9 +178,17 @@ pub fn heartbeat(broker: &Arc<Broker>, request: &HeartbeatRequest) -> HeartbeatR
 }
 
 /// Answers LeaveGroup; before version 3 it names one member.
-pub fn leave(broker: &Arc<Broker>, request: &LeaveGroupRequest, version: i16) -> LeaveGroupResponse {
+pub fn leave(
+    broker: &Arc<Broker>,
+    caller: &Caller,
+    request: &LeaveGroupRequest,
+    version: i16,
+) -> LeaveGroupResponse {
     let failed =
         |error: ErrorCode| LeaveGroupResponse { error_code: error.code(), ..LeaveGroupResponse::default() };
+    if let Err(error) = broker.authorizer.group(caller, Operation::Read, &request.group_id) {
+        return failed(error);
+    }
     if request.group_id.is_empty() {
         return failed(ErrorCode::InvalidGroupId);
     }

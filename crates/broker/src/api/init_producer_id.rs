@@ -9,7 +9,9 @@ use wire::ErrorCode;
 use wire::messages::{InitProducerIdRequest, InitProducerIdResponse};
 
 use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::failure::transaction_code;
+use crate::security::{Operation, ResourceType};
 use crate::transactions::TransactionError;
 
 /// Ids taken from the store at once.
@@ -42,6 +44,7 @@ impl ProducerIds {
 /// Answers InitProducerId.
 pub async fn answer(
     broker: Arc<Broker>,
+    caller: Caller,
     request: InitProducerIdRequest,
     version: i16,
 ) -> InitProducerIdResponse {
@@ -51,7 +54,11 @@ pub async fn answer(
         producer_epoch: -1,
         ..InitProducerIdResponse::default()
     };
+    let authorizer = &broker.authorizer;
     if let Some(id) = request.transactional_id {
+        if let Err(error) = authorizer.transactional_id(&caller, Operation::Write, &id) {
+            return refused(error);
+        }
         if id.is_empty() {
             return refused(ErrorCode::InvalidRequest);
         }
@@ -73,6 +80,12 @@ pub async fn answer(
             }
             Err(error) => refused(transaction_code(error)),
         };
+    }
+    // Who may write to any topic may do so idempotently (KIP-679).
+    if !authorizer.allows_somewhere(&caller, Operation::Write, ResourceType::Topic)
+        && let Err(error) = authorizer.cluster(&caller, Operation::IdempotentWrite)
+    {
+        return refused(error);
     }
     let taken = broker.blocking(|broker| broker.producer_ids.take(&broker.store)).await;
     match taken {

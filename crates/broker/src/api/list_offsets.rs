@@ -16,8 +16,10 @@ use wire::{Bytes, ErrorCode, records};
 
 use crate::api::fetch::{check_leader_epoch, read_batches};
 use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::partition::{Home, LEADER_EPOCH, Partition};
+use crate::security::Operation;
 
 /// Timestamps with a meaning of their own.
 const LATEST: i64 = -1;
@@ -36,15 +38,22 @@ const LEADER_EPOCH_FROM_VERSION: i16 = 4;
 const SEARCH_BYTES_MAX: usize = 256 * 1024 * 1024;
 
 /// Answers ListOffsets.
-pub async fn answer(broker: Arc<Broker>, request: ListOffsetsRequest, version: i16) -> ListOffsetsResponse {
+pub async fn answer(
+    broker: Arc<Broker>,
+    caller: Caller,
+    request: ListOffsetsRequest,
+    version: i16,
+) -> ListOffsetsResponse {
     let stable = request.isolation_level == READ_COMMITTED;
     let mut topics = Vec::with_capacity(request.topics.len());
     for topic in request.topics {
+        let allowed = broker.authorizer.topic(&caller, Operation::Describe, &topic.name);
         let found = broker.topics.find(&topic.name);
         let mut partitions = Vec::with_capacity(topic.partitions.len());
         for asked in topic.partitions {
             let partition = found.as_ref().and_then(|topic| topic.partition(asked.partition_index));
             let result = match (partition, check_leader_epoch(asked.current_leader_epoch)) {
+                _ if allowed.is_err() => Err(ErrorCode::TopicAuthorizationFailed.into()),
                 (None, _) => Err(ErrorCode::UnknownTopicOrPartition.into()),
                 (_, Err(error)) => Err(error.into()),
                 (Some(partition), Ok(())) => find(&broker, &partition, asked.timestamp, stable).await,
@@ -151,16 +160,21 @@ fn record_in(batch: &Bytes, timestamp: Option<Timestamp>, start: Offset) -> Resu
 /// Answers OffsetForLeaderEpoch (KIP-279): there is one epoch, and it ends where the partition ends.
 pub fn offset_for_leader_epoch(
     broker: &Broker,
+    caller: &Caller,
     request: OffsetForLeaderEpochRequest,
 ) -> OffsetForLeaderEpochResponse {
     let mut topics = Vec::with_capacity(request.topics.len());
+    // Of another server it would be a replica's question.
+    let server = broker.authorizer.shows_cluster(caller, Operation::ClusterAction);
     for topic in request.topics {
+        let allowed = server || broker.authorizer.topic(caller, Operation::Describe, &topic.topic).is_ok();
         let found = broker.topics.find(&topic.topic);
         let mut partitions = Vec::with_capacity(topic.partitions.len());
         for asked in topic.partitions {
             let partition = found.as_ref().and_then(|topic| topic.partition(asked.partition));
             let mut answer = EpochEndOffset { partition: asked.partition, ..EpochEndOffset::default() };
             match (partition, check_leader_epoch(asked.current_leader_epoch)) {
+                _ if !allowed => answer.error_code = ErrorCode::TopicAuthorizationFailed.code(),
                 (None, _) => answer.error_code = ErrorCode::UnknownTopicOrPartition.code(),
                 (_, Err(error)) => answer.error_code = error.code(),
                 (Some(partition), Ok(())) => match partition.home() {

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use uuid::Uuid;
 use wire::messages::describe_cluster_response::{DescribeClusterBroker, DescribeClusterResponse};
+use wire::messages::metadata_request::MetadataRequestTopic;
 use wire::messages::metadata_response::{
     MetadataResponse, MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
 };
@@ -15,17 +15,14 @@ use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::partition::LEADER_EPOCH;
+use crate::security::acl::CLUSTER_NAME;
+use crate::security::{Operation, ResourceType};
 use crate::topics::{Topic, check_name};
 
 /// "Not asked for", where a client may ask which operations it is allowed (KIP-430).
 const OPERATIONS_UNKNOWN: i32 = i32::MIN;
 /// In place of a leader where there is none.
 pub const NO_LEADER: i32 = -1;
-/// Bits of the operations that make sense on a topic: read, write, create, delete, alter, describe, and configs.
-pub const TOPIC_OPERATIONS: i32 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 11;
-/// Those on a cluster: create, alter, describe, cluster action, configs, idempotent write.
-const CLUSTER_OPERATIONS: i32 = 1 << 5 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12;
-
 /// Answers Metadata.
 pub async fn answer(
     broker: Arc<Broker>,
@@ -33,14 +30,20 @@ pub async fn answer(
     request: MetadataRequest,
     version: i16,
 ) -> MetadataResponse {
-    let operations =
-        if request.include_topic_authorized_operations { TOPIC_OPERATIONS } else { OPERATIONS_UNKNOWN };
-    let describe = |topic: &Topic| described(&broker, topic, operations);
-    let topics = match &request.topics {
-        None => broker.topics.all().iter().map(|topic| describe(topic)).collect(),
-        // Version 0 had no null: an empty list asks for all.
-        Some(asked) if asked.is_empty() && version == 0 => {
-            broker.topics.all().iter().map(|topic| describe(topic)).collect()
+    let with_operations = request.include_topic_authorized_operations;
+    let describe = |topic: &Topic| {
+        let operations = || broker.authorizer.operations(&caller, ResourceType::Topic, &topic.name);
+        described(&broker, topic, if with_operations { operations() } else { OPERATIONS_UNKNOWN })
+    };
+    // Version 0 had no null: an empty list asks for all.
+    let asked = request.topics.as_ref().filter(|asked| version > 0 || !asked.is_empty());
+    let topics = match asked {
+        None => {
+            let all = broker.topics.all();
+            let shown = |topic: &&Arc<Topic>| {
+                broker.authorizer.shows(&caller, Operation::Describe, ResourceType::Topic, &topic.name)
+            };
+            all.iter().filter(shown).map(|topic| describe(topic)).collect()
         }
         Some(asked) => {
             let mut found = Vec::new();
@@ -48,7 +51,7 @@ pub async fn answer(
             let mut named = HashSet::new();
             for topic in asked.iter().filter(|topic| named.insert((&topic.name, topic.topic_id))) {
                 let may_create = request.allow_auto_topic_creation || version < 4;
-                found.push(match find(&broker, topic.name.as_ref(), topic.topic_id, may_create).await {
+                found.push(match find(&broker, &caller, topic, may_create).await {
                     Ok(topic) => describe(&topic),
                     Err(failure) => MetadataResponseTopic {
                         error_code: failure.code.code(),
@@ -63,7 +66,6 @@ pub async fn answer(
         }
     };
     let endpoint = caller.origin.endpoint();
-    let cluster = request.include_cluster_authorized_operations;
     MetadataResponse {
         brokers: vec![MetadataResponseBroker {
             node_id: broker.config.node_id,
@@ -74,29 +76,51 @@ pub async fn answer(
         cluster_id: Some(broker.cluster_id.clone()),
         controller_id: broker.config.node_id,
         topics,
-        cluster_authorized_operations: if cluster { CLUSTER_OPERATIONS } else { OPERATIONS_UNKNOWN },
+        cluster_authorized_operations: cluster_operations(
+            &broker,
+            &caller,
+            request.include_cluster_authorized_operations,
+        ),
         ..MetadataResponse::default()
     }
 }
 
 async fn find(
     broker: &Arc<Broker>,
-    name: Option<&Text>,
-    id: Uuid,
+    caller: &Caller,
+    asked: &MetadataRequestTopic,
     may_create: bool,
 ) -> Result<Arc<Topic>, Failure> {
-    if !id.is_nil() {
-        return broker.topics.find_id(&id).ok_or(ErrorCode::UnknownTopicId.into());
+    let authorizer = &broker.authorizer;
+    if !asked.topic_id.is_nil() {
+        let topic = broker.topics.find_id(&asked.topic_id).ok_or(ErrorCode::UnknownTopicId)?;
+        authorizer.topic(caller, Operation::Describe, &topic.name)?;
+        return Ok(topic);
     }
-    let name = name.ok_or(ErrorCode::InvalidRequest)?;
+    let name = asked.name.as_ref().ok_or(ErrorCode::InvalidRequest)?;
+    // Before anything else: whether there is such a topic is not told either.
+    authorizer.topic(caller, Operation::Describe, name)?;
     if let Some(topic) = broker.topics.find(name) {
         return Ok(topic);
     }
+    let creates = may_create && broker.config.auto_create_topics;
+    if creates && !authorizer.shows_cluster(caller, Operation::Create) {
+        authorizer.topic(caller, Operation::Create, name)?;
+    }
     check_name(name)?;
-    if !may_create || !broker.config.auto_create_topics {
+    if !creates {
         return Err(ErrorCode::UnknownTopicOrPartition.into());
     }
     broker.find_or_create_topic(name, broker.config.num_partitions, &[]).await
+}
+
+/// What the caller may do to the cluster, if it asks and may see that.
+fn cluster_operations(broker: &Broker, caller: &Caller, asked: bool) -> i32 {
+    match asked {
+        false => OPERATIONS_UNKNOWN,
+        true if broker.authorizer.cluster(caller, Operation::Describe).is_err() => 0,
+        true => broker.authorizer.operations(caller, ResourceType::Cluster, CLUSTER_NAME),
+    }
 }
 
 fn described(broker: &Broker, topic: &Topic, operations: i32) -> MetadataResponseTopic {
@@ -145,7 +169,6 @@ pub fn describe_cluster(
             ..DescribeClusterResponse::default()
         };
     }
-    let operations = request.include_cluster_authorized_operations;
     let endpoint = caller.origin.endpoint();
     DescribeClusterResponse {
         error_message: None,
@@ -159,7 +182,11 @@ pub fn describe_cluster(
             rack: None,
             is_fenced: false,
         }],
-        cluster_authorized_operations: if operations { CLUSTER_OPERATIONS } else { OPERATIONS_UNKNOWN },
+        cluster_authorized_operations: cluster_operations(
+            broker,
+            caller,
+            request.include_cluster_authorized_operations,
+        ),
         ..DescribeClusterResponse::default()
     }
 }

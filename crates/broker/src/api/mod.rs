@@ -10,6 +10,7 @@ pub mod alter_configs;
 pub mod api_versions;
 pub mod client_quotas;
 pub mod client_telemetry;
+pub mod cluster_requests;
 pub mod consumer_groups;
 pub mod delete_records;
 pub mod fetch;
@@ -19,7 +20,9 @@ pub mod list_offsets;
 pub mod metadata;
 pub mod offsets;
 pub mod produce;
+pub mod sasl;
 pub mod transactions;
+pub mod user_credentials;
 
 use std::ops::RangeInclusive;
 
@@ -78,6 +81,10 @@ pub fn advertised(api_key: ApiKey) -> Option<RangeInclusive<i16>> {
         | ApiKey::PushTelemetry
         | ApiKey::DescribeClientQuotas
         | ApiKey::AlterClientQuotas
+        | ApiKey::SaslHandshake
+        | ApiKey::SaslAuthenticate
+        | ApiKey::DescribeUserScramCredentials
+        | ApiKey::AlterUserScramCredentials
         | ApiKey::AddPartitionsToTxn
         | ApiKey::AddOffsetsToTxn
         | ApiKey::EndTxn

@@ -23,6 +23,7 @@ use crate::caller::Caller;
 use crate::coordinator::Entry;
 use crate::failure::group_code;
 use crate::groups::{CommitRequest, Group, GroupError, OffsetCommit, OffsetKey, State};
+use crate::security::{Operation, ResourceType, audit};
 
 /// Kinds of coordinators.
 const GROUP: i8 = 0;
@@ -30,6 +31,8 @@ const TRANSACTION: i8 = 1;
 /// The first versions that name topics by id, and that ask for several groups.
 const IDS_FROM_VERSION: i16 = 10;
 const GROUPS_FROM_VERSION: i16 = 8;
+/// The first version of OffsetFetch with an error of its own.
+const ERROR_FROM_VERSION: i16 = 2;
 
 /// Answers FindCoordinator: this server coordinates everything.
 pub async fn find_coordinator(
@@ -44,12 +47,18 @@ pub async fn find_coordinator(
     };
     let endpoint = caller.origin.endpoint();
     let find = |key: &Text| {
+        let allowed = match request.key_type {
+            GROUP => broker.authorizer.group(&caller, Operation::Describe, key),
+            TRANSACTION => broker.authorizer.transactional_id(&caller, Operation::Describe, key),
+            _ => Ok(()),
+        };
         let serves = match request.key_type {
             GROUP => Some(broker.coordinator.serves(key)),
             TRANSACTION => Some(broker.transactions.serves(key)),
             _ => None,
         };
         let error = match serves {
+            _ if let Err(error) = allowed => error,
             None => ErrorCode::InvalidRequest,
             Some(true) if ready => ErrorCode::None,
             Some(_) => ErrorCode::CoordinatorNotAvailable,
@@ -61,7 +70,11 @@ pub async fn find_coordinator(
             host: if found { endpoint.host.clone() } else { Text::default() },
             port: if found { endpoint.port } else { -1 },
             error_code: error.code(),
-            error_message: (!found).then(|| Text::from_static(error.message())),
+            // Who may not see it is told by the code alone, as in Kafka.
+            error_message: match allowed {
+                Ok(()) => (!found).then(|| Text::from_static(error.message())),
+                Err(_) => Some(Text::default()),
+            },
         }
     };
     if version >= 4 {
@@ -89,6 +102,17 @@ pub fn name_of(broker: &Broker, name: &Text, id: Uuid, by_id: bool) -> Result<St
         return Ok(name.to_string());
     }
     broker.topics.find_id(&id).map(|topic| topic.name.to_string()).ok_or(ErrorCode::UnknownTopicId)
+}
+
+/// The name, if it is that of a topic which the caller may read.
+pub fn readable(
+    broker: &Broker,
+    caller: &Caller,
+    name: Result<String, ErrorCode>,
+) -> Result<String, ErrorCode> {
+    let name = name?;
+    broker.authorizer.topic(caller, Operation::Read, &name)?;
+    Ok(name)
 }
 
 /// What came of a commit: for each offset, or for all of them.
@@ -159,10 +183,17 @@ pub async fn group_for_commit(
 }
 
 /// Answers OffsetCommit, when the offsets are durable.
-pub async fn commit(broker: Arc<Broker>, request: OffsetCommitRequest, version: i16) -> OffsetCommitResponse {
+pub async fn commit(
+    broker: Arc<Broker>,
+    caller: Caller,
+    request: OffsetCommitRequest,
+    version: i16,
+) -> OffsetCommitResponse {
+    let allowed = broker.authorizer.group(&caller, Operation::Read, &request.group_id);
     let mut asked = Asked::default();
     for topic in &request.topics {
         let name = name_of(&broker, &topic.name, topic.topic_id, version >= IDS_FROM_VERSION);
+        let name = allowed.and(readable(&broker, &caller, name));
         for partition in &topic.partitions {
             asked.add(&broker, &name, partition.partition_index, |key| OffsetCommit {
                 key,
@@ -172,7 +203,11 @@ pub async fn commit(broker: Arc<Broker>, request: OffsetCommitRequest, version: 
             });
         }
     }
-    let results = commit_offsets(&broker, &request, version, std::mem::take(&mut asked.offsets)).await;
+    let offsets = std::mem::take(&mut asked.offsets);
+    let results = match allowed {
+        Ok(()) => commit_offsets(&broker, &request, version, offsets).await,
+        Err(error) => Err(error),
+    };
     let mut errors = asked.errors(&results);
     let topics = request.topics.into_iter().map(|topic| {
         let answer = |partition: wire::messages::offset_commit_request::OffsetCommitRequestPartition| {
@@ -257,6 +292,7 @@ fn fetched_partition(partition_index: i32, fetched: Fetched) -> OffsetFetchRespo
 /// The offsets of one group: those asked for, or all.
 fn fetch_group(
     broker: &Broker,
+    caller: &Caller,
     group_id: &str,
     asked: Option<&[OffsetFetchRequestTopics]>,
     by_id: bool,
@@ -267,7 +303,10 @@ fn fetch_group(
         Some(asked) => asked
             .iter()
             .map(|topic| {
-                let name = name_of(broker, &topic.name, topic.topic_id, by_id);
+                let name = name_of(broker, &topic.name, topic.topic_id, by_id).and_then(|name| {
+                    broker.authorizer.topic(caller, Operation::Describe, &name)?;
+                    Ok(name)
+                });
                 let fetch = |index: &i32| {
                     let fetched = match &name {
                         Ok(name) => fetch_one(
@@ -292,7 +331,9 @@ fn fetch_group(
             let mut topics: Vec<OffsetFetchResponseTopics> = Vec::new();
             for (key, _) in group.into_iter().flat_map(Group::offsets) {
                 let id = broker.topics.find(&key.topic).map_or(Uuid::nil(), |topic| topic.id);
-                if by_id && id.is_nil() {
+                let describe = Operation::Describe;
+                let shown = broker.authorizer.shows(caller, describe, ResourceType::Topic, &key.topic);
+                if !shown || (by_id && id.is_nil()) {
                     continue;
                 }
                 let partition = fetched_partition(key.partition, fetch_one(group, key, require_stable));
@@ -327,9 +368,16 @@ fn check_member(
 }
 
 /// Answers OffsetFetch.
-pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> OffsetFetchResponse {
+pub fn fetch(
+    broker: &Broker,
+    caller: &Caller,
+    request: OffsetFetchRequest,
+    version: i16,
+) -> OffsetFetchResponse {
     let error_of = |group: &str| {
-        if broker.coordinator.serves(group) { ErrorCode::None } else { ErrorCode::NotCoordinator }.code()
+        let allowed = broker.authorizer.group(caller, Operation::Describe, group);
+        let serves = broker.coordinator.serves(group);
+        allowed.err().unwrap_or(if serves { ErrorCode::None } else { ErrorCode::NotCoordinator }).code()
     };
     if version < GROUPS_FROM_VERSION {
         let asked: Option<Vec<OffsetFetchRequestTopics>> = request.topics.map(|topics| {
@@ -342,7 +390,15 @@ pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> Offs
             topics.into_iter().map(topic).collect()
         });
         let error_code = error_of(&request.group_id);
-        let found = fetch_group(broker, &request.group_id, asked.as_deref(), false, request.require_stable);
+        let found = match error_code == ErrorCode::GroupAuthorizationFailed.code() {
+            // The first two versions have no other place for the error.
+            true if version < ERROR_FROM_VERSION => unfetched(asked.unwrap_or_default()),
+            true => Vec::new(),
+            false => {
+                let (group, asked) = (&request.group_id, asked.as_deref());
+                fetch_group(broker, caller, group, asked, false, request.require_stable)
+            }
+        };
         let partition = |p: OffsetFetchResponsePartitions| OffsetFetchResponsePartition {
             partition_index: p.partition_index,
             committed_offset: p.committed_offset,
@@ -373,6 +429,7 @@ pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> Offs
                 1.. | ..0 => Vec::new(),
                 0 => fetch_group(
                     broker,
+                    caller,
                     &asked.group_id,
                     asked.topics.as_deref(),
                     by_id,
@@ -388,12 +445,39 @@ pub fn fetch(broker: &Broker, request: OffsetFetchRequest, version: i16) -> Offs
     }
 }
 
+/// The partitions that were asked for, without their offsets.
+fn unfetched(asked: Vec<OffsetFetchRequestTopics>) -> Vec<OffsetFetchResponseTopics> {
+    let none = |index: i32| {
+        let metadata = Text::default();
+        let (offset, leader_epoch) = (-1, -1);
+        fetched_partition(index, Fetched { offset, leader_epoch, metadata, error: ErrorCode::None })
+    };
+    let topic = |topic: OffsetFetchRequestTopics| OffsetFetchResponseTopics {
+        name: topic.name,
+        topic_id: topic.topic_id,
+        partitions: topic.partition_indexes.into_iter().map(none).collect(),
+    };
+    asked.into_iter().map(topic).collect()
+}
+
 /// Answers OffsetDelete (KIP-496).
-pub async fn delete(broker: Arc<Broker>, request: OffsetDeleteRequest) -> OffsetDeleteResponse {
+pub async fn delete(
+    broker: Arc<Broker>,
+    caller: Caller,
+    request: OffsetDeleteRequest,
+) -> OffsetDeleteResponse {
     let refused = |error: ErrorCode| OffsetDeleteResponse {
         error_code: error.code(),
         ..OffsetDeleteResponse::default()
     };
+    if let Err(error) = broker.authorizer.group(&caller, Operation::Delete, &request.group_id) {
+        return refused(error);
+    }
+    let allowed: Vec<bool> = request
+        .topics
+        .iter()
+        .map(|topic| broker.authorizer.topic(&caller, Operation::Read, &topic.name).is_ok())
+        .collect();
     if !broker.coordinator.serves(&request.group_id) {
         return refused(ErrorCode::NotCoordinator);
     }
@@ -407,16 +491,25 @@ pub async fn delete(broker: Arc<Broker>, request: OffsetDeleteRequest) -> Offset
     let keys = request
         .topics
         .iter()
+        .zip(&allowed)
+        .filter_map(|(topic, allowed)| allowed.then_some(topic))
         .flat_map(|t| t.partitions.iter().map(|p| key(&t.name, p.partition_index)))
         .collect();
     let results = match broker.coordinator.delete_offsets(&entry, keys).await {
         Ok(results) => results,
         Err(error) => return refused(group_code(error)),
     };
+    audit::changed(&caller.origin, "deleted offsets of group", &request.group_id, "");
     let mut results = results.into_iter();
-    let topics = request.topics.iter().map(|topic| {
+    let topics = request.topics.iter().zip(allowed).map(|(topic, allowed)| {
         let known = broker.topics.find(&topic.name);
         let partition = |asked: &wire::messages::offset_delete_request::OffsetDeleteRequestPartition| {
+            if !allowed {
+                return OffsetDeleteResponsePartition {
+                    partition_index: asked.partition_index,
+                    error_code: ErrorCode::TopicAuthorizationFailed.code(),
+                };
+            }
             let result = results.next().expect("there is a result for each partition");
             let exists = known.as_ref().is_some_and(|topic| topic.partition(asked.partition_index).is_some());
             let error = match result {

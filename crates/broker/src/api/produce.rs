@@ -23,10 +23,12 @@ use wire::{ErrorCode, Records};
 
 use crate::api::transactions::BUMPING;
 use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::compaction::filter::DECOMPRESSED_BYTES_MAX;
 use crate::failure::{Failure, transaction_code};
 use crate::logs::OpenLog;
 use crate::partition::{Appended, Checked, Home, Order, Partition};
+use crate::security::Operation;
 use crate::topic_config::TopicConfig;
 use crate::topics::Topic;
 use crate::transactions::{Check, TransactionError, TransactionIndex};
@@ -107,14 +109,21 @@ impl Completion for Tally {
 }
 
 /// Checks and queues all batches of `request`.
-pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) -> Begun {
+pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceRequest, version: i16) -> Begun {
+    let topics = find_topics(broker, caller, &request, version);
+    let id = request.transactional_id.as_ref();
+    let allowed = id.map(|id| broker.authorizer.transactional_id(caller, Operation::Write, id));
     let durability = match request.acks {
+        _ if let Some(Err(error)) = allowed => Err(Failure::new(error)),
         -1 => Ok(Some(Durability::Synced)),
         1 => Ok(Some(Durability::Written)),
         0 => Ok(None),
         _ => Err(Failure::new(ErrorCode::InvalidRequiredAcks)),
     };
-    let transactions = Transactions::begin(broker, &request, version).await;
+    let transactions = match &durability {
+        Ok(_) => Transactions::begin(broker, &request, &topics, version).await,
+        Err(_) => Transactions::default(),
+    };
     let (sender, receiver) = oneshot::channel();
     let tally = Arc::new(Tally {
         left: AtomicUsize::new(1),
@@ -128,16 +137,14 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
     let mut naming = Naming::of(request.acks, version);
     for (at_topic, data) in request.topic_data.into_iter().enumerate() {
         let TopicProduceData { name, topic_id, partition_data } = data;
-        let by_id = version >= IDS_FROM_VERSION;
-        let topic = if by_id { broker.topics.find_id(&topic_id) } else { broker.topics.find(&name) };
-        let missing = if by_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
+        let topic = &topics[at_topic];
         let mut answers = Vec::with_capacity(partition_data.len());
         for (at, data) in partition_data.into_iter().enumerate() {
             let index = data.index;
-            let begun = match (&durability, &topic) {
+            let begun = match (&durability, topic) {
                 (Err(failure), _) => Err(failure.clone().into()),
-                (_, None) => Err(missing.into()),
-                (Ok(durability), Some(topic)) => {
+                (_, Err(error)) => Err((*error).into()),
+                (Ok(durability), Ok(topic)) => {
                     let transaction = transactions.of(at_topic, at);
                     append(broker, topic, data, *durability, &tally, transaction, &mut naming).await
                 }
@@ -166,6 +173,25 @@ pub async fn begin(broker: &Arc<Broker>, request: ProduceRequest, version: i16) 
     let done = (request.acks != 0).then_some(receiver);
     let timeout = Duration::from_millis(u64::try_from(request.timeout_ms).unwrap_or(0));
     Begun { response, parts, done, timeout }
+}
+
+/// The topic of each part of the request, if there is one and the caller may write to it.
+fn find_topics(
+    broker: &Broker,
+    caller: &Caller,
+    request: &ProduceRequest,
+    version: i16,
+) -> Vec<Result<Arc<Topic>, ErrorCode>> {
+    let find = |asked: &TopicProduceData| {
+        if version >= IDS_FROM_VERSION {
+            let topic = broker.topics.find_id(&asked.topic_id).ok_or(ErrorCode::UnknownTopicId)?;
+            broker.authorizer.topic(caller, Operation::Write, &topic.name)?;
+            return Ok(topic);
+        }
+        broker.authorizer.topic(caller, Operation::Write, &asked.name)?;
+        broker.topics.find(&asked.name).ok_or(ErrorCode::UnknownTopicOrPartition)
+    };
+    request.topic_data.iter().map(find).collect()
 }
 
 impl Begun {
@@ -336,14 +362,16 @@ impl Transactions {
     /// Asks the coordinator about every transactional batch whose transaction is not open in its partition yet: clients
     /// that announce their partitions must have done so; for the others that is done here, once for the whole request
     /// (KIP-890).
-    async fn begin(broker: &Arc<Broker>, request: &ProduceRequest, version: i16) -> Transactions {
+    async fn begin(
+        broker: &Arc<Broker>,
+        request: &ProduceRequest,
+        topics: &[Result<Arc<Topic>, ErrorCode>],
+        version: i16,
+    ) -> Transactions {
         let Some(id) = &request.transactional_id else { return Transactions::default() };
         let mut asked = Vec::new();
         for (at_topic, data) in request.topic_data.iter().enumerate() {
-            let by_id = version >= IDS_FROM_VERSION;
-            let topic =
-                if by_id { broker.topics.find_id(&data.topic_id) } else { broker.topics.find(&data.name) };
-            let Some(topic) = topic else { continue };
+            let Ok(topic) = &topics[at_topic] else { continue };
             for (at, data) in data.partition_data.iter().enumerate() {
                 let header =
                     data.records.as_ref().map(|records| BatchHeader::parse_header(&records.to_bytes()));

@@ -20,14 +20,16 @@ use wire::messages::write_txn_markers_response as wm;
 use wire::records::TransactionResult;
 use wire::{ErrorCode, Text};
 
-use crate::api::offsets::{Asked, Committed, group_for_commit, name_of};
+use crate::api::offsets::{Asked, Committed, group_for_commit, name_of, readable};
 use crate::api::produce::admit;
 use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::coordinator::Transactional;
 use crate::failure::{Failure, group_code, transaction_code};
 use crate::groups::{CommitRequest, GroupError, OffsetCommit};
 use crate::internal::Told;
 use crate::partition::{MARKER_BYTES, Order, Partition};
+use crate::security::{Operation, ResourceType, audit};
 use crate::topics::OFFSETS_TOPIC;
 use crate::transactions::{End, Status, TopicPartition, TransactionError, TransactionIndex};
 
@@ -55,6 +57,7 @@ fn code(error: TransactionError, version: i16) -> ErrorCode {
 /// Answers AddPartitionsToTxn.
 pub async fn add_partitions(
     broker: Arc<Broker>,
+    caller: Caller,
     request: m::AddPartitionsToTxnRequest,
     version: i16,
 ) -> AddPartitionsToTxnResponse {
@@ -66,28 +69,60 @@ pub async fn add_partitions(
             verify_only: false,
             topics: request.v3_and_below_topics,
         };
-        let results_by_topic_v3_and_below = add_one(&broker, one, version).await;
+        let allowed = |topic: &str| broker.authorizer.topic(&caller, Operation::Write, topic);
+        let id = one.transactional_id.clone();
+        let results_by_topic_v3_and_below =
+            match broker.authorizer.transactional_id(&caller, Operation::Write, &id) {
+                Ok(()) => add_one(&broker, one, version, &allowed).await,
+                Err(error) => refused_partitions(one.topics, error),
+            };
         return AddPartitionsToTxnResponse {
             results_by_topic_v3_and_below,
+            ..AddPartitionsToTxnResponse::default()
+        };
+    }
+    // These versions come from servers.
+    if let Err(error) = broker.authorizer.cluster(&caller, Operation::ClusterAction) {
+        return AddPartitionsToTxnResponse {
+            error_code: error.code(),
             ..AddPartitionsToTxnResponse::default()
         };
     }
     let mut results = Vec::with_capacity(request.transactions.len());
     for one in request.transactions {
         let transactional_id = one.transactional_id.clone();
-        let topic_results = add_one(&broker, one, version).await;
+        let topic_results = add_one(&broker, one, version, &|_| Ok(())).await;
         results.push(AddPartitionsToTxnResult { transactional_id, topic_results });
     }
     AddPartitionsToTxnResponse { results_by_transaction: results, ..AddPartitionsToTxnResponse::default() }
+}
+
+/// The same error for every partition.
+fn refused_partitions(
+    topics: Vec<m::add_partitions_to_txn_request::AddPartitionsToTxnTopic>,
+    error: ErrorCode,
+) -> Vec<AddPartitionsToTxnTopicResult> {
+    let partition = |partition_index: i32| AddPartitionsToTxnPartitionResult {
+        partition_index,
+        partition_error_code: error.code(),
+    };
+    let topic = |topic: m::add_partitions_to_txn_request::AddPartitionsToTxnTopic| {
+        let results_by_partition = topic.partitions.into_iter().map(partition).collect();
+        AddPartitionsToTxnTopicResult { name: topic.name, results_by_partition }
+    };
+    topics.into_iter().map(topic).collect()
 }
 
 async fn add_one(
     broker: &Arc<Broker>,
     asked: m::add_partitions_to_txn_request::AddPartitionsToTxnTransaction,
     version: i16,
+    allowed: &(dyn Fn(&str) -> Result<(), ErrorCode> + Send + Sync),
 ) -> Vec<AddPartitionsToTxnTopicResult> {
     let exists = |topic: &Text, index: i32| {
-        broker.topics.find(topic).is_some_and(|topic| topic.partition(index).is_some())
+        allowed(topic)?;
+        let found = broker.topics.find(topic).and_then(|topic| topic.partition(index));
+        found.map(|_| ()).ok_or(ErrorCode::UnknownTopicOrPartition)
     };
     let all: Vec<(Text, i32)> = asked
         .topics
@@ -102,7 +137,7 @@ async fn add_one(
             let verified = broker.transactions.verify(&asked.transactional_id, producer, &of).await;
             outcomes.push(verified.map_or_else(|error| code(error, version), |()| ErrorCode::None));
         }
-    } else if all.iter().all(|(topic, index)| exists(topic, *index)) {
+    } else if all.iter().all(|(topic, index)| exists(topic, *index).is_ok()) {
         let partitions: Vec<TopicPartition> =
             all.iter().map(|(topic, index)| (topic.to_string(), *index)).collect();
         let added = broker.transactions.add(&asked.transactional_id, producer, partitions, NOT_BUMPING).await;
@@ -110,8 +145,8 @@ async fn add_one(
         outcomes = vec![error; all.len()];
     } else {
         outcomes.extend(all.iter().map(|(topic, index)| match exists(topic, *index) {
-            true => ErrorCode::OperationNotAttempted,
-            false => ErrorCode::UnknownTopicOrPartition,
+            Ok(()) => ErrorCode::OperationNotAttempted,
+            Err(error) => error,
         }));
     }
     let mut outcomes = outcomes.into_iter();
@@ -131,6 +166,7 @@ async fn add_one(
 /// Answers AddOffsetsToTxn.
 pub async fn add_offsets(
     broker: Arc<Broker>,
+    caller: Caller,
     request: m::AddOffsetsToTxnRequest,
     version: i16,
 ) -> m::AddOffsetsToTxnResponse {
@@ -138,6 +174,13 @@ pub async fn add_offsets(
         error_code: error.code(),
         ..m::AddOffsetsToTxnResponse::default()
     };
+    let (authorizer, id) = (&broker.authorizer, &request.transactional_id);
+    let allowed = authorizer
+        .transactional_id(&caller, Operation::Write, id)
+        .and_then(|()| authorizer.group(&caller, Operation::Read, &request.group_id));
+    if let Err(error) = allowed {
+        return refused(error);
+    }
     if broker.offsets_topic().await.is_err() {
         return refused(ErrorCode::CoordinatorNotAvailable);
     }
@@ -153,7 +196,21 @@ pub async fn add_offsets(
 }
 
 /// Answers EndTxn, when the end is durable.
-pub async fn end(broker: Arc<Broker>, request: m::EndTxnRequest, version: i16) -> m::EndTxnResponse {
+pub async fn end(
+    broker: Arc<Broker>,
+    caller: Caller,
+    request: m::EndTxnRequest,
+    version: i16,
+) -> m::EndTxnResponse {
+    let id = &request.transactional_id;
+    if let Err(error) = broker.authorizer.transactional_id(&caller, Operation::Write, id) {
+        return m::EndTxnResponse {
+            error_code: error.code(),
+            producer_id: -1,
+            producer_epoch: -1,
+            ..m::EndTxnResponse::default()
+        };
+    }
     let end = End {
         producer_id: request.producer_id,
         epoch: request.producer_epoch,
@@ -177,12 +234,18 @@ pub async fn end(broker: Arc<Broker>, request: m::EndTxnRequest, version: i16) -
 /// Answers TxnOffsetCommit, when the offsets are durable.
 pub async fn commit_offsets(
     broker: Arc<Broker>,
+    caller: Caller,
     request: m::TxnOffsetCommitRequest,
     version: i16,
 ) -> TxnOffsetCommitResponse {
+    let (authorizer, id) = (&broker.authorizer, &request.transactional_id);
+    let allowed = authorizer
+        .transactional_id(&caller, Operation::Write, id)
+        .and_then(|()| authorizer.group(&caller, Operation::Read, &request.group_id));
     let mut asked = Asked::default();
     for topic in &request.topics {
         let name = name_of(&broker, &topic.name, topic.topic_id, version >= COMMIT_IDS_FROM_VERSION);
+        let name = allowed.and_then(|()| readable(&broker, &caller, name));
         for partition in &topic.partitions {
             asked.add(&broker, &name, partition.partition_index, |key| OffsetCommit {
                 key,
@@ -268,8 +331,13 @@ async fn commit_all(
 /// Answers WriteTxnMarkers, which here is how `kafka-transactions.sh abort` ends a transaction without a coordinator.
 pub async fn write_markers(
     broker: Arc<Broker>,
+    caller: Caller,
     request: m::WriteTxnMarkersRequest,
 ) -> m::WriteTxnMarkersResponse {
+    let allowed = match broker.authorizer.shows_cluster(&caller, Operation::Alter) {
+        true => Ok(()),
+        false => broker.authorizer.cluster(&caller, Operation::ClusterAction),
+    };
     let mut markers = Vec::with_capacity(request.markers.len());
     for marker in request.markers {
         let producer = (marker.producer_id, marker.producer_epoch);
@@ -279,7 +347,14 @@ pub async fn write_markers(
         for topic in marker.topics {
             let mut partitions = Vec::with_capacity(topic.partition_indexes.len());
             for index in topic.partition_indexes {
-                let written = write_marker(&broker, &topic.name, index, producer, result).await;
+                let written = match allowed {
+                    Ok(()) => write_marker(&broker, &topic.name, index, producer, result).await,
+                    Err(error) => Err(error.into()),
+                };
+                if written.is_ok() {
+                    let details = format!("partition {index}, producer {}", producer.0);
+                    audit::changed(&caller.origin, "ended a transaction in topic", &topic.name, &details);
+                }
                 let error_code = written.err().map_or(ErrorCode::None, |failure| failure.code).code();
                 partitions.push(wm::WritableTxnMarkerPartitionResult { partition_index: index, error_code });
             }
@@ -323,11 +398,13 @@ async fn write_marker(
 /// Answers DescribeProducers.
 pub fn describe_producers(
     broker: &Broker,
+    caller: &Caller,
     request: m::DescribeProducersRequest,
 ) -> m::DescribeProducersResponse {
-    let describe = |name: &Text, partition_index: i32| {
+    let describe = |name: &Text, allowed: Result<(), ErrorCode>, partition_index: i32| {
         let partition = broker.topics.find(name).and_then(|topic| topic.partition(partition_index));
         let error = match &partition {
+            _ if let Err(error) = allowed => Some(Failure::new(error)),
             None => Some(Failure::new(ErrorCode::UnknownTopicOrPartition)),
             Some(partition) => partition.home().err().map(Failure::from),
         };
@@ -352,9 +429,13 @@ pub fn describe_producers(
         active_producers.sort_unstable_by_key(|producer| producer.producer_id);
         dp::PartitionResponse { partition_index, error_code: 0, error_message: None, active_producers }
     };
-    let topic = |topic: m::describe_producers_request::TopicRequest| dp::TopicResponse {
-        partitions: topic.partition_indexes.iter().map(|index| describe(&topic.name, *index)).collect(),
-        name: topic.name,
+    let topic = |topic: m::describe_producers_request::TopicRequest| {
+        let allowed = broker.authorizer.topic(caller, Operation::Read, &topic.name);
+        let partitions = topic.partition_indexes.iter();
+        dp::TopicResponse {
+            partitions: partitions.map(|index| describe(&topic.name, allowed, *index)).collect(),
+            name: topic.name,
+        }
     };
     m::DescribeProducersResponse {
         topics: request.topics.into_iter().map(topic).collect(),
@@ -363,13 +444,21 @@ pub fn describe_producers(
 }
 
 /// Answers DescribeTransactions.
-pub fn describe(broker: &Broker, request: m::DescribeTransactionsRequest) -> m::DescribeTransactionsResponse {
+pub fn describe(
+    broker: &Broker,
+    caller: &Caller,
+    request: m::DescribeTransactionsRequest,
+) -> m::DescribeTransactionsResponse {
     let describe = |transactional_id: Text| {
         let failed = |error: ErrorCode| dt::TransactionState {
             error_code: error.code(),
             transactional_id: transactional_id.clone(),
             ..dt::TransactionState::default()
         };
+        let (authorizer, describe) = (&broker.authorizer, Operation::Describe);
+        if let Err(error) = authorizer.transactional_id(caller, describe, &transactional_id) {
+            return failed(error);
+        }
         if transactional_id.is_empty() {
             return failed(ErrorCode::InvalidRequest);
         }
@@ -381,7 +470,9 @@ pub fn describe(broker: &Broker, request: m::DescribeTransactionsRequest) -> m::
         };
         let mut topics: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
         for (topic, index) in &state.partitions {
-            topics.entry(topic).or_default().push(*index);
+            if authorizer.shows(caller, describe, ResourceType::Topic, topic) {
+                topics.entry(topic).or_default().push(*index);
+            }
         }
         let topic = |(topic, partitions): (&str, Vec<i32>)| dt::TopicData {
             topic: Text::from(topic.to_owned()),
@@ -405,7 +496,11 @@ pub fn describe(broker: &Broker, request: m::DescribeTransactionsRequest) -> m::
 }
 
 /// Answers ListTransactions.
-pub fn list(broker: &Broker, request: &m::ListTransactionsRequest) -> m::ListTransactionsResponse {
+pub fn list(
+    broker: &Broker,
+    caller: &Caller,
+    request: &m::ListTransactionsRequest,
+) -> m::ListTransactionsResponse {
     let known = |name: &Text| Status::ALL.iter().any(|status| status.name() == name.as_str());
     let (states, unknown): (Vec<Text>, Vec<Text>) = request.state_filters.iter().cloned().partition(known);
     let pattern = request.transactional_id_pattern.as_ref().filter(|pattern| !pattern.is_empty());
@@ -426,7 +521,13 @@ pub fn list(broker: &Broker, request: &m::ListTransactionsRequest) -> m::ListTra
             || request.producer_id_filters.contains(&state.producer_id);
         let long = request.duration_filter < 0
             || (state.start_ms >= 0 && now_ms.saturating_sub(state.start_ms) > request.duration_filter);
-        in_state && of_producer && long && pattern.as_ref().is_none_or(|pattern| pattern.is_match(id))
+        let describe = Operation::Describe;
+        let shown = || broker.authorizer.shows(caller, describe, ResourceType::TransactionalId, id);
+        in_state
+            && of_producer
+            && long
+            && shown()
+            && pattern.as_ref().is_none_or(|pattern| pattern.is_match(id))
     });
     let state = |(id, state): (String, crate::transactions::Transaction)| {
         m::list_transactions_response::TransactionState {

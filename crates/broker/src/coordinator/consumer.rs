@@ -8,8 +8,11 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{Coordinator, Entry, State, Waiter};
+use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::groups::consumer::{HeartbeatReply, HeartbeatRequest, Refused, TopicSource, Unwritten};
 use crate::groups::{Action, GroupError};
+use crate::security::{Operation, ResourceType};
 use crate::topics::Topics;
 
 impl TopicSource for Topics {
@@ -27,19 +30,46 @@ impl TopicSource for Topics {
     }
 }
 
+/// The topics as a member sees them: a pattern stands only for those that it may describe. As in Kafka, whoever asks first
+/// after a change finds out for all members with that pattern.
+pub(super) struct Seen<'a> {
+    pub broker: &'a Broker,
+    pub caller: &'a Caller,
+}
+
+impl TopicSource for Seen<'_> {
+    fn version(&self) -> u64 {
+        // Both only grow.
+        self.broker.topics.version() + self.broker.authorizer.version()
+    }
+
+    fn shape(&self, name: &str) -> Option<(Uuid, i32)> {
+        self.broker.topics.shape(name)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let mut names = self.broker.topics.names();
+        let describe = Operation::Describe;
+        names.retain(|name| self.broker.authorizer.shows(self.caller, describe, ResourceType::Topic, name));
+        names
+    }
+}
+
 impl Coordinator {
     /// ConsumerGroupHeartbeat; the answer comes when what it changed is durable.
     pub async fn consumer_heartbeat(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         request: HeartbeatRequest,
+        caller: &Caller,
     ) -> Result<HeartbeatReply, Refused> {
         let Some(broker) = self.broker.upgrade() else { return Err(GroupError::NotCoordinator.into()) };
         let (sender, receiver) = oneshot::channel();
         {
             let mut state = entry.state.lock();
             let token = state.token(Waiter::Heartbeat(sender));
-            let actions = state.group.consumer_heartbeat(self.now(), request, &*broker.topics, token);
+            let topics = Seen { broker: &broker, caller };
+            let actions = state.group.consumer_heartbeat(self.now(), request, &topics, token);
             self.carry_out(entry, &mut state, actions);
         }
         receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable.into()))

@@ -18,11 +18,12 @@ use storage::{AppendError, Completion, Durability};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use self::consumer::Settling;
+use self::consumer::{Seen, Settling};
 use self::load::{Loaded, load_partition};
 use self::offsets::InFlight;
 pub use self::offsets::Transactional;
 use crate::broker::Broker;
+use crate::caller::Caller;
 use crate::groups::consumer::{ConsumerGroup, HeartbeatReply, Refused};
 use crate::groups::{
     Action, Group, GroupConfig, GroupError, GroupSnapshot, JoinReply, JoinRequest, Now, OffsetKey, PersistId,
@@ -231,13 +232,18 @@ impl Coordinator {
     }
 
     /// JoinGroup; the answer comes when the rebalance is through.
-    pub fn join(self: &Arc<Self>, entry: &Arc<Entry>, request: JoinRequest) -> oneshot::Receiver<JoinReply> {
+    pub fn join(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        request: JoinRequest,
+        caller: &Caller,
+    ) -> oneshot::Receiver<JoinReply> {
         let (sender, receiver) = oneshot::channel();
         let mut state = entry.state.lock();
         let token = state.token(Waiter::Join(sender));
         let actions = match self.broker.upgrade() {
             Some(broker) if state.group.consumer().is_some() => {
-                state.group.consumer_join(self.now(), request, &*broker.topics, token)
+                state.group.consumer_join(self.now(), request, &Seen { broker: &broker, caller }, token)
             }
             _ => state.group.join(self.now(), request, token),
         };

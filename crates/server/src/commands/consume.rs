@@ -37,7 +37,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Runs the command until its count, its end or a signal.
 pub fn consume(arguments: &ConsumeArguments) -> anyhow::Result<()> {
-    let mut cluster = Cluster::connect(&arguments.bootstrap.address)?;
+    let mut cluster = super::connect(&arguments.bootstrap)?;
     let topic = cluster.topic(&arguments.topic, false)?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut reader = Reader {

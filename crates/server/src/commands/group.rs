@@ -11,13 +11,13 @@ use wire::messages::{
 };
 use wire::{ErrorCode, Text};
 
-use super::{Table, member, print};
-use crate::arguments::{GroupVerb, Place};
+use super::{Table, connect, member, print};
+use crate::arguments::{Bootstrap, GroupVerb, Place};
 use crate::client::{ClientError, Cluster, KafkaError, check};
 
-/// Runs the command against the server at `bootstrap`.
-pub fn group(bootstrap: &str, verb: GroupVerb) -> anyhow::Result<()> {
-    let mut cluster = Cluster::connect(bootstrap)?;
+/// Runs the command against a server.
+pub fn group(bootstrap: &Bootstrap, verb: GroupVerb) -> anyhow::Result<()> {
+    let mut cluster = connect(bootstrap)?;
     match verb {
         GroupVerb::List => list(&mut cluster),
         GroupVerb::Describe { name } => describe(&mut cluster, &name),

@@ -9,6 +9,7 @@ mod member;
 mod partitioner;
 mod produce;
 mod topic;
+mod user;
 
 use std::io::{self, Write};
 
@@ -17,6 +18,10 @@ pub use group::group;
 pub use log::log;
 pub use produce::produce;
 pub use topic::topic;
+pub use user::user;
+
+use crate::arguments::Bootstrap;
+use crate::client::{Cluster, Security};
 
 /// Standard output cannot be written to.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +40,12 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     let mut output = io::stdout().lock();
     output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(OutputError)?;
     Ok(())
+}
+
+/// Connects to the server that the arguments name, as they say.
+fn connect(bootstrap: &Bootstrap) -> anyhow::Result<Cluster> {
+    let security = Security::load(bootstrap.command_config.as_deref())?;
+    Ok(Cluster::connect(&bootstrap.address, security)?)
 }
 
 /// Rows under a heading, with columns of equal width; numbers stand to the right.

@@ -119,7 +119,7 @@ struct Sender<'a> {
 
 impl<'a> Sender<'a> {
     fn new(arguments: &'a ProduceArguments) -> anyhow::Result<Sender<'a>> {
-        let mut cluster = Cluster::connect(&arguments.bootstrap.address)?;
+        let mut cluster = super::connect(&arguments.bootstrap)?;
         let topic = cluster.topic(&arguments.topic, true)?;
         if let Some(partition) = arguments.partition
             && !topic.partitions.iter().any(|known| known.index == partition)

@@ -11,8 +11,8 @@ use wire::messages::{
     IncrementalAlterConfigsRequest,
 };
 
-use super::{Table, print};
-use crate::arguments::TopicVerb;
+use super::{Table, connect, print};
+use crate::arguments::{Bootstrap, TopicVerb};
 use crate::client::{Cluster, check};
 
 /// The server answers with an error when it takes longer.
@@ -24,9 +24,9 @@ const RESOURCE_TOPIC: i8 = 2;
 /// Where a config's value comes from: set on the topic itself.
 const SOURCE_TOPIC: i8 = 1;
 
-/// Runs the command against the server at `bootstrap`.
-pub fn topic(bootstrap: &str, verb: TopicVerb) -> anyhow::Result<()> {
-    let mut cluster = Cluster::connect(bootstrap)?;
+/// Runs the command against a server.
+pub fn topic(bootstrap: &Bootstrap, verb: TopicVerb) -> anyhow::Result<()> {
+    let mut cluster = connect(bootstrap)?;
     match verb {
         TopicVerb::Create { name, partitions, configs } => create(&mut cluster, &name, partitions, configs),
         TopicVerb::List => list(&mut cluster),

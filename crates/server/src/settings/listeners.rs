@@ -116,7 +116,6 @@ pub struct SslSettings {
 }
 
 /// How clients of a listener authenticate by SASL.
-#[allow(dead_code)] // Read by `sasl/`.
 #[derive(Clone, Debug)]
 pub struct SaslSettings {
     /// Upper case, in the order given.
@@ -131,7 +130,6 @@ pub struct SaslSettings {
 }
 
 /// How tokens are checked (`sasl.oauthbearer.*`).
-#[allow(dead_code)]
 #[derive(Clone, Debug)]
 pub struct OauthSettings {
     pub jwks_url: String,

@@ -19,14 +19,17 @@ use disk::Engine;
 
 use crate::arguments::ServerArguments;
 use crate::config_file;
-pub use listeners::{ClientAuthentication, ListenerSettings, Pem, SslSettings, TlsVersion};
+pub use listeners::{
+    ClientAuthentication, ListenerSettings, OauthSettings, Pem, SaslSettings, SslSettings, TlsVersion,
+};
 use spelling::{host_port, most_similar, toml_value, variable_suffix};
 use table::{HIDDEN, ROWS, Scope, Text, Texts};
 
 /// Environment variables with this prefix are settings.
 const ENVIRONMENT_PREFIX: &str = "MAINSTEM_";
-/// What follows the prefix in variables that the project's own scripts read, which are no settings of the server.
-const OF_THE_TEST_SCRIPTS: [&str; 4] = ["BIN", "BLESS", "CACHE", "SEEDS"];
+/// What follows the prefix in variables that are no settings of the server: the project's own scripts read them, and
+/// `mainstem user` the last one.
+const OF_OTHERS: [&str; 5] = ["BIN", "BLESS", "CACHE", "SEEDS", "PASSWORD"];
 
 /// A setting of one listener is written `listener.name.<name>.<setting>`.
 const OVERRIDE_PREFIX: &str = "listener.name.";
@@ -267,7 +270,7 @@ impl Settings {
         environment: &BTreeMap<String, String>,
     ) -> Result<(), SettingsError> {
         let Some(rest) = variable.strip_prefix(ENVIRONMENT_PREFIX) else { return Ok(()) };
-        if made_by_kubernetes(rest) || OF_THE_TEST_SCRIPTS.contains(&rest) {
+        if made_by_kubernetes(rest) || OF_OTHERS.contains(&rest) {
             return Ok(());
         }
         let all = self.settings();

@@ -1,0 +1,269 @@
+//! Who may do what: ACLs and super users, as Kafka's StandardAuthorizer decides, and the record of what was denied and
+//! of what administrators changed.
+//!
+//! Without an authorizer (`authorizer.class.name` empty) everybody may do everything, and none of this is asked.
+//! ACLs are kept in the metadata; the store is written first, synced, and then what is in memory follows.
+
+pub mod acl;
+pub mod audit;
+mod rules;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use meta::{Change, MetaError, Store};
+use parking_lot::{Mutex, RwLock};
+use wire::ErrorCode;
+
+use crate::caller::{Caller, Principal};
+use crate::config::{AuthorizerClass, Config};
+use acl::{Acl, AclFilter, CLUSTER_NAME, Permission};
+pub use acl::{Operation, ResourceType};
+use audit::Audit;
+use rules::{Rules, Verdict};
+
+const PREFIX: &str = "acls/";
+
+/// Why the ACLs cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum AclsError {
+    /// The metadata cannot be read.
+    #[error(transparent)]
+    Meta(#[from] MetaError),
+    /// To leave one out could allow what it denies.
+    #[error("the stored ACL {key} cannot be read: {error}")]
+    Unreadable {
+        /// Its name in the metadata.
+        key: String,
+        /// What is wrong with it.
+        error: serde_json::Error,
+    },
+}
+
+/// The decisions, and the ACLs behind them.
+#[derive(Debug)]
+pub struct Authorizer {
+    enabled: bool,
+    /// As `super.users` names them.
+    super_users: HashSet<Principal>,
+    allow_if_no_acl: bool,
+    store: Arc<Store>,
+    /// By the name that the metadata has for each.
+    acls: Mutex<BTreeMap<Acl, String>>,
+    rules: RwLock<Rules>,
+    /// Grows with every change of the ACLs.
+    version: AtomicU64,
+    audit: Audit,
+}
+
+impl Authorizer {
+    /// Loads the stored ACLs.
+    pub fn open(store: Arc<Store>, config: &Config) -> Result<Authorizer, AclsError> {
+        let mut acls = BTreeMap::new();
+        for (key, value) in store.list(PREFIX)? {
+            let acl = serde_json::from_slice(&value.bytes);
+            acls.insert(acl.map_err(|error| AclsError::Unreadable { key: key.clone(), error })?, key);
+        }
+        let rules = RwLock::new(Rules::new(acls.keys()));
+        Ok(Authorizer {
+            enabled: config.authorizer == AuthorizerClass::Standard,
+            super_users: config.super_users.principals().collect(),
+            allow_if_no_acl: config.allow_everyone_if_no_acl,
+            store,
+            acls: Mutex::new(acls),
+            rules,
+            version: AtomicU64::new(1),
+            audit: Audit::default(),
+        })
+    }
+
+    /// Whether anybody can be refused anything.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
+    /// Grows with every change of what is allowed.
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Whether the caller may; where not, the audit log says so: it asked for that resource.
+    pub fn allows(&self, caller: &Caller, operation: Operation, resource: ResourceType, name: &str) -> bool {
+        if !self.enabled {
+            return true;
+        }
+        let (allowed, verdict) = self.decide(caller, operation, resource, name);
+        if !allowed {
+            self.audit.denied(caller, operation, resource, name, &verdict);
+        }
+        allowed
+    }
+
+    /// The same, where nothing is asked for by name: what may not be seen is left out without a word.
+    pub fn shows(&self, caller: &Caller, operation: Operation, resource: ResourceType, name: &str) -> bool {
+        !self.enabled || self.decide(caller, operation, resource, name).0
+    }
+
+    /// Kafka's error unless the caller may do this to the topic.
+    pub fn topic(&self, caller: &Caller, operation: Operation, name: &str) -> Result<(), ErrorCode> {
+        self.check(caller, operation, ResourceType::Topic, name)
+    }
+
+    /// Kafka's error unless the caller may do this to the group.
+    pub fn group(&self, caller: &Caller, operation: Operation, name: &str) -> Result<(), ErrorCode> {
+        self.check(caller, operation, ResourceType::Group, name)
+    }
+
+    /// Kafka's error unless the caller may do this to the transactional id.
+    pub fn transactional_id(
+        &self,
+        caller: &Caller,
+        operation: Operation,
+        name: &str,
+    ) -> Result<(), ErrorCode> {
+        self.check(caller, operation, ResourceType::TransactionalId, name)
+    }
+
+    /// Kafka's error unless the caller may do this to the cluster.
+    pub fn cluster(&self, caller: &Caller, operation: Operation) -> Result<(), ErrorCode> {
+        self.check(caller, operation, ResourceType::Cluster, CLUSTER_NAME)
+    }
+
+    fn check(
+        &self,
+        caller: &Caller,
+        operation: Operation,
+        resource: ResourceType,
+        name: &str,
+    ) -> Result<(), ErrorCode> {
+        if self.allows(caller, operation, resource, name) {
+            return Ok(());
+        }
+        Err(match resource {
+            ResourceType::Topic => ErrorCode::TopicAuthorizationFailed,
+            ResourceType::Group => ErrorCode::GroupAuthorizationFailed,
+            ResourceType::TransactionalId => ErrorCode::TransactionalIdAuthorizationFailed,
+            ResourceType::DelegationToken => ErrorCode::DelegationTokenAuthorizationFailed,
+            ResourceType::Cluster | ResourceType::User => ErrorCode::ClusterAuthorizationFailed,
+        })
+    }
+
+    /// Whether the caller may do this to the cluster, without a word in the audit log: another right may do as well.
+    pub fn shows_cluster(&self, caller: &Caller, operation: Operation) -> bool {
+        self.shows(caller, operation, ResourceType::Cluster, CLUSTER_NAME)
+    }
+
+    /// Whether the caller may do it to any resource of the type (KIP-679).
+    pub fn allows_somewhere(&self, caller: &Caller, operation: Operation, resource: ResourceType) -> bool {
+        // As in Kafka, a name that nobody has shows who may do everything.
+        if self.shows(caller, operation, resource, "hardcode") {
+            return true;
+        }
+        let (principal, host) = (&caller.origin.principal, caller.origin.host());
+        self.rules.read().allows_somewhere(principal, host, operation, resource)
+    }
+
+    /// What the caller may do to a resource: a bit for each operation's code (KIP-430); all bits that there are without
+    /// an authorizer.
+    pub fn operations(&self, caller: &Caller, resource: ResourceType, name: &str) -> i32 {
+        let allowed = resource.operations().iter().filter(|of| self.shows(caller, **of, resource, name));
+        allowed.fold(0, |bits, operation| bits | 1 << operation.code())
+    }
+
+    fn decide(
+        &self,
+        caller: &Caller,
+        operation: Operation,
+        resource: ResourceType,
+        name: &str,
+    ) -> (bool, Decision) {
+        let principal = &caller.origin.principal;
+        if self.super_users.contains(principal) {
+            return (true, Decision::SuperUser);
+        }
+        let host = caller.origin.host();
+        let verdict = self.rules.read().decide(principal, host, operation, resource, name);
+        let allowed = match &verdict {
+            Verdict::Acl(acl) => acl.permission == Permission::Allow,
+            Verdict::NoAcl => self.allow_if_no_acl,
+            Verdict::NotAllowed => false,
+        };
+        (allowed, Decision::Verdict(verdict))
+    }
+
+    /// The ACLs that `filter` means, in the order of a listing.
+    pub fn list(&self, filter: &AclFilter) -> Vec<Acl> {
+        self.acls.lock().keys().filter(|acl| filter.matches(acl)).cloned().collect()
+    }
+
+    /// Adds ACLs; nothing happens for those that are there. Durable on return; blocks.
+    pub fn add(&self, new: &[Acl]) -> Result<(), MetaError> {
+        let mut acls = self.acls.lock();
+        let mut changed = acls.clone();
+        let mut changes = Vec::new();
+        for acl in new {
+            if changed.contains_key(acl) {
+                continue;
+            }
+            let key = format!("{PREFIX}{}", uuid::Uuid::new_v4());
+            let bytes = serde_json::to_vec(acl).expect("texts can be written as JSON");
+            changes.push(Change::Put { key: key.clone(), bytes });
+            changed.insert(acl.clone(), key);
+        }
+        self.commit(&mut acls, changed, changes)
+    }
+
+    /// Removes the ACLs that each filter means, and returns them by filter. Durable on return; blocks.
+    pub fn remove(&self, filters: &[AclFilter]) -> Result<Vec<Vec<Acl>>, MetaError> {
+        let mut acls = self.acls.lock();
+        let mut changed = acls.clone();
+        let mut changes = Vec::new();
+        let mut removed = Vec::new();
+        for filter in filters {
+            // As in Kafka, one that several filters mean is in the answer to each.
+            let meant: Vec<Acl> = acls.keys().filter(|acl| filter.matches(acl)).cloned().collect();
+            for acl in &meant {
+                if let Some(key) = changed.remove(acl) {
+                    changes.push(Change::Delete { key });
+                }
+            }
+            removed.push(meant);
+        }
+        self.commit(&mut acls, changed, changes)?;
+        Ok(removed)
+    }
+
+    fn commit(
+        &self,
+        acls: &mut BTreeMap<Acl, String>,
+        changed: BTreeMap<Acl, String>,
+        changes: Vec<Change>,
+    ) -> Result<(), MetaError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.store.commit(&[], &changes)?;
+        *acls = changed;
+        *self.rules.write() = Rules::new(acls.keys());
+        self.version.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// The record of denials.
+    pub fn audit(&self) -> &Audit {
+        &self.audit
+    }
+}
+
+/// Why something was allowed or denied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// The caller is a super user.
+    SuperUser,
+    /// What the ACLs say.
+    Verdict(Verdict),
+}
+
+#[cfg(test)]
+mod tests;

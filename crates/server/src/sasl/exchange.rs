@@ -1,0 +1,122 @@
+//! One log-in on its way: messages of the client in, challenges out, until it is known who the client is.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sasl::scram::{Credential, First, Hash, Waiting, random_nonce};
+use sasl::{Failure, Mechanism, oauthbearer, plain};
+
+use super::{Hashing, Sasl};
+
+/// Where a log-in stands.
+#[derive(Debug)]
+enum Stage {
+    Plain,
+    Scram(Hash),
+    Proof(Waiting),
+    Token,
+    /// The client was told that its token is no good, and has to answer that.
+    TokenRefused,
+    Over,
+}
+
+/// One log-in.
+#[derive(Debug)]
+pub struct Exchange {
+    stage: Stage,
+    /// Whom the client says to be, once it has said so.
+    pub user: Option<String>,
+}
+
+/// What becomes of a message.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The client has to answer this.
+    Challenge(Vec<u8>),
+    /// It is known who the client is.
+    Done {
+        answer: Vec<u8>,
+        user: String,
+        /// When what it showed ends, in milliseconds of Unix time.
+        expires_ms: Option<i64>,
+    },
+}
+
+impl Exchange {
+    /// Begins a log-in.
+    pub fn new(mechanism: Mechanism) -> Exchange {
+        let stage = match mechanism {
+            Mechanism::Plain => Stage::Plain,
+            Mechanism::Scram(hash) => Stage::Scram(hash),
+            Mechanism::OauthBearer => Stage::Token,
+        };
+        Exchange { stage, user: None }
+    }
+
+    /// Takes the client's next message. After a failure there is no next one.
+    pub async fn step(&mut self, sasl: &Sasl, message: Bytes) -> Result<Step, Failure> {
+        let done = |answer, user| Step::Done { answer, user, expires_ms: None };
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Plain => {
+                let attempt = plain::Attempt::parse(&message)?;
+                self.user = Some(attempt.user.clone());
+                let credential = sasl.users.find_any(&attempt.user);
+                let user = checked(attempt, credential, sasl.users.usual_cost(), &sasl.hashing).await?;
+                Ok(done(Vec::new(), user))
+            }
+            Stage::Scram(hash) => {
+                let first = First::parse(&message)?;
+                self.user = Some(first.user.clone());
+                let credential = sasl.users.find(hash, &first.user);
+                let nonce = random_nonce().ok_or(Failure::Untold("the system has no random numbers"))?;
+                let (challenge, waiting) = first.challenge(hash, credential, &nonce)?;
+                self.stage = Stage::Proof(waiting);
+                Ok(Step::Challenge(challenge.into_bytes()))
+            }
+            Stage::Proof(waiting) => {
+                let (answer, user) = waiting.finish(&message)?;
+                Ok(done(answer.into_bytes(), user))
+            }
+            Stage::TokenRefused if *message == *oauthbearer::ACKNOWLEDGEMENT => {
+                Err(Failure::Told(oauthbearer::REFUSAL.to_owned()))
+            }
+            // As in Kafka: instead of the acknowledgement another token may come.
+            Stage::Token | Stage::TokenRefused => {
+                let first = oauthbearer::First::parse(&message)?;
+                let keys =
+                    sasl.log_in.keys.as_ref().ok_or(Failure::Untold("there are no keys for tokens"))?;
+                match keys.verify(&first.token, super::now_ms()).await {
+                    Ok(token) => {
+                        let user = first.finish(&token)?;
+                        Ok(Step::Done { answer: Vec::new(), user, expires_ms: Some(token.expires_ms) })
+                    }
+                    Err(error) => {
+                        sasl.report.token_refused(&error);
+                        self.stage = Stage::TokenRefused;
+                        Ok(Step::Challenge(oauthbearer::REFUSAL.as_bytes().to_vec()))
+                    }
+                }
+            }
+            Stage::Over => Err(Failure::Untold("the log-in is over")),
+        }
+    }
+}
+
+/// Checks a password on a thread for such work, when its turn has come.
+async fn checked(
+    attempt: plain::Attempt,
+    credential: Option<(Hash, Arc<Credential>)>,
+    otherwise: (Hash, NonZeroU32),
+    hashing: &Hashing,
+) -> Result<String, Failure> {
+    let turn = hashing.0.clone().acquire_owned().await;
+    let turn = turn.map_err(|_| Failure::Untold("the server is stopping"))?;
+    let work = tokio::task::spawn_blocking(move || {
+        // Held until it is done, though the client may be gone by then.
+        let _turn = turn;
+        let credential = credential.as_ref().map(|(hash, credential)| (*hash, &**credential));
+        attempt.check(credential, otherwise)
+    });
+    work.await.unwrap_or(Err(Failure::Untold("checking the password ended in a bug")))
+}

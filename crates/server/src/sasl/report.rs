@@ -1,0 +1,137 @@
+//! How log-ins end: counted by mechanism and outcome, and the failures logged, though not more often than they help.
+//!
+//! What clients claim is shown with its odd characters escaped; passwords, tokens and proofs never get here.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+use sasl::jwt::TokenError;
+
+/// Somebody who tries passwords must not fill the disk with log lines.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// A name that is longer is cut in the log.
+const SHOWN_CHARACTERS_MAX: usize = 100;
+
+type Labels = [(&'static str, &'static str); 2];
+
+/// Counters of log-ins; clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    ended: Family<Labels, Counter>,
+    complaints: Arc<Mutex<Complaints>>,
+}
+
+#[derive(Debug, Default)]
+struct Complaints {
+    last: Option<Instant>,
+    times: u64,
+}
+
+/// How a log-in ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Success,
+    Failure,
+    Reauthentication,
+    ReauthenticationFailure,
+    Expired,
+}
+
+impl Outcome {
+    fn name(self) -> &'static str {
+        match self {
+            Outcome::Success => "success",
+            Outcome::Failure => "failure",
+            Outcome::Reauthentication => "reauthentication",
+            Outcome::ReauthenticationFailure => "reauthentication_failure",
+            Outcome::Expired => "expired",
+        }
+    }
+}
+
+impl Report {
+    /// Adds the counters to `registry`.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Log-ins by SASL mechanism and outcome";
+        registry.register("mainstem_authentications", help, self.ended.clone());
+    }
+
+    /// Counts one.
+    pub fn count(&self, mechanism: &'static str, outcome: Outcome) {
+        self.ended.get_or_create(&[("mechanism", mechanism), ("outcome", outcome.name())]).inc();
+    }
+
+    /// How many there were.
+    #[cfg(test)]
+    pub fn counted(&self, mechanism: &'static str, outcome: Outcome) -> u64 {
+        self.ended.get_or_create(&[("mechanism", mechanism), ("outcome", outcome.name())]).get()
+    }
+
+    /// Counts and logs a log-in that failed.
+    pub fn failed(
+        &self,
+        mechanism: &'static str,
+        outcome: Outcome,
+        peer: SocketAddr,
+        user: Option<&str>,
+        reason: &str,
+    ) {
+        self.count(mechanism, outcome);
+        if let Some(times) = self.may_complain() {
+            let user = shown(user.unwrap_or_default());
+            let reason = shown(reason);
+            tracing::info!(%peer, mechanism, user, reason, times, "a client failed to log in");
+        }
+    }
+
+    /// Logs what is wrong with a token; the client has still to answer for it.
+    pub fn token_refused(&self, error: &TokenError) {
+        tracing::debug!(reason = shown(&error.to_string()), "a token was refused");
+    }
+
+    /// How often there was a reason since the last time, if it is time again.
+    fn may_complain(&self) -> Option<u64> {
+        let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+        complaints.times += 1;
+        if complaints.last.is_some_and(|last| last.elapsed() < LOG_INTERVAL) {
+            return None;
+        }
+        complaints.last = Some(Instant::now());
+        Some(std::mem::take(&mut complaints.times))
+    }
+}
+
+/// The beginning of a text, such that it is one line and has no control characters.
+fn shown(text: &str) -> String {
+    let escaped = text.chars().take(SHOWN_CHARACTERS_MAX).flat_map(char::escape_debug);
+    escaped.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_cannot_forge_a_line_and_failures_in_a_row_are_one() {
+        assert_eq!(shown("a\nINFO b\u{1b}[31m\"é"), "a\\nINFO b\\u{1b}[31m\\\"é");
+        assert_eq!(shown(&"x".repeat(1000)).len(), SHOWN_CHARACTERS_MAX);
+        let report = Report::default();
+        assert_eq!(report.may_complain(), Some(1));
+        for _ in 0..5 {
+            assert_eq!(report.may_complain(), None);
+        }
+        let peer = "127.0.0.1:1".parse().unwrap();
+        report.clone().failed("PLAIN", Outcome::Failure, peer, Some("u"), "why");
+        assert_eq!(report.counted("PLAIN", Outcome::Failure), 1);
+        let mut registry = Registry::default();
+        report.register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let line = "mainstem_authentications_total{mechanism=\"PLAIN\",outcome=\"failure\"} 1\n";
+        assert!(text.contains(line), "{text}");
+    }
+}

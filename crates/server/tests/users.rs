@@ -1,0 +1,236 @@
+//! The real binary with a listener that wants a log-in: the first user, the commands by every mechanism, and who is kept
+//! out.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+/// Far above what anything here takes.
+const LONG: Duration = Duration::from_secs(30);
+
+fn mainstem() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mainstem"));
+    command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs a command with this standard input; answers whether it succeeded, and what it said.
+fn run(arguments: &[&str], input: &str) -> (bool, String) {
+    let mut child = mainstem().args(arguments).stdin(Stdio::piped()).spawn().unwrap();
+    // One that does not read its input may be gone by now.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let said = if output.status.success() { output.stdout } else { output.stderr };
+    (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+fn done(arguments: &[&str], input: &str) -> String {
+    let (success, said) = run(arguments, input);
+    assert!(success, "{arguments:?}: {said}");
+    said
+}
+
+fn refused(arguments: &[&str]) -> String {
+    let (success, said) = run(arguments, "");
+    assert!(!success, "{arguments:?}: {said}");
+    said
+}
+
+struct Server {
+    child: Child,
+    address: String,
+    admin: String,
+}
+
+impl Server {
+    fn start(directory: &Path, settings: &[&str]) -> Server {
+        let mut command = mainstem();
+        command.args(["--data-dir", directory.to_str().unwrap(), "--admin-listen", "127.0.0.1:0"]);
+        let small = ["log.segment.bytes=16777216", "log.reserve.bytes=0"];
+        for setting in small.iter().chain(settings) {
+            command.args(["--set", setting]);
+        }
+        let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
+        let (sender, lines) = channel();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            output.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)))
+        });
+        let ready = lines.recv_timeout(LONG).expect("a line when it is ready");
+        let between = |from: &str, to: &str| {
+            let rest = ready.split_once(from).unwrap().1;
+            rest.split_once(to).unwrap().0.to_owned()
+        };
+        Server { child, address: between("ready on ", " (data"), admin: between("admin ", ")") }
+    }
+
+    /// The arguments by which a command gets there with this file.
+    fn run(&self, command: &str, config: Option<&Path>, input: &str) -> (bool, String) {
+        let mut arguments: Vec<&str> = command.split(' ').collect();
+        arguments.extend(["--bootstrap", &self.address]);
+        if let Some(config) = config {
+            arguments.extend(["--command-config", config.to_str().unwrap()]);
+        }
+        run(&arguments, input)
+    }
+
+    fn metrics(&self) -> String {
+        let mut stream = TcpStream::connect(&self.admin).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn stop(mut self) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A properties file as Java clients have it.
+fn config(directory: &Path, mechanism: &str, user: &str, password: &str) -> PathBuf {
+    let file = directory.join(format!("{mechanism}-{user}-{password}.properties"));
+    let text = format!(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism={mechanism}\n\
+         sasl.jaas.config=x.LoginModule required username=\"{user}\" password=\"{password}\";\n"
+    );
+    fs::write(&file, text).unwrap();
+    file
+}
+
+#[test]
+fn the_first_user_is_made_without_a_server_and_makes_the_others() {
+    let parent = TempDir::new().unwrap();
+    let data = parent.path().join("data");
+    let offline = |verb: &str| {
+        let mut arguments: Vec<String> = verb.split(' ').map(str::to_owned).collect();
+        arguments.extend(["--data-dir".to_owned(), data.display().to_string()]);
+        arguments
+    };
+    let texts =
+        |arguments: &Vec<String>| arguments.iter().map(String::as_str).collect::<Vec<_>>().join("\u{0}");
+    let split = |joined: &str| joined.split('\u{0}').map(str::to_owned).collect::<Vec<_>>();
+    let run_offline = |verb: &str, input: &str| {
+        let all = split(&texts(&offline(verb)));
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        run(&all, input)
+    };
+    let (_, why) = run_offline("user list", "");
+    assert!(why.contains("there is no directory"), "{why}");
+    let (success, why) = run_offline("user create admin", "");
+    assert!(!success && why.contains("there is no password") && !data.exists(), "{why}");
+    assert_eq!(
+        run_offline("user create admin --password-file -", "topsecret\n"),
+        (true, "admin can log in\n".into())
+    );
+    assert_eq!(
+        run_offline("user list", "").1,
+        "USER   MECHANISM      ITERATIONS\nadmin  SCRAM-SHA-256        8192\nadmin  SCRAM-SHA-512        8192\n"
+    );
+
+    let mechanisms = "sasl.enabled.mechanisms=SCRAM-SHA-256,SCRAM-SHA-512,PLAIN";
+    let server = Server::start(&data, &["listeners=SASL_PLAINTEXT://127.0.0.1:0", mechanisms]);
+    let (_, why) = run_offline("user list", "");
+    assert!(why.contains("is in use by another mainstem") && why.contains("use --bootstrap"), "{why}");
+    for mechanism in ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"] {
+        let file = config(parent.path(), mechanism, "admin", "topsecret");
+        let (success, said) = server.run("topic list", Some(&file), "");
+        assert!(success, "{mechanism}: {said}");
+        let file = config(parent.path(), mechanism, "admin", "guess");
+        let (success, why) = server.run("topic list", Some(&file), "");
+        assert!(
+            !success && why.contains("refused the log-in: SASL_AUTHENTICATION_FAILED"),
+            "{mechanism}: {why}"
+        );
+    }
+    let (success, why) = server.run("topic list", None, "");
+    assert!(!success && why.contains("closed"), "{why}");
+    let token = parent.path().join("token");
+    fs::write(&token, "abc").unwrap();
+    let file = parent.path().join("token.properties");
+    let text = format!(
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\nsasl.oauthbearer.token.endpoint.url=file://{}\n",
+        token.display()
+    );
+    fs::write(&file, text).unwrap();
+    let (_, why) = server.run("topic list", Some(&file), "");
+    assert!(why.contains("it takes SCRAM-SHA-256, SCRAM-SHA-512, PLAIN, not OAUTHBEARER"), "{why}");
+
+    let admin = config(parent.path(), "SCRAM-SHA-512", "admin", "topsecret");
+    let create = "user create alice --mechanism SCRAM-SHA-256 --iterations 4096 --password-file -";
+    assert_eq!(server.run(create, Some(&admin), "wonder land"), (true, "alice can log in\n".into()));
+    let alice = config(parent.path(), "SCRAM-SHA-256", "alice", "wonder land");
+    assert!(server.run("topic create t", Some(&alice), "").0);
+    assert!(server.run("produce t", Some(&alice), "one\ntwo\n").0);
+    assert_eq!(server.run("consume t --exit-at-end", Some(&alice), "").1, "one\ntwo\n");
+    // Another password from then on.
+    assert!(server.run(create, Some(&admin), "mirror").0);
+    assert!(!server.run("topic list", Some(&alice), "").0);
+    let alice = config(parent.path(), "PLAIN", "alice", "mirror");
+    assert!(server.run("topic list", Some(&alice), "").0);
+    assert!(server.run("user list", Some(&admin), "").1.contains("\nalice  SCRAM-SHA-256        4096\n"));
+    let said = server.run("user delete admin --mechanism SCRAM-SHA-512", Some(&admin), "");
+    assert_eq!(said, (true, "admin can still log in\n".into()));
+    assert_eq!(
+        server.run("user delete alice", Some(&alice), ""),
+        (true, "alice can no longer log in\n".into())
+    );
+    assert!(!server.run("topic list", Some(&alice), "").0);
+    let admin = config(parent.path(), "SCRAM-SHA-256", "admin", "topsecret");
+    let (_, why) = server.run("user delete alice", Some(&admin), "");
+    assert!(why.contains("there is no user alice"), "{why}");
+    let metrics = server.metrics();
+    for (mechanism, outcome) in [
+        ("SCRAM-SHA-256", "success"),
+        ("PLAIN", "failure"),
+        ("SCRAM-SHA-512", "failure"),
+        ("none", "failure"),
+    ] {
+        let line =
+            format!("mainstem_authentications_total{{mechanism=\"{mechanism}\",outcome=\"{outcome}\"}} ");
+        assert!(metrics.contains(&line), "{line} in {metrics}");
+    }
+    server.stop();
+
+    assert_eq!(run_offline("user delete admin", "").1, "admin can no longer log in\n");
+    assert_eq!(run_offline("user list", "").1, "USER  MECHANISM  ITERATIONS\n");
+}
+
+#[test]
+fn passwords_come_from_the_environment_too_and_never_from_arguments() {
+    let parent = TempDir::new().unwrap();
+    let data = parent.path().join("data").display().to_string();
+    let output = mainstem()
+        .args(["user", "create", "bob", "--data-dir", &data])
+        .env("MAINSTEM_PASSWORD", "secret")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    assert!(
+        refused(&["user", "create", "bob", "secret", "--data-dir", &data]).contains("unexpected argument")
+    );
+    assert!(refused(&["user", "create", "bob", "--data-dir", &data, "--iterations", "100"]).contains("4096"));
+    let file = parent.path().join("empty");
+    fs::write(&file, "\n").unwrap();
+    let file = file.display().to_string();
+    let why = refused(&["user", "create", "bob", "--data-dir", &data, "--password-file", &file]);
+    assert!(why.contains("the password is empty"), "{why}");
+    assert!(done(&["user", "list", "--data-dir", &data], "").contains("bob"));
+}
