@@ -11,7 +11,7 @@ use super::{Coordinator, Entry, State, Waiter};
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::groups::consumer::{HeartbeatReply, HeartbeatRequest, Refused, TopicSource, Unwritten};
-use crate::groups::{Action, GroupError};
+use crate::groups::{Action, GroupError, JoinReply, JoinRequest};
 use crate::security::{Operation, ResourceType};
 use crate::topics::Topics;
 
@@ -32,9 +32,9 @@ impl TopicSource for Topics {
 
 /// The topics as a member sees them: a pattern stands only for those that it may describe. As in Kafka, whoever asks first
 /// after a change finds out for all members with that pattern.
-pub(super) struct Seen<'a> {
-    pub broker: &'a Broker,
-    pub caller: &'a Caller,
+struct Seen<'a> {
+    broker: &'a Broker,
+    caller: &'a Caller,
 }
 
 impl TopicSource for Seen<'_> {
@@ -73,6 +73,26 @@ impl Coordinator {
             self.carry_out(entry, &mut state, actions);
         }
         receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable.into()))
+    }
+
+    /// JoinGroup; the answer comes when the rebalance is through.
+    pub fn join(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        request: JoinRequest,
+        caller: &Caller,
+    ) -> oneshot::Receiver<JoinReply> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = entry.state.lock();
+        let token = state.token(Waiter::Join(sender));
+        let actions = match self.broker.upgrade() {
+            Some(broker) if state.group.consumer().is_some() => {
+                state.group.consumer_join(self.now(), request, &Seen { broker: &broker, caller }, token)
+            }
+            _ => state.group.join(self.now(), request, token),
+        };
+        self.carry_out(entry, &mut state, actions);
+        receiver
     }
 
     /// Carries out what follows from an operation, after what it changed in the group is durable.

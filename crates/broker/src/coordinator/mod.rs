@@ -18,17 +18,15 @@ use storage::{AppendError, Completion, Durability};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use self::consumer::{Seen, Settling};
+use self::consumer::Settling;
 use self::load::{Loaded, load_partition};
 use self::offsets::InFlight;
 pub use self::offsets::Transactional;
 use crate::broker::Broker;
-use crate::caller::Caller;
 use crate::groups::consumer::{ConsumerGroup, HeartbeatReply, Refused};
 use crate::groups::{
-    Action, Group, GroupConfig, GroupError, GroupSnapshot, JoinReply, JoinRequest, Now, OffsetKey, PersistId,
-    ReplyToken, SyncRequest, Synced, encode_group, encode_group_key, encode_offset, encode_offset_key,
-    partition_for,
+    Action, Group, GroupConfig, GroupError, GroupSnapshot, JoinReply, Now, OffsetKey, PersistId, ReplyToken,
+    SyncRequest, Synced, encode_group, encode_group_key, encode_offset, encode_offset_key, partition_for,
 };
 use crate::internal::{InternalRecord, batch_of};
 use crate::logs::Logs;
@@ -229,26 +227,6 @@ impl Coordinator {
         let mut all: Vec<_> = self.groups.lock().values().cloned().collect();
         all.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         all
-    }
-
-    /// JoinGroup; the answer comes when the rebalance is through.
-    pub fn join(
-        self: &Arc<Self>,
-        entry: &Arc<Entry>,
-        request: JoinRequest,
-        caller: &Caller,
-    ) -> oneshot::Receiver<JoinReply> {
-        let (sender, receiver) = oneshot::channel();
-        let mut state = entry.state.lock();
-        let token = state.token(Waiter::Join(sender));
-        let actions = match self.broker.upgrade() {
-            Some(broker) if state.group.consumer().is_some() => {
-                state.group.consumer_join(self.now(), request, &Seen { broker: &broker, caller }, token)
-            }
-            _ => state.group.join(self.now(), request, token),
-        };
-        self.carry_out(entry, &mut state, actions);
-        receiver
     }
 
     /// SyncGroup; the answer comes when the leader's assignment is durable.

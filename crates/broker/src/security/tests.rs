@@ -1,3 +1,5 @@
+//! Decisions of the authorizer, and how ACLs are found and kept.
+
 use std::net::SocketAddr;
 
 use super::acl::PatternType;

@@ -1,0 +1,94 @@
+//! The transactional batches of a produce request: whether each may go into its partition, as the coordinator says.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use model::BatchHeader;
+use wire::ErrorCode;
+use wire::messages::ProduceRequest;
+
+use crate::api::transactions::BUMPING;
+use crate::broker::Broker;
+use crate::failure::{Failure, transaction_code};
+use crate::topics::Topic;
+use crate::transactions::{Check, TransactionError};
+
+/// The first versions whose clients know TRANSACTION_ABORTABLE, and that add the partitions to the transaction (KIP-890).
+const ABORTABLE_FROM_VERSION: i16 = 11;
+const ADDS_FROM_VERSION: i16 = 12;
+
+/// What the coordinator said of a request's transactional batches, by their places in the request.
+#[derive(Default)]
+pub struct Transactions {
+    /// Whether the request names a transactional id.
+    named: bool,
+    checks: HashMap<(usize, usize), Result<Check, Failure>>,
+}
+
+impl Transactions {
+    /// Asks the coordinator about every transactional batch whose transaction is not open in its partition yet: clients
+    /// that announce their partitions must have done so; for the others that is done here, once for the whole request
+    /// (KIP-890).
+    pub async fn begin(
+        broker: &Arc<Broker>,
+        request: &ProduceRequest,
+        topics: &[Result<Arc<Topic>, ErrorCode>],
+        version: i16,
+    ) -> Transactions {
+        let Some(id) = &request.transactional_id else { return Transactions::default() };
+        let mut asked = Vec::new();
+        for (at_topic, data) in request.topic_data.iter().enumerate() {
+            let Ok(topic) = &topics[at_topic] else { continue };
+            for (at, data) in data.partition_data.iter().enumerate() {
+                let header =
+                    data.records.as_ref().map(|records| BatchHeader::parse_header(&records.to_bytes()));
+                let Some((partition, Ok(header))) = topic.partition(data.index).zip(header) else { continue };
+                if !header.is_transactional() || !header.is_idempotent() {
+                    continue;
+                }
+                if let Some(check) = partition.begin_check(header.producer_id) {
+                    let producer = (header.producer_id, header.producer_epoch);
+                    asked.push(((at_topic, at), producer, (topic.name.to_string(), data.index), check));
+                }
+            }
+        }
+        let mut checks = HashMap::new();
+        if version >= ADDS_FROM_VERSION {
+            while let Some((_, producer, ..)) = asked.first() {
+                // A client has one producer; whoever sends several is asked about one after the other.
+                let producer = *producer;
+                let (of, rest): (Vec<_>, Vec<_>) = asked.into_iter().partition(|ask| ask.1 == producer);
+                asked = rest;
+                let partitions = of.iter().map(|(_, _, partition, _)| partition.clone()).collect();
+                let added = broker.transactions.add(id, producer, partitions, BUMPING).await;
+                let added = added.map_err(|error| refusal(error, version));
+                checks.extend(of.into_iter().map(|(at, .., check)| (at, added.clone().map(|()| check))));
+            }
+        } else {
+            for (at, producer, partition, check) in asked {
+                let verified = broker.transactions.verify(id, producer, &partition).await;
+                checks.insert(at, verified.map(|()| check).map_err(|error| refusal(error, version)));
+            }
+        }
+        Transactions { named: true, checks }
+    }
+
+    /// Of the batch at this place: `None` without a transactional id, and no check where none is needed.
+    pub fn of(&self, topic: usize, at: usize) -> Option<Result<Option<Check>, Failure>> {
+        self.named.then(|| self.checks.get(&(topic, at)).cloned().transpose())
+    }
+}
+
+/// What Kafka tells a producer whose transaction does not have the partition.
+fn refusal(error: TransactionError, version: i16) -> Failure {
+    let message = error.to_string();
+    let code = match error {
+        TransactionError::Fenced => ErrorCode::InvalidProducerEpoch,
+        TransactionError::NotInTransaction if version < ABORTABLE_FROM_VERSION => ErrorCode::InvalidTxnState,
+        // These clients try again, and only then (KIP-890).
+        TransactionError::Concurrent if version < ADDS_FROM_VERSION => ErrorCode::NotEnoughReplicas,
+        TransactionError::NotAvailable => ErrorCode::NotEnoughReplicas,
+        error => transaction_code(error),
+    };
+    Failure::because(code, message)
+}
