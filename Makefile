@@ -27,7 +27,7 @@ export MAINSTEM_BIN := $(abspath $(TARGET_DIR))/release/mainstem
 export MAINSTEM_BENCH_BIN := $(abspath $(TARGET_DIR))/release/mainstem-bench
 endif
 
-STEPS := toolchain setup build check test-rust compat clients kafka-tools differential compaction transactions real-input crash power hostile bench-load fuzz
+STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction transactions real-input crash power hostile bench-load fuzz
 
 .PHONY: help run build $(STEPS) test bench-quick bench soak clean
 
@@ -71,6 +71,9 @@ compat: build ## Real clients: kcat, Java, confluent-kafka, franz-go, Kafka's co
 clients: build ## The clients' own test suites, with a list of what is skipped and why.
 	@tests/compat/client-suites
 
+security: build ## TLS, log-ins and rights through real clients and raw sockets: what works, what is refused and how.
+	@tests/compat/security
+
 kafka-tools: build ## Kafka's own test tools, Streams, Connect and MirrorMaker, unmodified: contents compared.
 	@tests/compat/kafka-tools
 
@@ -95,6 +98,7 @@ power: build ## Cuts the power under load, as root; nothing acknowledged may be 
 
 hostile: build ## Hostile bytes and clients; the server must go on serving the others.
 	@tests/hostile/run
+	@tests/hostile/network
 	@tests/hostile/full-disk
 
 fuzz: toolchain ## Fuzzes each decoder and recovery for FUZZ_SECONDS (10).

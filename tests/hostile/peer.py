@@ -1,11 +1,18 @@
 """A connection to the server, and what can be expected of it."""
 
 import errno
+import functools
 import socket
+import ssl
 import struct
+import sys
 import time
+from pathlib import Path
 
-import wire
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "compat"))
+
+import wire  # noqa: E402
+from suite.security import raw  # noqa: E402
 
 ANSWER_SECONDS = 5
 CLOSE_SECONDS = 3
@@ -106,3 +113,40 @@ class Peer:
     def ask(self, request, seconds=ANSWER_SECONDS):
         self.send(request.frame())
         return self.answer(seconds=seconds)
+
+
+class SecurePeer(Peer):
+    """Over TLS where there is an authority to trust, logged in where there is a user."""
+
+    def __init__(self, address, authority=None, user=None, password=None):
+        super().__init__(address)
+        if authority:
+            self.socket = trusting(authority).wrap_socket(self.socket, server_hostname=address[0])
+        if user:
+            self.log_in(user, password)
+
+    def log_in(self, user, password):
+        self.send(raw.handshake("SCRAM-SHA-256"))
+        body = self.answer_or_end()
+        assert body and body[4:6] == b"\0\0", f"the handshake was answered {body}"
+        client = raw.Scram("SCRAM-SHA-256", user, password)
+        client.check(self.token(client.final(self.token(client.first()))))
+
+    def token(self, data):
+        self.send(raw.authenticate(data, 0))
+        body = self.answer_or_end()
+        assert body and body[4:6] == b"\0\0", f"the log-in was answered {body}"
+        # Error and message, which is null.
+        return body[12:]
+
+    def closed(self, seconds=CLOSE_SECONDS):
+        try:
+            super().closed(seconds)
+        except ssl.SSLError:
+            # An alert, or an end without one.
+            pass
+
+
+@functools.cache
+def trusting(authority):
+    return ssl.create_default_context(cafile=authority)

@@ -17,30 +17,44 @@ ROUNDS_AFTER = 3
 SETTLE_SECONDS = 5
 
 
+class HonestProcess:
+    """honest.py at work."""
+
+    def __init__(self, address, topic, directory, *more, name="honest"):
+        self.name = name
+        command = [sys.executable, HERE / "honest.py", address[0], str(address[1]), topic, *more]
+        with open(directory / f"{name}.log", "wb") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                                            text=True)
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+    def ask(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        said = json.loads(self.process.stdout.readline())
+        assert said["error"] is None, f"the {self.name} client failed: {said['error']}"
+        return said
+
+
 class Watch:
     def __init__(self, server, topic, directory):
         self.server = server
         host, _, port = server.bootstrap.rpartition(":")
         self.address = (host, int(port))
-        command = [sys.executable, HERE / "honest.py", host, port, topic]
-        with open(directory / "honest.log", "wb") as log:
-            self.honest = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                                           text=True)
+        self.honest = HonestProcess(self.address, topic, directory)
         self.idle_bytes = None
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        self.honest.kill()
-        self.honest.wait()
+        self.honest.stop()
 
     def ask(self):
-        self.honest.stdin.write("\n")
-        self.honest.stdin.flush()
-        said = json.loads(self.honest.stdout.readline())
-        assert said["error"] is None, f"the honest client failed: {said['error']}"
-        return said
+        return self.honest.ask()
 
     def settle(self):
         """A few more rounds of the honest client, each in time; the slowest answer since the last call."""

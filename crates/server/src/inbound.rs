@@ -260,3 +260,91 @@ fn hint(prefix: [u8; SIZE_BYTES]) -> &'static str {
         _ => "",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::task::{Context, Poll};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Gives what it has in pieces, and pretends now and then that there is nothing.
+    struct Pieces<'a> {
+        rest: &'a [u8],
+        random: fastrand::Rng,
+    }
+
+    impl Source for Pieces<'_> {
+        fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            if self.random.u8(0..4) > 0 {
+                return Poll::Ready(Ok(()));
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+
+        fn poll_read(
+            &mut self,
+            cx: &mut Context<'_>,
+            into: &mut Vec<u8>,
+            room: usize,
+        ) -> Poll<io::Result<usize>> {
+            assert!(room > 0 && into.capacity() - into.len() >= room, "there is room for what is read");
+            ready!(self.poll_ready(cx))?;
+            let count = self.random.usize(1..=room).min(self.rest.len());
+            into.extend_from_slice(&self.rest[..count]);
+            self.rest = &self.rest[count..];
+            Poll::Ready(Ok(count))
+        }
+    }
+
+    /// Frames, then anything: what comes out is what went in, and nothing is held that was not sent.
+    #[tokio::test]
+    async fn fuzz_inbound() {
+        const FRAME_BYTES_MAX: usize = 200_000;
+        let seconds = std::env::var("FUZZ_SECONDS").map_or(2, |seconds| seconds.parse().expect("a number"));
+        let mut random = fastrand::Rng::new();
+        println!("fuzzing with seed {:#x}", random.get_seed());
+        let deadline = Instant::now() + Duration::from_secs(seconds);
+        while Instant::now() < deadline {
+            let mut sent = Vec::new();
+            let bodies: Vec<Vec<u8>> = (0..random.usize(0..6))
+                .map(|_| {
+                    let most = *random.choice(&[10, 20_000, FRAME_BYTES_MAX]).expect("not empty");
+                    vec![random.u8(..); random.usize(1..=most)]
+                })
+                .collect();
+            for body in &bodies {
+                sent.extend(i32::try_from(body.len()).expect("it is small").to_be_bytes());
+                sent.extend(body);
+            }
+            sent.extend((0..random.usize(0..12)).map(|_| random.u8(..)));
+            let budget = Budget::new(1 << 20);
+            let mut source = Pieces { rest: &sent, random: random.fork() };
+            let mut inbound = Inbound::new(FRAME_BYTES_MAX);
+            let mut frames = 0;
+            loop {
+                let received = sent.len() - source.rest.len();
+                let held = inbound.buffer.capacity()
+                    + inbound.frame.as_ref().map_or(0, |frame| frame.bytes.capacity());
+                assert!(
+                    held <= BUFFER_BYTES + FIRST_STEP_BYTES.max(TRUSTED_STEP_BYTES_MAX.min(2 * received))
+                );
+                match inbound.next(&mut source, &budget).await {
+                    Ok(Read::Frame(frame, _)) if frames < bodies.len() => {
+                        assert!(frame == bodies[frames], "frames come whole and in order");
+                        frames += 1;
+                    }
+                    // Out of what was anything.
+                    Ok(Read::Frame(..) | Read::Waiting) => {}
+                    Ok(Read::End) | Err(Closing::Truncated | Closing::Size { .. }) => break,
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            assert_eq!(frames, bodies.len());
+            drop(inbound);
+            assert_eq!(budget.held_bytes(), 0);
+        }
+    }
+}

@@ -96,6 +96,10 @@ func main() {
 		raw()
 		return
 	}
+	if os.Args[1] == "secure" {
+		secure()
+		return
+	}
 	client, err := kgo.NewClient(kgo.SeedBrokers(os.Args[1]), kgo.ClientID("compat-franz-admin"))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

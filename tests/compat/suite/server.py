@@ -63,10 +63,8 @@ class Server:
         if not place.MAINSTEM.exists():
             raise ServerFailed(f"{place.MAINSTEM} is missing, build it first: cargo build --release")
         self.bootstrap = self.listen or f"127.0.0.1:{free_port()}"
-        command = [place.MAINSTEM, "serve", "--data-dir", self.directory / "data", "--listen", self.bootstrap]
-        command += [argument for setting in self.settings for argument in ("--set", setting)]
         with open(self.log_path, "ab") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment())
+            self.process = subprocess.Popen(self.command(), stdout=subprocess.PIPE, stderr=log, env=environment())
         lines, output = queue.Queue(), self.process.stdout
 
         def pump():
@@ -77,6 +75,10 @@ class Server:
 
         threading.Thread(target=pump, daemon=True).start()
         return lines
+
+    def command(self):
+        command = [place.MAINSTEM, "serve", "--data-dir", self.directory / "data", "--listen", self.bootstrap]
+        return command + [argument for setting in self.settings for argument in ("--set", setting)]
 
     def _await_ready(self, lines):
         try:

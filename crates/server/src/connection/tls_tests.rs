@@ -362,3 +362,49 @@ async fn a_changed_byte_ends_the_connection() {
     assert!(client.receive().await.unwrap_err().to_string().contains("BadRecordMac"));
     secured.all_gone().await;
 }
+
+/// Megabytes a second into the server and out of it, in plain text and by TLS: `cargo test … throughput -- --ignored
+/// --nocapture`. Client and server share the processors.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn throughput() {
+    const FRAMES: usize = 1000;
+    let secured = Secured::plain().await;
+    let plain = Server::start(|_| {}).await;
+    for round in 0..3 {
+        let tcp = TcpStream::connect(plain.address).await.unwrap();
+        let (into, out) = rates(tcp, FRAMES).await;
+        println!("{round} plain: {into:.0} MB/s in, {out:.0} MB/s out");
+        let (into, out) = rates(secured.client().await.0, FRAMES).await;
+        println!("{round} TLS:   {into:.0} MB/s in, {out:.0} MB/s out");
+    }
+}
+
+async fn rates<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(
+    mut stream: S,
+    frames: usize,
+) -> (f64, f64) {
+    let frame = framed(&[b'n'; 1_000_000]);
+    let begun = Instant::now();
+    for _ in 0..frames {
+        stream.write_all(&frame).await.unwrap();
+    }
+    stream.write_all(&framed(b"e")).await.unwrap();
+    stream.flush().await.unwrap();
+    let mut answer = vec![0; 5];
+    stream.read_exact(&mut answer).await.unwrap();
+    let into = frames as f64 / begun.elapsed().as_secs_f64();
+    let begun = Instant::now();
+    let mut answer = vec![0; 256 * 1024 + 4];
+    for _ in 0..frames / 4 {
+        for _ in 0..8 {
+            stream.write_all(&framed(b"l")).await.unwrap();
+        }
+        stream.flush().await.unwrap();
+        for _ in 0..8 {
+            stream.read_exact(&mut answer).await.unwrap();
+        }
+    }
+    let bytes = answer.len() * (frames / 4) * 8;
+    (into, bytes as f64 / 1e6 / begun.elapsed().as_secs_f64())
+}

@@ -1,0 +1,1 @@
+"""Secured listeners through real clients and raw sockets: what `tests/compat/security` runs."""
