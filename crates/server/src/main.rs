@@ -20,6 +20,7 @@ mod log_dirs;
 mod network;
 mod outbound;
 mod process;
+mod properties;
 mod sasl;
 mod serve;
 mod settings;

@@ -6,11 +6,15 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use sasl::testing::Provider;
+use serde_json::json;
 use tempfile::TempDir;
 
 /// Far above what anything here takes.
@@ -233,4 +237,74 @@ fn passwords_come_from_the_environment_too_and_never_from_arguments() {
     let why = refused(&["user", "create", "bob", "--data-dir", &data, "--password-file", &file]);
     assert!(why.contains("the password is empty"), "{why}");
     assert!(done(&["user", "list", "--data-dir", &data], "").contains("bob"));
+}
+
+/// A new authority's certificate, and a key with a certificate of it for `localhost`, as PEM files.
+fn certificates(directory: &Path, name: &str) -> (String, String) {
+    let mut parameters = CertificateParams::new(Vec::<String>::new()).unwrap();
+    parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let authority = directory.join(format!("{name}-authority.pem"));
+    fs::write(&authority, parameters.self_signed(&key).unwrap().pem()).unwrap();
+    let issuer = Issuer::new(parameters, key);
+    let own = KeyPair::generate().unwrap();
+    // The address too: that is what Metadata names.
+    let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let certificate = CertificateParams::new(names).unwrap();
+    let certificate = certificate.signed_by(&own, &issuer).unwrap().pem();
+    let store = directory.join(format!("{name}-server.pem"));
+    let mut file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&store).unwrap();
+    file.write_all(format!("{}{certificate}", own.serialize_pem()).as_bytes()).unwrap();
+    (authority.display().to_string(), store.display().to_string())
+}
+
+#[test]
+fn commands_log_in_over_tls_with_a_password_or_a_token() {
+    let parent = TempDir::new().unwrap();
+    let data = parent.path().join("data");
+    let made = ["user", "create", "alice", "--data-dir", data.to_str().unwrap(), "--password-file", "-"];
+    done(&made, "secret");
+    let (authority, store) = certificates(parent.path(), "one");
+    let (stranger, _) = certificates(parent.path(), "two");
+    let provider = Provider::new(false);
+    let keys = parent.path().join("keys.json");
+    fs::write(&keys, provider.document("one")).unwrap();
+    let settings = [
+        "listeners=SASL_SSL://localhost:0".to_owned(),
+        format!("ssl.keystore.location={store}"),
+        "sasl.enabled.mechanisms=SCRAM-SHA-256,OAUTHBEARER".to_owned(),
+        format!("sasl.oauthbearer.jwks.endpoint.url=file://{}", keys.display()),
+        "sasl.oauthbearer.expected.audience=mainstem".to_owned(),
+    ];
+    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    let mut server = Server::start(&data, &settings);
+    let port = server.address.rsplit_once(':').unwrap().1;
+    server.address = format!("localhost:{port}");
+    let file = |name: &str, authority: &str, rest: &str| {
+        let file = parent.path().join(name);
+        let tls = "security.protocol=SASL_SSL\nssl.truststore.type=PEM\nssl.truststore.location=";
+        fs::write(&file, format!("{tls}{authority}\n{rest}")).unwrap();
+        file
+    };
+    let scram =
+        "sasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config=x required username=\"alice\" password=\"secret\";\n";
+    let good = file("good", &authority, scram);
+    assert!(server.run("topic create t", Some(&good), "").0);
+    assert!(server.run("produce t", Some(&good), "one\n").0);
+    let (_, why) = server.run("topic list", Some(&file("other", &stranger, scram)), "");
+    assert!(why.contains("invalid peer certificate"), "{why}");
+
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let token = |name: &str, audience: &str| {
+        let claims = json!({"sub": "carol", "iat": now, "exp": now + 600, "aud": audience});
+        let path = parent.path().join(name);
+        fs::write(&path, provider.sign(&json!({"alg": "ES256", "kid": "one"}), &claims)).unwrap();
+        let url = format!("sasl.oauthbearer.token.endpoint.url=file://{}", path.display());
+        file(&format!("{name}.properties"), &authority, &format!("sasl.mechanism=OAUTHBEARER\n{url}\n"))
+    };
+    assert_eq!(server.run("consume t --exit-at-end", Some(&token("a", "mainstem")), "").1, "one\n");
+    let (success, why) = server.run("topic list", Some(&token("b", "others")), "");
+    assert!(!success && why.contains("invalid_token"), "{why}");
+    server.stop();
 }

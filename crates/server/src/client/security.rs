@@ -15,6 +15,8 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use sasl::scram::{Hash, random_nonce};
 use sasl::{Mechanism, jaas, scram};
 
+use crate::properties;
+
 type Properties = BTreeMap<String, String>;
 
 /// A user, and what proves it.
@@ -79,7 +81,7 @@ impl Security {
         let Some(file) = file else { return Ok(Security::default()) };
         let shown = file.display();
         let text = std::fs::read_to_string(file).with_context(|| format!("{shown} cannot be read"))?;
-        Security::of(&properties(&text)).with_context(|| format!("{shown} cannot be used"))
+        Security::of(&properties::parse(&text)).with_context(|| format!("{shown} cannot be used"))
     }
 
     fn of(properties: &Properties) -> anyhow::Result<Security> {
@@ -211,35 +213,12 @@ fn log_in(properties: &Properties) -> anyhow::Result<LogIn> {
     }
 }
 
-/// The lines of a Java properties file: `key=value`, comments with # or !, and \ before a line's end.
-fn properties(text: &str) -> Properties {
-    let mut all = Properties::new();
-    let mut lines = text.lines();
-    while let Some(line) = lines.next() {
-        let mut whole = line.trim_start().to_owned();
-        if whole.starts_with(['#', '!']) {
-            continue;
-        }
-        while whole.ends_with('\\') {
-            whole.pop();
-            match lines.next() {
-                Some(more) => whole.push_str(more.trim_start()),
-                None => break,
-            }
-        }
-        if let Some((key, value)) = whole.split_once(['=', ':']) {
-            all.insert(key.trim().to_owned(), value.trim().to_owned());
-        }
-    }
-    all
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn of(text: &str) -> anyhow::Result<Security> {
-        Security::of(&properties(text))
+        Security::of(&properties::parse(text))
     }
 
     #[test]

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::properties;
+
 /// What a reference may name; a larger file is a mistake.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
@@ -59,34 +61,10 @@ fn from_file(named: &str) -> Result<String, String> {
     let text = std::fs::read_to_string(path).map_err(unreadable)?;
     match key {
         None => Ok(text.trim().to_owned()),
-        Some(key) => property(&text, key).ok_or_else(|| format!("the file {path} has no key {key}")),
-    }
-}
-
-/// The value of `key` in a properties file: `key=value` or `key: value`, comments with # or !, \ before a line's end.
-fn property(text: &str, key: &str) -> Option<String> {
-    let mut found = None;
-    let mut lines = text.lines();
-    while let Some(line) = lines.next() {
-        let line = line.trim_start();
-        if line.starts_with(['#', '!']) {
-            continue;
-        }
-        let mut whole = line.to_owned();
-        while whole.ends_with('\\') {
-            whole.pop();
-            match lines.next() {
-                Some(more) => whole.push_str(more.trim_start()),
-                None => break,
-            }
-        }
-        let Some(at) = whole.find(['=', ':']) else { continue };
-        // As in Java the last one counts.
-        if whole[..at].trim() == key {
-            found = Some(whole[at + 1..].trim().to_owned());
+        Some(key) => {
+            properties::parse(&text).remove(key).ok_or_else(|| format!("the file {path} has no key {key}"))
         }
     }
-    found
 }
 
 #[cfg(test)]
