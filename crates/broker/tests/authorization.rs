@@ -302,7 +302,10 @@ fn groups() -> Vec<Case> {
             &[group(DESCRIBE), topic(DESCRIBE)],
             7,
             old_fetched,
-            |r: &m::OffsetFetchResponse| vec![r.error_code, r.topics[0].partitions[0].error_code],
+            |r: &m::OffsetFetchResponse| {
+                let topics = r.topics.iter().flat_map(|topic| &topic.partitions);
+                topics.map(|partition| partition.error_code).chain([r.error_code]).collect()
+            },
         ),
         case(
             "of all topics",
