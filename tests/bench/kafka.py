@@ -1,4 +1,4 @@
-"""Apache Kafka with TLS and log-ins, which a server of ours has neither of yet, and the cases against it."""
+"""Apache Kafka with TLS and log-ins, and the cases against it: what the load generator does is measured on another's server."""
 
 import subprocess
 

@@ -160,10 +160,24 @@ impl Call {
         W: Future<Output = Q::Answer> + Send + 'static,
     {
         let (broker, caller) = (self.broker.clone(), self.caller.clone());
-        self.later(async move {
+        self.carried_through(async move {
             match broker.authorizer.cluster(&caller, Q::OPERATION) {
                 Ok(()) => work(request).await,
                 Err(error) => request.refused(error),
+            }
+        })
+    }
+
+    /// As [`Call::later`], for what changes something: once begun it goes on to its end, and into the audit log, also where
+    /// the client does not wait for the answer.
+    fn carried_through<M: Message + Send + Sync + 'static>(
+        self,
+        work: impl Future<Output = M> + Send + 'static,
+    ) -> Answer {
+        self.later(async move {
+            match tokio::spawn(work).await {
+                Ok(message) => message,
+                Err(error) => std::panic::resume_unwind(error.into_panic()),
             }
         })
     }
@@ -260,7 +274,7 @@ impl Connection {
             }
             ApiKey::DeleteRecords => {
                 let request: m::DeleteRecordsRequest = call.decode()?;
-                call.later(api::delete_records::answer(broker, caller, request))
+                call.carried_through(api::delete_records::answer(broker, caller, request))
             }
             ApiKey::OffsetForLeaderEpoch => {
                 let request: m::OffsetForLeaderEpochRequest = call.decode()?;
@@ -290,15 +304,15 @@ impl Connection {
             }
             ApiKey::CreateTopics => {
                 let request: m::CreateTopicsRequest = call.decode()?;
-                call.later(api::admin_topics::create(broker, caller, request, version))
+                call.carried_through(api::admin_topics::create(broker, caller, request, version))
             }
             ApiKey::DeleteTopics => {
                 let request: m::DeleteTopicsRequest = call.decode()?;
-                call.later(api::admin_topics::delete(broker, caller, request, version))
+                call.carried_through(api::admin_topics::delete(broker, caller, request, version))
             }
             ApiKey::CreatePartitions => {
                 let request: m::CreatePartitionsRequest = call.decode()?;
-                call.later(api::admin_topics::create_partitions(broker, caller, request, version))
+                call.carried_through(api::admin_topics::create_partitions(broker, caller, request, version))
             }
             ApiKey::DescribeConfigs => {
                 let request: m::DescribeConfigsRequest = call.decode()?;
@@ -310,7 +324,7 @@ impl Connection {
             }
             ApiKey::IncrementalAlterConfigs => {
                 let request: m::IncrementalAlterConfigsRequest = call.decode()?;
-                call.later(api::alter_configs::alter(broker, caller, request))
+                call.carried_through(api::alter_configs::alter(broker, caller, request))
             }
             _ => return self.answer_transaction(call),
         })
@@ -339,7 +353,7 @@ impl Connection {
             }
             ApiKey::WriteTxnMarkers => {
                 let request: m::WriteTxnMarkersRequest = call.decode()?;
-                call.later(api::transactions::write_markers(broker, caller, request))
+                call.carried_through(api::transactions::write_markers(broker, caller, request))
             }
             ApiKey::DescribeProducers => {
                 let request: m::DescribeProducersRequest = call.decode()?;
@@ -417,7 +431,7 @@ impl Connection {
             }
             ApiKey::AlterConfigs => {
                 let request: m::AlterConfigsRequest = call.decode()?;
-                call.later(api::alter_configs::replace(broker, caller, request))
+                call.carried_through(api::alter_configs::replace(broker, caller, request))
             }
             ApiKey::DescribeQuorum => {
                 let request: m::DescribeQuorumRequest = call.decode()?;
@@ -531,7 +545,7 @@ impl Connection {
             }
             ApiKey::OffsetDelete => {
                 let request: m::OffsetDeleteRequest = call.decode()?;
-                call.later(api::offsets::delete(broker, caller, request))
+                call.carried_through(api::offsets::delete(broker, caller, request))
             }
             ApiKey::ConsumerGroupHeartbeat => {
                 let request: m::ConsumerGroupHeartbeatRequest = call.decode()?;
@@ -551,7 +565,7 @@ impl Connection {
             }
             ApiKey::DeleteGroups => {
                 let request: m::DeleteGroupsRequest = call.decode()?;
-                call.later(api::admin_groups::delete(broker, caller, request))
+                call.carried_through(api::admin_groups::delete(broker, caller, request))
             }
             other => return Err(Refused(format!("{} is not supported", other.name()))),
         })

@@ -29,6 +29,8 @@ use crate::process::ProcessCollector;
 const CONNECTIONS_MAX: usize = 64;
 /// A connection that asks nothing for so long is closed, or a few idle ones would shut out the others.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+/// And every connection after so long: who never reads its answers has no other time-out.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 type Failure = Box<dyn Fn() -> Option<String> + Send + Sync>;
@@ -169,8 +171,10 @@ pub async fn run(listener: TcpListener, admin: Arc<Admin>) {
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_TIMEOUT)
                 .serve_connection(TokioIo::new(stream), service);
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "an admin connection ended");
+            match tokio::time::timeout(CONNECTION_TIMEOUT, connection).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "an admin connection ended"),
+                Err(_) => tracing::debug!("an admin connection had its time"),
             }
         });
     }

@@ -215,8 +215,9 @@ where
             (_, place) => connection::serve(stream, connect(origin), limits, budget, place, stop).await,
         };
         bounds.shared.counters.closed(&closing);
-        if closing.is_notable() {
-            tracing::info!(%peer, reason = %closing, "closed a connection");
+        let times = if closing.is_notable() { complaints.closed.now() } else { None };
+        if let Some(times) = times {
+            tracing::info!(%peer, reason = %closing, times, "closed a connection");
         } else {
             tracing::debug!(%peer, reason = %closing, "closed a connection");
         }
@@ -305,6 +306,7 @@ struct Complaints {
     address: Seldom,
     rate: Seldom,
     handshake: Seldom,
+    closed: Seldom,
 }
 
 /// Lets one complaint through in each interval.

@@ -50,6 +50,7 @@ pub async fn bind_all(settings: &Settings) -> anyhow::Result<Vec<Bound>> {
         };
         let log_in = match &listener.sasl {
             Some(sasl) => {
+                check_keys_of_tokens(settings, &sasl.oauth.jwks_url)?;
                 let prepared = LogIn::prepare(sasl).await;
                 Some(prepared.with_context(|| format!("listener {}", listener.name))?)
             }
@@ -83,6 +84,43 @@ fn check_exposure(settings: &Settings, listener: &ListenerSettings, at: SocketAd
         listener.protocol.name(),
     );
     Err(settings.refuse(name, problem).into())
+}
+
+/// Refuses keys of tokens that anybody on the way could replace by their own, and so be whom they like.
+fn check_keys_of_tokens(settings: &Settings, url: &str) -> anyhow::Result<()> {
+    let Some(rest) = url.strip_prefix("http://") else { return Ok(()) };
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or(rest);
+    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let is_here =
+        host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    if is_here || settings.text("allow.insecure.listeners") == "true" {
+        return Ok(());
+    }
+    let problem =
+        "keys that come over http:// can be replaced by anybody on the way: use https:// or file://";
+    Err(settings.refuse("sasl.oauthbearer.jwks.endpoint.url", problem.to_owned()).into())
+}
+
+/// Says what was set and has no effect, where that may leave open what was to be closed.
+pub fn warn_of_settings_without_effect(settings: &Settings) {
+    for listener in &settings.listeners {
+        let asked = settings.text("ssl.client.auth");
+        if listener.protocol.has_sasl() && listener.protocol.encrypts() && asked == "required" {
+            let listener = &listener.name;
+            tracing::warn!(
+                listener,
+                "ssl.client.auth is for SSL: on SASL_SSL clients log in by SASL; \
+                 set listener.name.NAME.ssl.client.auth to ask for certificates as well"
+            );
+        }
+    }
+    let config = &settings.broker;
+    if config.value("authorizer.class.name").is_some_and(|class| class.is_empty())
+        && config.value("super.users").is_some_and(|users| !users.is_empty())
+    {
+        tracing::warn!("super.users is set, but authorizer.class.name is empty: everybody may do everything");
+    }
 }
 
 /// Binds one address; the error says whether somebody else has it.

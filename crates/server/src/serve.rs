@@ -54,6 +54,7 @@ fn start_logging(settings: &Settings) {
 
 async fn serve(settings: Settings) -> anyhow::Result<()> {
     let started = Instant::now();
+    network::warn_of_settings_without_effect(&settings);
     let mut signals = Signals::new()?;
     let directory = settings.data_dir.clone();
     let _lock = lock(&directory)?;

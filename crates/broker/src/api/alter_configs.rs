@@ -127,7 +127,14 @@ async fn alter_one(
     alter_allowed(broker, resource, validate_only, replace).await?;
     if !validate_only {
         let changes: Vec<String> = resource.configs.iter().map(shown).collect();
-        let what = if replace { "replaced settings of" } else { "changed settings of" };
+        let what = match (resource.resource_type, replace) {
+            (TOPIC, false) => "changed settings of topic",
+            (TOPIC, true) => "replaced settings of topic",
+            (GROUP, _) => "changed settings of group",
+            (CLIENT_METRICS, _) => "changed the client-metrics subscription",
+            (_, false) => "changed settings of broker",
+            (_, true) => "replaced settings of broker",
+        };
         audit::changed(&caller.origin, what, name, &changes.join(", "));
     }
     Ok(())

@@ -135,6 +135,8 @@ pub async fn alter(
     request: m::AlterClientQuotasRequest,
 ) -> m::AlterClientQuotasResponse {
     let validate_only = request.validate_only;
+    let shown: Vec<String> = request.entries.iter().map(|entry| format!("{:?}", entry.ops)).collect();
+    let mut shown = shown.into_iter();
     let results = broker
         .blocking(move |broker| {
             // Before the lock: whether an address is one may take asking for it.
@@ -147,9 +149,10 @@ pub async fn alter(
             })
         })
         .await;
-    let entry = |(entity, result): Changed| {
+    let mut entry = |(entity, result): Changed| {
+        let details = shown.next().unwrap_or_default();
         if result.is_ok() && !validate_only {
-            audit::changed(&caller.origin, "changed quotas of", &format!("{entity:?}"), "");
+            audit::changed(&caller.origin, "changed quotas of", &format!("{entity:?}"), &details);
         }
         let failure = result.err();
         altered::EntryData {
@@ -162,7 +165,7 @@ pub async fn alter(
         }
     };
     let entries = match results {
-        Ok(results) => results.into_iter().map(entry).collect(),
+        Ok(results) => results.into_iter().map(&mut entry).collect(),
         // Nothing was changed, and nothing is known of any entity: there is no other place for it in the answer.
         Err(error) => vec![entry((Vec::new(), Err(error.into())))],
     };

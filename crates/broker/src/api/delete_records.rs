@@ -63,8 +63,14 @@ pub async fn answer(
                 error_code: code.code(),
             });
         }
-        if allowed.is_ok() {
-            audit::changed(&caller.origin, "deleted records", &asked.name, "");
+        let done: Vec<String> = partitions
+            .iter()
+            .filter(|partition: &&DeleteRecordsPartitionResult| partition.error_code == 0)
+            .map(|partition| format!("{} to {}", partition.partition_index, partition.low_watermark))
+            .collect();
+        if !done.is_empty() {
+            let details = format!("of partitions {}", done.join(", "));
+            audit::changed(&caller.origin, "deleted records of topic", &asked.name, &details);
         }
         topics.push(DeleteRecordsTopicResult { name: asked.name, partitions });
     }

@@ -16,11 +16,13 @@ use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::partition::LEADER_EPOCH;
 use crate::security::acl::CLUSTER_NAME;
-use crate::security::{Operation, ResourceType};
+use crate::security::{Operation, ResourceType, audit};
 use crate::topics::{Topic, check_name};
 
 /// "Not asked for", where a client may ask which operations it is allowed (KIP-430).
 const OPERATIONS_UNKNOWN: i32 = i32::MIN;
+/// A request may name very many topics: others have their turn after so many.
+const LOOKS_BEFORE_YIELD: usize = 256;
 /// In place of a leader where there is none.
 pub const NO_LEADER: i32 = -1;
 /// Answers Metadata.
@@ -49,7 +51,11 @@ pub async fn answer(
             let mut found = Vec::new();
             // A topic that is named many times is described once, as in Kafka: the answer stays in proportion.
             let mut named = HashSet::new();
-            for topic in asked.iter().filter(|topic| named.insert((&topic.name, topic.topic_id))) {
+            let asked = asked.iter().filter(|topic| named.insert((&topic.name, topic.topic_id)));
+            for (looked, topic) in asked.enumerate() {
+                if looked % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1 {
+                    tokio::task::yield_now().await;
+                }
                 let may_create = request.allow_auto_topic_creation || version < 4;
                 found.push(match find(&broker, &caller, topic, may_create).await {
                     Ok(topic) => describe(&topic),
@@ -111,7 +117,9 @@ async fn find(
     if !creates {
         return Err(ErrorCode::UnknownTopicOrPartition.into());
     }
-    broker.find_or_create_topic(name, broker.config.num_partitions, &[]).await
+    let topic = broker.find_or_create_topic(name, broker.config.num_partitions, &[]).await?;
+    audit::changed(&caller.origin, "created topic", name, "on first use");
+    Ok(topic)
 }
 
 /// What the caller may do to the cluster, if it asks and may see that.

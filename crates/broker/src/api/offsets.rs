@@ -41,17 +41,22 @@ pub async fn find_coordinator(
     request: FindCoordinatorRequest,
     version: i16,
 ) -> FindCoordinatorResponse {
-    let ready = match request.key_type {
-        TRANSACTION => broker.transactions_topic().await.is_ok(),
-        _ => broker.offsets_topic().await.is_ok(),
+    let may = |key: &Text| match request.key_type {
+        GROUP => broker.authorizer.group(&caller, Operation::Describe, key),
+        TRANSACTION => broker.authorizer.transactional_id(&caller, Operation::Describe, key),
+        _ => Ok(()),
     };
-    let endpoint = caller.origin.endpoint();
-    let find = |key: &Text| {
-        let allowed = match request.key_type {
-            GROUP => broker.authorizer.group(&caller, Operation::Describe, key),
-            TRANSACTION => broker.authorizer.transactional_id(&caller, Operation::Describe, key),
-            _ => Ok(()),
+    let keys: &[Text] =
+        if version >= 4 { &request.coordinator_keys } else { std::slice::from_ref(&request.key) };
+    let allowed: Vec<Result<(), ErrorCode>> = keys.iter().map(may).collect();
+    // Who may see none of them makes no topic for them.
+    let ready = allowed.iter().any(Result::is_ok)
+        && match request.key_type {
+            TRANSACTION => broker.transactions_topic().await.is_ok(),
+            _ => broker.offsets_topic().await.is_ok(),
         };
+    let endpoint = caller.origin.endpoint();
+    let find = |(key, allowed): (&Text, Result<(), ErrorCode>)| {
         let serves = match request.key_type {
             GROUP => Some(broker.coordinator.serves(key)),
             TRANSACTION => Some(broker.transactions.serves(key)),
@@ -78,14 +83,14 @@ pub async fn find_coordinator(
         }
     };
     if version >= 4 {
-        let coordinators = request.coordinator_keys.iter().map(find).collect();
+        let coordinators = keys.iter().zip(allowed).map(find).collect();
         return FindCoordinatorResponse {
             error_message: None,
             coordinators,
             ..FindCoordinatorResponse::default()
         };
     }
-    let found = find(&request.key);
+    let found = find((&request.key, allowed[0]));
     FindCoordinatorResponse {
         error_code: found.error_code,
         error_message: found.error_message,

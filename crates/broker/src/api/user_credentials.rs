@@ -95,6 +95,9 @@ pub async fn alter(
     caller: Caller,
     request: m::AlterUserScramCredentialsRequest,
 ) -> m::AlterUserScramCredentialsResponse {
+    let set = request.upsertions.iter().map(|of| (of.name.clone(), ("set", of.mechanism)));
+    let deleted = request.deletions.iter().map(|of| (of.name.clone(), ("deleted", of.mechanism)));
+    let asked: HashMap<Text, (&str, i8)> = set.chain(deleted).collect();
     let results = broker
         .blocking(move |broker| {
             let results = broker.users.change(|all| sorted_out(all, &request));
@@ -108,7 +111,10 @@ pub async fn alter(
         })
         .await;
     for result in results.iter().filter(|result| result.error_code == 0) {
-        audit::changed(&caller.origin, "changed credentials of user", &result.user, "");
+        // No user comes twice among those that were changed.
+        let (what, mechanism) = asked.get(&result.user).copied().unwrap_or(("changed", 0));
+        let details = format!("{} {what}", hash_of(mechanism).map_or("", Hash::mechanism));
+        audit::changed(&caller.origin, "changed credentials of user", &result.user, &details);
     }
     m::AlterUserScramCredentialsResponse { results, ..Default::default() }
 }

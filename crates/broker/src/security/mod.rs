@@ -9,6 +9,7 @@ pub mod audit;
 mod rules;
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -263,6 +264,17 @@ pub enum Decision {
     SuperUser,
     /// What the ACLs say.
     Verdict(Verdict),
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Decision::SuperUser => f.write_str("a super user"),
+            Decision::Verdict(Verdict::Acl(acl)) => write!(f, "{acl:?}"),
+            Decision::Verdict(Verdict::NoAcl) => f.write_str("no ACL"),
+            Decision::Verdict(Verdict::NotAllowed) => f.write_str("no ACL that allows it"),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -196,6 +196,21 @@ fn acls_are_kept_once_found_by_filter_removed_and_stored() {
 }
 
 #[test]
+fn denials_of_one_principal_are_written_once_and_not_without_end() {
+    let place = place(&[]);
+    for _ in 0..3 {
+        for number in 0..1000 {
+            assert!(!place.may("User:loud", Read, &format!("ä{number}{}", "x".repeat(1000))));
+        }
+        assert!(!place.may("User:calm", Read, "t"));
+    }
+    // Of long names only the beginning is told apart.
+    let counts = |name| place.authorizer.audit().counts(&Principal::user(name));
+    assert_eq!(counts("loud"), (100, 200, 2700));
+    assert_eq!(counts("calm"), (1, 2, 0));
+}
+
+#[test]
 fn operations_are_bits_of_their_codes() {
     let place = place(&[]);
     place.authorizer.add(&acls("Allow User:a Read Literal t *")).unwrap();

@@ -102,10 +102,10 @@ impl Users {
         self.all.read().get(user)?.of(hash).cloned()
     }
 
-    /// What is stored of this user's password for any mechanism, that which costs the least first.
+    /// What is stored of this user's password for any mechanism, the strongest first.
     pub fn find_any(&self, user: &str) -> Option<(Hash, Arc<Credential>)> {
         let all = self.all.read();
-        let (hash, credential) = all.get(user)?.iter().next()?;
+        let (hash, credential) = all.get(user)?.iter().last()?;
         Some((hash, credential.clone()))
     }
 
@@ -185,7 +185,7 @@ mod tests {
         let all = users.all();
         assert_eq!(all.keys().collect::<Vec<_>>(), ["", "a/b", "ä"]);
         assert!(users.find(Hash::Sha256, "ä").unwrap().is_of(Hash::Sha256, "five"));
-        assert_eq!(users.find_any("a/b").unwrap().0, Hash::Sha256);
+        assert_eq!(users.find_any("a/b").unwrap().0, Hash::Sha512);
         assert_eq!(users.find_any("").unwrap().0, Hash::Sha512);
         assert!(users.find(Hash::Sha256, "").is_none() && users.find_any("b").is_none());
         assert_eq!(users.usual_cost(), (Hash::Sha512, NonZeroU32::MIN));

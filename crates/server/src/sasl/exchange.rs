@@ -110,8 +110,11 @@ async fn checked(
     otherwise: (Hash, NonZeroU32),
     hashing: &Hashing,
 ) -> Result<String, Failure> {
-    let turn = hashing.0.clone().acquire_owned().await;
+    let waiting = hashing.waiting.try_acquire();
+    let waiting = waiting.map_err(|_| Failure::Untold("too many passwords wait for being checked"))?;
+    let turn = hashing.turns.clone().acquire_owned().await;
     let turn = turn.map_err(|_| Failure::Untold("the server is stopping"))?;
+    drop(waiting);
     let work = tokio::task::spawn_blocking(move || {
         // Held until it is done, though the client may be gone by then.
         let _turn = turn;

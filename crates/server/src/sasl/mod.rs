@@ -27,12 +27,23 @@ pub use report::Report;
 /// Passwords that are hashed at once, over all listeners: whoever can connect can ask for it, and it must leave some of
 /// the processors to those who are logged in.
 #[derive(Clone, Debug)]
-pub struct Hashing(Arc<Semaphore>);
+pub struct Hashing {
+    turns: Arc<Semaphore>,
+    /// For those who wait for their turn: past it a log-in fails at once, or what waits would hold the memory that other
+    /// log-ins need.
+    waiting: Arc<Semaphore>,
+}
+
+/// Log-ins that may wait for their password to be hashed.
+const WAITING_MAX: usize = 64;
 
 impl Default for Hashing {
     fn default() -> Hashing {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Hashing(Arc::new(Semaphore::new((processors / 2).max(1))))
+        Hashing {
+            turns: Arc::new(Semaphore::new((processors / 2).max(1))),
+            waiting: Arc::new(Semaphore::new(WAITING_MAX)),
+        }
     }
 }
 

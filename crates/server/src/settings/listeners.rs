@@ -406,7 +406,12 @@ pub fn parse_protocols(text: &str) -> Result<Vec<(String, Protocol)>, String> {
         let protocol = Protocol::of(protocol.trim()).ok_or(format!("{protocol} is none of {names}"))?;
         Ok((name.trim().to_uppercase(), protocol))
     };
-    list(text).map(one).collect()
+    let all: Vec<(String, Protocol)> = list(text).map(one).collect::<Result<_, String>>()?;
+    let twice = |at: usize| all[..at].iter().any(|(name, _)| *name == all[at].0);
+    match (0..all.len()).find(|at| twice(*at)) {
+        Some(at) => Err(format!("{} has two protocols", all[at].0)),
+        None => Ok(all),
+    }
 }
 
 /// Mechanisms in upper case.

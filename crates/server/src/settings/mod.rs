@@ -303,6 +303,12 @@ impl Settings {
                         row.secret && (name == row.name || name.ends_with(&format!(".{}", row.name)))
                     })
                 });
+                // And what a server.properties of Kafka may bring along.
+                let lower = name.to_lowercase();
+                let secret = secret
+                    || ["password", "secret", "jaas", "token", "key", "credential"]
+                        .iter()
+                        .any(|word| lower.contains(word));
                 let (name, value) = (name.to_owned(), shown(given, secret));
                 Err(SettingsError::Unknown { name, value, source_of_it, suggestion })
             }

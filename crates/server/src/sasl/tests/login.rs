@@ -254,8 +254,9 @@ async fn after_the_log_in_the_broker_answers_for_sasl() {
 #[tokio::test(flavor = "multi_thread")]
 async fn only_so_many_passwords_are_hashed_at_once() {
     let place = Place::new(|_| ()).await;
-    let all = place.sasl.hashing.0.available_permits();
-    let taken = place.sasl.hashing.0.clone().acquire_many_owned(u32::try_from(all).unwrap()).await.unwrap();
+    let all = place.sasl.hashing.turns.available_permits();
+    let taken =
+        place.sasl.hashing.turns.clone().acquire_many_owned(u32::try_from(all).unwrap()).await.unwrap();
     let waiting: Vec<_> = (0..20)
         .map(|_| {
             let mut peer = place.connect();
@@ -270,7 +271,7 @@ async fn only_so_many_passwords_are_hashed_at_once() {
     for task in waiting {
         assert_eq!(task.await.unwrap(), 0);
     }
-    assert_eq!(place.sasl.hashing.0.available_permits(), all);
+    assert_eq!(place.sasl.hashing.turns.available_permits(), all);
 }
 
 #[tokio::test]
