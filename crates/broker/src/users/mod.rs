@@ -112,7 +112,7 @@ impl Users {
     /// What checking a password costs, for a user that there is not: as for some that there is.
     pub fn usual_cost(&self) -> (Hash, NonZeroU32) {
         let all = self.all.read();
-        let some = all.values().next().and_then(|credentials| credentials.iter().next());
+        let some = all.values().next().and_then(|credentials| credentials.iter().last());
         some.map_or((Hash::Sha256, ITERATIONS), |(hash, credential)| (hash, credential.iterations))
     }
 
