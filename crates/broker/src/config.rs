@@ -349,6 +349,9 @@ settings! {
     requests_in_flight_bytes: i64 = 134_217_728, "queued.max.request.bytes", 1_048_576, i64::MAX;
     /// Requests of one connection that may wait for their answers; beyond it the socket is not read.
     requests_in_flight_per_connection: i32 = 100, "max.in.flight.requests.per.connection", 1, 10_000;
+    /// Bytes of requests of one connection that may wait for their answers; beyond it the socket is not read. One request may be
+    /// larger.
+    requests_in_flight_bytes_per_connection: i32 = 67_108_864, "max.in.flight.request.bytes.per.connection", 1024, i32::MAX;
     /// Connections at most.
     connections_max: i32 = 20_000, "max.connections", 1, i32::MAX;
     /// A connection without a request for so long is closed, in milliseconds.

@@ -58,6 +58,13 @@ impl Grant {
     }
 }
 
+impl Share {
+    /// Bytes of the process's budget that it holds.
+    pub fn bytes(&self) -> usize {
+        self.process.units() as usize * UNIT_BYTES
+    }
+}
+
 impl Budget {
     /// A budget of so many bytes.
     pub fn new(bytes: i64) -> Budget {

@@ -64,6 +64,8 @@ pub struct Limits {
     pub request_bytes_max: usize,
     /// `max.in.flight.requests.per.connection`.
     pub in_flight_max: usize,
+    /// `max.in.flight.request.bytes.per.connection`.
+    pub in_flight_bytes_max: usize,
     /// `connections.max.idle.ms`.
     pub idle: Duration,
     /// A frame that has begun must go on within this.
@@ -296,7 +298,8 @@ impl State {
             // A frame that was begun and holds budget is finished: others wait for it.
             && (self.muted_until.is_none() || self.inbound.holds_budget())
             && !self.outbound.is_writing()
-            && self.outbound.len() < if self.place.is_some() { 1 } else { self.limits.in_flight_max };
+            && self.outbound.len() < if self.place.is_some() { 1 } else { self.limits.in_flight_max }
+            && (self.outbound.held_bytes() < self.limits.in_flight_bytes_max || self.inbound.holds_budget());
         if may && !self.reading {
             self.inbound.resume();
         }

@@ -223,6 +223,7 @@ fn bounds(
         limits: Limits {
             request_bytes_max: of.request_bytes_max.unwrap_or(positive(config.request_max_bytes)),
             in_flight_max: positive(config.requests_in_flight_per_connection),
+            in_flight_bytes_max: positive(config.requests_in_flight_bytes_per_connection),
             idle: idle.min(IDLE_MAX),
             frame_stall: Duration::from_secs(30),
             held_stall: Duration::from_secs(10),

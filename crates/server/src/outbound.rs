@@ -34,6 +34,8 @@ pub struct Outbound {
     unflushed: bool,
     /// Held until `parts` are written.
     shares: Vec<Share>,
+    /// What all requests hold whose answers are not written yet.
+    held_bytes: usize,
     /// Since when the client has taken nothing.
     stalled_from: Option<Instant>,
     refused: Option<Refused>,
@@ -42,12 +44,18 @@ pub struct Outbound {
 impl Outbound {
     /// Queues the answer to a request that holds `share`.
     pub fn push(&mut self, answer: Answer, share: Share) {
+        self.held_bytes += share.bytes();
         self.queue.push_back((answer, share));
     }
 
     /// Requests whose answers are not written yet.
     pub fn len(&self) -> usize {
         self.queue.len() + self.shares.len()
+    }
+
+    /// Bytes that these requests hold of the budget.
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes
     }
 
     pub fn is_empty(&self) -> bool {
@@ -93,7 +101,9 @@ impl Outbound {
                 }
             }
         }
-        self.shares.clear();
+        for share in self.shares.drain(..) {
+            self.held_bytes -= share.bytes();
+        }
         if let Some(refused) = self.refused.take() {
             return Poll::Ready(Err(Closing::Refused(refused)));
         }
@@ -117,7 +127,10 @@ impl Outbound {
                 }
                 Err(refused) => {
                     self.refused = Some(refused);
-                    self.queue.clear();
+                    self.held_bytes -= share.bytes();
+                    for (_, share) in self.queue.drain(..) {
+                        self.held_bytes -= share.bytes();
+                    }
                 }
             }
         }

@@ -140,6 +140,7 @@ impl Server {
         let limits = Limits {
             request_bytes_max: 1 << 20,
             in_flight_max: 8,
+            in_flight_bytes_max: usize::MAX,
             idle: LONG,
             frame_stall: LONG,
             held_stall: LONG,
@@ -287,6 +288,26 @@ async fn a_slow_head_holds_answers_back_and_too_many_in_flight_stop_the_reading(
     assert_eq!(client.receive().await.unwrap(), &b"w0"[..]);
     for _ in 0..20 {
         assert_eq!(client.receive().await.unwrap(), &b"e1"[..]);
+    }
+    until(|| server.held_bytes() == 0).await;
+}
+
+#[tokio::test]
+async fn one_connection_holds_so_many_bytes_and_no_more() {
+    let server = Server::start(|bounds| bounds.limits.in_flight_bytes_max = 64 * 1024).await;
+    let mut client = server.client().await;
+    client.send(b"w0").await;
+    let large = [b"e".as_slice(), &vec![1; 40 * 1024]].concat();
+    for _ in 0..4 {
+        client.send(&large).await;
+    }
+    server.begun(3).await;
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    assert_eq!(server.begun.load(Ordering::SeqCst), 3, "the second large one reaches the bound");
+    server.gate.add_permits(1);
+    assert_eq!(client.receive().await.unwrap(), &b"w0"[..]);
+    for _ in 0..4 {
+        assert!(client.receive().await.unwrap() == large);
     }
     until(|| server.held_bytes() == 0).await;
 }
