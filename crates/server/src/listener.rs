@@ -22,6 +22,7 @@ use crate::connection::{self, Closing, Handler, Limits};
 use crate::connection_metrics::{Counters, Reason};
 use crate::lobby::{Lobby, Place};
 use crate::tls::{self, HandshakeError, Keys, MappingRules};
+use crate::turns::Turns;
 
 /// Connections that the kernel keeps for us until they are accepted.
 const BACKLOG: u32 = 1024;
@@ -40,6 +41,8 @@ pub struct Shared {
     pub budget: Arc<Budget>,
     pub lobby: Arc<Lobby>,
     pub admission: Arc<Admission>,
+    /// For handshakes of TLS.
+    pub handshakes: Turns,
     pub counters: Counters,
 }
 
@@ -239,7 +242,7 @@ async fn secure(
     let mut place = Some(place);
     let accepted = tokio::select! {
         biased;
-        accepted = tls::accept(stream, &tls.keys, &tls.rules) => accepted,
+        accepted = bounds.shared.handshakes.take(tls::accept(stream, &tls.keys, &tls.rules)) => accepted,
         () = tokio::time::sleep_until(until.into()) => {
             bounds.shared.counters.closed(&Closing::NotAuthenticated);
             tracing::debug!(%peer, reason = %Closing::NotAuthenticated, "closed a connection");

@@ -26,6 +26,7 @@ mod serve;
 mod settings;
 mod tls;
 mod transport;
+mod turns;
 
 use std::process::ExitCode;
 

@@ -153,6 +153,7 @@ pub fn share(settings: &Settings, broker: &Arc<Broker>) -> Arc<Shared> {
         budget: Arc::new(Budget::new(config.requests_in_flight_bytes)),
         lobby: Arc::new(Lobby::default()),
         admission: Arc::new(Admission::new(rules)),
+        handshakes: Default::default(),
         counters: Default::default(),
     })
 }

@@ -19,6 +19,7 @@ use crate::admission::{Admission, Rules};
 use crate::connection_metrics::{Counters, Reason};
 use crate::listener::{Bounds, Shared, bind, listen, run};
 use crate::lobby::Lobby;
+use crate::turns::Turns;
 
 /// Far above what anything here takes, far below what CI waits for.
 pub const LONG: Duration = Duration::from_secs(20);
@@ -154,6 +155,7 @@ impl Server {
             budget: budget.clone(),
             lobby: Arc::new(Lobby::default()),
             admission: Arc::new(Admission::new(rules())),
+            handshakes: Turns::default(),
             counters: Counters::default(),
         };
         let mut bounds = Bounds {
