@@ -7,6 +7,7 @@
 //! | file | rules |
 //! |---|---|
 //! | `layers` | who may depend on whom, against the table in `ARCHITECTURE.md` |
+//! | `licences` | where dependencies come from, and what their licences allow, against `deny.toml` |
 //! | `manifests` | dependencies are named once, used, and explained |
 //! | `source` | what a Rust file looks like: `//!` first, its size, where `unsafe` may stand |
 //! | `text` | what no file may hold: unfinished work, paths of a machine, hosts that are not public |
@@ -16,6 +17,8 @@
 mod documents;
 #[cfg(test)]
 mod layers;
+#[cfg(test)]
+mod licences;
 #[cfg(test)]
 mod manifests;
 #[cfg(test)]

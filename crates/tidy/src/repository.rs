@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use crate::{documents, layers, manifests, source, text};
+use crate::{documents, layers, licences, manifests, source, text};
 
 /// Files that are longer than the aim, with the lines that they may have: they may shrink, never grow.
 const LONG_FILES: &[(&str, usize)] = &[
@@ -92,6 +92,20 @@ fn dependencies_between_crates_go_down() {
     let (crates, arrows) = layers::crates_and_arrows(&metadata);
     assert!(crates.len() > 5 && arrows.len() > 5, "the metadata was not understood");
     none(layers::violations(&layers::layers(file("ARCHITECTURE.md")), &crates, &arrows));
+}
+
+#[test]
+fn dependencies_come_from_the_registry_under_licences_that_are_allowed() {
+    let mut command = Command::new(env!("CARGO"));
+    command.args(["metadata", "--format-version", "1", "--locked", "--offline"]).current_dir(root());
+    // Without this, what other systems need would have to be here.
+    command.args(["--filter-platform", "x86_64-unknown-linux-gnu"]);
+    let output = command.output().expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("metadata is JSON");
+    assert!(metadata["packages"].as_array().is_some_and(|packages| packages.len() > 100));
+    let deny: toml::Table = file("deny.toml").parse().expect("deny.toml is TOML");
+    none(licences::violations(&metadata, &licences::allowed(&deny)));
 }
 
 #[test]
