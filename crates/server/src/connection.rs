@@ -157,6 +157,28 @@ struct Ending {
     until: Instant,
 }
 
+/// What is too late when a time limit has passed.
+#[derive(Clone, Copy)]
+enum Late {
+    Write,
+    Frame,
+    Idle,
+    Drain,
+    Unknown,
+}
+
+impl Late {
+    fn closing(self) -> Closing {
+        match self {
+            Late::Write => Closing::WriteStalled,
+            Late::Frame => Closing::FrameStalled,
+            Late::Idle => Closing::Idle,
+            Late::Drain => Closing::DrainTimeout,
+            Late::Unknown => Closing::NotAuthenticated,
+        }
+    }
+}
+
 enum Event {
     Read(Read),
     Wrote,
@@ -265,7 +287,6 @@ async fn converse<T: Transport, H: Handler>(
             Err(closing @ Closing::Size { .. }) => state.end(closing),
             Err(closing) => return closing,
         }
-        state.pull_nearer(timer.as_mut());
     }
 }
 
@@ -324,30 +345,39 @@ impl State {
     }
 
     /// When something is too late, and what that means.
-    fn deadline(&self) -> Option<(Instant, Closing)> {
-        let write =
-            self.outbound.stalled_from().map(|from| (from + self.limits.write_stall, Closing::WriteStalled));
-        let frame = self.inbound.stalled_from().filter(|_| self.reading);
-        let limit =
-            if self.inbound.holds_budget() { self.limits.held_stall } else { self.limits.frame_stall };
-        let frame = frame.map(|from| (from + limit, Closing::FrameStalled));
-        let idle = !self.beginning
-            && self.outbound.is_empty()
-            && self.inbound.stalled_from().is_none()
-            && self.ending.is_none();
-        let idle = idle.then(|| (self.last_request + self.limits.idle, Closing::Idle));
-        let drain = self.ending.as_ref().map(|ending| (ending.until, Closing::DrainTimeout));
-        let unknown = self.place.as_ref().filter(|_| self.ending.is_none());
-        let unknown =
-            unknown.map(|place| (place.since + self.limits.authentication, Closing::NotAuthenticated));
-        [write, frame, idle, drain, unknown].into_iter().flatten().min_by_key(|(at, _)| *at)
+    fn deadline(&self) -> Option<(Instant, Late)> {
+        let mut first = None;
+        let mut due = |since: Option<Instant>, limit: Duration, late: Late| {
+            if let Some(at) = since.map(|since| since + limit)
+                && first.is_none_or(|(earlier, _)| at < earlier)
+            {
+                first = Some((at, late));
+            }
+        };
+        let limits = &self.limits;
+        due(self.outbound.stalled_from(), limits.write_stall, Late::Write);
+        let frame = self.inbound.stalled_from();
+        if self.reading {
+            let held = self.inbound.holds_budget();
+            due(frame, if held { limits.held_stall } else { limits.frame_stall }, Late::Frame);
+        }
+        match &self.ending {
+            Some(ending) => due(Some(ending.until), Duration::ZERO, Late::Drain),
+            None => {
+                if !self.beginning && self.outbound.is_empty() && frame.is_none() {
+                    due(Some(self.last_request), limits.idle, Late::Idle);
+                }
+                due(self.place.as_ref().map(|place| place.since), limits.authentication, Late::Unknown);
+            }
+        }
+        first
     }
 
     /// The timer fired: something is too late, or the timer is set anew.
     fn expire(&self, timer: Pin<&mut Sleep>) -> Result<(), Closing> {
         let now = Instant::now();
         let at = match self.deadline() {
-            Some((at, closing)) if at <= now => return Err(closing),
+            Some((at, late)) if at <= now => return Err(late.closing()),
             Some((at, _)) => at,
             // An answer is being waited for, which is not the client's fault.
             None => now + self.limits.idle,
