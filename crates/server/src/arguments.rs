@@ -378,6 +378,9 @@ pub struct BenchStoreArguments {
     /// Length of each run.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
+    /// What is kept of the log: it is filled until it recycles its segments, and measured then; 0 to measure a young log.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
+    pub retention_bytes: u64,
     #[arg(long, value_enum, default_value = "synced")]
     pub durability: DurabilityChoice,
     /// How the directory is written to: auto, uring or plain.
