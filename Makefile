@@ -29,7 +29,7 @@ endif
 
 STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction transactions real-input crash power hostile bench-load fuzz
 
-.PHONY: help run build $(STEPS) test bench-quick bench soak clean
+.PHONY: help run build $(STEPS) test bench-quick bench bench-full soak clean
 
 help: ## Lists these targets.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1 \2/p' Makefile | awk '{ t = $$2; $$1 = $$2 = ""; sub(/^ +/, ""); printf "make %-12s %s\n", t, $$0 }'
@@ -110,7 +110,10 @@ bench-quick: build ## Start, memory, recovery and group commit on this machine, 
 bench: build ## The small experiments against this server and Apache Kafka, A B; BENCH="workloads/small/part1-*.yaml" for some.
 	@scripts/bench
 
-bench-load: build ## Tests of mainstem-bench against real servers: this one, and Apache Kafka for TLS and SASL.
+bench-full: build ## What this server aims at, measured beside Apache Kafka, each figure beside its aim: 2 hours; ARGS="--only cost,core" for some.
+	@scripts/bench-full $(ARGS)
+
+bench-load: build ## Tests of mainstem-bench against real servers, this one and Apache Kafka, and of the aims of bench-full, each for seconds.
 	@tests/bench/run
 
 soak: build ## Longer versions of what `make test` runs: hours.

@@ -1,0 +1,1 @@
+"""What `scripts/bench-full` is made of: the aims, how they are run, and what their figures come to."""

@@ -1,0 +1,179 @@
+"""What was measured beside what was aimed at, and the arithmetic between the two. Reads and writes no files."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# A result of mainstem-bench as its JSON has it, or a part of one.
+Result = dict[str, Any]
+
+# What a record takes in a batch beyond its value of 1 KiB, without a key: length, attributes, time, offset, sizes.
+RECORD_BYTES = 11
+# What a batch takes beyond its records.
+BATCH_BYTES = 61
+# From this share of its processors on the load generator may have been what held a run back.
+LOAD_FULL = 0.9
+# Below this share of the rate asked for it is said that the rate was not held.
+RATE_HELD = 0.98
+
+
+class Unmeasured(Exception):
+    """Something could not be run or read; the text says what."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure, a value for each round, and the limit that its median is to keep."""
+
+    what: str
+    values: Sequence[float]
+    at_most: float | None = None
+    at_least: float | None = None
+    unit: str = ""
+    remark: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def reached(self) -> bool:
+        if self.at_most is not None:
+            return self.median <= self.at_most
+        return self.median >= (self.at_least or 0)
+
+    @property
+    def limit(self) -> str:
+        sign, limit = ("<=", self.at_most) if self.at_most is not None else (">=", self.at_least or 0)
+        return f"{sign} {number(limit)} {self.unit}".rstrip()
+
+    @property
+    def measured(self) -> str:
+        spread = f" ({number(min(self.values))}..{number(max(self.values))})" if len(self.values) > 1 else ""
+        remark = f"; {self.remark}" if self.remark else ""
+        return f"{number(self.median)}{spread} {self.unit}".rstrip() + remark
+
+    def to_json(self) -> Result:
+        values = list(self.values)
+        return {"figure": self.what, "limit": self.limit, "median": self.median, "lowest": min(values),
+                "highest": max(values), "values": values, "unit": self.unit, "reached": self.reached,
+                "remark": self.remark}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an aim: its figures, or what kept them from being measured."""
+
+    aim: str
+    figures: Sequence[Figure] = ()
+    problem: str = ""
+
+
+def number(value: float) -> str:
+    """To four digits, from a hundred on whole."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """All outcomes as a table in Markdown."""
+    rows = [("aim", "figure aimed at", "measured: median (lowest..highest)", "reached"), ("---",) * 4]
+    for outcome in outcomes:
+        for figure in outcome.figures:
+            rows.append((outcome.aim, f"{figure.what} {figure.limit}", figure.measured, "yes" if figure.reached else "no"))
+        if outcome.problem:
+            rows.append((outcome.aim, "", f"not measured: {' '.join(outcome.problem.split())}", "-"))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def ratios(ours: Sequence[Result], theirs: Sequence[Result], of: Callable[[Result], float]) -> list[float]:
+    """One for each round, of the runs that were side by side."""
+    return [quotient(of(one), of(other)) for one, other in zip(ours, theirs, strict=True)]
+
+
+def quotient(value: float, of: float) -> float:
+    if of <= 0:
+        raise Unmeasured(f"there is nothing to divide {value:.3g} by: the run was too short or nothing was done in it")
+    return value / of
+
+
+def cpu_per_gigabyte(result: Result) -> float:
+    """CPU-seconds of the server for a gigabyte (10^9) published."""
+    bench = result["bench"]
+    if "server" not in bench:
+        raise Unmeasured("the server's CPU time is not known")
+    return quotient(bench["server"]["cpuSeconds"], bench["publishedBytes"] / 1e9)
+
+
+def messages_per_second(result: Result) -> float:
+    return quotient(result["bench"]["publishedMessages"], result["bench"]["seconds"])
+
+
+def highest_rate(result: Result) -> float:
+    """Messages a second that left no backlog. A test too short to find any has what it published."""
+    return result["bench"].get("sustainableRate") or messages_per_second(result)
+
+
+def device_bytes_per_byte(result: Result) -> float:
+    """Bytes that the device wrote for a byte of published values."""
+    if "device" not in result["bench"]:
+        raise Unmeasured("what the device does is not known: the data is not on a block device")
+    return quotient(result["bench"]["device"]["writtenBytes"], result["bench"]["publishedBytes"])
+
+
+def batch_bytes_per_byte(message_bytes: int, batch_bytes_max: int) -> float:
+    """Bytes of the batches for a byte of values, at the least: as if every batch were full."""
+    record = message_bytes + RECORD_BYTES
+    return (record + BATCH_BYTES / max(1, (batch_bytes_max - BATCH_BYTES) // record)) / message_bytes
+
+
+def around(series: Sequence[float], sample_seconds: float, begin: float, end: float) -> tuple[list[float], list[float]]:
+    """The samples before the second `begin`, and those from there to `end`; at least one of each.
+
+    The one in which `begin` lies belongs to the second part.
+    """
+    if len(series) < 2:
+        raise Unmeasured(f"a series of {len(series)} samples has no two parts")
+    first = min(max(1, int(begin / sample_seconds)), len(series) - 1)
+    last = max(first + 1, math.ceil(end / sample_seconds))
+    return list(series[:first]), list(series[first:last])
+
+
+def ends(series: Sequence[float], parts: int) -> tuple[list[float], list[float]]:
+    """The first and the last of so many parts of a series; one sample each at least."""
+    if len(series) < 2:
+        raise Unmeasured(f"a series of {len(series)} samples has no two parts")
+    count = max(1, len(series) // parts)
+    return list(series[:count]), list(series[-count:])
+
+
+def growth(parts: tuple[Sequence[float], Sequence[float]]) -> float:
+    """What the median of the second part is of the first's."""
+    before, after = parts
+    return quotient(statistics.median(after), statistics.median(before))
+
+
+def not_held(results: Sequence[Result]) -> str:
+    """Says which runs were behind the rate that they were asked for."""
+    behind = [f"{result['bench']['contender']} published {number(messages_per_second(result))} of "
+              f"{number(result['bench']['producerRate'])} messages/s"
+              for result in results if messages_per_second(result) < RATE_HELD * result["bench"]["producerRate"]]
+    return "; ".join(behind)
+
+
+def load_full(results: Sequence[Result]) -> str:
+    """Says when the load generator used up its processors, so that the server could have done more."""
+    shares = [one["bench"]["loadCpuSeconds"] / one["bench"]["seconds"] / load_processors(one) for one in results]
+    if max(shares) < LOAD_FULL:
+        return ""
+    return f"the load generator used {max(shares):.0%} of its processors: the server may do more"
+
+
+def load_processors(result: Result) -> int:
+    """How many, of a list such as 1-3,5; all where it is empty."""
+    environment = result["bench"]["environment"]
+    ranges = [part.split("-") for part in environment["loadCpus"].split(",") if part]
+    return sum(int(one[-1]) - int(one[0]) + 1 for one in ranges) or environment["cpus"]

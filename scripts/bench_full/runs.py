@@ -1,0 +1,206 @@
+"""Runs workloads through `mainstem-bench compare`, with copies of their files, and reads what comes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .figures import Result, Unmeasured, highest_rate
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKLOADS = ROOT / "workloads"
+OURS, KAFKA = "mainstem", "kafka"
+# Kafka's compiler needs so long; a server of ours needs only its first segments.
+WARM_UP_SECONDS, WARM_UP_SECONDS_OURS = 20, 6
+# Of a smoke test: it shows that everything can be run, not how fast.
+SMOKE_SECONDS, SMOKE_WARM_UP_SECONDS, SMOKE_RATE = 2, 1, 2000
+# Kafka is up sooner with the quick compiler alone.
+SMOKE_HEAP = "-Xms256m -Xmx512m -XX:TieredStopAtLevel=1"
+# A turn that takes so much longer than it should hangs.
+PATIENCE, PATIENCE_SECONDS = 4, 240
+STOP_SECONDS = 90
+LOG_LINES = 12
+
+Changes = Mapping[str, object]
+
+
+@dataclass
+class Options:
+    """What was asked for."""
+
+    mainstem: Path
+    bench: Path
+    output: Path
+    rounds: int = 2
+    seconds: int = 20
+    long_minutes: float = 60
+    smoke: bool = False
+
+
+@dataclass
+class Runs:
+    """Runs what the aims ask for, and keeps what one aim found for another."""
+
+    options: Options
+    # Peak memory of each server of ours, with the name of its run.
+    peaks: list[tuple[int, str]] = field(default_factory=list)
+    # Messages a second in the shape of part1, by contender.
+    highest: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> range:
+        return range(1, self.options.rounds + 1)
+
+    def lengths(self, seconds: float, warm_up: float) -> Changes:
+        if self.options.smoke:
+            seconds, warm_up = SMOKE_SECONDS, SMOKE_WARM_UP_SECONDS
+        return {"testDurationSeconds": seconds, "warmupDurationSeconds": warm_up}
+
+    def rate(self, messages: float) -> int:
+        return int(min(messages, SMOKE_RATE) if self.options.smoke else messages)
+
+    def ours(self, name: str, workload: str, changes: Changes, rounds: int = 1, more: Sequence[str] = ()) -> list[Result]:
+        """Runs of our server alone."""
+        lengths = self.lengths(self.options.seconds, WARM_UP_SECONDS_OURS)
+        return self.compare(name, workload, {**lengths, **changes}, (OURS,), rounds, more)[0]
+
+    def versus(self, name: str, workload: str, changes: Changes, contenders: Sequence[str] = (OURS, KAFKA),
+               more: Sequence[str] = (), programs: Path | None = None, spare_seconds: float = 0) -> list[list[Result]]:
+        """Runs of our server and Kafka in turns, by contender and round."""
+        lengths = self.lengths(self.options.seconds, WARM_UP_SECONDS)
+        return self.compare(name, workload, {**lengths, **changes}, contenders, self.options.rounds, more, programs,
+                            spare_seconds)
+
+    def highest_of(self, contender: str) -> float:
+        """The highest rate in the shape of part1, looked for unless it is known."""
+        if contender not in self.highest:
+            found = self.find("highest-rate", "aims/highest-rate.yaml", (contender,), rounds=1)
+            self.highest[contender] = highest_rate(found[0][0])
+        return self.highest[contender]
+
+    def find(self, name: str, workload: str, contenders: Sequence[str], rounds: int) -> list[list[Result]]:
+        """Runs that look for the highest rate: long, as it is doubled from 10,000 a second every three seconds."""
+        lengths = self.lengths(3 * self.options.seconds, WARM_UP_SECONDS)
+        return self.compare(name, workload, lengths, contenders, rounds, ("--server-config", RETENTION_AT_ONCE))
+
+    def compare(self, name: str, workload: str, changes: Changes, contenders: Sequence[str], rounds: int,
+                more: Sequence[str] = (), programs: Path | None = None, spare_seconds: float = 0) -> list[list[Result]]:
+        """Runs a changed copy of a workload, and returns the results by contender and round.
+
+        `programs` is a directory with other programs for `mainstem` and `java`; `spare_seconds` is what a turn may take
+        beyond its lengths.
+        """
+        output = self.options.output / name
+        output.mkdir(parents=True)
+        file = output / f"{output.name}.yaml"
+        file.write_text(changed((WORKLOADS / workload).read_text(), {**changes, "name": name.replace("/", "-")}))
+        command = [self.options.bench, "compare", file, "--contenders", ",".join(contenders), "--rounds", rounds]
+        command += ["--fio", "false", "--mainstem", programs / "mainstem" if programs else self.options.mainstem]
+        command += ["--output-dir", output, *pinning(), *more]
+        if self.options.smoke and "--kafka-heap" not in more:
+            command += ["--kafka-heap", SMOKE_HEAP]
+        turn = sum(float(str(changes[key])) for key in ("testDurationSeconds", "warmupDurationSeconds")) + spare_seconds
+        limit = rounds * len(contenders) * (PATIENCE * turn + PATIENCE_SECONDS)
+        run(command, output / "output.log", limit, environment("MAINSTEM_CACHE", programs))
+        results = self.read(output, name)
+        by_contender = [sorted((one for one in results if one["bench"]["contender"] == contender),
+                               key=lambda one: one["bench"]["round"]) for contender in contenders]
+        if any(len(of) != rounds for of in by_contender):
+            raise Unmeasured(f"{name}: results are missing in {output}")
+        return by_contender
+
+    def read(self, output: Path, name: str) -> list[Result]:
+        comparison, = json.loads((output / "comparison.json").read_text())["comparisons"]
+        results = [json.loads((output / result).read_text()) for result in comparison["files"]]
+        for result in results:
+            bench = result["bench"]
+            who = f"{name}, {bench['contender']} in round {bench['round']}"
+            if bench["publishErrors"] != 0:
+                raise Unmeasured(f"{who}: {bench['publishErrors']} messages were refused")
+            # Without consumers there is nobody to verify it.
+            if not bench["verified"] and result["consumersPerTopic"] * bench["groups"] > 0:
+                raise Unmeasured(f"{who}: it is not verified that every acknowledged message was received")
+            if bench["contender"].startswith(OURS):
+                if "server" not in bench:
+                    raise Unmeasured(f"{who}: the server's memory is not known")
+                self.peaks.append((bench["server"]["peakMemoryBytes"], who))
+        return results
+
+    def call(self, name: str, arguments: Sequence[object], seconds: float) -> str:
+        """Runs `mainstem` with a command of its own, and returns what it printed."""
+        log = self.options.output / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        run([self.options.mainstem, *arguments], log, PATIENCE * seconds + PATIENCE_SECONDS, environment())
+        return log.read_text()
+
+    def median_rate(self, results: Sequence[Result]) -> float:
+        return statistics.median(map(highest_rate, results))
+
+
+# Deletion has to go on all the time, not in strokes minutes apart.
+RETENTION_AT_ONCE = "log.retention.check.interval.ms=1000"
+
+
+def changed(workload: str, changes: Changes) -> str:
+    """A workload's text with other values; what it does not have is added."""
+    for key, value in changes.items():
+        line = f"{key}: {value}"
+        workload, count = re.subn(rf"^( *){re.escape(key)}:.*$", lambda found: found[1] + line, workload, flags=re.M)
+        if count == 0:
+            workload += f"{line}\n"
+    return workload
+
+
+def pinning() -> list[str]:
+    """A processor for the server and the others for the load, where there are two."""
+    count = os.cpu_count() or 1
+    if count < 2:
+        return []
+    load = f"1-{count - 1}" if count > 2 else "1"
+    return ["--server-cpus", os.environ.get("SERVER_CPUS") or "0", "--load-cpus", os.environ.get("LOAD_CPUS") or load]
+
+
+def environment(kept_too: str = "", programs: Path | None = None) -> dict[str, str]:
+    """Without the variables that are ours: the server takes every MAINSTEM_ variable for a setting."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MAINSTEM_") or name == kept_too}
+    if programs:
+        kept["PATH"] = f"{programs}{os.pathsep}{kept.get('PATH', '')}"
+    return kept
+
+
+def run(command: Sequence[object], log: Path, seconds: float, env: Mapping[str, str]) -> None:
+    """Runs a command to its end, its output in `log`; it is stopped when it takes longer or we are."""
+    words = [str(word) for word in command]
+    with open(log, "w") as output:
+        try:
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env)
+        except OSError as error:
+            raise Unmeasured(f"{words[0]} cannot be run: {error.strerror}") from error
+        try:
+            code = process.wait(seconds)
+        except BaseException as error:
+            stop(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise Unmeasured(f"{' '.join(words[:2])} was not done after {seconds:.0f} s, see {log}") from error
+            raise
+    if code != 0:
+        last = "\n".join(log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:])
+        raise Unmeasured(f"{' '.join(words[:2])} failed with exit code {code}, see {log}\n{last}")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Asks first: mainstem-bench stops the servers that it has started."""
+    process.send_signal(signal.SIGTERM)
+    until = time.monotonic() + STOP_SECONDS
+    while process.poll() is None:
+        if time.monotonic() > until:
+            process.kill()
+        time.sleep(0.1)

@@ -1,0 +1,128 @@
+"""`scripts/bench-full`: its arithmetic, what it does when a run fails, and every aim once for seconds."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+from load import environment
+from suite import place
+
+SCRIPT = place.ROOT / "scripts" / "bench-full"
+sys.path.insert(0, str(SCRIPT.parent))
+
+from bench_full import aims, figures, runs  # noqa: E402
+
+SMOKE_SECONDS = 420
+
+
+def check_arithmetic(_load):
+    figure = figures.Figure("a", [0.3, 0.1, 0.2], at_most=0.2, unit="MB", remark="b")
+    assert figure.reached and figure.limit == "<= 0.2 MB" and figure.measured == "0.2 (0.1..0.3) MB; b", figure
+    assert not figures.Figure("a", [0.3, 0.3], at_most=0.2).reached, "more than the most"
+    assert figures.Figure("a", [2], at_least=2).reached, "just enough"
+    assert not figures.Figure("a", [1.9], at_least=2).reached, "less than the least"
+    outcomes = [figures.Outcome("x", [figure]), figures.Outcome("y", problem="it\nfailed")]
+    rows = figures.table(outcomes).splitlines()
+    assert rows[2:] == ["| x | a <= 0.2 MB | 0.2 (0.1..0.3) MB; b | yes |", "| y |  | not measured: it failed | - |"], rows
+
+    series = [1, 2, 3, 4, 5, 6, 7]
+    assert figures.around(series, 1, 2.5, 4.5) == ([1, 2], [3, 4, 5]), "in the middle"
+    assert figures.around(series, 10, 20, 40) == ([1, 2], [3, 4]), "samples of ten seconds"
+    assert figures.around(series, 1, 0.1, 0.2) == ([1], [2]), "one sample each at least"
+    assert figures.around(series, 1, 50, 60) == (series[:6], [7]), "behind the end"
+    assert figures.ends(series, 3) == ([1, 2], [6, 7]), "thirds"
+    assert figures.ends([1, 2], 6) == ([1], [2]), "fewer samples than parts"
+    assert figures.growth(([1, 2, 9], [3, 4])) == 1.75, "the medians"
+    for of in (lambda: figures.ends([1], 2), lambda: figures.around([1], 1, 0, 1), lambda: figures.quotient(1, 0),
+               lambda: aims.share_of_fio("mainstem / nothing"), lambda: aims.setting("a = 1\n", "b")):
+        try:
+            raise AssertionError(f"{of()} was measured")
+        except figures.Unmeasured:
+            pass
+
+    run = {"loadCpuSeconds": 57, "seconds": 10, "environment": {"loadCpus": "1-3,5,8-9", "cpus": 16}}
+    assert figures.load_processors({"bench": run}) == 6 and "95% of" in figures.load_full([{"bench": run}]), "a full load"
+    run["environment"]["loadCpus"] = ""
+    assert figures.load_processors({"bench": run}) == 16 and not figures.load_full([{"bench": run}]), "all processors"
+
+    # 126 records of 1024 + 11 bytes fill a batch.
+    assert round(figures.batch_bytes_per_byte(1024, 131072) * 1024 * 126) == 126 * 1035 + 61, "full batches"
+    assert figures.batch_bytes_per_byte(1024, 1) == (1035 + 61) / 1024, "batches of one"
+    assert aims.share_of_fio("1 2 fio\nmainstem / fio: 0.85 of the throughput, 1.21 of the p99\n") == 0.85, "bench-store"
+    assert aims.setting("# b = 2\na.b = 12\nb = 3\n", "b") == 3, "a setting"
+    text = runs.changed("name: a\ntopicConfig:\n  x.y: 1\nn: 1\n", {"x.y": 2, "name": "b", "new": [3]})
+    assert text == "name: b\ntopicConfig:\n  x.y: 2\nn: 1\nnew: [3]\n", text
+    return "holds"
+
+
+def check_constants(_load):
+    """What is bounded in the server's source and by no setting."""
+    source = (place.ROOT / "crates" / "broker" / "src" / "logs.rs").read_text()
+    found = re.search(r"^const INDEX_CACHE_BYTES: usize = (\d+) \* 1024 \* 1024;", source, re.M)
+    assert found and int(found[1]) << 20 == aims.INDEX_CACHE_BYTES, "INDEX_CACHE_BYTES is not that of the server"
+    return f"{found[1]} MiB for indexes"
+
+
+def bench_full(load, name, *arguments, server=None):
+    """Runs the script; returns its exit code, what it printed, and its directory."""
+    output = load.folder(name) / "out"
+    given = {**environment(), "MAINSTEM_BIN": str(server or place.MAINSTEM), "MAINSTEM_BENCH_BIN": str(load.program)}
+    with open(output.parent / "output", "w+") as log:
+        process = subprocess.Popen([SCRIPT, "--smoke", "--output", output, *arguments], stdin=subprocess.DEVNULL,
+                                   stdout=log, stderr=subprocess.STDOUT, env=given)
+        try:
+            process.wait()
+        finally:
+            # Also when the case's limit is over: it stops what it has started.
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        log.seek(0)
+        return process.returncode, log.read(), output
+
+
+def fails(load):
+    """A server that ends at once: said with its reason, and the exit code is 1."""
+    broken = load.folder("bench-full-broken") / "mainstem"
+    broken.write_text("#!/bin/sh\necho it is broken\nexit 3\n")
+    broken.chmod(0o755)
+    code, printed, output = bench_full(load, "bench-full fails", "--only", "small-batches,long-run", server=broken)
+    assert code == 1, f"exit code {code}: {printed}"
+    assert "bench-full: not measured: small-batches, long-run" in printed and "it is broken" in printed, printed
+    written = json.loads((output / "aims.json").read_text())["aims"]
+    assert [aim["name"] for aim in written] == ["small-batches", "long-run"], written
+    assert all(aim["problem"] and not aim["figures"] for aim in written), written
+    return "said for both aims"
+
+
+def smoke(load):
+    names = [aim.name for aim in aims.AIMS]
+    note = ""
+    if not shutil.which("fio"):
+        names.remove("drive")
+        note = "; without drive: no fio here"
+    code, printed, output = bench_full(load, "bench-full", "--only", ",".join(names))
+    assert code == 0, f"exit code {code}: {printed[-2000:]}"
+    written = json.loads((output / "aims.json").read_text())["aims"]
+    assert [aim["name"] for aim in written] == names, f"aims {[aim['name'] for aim in written]}"
+    shown = (output / "aims.md").read_text()
+    assert shown in printed, "the table is not printed"
+    for aim in written:
+        assert aim["figures"] and not aim["problem"], aim
+        for figure in aim["figures"]:
+            assert figure["median"] > 0 and len(figure["values"]) == 1, figure
+            assert f"| {aim['name']} | {figure['figure']} {figure['limit']} |" in shown, figure
+    results = list(output.rglob("round-1-*/*.json"))
+    for file in results:
+        result = json.loads(file.read_text())
+        assert result["bench"]["verified"] or "small-batches" in result["workload"], f"{file} is not verified"
+    left = [path for path in output.rglob("data") if os.path.isdir(path)]
+    assert not left, f"data is left: {left}"
+    return f"{sum(len(aim['figures']) for aim in written)} figures, {len(results)} runs{note}"
+
+
+CASES = [("bench-full: its arithmetic", 10, check_arithmetic), ("bench-full: bounds of the server", 10, check_constants),
+         ("bench-full: a run that fails", 60, fails), ("bench-full: every aim, for seconds", SMOKE_SECONDS, smoke)]
