@@ -11,7 +11,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -95,6 +95,11 @@ impl File for DirectoryFile {
 
     fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
+    }
+
+    fn is_allocated(&self) -> bool {
+        // Counted in units of 512 bytes whatever the file system's blocks are.
+        self.file.metadata().is_ok_and(|metadata| metadata.blocks() * 512 >= self.length)
     }
 
     fn as_any(&self) -> &dyn Any {

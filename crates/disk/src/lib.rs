@@ -76,6 +76,10 @@ pub trait File: Send + Sync + Debug {
     /// Makes all completed writes durable (`fdatasync`).
     fn sync(&self) -> io::Result<()>;
 
+    /// Whether what is written within its length finds its room; not so where the file system could not reserve it, and
+    /// nobody has written there yet.
+    fn is_allocated(&self) -> bool;
+
     /// For the queue of the same disk to find its own files.
     fn as_any(&self) -> &dyn std::any::Any;
 }

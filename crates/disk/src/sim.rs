@@ -498,6 +498,10 @@ impl File for SimFile {
         state.finish_sync(&self.inode, below)
     }
 
+    fn is_allocated(&self) -> bool {
+        true
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

@@ -22,6 +22,21 @@ fn filled(sectors: usize, value: u8) -> Bytes {
     buffer.into_bytes()
 }
 
+#[test]
+fn a_new_file_has_its_blocks_and_a_sparse_one_has_not() {
+    with_engines(|disk| {
+        let file = disk.create("0000000001.log", 1 << 20).unwrap();
+        // Not every file system that tests run on can reserve blocks; once they are written they are there.
+        file.write_at(0, &AlignedBuffer::zeroed(1 << 20)).unwrap();
+        file.sync().unwrap();
+        assert!(file.is_allocated());
+    });
+    let directory = TempDir::new().unwrap();
+    let disk = open_directory(directory.path(), Engine::Plain).unwrap();
+    std::fs::File::create(directory.path().join("0000000002.log")).unwrap().set_len(1 << 20).unwrap();
+    assert!(!disk.open("0000000002.log").unwrap().is_allocated());
+}
+
 /// Runs a test with each engine that this machine has.
 fn with_engines(test: impl Fn(&dyn Disk)) {
     for engine in ENGINES {

@@ -12,6 +12,7 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use disk::BufferPool;
 use parking_lot::{Condvar, Mutex};
 
 use crate::format::{SECTOR, index};
@@ -22,6 +23,9 @@ use crate::segment::Segment;
 pub(crate) const REGION_BYTES: usize = 256 * 1024;
 /// Regions read by one miss at most.
 const READ_AHEAD_REGIONS_MAX: u32 = 4;
+
+/// Buffers for the largest reads that are kept for the next ones.
+const BUFFERS_KEPT: usize = 4;
 
 /// Stretches of the log that the cache holds: readers may be in different ones.
 const STRETCHES: usize = 8;
@@ -49,6 +53,8 @@ pub(crate) struct Regions {
     state: Mutex<RegionState>,
     loaded: Condvar,
     regions_max: usize,
+    /// For the largest reads.
+    buffers: BufferPool,
 }
 
 #[derive(Debug, Default)]
@@ -59,6 +65,10 @@ struct RegionState {
     /// Where the last miss's read ended, and how many regions it read.
     next_miss: Option<Key>,
     read_ahead: u32,
+    /// The furthest region of a scan that somebody asked for.
+    wanted: Option<Key>,
+    /// Somebody is reading ahead, or is about to.
+    reading_ahead: bool,
     loading: Vec<Key>,
     hits: u64,
     misses: u64,
@@ -75,7 +85,8 @@ struct Entry {
 impl Regions {
     pub fn new(bytes_max: usize) -> Regions {
         let regions_max = (bytes_max / REGION_BYTES).max(STRETCHES.max(2 * index(READ_AHEAD_REGIONS_MAX)));
-        Regions { state: Mutex::default(), loaded: Condvar::new(), regions_max }
+        let buffers = BufferPool::new(index(READ_AHEAD_REGIONS_MAX) * REGION_BYTES, BUFFERS_KEPT);
+        Regions { state: Mutex::default(), loaded: Condvar::new(), regions_max, buffers }
     }
 
     /// The stretch of the log that holds a batch.
@@ -92,13 +103,15 @@ impl Regions {
         while at < end {
             let region = at / REGION_BYTES;
             let from = at - region * REGION_BYTES;
-            let bytes = state.touch((segment.sequence, u32::try_from(region).ok()?), self.regions_max)?;
+            let key = (segment.sequence, u32::try_from(region).ok()?);
+            let bytes = state.touch(key, self.regions_max)?;
             let to = (end - region * REGION_BYTES).min(bytes.len());
             if to <= from {
                 return None;
             }
             parts.push(bytes.slice(from..to));
             at += to - from;
+            state.wants(key);
         }
         state.hits += 1;
         Some(parts)
@@ -129,9 +142,47 @@ impl Regions {
                 let needed = (end - at).min(REGION_BYTES);
                 let number = u32::try_from(region).expect("regions of a segment fit 32 bits");
                 let bytes = self.load(segment, number, needed, index(stable))?;
+                self.state.lock().wants((segment.sequence, number));
                 Ok(bytes.slice(from.saturating_sub(at)..needed))
             })
             .collect()
+    }
+
+    /// Whether the caller should read ahead now; nobody else is told so until [`Regions::end_ahead`].
+    pub fn begin_ahead(&self) -> bool {
+        let mut state = self.state.lock();
+        let due = !state.reading_ahead && state.ahead(self.stretch_regions() / 2).is_some();
+        state.reading_ahead |= due;
+        due
+    }
+
+    /// The caller that was told to read ahead is done.
+    pub fn end_ahead(&self) {
+        self.state.lock().reading_ahead = false;
+    }
+
+    /// The region where reading ahead goes on, until it is a stretch ahead of who scans.
+    pub fn next_ahead(&self) -> Option<(u32, u32)> {
+        self.state.lock().ahead(self.stretch_regions())
+    }
+
+    fn stretch_regions(&self) -> u32 {
+        u32::try_from(self.regions_max / STRETCHES).expect("regions of a cache fit 32 bits")
+    }
+
+    /// Reads a region that nobody asked for yet, and what follows it; false at the end of what is stable.
+    pub fn read_ahead(&self, segment: &Segment, region: u32, stable: u32) -> io::Result<bool> {
+        if index(region) * REGION_BYTES >= index(stable) {
+            self.state.lock().read_ahead = 0;
+            return Ok(false);
+        }
+        self.load(segment, region, 1, index(stable))?;
+        // Somebody else may have had it read before.
+        let mut state = self.state.lock();
+        if state.next_miss == Some((segment.sequence, region)) {
+            state.next_miss = Some((segment.sequence, region + 1));
+        }
+        Ok(true)
     }
 
     /// A region with at least its first `needed` bytes; concurrent calls for the same one read it once.
@@ -146,11 +197,16 @@ impl Regions {
                 return Ok(entry.bytes.clone());
             }
             state.misses += 1;
-            state.read_ahead = if state.next_miss == Some(key) {
-                (state.read_ahead * 2).min(READ_AHEAD_REGIONS_MAX)
-            } else {
-                1
-            };
+            // Several readers of one stretch do not ask in the order of the file, so near is as good as next.
+            let reach = self.stretch_regions();
+            let next = state.next_miss.filter(|(sequence, next)| {
+                *sequence == segment.sequence && region <= next + reach / 2 && *next <= region + reach
+            });
+            state.read_ahead =
+                if next.is_some() { (state.read_ahead * 2).clamp(1, READ_AHEAD_REGIONS_MAX) } else { 1 };
+            if next.is_none() {
+                state.wanted = Some(key);
+            }
             let wanted = region..region + state.read_ahead;
             let stable_regions =
                 u32::try_from(stable.div_ceil(REGION_BYTES)).expect("regions of a segment fit 32 bits");
@@ -160,7 +216,8 @@ impl Regions {
             };
             let count = wanted.take_while(|n| free(&state, *n)).count();
             let count = u32::try_from(count).expect("bounded by the read-ahead").max(1);
-            state.next_miss = Some((segment.sequence, region + count));
+            let end = next.map_or(0, |(_, next)| next).max(region + count);
+            state.next_miss = Some((segment.sequence, end));
             state.loading.extend((region..region + count).map(|n| (segment.sequence, n)));
             count
         };
@@ -168,15 +225,13 @@ impl Regions {
         // What is asked for was committed, so it is stable; an index that says otherwise gets what the file holds.
         let bytes =
             (index(count) * REGION_BYTES).min(stable.max(from + needed.next_multiple_of(SECTOR)) - from);
-        let mut buffer = disk::AlignedBuffer::zeroed(bytes);
-        let result = segment.file.read_at(from as u64, &mut buffer);
+        let read = self.read_file(segment, from as u64, bytes);
         let mut state = self.state.lock();
         state
             .loading
             .retain(|(sequence, n)| *sequence != segment.sequence || !(region..region + count).contains(n));
         self.loaded.notify_all();
-        result?;
-        let buffer = buffer.into_bytes();
+        let buffer = read?;
         for n in 0..index(count) {
             let slice = buffer.slice(n * REGION_BYTES..((n + 1) * REGION_BYTES).min(buffer.len()));
             state.insert(
@@ -188,6 +243,18 @@ impl Regions {
         Ok(buffer.slice(..buffer.len().min(REGION_BYTES)))
     }
 
+    /// Memory that is new for each read costs more than the read: the largest ones use each other's.
+    fn read_file(&self, segment: &Segment, from: u64, bytes: usize) -> io::Result<Bytes> {
+        if bytes == self.buffers.buffer_bytes() {
+            let mut buffer = self.buffers.take();
+            segment.file.read_at(from, &mut buffer.unfilled()[..bytes])?;
+            return Ok(buffer.freeze(bytes));
+        }
+        let mut buffer = disk::AlignedBuffer::zeroed(bytes);
+        segment.file.read_at(from, &mut buffer)?;
+        Ok(buffer.into_bytes())
+    }
+
     /// Hits and misses so far, and bytes held.
     pub fn statistics(&self) -> (u64, u64, usize) {
         let state = self.state.lock();
@@ -196,6 +263,22 @@ impl Regions {
 }
 
 impl RegionState {
+    /// Notes how far a scan has come.
+    fn wants(&mut self, key: Key) {
+        if let Some((sequence, furthest)) = &mut self.wanted
+            && *sequence == key.0
+        {
+            *furthest = key.1.max(*furthest);
+        }
+    }
+
+    /// Where reading ahead goes on, when misses follow each other and it is less than `regions` ahead.
+    fn ahead(&self, regions: u32) -> Option<Key> {
+        let ((wanted_in, wanted), (sequence, next)) = (self.wanted?, self.next_miss?);
+        let scans = self.read_ahead >= READ_AHEAD_REGIONS_MAX && sequence == wanted_in;
+        (scans && next < wanted + regions).then_some((sequence, next))
+    }
+
     fn touch(&mut self, key: Key, regions_max: usize) -> Option<Bytes> {
         let arrivals = self.arrivals;
         let entry = self.entries.get_mut(&key)?;
@@ -324,6 +407,42 @@ mod tests {
             assert_eq!(parts.concat(), contents[at..at + bytes]);
             assert!(regions.statistics().2 <= 10 * REGION_BYTES);
         }
+    }
+
+    #[test]
+    fn reading_ahead_ends_a_stretch_ahead_and_at_what_is_stable() {
+        const REGIONS: u32 = 100;
+        let disk = SimDisk::new(1);
+        let file = disk.create("0000000001.log", u64::from(REGIONS) * REGION_BYTES as u64).unwrap();
+        let segment = Segment::new(1, 1, file);
+        let regions = Regions::new(64 * REGION_BYTES);
+        let at = |region: u32| region * crate::format::length32(REGION_BYTES);
+        let ahead = |stable: u32| {
+            let mut read = Vec::new();
+            while let Some((_, region)) = regions.next_ahead()
+                && regions.read_ahead(&segment, region, at(stable)).unwrap()
+            {
+                assert!(read.last().is_none_or(|last| *last < region), "it goes on");
+                read.push(region);
+            }
+            read
+        };
+        regions.read(&segment, at(0), 1, at(REGIONS)).unwrap();
+        assert_eq!(ahead(REGIONS), [], "one miss is no scan");
+        // What is there already does not end it.
+        regions.read(&segment, at(9), 1, at(REGIONS)).unwrap();
+        for region in 1..6 {
+            regions.read(&segment, at(region), 1, at(REGIONS)).unwrap();
+        }
+        let read = ahead(REGIONS);
+        assert!(!read.is_empty() && regions.find(&segment, at(10), 1).is_some());
+        assert!(regions.find(&segment, at(16), 1).is_none(), "a stretch is enough");
+        regions.read(&segment, at(50), 1, at(REGIONS)).unwrap();
+        for region in 51..60 {
+            regions.read(&segment, at(region), 1, at(REGIONS)).unwrap();
+        }
+        ahead(62);
+        assert!(regions.find(&segment, at(61), 1).is_some() && regions.find(&segment, at(62), 1).is_none());
     }
 
     #[test]

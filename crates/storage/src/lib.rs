@@ -10,6 +10,7 @@ pub mod examine;
 pub mod format;
 pub mod index;
 
+mod block;
 mod cleaner;
 mod cold;
 mod compact;
@@ -17,6 +18,7 @@ mod contents;
 mod footer;
 mod log;
 mod overlay;
+mod pace;
 mod preparer;
 mod producers;
 mod read;
@@ -43,7 +45,7 @@ mod tests;
 
 pub use cold::Stretch;
 pub use compact::{CompactError, Compaction};
-pub use log::{Clock, Log, Options, Statistics, SystemClock};
+pub use log::{Clock, Log, Options, ReadDone, Statistics, SystemClock};
 pub use producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
 pub use read::{Batches, ReadError, ReadRequest, ReadStep};
 pub use recovery::{OpenError, RecoveryReport};

@@ -258,6 +258,9 @@ pub struct Statistics {
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// Takes what [`Log::read_later`] read: an answer for each request.
+pub type ReadDone = Box<dyn FnOnce(Vec<Result<Batches, ReadError>>) + Send>;
+
 /// An open log.
 pub struct Log {
     pub(crate) shared: Arc<Shared>,
@@ -553,14 +556,51 @@ impl Log {
 
     /// Reads from disk where it must, on a thread of the log, and calls `done` there; at once when the log is closed.
     /// What it returns ends with the stretch of the log where it begins on disk.
-    pub fn read_later(&self, request: ReadRequest, done: Box<dyn FnOnce(Result<Batches, ReadError>) + Send>) {
+    ///
+    /// All requests together return `bytes_max` bytes at most, but for a first batch that is larger; those for which
+    /// nothing is left come back empty. In the order of their positions they cost the fewest reads. What stands behind them
+    /// is read ahead once `done` has returned.
+    pub fn read_later(&self, requests: Vec<ReadRequest>, bytes_max: usize, done: ReadDone) {
         self.shared.cold_reads.fetch_add(1, Ordering::Relaxed);
-        let Some(sender) = self.cold.lock().clone() else { return done(Err(ReadError::Closed)) };
+        let Some(sender) = self.cold.lock().clone() else {
+            return done(requests.iter().map(|_| Err(ReadError::Closed)).collect());
+        };
         let log = self.reader();
-        let job: Job = Box::new(move || done(log.read_stretch(&request)));
+        let job: Job = Box::new(move || {
+            let mut bytes = 0;
+            let read = |mut request: ReadRequest| {
+                request.bytes_max = request.bytes_max.min(bytes_max - bytes.min(bytes_max));
+                request.at_least_one &= bytes == 0;
+                let result = log.read_stretch(&request);
+                bytes += result.as_ref().map_or(0, |batches| batches.bytes);
+                result
+            };
+            done(requests.into_iter().map(read).collect());
+            if log.shared.regions.begin_ahead() {
+                log.read_ahead();
+            }
+        });
         if sender.send(job).is_err() {
             tracing::error!("the readers of the log are gone, which is a bug");
         }
+    }
+
+    /// Has a thread of the log read what those who scan it will ask for next, when little of that is there.
+    pub(crate) fn keep_ahead(&self) {
+        if self.shared.regions.begin_ahead() {
+            self.spawn_read(Log::read_ahead);
+        }
+    }
+
+    /// Reads what those who scan the log will ask for next. What fails here fails again for those who need it.
+    fn read_ahead(&self) {
+        let shared = &self.shared;
+        while !shared.cleaner_stops()
+            && let Some((sequence, region)) = shared.regions.next_ahead()
+            && let Some(segment) = shared.segments.find(sequence)
+            && let Ok(true) = shared.regions.read_ahead(&segment, region, self.stable_end(&segment))
+        {}
+        shared.regions.end_ahead();
     }
 
     /// Runs `job` on a thread of the cold readers; dropped without a call when the log is closed.

@@ -1,11 +1,13 @@
 //! The preparer: keeps segments ready ahead of the writer, so that rolling costs the write path nothing.
 //!
-//! A prepared segment has all its blocks written once (zeros, or the recycled contents of an earlier life), because
-//! blocks that were never written are slow to sync, and carries its final name and header. Dead segments are recycled
-//! under a new generation; a new log starts small and grows its segments, so that an empty start is quick.
+//! A prepared segment carries its final name and header, and has all its blocks written once where there was time for
+//! it (zeros, or the recycled contents of an earlier life), because blocks that were never written are slow to sync. Dead
+//! segments are recycled under a new generation; a new log starts small and grows its segments, so that an empty start is
+//! quick.
 //!
-//! Zero-filling shares the device with the appends, so it goes in small pieces and rests between them for as long as it
-//! stays ahead of what the writer uses up.
+//! Zero-filling shares the device with the appends, so it goes in small pieces and rests between them. Where the writer
+//! uses room up faster than that, the segment is handed over as it is: large writes hide what blocks that were never
+//! written cost, and writing every byte twice would halve the device.
 //!
 //! A file under preparation is named [`PREPARING`]; whatever a crash leaves under that name is worthless.
 
@@ -40,6 +42,8 @@ const REST_FACTOR: u32 = 3;
 const REST_MAX: Duration = Duration::from_millis(20);
 /// The next segment is to be ready when this part of the room that was left is used up: 1 / HASTE.
 const HASTE: u64 = 2;
+/// It may be late by this part of its length: 1 / SLACK.
+const SLACK: u64 = 8;
 
 pub(crate) struct Preparer {
     shared: Arc<Shared>,
@@ -169,6 +173,8 @@ impl Preparer {
         let zeros = AlignedBuffer::zeroed(
             ZERO_FILL_BYTES.min(usize::try_from(self.next_length).unwrap_or(usize::MAX)),
         );
+        // Without its blocks a segment could meet a full disk once appends to it were promised.
+        let allocated = file.is_allocated();
         let room = self.shared.queue.room.left();
         let mut at = 0;
         while at < self.next_length {
@@ -180,7 +186,11 @@ impl Preparer {
                 if self.shared.preparer_stops() {
                     return Err(io::ErrorKind::Interrupted.into());
                 }
-                if self.has_time(at, room) {
+                let behind = self.falls_behind(at, room);
+                if behind && allocated {
+                    break;
+                }
+                if !behind && self.shared.prepared_count() > 0 {
                     std::thread::sleep((begun.elapsed() * REST_FACTOR).min(REST_MAX));
                 }
             }
@@ -189,14 +199,13 @@ impl Preparer {
         Ok(file)
     }
 
-    /// Whether the file that is `filled` so far will be complete early enough when appends go on as they did since there
-    /// was `room`.
-    fn has_time(&self, filled: u64, room: u64) -> bool {
+    /// Whether the file that is `filled` so far will not be complete early enough when appends go on as they did since
+    /// there was `room`.
+    fn falls_behind(&self, filled: u64, room: u64) -> bool {
         let used = room.saturating_sub(self.shared.queue.room.left());
         let wanted = u128::from(used * HASTE) * u128::from(self.next_length);
-        self.shared.prepared_count() > 0
-            && !self.shared.queue.room.is_refusing()
-            && u128::from(filled) * u128::from(room) >= wanted
+        let filled = u128::from(filled + self.next_length / SLACK);
+        self.shared.queue.room.is_refusing() || filled * u128::from(room) < wanted
     }
 
     /// A dead segment, of full length or of any, that nobody reads any more.

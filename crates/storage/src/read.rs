@@ -78,8 +78,13 @@ pub enum ReadStep {
     /// All that there is, or as much as was asked for.
     Ready(Batches),
     /// The caches do not have it: use [`Log::read_later`]. Many readers that read what is oldest first, one stretch at a
-    /// time, scan the log once.
-    Cold(Stretch),
+    /// time and in the order of their positions, scan the log once.
+    Cold {
+        /// The stretch that has the first batch which the caches do not have.
+        stretch: Stretch,
+        /// The byte of its segment at which that batch stands, as far as that is known.
+        position: u32,
+    },
 }
 
 /// What a read may ask of the disk.
@@ -274,7 +279,7 @@ impl Log {
                         return Ok(ReadStep::Ready(out));
                     }
                     if disk == Disk::Nothing {
-                        return Ok(ReadStep::Cold(Stretch::beginning_of(&segment)));
+                        return Ok(ReadStep::Cold { stretch: Stretch::beginning_of(&segment), position: 0 });
                     }
                     loaded = Some((segment.sequence, row, self.load_index(&segment, row)?));
                 }
@@ -293,7 +298,10 @@ impl Log {
                                 match self.fetch(&request.stream, &segment, &place, block)? {
                                     Some(chunks) => chunks,
                                     // Not even with what was found: half a stretch would be read twice.
-                                    None => return Ok(ReadStep::Cold(here)),
+                                    None => {
+                                        let position = place.position;
+                                        return Ok(ReadStep::Cold { stretch: here, position });
+                                    }
                                 }
                             }
                         };
@@ -387,7 +395,7 @@ impl Log {
     }
 
     /// The position in `segment` below which nothing is written any more.
-    fn stable_end(&self, segment: &Segment) -> u32 {
+    pub(crate) fn stable_end(&self, segment: &Segment) -> u32 {
         let synced = Lsn(self.shared.synced.load(Ordering::Acquire));
         if synced.sequence() == segment.sequence { synced.byte() } else { segment.data_end() }
     }
@@ -417,7 +425,12 @@ impl Log {
             });
         }
         let parts = match self.shared.regions.find(segment, place.position, length) {
-            Some(parts) => parts,
+            Some(parts) => {
+                if !block {
+                    self.keep_ahead();
+                }
+                parts
+            }
             None if block => {
                 self.shared.regions.read(segment, place.position, length, self.stable_end(segment))?
             }
@@ -431,7 +444,7 @@ impl Log {
 fn ready(step: ReadStep) -> Batches {
     match step {
         ReadStep::Ready(batches) => batches,
-        ReadStep::Cold(_) => unreachable!("a read that may block finds everything"),
+        ReadStep::Cold { .. } => unreachable!("a read that may block finds everything"),
     }
 }
 

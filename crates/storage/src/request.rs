@@ -30,6 +30,12 @@ pub enum Durability {
 pub trait Completion: Send + Sync {
     /// The append reached its durability, or never will.
     fn complete(&self, result: Result<(), AppendError>);
+
+    /// Who waits for it, as a number that the same caller has each time: where many callers append, their appends wait a
+    /// little for each other. `None` never waits.
+    fn caller(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Why an append was not done although it had been admitted. Nothing of it will ever be visible to readers.
@@ -281,9 +287,30 @@ pub(crate) struct Queue {
     batch_bytes_max: usize,
 }
 
+/// What is worth waking the writer for: either of the two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Enough {
+    pub appends: usize,
+    pub bytes: usize,
+}
+
+impl Enough {
+    pub const ANY: Enough = Enough { appends: 1, bytes: 1 };
+}
+
+impl Default for Enough {
+    fn default() -> Enough {
+        Enough::ANY
+    }
+}
+
 #[derive(Default)]
 struct QueueState {
     requests: VecDeque<Request>,
+    /// Of the appends among them.
+    bytes: usize,
+    /// When the writer is woken for them.
+    wake_from: Enough,
     /// The end was asked for: what is queued is still done.
     stopping: bool,
     stopped: Option<AppendError>,
@@ -312,7 +339,13 @@ impl Queue {
             request.fail(&error);
             return;
         }
-        let wake = state.requests.is_empty();
+        let wake = match &request {
+            Request::Append(append) => {
+                state.bytes += append.batch.len();
+                state.requests.len() + 1 >= state.wake_from.appends || state.bytes >= state.wake_from.bytes
+            }
+            Request::Trim { .. } | Request::Delete { .. } => true,
+        };
         state.requests.push_back(request);
         drop(state);
         if wake {
@@ -336,6 +369,7 @@ impl Queue {
     /// Moves all queued requests to the end of `into`; true when the writer is asked to end.
     pub fn take(&self, into: &mut VecDeque<Request>) -> bool {
         let mut state = self.state.lock();
+        state.bytes = 0;
         if into.is_empty() {
             std::mem::swap(into, &mut state.requests);
         } else {
@@ -349,6 +383,15 @@ impl Queue {
         let mut state = self.state.lock();
         state.stopped.get_or_insert(error);
         std::mem::take(&mut state.requests)
+    }
+
+    /// From now on the writer is woken once `enough` is queued, and for anything but appends at once; false when that much
+    /// is there already.
+    pub fn wake_from(&self, enough: Enough) -> bool {
+        let mut state = self.state.lock();
+        let there = state.requests.len() >= enough.appends || state.bytes >= enough.bytes;
+        state.wake_from = enough;
+        !there
     }
 
     /// Whether something waits to be taken.

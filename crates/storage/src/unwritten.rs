@@ -101,6 +101,10 @@ impl File for UnwrittenFile {
         Ok(())
     }
 
+    fn is_allocated(&self) -> bool {
+        self.file.is_allocated()
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

@@ -1,8 +1,8 @@
 //! The writer: the one owner of the active segment and of the ring that writes it.
 //!
 //! Requests come in on a bounded queue, leave as commit blocks, and are completed in log order. Group commit adapts: with
-//! nothing in flight a block is written at once; with a write in flight it gathers until that write finishes or the
-//! write buffer is full; a few writes may be in flight.
+//! nothing in flight a block is written at once, or waits a little for many callers (see [`Pace`]); with a write in
+//! flight it gathers until that write finishes or the write buffer is full; a few writes may be in flight.
 //!
 //! Invariants: `committed = synced <= written <= submitted`; what is submitted is never written again; offsets of a
 //! stream rise; a failed write or sync ends the log (no retry), because what the device holds is then unknown.
@@ -18,6 +18,7 @@ use bytes::Bytes;
 use disk::{FillBuffer, Finished, SECTOR};
 use model::{Offset, Timestamp};
 
+use crate::block::{Effect, InFlight, OpenBlock, Progress};
 use crate::footer::{
     self, STREAM_FOOTER_BYTES, SealedStream, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES, TableBound,
 };
@@ -27,7 +28,8 @@ use crate::format::{
 };
 use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
 use crate::log::Shared;
-use crate::request::{Admission, AppendError, Committed, Completion, Durability, Request, Room};
+use crate::pace::{Pace, Wait};
+use crate::request::{AppendError, Committed, Durability, Enough, Request, Room};
 use crate::segment::Segment;
 use crate::stream::{SealedExtent, Stream, clamp_timestamp};
 
@@ -38,67 +40,11 @@ pub(crate) const WRITE_BUFFER_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 
 const WRITES_IN_FLIGHT_MAX: usize = 4;
 /// Depth of the ring: block writes, one sync, and trailers.
 pub(crate) const QUEUE_DEPTH: usize = WRITES_IN_FLIGHT_MAX + 4;
+/// What is copied into the next block while a write is in flight comes in such portions at least: to wake the writer for
+/// each append costs more than the copy.
+const BYTES_MEANWHILE: usize = 128 * 1024;
 /// An idle log writes one empty block after this time, which vouches for everything before it.
 const IDLE_MARK_AFTER: Duration = Duration::from_millis(500);
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Progress {
-    Submitted,
-    /// On its way to the device but not durable: waits for a sync.
-    Written,
-    Synced,
-}
-
-/// What a block's entries did, to be announced when it is synced.
-enum Effect {
-    Grew { committed: Committed },
-    Trimmed { stream: Arc<Stream>, to: Offset },
-    Deleted { stream: Arc<Stream> },
-}
-
-struct InFlight {
-    token: u64,
-    lsn: Lsn,
-    bytes: usize,
-    entries: u32,
-    durable: bool,
-    progress: Progress,
-    submitted_ns: u64,
-    effects: Vec<Effect>,
-    /// Answered when the block is written.
-    on_written: Vec<Arc<dyn Completion>>,
-    /// Answered when the block is synced.
-    on_synced: Vec<Arc<dyn Completion>>,
-    written_answered: bool,
-    /// Set for a footer block: its segment, whose trailer is due when it is synced.
-    footer_of: Option<Arc<Segment>>,
-}
-
-/// The block that is being gathered, in the unfilled part of the write buffer.
-struct OpenBlock {
-    bytes: usize,
-    entries: u32,
-    durable: bool,
-    effects: Vec<Effect>,
-    on_written: Vec<Arc<dyn Completion>>,
-    on_synced: Vec<Arc<dyn Completion>>,
-    /// What its batches reserved: given back once the block's position counts instead.
-    admission: Option<Admission>,
-}
-
-impl Default for OpenBlock {
-    fn default() -> OpenBlock {
-        OpenBlock {
-            bytes: BLOCK_HEADER_BYTES,
-            entries: 0,
-            durable: false,
-            effects: Vec::new(),
-            on_written: Vec::new(),
-            on_synced: Vec::new(),
-            admission: None,
-        }
-    }
-}
 
 /// How long [`Writer::turn`] may wait when there is nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,6 +76,7 @@ pub(crate) struct Writer {
     epoch: u64,
     buffer: Option<FillBuffer>,
     open: OpenBlock,
+    pace: Pace,
     in_flight: VecDeque<InFlight>,
     sync_in_flight: Option<(u64, u64)>,
     trailers_due: VecDeque<Arc<Segment>>,
@@ -162,6 +109,7 @@ impl Writer {
             epoch: at.epoch,
             buffer: None,
             open: OpenBlock::default(),
+            pace: Pace::new(),
             in_flight: VecDeque::new(),
             sync_in_flight: None,
             trailers_due: VecDeque::new(),
@@ -314,9 +262,15 @@ impl Writer {
                 }
             }
         }
-        if self.open.entries > 0 && self.in_flight.is_empty() {
+        if self.open.entries > 0 && self.in_flight.is_empty() && self.wait().is_none() {
             self.submit_block(BlockKind::Entries);
         }
+    }
+
+    /// What the open block waits for, besides writes in flight.
+    fn wait(&self) -> Option<Wait> {
+        let waits = self.open.entries > 0 && self.requests.is_empty() && !self.stopping;
+        if waits { self.pace.wait(self.open.bytes, self.shared.clock.nanos()) } else { None }
     }
 
     /// Makes sure that an entry of `body` bytes fits the open block, submitting that block and taking a new buffer
@@ -373,6 +327,9 @@ impl Writer {
             kind: EntryKind::Batch,
         };
         assert_eq!(append.batch.len(), append.header.total_bytes, "the caller hands over one whole batch");
+        if let Some(done) = &append.done {
+            self.pace.append(done.caller(), append.batch.len(), self.shared.clock.nanos());
+        }
         let position = self.position + length32(self.open.bytes);
         let body = self.place(&entry, append.batch.len());
         body.copy_from_slice(&append.batch);
@@ -440,6 +397,7 @@ impl Writer {
     /// Closes the open block and starts its write.
     fn submit_block(&mut self, kind: BlockKind) {
         let open = std::mem::take(&mut self.open);
+        self.pace.submitted(self.shared.clock.nanos());
         let lsn = Lsn::new(self.segment.sequence, self.position);
         let total = sectors(open.bytes);
         if self.buffer.as_ref().is_none_or(|buffer| buffer.remaining() < total) {
@@ -668,9 +626,17 @@ impl Writer {
         let busy = self.queue.in_flight() > 0;
         let mark_due =
             !busy && self.unmarked && !self.stopping && self.open.entries == 0 && self.requests.is_empty();
-        let timeout = mark_due.then_some(IDLE_MARK_AFTER);
+        let wait = if busy { None } else { self.wait() };
+        let timeout = mark_due.then_some(IDLE_MARK_AFTER).or(wait.map(|wait| wait.time));
+        let enough = match wait {
+            Some(wait) => wait.enough,
+            // What comes is written once what is in flight is done.
+            None if busy => Enough { appends: usize::MAX, bytes: BYTES_MEANWHILE },
+            None => Enough::ANY,
+        };
         let woken_early = self.stopping && !busy;
-        let block = patience == Patience::Block && !woken_early;
+        let waits = self.shared.queue.wake_from(enough) && !woken_early;
+        let block = patience == Patience::Block && waits;
         if let Err(error) = self.queue.wait(block, timeout, &mut finished) {
             self.poison(&format!("waiting for the disk failed: {error}"));
         }
@@ -736,11 +702,13 @@ impl Writer {
                 }
             }
             self.trailers_due.extend(block.footer_of.take());
+            // Before the answers: who was answered finds what it appended, also in what is told of commits.
+            if !grown.is_empty() {
+                self.shared.listener.committed(&grown);
+                grown.clear();
+            }
             block.on_synced.drain(..).for_each(|done| done.complete(Ok(())));
             self.in_flight.pop_front();
-        }
-        if !grown.is_empty() {
-            self.shared.listener.committed(&grown);
         }
     }
 

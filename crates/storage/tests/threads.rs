@@ -133,10 +133,11 @@ fn read(log: &Log, id: u64, from: Offset) -> Offset {
     let request = request(log, id, from);
     let batches = match log.read(&request).unwrap() {
         ReadStep::Ready(batches) => batches,
-        ReadStep::Cold(_) => {
+        ReadStep::Cold { .. } => {
             let (sender, receiver) = std::sync::mpsc::channel();
-            log.read_later(request, Box::new(move |result| sender.send(result).unwrap()));
-            receiver.recv().unwrap().unwrap()
+            let bytes_max = request.bytes_max;
+            log.read_later(vec![request], bytes_max, Box::new(move |results| sender.send(results).unwrap()));
+            receiver.recv().unwrap().pop().unwrap().unwrap()
         }
     };
     let (got, mut at, mut offset) = (batches.chunks.concat(), 0, from.0);

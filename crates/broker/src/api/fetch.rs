@@ -39,6 +39,9 @@ const PARTITION_BYTES: usize = 50;
 /// A fetch of very many partitions lets others have the thread after so many.
 const LOOKS_BEFORE_YIELD: usize = 256;
 
+/// Partitions that are read from disk before others get the reader.
+const COLD_PORTION: usize = 32;
+
 /// Limits of one fetch.
 struct Limits {
     caller: Caller,
@@ -208,18 +211,25 @@ async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Loo
     loop {
         let mut urgent = false;
         let mut cold = Vec::new();
+        // Who waits longest for the disk finds room in the answer, whatever the caches have for those behind it.
+        let mut reserved = 0;
         for (looked, number) in numbers.into_iter().enumerate() {
             if looked % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1 {
                 tokio::task::yield_now().await;
             }
             looks.remove(number);
             let Some(slot) = slots.slot(number) else { continue };
-            match look_at(slot, number, limits, looks.bytes) {
+            match look_at(slot, number, limits, looks.bytes + reserved) {
                 Looked::Done(look) => {
                     urgent |= look.data.error_code != 0;
                     looks.add(look);
                 }
-                Looked::Cold(look) => cold.push(look),
+                Looked::Cold(look) => {
+                    if cold.is_empty() {
+                        reserved = usize::try_from(slot.bytes_max).unwrap_or(0);
+                    }
+                    cold.push(look);
+                }
             }
         }
         // Who reads what is old has waited for the disk already.
@@ -276,6 +286,7 @@ struct ColdLook {
     look: Look,
     home: Home,
     stretch: Stretch,
+    position: u32,
 }
 
 /// What a look that does not wait for the disk came to.
@@ -288,19 +299,52 @@ enum Looked {
 /// for the one that has waited longest. The others get their turn in a later fetch: if all read at once, each from its
 /// own place, they would drop from the cache what the next one needs.
 async fn read_cold(slots: &mut Slots, mut cold: Vec<ColdLook>, limits: &Limits, looks: &mut Looks) {
-    let first = cold.first().map(|cold| cold.look.slot);
+    if cold.is_empty() {
+        return;
+    }
     let log = |cold: &ColdLook| Arc::as_ptr(&cold.home.log).addr();
-    cold.sort_by_key(|cold| (log(cold), cold.stretch));
-    let oldest: HashMap<_, _> = cold.iter().rev().map(|cold| (log(cold), cold.stretch)).collect();
-    let (now, later): (Vec<_>, Vec<_>) = cold
-        .into_iter()
-        .partition(|cold| Some(cold.look.slot) == first || oldest[&log(cold)] == cold.stretch);
+    // Before all others, which may use up what the answer takes.
+    let first = cold.remove(0);
+    cold.sort_by_key(|cold| (log(cold), cold.stretch, cold.position));
+    let mut oldest = HashMap::new();
+    for cold in cold.iter().chain([&first]) {
+        let least = oldest.entry(log(cold)).or_insert(cold.stretch);
+        *least = cold.stretch.min(*least);
+    }
+    let (mut now, later): (Vec<_>, Vec<_>) =
+        cold.into_iter().partition(|cold| oldest[&log(cold)] == cold.stretch);
     // First in the answer, hence first in the next fetch.
     later.into_iter().for_each(|cold| looks.add(cold.look));
-    for ColdLook { mut look, home, .. } in now {
-        let Some(slot) = slots.slot(look.slot) else { continue };
-        let request = read_request(slot, &home, &look.data, limits, looks.bytes);
-        look.put(slot, limits, read_later(&home.log.log, request).await);
+    read_portion(slots, vec![first], limits, looks, true).await;
+    while let Some(next) = now.first() {
+        let of_log = now.iter().take_while(|cold| log(cold) == log(next));
+        let rest = now.split_off(of_log.take(COLD_PORTION).count());
+        read_portion(slots, std::mem::replace(&mut now, rest), limits, looks, false).await;
+    }
+}
+
+/// Reads for some partitions of one log; a batch at least with `force`, where answers have no room for it beside others.
+async fn read_portion(
+    slots: &mut Slots,
+    mut cold: Vec<ColdLook>,
+    limits: &Limits,
+    looks: &mut Looks,
+    force: bool,
+) {
+    let mut requests = Vec::with_capacity(cold.len());
+    cold.retain(|ColdLook { look, home, .. }| {
+        let Some(slot) = slots.slot(look.slot) else { return false };
+        let mut request = read_request(slot, home, &look.data, limits, looks.bytes);
+        request.at_least_one |= force;
+        requests.push(request);
+        true
+    });
+    let Some(log) = cold.first().map(|cold| cold.home.log.clone()) else { return };
+    let bytes_max = limits.bytes_max.saturating_sub(looks.bytes);
+    let results = read_later(&log.log, requests, bytes_max).await;
+    for (ColdLook { mut look, .. }, result) in cold.into_iter().zip(results) {
+        let slot = slots.slot(look.slot).expect("a fetch removes no slots while it reads");
+        look.put(slot, limits, result);
         looks.add(look);
     }
 }
@@ -322,8 +366,8 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
     };
     match home_of(slot, &mut look.data) {
         Ok(home) => match home.log.log.read(&read_request(slot, home, &look.data, limits, taken)) {
-            Ok(ReadStep::Cold(stretch)) => {
-                return Looked::Cold(ColdLook { look, home: home.clone(), stretch });
+            Ok(ReadStep::Cold { stretch, position }) => {
+                return Looked::Cold(ColdLook { look, home: home.clone(), stretch, position });
             }
             Ok(ReadStep::Ready(batches)) => look.put(slot, limits, Ok(batches)),
             Err(error) => look.put(slot, limits, Err(error)),
@@ -415,15 +459,24 @@ impl Look {
 pub async fn read_batches(log: &Log, request: ReadRequest) -> Result<Batches, ReadError> {
     match log.read(&request)? {
         ReadStep::Ready(batches) => Ok(batches),
-        ReadStep::Cold(_) => read_later(log, request).await,
+        ReadStep::Cold { .. } => {
+            let bytes_max = request.bytes_max;
+            read_later(log, vec![request], bytes_max).await.pop().unwrap_or(Err(ReadError::Closed))
+        }
     }
 }
 
-async fn read_later(log: &Log, request: ReadRequest) -> Result<Batches, ReadError> {
+/// An answer for each request, or as many errors.
+async fn read_later(
+    log: &Log,
+    requests: Vec<ReadRequest>,
+    bytes_max: usize,
+) -> Vec<Result<Batches, ReadError>> {
     let (sender, receiver) = tokio::sync::oneshot::channel();
+    let count = requests.len();
     // A fetch that was given up no longer waits for it.
-    log.read_later(request, Box::new(move |result| drop(sender.send(result))));
-    receiver.await.unwrap_or(Err(ReadError::Closed))
+    log.read_later(requests, bytes_max, Box::new(move |results| drop(sender.send(results))));
+    receiver.await.unwrap_or_else(|_| (0..count).map(|_| Err(ReadError::Closed)).collect())
 }
 
 /// Refuses a client that believes in another leader epoch (KIP-320).
@@ -439,6 +492,7 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
     let mut responses: Vec<FetchableTopicResponse> = Vec::new();
     let storage_error = ErrorCode::KafkaStorageError.code();
     let signal = slots.signal.clone();
+    let mut served = Vec::new();
     for mut look in looks {
         if look.data.error_code == storage_error && version < STORAGE_ERROR_FROM_VERSION {
             look.data.error_code = ErrorCode::NotLeaderOrFollower.code();
@@ -448,7 +502,9 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
         let failed = look.data.error_code != 0;
         // Whoever got data asks for more; whoever got none for lack of budget must be looked at again.
         let behind = look.data.high_watermark > slot.offset;
-        if failed || behind {
+        if (failed || behind) && look.bytes > 0 {
+            served.push(look.slot);
+        } else if failed || behind {
             signal.mark(look.slot, 0);
         }
         if !all && look.bytes == 0 && !failed && slot.told == told {
@@ -471,5 +527,7 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
             }),
         }
     }
+    // Behind those that got nothing.
+    served.into_iter().for_each(|slot| signal.mark(slot, 0));
     responses
 }

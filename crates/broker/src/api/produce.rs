@@ -77,6 +77,8 @@ struct Outcome {
 
 /// Answers once for all batches of a request.
 struct Tally {
+    /// The connection that waits for it.
+    caller: u64,
     /// Batches that are not done, and one for the request itself until all are queued.
     left: AtomicUsize,
     outcome: Mutex<Outcome>,
@@ -102,6 +104,10 @@ impl Completion for Tally {
         }
         self.finish_one();
     }
+
+    fn caller(&self) -> Option<u64> {
+        Some(self.caller)
+    }
 }
 
 /// Checks and queues all batches of `request`.
@@ -122,6 +128,7 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
     };
     let (sender, receiver) = oneshot::channel();
     let tally = Arc::new(Tally {
+        caller: Arc::as_ptr(&caller.origin).addr() as u64,
         left: AtomicUsize::new(1),
         outcome: Mutex::new(Outcome { result: Ok(()), waiting: Some(sender) }),
     });

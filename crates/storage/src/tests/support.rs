@@ -526,7 +526,7 @@ impl World {
             self.parts.log.read_blocking(&request)
         } else {
             match self.parts.log.read(&request) {
-                Ok(ReadStep::Cold(_)) => return None,
+                Ok(ReadStep::Cold { .. }) => return None,
                 Ok(ReadStep::Ready(batches)) => Ok(batches),
                 Err(error) => Err(error),
             }

@@ -351,8 +351,9 @@ fn what_was_appended_before_the_end_is_written_and_reads_after_it_are_answered()
         let request =
             ReadRequest { stream, from: Offset(0), until: Offset(9), bytes_max: 9, at_least_one: true };
         log.read_later(
-            request,
-            Box::new(move |result| sender.send(matches!(result, Err(ReadError::Closed))).unwrap()),
+            vec![request],
+            9,
+            Box::new(move |results| sender.send(matches!(results[..], [Err(ReadError::Closed)])).unwrap()),
         );
         assert_eq!(receiver.recv(), Ok(true));
     }

@@ -1,0 +1,71 @@
+//! Blocks on their way: the one that is being gathered, and those that were handed to the device.
+
+use std::sync::Arc;
+
+use model::Offset;
+
+use crate::format::{BLOCK_HEADER_BYTES, Lsn};
+use crate::request::{Admission, Committed, Completion};
+use crate::segment::Segment;
+use crate::stream::Stream;
+
+/// How far a block's write has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Progress {
+    Submitted,
+    /// On its way to the device but not durable: waits for a sync.
+    Written,
+    Synced,
+}
+
+/// What a block's entries did, to be announced when it is synced.
+pub(crate) enum Effect {
+    Grew { committed: Committed },
+    Trimmed { stream: Arc<Stream>, to: Offset },
+    Deleted { stream: Arc<Stream> },
+}
+
+/// A block that was handed to the device.
+pub(crate) struct InFlight {
+    pub token: u64,
+    pub lsn: Lsn,
+    pub bytes: usize,
+    pub entries: u32,
+    pub durable: bool,
+    pub progress: Progress,
+    pub submitted_ns: u64,
+    pub effects: Vec<Effect>,
+    /// Answered when the block is written.
+    pub on_written: Vec<Arc<dyn Completion>>,
+    /// Answered when the block is synced.
+    pub on_synced: Vec<Arc<dyn Completion>>,
+    pub written_answered: bool,
+    /// Set for a footer block: its segment, whose trailer is due when it is synced.
+    pub footer_of: Option<Arc<Segment>>,
+}
+
+/// The block that is being gathered, in the unfilled part of the write buffer.
+pub(crate) struct OpenBlock {
+    pub bytes: usize,
+    pub entries: u32,
+    pub durable: bool,
+    pub effects: Vec<Effect>,
+    pub on_written: Vec<Arc<dyn Completion>>,
+    pub on_synced: Vec<Arc<dyn Completion>>,
+    /// What its batches reserved: given back once the block's position counts instead.
+    pub admission: Option<Admission>,
+}
+
+impl Default for OpenBlock {
+    fn default() -> OpenBlock {
+        OpenBlock {
+            bytes: BLOCK_HEADER_BYTES,
+            entries: 0,
+            durable: false,
+            effects: Vec::new(),
+            on_written: Vec::new(),
+            on_synced: Vec::new(),
+            admission: None,
+        }
+    }
+}

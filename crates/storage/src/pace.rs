@@ -1,0 +1,241 @@
+//! When a block that could be written waits for more: the rule by which group commit gathers from many callers.
+//!
+//! With nothing in flight a block is written at once. Where many callers append independently of each other, that makes
+//! a write, and a round of answers, of almost every append, each padded to a sector. So a block waits for a short time
+//! while it can be expected that callers who do not wait for it yet will come.
+//!
+//! Whoever waits sends nothing until it is answered, so callers that are all waiting are never made to wait for each
+//! other: one caller alone, or all callers of a closed loop, are served at once (as PostgreSQL's `commit_siblings`).
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::request::Enough;
+
+/// A block is submitted so long after the one before at the latest.
+const GATHER_MAX: Duration = Duration::from_millis(1);
+/// What is worth waiting for: appends of so many callers more, or so many bytes.
+const CALLERS_MIN: u64 = 4;
+const BYTES_MIN: u64 = 64 * 1024;
+/// A block of so many bytes is large enough.
+const BYTES_ENOUGH: usize = 512 * 1024;
+/// How often callers come is counted over so much time.
+const WINDOW: Duration = Duration::from_millis(16);
+
+/// What came in a window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Came {
+    /// Blocks in which callers had a part, counted for each caller.
+    parts: u64,
+    bytes: u64,
+}
+
+impl Came {
+    fn add(&mut self, other: Came) {
+        self.parts += other.parts;
+        self.bytes += other.bytes;
+    }
+}
+
+/// What is known of a caller.
+#[derive(Clone, Copy, Debug, Default)]
+struct Caller {
+    /// Of this window.
+    now: Came,
+    /// Of the window before.
+    before: Came,
+    /// The last block that it had a part in.
+    block: u64,
+}
+
+/// What is known of the callers.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    callers: HashMap<u64, Caller>,
+    window_began: u64,
+    /// The sum of all [`Caller::before`].
+    before: Came,
+    /// The part of it of callers that wait for the open block.
+    waiting: Came,
+    /// The open block's number; the first is 1.
+    block: u64,
+    entries: usize,
+    last_entries: usize,
+    last_submitted: u64,
+    /// Somebody appended who cannot be known again.
+    stranger: bool,
+}
+
+/// What a block waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Wait {
+    /// At most so long.
+    pub time: Duration,
+    /// Until so much has come.
+    pub enough: Enough,
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).expect("a short time")
+}
+
+impl Pace {
+    pub fn new() -> Pace {
+        Pace { block: 1, ..Pace::default() }
+    }
+
+    /// An append of `bytes` by `caller`, if that is known, is in the open block at `now`, in nanoseconds.
+    pub fn append(&mut self, caller: Option<u64>, bytes: usize, now: u64) {
+        self.entries += 1;
+        let Some(caller) = caller else {
+            self.stranger = true;
+            return;
+        };
+        if now.saturating_sub(self.window_began) >= nanos(WINDOW) {
+            self.next_window(now);
+        }
+        let caller = self.callers.entry(caller).or_default();
+        caller.now.bytes += bytes as u64;
+        if caller.block != self.block {
+            caller.block = self.block;
+            caller.now.parts += 1;
+            self.waiting.add(caller.before);
+        }
+    }
+
+    fn next_window(&mut self, now: u64) {
+        // Nobody came for a whole window: what is known is of long ago.
+        let stale = now - self.window_began >= 2 * nanos(WINDOW);
+        (self.before, self.waiting) = (Came::default(), Came::default());
+        let block = self.block;
+        self.callers.retain(|_, caller| {
+            caller.before = if stale { Came::default() } else { caller.now };
+            caller.now = Came::default();
+            self.before.add(caller.before);
+            if caller.block == block {
+                self.waiting.add(caller.before);
+            }
+            caller.before.parts > 0 || caller.block == block
+        });
+        self.window_began = now;
+    }
+
+    /// The open block was submitted.
+    pub fn submitted(&mut self, now: u64) {
+        self.block += 1;
+        self.last_entries = std::mem::take(&mut self.entries);
+        (self.last_submitted, self.waiting, self.stranger) = (now, Came::default(), false);
+    }
+
+    /// What the open block of `bytes` should wait for at `now`; `None` when it should be written at once.
+    pub fn wait(&self, bytes: usize, now: u64) -> Option<Wait> {
+        if self.stranger || bytes >= BYTES_ENOUGH {
+            return None;
+        }
+        let left = (self.last_submitted + nanos(GATHER_MAX)).checked_sub(now).filter(|left| *left > 0)?;
+        let worth = |before: u64, waiting: u64, least| (before - waiting) * left / nanos(WINDOW) >= least;
+        let worth = worth(self.before.parts, self.waiting.parts, CALLERS_MIN)
+            || worth(self.before.bytes, self.waiting.bytes, BYTES_MIN);
+        worth.then(|| Wait {
+            time: Duration::from_nanos(left),
+            enough: Enough {
+                appends: self.last_entries.saturating_sub(self.entries).max(1),
+                bytes: BYTES_ENOUGH - bytes,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// `callers` append once a millisecond each, evenly spread and whatever they are answered, for `ms` milliseconds;
+    /// returns the blocks that were written when each may be written at any time.
+    fn open_loop(pace: &mut Pace, callers: u64, bytes: usize, from_ms: u64, ms: u64) -> usize {
+        let mut blocks = 0;
+        let mut open = 0;
+        for step in 0..ms * 1000 {
+            let now = from_ms * MS + step * 1000;
+            if step * callers % 1000 < callers {
+                pace.append(Some(step * callers / 1000 % callers), bytes, now);
+                open += bytes;
+            }
+            if open > 0 && pace.wait(open, now).is_none() {
+                pace.submitted(now);
+                (open, blocks) = (0, blocks + 1);
+            }
+        }
+        blocks
+    }
+
+    #[test]
+    fn many_callers_share_a_block_each_millisecond() {
+        let mut pace = Pace::new();
+        open_loop(&mut pace, 50, 1000, 0, 40);
+        let blocks = open_loop(&mut pace, 50, 1000, 40, 100);
+        assert!((100..=150).contains(&blocks), "{blocks} in 100 ms");
+    }
+
+    #[test]
+    fn few_callers_are_served_at_once() {
+        let mut pace = Pace::new();
+        open_loop(&mut pace, 4, 20_000, 0, 40);
+        assert_eq!(open_loop(&mut pace, 4, 20_000, 40, 100), 400);
+    }
+
+    #[test]
+    fn few_callers_with_much_share_blocks() {
+        let mut pace = Pace::new();
+        open_loop(&mut pace, 4, 100_000, 0, 40);
+        let blocks = open_loop(&mut pace, 4, 100_000, 40, 100);
+        assert!((100..=220).contains(&blocks), "{blocks} in 100 ms");
+    }
+
+    #[test]
+    fn callers_that_all_wait_do_not_wait_for_each_other() {
+        let mut pace = Pace::new();
+        let mut now = 0;
+        for round in 0..2000 {
+            for caller in 0..16 {
+                now += 2000;
+                pace.append(Some(caller), 1000, now);
+                // Only the first window is without knowledge.
+                if caller < 8 && round > 1000 {
+                    assert!(pace.wait(4096, now).is_some(), "others come soon");
+                }
+            }
+            assert_eq!(pace.wait(4096, now), None, "round {round}");
+            pace.submitted(now);
+            now += 100_000;
+        }
+    }
+
+    #[test]
+    fn a_caller_alone_is_served_at_once_whatever_others_did_before() {
+        let mut pace = Pace::new();
+        open_loop(&mut pace, 50, 1000, 0, 40);
+        for append in 0..10 {
+            let now = 80 * MS + append * MS / 10;
+            pace.append(Some(7), 1000, now);
+            assert_eq!(pace.wait(4096, now), None);
+            pace.submitted(now);
+        }
+    }
+
+    #[test]
+    fn large_blocks_and_strangers_do_not_wait() {
+        let mut pace = Pace::new();
+        open_loop(&mut pace, 50, 1000, 0, 40);
+        pace.append(Some(1), 1000, 40 * MS);
+        pace.submitted(40 * MS);
+        pace.append(Some(1), 1000, 40 * MS + 1000);
+        assert!(pace.wait(4096, 40 * MS + 1000).is_some());
+        assert_eq!(pace.wait(BYTES_ENOUGH, 40 * MS + 1000), None);
+        assert_eq!(pace.wait(4096, 41 * MS), None, "it has waited");
+        pace.append(None, 1000, 40 * MS + 2000);
+        assert_eq!(pace.wait(4096, 40 * MS + 2000), None);
+    }
+}
