@@ -72,6 +72,7 @@ struct State {
     capacity: u64,
     tear_bytes: usize,
     lies_about_sync: bool,
+    holds_syncs: bool,
     write_fault: Option<Countdown>,
     sync_fault: Option<Countdown>,
     read_fault: Option<ReadFault>,
@@ -132,6 +133,7 @@ impl SimDisk {
             capacity: CAPACITY_DEFAULT,
             tear_bytes: SECTOR,
             lies_about_sync: false,
+            holds_syncs: false,
             write_fault: None,
             sync_fault: None,
             read_fault: None,
@@ -224,6 +226,11 @@ impl SimDisk {
     /// Lets durable writes and syncs complete without reaching the medium: a test of the tests.
     pub fn lie_about_sync(&self, lie: bool) {
         self.shared.state.lock().lies_about_sync = lie;
+    }
+
+    /// Lets queues finish no sync, as a device does that is busy with one, until called with false.
+    pub fn hold_syncs(&self, hold: bool) {
+        self.shared.state.lock().holds_syncs = hold;
     }
 
     /// Flips one bit (0 to 7) of the byte at `position`, as a decaying medium does. Panics when the file is missing.
@@ -375,6 +382,7 @@ impl State {
             capacity: self.capacity,
             tear_bytes: self.tear_bytes,
             lies_about_sync: self.lies_about_sync,
+            holds_syncs: false,
             write_fault: None,
             sync_fault: None,
             read_fault: None,

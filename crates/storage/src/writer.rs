@@ -38,6 +38,8 @@ use crate::stream::{SealedExtent, Stream, clamp_timestamp};
 pub(crate) const WRITE_BUFFER_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
 /// Block writes in flight. More than one hides the device's turn-around; each may hold a whole write buffer.
 const WRITES_IN_FLIGHT_MAX: usize = 4;
+/// Blocks that are written and wait for a sync, at most: a sync that takes long holds those up that do not wait for it.
+const UNSYNCED_BLOCKS_MAX: usize = 64;
 /// Depth of the ring: block writes, one sync, and trailers.
 pub(crate) const QUEUE_DEPTH: usize = WRITES_IN_FLIGHT_MAX + 4;
 /// What is copied into the next block while a write is in flight comes in such portions at least: to wake the writer for
@@ -262,9 +264,20 @@ impl Writer {
                 }
             }
         }
-        if self.open.entries > 0 && self.in_flight.is_empty() && self.wait().is_none() {
+        if self.open.entries > 0 && self.writing() == 0 && self.may_submit(1) && self.wait().is_none() {
             self.submit_block(BlockKind::Entries);
         }
+    }
+
+    /// How many blocks are on their way to the device; what was written and waits for a sync is not counted.
+    fn writing(&self) -> usize {
+        self.in_flight.iter().filter(|block| block.progress == Progress::Submitted).count()
+    }
+
+    /// Whether so many blocks more may be in flight.
+    fn may_submit(&self, blocks: usize) -> bool {
+        self.in_flight.len() + blocks <= UNSYNCED_BLOCKS_MAX
+            && self.writing() + blocks <= WRITES_IN_FLIGHT_MAX
     }
 
     /// What the open block waits for, besides writes in flight.
@@ -283,7 +296,7 @@ impl Writer {
             return true;
         }
         if self.open.entries > 0 {
-            if self.in_flight.len() >= WRITES_IN_FLIGHT_MAX {
+            if !self.may_submit(1) {
                 return false;
             }
             self.submit_block(BlockKind::Entries);
@@ -305,7 +318,7 @@ impl Writer {
             if end <= index(self.segment.data_end()) {
                 return true;
             }
-            if self.in_flight.len() + 2 > WRITES_IN_FLIGHT_MAX || !self.roll() {
+            if !self.may_submit(2) || !self.roll() {
                 return false;
             }
         }
@@ -626,12 +639,13 @@ impl Writer {
         let busy = self.queue.in_flight() > 0;
         let mark_due =
             !busy && self.unmarked && !self.stopping && self.open.entries == 0 && self.requests.is_empty();
-        let wait = if busy { None } else { self.wait() };
+        let writing = self.writing() > 0 || !self.may_submit(1);
+        let wait = if writing { None } else { self.wait() };
         let timeout = mark_due.then_some(IDLE_MARK_AFTER).or(wait.map(|wait| wait.time));
         let enough = match wait {
             Some(wait) => wait.enough,
             // What comes is written once what is in flight is done.
-            None if busy => Enough { appends: usize::MAX, bytes: BYTES_MEANWHILE },
+            None if writing => Enough { appends: usize::MAX, bytes: BYTES_MEANWHILE },
             None => Enough::ANY,
         };
         let woken_early = self.stopping && !busy;

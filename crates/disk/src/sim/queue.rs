@@ -55,9 +55,15 @@ impl SimQueue {
     fn finish(&mut self, count: usize, finished: &mut Vec<Finished>) {
         self.rng.shuffle(&mut self.mine);
         let mut state = self.shared.state.lock();
+        let mut held = Vec::new();
         for key in self.mine.drain(self.mine.len() - count..) {
             let operation =
                 state.in_flight.remove(&key).expect("this queue's operations stay until reported");
+            if state.holds_syncs && matches!(operation.kind, OperationKind::Sync { .. }) {
+                state.in_flight.insert(key, operation);
+                held.push(key);
+                continue;
+            }
             let result = match &operation.kind {
                 OperationKind::Write { position, data, durable } => {
                     state.finish_write(&operation.inode, *position, data, *durable)
@@ -66,6 +72,7 @@ impl SimQueue {
             };
             finished.push(Finished { token: operation.token, result });
         }
+        self.mine.append(&mut held);
     }
 }
 

@@ -284,6 +284,40 @@ fn retention_by_time_stops_at_the_first_batch_that_is_young_enough() {
     world.strike(Left::PowerCut);
 }
 
+/// A sync that takes long holds up neither what waits for the write alone nor more memory than some blocks.
+#[test]
+fn who_waits_for_the_write_alone_does_not_wait_for_syncs() {
+    let mut world = World::new(6);
+    world.append(1, 100, Durability::Synced);
+    world.settle();
+    world.disk.hold_syncs(true);
+    for _ in 0..20 {
+        world.append(1, 30_000, Durability::Written);
+        world.settle();
+    }
+    let (acknowledged, synced) = (world.streams[&1].acknowledged(), world.streams[&1].synced());
+    assert_eq!(world.stream(1).bounds().committed, synced, "what is not synced is not committed");
+    assert!(synced < acknowledged);
+    // Those who wait for the sync are still waiting, and at last the others too.
+    world.append(1, 100, Durability::Synced);
+    world.turns(1000);
+    assert!(world.streams[&1].appended.last().unwrap().outcome.pending());
+    let mut taken = 0;
+    while world.append(1, 30_000, Durability::Written) && {
+        world.turns(100);
+        !world.streams[&1].appended.last().unwrap().outcome.pending()
+    } {
+        taken += 1;
+    }
+    assert!((20..100).contains(&taken), "{taken} blocks wait for a sync");
+    world.disk.hold_syncs(false);
+    world.settle();
+    world.turns(1000);
+    assert_eq!(world.stream(1).bounds().committed, world.streams[&1].acknowledged());
+    world.compare();
+    world.strike(Left::PowerCut);
+}
+
 struct Panicking(AtomicUsize);
 
 impl Listener for Panicking {
