@@ -123,7 +123,7 @@ def share_of_fio(printed: str) -> float:
 def device_bytes(runs: Runs) -> list[Figure]:
     # So long that segments are used again before it is measured.
     lengths = runs.lengths(runs.options.seconds, 25)
-    results = runs.ours("device-bytes", "aims/device-bytes.yaml", {"producerRate": runs.rate(500_000), **lengths},
+    results = runs.ours("device-bytes", "aims/device-bytes.yaml", {"producerRate": runs.rate(1_200_000), **lengths},
                         runs.options.rounds, server_config("log.segment.bytes=268435456", RETENTION_AT_ONCE))
     of_values = [device_bytes_per_byte(one) for one in results]
     batches = batch_bytes_per_byte(MESSAGE_BYTES, BATCH_BYTES_MAX)

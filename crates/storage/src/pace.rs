@@ -14,8 +14,8 @@ use crate::request::Enough;
 
 /// A block is submitted so long after the one before at the latest.
 const GATHER_MAX: Duration = Duration::from_millis(1);
-/// What is worth waiting for: appends of so many callers more, or so many bytes.
-const CALLERS_MIN: u64 = 4;
+/// What is worth waiting for: appends of so many callers more in that time, or so many bytes.
+const CALLERS_MIN: u64 = 1;
 const BYTES_MIN: u64 = 64 * 1024;
 /// A block of so many bytes is large enough.
 const BYTES_ENOUGH: usize = 512 * 1024;
@@ -133,7 +133,9 @@ impl Pace {
             return None;
         }
         let left = (self.last_submitted + nanos(GATHER_MAX)).checked_sub(now).filter(|left| *left > 0)?;
-        let worth = |before: u64, waiting: u64, least| (before - waiting) * left / nanos(WINDOW) >= least;
+        let worth = |before: u64, waiting: u64, least| {
+            (before - waiting) * nanos(GATHER_MAX) / nanos(WINDOW) >= least
+        };
         let worth = worth(self.before.parts, self.waiting.parts, CALLERS_MIN)
             || worth(self.before.bytes, self.waiting.bytes, BYTES_MIN);
         worth.then(|| Wait {
@@ -155,12 +157,24 @@ mod tests {
     /// `callers` append once a millisecond each, evenly spread and whatever they are answered, for `ms` milliseconds;
     /// returns the blocks that were written when each may be written at any time.
     fn open_loop(pace: &mut Pace, callers: u64, bytes: usize, from_ms: u64, ms: u64) -> usize {
+        open_loop_every(pace, 1000, callers, bytes, from_ms, ms)
+    }
+
+    /// The same, each once in so many microseconds.
+    fn open_loop_every(
+        pace: &mut Pace,
+        micros: u64,
+        callers: u64,
+        bytes: usize,
+        from_ms: u64,
+        ms: u64,
+    ) -> usize {
         let mut blocks = 0;
         let mut open = 0;
         for step in 0..ms * 1000 {
             let now = from_ms * MS + step * 1000;
-            if step * callers % 1000 < callers {
-                pace.append(Some(step * callers / 1000 % callers), bytes, now);
+            if step * callers % micros < callers {
+                pace.append(Some(step * callers / micros % callers), bytes, now);
                 open += bytes;
             }
             if open > 0 && pace.wait(open, now).is_none() {
@@ -180,18 +194,26 @@ mod tests {
     }
 
     #[test]
-    fn few_callers_are_served_at_once() {
+    fn a_few_busy_callers_share_blocks() {
         let mut pace = Pace::new();
-        open_loop(&mut pace, 4, 20_000, 0, 40);
-        assert_eq!(open_loop(&mut pace, 4, 20_000, 40, 100), 400);
+        open_loop(&mut pace, 4, 10_000, 0, 40);
+        let blocks = open_loop(&mut pace, 4, 10_000, 40, 100);
+        assert!((100..=200).contains(&blocks), "{blocks} in 100 ms");
+    }
+
+    #[test]
+    fn a_few_callers_that_come_seldom_are_served_at_once() {
+        let mut pace = Pace::new();
+        open_loop_every(&mut pace, 5000, 4, 20_000, 0, 40);
+        assert_eq!(open_loop_every(&mut pace, 5000, 4, 20_000, 40, 100), 80);
     }
 
     #[test]
     fn few_callers_with_much_share_blocks() {
         let mut pace = Pace::new();
-        open_loop(&mut pace, 4, 100_000, 0, 40);
-        let blocks = open_loop(&mut pace, 4, 100_000, 40, 100);
-        assert!((100..=220).contains(&blocks), "{blocks} in 100 ms");
+        open_loop(&mut pace, 2, 200_000, 0, 40);
+        let blocks = open_loop(&mut pace, 2, 200_000, 40, 100);
+        assert!((100..=160).contains(&blocks), "{blocks} in 100 ms");
     }
 
     #[test]
