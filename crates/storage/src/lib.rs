@@ -45,9 +45,9 @@ mod tests;
 
 pub use cold::Stretch;
 pub use compact::{CompactError, Compaction};
-pub use log::{Clock, Log, Options, ReadDone, Statistics, SystemClock};
+pub use log::{Clock, Log, Options, Statistics, SystemClock};
 pub use producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
-pub use read::{Batches, ReadError, ReadRequest, ReadStep};
+pub use read::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
 pub use recovery::{OpenError, RecoveryReport};
 pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,

@@ -17,7 +17,7 @@ use crate::cleaner::{Cleaner, LOOK_EVERY, REST_AFTER_FAILURE_MAX, Turn};
 use crate::cold::{Indexes, Regions};
 use crate::format::{BLOCK_HEADER_BYTES, Lsn, SECTOR};
 use crate::preparer::{FIRST_SEGMENT_BYTES, Preparer};
-use crate::read::{Batches, ReadError, ReadRequest};
+use crate::read::{ReadDone, ReadError, ReadRequest};
 use crate::recovery::{self, OpenError, RecoveryReport};
 use crate::request::{
     Admission, AdmitError, Append, AppendError, Completion, Listener, Queue, Request, Room,
@@ -257,9 +257,6 @@ pub struct Statistics {
 }
 
 type Job = Box<dyn FnOnce() + Send>;
-
-/// Takes what [`Log::read_later`] read: an answer for each request.
-pub type ReadDone = Box<dyn FnOnce(Vec<Result<Batches, ReadError>>) + Send>;
 
 /// An open log.
 pub struct Log {
@@ -554,19 +551,22 @@ impl Log {
         }
     }
 
-    /// Reads from disk where it must, on a thread of the log, and calls `done` there; at once when the log is closed.
+    /// Reads from disk where it must, on a thread of the log, and tells `done` there; at once when the log is closed.
     /// What it returns ends with the stretch of the log where it begins on disk.
     ///
     /// All requests together return `bytes_max` bytes at most, but for a first batch that is larger; those for which
     /// nothing is left come back empty. In the order of their positions they cost the fewest reads. What stands behind them
-    /// is read ahead once `done` has returned.
-    pub fn read_later(&self, requests: Vec<ReadRequest>, bytes_max: usize, done: ReadDone) {
+    /// is read ahead once `done` was told.
+    pub fn read_later(&self, requests: Vec<ReadRequest>, bytes_max: usize, done: Box<dyn ReadDone>) {
         self.shared.cold_reads.fetch_add(1, Ordering::Relaxed);
         let Some(sender) = self.cold.lock().clone() else {
-            return done(requests.iter().map(|_| Err(ReadError::Closed)).collect());
+            return done.done(requests.iter().map(|_| Err(ReadError::Closed)).collect());
         };
         let log = self.reader();
         let job: Job = Box::new(move || {
+            if !done.waits() {
+                return;
+            }
             let mut bytes = 0;
             let read = |mut request: ReadRequest| {
                 request.bytes_max = request.bytes_max.min(bytes_max - bytes.min(bytes_max));
@@ -575,7 +575,7 @@ impl Log {
                 bytes += result.as_ref().map_or(0, |batches| batches.bytes);
                 result
             };
-            done(requests.into_iter().map(read).collect());
+            done.done(requests.into_iter().map(read).collect());
             if log.shared.regions.begin_ahead() {
                 log.read_ahead();
             }

@@ -87,6 +87,23 @@ pub enum ReadStep {
     },
 }
 
+/// Who asked for a [`Log::read_later`]; told once, from a thread of the log.
+pub trait ReadDone: Send {
+    /// Whether it still waits: otherwise nothing is read, and it is not told.
+    fn waits(&self) -> bool {
+        true
+    }
+
+    /// Takes an answer for each request.
+    fn done(self: Box<Self>, results: Vec<Result<Batches, ReadError>>);
+}
+
+impl<F: FnOnce(Vec<Result<Batches, ReadError>>) + Send> ReadDone for F {
+    fn done(self: Box<Self>, results: Vec<Result<Batches, ReadError>>) {
+        self(results);
+    }
+}
+
 /// What a read may ask of the disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Disk {

@@ -480,10 +480,14 @@ impl State {
                     *epoch = (*epoch).max(header.epoch);
                     self.report.dropped_blocks += 1;
                     self.report.dropped_bytes += header.total_bytes() as u64;
-                    // What was written later stands before it or behind it, never inside. The bound is on what is
-                    // searched without a find.
-                    step = length32(header.total_bytes().min(index(searched.data_end() - at)));
-                    to = to.saturating_add(step).min(searched.data_end());
+                    // Nothing was written inside of it later when it is whole. Where it is not, it was torn, or cut off
+                    // by an earlier recovery and written over since. The bound is on what is searched without a find.
+                    let length = length32(header.total_bytes().min(index(searched.data_end() - at)));
+                    if scanner.block(at)?.is_some() {
+                        step = length;
+                    }
+                    to = to.max(at.saturating_add(length)).saturating_add(length32(SECTOR));
+                    to = to.min(searched.data_end());
                 }
                 at += step;
             }

@@ -172,7 +172,7 @@ impl Writer {
         }
         self.submit_block(BlockKind::Entries);
         while !self.in_flight.is_empty() {
-            self.reap(Patience::Block);
+            self.reap(Patience::Block, None);
             if let Some(error) = self.shared.queue.stopped() {
                 return Err(error);
             }
@@ -187,7 +187,7 @@ impl Writer {
             return false;
         }
         self.stopping |= self.shared.queue.take(&mut self.requests);
-        self.gather();
+        let wait = self.gather();
         self.submit_followups();
         let idle = self.open.entries == 0 && self.requests.is_empty();
         if self.stopping && !idle && self.in_flight.is_empty() && self.shared.queue.room.out_of_space() {
@@ -207,7 +207,7 @@ impl Writer {
                 return false;
             }
         }
-        self.reap(patience);
+        self.reap(patience, wait);
         if let Some(error) = self.shared.queue.stopped() {
             self.fail_all(&error);
             return false;
@@ -224,8 +224,9 @@ impl Writer {
         self.trailer_in_flight.is_some()
     }
 
-    /// Moves requests into the open block and submits it when the group-commit rule says so.
-    fn gather(&mut self) {
+    /// Moves requests into the open block and submits it when the group-commit rule says so; otherwise returns what it
+    /// waits for besides writes in flight.
+    fn gather(&mut self) -> Option<Wait> {
         while let Some(request) = self.requests.pop_front() {
             let body = match &request {
                 Request::Append(append) => append.batch.len(),
@@ -264,9 +265,14 @@ impl Writer {
                 }
             }
         }
-        if self.open.entries > 0 && self.writing() == 0 && self.may_submit(1) && self.wait().is_none() {
+        if self.open.entries == 0 || self.writing() > 0 || !self.may_submit(1) {
+            return None;
+        }
+        let wait = self.wait();
+        if wait.is_none() {
             self.submit_block(BlockKind::Entries);
         }
+        wait
     }
 
     /// How many blocks are on their way to the device; what was written and waits for a sync is not counted.
@@ -280,9 +286,9 @@ impl Writer {
             && self.writing() + blocks <= WRITES_IN_FLIGHT_MAX
     }
 
-    /// What the open block waits for, besides writes in flight.
+    /// What the open block should wait for now.
     fn wait(&self) -> Option<Wait> {
-        let waits = self.open.entries > 0 && self.requests.is_empty() && !self.stopping;
+        let waits = self.requests.is_empty() && !self.stopping;
         if waits { self.pace.wait(self.open.bytes, self.shared.clock.nanos()) } else { None }
     }
 
@@ -633,14 +639,14 @@ impl Writer {
             .map_or(0, |b| b.token)
     }
 
-    /// Takes finished operations and answers what they complete.
-    fn reap(&mut self, patience: Patience) {
+    /// Takes finished operations and answers what they complete. `wait` is why the open block was not submitted: asked for
+    /// again here, it might have ended meanwhile, and then nothing would be left to wake the writer.
+    fn reap(&mut self, patience: Patience, wait: Option<Wait>) {
         let mut finished = std::mem::take(&mut self.finished);
         let busy = self.queue.in_flight() > 0;
         let mark_due =
             !busy && self.unmarked && !self.stopping && self.open.entries == 0 && self.requests.is_empty();
         let writing = self.writing() > 0 || !self.may_submit(1);
-        let wait = if writing { None } else { self.wait() };
         let timeout = mark_due.then_some(IDLE_MARK_AFTER).or(wait.map(|wait| wait.time));
         let enough = match wait {
             Some(wait) => wait.enough,

@@ -212,11 +212,14 @@ impl Begun {
                     Appended::Duplicate { end, .. } => {
                         broker.committed(&part.partition, &part.home, end).await
                     }
-                    // What failed is in a log that has stopped; the rest of the request is done.
-                    Appended::New { .. } if appended.is_err() => {
-                        part.home.log.log.stopped().map_or(Ok(()), Err)
-                    }
-                    Appended::New { .. } => Ok(()),
+                    // Of all parts one failed at least. A log that fails says so only after its appends have; what is
+                    // committed is done, whatever became of the rest.
+                    Appended::New { base_offset } => match &appended {
+                        Err(error) if part.home.stream.bounds().committed <= base_offset => {
+                            Err(part.home.log.log.stopped().unwrap_or_else(|| error.clone()))
+                        }
+                        _ => Ok(()),
+                    },
                 });
             }
             outcomes

@@ -1,17 +1,18 @@
 //! One test for each way that was once found to lose, hide or bring back data.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use disk::{Disk, SimDisk};
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 
 use super::crash::seeds;
 use super::support::{Left, Outcome, World, batch, open, small_options};
-use crate::log::{Log, Options, SystemClock};
-use crate::read::{ReadError, ReadRequest};
+use crate::format::{BlockHeader, BlockKind, Lsn, SECTOR};
+use crate::log::{Clock, Log, Options, SystemClock};
+use crate::read::{Batches, ReadDone, ReadError, ReadRequest};
 use crate::recovery::OpenError;
-use crate::request::{Append, Committed, Durability, Listener, NoListener};
+use crate::request::{Append, AppendError, Committed, Completion, Durability, Listener, NoListener};
 use crate::segment::file_name;
 use crate::writer::Patience;
 
@@ -318,6 +319,94 @@ fn who_waits_for_the_write_alone_does_not_wait_for_syncs() {
     world.strike(Left::PowerCut);
 }
 
+/// Behind the end there may be the header of a block that an earlier recovery cut off, with later blocks in what was once
+/// its range.
+#[test]
+fn a_block_in_the_range_of_one_that_was_cut_off_vouches_all_the_same() {
+    let mut world = World::new(7);
+    world.append(1, 100, Durability::Synced);
+    world.settle();
+    let shared = world.parts.log.shared();
+    let lsn = Lsn(shared.synced.load(Ordering::Acquire));
+    let segment = shared.segments.find(lsn.sequence()).unwrap();
+    // The first is lost below, the second says that it was synced.
+    for _ in 0..2 {
+        world.append(1, 100, Durability::Synced);
+        world.settle();
+    }
+    let cut_off = BlockHeader {
+        kind: BlockKind::Entries,
+        epoch: 0,
+        lsn,
+        synced: Lsn::default(),
+        length: 60_000,
+        entries: 1,
+        payload_crc: 0,
+    };
+    let mut sector = vec![0; SECTOR];
+    cut_off.encode(segment.generation, &mut sector);
+    segment.file.write_at(u64::from(lsn.byte()), &sector).unwrap();
+    let restarted = world.disk.restart();
+    let opened = world.reopen(restarted, Left::Killed);
+    assert!(matches!(opened, Err(OpenError::Damaged { .. })), "{opened:?}");
+}
+
+/// A clock that moves on whenever it is looked at.
+struct Hurrying {
+    nanos: AtomicU64,
+    step: u64,
+}
+
+impl Clock for Hurrying {
+    fn now_ms(&self) -> i64 {
+        0
+    }
+    fn nanos(&self) -> u64 {
+        self.nanos.fetch_add(self.step, Ordering::Relaxed)
+    }
+}
+
+struct Named {
+    caller: u64,
+    outcome: Arc<Outcome>,
+}
+
+impl Completion for Named {
+    fn complete(&self, result: Result<(), AppendError>) {
+        self.outcome.complete(result);
+    }
+    fn caller(&self) -> Option<u64> {
+        Some(self.caller)
+    }
+}
+
+/// What a block waits for may be over at any moment, also between two looks at the clock.
+#[test]
+fn a_block_that_waited_for_others_is_written_without_them() {
+    for micros in [30, 70, 110, 170, 230] {
+        let clock = Hurrying { nanos: AtomicU64::new(1), step: micros * 1000 };
+        let disk = Arc::new(SimDisk::new(micros));
+        let log = Log::open(disk, small_options(), Arc::new(clock), Arc::new(NoListener)).unwrap();
+        for round in 0..60 {
+            // Of eight callers four wait, so that the other four may be expected.
+            let callers = 0..4u64;
+            let outcomes: Vec<_> = callers
+                .map(|caller| {
+                    let outcome = Arc::new(Outcome::default());
+                    let caller = caller + round % 2 * 4;
+                    let base = i64::try_from(round).unwrap();
+                    let done = Arc::new(Named { caller, outcome: outcome.clone() });
+                    assert!(append(&log, caller, base, 100, done), "there is room");
+                    outcome
+                })
+                .collect();
+            let answered = || outcomes.iter().all(|outcome| outcome.acknowledged());
+            eventually("every append is answered, whoever comes", answered);
+        }
+        log.close();
+    }
+}
+
 struct Panicking(AtomicUsize);
 
 impl Listener for Panicking {
@@ -329,20 +418,25 @@ impl Listener for Panicking {
 
 fn append_to(log: &Log, base: i64, body: usize) -> Arc<Outcome> {
     let outcome = Arc::new(Outcome::default());
+    if append(log, 1, base, body, outcome.clone()) { outcome } else { Outcome::done() }
+}
+
+/// False when there is no room.
+fn append(log: &Log, stream: u64, base: i64, body: usize, done: Arc<dyn Completion>) -> bool {
     let batch = batch(&mut fastrand::Rng::with_seed(1), 1, body, 0, None);
-    let Ok(admission) = log.admit(batch.len()) else { return Outcome::done() };
+    let Ok(admission) = log.admit(batch.len()) else { return false };
     log.append(Append {
-        stream: log.stream(StreamId(1)),
+        stream: log.stream(StreamId(stream)),
         base_offset: Offset(base),
         header: BatchHeader::parse(&batch).unwrap(),
         batch,
         append_time: None,
         leader_epoch: 0,
         durability: Durability::Synced,
-        done: Some(outcome.clone()),
+        done: Some(done),
         admission,
     });
-    outcome
+    true
 }
 
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
@@ -387,8 +481,45 @@ fn what_was_appended_before_the_end_is_written_and_reads_after_it_are_answered()
         log.read_later(
             vec![request],
             9,
-            Box::new(move |results| sender.send(matches!(results[..], [Err(ReadError::Closed)])).unwrap()),
+            Box::new(move |results: Vec<_>| {
+                sender.send(matches!(results[..], [Err(ReadError::Closed)])).unwrap();
+            }),
         );
         assert_eq!(receiver.recv(), Ok(true));
     }
+}
+
+/// Tells whether it was told.
+struct GivenUp(std::sync::mpsc::Sender<()>);
+
+impl ReadDone for GivenUp {
+    fn waits(&self) -> bool {
+        false
+    }
+    fn done(self: Box<Self>, _: Vec<Result<Batches, ReadError>>) {
+        self.0.send(()).unwrap();
+    }
+}
+
+#[test]
+fn nothing_is_read_for_who_gave_up() {
+    let disk = Arc::new(SimDisk::new(1));
+    let options = Options { tail_cache_bytes: 1, ..small_options() };
+    let log = Log::open(disk, options, Arc::new(SystemClock::default()), Arc::new(NoListener)).unwrap();
+    let outcome = append_to(&log, 0, 100);
+    eventually("it is appended", || outcome.acknowledged());
+    let request = || ReadRequest {
+        stream: log.stream(StreamId(1)),
+        from: Offset(0),
+        until: Offset(9),
+        bytes_max: 9,
+        at_least_one: true,
+    };
+    let (sender, told) = std::sync::mpsc::channel();
+    log.read_later(vec![request()], 9, Box::new(GivenUp(sender)));
+    assert!(told.recv().is_err(), "it is dropped without a word");
+    let (sender, told) = std::sync::mpsc::channel();
+    log.read_later(vec![request()], 9, Box::new(move |results: Vec<_>| sender.send(results).unwrap()));
+    assert!(matches!(told.recv().unwrap()[..], [Ok(_)]));
+    log.close();
 }
