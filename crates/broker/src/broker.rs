@@ -28,7 +28,6 @@ use crate::quotas::Quotas;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
 use crate::security::{AclsError, Authorizer};
 use crate::session::Sessions;
-use crate::signal::Signal;
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::transactions::TransactionCoordinator;
@@ -346,21 +345,19 @@ impl Broker {
         home: &Home,
         end: Offset,
     ) -> Result<(), AppendError> {
-        let signal = Arc::new(Signal::default());
-        partition.subscribers.add(&signal, 0);
-        let result = loop {
+        let subscription = partition.subscribers.subscribe();
+        let signal = subscription.signal();
+        loop {
             if home.stream.bounds().committed >= end {
-                break Ok(());
+                return Ok(());
             }
             if let Some(error) = home.log.log.stopped() {
-                break Err(error);
+                return Err(error);
             }
             // Elapsed or woken, the loop looks again.
             let _ = tokio::time::timeout(STOPPED_CHECK, signal.wait(1)).await;
             signal.take_dirty();
-        };
-        partition.subscribers.remove(&signal, 0);
-        result
+        }
     }
 }
 

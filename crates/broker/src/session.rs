@@ -61,6 +61,8 @@ pub struct Slots {
     authorized: Option<(Principal, IpAddr, u64)>,
     /// Slots that were added or changed since then.
     unauthorized: Vec<usize>,
+    /// Slots whose partition was not there when they were last looked at.
+    pub missing: Vec<usize>,
 }
 
 impl Slots {
@@ -73,6 +75,9 @@ impl Slots {
                 old.offset = slot.offset;
                 old.bytes_max = slot.bytes_max;
                 old.leader_epoch = slot.leader_epoch;
+                if let Some(partition) = slot.partition {
+                    self.set_partition(number, partition, slot.name);
+                }
                 number
             }
             None => {
@@ -93,6 +98,36 @@ impl Slots {
         };
         self.unauthorized.push(number);
         self.signal.mark(number, 0);
+    }
+
+    /// Looks again for the partitions of topics that are known by name and were not there: clients name them once, and a
+    /// topic that was deleted may have been created again.
+    pub fn find_missing(&mut self, broker: &Broker) {
+        for number in std::mem::take(&mut self.missing) {
+            let Some(slot) = self.slots[number].as_ref().filter(|slot| slot.topic_id.is_nil()) else {
+                continue;
+            };
+            if let Some(topic) = broker.topics.find(&slot.topic)
+                && let Some(partition) = topic.partition(slot.index)
+            {
+                self.set_partition(number, partition, topic.name.clone());
+                self.unauthorized.push(number);
+            }
+        }
+    }
+
+    fn set_partition(&mut self, number: usize, partition: Arc<Partition>, name: Text) {
+        let slot = self.slots[number].as_mut().expect("a slot with a partition is there");
+        if slot.partition.as_ref().is_some_and(|old| Arc::ptr_eq(old, &partition)) {
+            return;
+        }
+        if self.subscribed {
+            partition.subscribers.add(&self.signal, number);
+            if let Some(old) = &slot.partition {
+                old.subscribers.remove(&self.signal, number);
+            }
+        }
+        (slot.partition, slot.name) = (Some(partition), name);
     }
 
     /// Finds out which slots the client may read: those that are new, or all of them once the ACLs have changed.

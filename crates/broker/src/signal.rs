@@ -36,7 +36,7 @@ impl Signal {
             state.queued[slot] = true;
             state.dirty.push_back(slot);
         }
-        state.bytes += bytes;
+        state.bytes = state.bytes.saturating_add(bytes);
         let wake = state.wanted.is_some_and(|wanted| state.bytes >= wanted);
         if wake {
             state.wanted = None;
@@ -90,11 +90,38 @@ impl Subscribers {
         self.0.lock().retain(|(other, n)| *n != slot || !Arc::ptr_eq(other, signal));
     }
 
+    /// As [`Subscribers::add`], for a signal of its own, until what is returned is dropped.
+    pub fn subscribe(&self) -> Subscription<'_> {
+        let signal = Arc::new(Signal::default());
+        self.add(&signal, 0);
+        Subscription { of: self, signal }
+    }
+
     /// Tells all of `bytes` more.
     pub fn mark(&self, bytes: usize) {
         for (signal, slot) in self.0.lock().iter() {
             signal.mark(*slot, bytes);
         }
+    }
+}
+
+/// Ends when it is dropped, as it is when a client goes or its time is over.
+#[derive(Debug)]
+pub struct Subscription<'a> {
+    of: &'a Subscribers,
+    signal: Arc<Signal>,
+}
+
+impl Subscription<'_> {
+    /// What is marked.
+    pub fn signal(&self) -> &Signal {
+        &self.signal
+    }
+}
+
+impl Drop for Subscription<'_> {
+    fn drop(&mut self) {
+        self.of.remove(&self.signal, 0);
     }
 }
 
@@ -123,5 +150,15 @@ mod tests {
         partition.remove(&signal, 3);
         partition.mark(10);
         assert!(signal.take_dirty().is_empty());
+    }
+
+    #[test]
+    fn a_subscription_that_is_dropped_leaves_nothing() {
+        let partition = Subscribers::default();
+        let subscription = partition.subscribe();
+        partition.mark(10);
+        assert_eq!(subscription.signal().take_dirty(), [0]);
+        drop(subscription);
+        assert!(partition.0.lock().is_empty());
     }
 }

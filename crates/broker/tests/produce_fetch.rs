@@ -210,6 +210,46 @@ async fn a_session_answers_with_what_changed_and_waits_for_it() {
     broker.close().await;
 }
 
+/// Clients of these versions know a topic by its name, and name it once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_finds_a_topic_that_was_created_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let (mut connection, mut producer) = (connect(&broker), connect(&broker));
+    create_topic(&mut connection, "t", 1, &[]).await;
+    let begin = fetch_request((0, 0), 0, vec![fetch_of("t", 0, 0)]);
+    let first: m::FetchResponse = call(&mut connection, 12, &begin).await;
+    let session = first.session_id;
+    assert_ne!(session, 0);
+    let request = m::DeleteTopicsRequest {
+        topic_names: vec![Text::from_static("t")],
+        timeout_ms: 5000,
+        ..Default::default()
+    };
+    let answer: m::DeleteTopicsResponse = call(&mut producer, 5, &request).await;
+    assert_eq!(answer.responses[0].error_code, 0);
+    for epoch in 1..3 {
+        let gone: m::FetchResponse =
+            call(&mut connection, 12, &fetch_request((session, epoch), 60_000, Vec::new())).await;
+        let error = gone.responses[0].partitions[0].error_code;
+        assert_eq!(error, ErrorCode::UnknownTopicOrPartition.code());
+    }
+    create_topic(&mut producer, "t", 1, &[]).await;
+    let there: m::FetchResponse =
+        call(&mut connection, 12, &fetch_request((session, 3), 0, Vec::new())).await;
+    assert_eq!(values(&there), [(0, Vec::new())]);
+    // It hears of commits, too.
+    let waiting = tokio::spawn(async move {
+        let answer: m::FetchResponse =
+            call(&mut connection, 12, &fetch_request((session, 4), 60_000, Vec::new())).await;
+        values(&answer)
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(produce(&mut producer, "t", 0, -1, batch(&["x"], now_ms(), None)).await.0, 0);
+    assert_eq!(waiting.await.unwrap(), [(0, vec!["x".to_owned()])]);
+    broker.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_hold_but_one_batch_always_comes() {
     let directory = tempfile::tempdir().unwrap();
@@ -236,6 +276,10 @@ async fn limits_hold_but_one_batch_always_comes() {
     let patient = m::FetchRequest { min_bytes: 1 << 19, max_wait_ms: 300, ..fetch(1 << 20, 1 << 20) };
     let answer: m::FetchResponse = call(&mut connection, 12, &patient).await;
     assert!(begun.elapsed() >= Duration::from_millis(300) && values(&answer)[0].1.len() == 10);
+    // Not where there is more than the limits let through: two batches are less than was asked for, three too many.
+    let limited = m::FetchRequest { min_bytes: 12_000, max_wait_ms: 60_000, ..fetch(12_000, 1 << 20) };
+    let answer: m::FetchResponse = call(&mut connection, 12, &limited).await;
+    assert_eq!(values(&answer)[0].1.len(), 2);
     let beyond: m::FetchResponse =
         call(&mut connection, 12, &fetch_request((0, -1), 1000, vec![fetch_of("t", 0, 99)])).await;
     assert_eq!(beyond.responses[0].partitions[0].error_code, ErrorCode::OffsetOutOfRange.code());

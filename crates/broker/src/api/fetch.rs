@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::Offset;
-use storage::{Batches, Log, ReadError, ReadRequest, ReadStep, Stretch};
+use storage::{Batches, Log, ReadDone, ReadError, ReadRequest, ReadStep, Stretch};
 use tokio::time::Instant;
 use wire::messages::FetchRequest;
 use wire::messages::fetch_response::{
@@ -57,6 +57,22 @@ struct Look {
     slot: usize,
     data: PartitionData,
     bytes: usize,
+    /// Where to read on, if not where the slot stands.
+    next: Option<Offset>,
+}
+
+impl Look {
+    /// Whether there is more than it took.
+    fn is_cut_short(&self, from: i64, limits: &Limits) -> bool {
+        let end = if limits.read_committed { self.data.last_stable_offset } else { self.data.high_watermark };
+        self.data.error_code == 0 && self.next.map_or(from, |next| next.0) < end
+    }
+
+    /// Whether what is there now is for readers of committed records only once a transaction has ended: its marker is
+    /// much smaller than what it makes readable.
+    fn holds_back(&self, limits: &Limits) -> bool {
+        limits.read_committed && self.data.last_stable_offset < self.data.high_watermark
+    }
 }
 
 fn refused(error: ErrorCode, session_id: i32) -> FetchResponse {
@@ -147,6 +163,7 @@ async fn incremental(
         }
     }
     put_slots(broker, &mut state.slots, request, version);
+    state.slots.find_missing(broker);
     state.slots.authorize(broker, &limits.caller);
     let looks = look_and_wait(&mut state.slots, limits, false).await;
     let throttle_time_ms = charge(broker, limits, &looks);
@@ -239,6 +256,12 @@ async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Loo
         if urgent || looks.bytes >= limits.bytes_min.max(1) || now >= limits.deadline {
             return looks.taken();
         }
+        // Who cannot take all that is there has enough of it: batches are whole, and limits in between.
+        let mut is_cut_short =
+            |look: &Look| slots.slot(look.slot).is_some_and(|slot| look.is_cut_short(slot.offset, limits));
+        if looks.bytes > 0 && looks.any(&mut is_cut_short) {
+            return looks.taken();
+        }
         if !subscribed {
             // The first look was made without hearing of commits: look once more, now hearing of them.
             slots.subscribe();
@@ -246,7 +269,10 @@ async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Loo
             numbers = slots.numbers();
             continue;
         }
-        let missing = limits.bytes_min.max(1) - looks.bytes;
+        let missing = match looks.any(|look| look.holds_back(limits)) {
+            true => 1,
+            false => limits.bytes_min.max(1) - looks.bytes,
+        };
         let waited = tokio::time::timeout_at(limits.deadline, slots.signal.wait(missing)).await;
         numbers = slots.signal.take_dirty();
         if waited.is_err() && numbers.is_empty() {
@@ -274,6 +300,10 @@ impl Looks {
         if let Some(look) = self.by_slot.remove(&slot).and_then(|at| self.looks[at].take()) {
             self.bytes -= look.bytes;
         }
+    }
+
+    fn any(&self, what: impl FnMut(&Look) -> bool) -> bool {
+        self.looks.iter().flatten().any(what)
     }
 
     fn taken(self) -> Vec<Look> {
@@ -363,6 +393,7 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
             ..PartitionData::default()
         },
         bytes: 0,
+        next: None,
     };
     match home_of(slot, &mut look.data) {
         Ok(home) => match home.log.log.read(&read_request(slot, home, &look.data, limits, taken)) {
@@ -432,6 +463,7 @@ impl Look {
         match result {
             Ok(batches) => {
                 self.bytes = batches.bytes;
+                self.next = batches.next;
                 if limits.read_committed {
                     data.aborted_transactions = Some(aborted(slot, batches.next));
                 }
@@ -466,6 +498,20 @@ pub async fn read_batches(log: &Log, request: ReadRequest) -> Result<Batches, Re
     }
 }
 
+/// A fetch that waits for the disk, until it is given up.
+struct Reader(tokio::sync::oneshot::Sender<Vec<Result<Batches, ReadError>>>);
+
+impl ReadDone for Reader {
+    fn waits(&self) -> bool {
+        !self.0.is_closed()
+    }
+
+    fn done(self: Box<Self>, results: Vec<Result<Batches, ReadError>>) {
+        // Given up while it was read for.
+        drop(self.0.send(results));
+    }
+}
+
 /// An answer for each request, or as many errors.
 async fn read_later(
     log: &Log,
@@ -474,8 +520,7 @@ async fn read_later(
 ) -> Vec<Result<Batches, ReadError>> {
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let count = requests.len();
-    // A fetch that was given up no longer waits for it.
-    log.read_later(requests, bytes_max, Box::new(move |results| drop(sender.send(results))));
+    log.read_later(requests, bytes_max, Box::new(Reader(sender)));
     receiver.await.unwrap_or_else(|_| (0..count).map(|_| Err(ReadError::Closed)).collect())
 }
 
@@ -492,7 +537,7 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
     let mut responses: Vec<FetchableTopicResponse> = Vec::new();
     let storage_error = ErrorCode::KafkaStorageError.code();
     let signal = slots.signal.clone();
-    let mut served = Vec::new();
+    let (mut served, mut missing) = (Vec::new(), Vec::new());
     for mut look in looks {
         if look.data.error_code == storage_error && version < STORAGE_ERROR_FROM_VERSION {
             look.data.error_code = ErrorCode::NotLeaderOrFollower.code();
@@ -500,6 +545,9 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
         let Some(slot) = slots.slot(look.slot) else { continue };
         let told = Some((look.data.high_watermark, look.data.log_start_offset));
         let failed = look.data.error_code != 0;
+        if look.data.error_code == ErrorCode::UnknownTopicOrPartition.code() {
+            missing.push(look.slot);
+        }
         // Whoever got data asks for more; whoever got none for lack of budget must be looked at again.
         let behind = look.data.high_watermark > slot.offset;
         if (failed || behind) && look.bytes > 0 {
@@ -529,5 +577,6 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
     }
     // Behind those that got nothing.
     served.into_iter().for_each(|slot| signal.mark(slot, 0));
+    slots.missing = missing;
     responses
 }
