@@ -77,6 +77,10 @@ impl From<SequenceError> for Failure {
                 Failure::because(ErrorCode::OutOfOrderSequenceNumber, message)
             }
             SequenceError::Epoch { .. } => Failure::because(ErrorCode::InvalidProducerEpoch, message),
+            // Clients of all versions try again.
+            SequenceError::AnotherTransaction { .. } => {
+                Failure::because(ErrorCode::NotEnoughReplicas, message)
+            }
             SequenceError::NotInTransaction { .. } | SequenceError::NotTransactional { .. } => {
                 Failure::because(ErrorCode::InvalidTxnState, message)
             }

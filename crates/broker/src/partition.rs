@@ -183,8 +183,15 @@ impl Partition {
         let producer_id = batch.header.producer_id;
         let base_offset = state.next_offset;
         if batch.header.is_transactional() {
+            if state.open_epoch(producer_id).is_some_and(|epoch| epoch != batch.header.producer_epoch) {
+                return Err(SequenceError::AnotherTransaction { producer_id });
+            }
             if !state.transactions.may_append(producer_id, order.check) {
-                return Err(SequenceError::NotInTransaction { producer_id });
+                // The coordinator had said yes, but a marker came since: whoever asks again learns how it is.
+                return Err(match order.check {
+                    Some(_) => SequenceError::AnotherTransaction { producer_id },
+                    None => SequenceError::NotInTransaction { producer_id },
+                });
             }
             if state.transactions.begin(producer_id, base_offset) {
                 let room = order.index_room.expect("a transactional batch comes with room for the index");
@@ -238,9 +245,12 @@ impl Partition {
         Ok(offset)
     }
 
-    /// Whether the coordinator has to be asked before a transactional batch of the producer is appended.
-    pub fn begin_check(&self, producer_id: i64) -> Option<Check> {
-        self.state.lock().transactions.begin_check(producer_id)
+    /// Whether the coordinator has to be asked before a transactional batch of the producer of this epoch is appended:
+    /// `None` when its transaction is open. Another epoch has another transaction.
+    pub fn begin_check(&self, (producer_id, epoch): (i64, i16)) -> Option<Check> {
+        let mut state = self.state.lock();
+        let open = state.open_epoch(producer_id) == Some(epoch);
+        (!open).then(|| state.transactions.begin_check(producer_id))
     }
 
     /// The last stable offset of a partition that is committed up to `committed`.
@@ -291,7 +301,8 @@ impl Partition {
     /// Marks it as gone, for those that still hold it.
     pub fn set_deleted(&self) {
         self.deleted.store(true, Ordering::Release);
-        self.subscribers.mark(1);
+        // However few bytes there are for who waits.
+        self.subscribers.mark(usize::MAX);
     }
 
     /// Whether its topic was deleted.
@@ -301,6 +312,13 @@ impl Partition {
 }
 
 impl State {
+    /// The epoch of the producer whose transaction is open.
+    fn open_epoch(&self, producer_id: i64) -> Option<i16> {
+        self.transactions.first_offset(producer_id)?;
+        // It is kept as long as its transaction is open.
+        self.producers.find(producer_id).map(|producer| producer.epoch)
+    }
+
     fn place(
         &mut self,
         home: &Home,

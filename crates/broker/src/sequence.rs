@@ -46,6 +46,13 @@ pub enum SequenceError {
         /// The producer.
         producer_id: i64,
     },
+    /// A transaction of the producer's epoch before is open here, its marker could not be written yet; or it has just
+    /// been written.
+    #[error("The transaction before of producer {producer_id} is just ending in this partition")]
+    AnotherTransaction {
+        /// The producer.
+        producer_id: i64,
+    },
     /// A batch outside of the transaction that is open.
     #[error("Expected transactional write from producer {producer_id}")]
     NotTransactional {

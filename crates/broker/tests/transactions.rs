@@ -217,6 +217,13 @@ fn now_ms() -> i64 {
     i64::try_from(since.as_millis()).unwrap()
 }
 
+/// Of no producer.
+fn plain_batch(value: &str) -> Bytes {
+    let mut builder = BatchBuilder::new(Compression::None);
+    builder.push(Timestamp(now_ms()), None, Some(value.as_bytes()));
+    builder.finish()
+}
+
 /// What a consumer has of a partition.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
@@ -514,6 +521,131 @@ async fn a_transaction_that_is_open_too_long_is_aborted_and_a_hanging_one_can_be
     let ids: Vec<_> = answer.transaction_states.iter().map(|state| state.transactional_id.as_str()).collect();
     assert_eq!(ids, ["hanging"]);
     drop((slow, hanging, reader));
+    close(broker).await;
+}
+
+/// A producer's id is no secret: whoever sends a batch with it, of whatever epoch, is asked about by the coordinator.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_another_epoch_does_not_join_an_open_transaction() {
+    for version in [V1, V2] {
+        let machine = Machine::new();
+        let broker = machine.open();
+        let mut reader = connect(&broker);
+        create_topic(&mut reader, "t", 1, &[]).await;
+        let mut victim = Producer::new(&broker, "victim", version).await;
+        assert_eq!(victim.send("t", 0, &["a"]).await, NONE);
+        let mut other = Producer::new(&broker, "other", version).await;
+        (other.id, other.epoch) = (victim.id, i16::MAX);
+        assert_eq!(other.send_alone("t", 0, &["b"]).await, ErrorCode::InvalidProducerIdMapping.code());
+        assert_eq!(victim.end(true).await, NONE);
+        let seen = read(&mut reader, "t", 0, 0, true).await;
+        assert_eq!(seen, Seen { values: vec!["a".into()], last_stable_offset: 2, high_watermark: 2 });
+        drop((victim, other, reader));
+        close(broker).await;
+    }
+}
+
+/// While the marker of a transaction cannot be written, its producer's next one does not go on in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_does_not_join_the_one_before_whose_log_is_full() {
+    let machine = Machine { second: Some(SimDisk::new(5)), ..Machine::new() };
+    let broker = machine.open_with(&[("transaction.state.log.num.partitions", "1")]);
+    let mut reader = connect(&broker);
+    create_topic(&mut reader, "t", 2, &[]).await;
+    let mut producer = Producer::new(&broker, "id", V2).await;
+    let own = directories(&mut reader, "__transaction_state").await[0].clone();
+    let places = directories(&mut reader, "t").await;
+    let far = i32::from(places[0] == own);
+    assert_ne!(places[usize::try_from(far).unwrap()], own);
+    let full = if own == "first" { machine.second.as_ref().unwrap() } else { &machine.disk };
+    assert_eq!(producer.send("t", far, &["a"]).await, NONE);
+    full.set_capacity(0);
+    let mut filled = 0;
+    while common::produce(&mut reader, "t", far, -1, plain_batch(&"f".repeat(60_000))).await.0 == NONE {
+        filled += 1;
+        assert!(filled < 1000, "it is never full");
+    }
+    assert_eq!(producer.end(false).await, NONE);
+    assert_eq!(describe(&mut reader, "id").await.0, "PrepareAbort");
+    full.set_capacity(u64::MAX);
+    let begun = Instant::now();
+    let mut refused = BTreeMap::new();
+    loop {
+        let error = producer.send("t", far, &["z"]).await;
+        if error == NONE {
+            break;
+        }
+        *refused.entry(error).or_insert(0) += 1;
+        assert!(begun.elapsed() < Duration::from_secs(20), "{refused:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // Errors upon which producers of this version try again.
+    let retried =
+        [ErrorCode::ConcurrentTransactions, ErrorCode::NotEnoughReplicas, ErrorCode::KafkaStorageError];
+    assert!(refused.keys().all(|error| retried.iter().any(|code| code.code() == *error)), "{refused:?}");
+    assert_eq!(producer.end(true).await, NONE);
+    let seen = read(&mut reader, "t", far, 0, true).await;
+    let values: Vec<_> = seen.values.into_iter().filter(|value| value.len() == 1).collect();
+    assert_eq!(values, ["z"]);
+    drop((producer, reader));
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transactional_request_has_one_producer() {
+    let machine = Machine::new();
+    let broker = machine.open();
+    let mut reader = connect(&broker);
+    create_topic(&mut reader, "t", 2, &[]).await;
+    let mut one = Producer::new(&broker, "one", V2).await;
+    let two = Producer::new(&broker, "two", V2).await;
+    let data = |index: i32, batch: Bytes| m::produce_request::PartitionProduceData {
+        index,
+        records: Some(batch.into()),
+    };
+    let topic = m::produce_request::TopicProduceData {
+        name: Text::from_static("t"),
+        partition_data: vec![data(0, one.batch(0, &["a"])), data(1, two.batch(1, &["b"]))],
+        ..Default::default()
+    };
+    let request = m::ProduceRequest {
+        acks: -1,
+        timeout_ms: 5000,
+        topic_data: vec![topic],
+        transactional_id: Some(Text::from_static("one")),
+    };
+    let answer: m::ProduceResponse = call(&mut one.connection, 12, &request).await;
+    let errors: Vec<_> =
+        answer.responses[0].partition_responses.iter().map(|partition| partition.error_code).collect();
+    assert_eq!(errors, [ErrorCode::InvalidProducerIdMapping.code(); 2]);
+    drop((one, two, reader));
+    close(broker).await;
+}
+
+/// The marker that makes records readable is much smaller than they are.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_a_transaction_wakes_who_waits_for_many_bytes() {
+    let machine = Machine::new();
+    let broker = machine.open();
+    let mut reader = connect(&broker);
+    create_topic(&mut reader, "t", 1, &[]).await;
+    let mut producer = Producer::new(&broker, "p", V2).await;
+    let waiting = tokio::spawn(async move {
+        let request = m::FetchRequest {
+            min_bytes: 1000,
+            isolation_level: 1,
+            ..fetch_request((0, -1), 60_000, vec![fetch_of("t", 0, 0)])
+        };
+        let answer: m::FetchResponse = call(&mut reader, 12, &request).await;
+        answer.responses[0].partitions[0].records.as_ref().unwrap().to_bytes().len()
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(producer.send("t", 0, &[&"a".repeat(2000)]).await, NONE);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(!waiting.is_finished(), "nothing is committed yet");
+    assert_eq!(producer.end(true).await, NONE);
+    assert!(waiting.await.unwrap() > 2000);
+    drop(producer);
     close(broker).await;
 }
 

@@ -37,6 +37,8 @@ impl Transactions {
     ) -> Transactions {
         let Some(id) = &request.transactional_id else { return Transactions::default() };
         let mut asked = Vec::new();
+        let mut places = Vec::new();
+        let (mut one, mut several) = (None, false);
         for (at_topic, data) in request.topic_data.iter().enumerate() {
             let Ok(topic) = &topics[at_topic] else { continue };
             for (at, data) in data.partition_data.iter().enumerate() {
@@ -46,29 +48,40 @@ impl Transactions {
                 if !header.is_transactional() || !header.is_idempotent() {
                     continue;
                 }
-                if let Some(check) = partition.begin_check(header.producer_id) {
-                    let producer = (header.producer_id, header.producer_epoch);
-                    asked.push(((at_topic, at), producer, (topic.name.to_string(), data.index), check));
+                let producer = (header.producer_id, header.producer_epoch);
+                several |= *one.get_or_insert(producer) != producer;
+                places.push((at_topic, at));
+                if several {
+                    continue;
+                }
+                if let Some(check) = partition.begin_check(producer) {
+                    asked.push(((at_topic, at), (topic.name.to_string(), data.index), check));
                 }
             }
         }
         let mut checks = HashMap::new();
-        if version >= ADDS_FROM_VERSION {
-            while let Some((_, producer, ..)) = asked.first() {
-                // A client has one producer; whoever sends several is asked about one after the other.
-                let producer = *producer;
-                let (of, rest): (Vec<_>, Vec<_>) = asked.into_iter().partition(|ask| ask.1 == producer);
-                asked = rest;
-                let partitions = of.iter().map(|(_, _, partition, _)| partition.clone()).collect();
+        match one {
+            // As by Kafka: a transactional id has one producer.
+            _ if several => {
+                let failure = Failure::because(
+                    ErrorCode::InvalidProducerIdMapping,
+                    "Transactional records contained more than one producer ID",
+                );
+                checks.extend(places.into_iter().map(|place| (place, Err(failure.clone()))));
+            }
+            Some(producer) if version >= ADDS_FROM_VERSION && !asked.is_empty() => {
+                let partitions = asked.iter().map(|(_, partition, _)| partition.clone()).collect();
                 let added = broker.transactions.add(id, producer, partitions, BUMPING).await;
                 let added = added.map_err(|error| refusal(error, version));
-                checks.extend(of.into_iter().map(|(at, .., check)| (at, added.clone().map(|()| check))));
+                checks.extend(asked.into_iter().map(|(at, _, check)| (at, added.clone().map(|()| check))));
             }
-        } else {
-            for (at, producer, partition, check) in asked {
-                let verified = broker.transactions.verify(id, producer, &partition).await;
-                checks.insert(at, verified.map(|()| check).map_err(|error| refusal(error, version)));
+            Some(producer) => {
+                for (at, partition, check) in asked {
+                    let verified = broker.transactions.verify(id, producer, &partition).await;
+                    checks.insert(at, verified.map(|()| check).map_err(|error| refusal(error, version)));
+                }
             }
+            None => {}
         }
         Transactions { named: true, checks }
     }

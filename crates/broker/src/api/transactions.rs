@@ -290,7 +290,7 @@ async fn commit_all(
     let partition =
         broker.coordinator.offsets_partition(&request.group_id).ok_or(ErrorCode::CoordinatorNotAvailable)?;
     let (producer_id, epoch) = (request.producer_id, request.producer_epoch);
-    let check = partition.begin_check(producer_id);
+    let check = partition.begin_check((producer_id, epoch));
     let of = (OFFSETS_TOPIC.to_owned(), partition.index);
     let (id, producer) = (request.transactional_id.as_str(), (producer_id, epoch));
     let result = match check.is_some() && version >= COMMIT_ADDS_FROM_VERSION {

@@ -74,14 +74,11 @@ impl PartitionTransactions {
         self.open.iter().map(|(producer_id, first)| (*producer_id, *first))
     }
 
-    /// Whether the coordinator must be asked before the producer's next batch: `None` when its transaction is open.
-    pub fn begin_check(&mut self, producer_id: i64) -> Option<Check> {
-        if self.open.contains_key(&producer_id) {
-            return None;
-        }
+    /// The coordinator is asked before the producer's next batch.
+    pub fn begin_check(&mut self, producer_id: i64) -> Check {
         self.checks += 1;
         let number = *self.checking.entry(producer_id).or_insert(self.checks);
-        Some(Check(number))
+        Check(number)
     }
 
     /// Forgets checks that were begun before it was last called: nothing came of them.
@@ -252,15 +249,15 @@ mod tests {
     #[test]
     fn a_marker_voids_a_check() {
         let mut transactions = PartitionTransactions::default();
-        let check = transactions.begin_check(1);
-        assert_eq!(transactions.begin_check(1), check, "two requests may be under way");
+        let check = Some(transactions.begin_check(1));
+        assert_eq!(Some(transactions.begin_check(1)), check, "two requests may be under way");
         assert!(transactions.may_append(1, check) && !transactions.may_append(1, None));
         assert!(!transactions.may_append(2, check));
         transactions.end(1, Offset(3), COMMIT);
         assert!(!transactions.may_append(1, check));
-        let check = transactions.begin_check(1);
+        let check = Some(transactions.begin_check(1));
         assert!(transactions.may_append(1, check));
         transactions.begin(1, Offset(4));
-        assert!(transactions.may_append(1, None) && transactions.begin_check(1).is_none());
+        assert!(transactions.may_append(1, None));
     }
 }
