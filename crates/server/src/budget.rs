@@ -7,16 +7,18 @@
 //!
 //! Small frames have an eighth of the budget to themselves, on top of it, and take it only once they are whole, so that clients which
 //! send large frames, or begin to, cannot stop those who send small ones. Until then a small frame lies in a buffer that
-//! is bounded by the number of connections.
+//! is bounded by the number of connections. Small requests that wait for somebody else, as a fetch does for data, have a
+//! quarter of their own: many that wait for long stop no others.
 //!
 //! A listener may have a budget of its own below that of the process. Then a share is of both: the listener's part first.
 //! Who has the overdraft of the process waits for nothing, so nobody who has the listener's waits for ever.
 //!
-//! Invariant: bytes held <= 9/8 of the budget + one largest request + [`SMALL_FRAME_BYTES`] a connection.
+//! Invariant: bytes held <= 11/8 of the budget + one largest request + [`SMALL_FRAME_BYTES`] a connection.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use wire::ApiKey;
 
 /// Bytes that one permit stands for; the least a request costs.
 const UNIT_BYTES: usize = 1024;
@@ -25,17 +27,49 @@ const UNIT_BYTES: usize = 1024;
 pub const SMALL_FRAME_BYTES: usize = 16 * 1024;
 /// What small frames have of their own: this part of the budget.
 const SMALL_PART: usize = 8;
+/// What small frames of requests that wait have of their own: this part of the budget.
+const WAITING_PART: usize = 4;
+/// Requests that are answered when data comes, or the other members of a group do.
+const WAITING: [ApiKey; 3] = [ApiKey::Fetch, ApiKey::JoinGroup, ApiKey::SyncGroup];
 
 /// The budget of the process, or of a listener.
 #[derive(Debug)]
 pub struct Budget {
     pool: Arc<Semaphore>,
-    small: Arc<Semaphore>,
-    small_units: u32,
+    small: Pool,
+    waiting: Pool,
     units: u32,
     overdraft: Arc<Semaphore>,
     /// That of the process, of a listener's.
     above: Option<Arc<Budget>>,
+}
+
+/// Permits for small frames.
+#[derive(Debug)]
+struct Pool {
+    permits: Arc<Semaphore>,
+    units: u32,
+}
+
+impl Pool {
+    fn new(bytes: usize) -> Pool {
+        let units = units_of(bytes);
+        Pool { permits: Arc::new(Semaphore::new(units as usize)), units }
+    }
+
+    async fn grant(&self, bytes: usize) -> Grant {
+        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).min(self.units);
+        let permits = self.permits.clone().acquire_many_owned(units).await;
+        Grant { permits: Some(permits.expect("the pool is never closed")), overdraft: None }
+    }
+
+    fn taken(&self) -> usize {
+        self.units as usize - self.permits.available_permits()
+    }
+}
+
+fn units_of(bytes: usize) -> u32 {
+    u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX).max(1)
 }
 
 /// What one frame holds of the budgets; given back when dropped.
@@ -69,16 +103,13 @@ impl Budget {
     /// A budget of so many bytes.
     pub fn new(bytes: i64) -> Budget {
         let bytes = usize::try_from(bytes).unwrap_or(0);
-        let units = |bytes: usize| u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX).max(1);
-        let small_units = units(bytes / SMALL_PART);
-        let units = units(bytes);
-        let semaphore = |units: u32| Arc::new(Semaphore::new(units as usize));
+        let units = units_of(bytes);
         Budget {
-            pool: semaphore(units),
-            small: semaphore(small_units),
-            small_units,
+            pool: Arc::new(Semaphore::new(units as usize)),
+            small: Pool::new(bytes / SMALL_PART),
+            waiting: Pool::new(bytes / WAITING_PART),
             units,
-            overdraft: semaphore(1),
+            overdraft: Arc::new(Semaphore::new(1)),
             above: None,
         }
     }
@@ -88,20 +119,19 @@ impl Budget {
         Budget { above: Some(above), ..Budget::new(bytes) }
     }
 
-    /// Takes the share of a whole small frame of `bytes`. Dropping the future gives back what it took.
-    pub async fn take_small(&self, share: &mut Share, bytes: usize) {
+    /// Takes the share of a whole small frame. Dropping the future gives back what it took.
+    pub async fn take_small(&self, share: &mut Share, frame: &[u8]) {
         if let Some(process) = &self.above {
-            let listener = self.small_grant(bytes).await;
-            *share = Share { process: process.small_grant(bytes).await, listener };
+            let listener = self.pool_of(frame).grant(frame.len()).await;
+            *share = Share { process: process.pool_of(frame).grant(frame.len()).await, listener };
         } else {
-            share.process = self.small_grant(bytes).await;
+            share.process = self.pool_of(frame).grant(frame.len()).await;
         }
     }
 
-    async fn small_grant(&self, bytes: usize) -> Grant {
-        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).min(self.small_units);
-        let permits = self.small.clone().acquire_many_owned(units).await;
-        Grant { permits: Some(permits.expect("the pool is never closed")), overdraft: None }
+    fn pool_of(&self, frame: &[u8]) -> &Pool {
+        let key = frame.first_chunk().and_then(|key| ApiKey::from_i16(i16::from_be_bytes(*key)));
+        if key.is_some_and(|key| WAITING.contains(&key)) { &self.waiting } else { &self.small }
     }
 
     /// Grows `share` until it covers `bytes`, or the whole budget if that is less. Dropping the future leaves a share
@@ -151,8 +181,8 @@ impl Budget {
 
     /// Bytes that requests hold, the overdraft not counted.
     pub fn held_bytes(&self) -> usize {
-        let taken = |pool: &Semaphore, units: u32| units as usize - pool.available_permits();
-        (taken(&self.pool, self.units) + taken(&self.small, self.small_units)) * UNIT_BYTES
+        let large = self.units as usize - self.pool.available_permits();
+        (large + self.small.taken() + self.waiting.taken()) * UNIT_BYTES
     }
 }
 
@@ -180,6 +210,34 @@ mod tests {
         assert_eq!(budget.held_bytes(), 4 * 1024);
         drop(share);
         assert_eq!(budget.held_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn requests_that_wait_stop_no_others() {
+        let process = Arc::new(Budget::new(64 * 1024));
+        let listener = Budget::within(process.clone(), 1 << 20);
+        let frame = |key: ApiKey| {
+            let mut frame = vec![0; 1000];
+            frame[..2].copy_from_slice(&(key as i16).to_be_bytes());
+            frame
+        };
+        let mut waiting = Vec::new();
+        for _ in 0..16 {
+            let mut share = Share::default();
+            listener.take_small(&mut share, &frame(ApiKey::Fetch)).await;
+            waiting.push(share);
+        }
+        assert_eq!(process.held_bytes(), 16 * 1024);
+        let mut share = Share::default();
+        let one_more = frame(ApiKey::SyncGroup);
+        assert!(
+            timeout(MOMENT, listener.take_small(&mut share, &one_more)).await.is_err(),
+            "there is no more"
+        );
+        let produce = frame(ApiKey::Produce);
+        timeout(MOMENT, listener.take_small(&mut share, &produce)).await.expect("others have their own");
+        drop((share, waiting));
+        assert_eq!((listener.held_bytes(), process.held_bytes()), (0, 0));
     }
 
     #[tokio::test]

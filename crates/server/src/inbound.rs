@@ -117,7 +117,7 @@ impl Inbound {
             let missing = frame.size - frame.bytes.len();
             if missing == 0 {
                 if frame.size <= SMALL_FRAME_BYTES {
-                    budget.take_small(&mut frame.share, frame.size).await;
+                    budget.take_small(&mut frame.share, &frame.bytes).await;
                 }
                 return Ok(self.finish());
             }
