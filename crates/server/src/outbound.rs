@@ -6,10 +6,12 @@
 //! Invariants:
 //! - Dropping the future around [`Outbound::poll_step`] loses nothing.
 //! - A request's share of the budget is held until its answer has been written.
+//! - One client that takes whatever it is given does not keep the thread from the others.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::io::IoSlice;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -24,6 +26,9 @@ use crate::connection::Closing;
 const GATHER_BYTES: usize = 64 * 1024;
 /// Parts handed to one system call: 4 KiB of stack; the kernel takes 1024.
 const SLICES_MAX: usize = 256;
+/// Bytes written before other connections have their turn: who drains a backlog takes megabytes as fast as they are
+/// copied, and producers whose requests wait for the same thread meanwhile would wait milliseconds.
+const TURN_BYTES: usize = 256 * 1024;
 
 /// What a connection still has to send.
 #[derive(Default)]
@@ -80,14 +85,23 @@ impl Outbound {
     ) -> Poll<Result<(), Closing>> {
         let gathered = !self.is_writing() && self.gather(cx);
         let mut moved = gathered;
+        let mut turn = 0;
         while self.is_writing() {
+            if turn >= TURN_BYTES {
+                // Its first poll has us woken once the runtime has looked at all sockets.
+                return pin!(tokio::task::yield_now()).poll(cx).map(Ok);
+            }
             let polled = if self.parts.is_empty() {
-                Pin::new(&mut *writer).poll_flush(cx).map_ok(|()| self.unflushed = false)
+                Pin::new(&mut *writer).poll_flush(cx).map_ok(|()| {
+                    self.unflushed = false;
+                    0
+                })
             } else {
-                self.poll_write(cx, writer)
+                self.poll_write(cx, writer, TURN_BYTES - turn)
             };
             match polled {
-                Poll::Ready(Ok(())) => {
+                Poll::Ready(Ok(written)) => {
+                    turn += written;
                     moved = true;
                     self.stalled_from = None;
                 }
@@ -137,39 +151,50 @@ impl Outbound {
         moved
     }
 
+    /// Writes `bytes_max` bytes at most; ready with how many it wrote.
     fn poll_write<W: AsyncWrite + Unpin>(
         &mut self,
         cx: &mut Context<'_>,
         writer: &mut W,
-    ) -> Poll<std::io::Result<()>> {
+        bytes_max: usize,
+    ) -> Poll<std::io::Result<usize>> {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-        let mut count = 0;
+        let (mut count, mut room) = (0, bytes_max);
         for (slice, part) in slices.iter_mut().zip(&self.parts) {
-            *slice = IoSlice::new(part);
+            if room == 0 {
+                break;
+            }
+            *slice = IoSlice::new(&part[..part.len().min(room)]);
+            room -= slice.len();
             count += 1;
         }
-        let mut written = match Pin::new(writer).poll_write_vectored(cx, &slices[..count]) {
+        let written = match Pin::new(writer).poll_write_vectored(cx, &slices[..count]) {
             Poll::Ready(Ok(0)) => return Poll::Ready(Err(std::io::ErrorKind::WriteZero.into())),
             Poll::Ready(Ok(written)) => written,
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
             Poll::Pending => return Poll::Pending,
         };
         self.unflushed = true;
-        while written > 0 {
+        let mut rest = written;
+        while rest > 0 {
             let part = self.parts.front_mut().expect("no more was written than there is");
-            let here = written.min(part.len());
+            let here = rest.min(part.len());
             part.advance(here);
-            written -= here;
+            rest -= here;
             if part.is_empty() {
                 self.parts.pop_front();
             }
         }
-        Poll::Ready(Ok(()))
+        Poll::Ready(Ok(written))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
     use wire::Chunks;
 
     use super::*;
@@ -256,6 +281,53 @@ mod tests {
         }
         assert!(step(&mut outbound, &mut writer).is_ready());
         assert_eq!((writer.calls, writer.taken.len(), outbound.len()), (1, 20, 0));
+    }
+
+    #[test]
+    fn who_takes_all_at_once_leaves_others_a_turn() {
+        /// Takes whatever it is given.
+        struct Wide(usize);
+
+        impl AsyncWrite for Wide {
+            fn poll_write(
+                mut self: Pin<&mut Self>,
+                _: &mut Context<'_>,
+                bytes: &[u8],
+            ) -> Poll<std::io::Result<usize>> {
+                self.0 += bytes.len();
+                Poll::Ready(Ok(bytes.len()))
+            }
+
+            fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+
+            fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+                Poll::Ready(Ok(()))
+            }
+        }
+
+        struct Woken(AtomicUsize);
+
+        impl Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+
+        const BYTES: usize = 3 * TURN_BYTES + 1;
+        let mut outbound = Outbound::default();
+        outbound.push(answer(vec![Bytes::from(vec![0; BYTES])]), Share::default());
+        let woken = Arc::new(Woken(AtomicUsize::new(0)));
+        let waker = woken.clone().into();
+        let mut cx = Context::from_waker(&waker);
+        let mut writer = Wide(0);
+        for turn in 1..=3 {
+            assert!(outbound.poll_step(&mut cx, &mut writer).is_pending());
+            assert_eq!((writer.0, woken.0.load(Ordering::Relaxed)), (turn * TURN_BYTES, turn));
+        }
+        assert!(outbound.poll_step(&mut cx, &mut writer).is_ready());
+        assert_eq!((writer.0, outbound.len()), (BYTES, 0));
     }
 
     #[test]
