@@ -480,14 +480,11 @@ impl State {
                     *epoch = (*epoch).max(header.epoch);
                     self.report.dropped_blocks += 1;
                     self.report.dropped_bytes += header.total_bytes() as u64;
-                    // Nothing was written inside of it later when it is whole. Where it is not, it was torn, or cut off
-                    // by an earlier recovery and written over since. The bound is on what is searched without a find.
+                    // Whole: nothing was written into it later. Otherwise it was torn, or cut off by an earlier
+                    // recovery and written over since. What is found does not count for what is searched.
                     let length = length32(header.total_bytes().min(index(searched.data_end() - at)));
-                    if scanner.block(at)?.is_some() {
-                        step = length;
-                    }
-                    to = to.max(at.saturating_add(length)).saturating_add(length32(SECTOR));
-                    to = to.min(searched.data_end());
+                    step = if scanner.block(at)?.is_some() { length } else { step };
+                    to = to.saturating_add(length).min(searched.data_end());
                 }
                 at += step;
             }
