@@ -32,8 +32,14 @@ pub(crate) const PREPARED_TARGET: usize = 2;
 pub(crate) const FIRST_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
 /// Each new segment of a young log is this much longer than the last, up to the configured length.
 const GROWTH: u64 = 4;
-/// Dead segments kept for later; more are removed.
-const SPARES_MAX: usize = 4;
+/// Dead segments kept for later: so many, or as many as were made anew in this time, since those that hold a few live
+/// bytes besides, of committed offsets for example, die together when the cleaner has waited out its patience.
+const SPARES_MIN: usize = 4;
+const MADE_REMEMBERED: Duration = Duration::from_secs(300);
+/// A file is removed in pieces of so many bytes, with rests like those of zero-filling: the file system may have the device
+/// discard them, and a device that discards a gigabyte does nothing else meanwhile.
+const REMOVED_AT_ONCE: u64 = 32 * 1024 * 1024;
+const REMOVE_REST_MAX: Duration = Duration::from_millis(500);
 /// One write of zeros: short enough for an append to wait behind.
 const ZERO_FILL_BYTES: usize = 256 * 1024;
 /// While there is time, the preparer rests so many times as long as its last piece took, and so long at most: a quarter of
@@ -51,6 +57,8 @@ pub(crate) struct Preparer {
     next_length: u64,
     /// Dead segments that wait to be recycled; one may still have a reader.
     spares: VecDeque<Arc<Segment>>,
+    /// When a segment was made for lack of a dead one, in milliseconds since the Unix epoch.
+    made_at: VecDeque<i64>,
     /// Whether it may sleep: it has a thread of its own.
     paced: bool,
 }
@@ -60,7 +68,8 @@ impl Preparer {
     pub fn new(shared: Arc<Shared>, next_sequence: u32, last_length: u64) -> Preparer {
         let segment_bytes = shared.options.segment_bytes;
         let next_length = (last_length * GROWTH).clamp(FIRST_SEGMENT_BYTES.min(segment_bytes), segment_bytes);
-        Preparer { shared, next_sequence, next_length, spares: VecDeque::new(), paced: false }
+        let (spares, made_at) = (VecDeque::new(), VecDeque::new());
+        Preparer { shared, next_sequence, next_length, spares, made_at, paced: false }
     }
 
     /// From now on zero-filling may rest for the sake of appends.
@@ -110,7 +119,10 @@ impl Preparer {
         let (file, length) = match self.take_spare(true) {
             Some(spare) => self.recycle(&spare)?,
             None => match self.create(reserve_bytes) {
-                Ok(file) => (file, self.next_length),
+                Ok(file) => {
+                    self.made_at.push_back(self.shared.clock.now_ms());
+                    (file, self.next_length)
+                }
                 // A short segment is better than none.
                 Err(full) if full.kind() == io::ErrorKind::StorageFull => match self.take_spare(false) {
                     Some(spare) => self.recycle(&spare)?,
@@ -223,15 +235,41 @@ impl Preparer {
         let full = |spare: &Arc<Segment>| u64::from(spare.length) == self.shared.options.segment_bytes;
         let unread = |spare: &Arc<Segment>| Arc::strong_count(spare) == 1;
         let odd = self.spares.iter().position(|spare| !full(spare) && unread(spare));
-        let surplus =
-            || (self.spares.len() > SPARES_MAX).then(|| self.spares.iter().position(unread)).flatten();
+        let oldest =
+            self.shared.clock.now_ms() - i64::try_from(MADE_REMEMBERED.as_millis()).expect("minutes");
+        while self.made_at.front().is_some_and(|made| *made < oldest) {
+            self.made_at.pop_front();
+        }
+        let kept = SPARES_MIN.max(self.made_at.len());
+        let surplus = || (self.spares.len() > kept).then(|| self.spares.iter().position(unread)).flatten();
         let Some(at) = odd.or_else(surplus) else { return false };
         let spare = self.spares.remove(at).expect("the position was just found");
-        if let Err(error) = self.shared.disk.remove(&file_name(spare.sequence)) {
+        if let Err(error) = self.remove(&spare) {
             tracing::warn!(%error, segment = spare.sequence, "removing a dead segment failed");
             return false;
         }
         true
+    }
+
+    fn remove(&self, spare: &Segment) -> io::Result<()> {
+        let disk = &self.shared.disk;
+        if !self.paced {
+            return disk.remove(&file_name(spare.sequence));
+        }
+        // A segment that is cut off is none any more.
+        disk.rename(&file_name(spare.sequence), PREPARING)?;
+        let mut length = u64::from(spare.length);
+        while length > REMOVED_AT_ONCE && !self.shared.preparer_stops() {
+            if self.shared.prepared_count() < PREPARED_TARGET {
+                // What is prepared next takes the place of the rest.
+                return Ok(());
+            }
+            let begun = Instant::now();
+            length -= REMOVED_AT_ONCE;
+            disk.shorten(PREPARING, length)?.sync()?;
+            std::thread::sleep((begun.elapsed() * REST_FACTOR).min(REMOVE_REST_MAX));
+        }
+        disk.remove(PREPARING)
     }
 
     /// Dead segments that are kept.

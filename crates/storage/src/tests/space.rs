@@ -10,6 +10,31 @@ use crate::log::Options;
 use crate::request::Durability;
 use crate::writer::Patience;
 
+/// What holds a few live bytes dies in bunches: each bunch is used again for the next.
+#[test]
+fn as_many_dead_segments_are_kept_as_were_lately_made() {
+    let mut world = World::new(3);
+    while world.parts.preparer.turn() {}
+    let bytes = usize::try_from(world.options.segment_bytes).unwrap();
+    for _ in 0..8 * bytes.div_ceil(60_000) {
+        assert!(world.append(1, 60_000, Durability::Synced));
+        world.settle();
+        while world.parts.preparer.turn() {}
+    }
+    let end = world.streams[&1].synced();
+    world.trim_to(1, end);
+    world.settle();
+    world.turns(60);
+    while world.parts.preparer.turn() {}
+    let kept = world.parts.preparer.spares();
+    assert!((6..=9).contains(&kept), "{kept} of 8");
+    world.clock.ms.fetch_add(301_000, Ordering::Relaxed);
+    while world.parts.preparer.turn() {}
+    assert_eq!(world.parts.preparer.spares(), 4);
+    world.compare();
+    world.strike(Left::PowerCut);
+}
+
 #[test]
 fn what_was_admitted_is_written_even_when_the_disk_is_full() {
     let mut told = 0;
