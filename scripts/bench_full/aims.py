@@ -194,7 +194,11 @@ def long_run(runs: Runs) -> list[Figure]:
     result, = runs.ours("long-run", "aims/long-run.yaml", {"producerRate": rate, **lengths}, 1,
                         server_config(RETENTION_AT_ONCE))
     held = not_held([result])
-    remark = f"{number(seconds / 60)} minutes at {number(rate * MESSAGE_BYTES / 1e6)} MB/s" + (f"; {held}" if held else "")
+    # A figure of medians says nothing of stalls.
+    whole = " and ".join(f"{name} {number(result[f'aggregatedPublishLatency{field}'])} ms"
+                         for name, field in (("p99", "99pct"), ("longest", "Max")))
+    remark = "; ".join(filter(None, (f"{number(seconds / 60)} minutes at {number(rate * MESSAGE_BYTES / 1e6)} MB/s",
+                                     f"{whole} in all of it", held)))
     return [Figure("publish p99 of the last sixth of a long run / of the first", [growth(ends(result["publishLatency99pct"], 6))],
                    at_most=1.1, remark=remark)]
 
