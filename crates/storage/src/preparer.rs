@@ -203,7 +203,7 @@ impl Preparer {
                     break;
                 }
                 if !behind && self.shared.prepared_count() > 0 {
-                    std::thread::sleep((begun.elapsed() * REST_FACTOR).min(REST_MAX));
+                    rest(begun, REST_MAX);
                 }
             }
         }
@@ -267,7 +267,7 @@ impl Preparer {
             let begun = Instant::now();
             length -= REMOVED_AT_ONCE;
             disk.shorten(PREPARING, length)?.sync()?;
-            std::thread::sleep((begun.elapsed() * REST_FACTOR).min(REMOVE_REST_MAX));
+            rest(begun, REMOVE_REST_MAX);
         }
         disk.remove(PREPARING)
     }
@@ -276,6 +276,11 @@ impl Preparer {
     pub fn spares(&self) -> usize {
         self.spares.len()
     }
+}
+
+/// Leaves the device to appends, after a piece that was begun then.
+fn rest(begun: Instant, at_most: Duration) {
+    std::thread::sleep((begun.elapsed() * REST_FACTOR).min(at_most));
 }
 
 /// Makes a segment's header durable.

@@ -57,22 +57,8 @@ struct Look {
     slot: usize,
     data: PartitionData,
     bytes: usize,
-    /// Where to read on, if not where the slot stands.
-    next: Option<Offset>,
-}
-
-impl Look {
-    /// Whether there is more than it took.
-    fn is_cut_short(&self, from: i64, limits: &Limits) -> bool {
-        let end = if limits.read_committed { self.data.last_stable_offset } else { self.data.high_watermark };
-        self.data.error_code == 0 && self.next.map_or(from, |next| next.0) < end
-    }
-
-    /// Whether what is there now is for readers of committed records only once a transaction has ended: its marker is
-    /// much smaller than what it makes readable.
-    fn holds_back(&self, limits: &Limits) -> bool {
-        limits.read_committed && self.data.last_stable_offset < self.data.high_watermark
-    }
+    /// There is more than it took.
+    cut_short: bool,
 }
 
 fn refused(error: ErrorCode, session_id: i32) -> FetchResponse {
@@ -257,9 +243,7 @@ async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Loo
             return looks.taken();
         }
         // Who cannot take all that is there has enough of it: batches are whole, and limits in between.
-        let mut is_cut_short =
-            |look: &Look| slots.slot(look.slot).is_some_and(|slot| look.is_cut_short(slot.offset, limits));
-        if looks.bytes > 0 && looks.any(&mut is_cut_short) {
+        if looks.bytes > 0 && looks.any(|look| look.cut_short) {
             return looks.taken();
         }
         if !subscribed {
@@ -269,10 +253,10 @@ async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Loo
             numbers = slots.numbers();
             continue;
         }
-        let missing = match looks.any(|look| look.holds_back(limits)) {
-            true => 1,
-            false => limits.bytes_min.max(1) - looks.bytes,
-        };
+        // The marker that ends a transaction is much smaller than what it makes readable.
+        let held_back = limits.read_committed
+            && looks.any(|look| look.data.last_stable_offset < look.data.high_watermark);
+        let missing = if held_back { 1 } else { limits.bytes_min.max(1) - looks.bytes };
         let waited = tokio::time::timeout_at(limits.deadline, slots.signal.wait(missing)).await;
         numbers = slots.signal.take_dirty();
         if waited.is_err() && numbers.is_empty() {
@@ -393,7 +377,7 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
             ..PartitionData::default()
         },
         bytes: 0,
-        next: None,
+        cut_short: false,
     };
     match home_of(slot, &mut look.data) {
         Ok(home) => match home.log.log.read(&read_request(slot, home, &look.data, limits, taken)) {
@@ -463,7 +447,8 @@ impl Look {
         match result {
             Ok(batches) => {
                 self.bytes = batches.bytes;
-                self.next = batches.next;
+                let end = if limits.read_committed { data.last_stable_offset } else { data.high_watermark };
+                self.cut_short = batches.next.map_or(slot.offset, |next| next.0) < end;
                 if limits.read_committed {
                     data.aborted_transactions = Some(aborted(slot, batches.next));
                 }
