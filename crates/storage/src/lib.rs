@@ -31,6 +31,7 @@ pub mod salvage;
 mod scan;
 mod segment;
 mod source;
+mod spares;
 mod stream;
 mod survey;
 mod tail;

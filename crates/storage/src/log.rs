@@ -664,12 +664,17 @@ fn run_preparer(shared: &Shared, preparer: &mut Preparer) {
     preparer.pace();
     loop {
         while preparer.turn() {
-            if shared.preparer_stops() {
+            let rest = preparer.rest();
+            let mut news = shared.preparer_news.lock();
+            if !news.stop && !std::mem::take(&mut news.pending) && !rest.is_zero() {
+                shared.preparer_wake.wait_for(&mut news, rest);
+            }
+            if news.stop {
                 return;
             }
         }
         let mut news = shared.preparer_news.lock();
-        let retry = shared.queue.room.out_of_space() || preparer.spares() > 0;
+        let retry = preparer.looks_again();
         while !news.pending && !news.stop {
             if retry {
                 shared.preparer_wake.wait_for(&mut news, FULL_DISK_RETRY);

@@ -11,7 +11,6 @@
 //!
 //! A file under preparation is named [`PREPARING`]; whatever a crash leaves under that name is worthless.
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +20,7 @@ use disk::{AlignedBuffer, File};
 use crate::format::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::log::Shared;
 use crate::segment::{Segment, file_name};
+use crate::spares::Spares;
 
 /// Name of a file that is being prepared.
 pub(crate) const PREPARING: &str = "preparing";
@@ -32,14 +32,6 @@ pub(crate) const PREPARED_TARGET: usize = 2;
 pub(crate) const FIRST_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
 /// Each new segment of a young log is this much longer than the last, up to the configured length.
 const GROWTH: u64 = 4;
-/// Dead segments kept for later: so many, or as many as were made anew in this time, since those that hold a few live
-/// bytes besides, of committed offsets for example, die together when the cleaner has waited out its patience.
-const SPARES_MIN: usize = 4;
-const MADE_REMEMBERED: Duration = Duration::from_secs(300);
-/// A file is removed in pieces of so many bytes, with rests like those of zero-filling: the file system may have the device
-/// discard them, and a device that discards a gigabyte does nothing else meanwhile.
-const REMOVED_AT_ONCE: u64 = 32 * 1024 * 1024;
-const REMOVE_REST_MAX: Duration = Duration::from_millis(500);
 /// One write of zeros: short enough for an append to wait behind.
 const ZERO_FILL_BYTES: usize = 256 * 1024;
 /// While there is time, the preparer rests so many times as long as its last piece took, and so long at most: a quarter of
@@ -55,10 +47,9 @@ pub(crate) struct Preparer {
     shared: Arc<Shared>,
     next_sequence: u32,
     next_length: u64,
-    /// Dead segments that wait to be recycled; one may still have a reader.
-    spares: VecDeque<Arc<Segment>>,
-    /// When a segment was made for lack of a dead one, in milliseconds since the Unix epoch.
-    made_at: VecDeque<i64>,
+    spares: Spares,
+    /// How long the device is to be left to appends before the next turn, unless a segment is wanted.
+    rest: Duration,
     /// Whether it may sleep: it has a thread of its own.
     paced: bool,
 }
@@ -68,8 +59,8 @@ impl Preparer {
     pub fn new(shared: Arc<Shared>, next_sequence: u32, last_length: u64) -> Preparer {
         let segment_bytes = shared.options.segment_bytes;
         let next_length = (last_length * GROWTH).clamp(FIRST_SEGMENT_BYTES.min(segment_bytes), segment_bytes);
-        let (spares, made_at) = (VecDeque::new(), VecDeque::new());
-        Preparer { shared, next_sequence, next_length, spares, made_at, paced: false }
+        let spares = Spares::new(shared.clone());
+        Preparer { shared, next_sequence, next_length, spares, rest: Duration::ZERO, paced: false }
     }
 
     /// From now on zero-filling may rest for the sake of appends.
@@ -79,7 +70,7 @@ impl Preparer {
 
     /// Recycles what is dead and prepares one segment if one is wanted; true when there may be more to do.
     pub fn turn(&mut self) -> bool {
-        self.spares.extend(self.shared.segments.take_dead());
+        self.spares.collect();
         if self.shared.prepared_count() < PREPARED_TARGET {
             match self.prepare() {
                 Ok(segment) => {
@@ -101,7 +92,10 @@ impl Preparer {
             }
         }
         self.shared.queue.room.set_out_of_space(false);
-        self.remove_surplus()
+        self.remove_surplus().unwrap_or_else(|error| {
+            tracing::warn!(%error, "removing a dead segment failed");
+            false
+        })
     }
 
     /// Makes the next segment, from a dead one where there is one.
@@ -116,15 +110,12 @@ impl Preparer {
 
     fn prepare_within(&mut self, reserve_bytes: u64) -> io::Result<Arc<Segment>> {
         self.restore_reserve(reserve_bytes)?;
-        let (file, length) = match self.take_spare(true) {
+        let (file, length) = match self.spares.take(true) {
             Some(spare) => self.recycle(&spare)?,
             None => match self.create(reserve_bytes) {
-                Ok(file) => {
-                    self.made_at.push_back(self.shared.clock.now_ms());
-                    (file, self.next_length)
-                }
+                Ok(file) => (file, self.next_length),
                 // A short segment is better than none.
-                Err(full) if full.kind() == io::ErrorKind::StorageFull => match self.take_spare(false) {
+                Err(full) if full.kind() == io::ErrorKind::StorageFull => match self.spares.take(false) {
                     Some(spare) => self.recycle(&spare)?,
                     None => return Err(full),
                 },
@@ -139,6 +130,7 @@ impl Preparer {
         };
         write_header(&*file, &header)?;
         self.shared.disk.rename(PREPARING, &file_name(header.sequence))?;
+        self.spares.note_wanted();
         self.next_sequence += 1;
         let segment_bytes = self.shared.options.segment_bytes;
         self.next_length = (length * GROWTH).clamp(FIRST_SEGMENT_BYTES.min(segment_bytes), segment_bytes);
@@ -154,12 +146,10 @@ impl Preparer {
 
     /// Gives dead segments back to the disk where copies have used up what is left free for them.
     fn restore_reserve(&mut self, reserve_bytes: u64) -> io::Result<()> {
-        let copy_room = self.copy_room(reserve_bytes);
-        while copy_room > 0 && self.shared.disk.free_bytes()? < reserve_bytes + copy_room {
-            let Some(spare) = self.take_spare(false) else { return Ok(()) };
-            self.shared.disk.remove(&file_name(spare.sequence))?;
+        match self.copy_room(reserve_bytes) {
+            0 => Ok(()),
+            copy_room => self.spares.make_free(reserve_bytes + copy_room),
         }
-        Ok(())
     }
 
     fn recycle(&self, spare: &Segment) -> io::Result<(Arc<dyn File>, u64)> {
@@ -203,7 +193,7 @@ impl Preparer {
                     break;
                 }
                 if !behind && self.shared.prepared_count() > 0 {
-                    rest(begun, REST_MAX);
+                    std::thread::sleep((begun.elapsed() * REST_FACTOR).min(REST_MAX));
                 }
             }
         }
@@ -220,67 +210,32 @@ impl Preparer {
         self.shared.queue.room.is_refusing() || filled * u128::from(room) < wanted
     }
 
-    /// A dead segment, of full length or of any, that nobody reads any more.
-    fn take_spare(&mut self, full_length: bool) -> Option<Arc<Segment>> {
-        let fits = |spare: &Arc<Segment>| {
-            let full = u64::from(spare.length) == self.shared.options.segment_bytes;
-            (full || !full_length) && Arc::strong_count(spare) == 1
-        };
-        let at = self.spares.iter().position(fits)?;
-        self.spares.remove(at)
+    /// Gives back to the disk what others need of it, or a piece of what is not worth keeping; true when it did that.
+    fn remove_surplus(&mut self) -> io::Result<bool> {
+        if self.spares.is_empty() {
+            return Ok(false);
+        }
+        self.restore_reserve(self.shared.options.reserve_bytes)?;
+        let rest = self.spares.remove_some()?;
+        self.rest = rest.unwrap_or_default();
+        Ok(rest.is_some())
     }
 
-    /// Removes one dead segment that is not worth keeping; true when it did.
-    fn remove_surplus(&mut self) -> bool {
-        let full = |spare: &Arc<Segment>| u64::from(spare.length) == self.shared.options.segment_bytes;
-        let unread = |spare: &Arc<Segment>| Arc::strong_count(spare) == 1;
-        let odd = self.spares.iter().position(|spare| !full(spare) && unread(spare));
-        let oldest =
-            self.shared.clock.now_ms() - i64::try_from(MADE_REMEMBERED.as_millis()).expect("minutes");
-        while self.made_at.front().is_some_and(|made| *made < oldest) {
-            self.made_at.pop_front();
-        }
-        let kept = SPARES_MIN.max(self.made_at.len());
-        let surplus = || (self.spares.len() > kept).then(|| self.spares.iter().position(unread)).flatten();
-        let Some(at) = odd.or_else(surplus) else { return false };
-        let spare = self.spares.remove(at).expect("the position was just found");
-        if let Err(error) = self.remove(&spare) {
-            tracing::warn!(%error, segment = spare.sequence, "removing a dead segment failed");
-            return false;
-        }
-        true
+    /// How long the device is to be left to appends before the next turn, unless a segment is wanted.
+    pub fn rest(&mut self) -> Duration {
+        std::mem::take(&mut self.rest)
     }
 
-    fn remove(&self, spare: &Segment) -> io::Result<()> {
-        let disk = &self.shared.disk;
-        if !self.paced {
-            return disk.remove(&file_name(spare.sequence));
-        }
-        // A segment that is cut off is none any more.
-        disk.rename(&file_name(spare.sequence), PREPARING)?;
-        let mut length = u64::from(spare.length);
-        while length > REMOVED_AT_ONCE && !self.shared.preparer_stops() {
-            if self.shared.prepared_count() < PREPARED_TARGET {
-                // What is prepared next takes the place of the rest.
-                return Ok(());
-            }
-            let begun = Instant::now();
-            length -= REMOVED_AT_ONCE;
-            disk.shorten(PREPARING, length)?.sync()?;
-            rest(begun, REMOVE_REST_MAX);
-        }
-        disk.remove(PREPARING)
+    /// Whether time may bring something to do, for lack of room or with segments that are dead.
+    pub fn looks_again(&self) -> bool {
+        self.shared.queue.room.out_of_space() || !self.spares.is_empty()
     }
 
     /// Dead segments that are kept.
+    #[cfg(test)]
     pub fn spares(&self) -> usize {
-        self.spares.len()
+        self.spares.count()
     }
-}
-
-/// Leaves the device to appends, after a piece that was begun then.
-fn rest(begun: Instant, at_most: Duration) {
-    std::thread::sleep((begun.elapsed() * REST_FACTOR).min(at_most));
 }
 
 /// Makes a segment's header durable.

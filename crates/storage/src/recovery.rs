@@ -24,6 +24,7 @@ use crate::overlay::Coverage;
 use crate::preparer::{CLEANING, PREPARING, write_header};
 use crate::scan::{Found, SCAN_READ_BYTES, ScanEnd, Scanner, place_of, scan, scan_indexes};
 use crate::segment::{Segment, Segments, file_name, is_cleaned, sequence_of};
+use crate::spares::REMOVING;
 use crate::stream::{SealedExtent, Stream, clamp_timestamp};
 
 /// Sequence number of the first segment of a log.
@@ -221,7 +222,7 @@ fn restore_streams(table: HashMap<StreamId, TableRow>) -> HashMap<StreamId, Arc<
 
 fn open_segments(disk: &dyn Disk) -> Result<Vec<(Arc<Segment>, SegmentHeader)>, OpenError> {
     let names = disk.list().map_err(doing("listing the data directory"))?;
-    for worthless in [PREPARING, CLEANING] {
+    for worthless in [PREPARING, CLEANING, REMOVING] {
         if names.iter().any(|name| name == worthless) {
             disk.remove(worthless).map_err(doing(format!("removing {worthless}")))?;
         }

@@ -149,6 +149,18 @@ impl Pacer {
         Pacer { shared, synced, paced }
     }
 
+    /// How long to rest after a piece of work that took so long: not at all where no appends come, or room is short.
+    pub fn rest_after(&mut self, took: Duration, at_most: Duration) -> Duration {
+        let synced = self.shared.synced.load(Ordering::Relaxed);
+        let appends = std::mem::replace(&mut self.synced, synced) != synced;
+        let room = &self.shared.queue.room;
+        if appends && !room.is_refusing() && !room.out_of_space() {
+            (took * REST_FACTOR).min(at_most)
+        } else {
+            Duration::ZERO
+        }
+    }
+
     pub fn did(&mut self, bytes: usize, begun: Instant) -> Result<(), RewriteError> {
         if self.shared.cleaner_stops() {
             return Err(RewriteError::Stopped);
@@ -157,13 +169,7 @@ impl Pacer {
             return Ok(());
         }
         let took = begun.elapsed();
-        let synced = self.shared.synced.load(Ordering::Relaxed);
-        let appends = std::mem::replace(&mut self.synced, synced) != synced;
-        let room = &self.shared.queue.room;
-        let mut rest = Duration::ZERO;
-        if appends && !room.is_refusing() && !room.out_of_space() {
-            rest = (took * REST_FACTOR).min(REST_MAX);
-        }
+        let mut rest = self.rest_after(took, REST_MAX);
         let limit = self.shared.options.cleaner_bytes_per_second;
         if limit > 0 {
             let due = Duration::from_secs_f64(bytes as f64 / limit as f64);

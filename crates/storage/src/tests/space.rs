@@ -2,37 +2,116 @@
 
 use std::sync::atomic::Ordering;
 
-use disk::SimDisk;
+use disk::{Disk, SimDisk};
 
 use super::crash::seeds;
 use super::support::{Left, World, small_options};
 use crate::log::Options;
 use crate::request::Durability;
+use crate::spares::REMOVING;
 use crate::writer::Patience;
 
-/// What holds a few live bytes dies in bunches: each bunch is used again for the next.
-#[test]
-fn as_many_dead_segments_are_kept_as_were_lately_made() {
-    let mut world = World::new(3);
-    while world.parts.preparer.turn() {}
+/// Appends so many segments and lets all of them die; then a minute passes.
+fn bunch_dies(world: &mut World, segments: usize) {
     let bytes = usize::try_from(world.options.segment_bytes).unwrap();
-    for _ in 0..8 * bytes.div_ceil(60_000) {
+    for _ in 0..segments * bytes.div_ceil(60_000) {
         assert!(world.append(1, 60_000, Durability::Synced));
         world.settle();
-        while world.parts.preparer.turn() {}
     }
     let end = world.streams[&1].synced();
     world.trim_to(1, end);
     world.settle();
     world.turns(60);
+    pass(world, 60);
+}
+
+fn pass(world: &mut World, seconds: u64) {
+    world.clock.nanos.fetch_add(seconds * 1_000_000_000, Ordering::Relaxed);
     while world.parts.preparer.turn() {}
+}
+
+/// What holds a few live bytes dies in bunches: each bunch is used again for the next.
+#[test]
+fn as_many_dead_segments_are_kept_as_were_lately_wanted() {
+    let mut world = World::new(3);
+    bunch_dies(&mut world, 8);
     let kept = world.parts.preparer.spares();
     assert!((6..=9).contains(&kept), "{kept} of 8");
-    world.clock.ms.fetch_add(301_000, Ordering::Relaxed);
-    while world.parts.preparer.turn() {}
+    // Those that are used again were wanted too, however long no new one was made.
+    let files = world.disk.list().unwrap().len();
+    for round in 0..8 {
+        bunch_dies(&mut world, 8);
+        assert_eq!(world.disk.list().unwrap().len(), files, "round {round}");
+    }
+    pass(&mut world, 301);
     assert_eq!(world.parts.preparer.spares(), 4);
     world.compare();
     world.strike(Left::PowerCut);
+}
+
+#[test]
+fn dead_segments_take_no_more_than_they_leave_free() {
+    let mut world = World::new(4);
+    bunch_dies(&mut world, 12);
+    let kept = world.parts.preparer.spares();
+    assert!(kept >= 10, "{kept} of 12");
+    let files = world.disk.list().unwrap().len();
+    // Somebody else has filled the disk but for five segments.
+    world.disk.set_capacity((u64::try_from(files).unwrap() + 5) * world.options.segment_bytes);
+    pass(&mut world, 1);
+    let (left, removed) = (world.parts.preparer.spares(), files - world.disk.list().unwrap().len());
+    assert_eq!(left + removed, kept);
+    let free = 5 + removed;
+    assert!(left <= free && left + 2 >= free, "{left} are left, {removed} were removed");
+}
+
+/// A segment is removed in pieces, between which another one may be wanted, and the power may fail.
+#[test]
+fn a_removal_can_be_cut_off_after_each_piece() {
+    let (mut seen, mut prepared) = (0, 0);
+    for pieces in 0..24 {
+        let mut world = World::new(pieces);
+        world.parts.preparer.turn();
+        bunch_dies(&mut world, 8);
+        world.clock.nanos.fetch_add(301_000_000_000, Ordering::Relaxed);
+        for _ in 0..pieces {
+            assert!(world.parts.preparer.turn());
+        }
+        let begun = world.disk.list().unwrap().iter().any(|name| name == REMOVING);
+        seen += u32::from(begun);
+        if pieces % 2 == 0 {
+            // The rest stays where it is, and waits.
+            let segment = world.parts.preparer.prepare().unwrap();
+            world.parts.log.shared.add_prepared(segment);
+            assert_eq!(world.disk.list().unwrap().iter().any(|name| name == REMOVING), begun);
+            prepared += u32::from(begun);
+        }
+        assert!(world.append(1, 60_000, Durability::Synced));
+        world.strike(if pieces % 3 == 0 { Left::Killed } else { Left::PowerCut });
+        assert!(!world.disk.list().unwrap().iter().any(|name| name == REMOVING));
+        world.compare();
+    }
+    assert!(
+        seen > 10 && prepared > 5,
+        "{seen} removals were cut off, {prepared} with a segment wanted meanwhile"
+    );
+}
+
+/// What is kept back of a disk for copies is restored without anything being appended.
+#[test]
+fn dead_segments_give_way_to_what_others_need() {
+    let mut world = World::with(5, Options { reserve_bytes: 1 << 20, ..small_options() }, SimDisk::new(5));
+    bunch_dies(&mut world, 8);
+    assert!(world.append(1, 60_000, Durability::Synced));
+    world.settle();
+    pass(&mut world, 301);
+    assert_eq!(world.parts.preparer.spares(), 4);
+    let files = u64::try_from(world.disk.list().unwrap().len()).unwrap();
+    let segment_bytes = world.options.segment_bytes;
+    world.disk.set_capacity(files * segment_bytes);
+    pass(&mut world, 1);
+    assert!(world.disk.free_bytes().unwrap() >= world.options.reserve_bytes, "{files} files");
+    assert!(world.parts.preparer.spares() > 0, "only what is needed is given back");
 }
 
 #[test]

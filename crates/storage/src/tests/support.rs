@@ -23,7 +23,7 @@ use crate::writer::Patience;
 #[derive(Default)]
 pub struct TestClock {
     pub ms: AtomicI64,
-    nanos: AtomicU64,
+    pub nanos: AtomicU64,
 }
 
 impl Clock for TestClock {
