@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .figures import (Figure, Unmeasured, around, batch_bytes_per_byte, cpu_per_gigabyte, device_bytes_per_byte, ends, growth,
-                      highest_rate, load_full, messages_per_second, not_held, number, ratios)
+                      load_full, messages_per_second, not_held, number, ratios)
 from .memory_limit import MemoryLimit
 from .runs import KAFKA, OURS, RETENTION_AT_ONCE, SMOKE_SECONDS, WORKLOADS, Changes, Runs
 
@@ -77,7 +77,7 @@ def core(runs: Runs) -> list[Figure]:
             runs.highest.update(zip(contenders, rates))
         reached = " and ".join(number(rate * MESSAGE_BYTES / 1e6) for rate in rates) + " MB/s"
         remark = "; ".join(filter(None, (reached, load_full(ours))))
-        figures.append(Figure(what, ratios(ours, kafka, highest_rate), at_least=factor, remark=remark))
+        figures.append(Figure(what, ratios(ours, kafka, messages_per_second), at_least=factor, remark=remark))
     return figures
 
 

@@ -112,11 +112,6 @@ def messages_per_second(result: Result) -> float:
     return quotient(result["bench"]["publishedMessages"], result["bench"]["seconds"])
 
 
-def highest_rate(result: Result) -> float:
-    """Messages a second that left no backlog. A test too short to find any has what it published."""
-    return result["bench"].get("sustainableRate") or messages_per_second(result)
-
-
 def device_bytes_per_byte(result: Result) -> float:
     """Bytes that the device wrote for a byte of published values."""
     if "device" not in result["bench"]:

@@ -305,6 +305,9 @@ impl Turn<'_> {
         command.args(["--contender", contender.name(), "--round", &self.round.to_string()]);
         command.args(["--durability", contender.durability(), "--server-pid", &server.pid().to_string()]);
         command.arg("--server-data-dir").arg(server.data_dir());
+        for (key, value) in server.setup() {
+            command.arg(format!("--server-setup={key}={value}"));
+        }
         let optional = [
             ("--server-cpus", arguments.server_cpus.as_str()),
             ("--load-cpus", arguments.load_cpus.as_str()),
@@ -391,7 +394,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let file = |name: &str| directory.join(name).display().to_string();
-        let ready = format!("echo 'mainstem is ready on {address} (data)'; exec sleep 1000");
+        let ready =
+            format!("echo 'ready version=\"7\" mainstem is ready on {address} (data)'; exec sleep 1000");
         script(&directory.join("mainstem"), &ready);
         script(&directory.join("load"), load);
         let result =
@@ -431,6 +435,7 @@ mod tests {
         let options =
             "--contender mainstem --round 2 --durability on the device before the answer --server-pid ";
         assert!(text.contains(options) && text.contains(" --server-data-dir "), "{text}");
+        assert!(text.contains(" --server-setup=version=7"), "{text}");
         assert!(!text.contains("--server-cpus") && !text.contains("--engine"), "{text}");
         assert_eq!(written["comparisons"][0]["contenders"][0]["name"], "mainstem");
         assert_eq!(written["failures"], json!([]));

@@ -89,6 +89,7 @@ pub struct Running {
     contender: Contender,
     bootstrap: String,
     client_properties: Vec<(String, String)>,
+    setup: Vec<(String, String)>,
     child: Child,
     log: PathBuf,
     // Dropped after the server has been stopped, with which it is removed.
@@ -139,23 +140,30 @@ impl Contender {
     fn bring_up(self, launch: &Launch<'_>) -> anyhow::Result<Running> {
         let data = DataDirectory::create(launch.data_parent, self.name(), launch.arguments.keep_data)?;
         let certificate = self.is_tls().then(|| Certificate::make(launch.work_dir)).transpose()?;
+        let arguments = launch.arguments;
         let mut running = match self {
             Contender::Mainstem | Contender::MainstemTls => {
                 let command = mainstem(launch, &data.path, certificate.as_ref())?;
-                Running::spawn(self, command, data, launch, |log| mainstem_address(log).map(str::to_owned))?
+                let mut running = Running::spawn(self, command, data, launch, |log| {
+                    mainstem_address(log).map(str::to_owned)
+                })?;
+                let log = fs::read_to_string(&running.log)?;
+                let version = mainstem_version(&log).map(|version| ("version".into(), version.into()));
+                running.setup = version.into_iter().chain(arguments.server_config.iter().cloned()).collect();
+                running
             }
             Contender::Kafka | Contender::KafkaDurable | Contender::KafkaTls => {
-                let arguments = launch.arguments;
-                let mut asked = arguments.server_config.clone();
-                asked.extend(certificate.iter().flat_map(Certificate::server_settings));
-                asked.extend(arguments.kafka_config.iter().cloned());
-                let config = kafka_config(self, &asked);
-                let (version, heap) = (&launch.arguments.kafka_version, &launch.arguments.kafka_heap);
+                let certified = certificate.iter().flat_map(Certificate::server_settings);
+                let config: Vec<_> = certified.chain(kafka_config(self, arguments)).collect();
+                let (version, heap) = (&arguments.kafka_version, &arguments.kafka_heap);
                 let kafka = Kafka { version, heap, config: &config, tls: self.is_tls() };
                 let prepared = kafka.prepare(&data.path, launch.work_dir)?;
                 let command = kafka.command(&prepared, launch.cpus)?;
                 let ready = |log: &str| log.contains(kafka::READY).then(|| prepared.bootstrap.clone());
-                Running::spawn(self, command, data, launch, ready)?
+                let mut running = Running::spawn(self, command, data, launch, ready)?;
+                let setup = [("version".into(), version.clone()), ("heap".into(), heap.clone())];
+                running.setup = setup.into_iter().chain(kafka_config(self, arguments)).collect();
+                running
             }
         };
         running.client_properties = certificate.map(|of| of.client_properties()).unwrap_or_default();
@@ -163,7 +171,8 @@ impl Contender {
     }
 }
 
-fn key_value(text: &str) -> Result<(String, String), String> {
+/// What an argument KEY=VALUE says.
+pub fn key_value(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().into(), value.trim().into())),
         _ => Err("it must be KEY=VALUE".into()),
@@ -171,10 +180,10 @@ fn key_value(text: &str) -> Result<(String, String), String> {
 }
 
 /// What a topic's `flush.messages` is by default, then what was asked for, which counts when it says otherwise.
-fn kafka_config(contender: Contender, asked: &[(String, String)]) -> Vec<(String, String)> {
+fn kafka_config(contender: Contender, arguments: &ContenderArguments) -> Vec<(String, String)> {
     let flush = ("log.flush.interval.messages".to_owned(), "1".to_owned());
     let flush = (contender == Contender::KafkaDurable).then_some(flush);
-    flush.into_iter().chain(asked.iter().cloned()).collect()
+    flush.iter().chain(&arguments.server_config).chain(&arguments.kafka_config).cloned().collect()
 }
 
 fn mainstem_program(arguments: &ContenderArguments) -> anyhow::Result<PathBuf> {
@@ -231,6 +240,12 @@ fn mainstem_address(log: &str) -> Option<&str> {
     Some(address.split_once("://").map_or(address, |(_, address)| address))
 }
 
+/// From the line of its log that says that it is ready.
+fn mainstem_version(log: &str) -> Option<&str> {
+    let (_, rest) = log.split_once(" version=\"")?;
+    rest.split_once('"').map(|(version, _)| version)
+}
+
 impl Running {
     fn spawn(
         contender: Contender,
@@ -244,8 +259,8 @@ impl Running {
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let child = command.spawn().with_context(|| format!("{command:?} cannot be run"))?;
         // From here on an error stops it.
-        let (bootstrap, client_properties) = (String::new(), Vec::new());
-        let mut running = Running { contender, bootstrap, client_properties, child, log, data };
+        let (bootstrap, client_properties, setup) = (String::new(), Vec::new(), Vec::new());
+        let mut running = Running { contender, bootstrap, client_properties, setup, child, log, data };
         let deadline = Instant::now() + launch.timeout;
         loop {
             interrupt::check()?;
@@ -278,6 +293,11 @@ impl Running {
     /// What its clients have to be told besides.
     pub fn client_properties(&self) -> &[(String, String)] {
         &self.client_properties
+    }
+
+    /// Its version and what was set for it, for the record; not where a certificate is.
+    pub fn setup(&self) -> &[(String, String)] {
+        &self.setup
     }
 
     /// Its process id.
@@ -395,6 +415,7 @@ mod tests {
         let out = directory.path().join("out");
         let script = format!(
             "echo \"$$ $*\" >{out}\n trap 'echo stopped >>{out}; exit' TERM\n\
+             echo 'INFO mainstem::serve: ready version=\"1.2.3\"'\n\
              echo 'mainstem is ready on {address} (data somewhere, admin off)'\n while :; do sleep 0.01; done",
             out = out.display()
         );
@@ -402,6 +423,7 @@ mod tests {
         assert_eq!(running.bootstrap(), address.to_string());
         assert_eq!(running.contender().name(), "mainstem");
         assert!(running.data_dir().is_dir());
+        assert_eq!(running.setup(), [("version".to_owned(), "1.2.3".to_owned())]);
         running.check().unwrap();
         let started = format!(
             "{} serve --listen 127.0.0.1:0 --admin-listen  --data-dir {}\n",
@@ -467,13 +489,20 @@ mod tests {
     }
 
     #[test]
+    fn the_ready_line_says_the_version() {
+        let log = "INFO mainstem::serve: ready address=\"127.0.0.1:36311\" millis=20 version=\"0.1.0\"\nmainstem is";
+        assert_eq!(mainstem_version(log), Some("0.1.0"));
+        assert_eq!(mainstem_version("mainstem is ready on 127.0.0.1:36"), None);
+    }
+
+    #[test]
     fn durable_kafka_flushes_unless_told_otherwise() {
-        let arguments = arguments(&["--kafka-config", "a=b=c", "--kafka-heap", "-Xmx1g"]);
-        let asked = ("a".to_owned(), "b=c".to_owned());
+        let line = ["--kafka-config", "a=b=c", "--server-config", "d=e", "--kafka-heap", "-Xmx1g"];
+        let arguments = arguments(&line);
         assert_eq!(arguments.kafka_heap, "-Xmx1g");
-        let flush = ("log.flush.interval.messages".to_owned(), "1".to_owned());
-        let durable = kafka_config(Contender::KafkaDurable, &arguments.kafka_config);
-        assert_eq!(durable, [flush, asked]);
-        assert_eq!(kafka_config(Contender::Kafka, &arguments.kafka_config), durable[1..]);
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        let durable = kafka_config(Contender::KafkaDurable, &arguments);
+        assert_eq!(durable, [pair("log.flush.interval.messages", "1"), pair("d", "e"), pair("a", "b=c")]);
+        assert_eq!(kafka_config(Contender::Kafka, &arguments), durable[1..]);
     }
 }

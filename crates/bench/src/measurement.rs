@@ -130,6 +130,7 @@ impl Measurement<'_> {
             contender: arguments.contender.clone(),
             round: arguments.round,
             durability: arguments.durability.clone(),
+            setup: arguments.server_setup.iter().cloned().collect(),
             sample_seconds,
             producer_rate: plan.workload.producer_rate,
             groups: plan.workload.groups(),

@@ -90,6 +90,8 @@ pub struct Bench {
     pub round: u32,
     /// What an acknowledgement promised, in words: for example "on the device before the answer".
     pub durability: String,
+    /// The server's version and what was set for it, as far as it was said.
+    pub setup: BTreeMap<String, String>,
     /// RFC 3339, UTC.
     pub begin_time: String,
     /// Between two samples of a series.

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 
+use crate::contender::key_value;
 use crate::driver::Driver;
 use crate::measurement::test;
 use crate::result::TestResult;
@@ -68,6 +69,9 @@ pub struct RunArguments {
     /// What the server promises by an acknowledgement, in words, for reports
     #[arg(long, value_name = "WORDS", default_value = "")]
     pub durability: String,
+    /// The server's version or one of its settings, for the record; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub server_setup: Vec<(String, String)>,
     /// The server's process, when it runs here: its CPU time and memory are measured
     #[arg(long, value_name = "PID")]
     pub server_pid: Option<u32>,

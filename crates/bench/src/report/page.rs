@@ -2,6 +2,8 @@
 //!
 //! Whatever comes from a result or from the command line goes through [`escape`].
 
+use std::collections::BTreeMap;
+
 use super::measure::{self, Measure};
 use super::{Contender, Drawing, Workload, chart, distinct, escape, number};
 use crate::result::{Environment, TestResult};
@@ -306,6 +308,9 @@ fn ratio(measure: &Measure, contender: &Contender<'_>, base: &Contender<'_>) -> 
 /// What a contender's results say about how they came about, one value for each that differs.
 type Condition = (String, Box<dyn Fn(&TestResult) -> String>);
 
+/// Settings that a result names.
+type SettingsOf = fn(&TestResult) -> &BTreeMap<String, String>;
+
 fn conditions(workload: &Workload<'_>) -> String {
     let mut conditions: Vec<Condition> = Vec::new();
     let mut add = |name: &str, of: fn(&TestResult) -> String| conditions.push((name.into(), Box::new(of)));
@@ -324,11 +329,14 @@ fn conditions(workload: &Workload<'_>) -> String {
     });
     add("processors of the server", |result| result.bench.environment.server_cpus.clone());
     add("processors of the load", |result| result.bench.environment.load_cpus.clone());
-    let settings = distinct(workload.results().flat_map(|result| result.bench.client.keys()));
-    for key in settings {
-        let setting = key.clone();
-        let of = move |result: &TestResult| result.bench.client.get(&setting).cloned().unwrap_or_default();
-        conditions.push((format!("client: {key}"), Box::new(of)));
+    let maps: [(&str, SettingsOf); 2] =
+        [("server", |result| &result.bench.setup), ("client", |result| &result.bench.client)];
+    for (whose, settings) in maps {
+        for key in distinct(workload.results().flat_map(|result| settings(result).keys())) {
+            let setting = key.clone();
+            let of = move |result: &TestResult| settings(result).get(&setting).cloned().unwrap_or_default();
+            conditions.push((format!("{whose}: {key}"), Box::new(of)));
+        }
     }
     let heads: String = workload.contenders.iter().map(|one| format!("<th>{}</th>", named(one))).collect();
     let mut rows = String::new();
@@ -407,8 +415,10 @@ mod tests {
 
     #[test]
     fn conditions_that_differ_between_rounds_are_all_named_and_escaped() {
-        let results = [result("a", 1, 1.0), result("a", 2, 1.0)];
+        let mut results = [result("a", 1, 1.0), result("a", 2, 1.0)];
+        results[1].bench.setup.insert("version".into(), "4.3.1".into());
         let table = conditions(&grouped(&results)[0]);
+        assert!(table.contains("<td>server: version</td><td>4.3.1</td>"));
         assert!(table.contains(
             "<td>client: acks</td><td>1 &lt;of &quot;a&quot;&gt;<br>2 &lt;of &quot;a&quot;&gt;</td>"
         ));
