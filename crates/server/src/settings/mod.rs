@@ -29,7 +29,8 @@ use table::{HIDDEN, ROWS, Scope, Text, Texts};
 const ENVIRONMENT_PREFIX: &str = "MAINSTEM_";
 /// What follows the prefix in variables that are no settings of the server: the project's own scripts read them, and
 /// `mainstem user` the last one.
-const OF_OTHERS: [&str; 5] = ["BIN", "BLESS", "CACHE", "SEEDS", "PASSWORD"];
+const OF_OTHERS: [&str; 8] =
+    ["BENCH_BIN", "BIN", "BLESS", "CACHE", "SEEDS", "WIRE_DUMP", "WRITE_DOCS", "PASSWORD"];
 
 /// A setting of one listener is written `listener.name.<name>.<setting>`.
 const OVERRIDE_PREFIX: &str = "listener.name.";

@@ -152,6 +152,14 @@ fn variables_of_kubernetes_and_of_others_are_no_mistakes() {
         .variable("MAINSTEM_PORT_9092_TCP_ADDR", "10.0.0.1")
         .variable("PATH", "/bin");
     given.load().unwrap();
+    // What make has in its environment, `make run` gives to the server.
+    let makefile = include_str!("../../../../Makefile");
+    let names = |text: &'static str| text.split(|c: char| !(c.is_ascii_uppercase() || c == '_'));
+    let found: Vec<&str> = names(makefile).filter(|name| name.starts_with("MAINSTEM_")).collect();
+    assert!(found.contains(&"MAINSTEM_BENCH_BIN"), "{found:?}");
+    for name in found {
+        Given::new().variable(name, "anything").load().unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
 }
 
 #[test]
