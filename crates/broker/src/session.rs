@@ -196,6 +196,11 @@ impl Slots {
         }
     }
 
+    /// Whether there are no partitions.
+    pub fn is_empty(&self) -> bool {
+        self.by_partition.is_empty()
+    }
+
     /// How many partitions there are.
     pub fn len(&self) -> usize {
         self.by_partition.len()

@@ -152,6 +152,29 @@ impl Running {
         (error, offset)
     }
 
+    /// Two partitions in one request.
+    async fn produce_both(
+        &mut self,
+        topic: &'static str,
+        partitions: [i32; 2],
+        acks: i16,
+    ) -> [(i16, i64); 2] {
+        let data = |index: i32| m::produce_request::PartitionProduceData {
+            index,
+            records: Some(batch("one").into()),
+        };
+        let topic = m::produce_request::TopicProduceData {
+            name: Text::from_static(topic),
+            partition_data: partitions.map(data).into(),
+            ..Default::default()
+        };
+        let request =
+            m::ProduceRequest { acks, timeout_ms: 5000, topic_data: vec![topic], transactional_id: None };
+        let answer: m::ProduceResponse = call(&mut self.connection, 12, &request).await;
+        let answers = &answer.responses[0].partition_responses;
+        [0, 1].map(|at: usize| (answers[at].error_code, answers[at].base_offset))
+    }
+
     async fn fetch(&mut self, version: i16, topic: &'static str, partition: i32) -> (i16, usize, i64) {
         let request = fetch_request((0, -1), 0, vec![fetch_of(topic, partition, 0)]);
         let answer: m::FetchResponse = call(&mut self.connection, version, &request).await;
@@ -486,6 +509,27 @@ async fn without_any_log_it_does_not_start() {
     );
 }
 
+/// One request for both logs: each partition is answered by what became of its own batch.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_in_a_healthy_log_is_answered_as_done_beside_one_that_fails() {
+    for acks in [-1, 1] {
+        let machine = Machine::new(&["a", "b"]);
+        let mut server = machine.start(&["a", "b"]);
+        server.create("t", 2).await;
+        server.stop().await;
+        let (well, ill) = (machine.one_in("t", "a"), machine.one_in("t", "b"));
+        let mut server = machine.start(&["a", "b"]);
+        machine.disk("b").fail_write_after(0, Fault::Forever);
+        machine.disk("b").fail_sync_after(0, Fault::Forever);
+        // With acks=1 it need not be synced.
+        machine.disk("a").hold_syncs(acks == 1);
+        let answer = server.produce_both("t", [well, ill], acks).await;
+        machine.disk("a").hold_syncs(false);
+        assert_eq!(answer, [(NONE, 0), (STORAGE, -1)], "acks={acks}");
+        server.stop().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_that_fails_while_it_runs_stops_only_its_own_partitions() {
     let machine = Machine::new(&["a", "b"]);
@@ -499,20 +543,8 @@ async fn a_log_that_fails_while_it_runs_stops_only_its_own_partitions() {
     }
     machine.disk("b").fail_write_after(0, Fault::Forever);
     machine.disk("b").fail_sync_after(0, Fault::Forever);
-    // One request for both: what is in the healthy log is answered as done.
-    let data =
-        |index: i32| m::produce_request::PartitionProduceData { index, records: Some(batch("two").into()) };
-    let topic = m::produce_request::TopicProduceData {
-        name: Text::from_static("t"),
-        partition_data: vec![data(well), data(ill)],
-        ..Default::default()
-    };
-    let request =
-        m::ProduceRequest { acks: -1, timeout_ms: 5000, topic_data: vec![topic], transactional_id: None };
-    let answer: m::ProduceResponse = call(&mut server.connection, 12, &request).await;
-    let outcome: Vec<_> =
-        answer.responses[0].partition_responses.iter().map(|p| (p.error_code, p.base_offset)).collect();
-    assert_eq!(outcome, [(NONE, 1), (STORAGE, -1)]);
+    assert_eq!(server.produce("t", ill, "two").await, (STORAGE, -1));
+    assert_eq!(server.produce("t", well, "two").await, (NONE, 1));
     assert_eq!(server.produce("t", ill, "three").await, (STORAGE, -1));
     assert_eq!(server.produce("t", well, "three").await, (NONE, 2));
     // What stands can be read.

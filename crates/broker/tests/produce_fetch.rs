@@ -210,6 +210,30 @@ async fn a_session_answers_with_what_changed_and_waits_for_it() {
     broker.close().await;
 }
 
+/// As Kafka, which waits only for bytes that are asked for (ReplicaManager.fetchMessages); a client that closes its session
+/// asks for nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_asks_for_nothing_does_not_wait() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 1, &[]).await;
+    let of_t = || vec![fetch_of("t", 0, 0)];
+    let opened: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, 0), 0, of_t())).await;
+    let session = opened.session_id;
+    // A call that takes 10 s fails.
+    let no_bytes =
+        |session, topics| m::FetchRequest { min_bytes: 0, ..fetch_request(session, 60_000, topics) };
+    let answer: m::FetchResponse = call(&mut connection, 12, &no_bytes((0, -1), of_t())).await;
+    assert_eq!(values(&answer), [(0, Vec::new())]);
+    let answer: m::FetchResponse = call(&mut connection, 12, &no_bytes((session, 1), Vec::new())).await;
+    assert_eq!((answer.error_code, values(&answer)), (0, Vec::new()));
+    let close = fetch_request((session, -1), 60_000, Vec::new());
+    let answer: m::FetchResponse = call(&mut connection, 12, &close).await;
+    assert_eq!((answer.error_code, values(&answer)), (0, Vec::new()));
+    broker.close().await;
+}
+
 /// Clients of these versions know a topic by its name, and name it once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_finds_a_topic_that_was_created_again() {

@@ -239,7 +239,8 @@ async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Loo
         urgent |= !cold.is_empty();
         read_cold(slots, cold, limits, &mut looks).await;
         let now = Instant::now();
-        if urgent || looks.bytes >= limits.bytes_min.max(1) || now >= limits.deadline {
+        // Nobody waits who asks for nothing: a client closes its session so.
+        if urgent || looks.bytes >= limits.bytes_min || now >= limits.deadline || slots.is_empty() {
             return looks.taken();
         }
         // Who cannot take all that is there has enough of it: batches are whole, and limits in between.
@@ -256,7 +257,7 @@ async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Loo
         // The marker that ends a transaction is much smaller than what it makes readable.
         let held_back = limits.read_committed
             && looks.any(|look| look.data.last_stable_offset < look.data.high_watermark);
-        let missing = if held_back { 1 } else { limits.bytes_min.max(1) - looks.bytes };
+        let missing = if held_back { 1 } else { limits.bytes_min - looks.bytes };
         let waited = tokio::time::timeout_at(limits.deadline, slots.signal.wait(missing)).await;
         numbers = slots.signal.take_dirty();
         if waited.is_err() && numbers.is_empty() {
@@ -275,6 +276,12 @@ struct Looks {
 
 impl Looks {
     fn add(&mut self, look: Look) {
+        // Or a fetch that is woken again and again would keep the places of all looks that it made.
+        if self.looks.len() > 2 * self.by_slot.len() + 64 {
+            self.looks.retain(Option::is_some);
+            let numbered = self.looks.iter().flatten().enumerate();
+            self.by_slot = numbered.map(|(at, look)| (look.slot, at)).collect();
+        }
         self.bytes += look.bytes;
         self.by_slot.insert(look.slot, self.looks.len());
         self.looks.push(Some(look));
@@ -564,4 +571,29 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
     served.into_iter().for_each(|slot| signal.mark(slot, 0));
     slots.missing = missing;
     responses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(slot: usize, bytes: usize) -> Look {
+        Look { slot, data: PartitionData::default(), bytes, cut_short: false }
+    }
+
+    #[test]
+    fn a_fetch_that_is_woken_often_keeps_its_last_looks_only() {
+        let mut looks = Looks::default();
+        (0..3).for_each(|slot| looks.add(look(slot, 1)));
+        for bytes in 0..100_000 {
+            looks.remove(1);
+            looks.add(look(1, bytes));
+            assert!(looks.looks.len() <= 71 && looks.by_slot.len() == 3);
+        }
+        looks.remove(0);
+        looks.add(look(0, 5));
+        assert_eq!(looks.bytes, 1 + 99_999 + 5);
+        let taken: Vec<(usize, usize)> = looks.taken().iter().map(|look| (look.slot, look.bytes)).collect();
+        assert_eq!(taken, [(2, 1), (1, 99_999), (0, 5)]);
+    }
 }

@@ -1,10 +1,10 @@
 //! Produce: checks each batch, gives it a place in the log, and answers when the log has what `acks` asks for.
 //!
-//! One completion serves a whole request; where it fails, each partition is answered by the state of its own log. Everything up to the place in the log happens in [`begin`], in the order of
-//! the connection's requests; the answer is awaited apart, so that several requests share a group commit.
+//! Everything up to the place in the log happens in [`begin`], in the order of the connection's requests; the answer is
+//! awaited apart, so that several requests share a group commit.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -57,56 +57,53 @@ struct Part {
     home: Home,
     log_append_time: Option<Timestamp>,
     appended: Appended,
+    failure: Arc<OnceLock<AppendError>>,
 }
 
 /// A request whose batches are in the log's queue.
 pub struct Begun {
     response: ProduceResponse,
     parts: Vec<Part>,
-    done: Option<oneshot::Receiver<AppendResult>>,
+    done: Option<oneshot::Receiver<()>>,
     timeout: Duration,
 }
 
-type AppendResult = Result<(), AppendError>;
-
-/// The first failure, if there was one, and who waits for the outcome.
-struct Outcome {
-    result: AppendResult,
-    waiting: Option<oneshot::Sender<AppendResult>>,
-}
-
-/// Answers once for all batches of a request.
+/// Tells when all batches of a request are done.
 struct Tally {
     /// The connection that waits for it.
     caller: u64,
     /// Batches that are not done, and one for the request itself until all are queued.
     left: AtomicUsize,
-    outcome: Mutex<Outcome>,
+    waiting: Mutex<Option<oneshot::Sender<()>>>,
 }
 
 impl Tally {
     fn finish_one(&self) {
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let mut outcome = self.outcome.lock();
-            let result = outcome.result.clone();
-            if let Some(sender) = outcome.waiting.take() {
-                // A client that went away no longer waits for it.
-                let _ = sender.send(result);
-            }
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(sender) = self.waiting.lock().take()
+        {
+            // A client that went away no longer waits for it.
+            let _ = sender.send(());
         }
     }
 }
 
-impl Completion for Tally {
+/// One batch of a request. Its partition may be in another log than the others'.
+struct Batch {
+    tally: Arc<Tally>,
+    failure: Arc<OnceLock<AppendError>>,
+}
+
+impl Completion for Batch {
     fn complete(&self, result: Result<(), AppendError>) {
         if let Err(error) = result {
-            self.outcome.lock().result = Err(error);
+            let _ = self.failure.set(error);
         }
-        self.finish_one();
+        self.tally.finish_one();
     }
 
     fn caller(&self) -> Option<u64> {
-        Some(self.caller)
+        Some(self.tally.caller)
     }
 }
 
@@ -130,7 +127,7 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
     let tally = Arc::new(Tally {
         caller: Arc::as_ptr(&caller.origin).addr() as u64,
         left: AtomicUsize::new(1),
-        outcome: Mutex::new(Outcome { result: Ok(()), waiting: Some(sender) }),
+        waiting: Mutex::new(Some(sender)),
     });
     let mut response = ProduceResponse {
         responses: Vec::with_capacity(request.topic_data.len()),
@@ -149,7 +146,11 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
                 (_, Err(error)) => Err((*error).into()),
                 (Ok(durability), Ok(topic)) => {
                     let transaction = transactions.of(at_topic, at);
-                    append(broker, topic, data, *durability, &tally, transaction, &mut naming).await
+                    let failure = Arc::default();
+                    let batch = Batch { tally: tally.clone(), failure: Arc::clone(&failure) };
+                    let appended =
+                        append(broker, topic, data, *durability, batch, transaction, &mut naming).await;
+                    appended.map(|appended| (appended, failure))
                 }
             };
             let mut answer = PartitionProduceResponse {
@@ -159,8 +160,9 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
                 ..Default::default()
             };
             match begun {
-                Ok((partition, home, appended, log_append_time)) => {
-                    parts.push(Part { topic: at_topic, at, partition, home, log_append_time, appended });
+                Ok(((partition, home, appended, log_append_time), failure)) => {
+                    let topic = at_topic;
+                    parts.push(Part { topic, at, partition, home, log_append_time, appended, failure });
                 }
                 Err(refusal) => {
                     refuse(&mut answer, &refusal.failure);
@@ -202,9 +204,10 @@ impl Begun {
     pub async fn answer(self, broker: Arc<Broker>) -> ProduceResponse {
         let Begun { mut response, parts, done, timeout } = self;
         let wait = async {
-            let appended = match done {
-                Some(done) => done.await.unwrap_or(Err(AppendError::Closed)),
-                None => Ok(()),
+            // Otherwise what should have told is gone, and with it what became of them.
+            let told = match done {
+                Some(done) => done.await.is_ok(),
+                None => true,
             };
             let mut outcomes = Vec::with_capacity(parts.len());
             for part in &parts {
@@ -212,13 +215,10 @@ impl Begun {
                     Appended::Duplicate { end, .. } => {
                         broker.committed(&part.partition, &part.home, end).await
                     }
-                    // Of all parts one failed at least. A log that fails says so only after its appends have; what is
-                    // committed is done, whatever became of the rest.
-                    Appended::New { base_offset } => match &appended {
-                        Err(error) if part.home.stream.bounds().committed <= base_offset => {
-                            Err(part.home.log.log.stopped().unwrap_or_else(|| error.clone()))
-                        }
-                        _ => Ok(()),
+                    Appended::New { .. } => match part.failure.get() {
+                        Some(error) => Err(error.clone()),
+                        None if told => Ok(()),
+                        None => Err(AppendError::Closed),
                     },
                 });
             }
@@ -309,7 +309,7 @@ async fn append(
     topic: &Topic,
     data: PartitionProduceData,
     durability: Option<Durability>,
-    tally: &Arc<Tally>,
+    done: Batch,
     transaction: Option<Result<Option<Check>, Failure>>,
     naming: &mut Naming,
 ) -> Result<(Arc<Partition>, Home, Appended, Option<Timestamp>), Refusal> {
@@ -341,9 +341,10 @@ async fn append(
         return Err(ErrorCode::UnknownTopicOrPartition.into());
     }
     let log_append_time = batch.append_time;
+    let tally = done.tally.clone();
     let done = durability.map(|_| {
         tally.left.fetch_add(1, Ordering::AcqRel);
-        tally.clone() as Arc<dyn Completion>
+        Arc::new(done) as Arc<dyn Completion>
     });
     let waits = done.is_some();
     let durability = durability.unwrap_or(Durability::Written);
