@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::time::Sleep;
 
 use crate::budget::{Budget, Share};
-use crate::inbound::{Inbound, Read};
+use crate::inbound::{Arrived, Inbound, Read};
 use crate::lobby::Place;
 use crate::outbound::Outbound;
 use crate::transport::Transport;
@@ -246,18 +246,19 @@ async fn converse<T: Transport, H: Handler>(
         let (sending, stoppable) = (!state.outbound.is_empty(), state.ending.is_none());
         // Memory for who is not known yet is taken from those who are not known yet.
         let budget = lobby.as_ref().filter(|_| state.place.is_some()).map_or(budget, |lobby| &lobby.budget);
+        let behind = state.outbound.waits();
         let State { inbound, outbound, place, .. } = &mut state;
         let waiting = place.is_some() && stoppable;
         let event = tokio::select! {
             biased;
             result = poll_fn(|cx| outbound.poll_step(cx, &mut writer)), if sending => result.map(|()| Event::Wrote),
-            result = inbound.next(&mut reader, budget), if may_read => result.map(Event::Read),
+            result = inbound.next(&mut reader, budget, behind), if may_read => result.map(Event::Read),
             () = &mut timer => Ok(Event::Timer),
             () = &mut stop, if stoppable => Ok(Event::Stop),
             () = Place::lost(place), if waiting => Ok(Event::Crowded),
         };
         match event {
-            Ok(Event::Read(Read::Frame(frame, share))) => {
+            Ok(Event::Read(Read::Frame(Arrived { bytes: frame, share, waits }))) => {
                 state.last_request = Instant::now();
                 state.beginning = true;
                 let begun = {
@@ -266,7 +267,7 @@ async fn converse<T: Transport, H: Handler>(
                 };
                 state.beginning = false;
                 match begun {
-                    Ok(Ok(Some(answer))) => state.outbound.push(answer, share),
+                    Ok(Ok(Some(answer))) => state.outbound.push(answer, share, waits),
                     Ok(Ok(None)) => drop::<Share>(share),
                     Ok(Err(refused)) => state.end(Closing::Refused(refused)),
                     Err(closing) => return closing,

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use crate::budget::{Budget, SMALL_FRAME_BYTES, Share};
+use crate::budget::{Budget, SMALL_FRAME_BYTES, Share, waits};
 use crate::connection::Closing;
 use crate::transport::Source;
 
@@ -31,11 +31,20 @@ const SIZE_BYTES: usize = 4;
 /// What [`Inbound::next`] found.
 #[derive(Debug)]
 pub enum Read {
-    Frame(Bytes, Share),
+    Frame(Arrived),
     /// A frame has begun and the rest is still to come: [`Inbound::stalled_from`] has changed. Call again.
     Waiting,
     /// The client sends no more.
     End,
+}
+
+/// A whole frame.
+#[derive(Debug)]
+pub struct Arrived {
+    pub bytes: Bytes,
+    pub share: Share,
+    /// Whether it is of a request that waits for somebody else.
+    pub waits: bool,
 }
 
 /// What was read from a connection and not yet handed on.
@@ -58,6 +67,8 @@ struct Partial {
     size: usize,
     bytes: Vec<u8>,
     share: Share,
+    /// Which part of the budget the share is of, once it holds something: that of those who wait, or not.
+    patient: Option<bool>,
 }
 
 impl Inbound {
@@ -96,8 +107,13 @@ impl Inbound {
         }
     }
 
-    /// The next frame. Cancellation-safe.
-    pub async fn next<S: Source>(&mut self, reader: &mut S, budget: &Budget) -> Result<Read, Closing> {
+    /// The next frame, which comes `behind` a request that waits, or not. Cancellation-safe.
+    pub async fn next<S: Source>(
+        &mut self,
+        reader: &mut S,
+        budget: &Budget,
+        behind: bool,
+    ) -> Result<Read, Closing> {
         loop {
             if self.frame.is_none() && !self.begin()? {
                 let owed = !self.unread().is_empty();
@@ -111,15 +127,16 @@ impl Inbound {
                 }
                 continue;
             }
-            self.grow(budget).await;
+            self.grow(budget, behind).await;
             self.move_unread();
             let frame = self.frame.as_mut().expect("a frame has begun");
             let missing = frame.size - frame.bytes.len();
             if missing == 0 {
+                let waits = waits(&frame.bytes).unwrap_or(false);
                 if frame.size <= SMALL_FRAME_BYTES {
-                    budget.take_small(&mut frame.share, &frame.bytes).await;
+                    budget.take_small(&mut frame.share, waits || behind, frame.size).await;
                 }
-                return Ok(self.finish());
+                return Ok(self.finish(waits));
             }
             if frame.bytes.len() == frame.bytes.capacity() {
                 continue;
@@ -151,7 +168,8 @@ impl Inbound {
         match usize::try_from(claimed) {
             Ok(size) if size > 0 && size <= self.frame_bytes_max => {
                 self.taken += SIZE_BYTES;
-                self.frame = Some(Partial { size, bytes: Vec::new(), share: Share::default() });
+                self.frame =
+                    Some(Partial { size, bytes: Vec::new(), share: Share::default(), patient: None });
                 Ok(true)
             }
             _ => Err(Closing::Size { claimed, max: self.frame_bytes_max, hint: hint(*prefix) }),
@@ -159,17 +177,24 @@ impl Inbound {
     }
 
     /// Makes room in the frame once all of it is used.
-    async fn grow(&mut self, budget: &Budget) {
+    async fn grow(&mut self, budget: &Budget, behind: bool) {
         let Some(frame) = &mut self.frame else { return };
         let held = frame.bytes.len();
         if held < frame.bytes.capacity() || held == frame.size {
             return;
         }
-        let step = if held == 0 { self.step_bytes } else { held * 2 }.min(frame.size);
+        let waits = waits(if held == 0 { &self.buffer[self.taken..] } else { &frame.bytes });
+        let step = match waits {
+            None => FIRST_STEP_BYTES,
+            Some(_) if held == 0 => self.step_bytes,
+            Some(_) => held * 2,
+        };
+        let step = step.min(frame.size);
         // While it is we who do not read, the client owes nothing.
         let stalled_from = self.stalled_from.take();
         if step > SMALL_FRAME_BYTES {
-            budget.grow(&mut frame.share, step).await;
+            let patient = *frame.patient.get_or_insert(waits.unwrap_or(false) || behind);
+            budget.grow(&mut frame.share, patient, step).await;
         }
         // A frame that begins to hold memory of the budget has less time from now on.
         let begins_to_hold = step > SMALL_FRAME_BYTES && held <= SMALL_FRAME_BYTES;
@@ -186,11 +211,11 @@ impl Inbound {
         self.free_if_empty();
     }
 
-    fn finish(&mut self) -> Read {
+    fn finish(&mut self, waits: bool) -> Read {
         let frame = self.frame.take().expect("a frame has begun");
         self.stalled_from = None;
         self.step_bytes = frame.size.clamp(FIRST_STEP_BYTES, TRUSTED_STEP_BYTES_MAX);
-        Read::Frame(Bytes::from(frame.bytes), frame.share)
+        Read::Frame(Arrived { bytes: Bytes::from(frame.bytes), share: frame.share, waits })
     }
 
     fn free_if_empty(&mut self) {
@@ -331,8 +356,8 @@ mod tests {
                 assert!(
                     held <= BUFFER_BYTES + FIRST_STEP_BYTES.max(TRUSTED_STEP_BYTES_MAX.min(2 * received))
                 );
-                match inbound.next(&mut source, &budget).await {
-                    Ok(Read::Frame(frame, _)) if frames < bodies.len() => {
+                match inbound.next(&mut source, &budget, false).await {
+                    Ok(Read::Frame(Arrived { bytes: frame, .. })) if frames < bodies.len() => {
                         assert!(frame == bodies[frames], "frames come whole and in order");
                         frames += 1;
                     }

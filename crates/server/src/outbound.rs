@@ -30,10 +30,18 @@ const SLICES_MAX: usize = 256;
 /// copied, and producers whose requests wait for the same thread meanwhile would wait milliseconds.
 const TURN_BYTES: usize = 256 * 1024;
 
+/// The answer to one request.
+struct Pending {
+    answer: Answer,
+    share: Share,
+    /// Whether it waits for somebody else.
+    waits: bool,
+}
+
 /// What a connection still has to send.
 #[derive(Default)]
 pub struct Outbound {
-    queue: VecDeque<(Answer, Share)>,
+    queue: VecDeque<Pending>,
     parts: VecDeque<Bytes>,
     /// Whether the writer may hold some of what it took.
     unflushed: bool,
@@ -41,16 +49,24 @@ pub struct Outbound {
     shares: Vec<Share>,
     /// What all requests hold whose answers are not written yet.
     held_bytes: usize,
+    /// How many in `queue` wait for somebody else.
+    waiting: usize,
     /// Since when the client has taken nothing.
     stalled_from: Option<Instant>,
     refused: Option<Refused>,
 }
 
 impl Outbound {
-    /// Queues the answer to a request that holds `share`.
-    pub fn push(&mut self, answer: Answer, share: Share) {
+    /// Queues the answer to a request that holds `share`, and `waits` for somebody else, or not.
+    pub fn push(&mut self, answer: Answer, share: Share, waits: bool) {
         self.held_bytes += share.bytes();
-        self.queue.push_back((answer, share));
+        self.waiting += usize::from(waits);
+        self.queue.push_back(Pending { answer, share, waits });
+    }
+
+    /// Whether one of them waits for somebody else.
+    pub fn waits(&self) -> bool {
+        self.waiting > 0
     }
 
     /// Requests whose answers are not written yet.
@@ -129,9 +145,10 @@ impl Outbound {
         let mut bytes = 0;
         let mut moved = false;
         while bytes < GATHER_BYTES && self.refused.is_none() {
-            let Some((answer, _)) = self.queue.front_mut() else { break };
-            let Poll::Ready(result) = answer.as_mut().poll(cx) else { break };
-            let (_, share) = self.queue.pop_front().expect("it has a front");
+            let Some(pending) = self.queue.front_mut() else { break };
+            let Poll::Ready(result) = pending.answer.as_mut().poll(cx) else { break };
+            let Pending { share, waits, .. } = self.queue.pop_front().expect("it has a front");
+            self.waiting -= usize::from(waits);
             moved = true;
             match result {
                 Ok(chunks) => {
@@ -142,9 +159,10 @@ impl Outbound {
                 Err(refused) => {
                     self.refused = Some(refused);
                     self.held_bytes -= share.bytes();
-                    for (_, share) in self.queue.drain(..) {
-                        self.held_bytes -= share.bytes();
+                    for pending in self.queue.drain(..) {
+                        self.held_bytes -= pending.share.bytes();
                     }
+                    self.waiting = 0;
                 }
             }
         }
@@ -256,7 +274,7 @@ mod tests {
         for number in 0..5u8 {
             let parts: Vec<Bytes> = (0..300).map(|size| Bytes::from(vec![number; size % 17])).collect();
             parts.iter().for_each(|part| expected.extend_from_slice(part));
-            outbound.push(answer(parts), Share::default());
+            outbound.push(answer(parts), Share::default(), false);
         }
         let mut writer = Narrow { taken: Vec::new(), at_once: 101, refuse: false, calls: 0 };
         assert_eq!(outbound.len(), 5);
@@ -271,13 +289,13 @@ mod tests {
     fn ready_answers_go_out_together_and_a_slow_head_holds_them_back() {
         let mut outbound = Outbound::default();
         let mut writer = Narrow { taken: Vec::new(), at_once: usize::MAX, refuse: true, calls: 0 };
-        outbound.push(Box::pin(std::future::pending()), Share::default());
-        outbound.push(answer(vec![Bytes::from_static(b"x")]), Share::default());
+        outbound.push(Box::pin(std::future::pending()), Share::default(), false);
+        outbound.push(answer(vec![Bytes::from_static(b"x")]), Share::default(), false);
         assert!(step(&mut outbound, &mut writer).is_pending());
         assert_eq!((writer.calls, outbound.len()), (0, 2));
         let mut outbound = Outbound::default();
         for _ in 0..10 {
-            outbound.push(answer(vec![Bytes::from_static(b"ab")]), Share::default());
+            outbound.push(answer(vec![Bytes::from_static(b"ab")]), Share::default(), false);
         }
         assert!(step(&mut outbound, &mut writer).is_ready());
         assert_eq!((writer.calls, writer.taken.len(), outbound.len()), (1, 20, 0));
@@ -317,7 +335,7 @@ mod tests {
 
         const BYTES: usize = 3 * TURN_BYTES + 1;
         let mut outbound = Outbound::default();
-        outbound.push(answer(vec![Bytes::from(vec![0; BYTES])]), Share::default());
+        outbound.push(answer(vec![Bytes::from(vec![0; BYTES])]), Share::default(), false);
         let woken = Arc::new(Woken(AtomicUsize::new(0)));
         let waker = woken.clone().into();
         let mut cx = Context::from_waker(&waker);
@@ -334,9 +352,9 @@ mod tests {
     fn what_comes_before_a_refusal_is_still_sent() {
         let mut outbound = Outbound::default();
         let mut writer = Narrow { taken: Vec::new(), at_once: usize::MAX, refuse: true, calls: 0 };
-        outbound.push(answer(vec![Bytes::from_static(b"ok")]), Share::default());
-        outbound.push(Box::pin(async { Err(Refused("no".into())) }), Share::default());
-        outbound.push(answer(vec![Bytes::from_static(b"never")]), Share::default());
+        outbound.push(answer(vec![Bytes::from_static(b"ok")]), Share::default(), false);
+        outbound.push(Box::pin(async { Err(Refused("no".into())) }), Share::default(), false);
+        outbound.push(answer(vec![Bytes::from_static(b"never")]), Share::default(), false);
         assert!(matches!(step(&mut outbound, &mut writer), Poll::Ready(Err(Closing::Refused(_)))));
         assert_eq!(writer.taken, b"ok");
     }

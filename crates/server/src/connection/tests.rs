@@ -24,7 +24,7 @@ use crate::turns::Turns;
 /// Far above what anything here takes, far below what CI waits for.
 pub const LONG: Duration = Duration::from_secs(20);
 
-/// `e`: echo. `w`: echo once the gate opens. `l`: answer 256 KiB. `n`: no answer. `b`: begin only once the gate opens,
+/// `e`: echo. `w`: echo once the gate opens, and so a Fetch. `l`: answer 256 KiB. `n`: no answer. `b`: begin only once the gate opens,
 /// then echo. `m`: echo, and be read no more for a while. `d`: the same for long, once the gate opens. `r`: refuse. `p`:
 /// panic. `i`: answer the principal's name. `a`: echo, and have authenticated. `f`: have failed to, which is answered late.
 struct Fake {
@@ -54,7 +54,7 @@ impl Handler for Fake {
         let gate = self.gate.clone();
         let answer: Answer = match frame[0] {
             b'e' => Box::pin(async move { Ok(Chunks { parts: vec![framed(&frame)] }) }),
-            b'w' => Box::pin(async move {
+            b'w' | 0 => Box::pin(async move {
                 gate.acquire().await.unwrap().forget();
                 Ok(Chunks { parts: vec![framed(&frame)] })
             }),
@@ -473,6 +473,67 @@ async fn frames_larger_than_the_budget_pass_one_after_the_other() {
     }
     for task in tasks {
         timeout(LONG, task).await.expect("nobody waits for ever").unwrap();
+    }
+    until(|| server.held_bytes() == 0).await;
+}
+
+/// Whatever stands behind a request that waits waits with it, for days if the client likes.
+#[tokio::test]
+async fn requests_that_wait_hold_nothing_that_others_need() {
+    let server = Server::start(|bounds| bounds.budget = Arc::new(Budget::new(256 * 1024))).await;
+    let fetch = |bytes: usize| [&[0, 1][..], &vec![0; bytes - 2]].concat();
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        let mut client = server.client().await;
+        client.send(&fetch(100)).await;
+        clients.push(client);
+    }
+    server.begun(8).await;
+    let mut patient = Vec::new();
+    for client in clients {
+        let (mut reader, mut writer) = client.0.into_split();
+        let sent = tokio::spawn(async move {
+            for size in [16_000, 300_000, 16_000, 16_000] {
+                writer.write_all(&framed(&vec![b'e'; size])).await.unwrap();
+            }
+            writer
+        });
+        let answered = tokio::spawn(async move {
+            for size in [100, 16_000, 300_000, 16_000, 16_000] {
+                let mut answer = vec![0; 4 + size];
+                reader.read_exact(&mut answer).await.unwrap();
+            }
+        });
+        patient.push((sent, answered));
+    }
+    for _ in 0..2 {
+        let (mut reader, mut writer) = server.client().await.0.into_split();
+        let body = fetch(250_000);
+        let sent = tokio::spawn(async move {
+            writer.write_all(&framed(&body)).await.unwrap();
+            writer
+        });
+        let answered = tokio::spawn(async move {
+            reader.read_exact(&mut vec![0; 250_004]).await.unwrap();
+        });
+        patient.push((sent, answered));
+    }
+    // Until they hold all that they get.
+    let mut before = 0;
+    while before != server.held_bytes() || before == 0 {
+        before = server.held_bytes();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let mut client = server.client().await;
+    for size in [16_000, 200_000, 10] {
+        let body = vec![b'e'; size];
+        client.send(&body).await;
+        assert!(client.receive().await.unwrap() == body, "{size}");
+    }
+    server.gate.add_permits(10);
+    for (sent, answered) in patient {
+        drop(timeout(LONG, sent).await.expect("all is taken").unwrap());
+        timeout(LONG, answered).await.expect("all is answered").unwrap();
     }
     until(|| server.held_bytes() == 0).await;
 }
