@@ -253,6 +253,11 @@ impl Partition {
         (!open).then(|| state.transactions.begin_check(producer_id))
     }
 
+    /// The coordinator refused what the check was for.
+    pub fn cancel_check(&self, producer_id: i64, check: Check) {
+        self.state.lock().transactions.cancel_check(producer_id, check);
+    }
+
     /// The last stable offset of a partition that is committed up to `committed`.
     pub fn last_stable_offset(&self, committed: Offset) -> Offset {
         // The start may have moved into an open transaction.

@@ -10,6 +10,7 @@ use wire::messages::ProduceRequest;
 use crate::api::transactions::BUMPING;
 use crate::broker::Broker;
 use crate::failure::{Failure, transaction_code};
+use crate::partition::Partition;
 use crate::topics::Topic;
 use crate::transactions::{Check, TransactionError};
 
@@ -23,6 +24,20 @@ pub struct Transactions {
     /// Whether the request names a transactional id.
     named: bool,
     checks: HashMap<(usize, usize), Result<Check, Failure>>,
+}
+
+/// A batch about which the coordinator is asked.
+struct Asked {
+    at: (usize, usize),
+    topic: String,
+    partition: Arc<Partition>,
+    check: Check,
+}
+
+impl Asked {
+    fn name(&self) -> (String, i32) {
+        (self.topic.clone(), self.partition.index)
+    }
 }
 
 impl Transactions {
@@ -55,30 +70,37 @@ impl Transactions {
                     continue;
                 }
                 if let Some(check) = partition.begin_check(producer) {
-                    asked.push(((at_topic, at), (topic.name.to_string(), data.index), check));
+                    asked.push(Asked { at: (at_topic, at), topic: topic.name.to_string(), partition, check });
                 }
             }
         }
         let mut checks = HashMap::new();
+        let mut answer = |asked: Asked, producer_id, result: Result<(), Failure>| {
+            if result.is_err() {
+                asked.partition.cancel_check(producer_id, asked.check);
+            }
+            checks.insert(asked.at, result.map(|()| asked.check));
+        };
         match one {
             // As by Kafka: a transactional id has one producer.
-            _ if several => {
+            Some(producer) if several => {
                 let failure = Failure::because(
                     ErrorCode::InvalidProducerIdMapping,
                     "Transactional records contained more than one producer ID",
                 );
+                asked.into_iter().for_each(|asked| answer(asked, producer.0, Err(failure.clone())));
                 checks.extend(places.into_iter().map(|place| (place, Err(failure.clone()))));
             }
             Some(producer) if version >= ADDS_FROM_VERSION && !asked.is_empty() => {
-                let partitions = asked.iter().map(|(_, partition, _)| partition.clone()).collect();
+                let partitions = asked.iter().map(Asked::name).collect();
                 let added = broker.transactions.add(id, producer, partitions, BUMPING).await;
                 let added = added.map_err(|error| refusal(error, version));
-                checks.extend(asked.into_iter().map(|(at, _, check)| (at, added.clone().map(|()| check))));
+                asked.into_iter().for_each(|asked| answer(asked, producer.0, added.clone()));
             }
             Some(producer) => {
-                for (at, partition, check) in asked {
-                    let verified = broker.transactions.verify(id, producer, &partition).await;
-                    checks.insert(at, verified.map(|()| check).map_err(|error| refusal(error, version)));
+                for asked in asked {
+                    let verified = broker.transactions.verify(id, producer, &asked.name()).await;
+                    answer(asked, producer.0, verified.map_err(|error| refusal(error, version)));
                 }
             }
             None => {}

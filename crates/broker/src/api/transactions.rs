@@ -298,6 +298,9 @@ async fn commit_all(
         // Also where a transaction is open: it may be that of a newer instance.
         false => broker.transactions.verify(id, producer, &of).await,
     };
+    if let (Err(_), Some(check)) = (&result, check) {
+        partition.cancel_check(producer_id, check);
+    }
     result.map_err(|error| match error {
         TransactionError::Fenced => ErrorCode::InvalidProducerEpoch,
         // Clients of these versions try again only where the coordinator is loading.

@@ -3,6 +3,7 @@
 //! Everything is noted when a batch gets its place in the log. A transaction that has ended holds the last stable offset
 //! back until its marker is committed.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 use model::Offset;
@@ -28,8 +29,8 @@ pub struct PartitionTransactions {
     unstable: BTreeMap<Offset, Option<Offset>>,
     /// In the order of their markers, each with the offset before which none of those behind it begins.
     aborted: Vec<(AbortedTransaction, Offset)>,
-    /// Producers of which a batch is about to begin a transaction here, with the number of the check.
-    checking: HashMap<i64, u64>,
+    /// Producers of which a batch is about to begin a transaction here, with the check, and for how many requests.
+    checking: HashMap<i64, (Check, u32)>,
     checks: u64,
     /// The checks up to this number are old.
     old_checks: u64,
@@ -77,20 +78,33 @@ impl PartitionTransactions {
     /// The coordinator is asked before the producer's next batch.
     pub fn begin_check(&mut self, producer_id: i64) -> Check {
         self.checks += 1;
-        let number = *self.checking.entry(producer_id).or_insert(self.checks);
-        Check(number)
+        let (check, requests) = self.checking.entry(producer_id).or_insert((Check(self.checks), 0));
+        *requests = requests.saturating_add(1);
+        *check
+    }
+
+    /// The coordinator has refused it: whoever makes up ids leaves nothing behind.
+    pub fn cancel_check(&mut self, producer_id: i64, check: Check) {
+        if let Entry::Occupied(mut entry) = self.checking.entry(producer_id)
+            && entry.get().0 == check
+        {
+            entry.get_mut().1 -= 1;
+            if entry.get().1 == 0 {
+                entry.remove();
+            }
+        }
     }
 
     /// Forgets checks that were begun before it was last called: nothing came of them.
     pub fn forget_checks(&mut self) {
-        self.checking.retain(|_, number| *number > self.old_checks);
+        self.checking.retain(|_, (check, _)| check.0 > self.old_checks);
         self.old_checks = self.checks;
     }
 
     /// Whether a batch of the producer may be appended: its transaction is open here, or the check still holds.
     pub fn may_append(&self, producer_id: i64, check: Option<Check>) -> bool {
         self.open.contains_key(&producer_id)
-            || check.is_some_and(|check| self.checking.get(&producer_id) == Some(&check.0))
+            || check.is_some_and(|check| self.checking.get(&producer_id).is_some_and(|(of, _)| *of == check))
     }
 
     /// A batch of a transaction was placed at `offset`; true when it is the first.
@@ -178,6 +192,28 @@ mod tests {
         assert!(transactions.begin(1, Offset(25)));
         assert_eq!(transactions.last_stable_offset(Offset(24)), Offset(23));
         assert_eq!(transactions.last_stable_offset(Offset(30)), Offset(25));
+    }
+
+    #[test]
+    fn a_check_that_was_refused_leaves_nothing_behind_once_nobody_shares_it() {
+        let mut of = PartitionTransactions::default();
+        for producer_id in 0..10_000 {
+            let check = of.begin_check(producer_id);
+            of.cancel_check(producer_id, check);
+        }
+        assert!(of.checking.is_empty());
+        // Two requests at once, of which the coordinator refuses one.
+        let (refused, held) = (of.begin_check(7), of.begin_check(7));
+        of.cancel_check(7, refused);
+        assert!(of.may_append(7, Some(held)));
+        of.cancel_check(7, held);
+        assert!(!of.may_append(7, Some(held)) && of.checking.is_empty());
+        // One that a marker has voided is not that of a later request.
+        let voided = of.begin_check(7);
+        of.end(7, Offset(0), TransactionResult::Abort);
+        let later = of.begin_check(7);
+        of.cancel_check(7, voided);
+        assert!(of.may_append(7, Some(later)));
     }
 
     #[test]
