@@ -200,11 +200,6 @@ impl Slots {
     pub fn is_empty(&self) -> bool {
         self.by_partition.is_empty()
     }
-
-    /// How many partitions there are.
-    pub fn len(&self) -> usize {
-        self.by_partition.len()
-    }
 }
 
 impl Drop for Slots {

@@ -115,7 +115,7 @@ async fn full(
     }
     let responses = response_of(&mut slots, looks, version, true);
     let mut session_id = 0;
-    if sessions && request.session_epoch == EPOCH_NEW && slots.len() > 0 {
+    if sessions && request.session_epoch == EPOCH_NEW && !slots.is_empty() {
         slots.subscribe();
         // What was committed between the look and the subscription is looked at in the next fetch.
         for number in slots.numbers() {
