@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
-use storage::{Admission, Append, Completion, Durability, Producers, RememberedBatch, Stream};
+use storage::{Admission, Append, AppendError, Completion, Durability, Producers, RememberedBatch, Stream};
 use uuid::Uuid;
 use wire::Text;
 use wire::records::{TransactionResult, end_transaction_marker};
@@ -17,7 +17,9 @@ use wire::records::{TransactionResult, end_transaction_marker};
 use crate::logs::{Lost, OpenLog};
 use crate::sequence::{self, Sequence, SequenceError};
 use crate::signal::Subscribers;
-use crate::transactions::{AbortedTransaction, Check, PartitionTransactions, StoredTransactions};
+use crate::transactions::{
+    AbortedTransaction, Check, PartitionTransactions, StoredTransactions, TransactionIndex,
+};
 
 /// The only leader epoch there is: one server, and nothing that consumers saw is ever truncated.
 pub const LEADER_EPOCH: i32 = 0;
@@ -47,6 +49,16 @@ pub struct Home {
     pub log: Arc<OpenLog>,
     /// Its stream there.
     pub stream: Arc<Stream>,
+}
+
+/// Tells that a transaction is forgotten, or that the log has failed.
+struct Forgotten(std::sync::mpsc::Sender<()>);
+
+impl Completion for Forgotten {
+    fn complete(&self, _: Result<(), AppendError>) {
+        // Who asked waits for it.
+        let _ = self.0.send(());
+    }
 }
 
 #[derive(Debug)]
@@ -269,6 +281,24 @@ impl Partition {
     /// The aborted transactions with records in `from..until`.
     pub fn aborted_between(&self, from: Offset, until: Offset) -> Vec<AbortedTransaction> {
         self.state.lock().transactions.aborted_between(from, until)
+    }
+
+    /// Forgets aborted transactions of which nothing is left; durable on return. Where the disk is full they stay, and
+    /// are found gone again. Blocks.
+    pub fn forget_aborted(&self, gone: &[AbortedTransaction], now_ms: i64) {
+        let Ok(home) = self.home() else { return };
+        let (sender, forgotten) = std::sync::mpsc::channel();
+        for transaction in gone {
+            let Ok(room) = home.log.log.admit(TransactionIndex::RECORD_BYTES) else { break };
+            let mut state = self.state.lock();
+            if state.transactions.forget_aborted(transaction) {
+                let done = Arc::new(Forgotten(sender.clone()));
+                home.log.transactions.forget(&home.log.log, self.stream_id, transaction, room, now_ms, done);
+            }
+        }
+        drop(sender);
+        // Ends when the last of them has told.
+        forgotten.iter().for_each(drop);
     }
 
     /// Its producers.

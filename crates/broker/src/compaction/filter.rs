@@ -6,10 +6,12 @@
 //! nothing of the transaction is left. The last batch of a producer stays, without records if need be, for its sequence.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use model::batch::empty_like;
 use model::{BatchHeader, Offset, Timestamp, TimestampType};
+use parking_lot::Mutex;
 use storage::{Producers, Rewriter, Rewritten};
 use wire::records::{BatchBuilder, RecordView, TransactionResult, marker_of, records};
 
@@ -24,10 +26,32 @@ pub const DECOMPRESSED_BYTES_MAX: usize = 128 * 1024 * 1024;
 pub struct Transactions {
     /// By first offset, those that come last first.
     aborted: Vec<AbortedTransaction>,
-    /// Aborted ones that have begun, and whether some of their records are still there.
-    aborting: HashMap<i64, bool>,
+    /// By producer, the aborted one that has begun.
+    aborting: HashMap<i64, Aborting>,
     /// Producers with records since their last marker, of which some are kept.
     committing: HashSet<i64>,
+    gone: Gone,
+}
+
+/// Aborted transactions of which nothing but the marker was found. Readers need not be told of them any more, and must not
+/// be once their markers are gone: they would skip all that the producer wrote since.
+pub type Gone = Arc<Mutex<Vec<AbortedTransaction>>>;
+
+#[derive(Debug)]
+struct Aborting {
+    transaction: AbortedTransaction,
+    /// Whether some of its records are still there.
+    seen: bool,
+}
+
+/// What becomes of a batch by the transaction that it belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    Stays,
+    /// It was aborted, or it is the marker of a transaction of which nothing is left.
+    Goes,
+    /// As before, but readers are still told of the transaction.
+    GoesOnceForgotten,
 }
 
 impl Transactions {
@@ -37,28 +61,57 @@ impl Transactions {
         Transactions { aborted, ..Transactions::default() }
     }
 
-    /// Takes a batch in; whether its records go: they were aborted, or it is the marker of a transaction of which
-    /// nothing is left.
-    pub fn discards(&mut self, header: &BatchHeader, marker: Option<TransactionResult>) -> bool {
+    /// What is found to be gone while batches are taken in.
+    pub fn gone(&self) -> Gone {
+        self.gone.clone()
+    }
+
+    /// Takes a batch in.
+    pub fn judge(&mut self, header: &BatchHeader, marker: Option<TransactionResult>) -> Verdict {
         let last = header.base_offset + i64::from(header.last_offset_delta);
-        while let Some(next) = self.aborted.pop_if(|next| next.first_offset <= last) {
-            self.aborting.entry(next.producer_id).or_default();
+        while let Some(transaction) = self.aborted.pop_if(|next| next.first_offset <= last) {
+            let aborting = Aborting { transaction, seen: false };
+            let before = self.aborting.insert(transaction.producer_id, aborting);
+            self.end(before);
+        }
+        // Where this one comes behind its marker, the marker is not there any more.
+        if self
+            .aborting
+            .get(&header.producer_id)
+            .is_some_and(|of| of.transaction.last_offset < header.base_offset)
+        {
+            let before = self.aborting.remove(&header.producer_id);
+            self.end(before);
         }
         match marker {
-            Some(TransactionResult::Abort) => !self.aborting.remove(&header.producer_id).unwrap_or_default(),
-            Some(TransactionResult::Commit) => !self.committing.remove(&header.producer_id),
+            Some(TransactionResult::Abort) => match self.aborting.remove(&header.producer_id) {
+                Some(of) if of.seen => Verdict::Stays,
+                Some(of) => {
+                    self.end(Some(of));
+                    Verdict::GoesOnceForgotten
+                }
+                None => Verdict::Goes,
+            },
+            Some(TransactionResult::Commit) if self.committing.remove(&header.producer_id) => Verdict::Stays,
+            Some(TransactionResult::Commit) => Verdict::Goes,
             // Another kind of control record: nothing is known of it, so it stays.
-            None if header.is_control() || !header.is_transactional() => false,
+            None if header.is_control() || !header.is_transactional() => Verdict::Stays,
             None => match self.aborting.get_mut(&header.producer_id) {
-                Some(seen) => {
-                    *seen = true;
-                    true
+                Some(of) => {
+                    of.seen = true;
+                    Verdict::Goes
                 }
                 None => {
                     self.committing.insert(header.producer_id);
-                    false
+                    Verdict::Stays
                 }
             },
+        }
+    }
+
+    fn end(&mut self, aborting: Option<Aborting>) {
+        if let Some(Aborting { transaction, seen: false }) = aborting {
+            self.gone.lock().push(transaction);
         }
     }
 }
@@ -111,11 +164,12 @@ impl Rewriter for Filter {
             }
             None => None,
         };
-        let discards = self.transactions.discards(header, marker);
+        let verdict = self.transactions.judge(header, marker);
+        let discards = verdict != Verdict::Stays;
         let horizon = header.delete_horizon_ms();
         let kept: Vec<&RecordView> = if header.is_control() {
             let due = horizon.is_some_and(|horizon| horizon <= self.now_ms);
-            all.iter().filter(|_| !(discards && due)).collect()
+            all.iter().filter(|_| !(verdict == Verdict::Goes && due)).collect()
         } else {
             all.iter().filter(|record| !discards && self.stays(header, record)).collect()
         };
@@ -357,29 +411,68 @@ mod tests {
             marker(5, 1, TransactionResult::Commit),
             batch(6, &[("z", Some("1"))], Compression::None),
         ];
-        let aborted =
-            || vec![AbortedTransaction { producer_id: 1, first_offset: Offset(0), last_offset: Offset(2) }];
-        let pass = |batches: &[Bytes], now_ms| {
+        let listed = [AbortedTransaction { producer_id: 1, first_offset: Offset(0), last_offset: Offset(2) }];
+        let pass = |batches: &[Bytes], now_ms, aborted: &[AbortedTransaction]| {
             let mut filter = filter(&all, now_ms);
-            filter.transactions = Transactions::new(aborted());
+            filter.transactions = Transactions::new(aborted.to_vec());
+            let gone = filter.transactions.gone();
             let left = run(&mut filter, batches);
             let bases: Vec<i64> = left.iter().map(|b| BatchHeader::parse(b).unwrap().base_offset.0).collect();
-            (left, bases)
+            let gone = gone.lock().clone();
+            (left, bases, gone)
         };
         // The aborted record is gone; the one that was overwritten left its batch, for the producer's sequence, and so
         // its marker. All markers are there.
-        let (first, bases) = pass(&all, NOW_MS);
-        assert_eq!(bases, [1, 2, 3, 4, 5, 6]);
+        let (first, bases, gone) = pass(&all, NOW_MS, &listed);
+        assert_eq!((bases, gone), (vec![1, 2, 3, 4, 5, 6], vec![]));
         assert_eq!(contents(&first[..1]), []);
         // Only now is it known that nothing is left of the aborted transaction.
-        let (second, bases) = pass(&first, NOW_MS);
-        assert_eq!(bases, [1, 2, 3, 4, 5, 6]);
+        let (second, bases, gone) = pass(&first, NOW_MS, &listed);
+        assert_eq!((bases, &gone[..]), (vec![1, 2, 3, 4, 5, 6], &listed[..]));
         let horizon = |bytes: &Bytes| BatchHeader::parse(bytes).unwrap().delete_horizon_ms();
         assert_eq!(
             second.iter().map(horizon).collect::<Vec<_>>(),
             [None, Some(NOW_MS + RETENTION_MS), None, None, None, None]
         );
-        let (_, bases) = pass(&second, NOW_MS + RETENTION_MS);
-        assert_eq!(bases, [1, 3, 4, 5, 6]);
+        // As long as readers are told of the transaction, they need its marker.
+        let (_, bases, _) = pass(&second, NOW_MS + RETENTION_MS, &listed);
+        assert_eq!(bases, [1, 2, 3, 4, 5, 6]);
+        let (third, bases, gone) = pass(&second, NOW_MS + RETENTION_MS, &[]);
+        assert_eq!((bases, gone), (vec![1, 3, 4, 5, 6], vec![]));
+        let left = |batches: &[Bytes]| contents(&batches[2..3]);
+        assert_eq!(left(&third), [(4, 1, "b".to_owned(), Some("v".to_owned()))]);
+        // Whatever is still said of a transaction without a marker, what its producer wrote since is not part of it.
+        let (fourth, bases, gone) = pass(&third, NOW_MS + RETENTION_MS, &listed);
+        assert_eq!((left(&fourth), bases, &gone[..]), (left(&third), vec![1, 3, 4, 5, 6], &listed[..]));
+    }
+
+    /// Records are dropped from the front, and of that those hear later who list what was aborted.
+    #[test]
+    fn what_was_aborted_below_the_start_is_no_reason_to_drop_what_came_since() {
+        let data = |base: i64| {
+            let mut builder = BatchBuilder::new(Compression::None).producer(1, 0, 0).transactional();
+            builder.push(Timestamp(1), Some(b"a"), Some(b"v"));
+            at(builder.finish(), base)
+        };
+        let marker = |base, result| at(end_transaction_marker(1, 0, result, 0, Timestamp(2)), base);
+        let all =
+            [data(7), marker(8, TransactionResult::Commit), data(9), marker(10, TransactionResult::Abort)];
+        let aborted = |first, last| AbortedTransaction {
+            producer_id: 1,
+            first_offset: Offset(first),
+            last_offset: Offset(last),
+        };
+        let mut filter = filter(&all[..2], NOW_MS);
+        filter.known_until = Offset(11);
+        filter.transactions = Transactions::new(vec![aborted(9, 10), aborted(3, 5), aborted(0, 2)]);
+        let gone = filter.transactions.gone();
+        let left = run(&mut filter, &all);
+        let counts: Vec<(i64, u32)> = left
+            .iter()
+            .map(|bytes| BatchHeader::parse(bytes).unwrap())
+            .map(|header| (header.base_offset.0, u32::try_from(header.count).unwrap()))
+            .collect();
+        assert_eq!(counts, [(7, 1), (8, 1), (10, 1)]);
+        assert_eq!(*gone.lock(), [aborted(0, 2), aborted(3, 5)]);
     }
 }

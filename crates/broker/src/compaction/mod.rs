@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use storage::{Compaction, Log, ReadError, ReadRequest, Stream};
 use wire::records::records;
 
-use self::filter::{DECOMPRESSED_BYTES_MAX, Filter, Transactions};
+use self::filter::{DECOMPRESSED_BYTES_MAX, Filter, Gone, Transactions};
 use self::keys::Keys;
 use crate::broker::Broker;
 use crate::partition::Partition;
@@ -95,19 +95,29 @@ impl Compactor {
         let mut due = due.into_iter();
         let dedupe_bytes = usize::try_from(broker.configs.now().cleaner_dedupe_bytes).unwrap_or(usize::MAX);
         loop {
+            let mut found = Vec::new();
             let mut jobs = due.by_ref().filter_map(|due| {
                 if log.is_closing() || due.partition.is_deleted() {
                     return None;
                 }
                 match prepare(log, &due, dedupe_bytes, now_ms) {
-                    Ok(job) => Some(job),
+                    Ok((job, gone)) => {
+                        found.push((due.partition, gone));
+                        Some(job)
+                    }
                     Err(why) => {
                         self.fail(&due.partition, due.stream.id(), &why, now_ms);
                         None
                     }
                 }
             });
-            match log.compact(&mut jobs) {
+            let compacted = log.compact(&mut jobs);
+            drop(jobs);
+            // Their markers go with the next compaction, which finds this done.
+            for (partition, gone) in found {
+                partition.forget_aborted(&gone.lock(), now_ms);
+            }
+            match compacted {
                 Ok(report) => {
                     if report.segments > 0 {
                         tracing::info!(
@@ -177,7 +187,12 @@ fn look(
 }
 
 /// Gathers the keys of what is new.
-fn prepare(log: &Log, due: &Due, dedupe_bytes: usize, now_ms: i64) -> Result<Compaction<'static>, String> {
+fn prepare(
+    log: &Log,
+    due: &Due,
+    dedupe_bytes: usize,
+    now_ms: i64,
+) -> Result<(Compaction<'static>, Gone), String> {
     let stream = due.stream.clone();
     let mut keys = Keys::new(dedupe_bytes);
     let until = gather(log, due, &mut keys)?;
@@ -185,15 +200,18 @@ fn prepare(log: &Log, due: &Due, dedupe_bytes: usize, now_ms: i64) -> Result<Com
         return Err("the keys of one batch do not fit log.cleaner.dedupe.buffer.size".into());
     }
     tracing::debug!(topic = %due.partition.topic, partition = due.partition.index, keys = keys.len(), "compacting");
+    let aborted = due.partition.aborted_between(stream.bounds().start, until);
+    let transactions = Transactions::new(aborted);
+    let gone = transactions.gone();
     let filter = Filter {
         keys,
         known_until: until,
-        transactions: Transactions::new(due.partition.aborted_between(Offset::ZERO, until)),
+        transactions,
         producers: stream.producers(),
         now_ms,
         delete_retention_ms: due.config.delete_retention_ms,
     };
-    Ok(Compaction { stream, until, rewriter: Box::new(filter) })
+    Ok((Compaction { stream, until, rewriter: Box::new(filter) }, gone))
 }
 
 /// Puts the keys of the records that are not clean yet into `keys`; returns how far they fitted. Those of aborted

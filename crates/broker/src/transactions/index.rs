@@ -6,7 +6,8 @@
 //!
 //! ```text
 //! key    | version u8, 1 | stream u64 | producer id i64 | first offset i64 |     big-endian
-//! value  | kind u8: 0 open, 1 aborted, 2 committed | 1 and 2: the marker's offset i64 |       none: it never was
+//! value  | kind u8: 0 open, 1 aborted, 2 committed | 1 and 2: the marker's offset i64 |       none: it never was,
+//!        |                                                                           or nothing is left of it
 //! ```
 //!
 //! Of two records with one key the later counts. Once most are superseded, the live ones are written anew and what stands
@@ -209,6 +210,22 @@ impl TransactionIndex {
             }
         };
         self.append(log, &mut state, &[(key, Some(fate))], room, now_ms, None);
+    }
+
+    /// Nothing is left of an aborted transaction, and `done` is called when that is durable.
+    pub fn forget(
+        &self,
+        log: &Log,
+        stream: StreamId,
+        gone: &AbortedTransaction,
+        room: Admission,
+        now_ms: i64,
+        done: Arc<dyn Completion>,
+    ) {
+        let key = Key { stream, producer_id: gone.producer_id, first_offset: gone.first_offset };
+        let mut state = self.state.lock();
+        state.live.remove(&key);
+        self.append(log, &mut state, &[(key, None)], room, now_ms, Some(done));
     }
 
     /// Forgets transactions of which nothing is left, records what is still to be recorded, and writes the index anew

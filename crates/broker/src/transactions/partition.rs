@@ -157,6 +157,15 @@ impl PartitionTransactions {
         found
     }
 
+    /// Nothing is left of an aborted one; whether it was there.
+    pub fn forget_aborted(&mut self, gone: &AbortedTransaction) -> bool {
+        let at = self.aborted.iter().position(|(transaction, _)| transaction == gone);
+        at.is_some_and(|at| {
+            self.aborted.remove(at);
+            true
+        })
+    }
+
     /// Forgets what lies below the start of the log.
     pub fn forget_below(&mut self, start: Offset) {
         let at = self.aborted.partition_point(|(transaction, _)| transaction.last_offset < start);
