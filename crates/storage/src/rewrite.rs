@@ -516,11 +516,12 @@ impl<'a> Output<'a> {
         };
         let segments = &self.shared.segments;
         let mut state = range.stream.lock();
-        let taken = state.supersede(new, range.end, &range.moved, |sequence, bytes, all| {
-            if let Some(source) = segments.find(sequence) {
-                if all { source.release(bytes) } else { source.release_part(bytes) }
-            }
-        });
+        let taken =
+            state.supersede(new, range.base_offset..range.end, &range.moved, |sequence, bytes, all| {
+                if let Some(source) = segments.find(sequence) {
+                    if all { source.release(bytes) } else { source.release_part(bytes) }
+                }
+            });
         if !taken {
             segment.release(bytes);
         } else if range.flags & ROW_COMPACTED != 0 {

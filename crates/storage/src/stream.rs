@@ -5,6 +5,7 @@
 //! extents lie before the active one.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use model::{Offset, StreamId, Timestamp};
@@ -193,14 +194,14 @@ impl StreamState {
         active.index.base_offset().map(|base| base.max(active.from))
     }
 
-    /// Puts the extent `new` in the place of everything below `end` that `moved` names: sealed extents by segment and
-    /// row, and one segment of which only the batches below `end` were moved, with their bytes. Nothing is put in, and
+    /// Puts the extent `new` in the place of everything in `range` that `moved` names: sealed extents by segment and
+    /// row, and one segment of which only the batches below its end were moved, with their bytes. Nothing is put in, and
     /// false returned, when all of that is gone meanwhile. Calls `released` with the segment of each extent that is
     /// dropped or cut, the bytes that are no longer live in it, and whether that is all of the extent.
     pub fn supersede(
         &mut self,
         new: SealedExtent,
-        end: Offset,
+        range: Range<Offset>,
         moved: &Moved,
         mut released: impl FnMut(u32, u32, bool),
     ) -> bool {
@@ -213,7 +214,8 @@ impl StreamState {
                 return false;
             }
             let Some((segment, bytes)) = moved.part else { return true };
-            if extent.segment != segment || extent.base_offset >= end {
+            // The segment may have another extent of the stream, from before the range.
+            if extent.segment != segment || !range.contains(&extent.base_offset) {
                 return true;
             }
             // The active extent was sealed meanwhile.
@@ -222,15 +224,15 @@ impl StreamState {
             let all = bytes == extent.bytes;
             released(segment, bytes, all);
             extent.bytes -= bytes;
-            extent.base_offset = end;
+            extent.base_offset = range.end;
             !all
         });
         if let (Some(active), Some((segment, bytes))) = (&mut self.active, moved.part)
             && active.segment == segment
-            && active.from < end
+            && active.from < range.end
         {
             found = true;
-            active.from = end;
+            active.from = range.end;
             active.moved_bytes += bytes;
             self.bytes -= u64::from(bytes);
         }
@@ -325,6 +327,27 @@ mod tests {
         assert_eq!(state.retained_from(None, Some(250)), Offset(10));
         assert_eq!(state.retained_from(None, Some(200)), Offset(20));
         assert_eq!(state.retained_from(None, Some(0)), Offset(30));
+    }
+
+    /// A cleaned segment may hold two extents of a stream, of which the second is compacted in parts.
+    #[test]
+    fn a_part_of_an_extent_is_not_taken_from_another_one_in_its_segment() {
+        let mut state = sample();
+        for extent in &mut state.sealed {
+            (extent.row, extent.segment) = (extent.segment, 7);
+        }
+        let new = SealedExtent { base_offset: Offset(10), segment: 8, row: 0, bytes: 30, max_timestamp_s: 2 };
+        let moved = Moved { whole: Vec::new(), part: Some((7, 60)) };
+        let mut released = Vec::new();
+        let taken = state.supersede(new, Offset(10)..Offset(15), &moved, |segment, bytes, all| {
+            released.push((segment, bytes, all));
+        });
+        assert!(taken);
+        assert_eq!(released, [(7, 60, false)]);
+        let left: Vec<_> =
+            state.sealed.iter().map(|e| (e.base_offset.0, e.segment, e.row, e.bytes)).collect();
+        assert_eq!(left, [(0, 7, 0, 100), (10, 8, 0, 30), (15, 7, 1, 40), (20, 7, 2, 100)]);
+        assert_eq!(state.bytes, 370);
     }
 
     #[test]
