@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use disk::{BufferPool, Disk};
 use model::{Offset, StreamId, Timestamp};
@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use crate::cleaner::{Cleaner, LOOK_EVERY, REST_AFTER_FAILURE_MAX, Turn};
 use crate::cold::{Indexes, Regions};
 use crate::format::{BLOCK_HEADER_BYTES, Lsn, SECTOR};
-use crate::preparer::{FIRST_SEGMENT_BYTES, Preparer};
+use crate::preparer::{FIRST_SEGMENT_BYTES, PREPARED_TARGET, Preparer};
 use crate::read::{ReadDone, ReadError, ReadRequest};
 use crate::recovery::{self, OpenError, RecoveryReport};
 use crate::request::{
@@ -664,11 +664,13 @@ fn run_preparer(shared: &Shared, preparer: &mut Preparer) {
     preparer.pace();
     loop {
         while preparer.turn() {
-            let rest = preparer.rest();
+            let until = Instant::now() + preparer.rest();
             let mut news = shared.preparer_news.lock();
-            if !news.stop && !std::mem::take(&mut news.pending) && !rest.is_zero() {
-                shared.preparer_wake.wait_for(&mut news, rest);
-            }
+            // News are mostly of more that has died, which can wait.
+            while !news.stop
+                && shared.prepared_count() >= PREPARED_TARGET
+                && !shared.preparer_wake.wait_until(&mut news, until).timed_out()
+            {}
             if news.stop {
                 return;
             }

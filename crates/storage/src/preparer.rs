@@ -114,11 +114,16 @@ impl Preparer {
             Some(spare) => self.recycle(&spare)?,
             None => match self.create(reserve_bytes) {
                 Ok(file) => (file, self.next_length),
-                // A short segment is better than none.
-                Err(full) if full.kind() == io::ErrorKind::StorageFull => match self.spares.take(false) {
-                    Some(spare) => self.recycle(&spare)?,
-                    None => return Err(full),
-                },
+                Err(full) if full.kind() == io::ErrorKind::StorageFull => {
+                    if self.spares.remove_rest()? {
+                        return self.prepare_within(reserve_bytes);
+                    }
+                    // A short segment is better than none.
+                    match self.spares.take(false) {
+                        Some(spare) => self.recycle(&spare)?,
+                        None => return Err(full),
+                    }
+                }
                 Err(error) => return Err(error),
             },
         };

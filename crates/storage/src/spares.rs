@@ -2,8 +2,8 @@
 //!
 //! Segments that hold a few live bytes besides, of committed offsets for example, die together, when the cleaner has waited
 //! out its patience with them. So many are kept as were lately wanted: removing them, to make as many new ones soon
-//! after, would cost the device every byte twice. They never take more of the disk than they leave free, since that may
-//! be another log's, or not a log's at all.
+//! after, would cost the device every byte twice. Beyond a few they never take more of the disk than they leave free,
+//! since that may be another log's, or not a log's at all.
 //!
 //! A file is removed in pieces, with rests between them: the file system may have the device discard them, and a device
 //! that discards a gigabyte does nothing else meanwhile. What is left of it is named [`REMOVING`] until then.
@@ -50,6 +50,12 @@ impl Spares {
         self.dead.len()
     }
 
+    /// How many times it is remembered that one was wanted.
+    #[cfg(test)]
+    pub fn remembered(&self) -> usize {
+        self.wanted_at.len()
+    }
+
     /// Whether there is something that time may change.
     pub fn is_empty(&self) -> bool {
         self.dead.is_empty() && self.removing.is_none()
@@ -62,7 +68,16 @@ impl Spares {
 
     /// A segment was prepared: as many as that may be wanted again.
     pub fn note_wanted(&mut self) {
-        self.wanted_at.push_back(self.shared.clock.nanos());
+        let now = self.shared.clock.nanos();
+        self.forget_wanted(now);
+        self.wanted_at.push_back(now);
+    }
+
+    fn forget_wanted(&mut self, now: u64) {
+        let remembered = u64::try_from(WANTED_REMEMBERED.as_nanos()).expect("minutes");
+        while self.wanted_at.front().is_some_and(|wanted| now.saturating_sub(*wanted) > remembered) {
+            self.wanted_at.pop_front();
+        }
     }
 
     /// One of full length or of any, that nobody reads any more.
@@ -76,15 +91,25 @@ impl Spares {
     pub fn make_free(&mut self, free: u64) -> io::Result<()> {
         let disk = self.shared.disk.clone();
         while free > 0 && disk.free_bytes()? < free {
-            if self.removing.take().is_some() {
-                disk.remove(REMOVING)?;
-            } else if let Some(spare) = self.take(false) {
+            if self.remove_rest()? {
+                continue;
+            }
+            if let Some(spare) = self.take(false) {
                 disk.remove(&file_name(spare.sequence))?;
             } else {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// Gives back at once what is left of the one that is being removed; whether there was one.
+    pub fn remove_rest(&mut self) -> io::Result<bool> {
+        let under_way = self.removing.take().is_some();
+        if under_way {
+            self.shared.disk.remove(REMOVING)?;
+        }
+        Ok(under_way)
     }
 
     /// Removes a piece of one that is not worth keeping, and says how long the device is to be left to appends before
@@ -123,11 +148,7 @@ impl Spares {
         if self.dead.len() <= SPARES_MIN {
             return Ok(SPARES_MIN);
         }
-        let remembered = u64::try_from(WANTED_REMEMBERED.as_nanos()).expect("minutes");
-        let now = self.shared.clock.nanos();
-        while self.wanted_at.front().is_some_and(|wanted| now.saturating_sub(*wanted) > remembered) {
-            self.wanted_at.pop_front();
-        }
+        self.forget_wanted(self.shared.clock.nanos());
         let room = self.shared.disk.free_bytes()? / self.shared.options.segment_bytes;
         Ok(self.wanted_at.len().min(usize::try_from(room).unwrap_or(usize::MAX)).max(SPARES_MIN))
     }

@@ -8,7 +8,7 @@ use super::crash::seeds;
 use super::support::{Left, World, small_options};
 use crate::log::Options;
 use crate::request::Durability;
-use crate::spares::REMOVING;
+use crate::spares::{REMOVING, Spares};
 use crate::writer::Patience;
 
 /// Appends so many segments and lets all of them die; then a minute passes.
@@ -95,6 +95,34 @@ fn a_removal_can_be_cut_off_after_each_piece() {
         seen > 10 && prepared > 5,
         "{seen} removals were cut off, {prepared} with a segment wanted meanwhile"
     );
+}
+
+#[test]
+fn what_is_left_of_a_removal_makes_room_for_a_segment() {
+    let mut world = World::new(6);
+    bunch_dies(&mut world, 8);
+    world.clock.nanos.fetch_add(301_000_000_000, Ordering::Relaxed);
+    assert!(world.parts.preparer.turn() && world.parts.preparer.turn());
+    let names = world.disk.list().unwrap();
+    assert!(names.iter().any(|name| name == REMOVING));
+    // The two pieces that were removed are all that is free.
+    world.disk.set_capacity(u64::try_from(names.len()).unwrap() * world.options.segment_bytes);
+    for _ in 0..=world.parts.preparer.spares() {
+        world.parts.preparer.prepare().unwrap();
+    }
+    assert!(!world.disk.list().unwrap().iter().any(|name| name == REMOVING));
+    assert!(world.parts.preparer.prepare().is_err(), "there is no more");
+}
+
+#[test]
+fn it_is_forgotten_in_time_how_many_segments_were_wanted() {
+    let world = World::new(7);
+    let mut spares = Spares::new(world.parts.log.shared.clone());
+    for _ in 0..10_000 {
+        spares.note_wanted();
+        world.clock.nanos.fetch_add(1_000_000_000, Ordering::Relaxed);
+    }
+    assert!((290..310).contains(&spares.remembered()), "{}", spares.remembered());
 }
 
 /// What is kept back of a disk for copies is restored without anything being appended.
