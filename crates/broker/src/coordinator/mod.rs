@@ -284,10 +284,15 @@ impl Coordinator {
         let receiver = {
             let mut state = entry.state.lock();
             let keys = state.group.delete()?;
-            self.forget(entry);
             let (sender, receiver) = oneshot::channel();
-            let records = tombstones(&state.group, &keys, true)?;
-            self.append_then(entry, &mut state, records, move |_, position| {
+            let records = tombstones(&state.group, &keys, true).inspect_err(|_| state.group.undelete())?;
+            // Until they are durable nobody begins a group of this name: what it commits has to stand behind them.
+            let (this, of) = (self.clone(), entry.clone());
+            self.append_then(entry, &mut state, records, move |state, position| {
+                match position {
+                    Some(_) => this.forget(&of),
+                    None => state.group.undelete(),
+                }
                 // A client that went away no longer waits for it.
                 let _ = sender.send(position.map(|_| ()).ok_or(GroupError::CoordinatorNotAvailable));
                 Vec::new()

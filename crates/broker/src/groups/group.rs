@@ -8,7 +8,8 @@
 //!          no member is left        |          a member comes, goes, changes    v
 //!                                   '----------------------------------------- Stable
 //! ```
-//! Any state may become Dead, from which nothing leads back: a group that was removed while someone still held it.
+//! Any state may become Dead: a group that was removed while someone still held it. Nothing leads back, unless its removal
+//! fails.
 //!
 //! The requests live in `join`, `sync`, `leave` and `offsets`, the arrows above in `rebalance`; every request ends in
 //! [`Group::finish`].

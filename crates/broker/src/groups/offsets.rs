@@ -375,7 +375,8 @@ impl Group {
         self.state == State::Dead
     }
 
-    /// DeleteGroups: makes the group Dead and names the offsets to write tombstones for, next to the group's own.
+    /// DeleteGroups: makes the group Dead and names the offsets to write tombstones for, next to the group's own. They are
+    /// there until the group is forgotten, or brought back by [`Group::undelete`].
     ///
     /// # Errors
     /// `GroupIdNotFound` if it is Dead already; `NonEmptyGroup` if it has members, or a commit is on its way.
@@ -385,15 +386,17 @@ impl Group {
             _ if self.has_no_members() && self.offsets.commits_in_flight == 0 => {}
             _ => return Err(GroupError::NonEmptyGroup),
         }
-        let offsets = std::mem::take(&mut self.offsets);
-        let keys: BTreeSet<_> = offsets
-            .uncommitted
-            .into_values()
-            .chain([offsets.committed])
-            .flat_map(BTreeMap::into_keys)
-            .collect();
+        let offsets = self.offsets.uncommitted.values().chain([&self.offsets.committed]);
+        let keys: BTreeSet<_> = offsets.flat_map(BTreeMap::keys).cloned().collect();
         self.bury();
         Ok(keys.into_iter().collect())
+    }
+
+    /// Its tombstones could not be written: it is as it was.
+    pub fn undelete(&mut self) {
+        if self.state == State::Dead {
+            self.state = State::Empty;
+        }
     }
 }
 
