@@ -345,8 +345,8 @@ settings! {
     message_max_bytes: i32 = 1_048_588, "message.max.bytes", 0, 128 * 1024 * 1024;
     /// Largest request that is read, in bytes.
     request_max_bytes: i32 = 104_857_600, "socket.request.max.bytes", 1024, i32::MAX;
-    /// Bytes of requests held in memory over all connections; beyond it sockets are not read. Besides, an eighth is for small
-    /// requests and a quarter for those that wait, as fetches do for data.
+    /// Bytes of requests held in memory over all connections; beyond it sockets are not read. Besides, half of it is for small
+    /// requests and for those that wait, as fetches do for data.
     requests_in_flight_bytes: i64 = 134_217_728, "queued.max.request.bytes", 1_048_576, i64::MAX;
     /// Requests of one connection that may wait for their answers; beyond it the socket is not read.
     requests_in_flight_per_connection: i32 = 100, "max.in.flight.requests.per.connection", 1, 10_000;

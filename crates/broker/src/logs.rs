@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use disk::Disk;
 use meta::{Change, MetaError, Store};
-use model::StreamId;
+use model::{Offset, StreamId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use storage::{AdmitError, AppendError, Committed, Listener, Log, SystemClock};
@@ -384,15 +384,14 @@ impl Logs {
     /// The log from before logs were told apart: one that the metadata does not know, if possible with records.
     fn first_of(&self, known: &BTreeMap<Uuid, String>) -> Option<Uuid> {
         let unknown = || self.open.iter().filter(|log| !known.contains_key(&log.id));
-        let found = unknown().find(|log| !log.log.streams().is_empty()).or_else(|| unknown().next());
+        let found = unknown().find(|log| holds_records(log)).or_else(|| unknown().next());
         found.map(|log| log.id)
     }
 
     /// Puts logs aside that belong to the metadata of another server: their streams would pass for ours, or be dropped.
     fn lose_strangers(&mut self, known: &BTreeMap<Uuid, String>, first: Option<Uuid>) {
-        let ours = |log: &Arc<OpenLog>| {
-            known.contains_key(&log.id) || first == Some(log.id) || log.log.streams().is_empty()
-        };
+        let ours =
+            |log: &Arc<OpenLog>| known.contains_key(&log.id) || first == Some(log.id) || !holds_records(log);
         let (ours, strangers) = std::mem::take(&mut self.open).into_iter().partition(ours);
         self.open = ours;
         for log in strangers {
@@ -518,6 +517,11 @@ fn known_logs(store: &Store) -> Result<BTreeMap<Uuid, String>, MetaError> {
 fn first_log(store: &Store) -> Result<Option<Uuid>, MetaError> {
     let found = store.find(FIRST_LOG_KEY)?;
     Ok(found.and_then(|value| std::str::from_utf8(&value.bytes).ok()?.parse().ok()))
+}
+
+/// Whether anything was ever written to it: a server may end between making a log and noting that it has.
+fn holds_records(log: &OpenLog) -> bool {
+    log.log.streams().iter().any(|stream| stream.bounds().committed > Offset::ZERO)
 }
 
 #[cfg(test)]

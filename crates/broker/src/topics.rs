@@ -162,12 +162,10 @@ impl Topics {
         };
         for (key, value) in topics.store.list(TOPIC_PREFIX)? {
             let name = &key[TOPIC_PREFIX.len()..];
-            match serde_json::from_slice::<TopicRecord>(&value.bytes) {
-                Ok(record) => topics.insert(Text::from(name.to_owned()), &record),
-                Err(error) => {
-                    tracing::error!(name, %error, "a topic's metadata cannot be read; the topic is left out")
-                }
-            }
+            // Without the topic its records would be nobody's, and dropped.
+            let record = serde_json::from_slice::<TopicRecord>(&value.bytes);
+            let record = record.map_err(|error| MetaError::unreadable(&key, &error))?;
+            topics.insert(Text::from(name.to_owned()), &record);
         }
         for log in topics.logs.all() {
             let orphans = log.log.streams().into_iter().filter(|stream| {
@@ -395,7 +393,8 @@ impl Topics {
         let logs = self.logs.place(usize::try_from(count).unwrap_or(0), self.held());
         let logs = logs.map_err(TopicError::NoLog)?;
         let stored = self.store.find(NEXT_STREAM_KEY)?;
-        let first: u64 = stored.and_then(|value| serde_json::from_slice(&value.bytes).ok()).unwrap_or(1);
+        let stored = stored.map(|value| serde_json::from_slice(&value.bytes)).transpose();
+        let first: u64 = stored.map_err(|error| MetaError::unreadable(NEXT_STREAM_KEY, &error))?.unwrap_or(1);
         let next = first + u64::from(count.unsigned_abs());
         let bytes = serde_json::to_vec(&next).expect("a number can be written as JSON");
         let places = (first..next).map(StreamId).zip(logs).collect();

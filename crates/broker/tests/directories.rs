@@ -106,6 +106,14 @@ impl Machine {
         as_i32(places.iter().position(|place| place == path).unwrap())
     }
 
+    /// Puts a value under a key of the metadata; returns what was there.
+    fn replace(&self, key: &str, bytes: Vec<u8>) -> Vec<u8> {
+        let store = meta::Store::open(&self.metadata.path().join("meta.redb")).unwrap();
+        let before = store.find(key).unwrap().unwrap().bytes;
+        store.commit(&[], &[meta::Change::Put { key: key.into(), bytes }]).unwrap();
+        before
+    }
+
     /// Makes the metadata what a version wrote that knew one log only.
     fn age(&self) {
         let store = meta::Store::open(&self.metadata.path().join("meta.redb")).unwrap();
@@ -507,6 +515,84 @@ async fn without_any_log_it_does_not_start() {
         error.contains("a: it does not exist, but 1 partitions are in the log that was there"),
         "{error}"
     );
+}
+
+/// What cannot be written has not happened, for those who ask before the next start too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_whose_deletion_fails_is_as_it_was() {
+    let machine = Machine::new(&["a", "b"]);
+    let mut server = machine.start(&["a", "b"]);
+    server.create("t", 1).await;
+    let groups: Vec<String> = (0..16).map(|n| format!("group-{n}")).collect();
+    for group in &groups {
+        assert_eq!(server.coordinator_error(group).await, NONE);
+        assert_eq!(server.commit(group, "t", 7).await, NONE);
+    }
+    machine.disk("b").fail_write_after(0, Fault::Forever);
+    machine.disk("b").fail_sync_after(0, Fault::Forever);
+    let names = groups.iter().map(|group| Text::from(group.clone())).collect();
+    let request = m::DeleteGroupsRequest { groups_names: names };
+    let answer: m::DeleteGroupsResponse = call(&mut server.connection, 2, &request).await;
+    let mut failed = Vec::new();
+    for (result, group) in answer.results.iter().zip(&groups) {
+        let left = if result.error_code == NONE { -1 } else { 7 };
+        assert_eq!(server.committed(group, "t").await, (NONE, Some(left)), "{group}: {}", result.error_code);
+        failed.extend((result.error_code != NONE).then_some(group));
+    }
+    assert!(!failed.is_empty() && failed.len() < groups.len(), "{failed:?}");
+    server.stop().await;
+    machine.disk("b").clear_faults();
+    let mut server = machine.start(&["a", "b"]);
+    for group in failed {
+        assert_eq!(server.committed(group, "t").await, (NONE, Some(7)));
+    }
+    server.stop().await;
+}
+
+/// The log is made before the metadata says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_start_that_was_killed_half_way_is_no_obstacle() {
+    for names in [&["a"][..], &["a", "b"]] {
+        let machine = Machine::new(names);
+        machine.start(names).stop().await;
+        machine.age();
+        let mut server = machine.start(names);
+        server.create("t", 2).await;
+        assert_eq!(server.produce("t", 1, "one").await, (NONE, 0));
+        server.stop().await;
+    }
+}
+
+/// A topic that is not known would have its records dropped, and ids that were used would be used again.
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_that_cannot_be_read_is_not_taken_for_none() {
+    let machine = Machine::new(&["a"]);
+    let mut server = machine.start(&["a"]);
+    server.create("t", 1).await;
+    assert_eq!(server.produce("t", 0, "one").await, (NONE, 0));
+    server.stop().await;
+    let before = machine.replace("topics/t", b"{}".to_vec());
+    let error = machine.try_start(&["a"]).err().unwrap().to_string();
+    assert!(error.contains("topics/t cannot be read"), "{error}");
+    machine.replace("topics/t", before);
+    let before = machine.replace("next_stream", b"x".to_vec());
+    let mut server = machine.start(&["a"]);
+    let topic = m::create_topics_request::CreatableTopic {
+        name: Text::from_static("u"),
+        num_partitions: 1,
+        replication_factor: -1,
+        ..Default::default()
+    };
+    let request = m::CreateTopicsRequest { topics: vec![topic], timeout_ms: 5000, ..Default::default() };
+    let answer: m::CreateTopicsResponse = call(&mut server.connection, 7, &request).await;
+    assert_ne!(answer.topics[0].error_code, NONE);
+    assert_eq!(server.fetch(12, "t", 0).await, (NONE, batch("one").len(), 1));
+    server.stop().await;
+    machine.replace("next_stream", before);
+    let mut server = machine.start(&["a"]);
+    server.create("u", 1).await;
+    assert_eq!(server.end("t", 0).await, (NONE, 1));
+    server.stop().await;
 }
 
 /// One request for both logs: each partition is answered by what became of its own batch.

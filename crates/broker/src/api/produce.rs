@@ -39,11 +39,9 @@ const IDS_FROM_VERSION: i16 = 13;
 /// Wrong records of a batch that are named: a batch may have millions. And how large it may be for that when it is
 /// decompressed: whoever sends what is refused must not cost much.
 const WRONG_RECORDS_MAX: usize = 1000;
-/// Fewest bytes of a record.
-const RECORD_BYTES_LEAST: usize = 7;
+const WRONG_BYTES_MAX: usize = 1024 * 1024;
 /// Answers have room for them from this version on.
 const RECORD_ERRORS_FROM_VERSION: i16 = 8;
-const WRONG_BYTES_MAX: usize = 1024 * 1024;
 /// Bytes of the smallest record: its length, attributes, two deltas, two lengths and the count of headers.
 const RECORD_BYTES_MIN: usize = 7;
 /// How long an append waits for the preparer to make room before it is refused.
@@ -507,7 +505,7 @@ impl Naming {
         };
         // A record takes some bytes at least; what it decompressed to is not told.
         let count = usize::try_from(header.count).unwrap_or(0);
-        self.bytes = self.bytes.saturating_sub(batch.len().max(count * RECORD_BYTES_LEAST));
+        self.bytes = self.bytes.saturating_sub(batch.len().max(count * RECORD_BYTES_MIN));
         let all = (0..).zip(all.map_while(Result::ok));
         let found: Vec<_> = all
             .filter_map(|(index, record)| Some((index, wrong(index, &record)?)))
