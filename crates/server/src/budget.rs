@@ -9,14 +9,14 @@
 //! clients which send large frames, or begin to, cannot stop those who send small ones. Until then a small frame lies in a
 //! buffer that is bounded by the number of connections.
 //!
-//! Requests that wait for somebody else, as a fetch does for data, have a quarter of their own, and with them whatever a
-//! connection sends behind such a request, which is answered later still: however many wait for however long, they stop
-//! no others.
+//! Small requests that wait for somebody else, as a fetch does for data, have a quarter of their own. Large ones have another
+//! eighth, and with them whatever a connection sends behind such a request, which is answered later still: however many
+//! wait for however long, they stop no others, and those that are large do not stop those that are small.
 //!
 //! A listener may have a budget of its own below that of the process. Then a share is of both: the listener's part first.
 //! Who has the overdraft of the process waits for nothing, so nobody who has the listener's waits for ever.
 //!
-//! Invariant: bytes held <= 11/8 of the budget + two largest requests + [`SMALL_FRAME_BYTES`] a connection.
+//! Invariant: bytes held <= 3/2 of the budget + two largest requests + [`SMALL_FRAME_BYTES`] a connection.
 
 use std::sync::Arc;
 
@@ -30,8 +30,10 @@ const UNIT_BYTES: usize = 1024;
 pub const SMALL_FRAME_BYTES: usize = 16 * 1024;
 /// What small frames have of their own: this part of the budget.
 const SMALL_PART: usize = 8;
-/// What requests that wait have of their own: this part of the budget.
+/// What small requests that wait have of their own: this part of the budget.
 const WAITING_PART: usize = 4;
+/// What large requests that wait have of their own, and what stands behind one: this part of the budget.
+const PATIENT_PART: usize = 8;
 /// Requests that are answered when data comes, or the other members of a group do.
 const WAITING: [ApiKey; 3] = [ApiKey::Fetch, ApiKey::JoinGroup, ApiKey::SyncGroup];
 
@@ -47,6 +49,7 @@ pub struct Budget {
     large: Pool,
     small: Pool,
     waiting: Pool,
+    patient: Pool,
     /// That of the process, of a listener's.
     above: Option<Arc<Budget>>,
 }
@@ -131,6 +134,10 @@ struct Grant {
 }
 
 impl Grant {
+    fn is_empty(&self) -> bool {
+        self.permits.is_none() && self.overdraft.is_none()
+    }
+
     fn units(&self) -> u32 {
         self.permits.as_ref().map_or(0, |permits| u32::try_from(permits.num_permits()).unwrap_or(u32::MAX))
     }
@@ -140,6 +147,11 @@ impl Share {
     /// Bytes of the process's budget that it holds.
     pub fn bytes(&self) -> usize {
         self.process.units() as usize * UNIT_BYTES
+    }
+
+    /// Whether it holds nothing of any budget.
+    pub fn is_empty(&self) -> bool {
+        self.process.is_empty() && self.listener.is_empty()
     }
 }
 
@@ -151,6 +163,7 @@ impl Budget {
             large: Pool::new(bytes),
             small: Pool::new(bytes / SMALL_PART),
             waiting: Pool::new(bytes / WAITING_PART),
+            patient: Pool::new(bytes / PATIENT_PART),
             above: None,
         }
     }
@@ -160,42 +173,48 @@ impl Budget {
         Budget { above: Some(above), ..Budget::new(bytes) }
     }
 
-    /// Takes the share of a whole small frame; `waits` when it is of those that wait. Dropping the future gives back what
-    /// it took.
-    pub async fn take_small(&self, share: &mut Share, waits: bool, bytes: usize) {
+    /// Takes the share of a whole small frame, that waits or not, and is behind one that does or not. Dropping the future
+    /// gives back what it took.
+    pub async fn take_small(&self, share: &mut Share, waits: bool, behind: bool, bytes: usize) {
         if let Some(process) = &self.above {
-            let listener = self.of_small(waits).grant(bytes).await;
-            *share = Share { process: process.of_small(waits).grant(bytes).await, listener };
+            let listener = self.of_small(waits, behind).grant(bytes).await;
+            *share = Share { process: process.of_small(waits, behind).grant(bytes).await, listener };
         } else {
-            share.process = self.of_small(waits).grant(bytes).await;
+            share.process = self.of_small(waits, behind).grant(bytes).await;
         }
     }
 
-    fn of_small(&self, waits: bool) -> &Pool {
-        if waits { &self.waiting } else { &self.small }
+    fn of_small(&self, waits: bool, behind: bool) -> &Pool {
+        match (waits, behind) {
+            (_, true) => &self.patient,
+            (true, false) => &self.waiting,
+            (false, false) => &self.small,
+        }
     }
 
-    /// Grows `share` until it covers `bytes`, or the whole budget if that is less; `waits` is the same each time. Dropping
-    /// the future leaves a share that covers no less than before.
-    pub async fn grow(&self, share: &mut Share, waits: bool, bytes: usize) {
+    /// Grows `share` until it covers `bytes`, or the whole budget if that is less; `patient` when the frame waits or is
+    /// behind one that does, and the same as long as the share holds anything. Dropping the future leaves a share that
+    /// covers no less than before.
+    pub async fn grow(&self, share: &mut Share, patient: bool, bytes: usize) {
         if let Some(process) = &self.above {
             if share.process.overdraft.is_some() {
                 return;
             }
-            self.of_large(waits).grow(&mut share.listener, bytes).await;
-            process.of_large(waits).grow(&mut share.process, bytes).await;
+            self.of_large(patient).grow(&mut share.listener, bytes).await;
+            process.of_large(patient).grow(&mut share.process, bytes).await;
         } else {
-            self.of_large(waits).grow(&mut share.process, bytes).await;
+            self.of_large(patient).grow(&mut share.process, bytes).await;
         }
     }
 
-    fn of_large(&self, waits: bool) -> &Pool {
-        if waits { &self.waiting } else { &self.large }
+    fn of_large(&self, patient: bool) -> &Pool {
+        if patient { &self.patient } else { &self.large }
     }
 
     /// Bytes that requests hold, overdrafts not counted.
     pub fn held_bytes(&self) -> usize {
-        [&self.large, &self.small, &self.waiting].into_iter().map(Pool::taken).sum::<usize>() * UNIT_BYTES
+        let pools = [&self.large, &self.small, &self.waiting, &self.patient];
+        pools.into_iter().map(Pool::taken).sum::<usize>() * UNIT_BYTES
     }
 }
 
@@ -238,28 +257,40 @@ mod tests {
     async fn requests_that_wait_stop_no_others() {
         let process = Arc::new(Budget::new(256 * 1024));
         let listener = Budget::within(process.clone(), 1 << 20);
-        let mut waiting = Vec::new();
-        for _ in 0..32 {
+        let mut held = Vec::new();
+        let taken = |bytes| process.held_bytes() == bytes;
+        // Whatever is large or stands behind another one, until there is no more.
+        let mut share = Share::default();
+        listener.grow(&mut share, true, 20 * 1024).await;
+        held.push(share);
+        for _ in 0..12 {
             let mut share = Share::default();
-            listener.take_small(&mut share, true, 1000).await;
-            waiting.push(share);
+            listener.take_small(&mut share, false, true, 1000).await;
+            held.push(share);
         }
-        // Nor do large ones.
-        let mut share = Share::default();
-        listener.grow(&mut share, true, 32 * 1024).await;
-        waiting.push(share);
-        assert_eq!(process.held_bytes(), 64 * 1024);
-        let mut share = Share::default();
-        assert!(
-            timeout(MOMENT, listener.take_small(&mut share, true, 1000)).await.is_err(),
-            "there is no more"
-        );
-        assert!(timeout(MOMENT, listener.grow(&mut share, true, 20_000)).await.is_err(), "there is no more");
-        timeout(MOMENT, listener.take_small(&mut share, false, 1000)).await.expect("others have their own");
-        let mut large = Share::default();
-        timeout(MOMENT, listener.grow(&mut large, false, 256 * 1024)).await.expect("others have their own");
-        drop(large);
-        drop((share, waiting));
+        assert!(taken(32 * 1024));
+        let (mut share, mut large) = (Share::default(), Share::default());
+        let one_more = listener.take_small(&mut share, true, true, 1000);
+        assert!(timeout(MOMENT, one_more).await.is_err(), "there is no more");
+        assert!(timeout(MOMENT, listener.grow(&mut large, true, 20_000)).await.is_err(), "there is no more");
+        // Also while these wait, there is room for the small ones of others.
+        for _ in 0..64 {
+            let mut share = Share::default();
+            let small = listener.take_small(&mut share, true, false, 1000);
+            timeout(MOMENT, small).await.expect("small ones that wait have their own");
+            held.push(share);
+        }
+        assert!(taken(96 * 1024));
+        let one_more = listener.take_small(&mut share, true, false, 1000);
+        assert!(timeout(MOMENT, one_more).await.is_err(), "there is no more");
+        let ordinary = listener.take_small(&mut share, false, false, 1000);
+        timeout(MOMENT, ordinary).await.expect("others have their own");
+        // What it got of the listener's part is not of this one.
+        large = Share::default();
+        let ordinary = listener.grow(&mut large, false, 256 * 1024);
+        timeout(MOMENT, ordinary).await.expect("others have their own");
+        drop((large, held));
+        drop(share);
         assert_eq!((listener.held_bytes(), process.held_bytes()), (0, 0));
     }
 

@@ -68,7 +68,7 @@ struct Partial {
     bytes: Vec<u8>,
     share: Share,
     /// Which part of the budget the share is of, once it holds something: that of those who wait, or not.
-    patient: Option<bool>,
+    patient: bool,
 }
 
 impl Inbound {
@@ -134,7 +134,7 @@ impl Inbound {
             if missing == 0 {
                 let waits = waits(&frame.bytes).unwrap_or(false);
                 if frame.size <= SMALL_FRAME_BYTES {
-                    budget.take_small(&mut frame.share, waits || behind, frame.size).await;
+                    budget.take_small(&mut frame.share, waits, behind, frame.size).await;
                 }
                 return Ok(self.finish(waits));
             }
@@ -169,7 +169,7 @@ impl Inbound {
             Ok(size) if size > 0 && size <= self.frame_bytes_max => {
                 self.taken += SIZE_BYTES;
                 self.frame =
-                    Some(Partial { size, bytes: Vec::new(), share: Share::default(), patient: None });
+                    Some(Partial { size, bytes: Vec::new(), share: Share::default(), patient: false });
                 Ok(true)
             }
             _ => Err(Closing::Size { claimed, max: self.frame_bytes_max, hint: hint(*prefix) }),
@@ -193,8 +193,10 @@ impl Inbound {
         // While it is we who do not read, the client owes nothing.
         let stalled_from = self.stalled_from.take();
         if step > SMALL_FRAME_BYTES {
-            let patient = *frame.patient.get_or_insert(waits.unwrap_or(false) || behind);
-            budget.grow(&mut frame.share, patient, step).await;
+            if frame.share.is_empty() {
+                frame.patient = waits.unwrap_or(false) || behind;
+            }
+            budget.grow(&mut frame.share, frame.patient, step).await;
         }
         // A frame that begins to hold memory of the budget has less time from now on.
         let begins_to_hold = step > SMALL_FRAME_BYTES && held <= SMALL_FRAME_BYTES;

@@ -530,7 +530,13 @@ async fn requests_that_wait_hold_nothing_that_others_need() {
         client.send(&body).await;
         assert!(client.receive().await.unwrap() == body, "{size}");
     }
-    server.gate.add_permits(10);
+    // Nor do they keep others from fetching.
+    let begun = server.begun.load(Ordering::SeqCst);
+    let mut client = server.client().await;
+    client.send(&fetch(100)).await;
+    server.begun(begun + 1).await;
+    server.gate.add_permits(11);
+    assert!(client.receive().await.unwrap() == fetch(100));
     for (sent, answered) in patient {
         drop(timeout(LONG, sent).await.expect("all is taken").unwrap());
         timeout(LONG, answered).await.expect("all is answered").unwrap();
