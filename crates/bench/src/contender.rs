@@ -147,9 +147,14 @@ impl Contender {
                 let mut running = Running::spawn(self, command, data, launch, |log| {
                     mainstem_address(log).map(str::to_owned)
                 })?;
-                let log = fs::read_to_string(&running.log)?;
+                let log = fs::read(&running.log)?;
+                let log = String::from_utf8_lossy(&log);
                 let version = mainstem_version(&log).map(|version| ("version".into(), version.into()));
-                running.setup = version.into_iter().chain(arguments.server_config.iter().cloned()).collect();
+                let file = arguments.mainstem_config.as_ref().and_then(|file| file.file_name());
+                let file =
+                    file.map(|file| ("configuration file".into(), file.to_string_lossy().into_owned()));
+                let named = version.into_iter().chain(file);
+                running.setup = named.chain(arguments.server_config.iter().cloned()).collect();
                 running
             }
             Contender::Kafka | Contender::KafkaDurable | Contender::KafkaTls => {
