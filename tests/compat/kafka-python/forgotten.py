@@ -18,9 +18,10 @@ def pytest_configure():
 
     def update_metadata(cluster, response):
         global forgotten
+        asked_for_all = None in cluster.asked
         update(cluster, response)
         # Also what was wished for while it was at that.
-        forgotten |= not wish(cluster) <= cluster.asked and not cluster.need_update
+        forgotten |= not asked_for_all and not wish(cluster) <= cluster.asked and not cluster.need_update
 
     ClusterMetadata.metadata_request, ClusterMetadata.update_metadata = metadata_request, update_metadata
 
