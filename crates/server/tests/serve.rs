@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -150,6 +151,53 @@ fn it_says_when_it_is_ready_and_ends_on_sigterm() {
     server.stop();
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     assert_eq!(idle.read(&mut [0]).unwrap_or(0), 0);
+}
+
+/// What a server shows is in the table, and what is in the table is in the source.
+#[test]
+fn the_documents_name_all_metrics() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = fs::read_to_string(root.join("docs/metrics.md")).unwrap();
+    let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<String>>();
+    let told: BTreeMap<String, Vec<String>> = page
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| (cells(line)[1].trim_matches('`').to_owned(), cells(line)[2..5].to_vec()))
+        .collect();
+    let parent = TempDir::new().unwrap();
+    let server = Server::start(parent.path(), &[]);
+    server.run("topic create t", "");
+    server.run("produce t", "hello\n");
+    server.run("consume t --group g --count 1", "");
+    let shown = server.ask("/metrics");
+    let mut count = 0;
+    let mut name = "";
+    for line in shown.lines() {
+        if let Some((of, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+            (name, count) = (of, count + 1);
+            let row = told.get(name).unwrap_or_else(|| panic!("{name} is not in docs/metrics.md: {help}"));
+            assert_eq!(row[2], help.trim_end_matches('.'), "{name}");
+        } else if let Some((of, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            assert_eq!(told[of][0], kind, "{of}");
+        } else if let Some((_, labels)) = line.split_once('{') {
+            for label in labels.split(',').filter_map(|label| Some(label.split_once("=\"")?.0)) {
+                assert!(label == "le" || told[name][1].contains(&format!("`{label}`")), "{name} has {label}");
+            }
+        }
+    }
+    assert!(count > 30, "{shown}");
+    let sources = [
+        "crates/broker/src/metrics.rs",
+        "crates/server/src/connection_metrics.rs",
+        "crates/server/src/admin.rs",
+        "crates/server/src/process.rs",
+        "crates/server/src/sasl/report.rs",
+    ];
+    let sources: String = sources.iter().map(|path| fs::read_to_string(root.join(path)).unwrap()).collect();
+    for name in told.keys() {
+        assert!(sources.contains(&format!("\"{name}\"")), "{name} is in docs/metrics.md and nowhere else");
+    }
+    server.stop();
 }
 
 #[test]
