@@ -677,6 +677,58 @@ async fn what_was_aborted_supersedes_nothing_when_a_topic_is_compacted() {
     close(broker).await;
 }
 
+/// Once nothing is left of an aborted transaction its marker goes too, and with it what readers are told; also
+/// over a restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_producer_commits_after_it_aborted_is_compacted_like_anything_else() {
+    let machine = Machine::new();
+    let settings = [("log.cleaner.backoff.ms", "20")];
+    let mut broker = machine.open_with(&settings);
+    let mut reader = connect(&broker);
+    let configs = [
+        ("cleanup.policy", "compact"),
+        ("max.compaction.lag.ms", "1"),
+        ("min.cleanable.dirty.ratio", "0.0"),
+        ("segment.ms", "1"),
+        ("delete.retention.ms", "0"),
+    ];
+    create_topic(&mut reader, "t", 1, &configs).await;
+    let mut producer = Producer::new(&broker, "id", V2).await;
+    let id = producer.id;
+    assert_eq!(producer.send("t", 0, &["aborted"]).await, NONE);
+    assert_eq!(producer.end(false).await, NONE);
+    for round in 0..8 {
+        let value = format!("committed {round}");
+        assert_eq!(producer.send("t", 0, &[&value]).await, NONE);
+        assert_eq!((producer.end(true).await, producer.id), (NONE, id));
+        let begun = Instant::now();
+        // All have one key.
+        while read(&mut reader, "t", 0, 0, false).await.values != [&*value] {
+            let seen = read(&mut reader, "t", 0, 0, false).await;
+            assert!(begun.elapsed() < Duration::from_secs(20), "round {round}: {seen:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(read(&mut reader, "t", 0, 0, true).await.values, [&*value], "round {round}");
+        if round == 3 {
+            drop((producer, reader));
+            close(broker).await;
+            broker = machine.open_with(&settings);
+            reader = connect(&broker);
+            producer = Producer::new(&broker, "id", V2).await;
+            assert_eq!(producer.id, id);
+        }
+    }
+    let mut request = fetch_request((0, -1), 0, vec![fetch_of("t", 0, 0)]);
+    request.isolation_level = 1;
+    let answer: m::FetchResponse = call(&mut reader, 12, &request).await;
+    let data = &answer.responses[0].partitions[0];
+    assert!(data.aborted_transactions.as_ref().is_none_or(Vec::is_empty), "{:?}", data.aborted_transactions);
+    let (header, _) = records(&data.records.as_ref().unwrap().to_bytes(), 1 << 20).unwrap();
+    assert!(header.base_offset.0 > 1, "the marker is gone: {header:?}");
+    drop((producer, reader));
+    close(broker).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_stable_offset_is_never_below_the_start() {
     let machine = Machine::new();
