@@ -159,7 +159,8 @@ impl Contender {
             }
             Contender::Kafka | Contender::KafkaDurable | Contender::KafkaTls => {
                 let certified = certificate.iter().flat_map(Certificate::server_settings);
-                let config: Vec<_> = certified.chain(kafka_config(self, arguments)).collect();
+                let asked = kafka_config(self, arguments);
+                let config: Vec<_> = certified.chain(asked.iter().cloned()).collect();
                 let (version, heap) = (&arguments.kafka_version, &arguments.kafka_heap);
                 let kafka = Kafka { version, heap, config: &config, tls: self.is_tls() };
                 let prepared = kafka.prepare(&data.path, launch.work_dir)?;
@@ -167,7 +168,7 @@ impl Contender {
                 let ready = |log: &str| log.contains(kafka::READY).then(|| prepared.bootstrap.clone());
                 let mut running = Running::spawn(self, command, data, launch, ready)?;
                 let setup = [("version".into(), version.clone()), ("heap".into(), heap.clone())];
-                running.setup = setup.into_iter().chain(kafka_config(self, arguments)).collect();
+                running.setup = setup.into_iter().chain(asked).collect();
                 running
             }
         };

@@ -26,6 +26,7 @@ mod security;
 mod sequence;
 mod session;
 mod signal;
+mod stored;
 mod telemetry;
 mod topic_config;
 mod topics;

@@ -17,6 +17,7 @@ use wire::Text;
 use crate::logs::{Held, Logs};
 use crate::partition::Partition;
 use crate::resource_configs::ResourceConfigs;
+use crate::stored;
 use crate::topic_config::TopicConfig;
 use crate::transactions::INDEX_STREAM;
 
@@ -163,9 +164,7 @@ impl Topics {
         for (key, value) in topics.store.list(TOPIC_PREFIX)? {
             let name = &key[TOPIC_PREFIX.len()..];
             // Without the topic its records would be nobody's, and dropped.
-            let record = serde_json::from_slice::<TopicRecord>(&value.bytes);
-            let record = record.map_err(|error| MetaError::unreadable(&key, &error))?;
-            topics.insert(Text::from(name.to_owned()), &record);
+            topics.insert(Text::from(name.to_owned()), &stored::read::<TopicRecord>(&key, &value)?);
         }
         for log in topics.logs.all() {
             let orphans = log.log.streams().into_iter().filter(|stream| {
@@ -392,9 +391,9 @@ impl Topics {
     fn new_streams(&self, count: i32) -> Result<(Vec<(StreamId, Uuid)>, Change), TopicError> {
         let logs = self.logs.place(usize::try_from(count).unwrap_or(0), self.held());
         let logs = logs.map_err(TopicError::NoLog)?;
-        let stored = self.store.find(NEXT_STREAM_KEY)?;
-        let stored = stored.map(|value| serde_json::from_slice(&value.bytes)).transpose();
-        let first: u64 = stored.map_err(|error| MetaError::unreadable(NEXT_STREAM_KEY, &error))?.unwrap_or(1);
+        let next = self.store.find(NEXT_STREAM_KEY)?;
+        let next = next.map(|value| stored::read(NEXT_STREAM_KEY, &value)).transpose()?;
+        let first: u64 = next.unwrap_or(1);
         let next = first + u64::from(count.unsigned_abs());
         let bytes = serde_json::to_vec(&next).expect("a number can be written as JSON");
         let places = (first..next).map(StreamId).zip(logs).collect();

@@ -41,13 +41,6 @@ pub enum MetaError {
     },
 }
 
-impl MetaError {
-    /// The value under `key` is not what this version writes.
-    pub fn unreadable(key: &str, why: &dyn std::fmt::Display) -> MetaError {
-        MetaError::Unreadable { key: key.into(), why: why.to_string() }
-    }
-}
-
 impl<E: Into<redb::Error>> From<E> for MetaError {
     fn from(error: E) -> MetaError {
         MetaError::Store(Box::new(error.into()))

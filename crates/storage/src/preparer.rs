@@ -19,6 +19,7 @@ use disk::{AlignedBuffer, File};
 
 use crate::format::{SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::log::Shared;
+use crate::rewrite::{REST_FACTOR, REST_MAX};
 use crate::segment::{Segment, file_name};
 use crate::spares::Spares;
 
@@ -34,10 +35,6 @@ pub(crate) const FIRST_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
 const GROWTH: u64 = 4;
 /// One write of zeros: short enough for an append to wait behind.
 const ZERO_FILL_BYTES: usize = 256 * 1024;
-/// While there is time, the preparer rests so many times as long as its last piece took, and so long at most: a quarter of
-/// the device is enough for it.
-const REST_FACTOR: u32 = 3;
-const REST_MAX: Duration = Duration::from_millis(20);
 /// The next segment is to be ready when this part of the room that was left is used up: 1 / HASTE.
 const HASTE: u64 = 2;
 /// It may be late by this part of its length: 1 / SLACK.

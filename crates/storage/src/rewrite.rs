@@ -39,9 +39,10 @@ const CHUNK_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 8 * 1024 * 1024 };
 const RESERVE_KEPT: u64 = 4;
 /// Positions in a file have 32 bits.
 pub(crate) const OUTPUT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024 - 1024 * 1024;
-/// While appends come in, copying rests so many times as long as its last read or write took, and so long at most.
-const REST_FACTOR: u32 = 3;
-const REST_MAX: Duration = Duration::from_millis(20);
+/// While appends come in, copying and preparing rest so many times as long as the last piece took, and so long at most: a
+/// quarter of the device is enough for them.
+pub(crate) const REST_FACTOR: u32 = 3;
+pub(crate) const REST_MAX: Duration = Duration::from_millis(20);
 /// The stream table of a cleaned segment: none.
 const NO_TABLE: [u8; 2] = [1, 0];
 

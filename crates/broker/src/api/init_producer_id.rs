@@ -12,6 +12,7 @@ use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::transaction_code;
 use crate::security::{Operation, ResourceType};
+use crate::stored;
 use crate::transactions::TransactionError;
 
 /// Ids taken from the store at once.
@@ -31,9 +32,8 @@ impl ProducerIds {
         if block.is_empty() {
             let stored = store.find(NEXT_BLOCK_KEY)?;
             let revision = stored.as_ref().map(|value| value.revision);
-            let stored = stored.map(|value| serde_json::from_slice(&value.bytes)).transpose();
-            let first: i64 =
-                stored.map_err(|error| MetaError::unreadable(NEXT_BLOCK_KEY, &error))?.unwrap_or(0);
+            let stored = stored.map(|value| stored::read(NEXT_BLOCK_KEY, &value)).transpose()?;
+            let first: i64 = stored.unwrap_or(0);
             let bytes = serde_json::to_vec(&(first + BLOCK_IDS)).expect("a number can be written as JSON");
             let compare = Compare { key: NEXT_BLOCK_KEY.into(), revision };
             store.commit(&[compare], &[Change::Put { key: NEXT_BLOCK_KEY.into(), bytes }])?;

@@ -30,6 +30,11 @@ fn pass(world: &mut World, seconds: u64) {
     while world.parts.preparer.turn() {}
 }
 
+/// Whether a dead segment is partly removed.
+fn is_removing(world: &World) -> bool {
+    world.disk.list().unwrap().iter().any(|name| name == REMOVING)
+}
+
 /// What holds a few live bytes dies in bunches: each bunch is used again for the next.
 #[test]
 fn as_many_dead_segments_are_kept_as_were_lately_wanted() {
@@ -77,18 +82,18 @@ fn a_removal_can_be_cut_off_after_each_piece() {
         for _ in 0..pieces {
             assert!(world.parts.preparer.turn());
         }
-        let begun = world.disk.list().unwrap().iter().any(|name| name == REMOVING);
+        let begun = is_removing(&world);
         seen += u32::from(begun);
         if pieces % 2 == 0 {
             // The rest stays where it is, and waits.
             let segment = world.parts.preparer.prepare().unwrap();
             world.parts.log.shared.add_prepared(segment);
-            assert_eq!(world.disk.list().unwrap().iter().any(|name| name == REMOVING), begun);
+            assert_eq!(is_removing(&world), begun);
             prepared += u32::from(begun);
         }
         assert!(world.append(1, 60_000, Durability::Synced));
         world.strike(if pieces % 3 == 0 { Left::Killed } else { Left::PowerCut });
-        assert!(!world.disk.list().unwrap().iter().any(|name| name == REMOVING));
+        assert!(!is_removing(&world));
         world.compare();
     }
     assert!(
@@ -104,13 +109,13 @@ fn what_is_left_of_a_removal_makes_room_for_a_segment() {
     world.clock.nanos.fetch_add(301_000_000_000, Ordering::Relaxed);
     assert!(world.parts.preparer.turn() && world.parts.preparer.turn());
     let names = world.disk.list().unwrap();
-    assert!(names.iter().any(|name| name == REMOVING));
+    assert!(is_removing(&world));
     // The two pieces that were removed are all that is free.
     world.disk.set_capacity(u64::try_from(names.len()).unwrap() * world.options.segment_bytes);
     for _ in 0..=world.parts.preparer.spares() {
         world.parts.preparer.prepare().unwrap();
     }
-    assert!(!world.disk.list().unwrap().iter().any(|name| name == REMOVING));
+    assert!(!is_removing(&world));
     assert!(world.parts.preparer.prepare().is_err(), "there is no more");
 }
 
