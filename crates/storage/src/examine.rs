@@ -11,6 +11,7 @@ use disk::Disk;
 use model::{BatchHeader, Offset, StreamId};
 
 use crate::format::{EntryHeader, EntryKind, Lsn, ROW_COMPACTED, SegmentHeader};
+use crate::ranges::OffsetRanges;
 use crate::recovery::{OpenError, Recovered, RecoveryReport, recover};
 use crate::remains::LogFiles;
 use crate::resolve::{Lost, resolve};
@@ -155,12 +156,12 @@ pub(crate) fn damages(survey: &mut Survey, lost: &[Lost]) -> Vec<Finding> {
         match lost.damage {
             Some(at) => {
                 let hits = &mut survey.damages[at].hits;
-                let known: Vec<(Offset, Offset)> = hits
+                let known: OffsetRanges = hits
                     .iter()
                     .filter(|hit| hit.stream == lost.stream)
                     .map(|hit| (hit.from, hit.to))
                     .collect();
-                for (from, to) in crate::overlay::without((lost.from, lost.to), &known) {
+                for (from, to) in known.gaps((lost.from, lost.to)) {
                     hits.push(Hit { stream: lost.stream, from, to, batches: None });
                 }
             }

@@ -21,6 +21,7 @@ mod overlay;
 mod pace;
 mod preparer;
 mod producers;
+mod ranges;
 mod read;
 mod recovery;
 mod remains;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use model::{Offset, StreamId};
 
 use crate::format::{DirectoryRow, ROW_COMPACTED, length32};
+use crate::ranges::OffsetRanges;
 use crate::recovery::{OpenError, State, directory_in, load_sealed};
 use crate::scan::{ScanEnd, scan_indexes};
 use crate::segment::{Segment, Segments};
@@ -18,16 +19,12 @@ use crate::stream::{SealedExtent, Stream, StreamState, clamp_timestamp};
 
 /// Which offsets of each stream some segment has.
 #[derive(Default)]
-pub(crate) struct Coverage(HashMap<StreamId, Vec<(Offset, Offset)>>);
+pub(crate) struct Coverage(HashMap<StreamId, OffsetRanges>);
 
 impl Coverage {
     /// Records that `from..to` is there.
     pub fn add(&mut self, stream: StreamId, from: Offset, to: Offset) {
-        let ranges = self.0.entry(stream).or_default();
-        match ranges.last_mut() {
-            Some(last) if last.0 <= from && from <= last.1 => last.1 = last.1.max(to),
-            _ => ranges.push((from, to)),
-        }
+        self.0.entry(stream).or_default().add((from, to));
     }
 
     /// The stream was deleted.
@@ -38,18 +35,14 @@ impl Coverage {
     /// Refuses a log in which a stream has no segment for some of its offsets.
     pub fn check(&mut self, streams: &HashMap<StreamId, Arc<Stream>>) -> Result<(), OpenError> {
         for (id, stream) in streams {
-            let (mut at, end) = {
+            let (start, next) = {
                 let state = stream.lock();
                 (state.start, state.next)
             };
             let ranges = self.0.entry(*id).or_default();
-            ranges.sort_unstable();
-            ranges.push((end, end));
-            for (from, to) in ranges {
-                if *from > at {
-                    return Err(OpenError::Lost { stream: *id, from: at, to: *from });
-                }
-                at = at.max(*to);
+            let end = ranges.end().map_or(next, |end| end.max(next));
+            if let Some((from, to)) = ranges.gaps((start, end)).first() {
+                return Err(OpenError::Lost { stream: *id, from: *from, to: *to });
             }
         }
         Ok(())
@@ -141,10 +134,10 @@ fn resolve(
     state.sealed.clear();
     candidates.sort_unstable_by_key(|candidate| std::cmp::Reverse(candidate.priority));
     let start = state.start;
-    let mut taken: Vec<(Offset, Offset)> = Vec::new();
+    let mut taken = OffsetRanges::default();
     for Candidate { extent, end, compacted, .. } in candidates {
         let whole = (extent.base_offset, end);
-        for (from, to) in without(whole, &taken).into_iter().filter(|(_, to)| *to > start) {
+        for (from, to) in taken.gaps(whole).into_iter().filter(|(_, to)| *to > start) {
             let mut extent = SealedExtent { base_offset: from, ..extent };
             if (from, to) != whole {
                 extent.bytes = bytes_between(segments, &extent, from, to)?;
@@ -158,10 +151,10 @@ fn resolve(
                 state.compacted = state.compacted.max(to);
             }
         }
-        taken.push(whole);
+        taken.add(whole);
     }
     state.sealed.make_contiguous().sort_unstable_by_key(|extent| extent.base_offset);
-    let sealed_to = taken.iter().map(|(_, to)| *to).max().unwrap_or_default();
+    let sealed_to = taken.end().unwrap_or_default();
     if let Some(active) = &mut state.active
         && active.index.base_offset().is_some_and(|base| base < sealed_to)
     {
@@ -172,19 +165,6 @@ fn resolve(
         state.bytes -= u64::from(active.moved_bytes);
     }
     Ok(())
-}
-
-/// What is left of `whole` without the ranges in `taken`.
-pub(crate) fn without(whole: (Offset, Offset), taken: &[(Offset, Offset)]) -> Vec<(Offset, Offset)> {
-    let mut left = vec![whole];
-    for (from, to) in taken {
-        left = left
-            .into_iter()
-            .flat_map(|(base, end)| [(base, end.min(*from)), (base.max(*to), end)])
-            .filter(|(base, end)| base < end)
-            .collect();
-    }
-    left
 }
 
 /// Bytes of the batches of an extent that begin in `from..to`.

@@ -9,7 +9,7 @@ use model::{Offset, StreamId};
 
 use crate::format::Lsn;
 use crate::index::BatchPlace;
-use crate::overlay::without;
+use crate::ranges::OffsetRanges;
 use crate::segment::{file_name, is_cleaned, sequence_of};
 use crate::survey::{Damage, Extent, Survey};
 
@@ -65,28 +65,28 @@ pub(crate) fn resolve(survey: &Survey, id: StreamId) -> Resolved {
     let mut order: Vec<usize> = (0..extents.len()).filter(|at| extents[*at].end > known.start).collect();
     // What the cleaner wrote later has a higher number and a higher generation.
     order.sort_by_key(|at| Reverse(Some(sequence(&extents[*at])).filter(|sequence| is_cleaned(*sequence))));
-    let (mut parts, mut taken): (Vec<Part>, Vec<(Offset, Offset)>) = (Vec::new(), Vec::new());
+    let (mut parts, mut taken) = (Vec::new(), OffsetRanges::default());
     for at in order {
         let extent = &extents[at];
-        let holes: Vec<(Offset, Offset)> = extent.holes.iter().map(|hole| (hole.from, hole.to)).collect();
-        for whole in without((extent.base, extent.end), &holes) {
-            parts.extend(without(whole, &taken).into_iter().map(|(from, to)| Part { extent: at, from, to }));
-            add(&mut taken, whole);
+        let holes: OffsetRanges = extent.holes.iter().map(|hole| (hole.from, hole.to)).collect();
+        for whole in holes.gaps((extent.base, extent.end)) {
+            parts.extend(taken.gaps(whole).into_iter().map(|(from, to)| Part { extent: at, from, to }));
+            taken.add(whole);
         }
     }
     parts.sort_unstable_by_key(|part| part.from);
     let mut lost = Vec::new();
-    for (from, to) in without((known.start, known.next), &taken).into_iter().filter(|(from, to)| from < to) {
-        let mut explained = Vec::new();
+    for (from, to) in taken.gaps((known.start, known.next)) {
+        let mut explained = OffsetRanges::default();
         for (damage, whole, batches) in clues(survey, id, extents) {
             let inside = (whole.0.max(from), whole.1.min(to));
-            for (from, to) in without(inside, &explained).into_iter().filter(|(from, to)| from < to) {
+            for (from, to) in explained.gaps(inside) {
                 let batches = batches.filter(|_| (from, to) == whole);
                 lost.push(Lost { stream: id, from, to, batches, damage: Some(damage), missing: None });
-                explained.push((from, to));
+                explained.add((from, to));
             }
         }
-        for (from, to) in without((from, to), &explained) {
+        for (from, to) in explained.gaps((from, to)) {
             let (damage, missing) = cause(survey, extents, from, to);
             lost.push(Lost { stream: id, from, to, batches: None, damage, missing });
         }
@@ -106,15 +106,6 @@ fn clues(survey: &Survey, id: StreamId, extents: &[Extent]) -> Vec<(usize, (Offs
     let mut clues: Vec<_> = holes.chain(hits).collect();
     clues.sort_by_key(|(.., batches)| batches.is_none());
     clues
-}
-
-/// Adds a range to those that are sorted and apart.
-fn add(ranges: &mut Vec<(Offset, Offset)>, (from, to): (Offset, Offset)) {
-    let first = ranges.partition_point(|range| range.1 < from);
-    let behind = ranges.partition_point(|range| range.0 <= to);
-    let joined =
-        ranges[first..behind].iter().fold((from, to), |all, range| (all.0.min(range.0), all.1.max(range.1)));
-    ranges.splice(first..behind, [joined]);
 }
 
 /// What may have taken `from..to`, from where in the log they must have been.
