@@ -189,7 +189,10 @@ impl Rewriter for Filter {
         if kept.len() == all.len() && new_horizon.is_none() {
             return Ok(Rewritten::Keep);
         }
-        Ok(Rewritten::Replace(rebuild(header, &kept, new_horizon.or(horizon))))
+        let rebuilt = rebuild(header, &kept, new_horizon.or(horizon));
+        // Where its producer compressed better than this, taking records out may take more room than leaving them.
+        let pays = rebuilt.len() <= batch.len() || new_horizon.is_some();
+        Ok(if pays { Rewritten::Replace(rebuilt) } else { Rewritten::Keep })
     }
 }
 
@@ -333,6 +336,27 @@ mod tests {
             assert_eq!(left.len(), 3, "a batch without records goes");
             assert_eq!(run(&mut filter(&all, NOW_MS), &left), left, "nothing is left to do");
         }
+    }
+
+    /// As where a client compresses better than we do: what is left of a batch may be longer than the whole.
+    #[test]
+    fn no_batch_becomes_longer() {
+        let mut longer = 0;
+        for seed in 0..2000 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let keys: Vec<String> = (0..8).map(|n| n.to_string()).collect();
+            let values: Vec<String> =
+                (0..8).map(|_| "abcd"[..rng.usize(0..4)].repeat(rng.usize(0..4))).collect();
+            let pairs: Vec<Pair> =
+                keys.iter().zip(&values).map(|(key, value)| (key.as_str(), Some(value.as_str()))).collect();
+            let superseded = keys[rng.usize(0..8)].as_str();
+            let newer = [(superseded, Some("new"))];
+            let all = [batch(0, &pairs, Compression::Gzip), batch(8, &newer, Compression::Gzip)];
+            let left = run(&mut filter(&all, NOW_MS), &all);
+            assert!(left[0].len() <= all[0].len(), "seed {seed}");
+            longer += u32::from(left[0] == all[0]);
+        }
+        assert!((1..2000).contains(&longer), "{longer} would be longer");
     }
 
     #[test]
