@@ -26,7 +26,7 @@ use crate::metrics::{BrokerCollector, Metrics};
 use crate::partition::{Home, Partition};
 use crate::quotas::Quotas;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
-use crate::security::{AclsError, Authorizer};
+use crate::security::Authorizer;
 use crate::session::Sessions;
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
@@ -48,9 +48,6 @@ pub enum OpenError {
     /// The metadata store cannot be opened.
     #[error("the metadata cannot be opened: {0}")]
     Meta(#[from] MetaError),
-    /// The ACLs cannot be read.
-    #[error("the ACLs cannot be read: {0}")]
-    Acls(#[from] AclsError),
     /// The groups cannot be read.
     #[error("the consumer groups or transactions cannot be read: {0}")]
     Groups(#[from] storage::ReadError),
@@ -316,10 +313,10 @@ impl Broker {
     }
 
     pub(crate) async fn delete_topic(self: &Arc<Self>, topic: &Arc<Topic>) -> Result<(), Failure> {
-        let name = topic.name.to_string();
+        let topic = topic.clone();
         self.blocking(move |broker| {
-            broker.topics.delete(&name)?;
-            broker.coordinator.forget_topic(&name);
+            broker.topics.delete(&topic)?;
+            broker.coordinator.forget_topics(|name| name == topic.name.as_str());
             Ok(())
         })
         .await

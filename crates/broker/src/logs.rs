@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::stored;
 use crate::topics::Topics;
 use crate::transactions::{StoredTransactions, TransactionIndex};
 
@@ -504,19 +505,20 @@ fn look(directory: &LogDirectory) -> io::Result<Option<(Arc<dyn Disk>, bool)>> {
 fn known_logs(store: &Store) -> Result<BTreeMap<Uuid, String>, MetaError> {
     let mut known = BTreeMap::new();
     for (key, value) in store.list(LOG_PREFIX)? {
-        let id = key[LOG_PREFIX.len()..].parse::<Uuid>().ok();
-        let record = serde_json::from_slice::<LogRecord>(&value.bytes).ok();
-        match id.zip(record) {
-            Some((id, record)) => drop(known.insert(id, record.path)),
-            None => tracing::error!(key, "what the metadata says of a log cannot be read"),
-        }
+        let id = uuid(&key, &key[LOG_PREFIX.len()..])?;
+        let record: LogRecord = stored::read(&key, &value)?;
+        known.insert(id, record.path);
     }
     Ok(known)
 }
 
 fn first_log(store: &Store) -> Result<Option<Uuid>, MetaError> {
     let found = store.find(FIRST_LOG_KEY)?;
-    Ok(found.and_then(|value| std::str::from_utf8(&value.bytes).ok()?.parse().ok()))
+    found.map(|value| uuid(FIRST_LOG_KEY, &String::from_utf8_lossy(&value.bytes))).transpose()
+}
+
+fn uuid(key: &str, text: &str) -> Result<Uuid, MetaError> {
+    text.parse().map_err(|_| stored::unreadable(key, format_args!("{text:?} is not an id")))
 }
 
 /// Whether anything was ever written to it: a server may end between making a log and noting that it has.

@@ -13,6 +13,7 @@ use wire::ErrorCode;
 
 use crate::config::{Config, Setting};
 use crate::failure::Failure;
+use crate::stored;
 
 const PREFIX: &str = "configs/";
 /// Groups and subscriptions with settings of their own, each: they are held in memory, and clients name them.
@@ -89,12 +90,8 @@ impl ResourceConfigs {
         for kind in ResourceKind::ALL {
             let prefix = kind.prefix();
             for (key, value) in store.list(&prefix)? {
-                match serde_json::from_slice::<Overrides>(&value.bytes) {
-                    Ok(overrides) => {
-                        resources.insert((kind, key[prefix.len()..].to_owned()), Arc::new(overrides));
-                    }
-                    Err(error) => tracing::error!(key, %error, "stored settings cannot be read; left out"),
-                }
+                let overrides: Overrides = stored::read(&key, &value)?;
+                resources.insert((kind, key[prefix.len()..].to_owned()), Arc::new(overrides));
             }
         }
         let (resources, now) = (RwLock::new(resources), RwLock::new(start.clone()));

@@ -322,9 +322,11 @@ impl Topics {
     }
 
     /// Deletes a topic and its records. Its absence is durable on return; blocks.
-    pub fn delete(&self, name: &str) -> Result<(), TopicError> {
+    pub fn delete(&self, topic: &Topic) -> Result<(), TopicError> {
         let _one = self.change.lock();
-        let topic = self.find(name).ok_or(TopicError::Unknown)?;
+        // Not another one that has its name by now.
+        let topic = self.find_id(&topic.id).ok_or(TopicError::Unknown)?;
+        let name = topic.name.as_str();
         self.store.commit(&[], &[Change::Delete { key: format!("{TOPIC_PREFIX}{name}") }])?;
         self.by_name.write().remove(name);
         self.by_id.write().remove(&topic.id);
@@ -368,9 +370,8 @@ impl Topics {
     /// How many partitions the metadata in `store` has in each log; under nil those in the first one.
     pub fn placed(store: &Store) -> Result<BTreeMap<Uuid, usize>, MetaError> {
         let mut placed = BTreeMap::new();
-        for (_, value) in store.list(TOPIC_PREFIX)? {
-            // Who cannot be read is named when the topics are opened.
-            let Ok(record) = serde_json::from_slice::<TopicRecord>(&value.bytes) else { continue };
+        for (key, value) in store.list(TOPIC_PREFIX)? {
+            let record: TopicRecord = stored::read(&key, &value)?;
             record.places().for_each(|(_, log)| *placed.entry(log).or_default() += 1);
         }
         Ok(placed)

@@ -7,6 +7,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use broker::{Broker, Connection, LogDirectory, OpenError};
 use common::{call, close, connect, create_topic, fetch_of, fetch_request, open_on, produce};
@@ -78,6 +79,7 @@ impl Machine {
             ("log.reserve.bytes", "0"),
             ("offsets.topic.num.partitions", "4"),
             ("group.initial.rebalance.delay.ms", "0"),
+            ("offsets.retention.check.interval.ms", "100"),
         ];
         open_on(self.metadata.path(), directories, &settings)
     }
@@ -106,11 +108,16 @@ impl Machine {
         as_i32(places.iter().position(|place| place == path).unwrap())
     }
 
-    /// Puts a value under a key of the metadata; returns what was there.
-    fn replace(&self, key: &str, bytes: Vec<u8>) -> Vec<u8> {
+    /// Puts a value under a key of the metadata, or nothing; returns what was there.
+    fn replace(&self, key: &str, bytes: impl Into<Option<Vec<u8>>>) -> Option<Vec<u8>> {
         let store = meta::Store::open(&self.metadata.path().join("meta.redb")).unwrap();
-        let before = store.find(key).unwrap().unwrap().bytes;
-        store.commit(&[], &[meta::Change::Put { key: key.into(), bytes }]).unwrap();
+        let before = store.find(key).unwrap().map(|value| value.bytes);
+        let key = key.to_owned();
+        let change = match bytes.into() {
+            Some(bytes) => meta::Change::Put { key, bytes },
+            None => meta::Change::Delete { key },
+        };
+        store.commit(&[], &[change]).unwrap();
         before
     }
 
@@ -549,6 +556,32 @@ async fn a_group_whose_deletion_fails_is_as_it_was() {
     server.stop().await;
 }
 
+/// A topic is deleted when the metadata says so; what groups committed for it goes when it can.
+#[tokio::test(flavor = "multi_thread")]
+async fn offsets_of_a_deleted_topic_go_once_the_log_takes_records_again() {
+    let machine = Machine::new(&["a", "b"]);
+    let mut server = machine.start(&["a", "b"]);
+    server.create("t", 1).await;
+    let groups: Vec<String> = (0..16).map(|n| format!("group-{n}")).collect();
+    for group in &groups {
+        assert_eq!(server.coordinator_error(group).await, NONE);
+        assert_eq!(server.commit(group, "t", 7).await, NONE);
+    }
+    machine.disk("b").fail_write_after(0, Fault::Forever);
+    assert_eq!(server.delete("t").await, NONE);
+    server.stop().await;
+    machine.disk("b").clear_faults();
+    let mut server = machine.start(&["a", "b"]);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    for group in &groups {
+        while server.committed(group, "t").await != (NONE, Some(-1)) {
+            assert!(Instant::now() < deadline, "{group} keeps its offset");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    server.stop().await;
+}
+
 /// The log is made before the metadata says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_start_that_was_killed_half_way_is_no_obstacle() {
@@ -575,6 +608,20 @@ async fn metadata_that_cannot_be_read_is_not_taken_for_none() {
     let error = machine.try_start(&["a"]).err().unwrap().to_string();
     assert!(error.contains("topics/t cannot be read"), "{error}");
     machine.replace("topics/t", before);
+    for key in [
+        "acls/x",
+        "configs/brokers/",
+        "quotas/{}",
+        "quotas/x",
+        "scram/SCRAM-SHA-256/u",
+        "logs/x",
+        "first_log",
+    ] {
+        let before = machine.replace(key, b"x".to_vec());
+        let error = machine.try_start(&["a"]).err().unwrap().to_string();
+        assert!(error.contains(&format!("{key} cannot be read")), "{error}");
+        machine.replace(key, before);
+    }
     let before = machine.replace("next_stream", b"x".to_vec());
     let mut server = machine.start(&["a"]);
     let topic = m::create_topics_request::CreatableTopic {

@@ -70,6 +70,33 @@ async fn bounds(connection: &mut Connection) -> (i64, i64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn records_of_groups_that_are_no_more_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open_with(directory.path(), &[("offsets.topic.num.partitions", "1")]);
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", PARTITIONS, &[]).await;
+    for offset in 0..100 {
+        assert_eq!(commit(&mut connection, "gone", offset).await, vec![0; 100]);
+    }
+    let request = m::DeleteGroupsRequest { groups_names: vec![Text::from_static("gone")] };
+    let answer: m::DeleteGroupsResponse = call(&mut connection, 2, &request).await;
+    assert_eq!(answer.results[0].error_code, 0);
+    let (start, end) = bounds(&mut connection).await;
+    assert!(start == 0 && end > 10_000, "{start}..{end}");
+    drop(connection);
+    close(broker).await;
+    let broker = open_with(directory.path(), &SETTINGS);
+    let mut connection = connect(&broker);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while bounds(&mut connection).await != (end, end) {
+        assert!(Instant::now() < deadline, "{:?}", bounds(&mut connection).await);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    drop(connection);
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn offsets_survive_restarts_and_are_rewritten_when_most_are_superseded() {
     let directory = tempfile::tempdir().unwrap();
     let broker = open_with(directory.path(), &SETTINGS);

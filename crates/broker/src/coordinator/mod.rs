@@ -38,6 +38,9 @@ use crate::transactions::TransactionIndex;
 const REWRITE_RECORDS_MIN: i64 = 10_000;
 /// ... so many times more than there are live ones.
 const REWRITE_FACTOR: i64 = 4;
+/// How often a moment is looked for in which none of its groups has records on their way.
+const REWRITE_TRIES: u32 = 50;
+const REWRITE_TRY_AGAIN: Duration = Duration::from_millis(5);
 
 enum Waiter {
     Join(oneshot::Sender<JoinReply>),
@@ -302,8 +305,12 @@ impl Coordinator {
         receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
     }
 
-    /// Removes offsets and groups whose time has passed (KIP-211).
+    /// Removes offsets and groups whose time has passed (KIP-211), and offsets of topics that are no more: when the topic
+    /// was deleted, the log may have taken no records.
     pub fn expire(self: &Arc<Self>) {
+        if let Some(broker) = self.broker.upgrade() {
+            self.forget_topics(|name| broker.topics.find(name).is_none());
+        }
         for entry in self.all() {
             let mut state = entry.state.lock();
             let expired = state.group.expired(self.now());
@@ -325,12 +332,27 @@ impl Coordinator {
     }
 
     /// Writes the live records of a partition of `__consumer_offsets` anew and drops what stands before them, once most
-    /// of it is superseded. A group with records in flight puts it off: its newest record would stand before.
+    /// of it is superseded. Blocks.
     pub fn rewrite(self: &Arc<Self>, partition: &Arc<Partition>, partitions: i32) {
-        let Ok(home) = partition.home() else { return };
         if self.unread.lock().contains(&partition.index) {
             return;
         }
+        // A busy group has its next moment without records in flight soon.
+        for _ in 0..REWRITE_TRIES {
+            match self.try_rewrite(partition, partitions) {
+                Some(()) => return,
+                None => std::thread::sleep(REWRITE_TRY_AGAIN),
+            }
+        }
+        tracing::debug!(
+            partition = partition.index,
+            "the groups are too busy for their records to be rewritten"
+        );
+    }
+
+    /// `None` where a group has records in flight: its newest one would stand before.
+    fn try_rewrite(self: &Arc<Self>, partition: &Arc<Partition>, partitions: i32) -> Option<()> {
+        let Ok(home) = partition.home() else { return Some(()) };
         let bounds = home.stream.bounds();
         let entries: Vec<_> =
             self.all().into_iter().filter(|e| partition_for(&e.id, partitions) == partition.index).collect();
@@ -339,7 +361,7 @@ impl Coordinator {
         let live = i64::try_from(live).unwrap_or(i64::MAX);
         let records = bounds.committed - bounds.start;
         if records < REWRITE_RECORDS_MIN || records / REWRITE_FACTOR < live {
-            return;
+            return Some(());
         }
         // All locks at once, in the order of the ids, so that no record comes between.
         let mut states: Vec<_> = entries.iter().map(|entry| (entry, entry.state.lock())).collect();
@@ -348,7 +370,7 @@ impl Coordinator {
         };
         // Offsets of a transaction and its marker are of one piece: neither may be rewritten without the other.
         if partition.has_open_transactions() || states.iter().any(|(_, state)| busy(state)) {
-            return;
+            return None;
         }
         let mut batches = Vec::new();
         for (entry, state) in &mut states {
@@ -356,14 +378,17 @@ impl Coordinator {
                 Ok(records) => batches.extend(records.chunks(1000).map(<[_]>::to_vec)),
                 Err(error) => {
                     tracing::warn!(group = entry.id, ?error, "a group cannot be rewritten");
-                    return;
+                    return Some(());
                 }
             }
         }
-        let Some(broker) = self.broker.upgrade() else { return };
+        let Some(broker) = self.broker.upgrade() else { return Some(()) };
         let runtime = self.runtime.clone();
         // Not what is there now: a group that is new since `entries` is only in what came after.
         let first = bounds.committed;
+        if batches.is_empty() {
+            home.log.log.trim(&home.stream, first, None);
+        }
         let last = batches.len();
         let left = Arc::new(std::sync::atomic::AtomicUsize::new(last));
         for batch in batches {
@@ -378,9 +403,10 @@ impl Coordinator {
                 }))),
             };
             if append_records(&broker, partition, &batch, None, Arc::new(done)).is_none() {
-                return;
+                break;
             }
         }
+        Some(())
     }
 
     fn forget(&self, entry: &Arc<Entry>) {

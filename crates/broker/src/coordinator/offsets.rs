@@ -158,12 +158,16 @@ impl Coordinator {
         receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
     }
 
-    /// Drops what all groups committed for a topic that was deleted.
-    pub fn forget_topic(self: &Arc<Self>, topic: &str) {
+    /// Drops what all groups committed for topics that were deleted.
+    pub fn forget_topics(self: &Arc<Self>, is_deleted: impl Fn(&str) -> bool) {
         for entry in self.all() {
             let mut state = entry.state.lock();
-            let gone: Vec<OffsetKey> =
-                state.group.offsets().map(|(key, _)| key.clone()).filter(|key| key.topic == topic).collect();
+            let gone: Vec<OffsetKey> = state
+                .group
+                .offsets()
+                .map(|(key, _)| key.clone())
+                .filter(|key| is_deleted(&key.topic))
+                .collect();
             if gone.is_empty() {
                 continue;
             }

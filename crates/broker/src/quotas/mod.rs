@@ -19,6 +19,7 @@ use wire::Text;
 
 use crate::config::Config;
 use crate::oldest::forget_oldest;
+use crate::stored;
 pub use limits::{CLIENT_ID, Entity, IP, Limit, Limits, Quota, USER, Values};
 use meter::Bucket;
 pub use meter::{Rate, Window};
@@ -82,10 +83,8 @@ impl Quotas {
         let mut entities = BTreeMap::new();
         for (key, value) in store.list(PREFIX)? {
             let entity = serde_json::from_str::<Entity>(&key[PREFIX.len()..]);
-            match entity.and_then(|entity| Ok((entity, serde_json::from_slice(&value.bytes)?))) {
-                Ok((entity, values)) => drop(entities.insert(entity, values)),
-                Err(error) => tracing::error!(key, %error, "a stored quota cannot be read; it is left out"),
-            }
+            let entity = entity.map_err(|error| stored::unreadable(&key, error))?;
+            entities.insert(entity, stored::read(&key, &value)?);
         }
         let window = |samples: i32, seconds: i32| Window {
             samples: i64::from(samples),

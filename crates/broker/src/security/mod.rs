@@ -19,28 +19,13 @@ use wire::ErrorCode;
 
 use crate::caller::{Caller, Principal};
 use crate::config::{AuthorizerClass, Config};
+use crate::stored;
 use acl::{Acl, AclFilter, CLUSTER_NAME, Permission};
 pub use acl::{Operation, ResourceType};
 use audit::Audit;
 use rules::{Rules, Verdict};
 
 const PREFIX: &str = "acls/";
-
-/// Why the ACLs cannot be loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum AclsError {
-    /// The metadata cannot be read.
-    #[error(transparent)]
-    Meta(#[from] MetaError),
-    /// To leave one out could allow what it denies.
-    #[error("the stored ACL {key} cannot be read: {error}")]
-    Unreadable {
-        /// Its name in the metadata.
-        key: String,
-        /// What is wrong with it.
-        error: serde_json::Error,
-    },
-}
 
 /// The decisions, and the ACLs behind them.
 #[derive(Debug)]
@@ -60,11 +45,10 @@ pub struct Authorizer {
 
 impl Authorizer {
     /// Loads the stored ACLs.
-    pub fn open(store: Arc<Store>, config: &Config) -> Result<Authorizer, AclsError> {
+    pub fn open(store: Arc<Store>, config: &Config) -> Result<Authorizer, MetaError> {
         let mut acls = BTreeMap::new();
         for (key, value) in store.list(PREFIX)? {
-            let acl = serde_json::from_slice(&value.bytes);
-            acls.insert(acl.map_err(|error| AclsError::Unreadable { key: key.clone(), error })?, key);
+            acls.insert(stored::read(&key, &value)?, key);
         }
         let rules = RwLock::new(Rules::new(acls.keys()));
         Ok(Authorizer {

@@ -137,7 +137,8 @@ impl TransactionCoordinator {
         let now_ms = broker.now_ms();
         let all: Vec<_> = self.entries.lock().values().cloned().collect();
         for entry in all {
-            let due = entry.shown.lock().as_ref().is_some_and(|state| {
+            // Without a state its first record is being written, or never was.
+            let due = entry.shown.lock().as_ref().is_none_or(|state| {
                 let unused =
                     now_ms.saturating_sub(state.updated_ms) > broker.config.transactional_id_expiry_ms;
                 state.is_overdue(now_ms) || state.status.ending().is_some() || unused
@@ -146,7 +147,10 @@ impl TransactionCoordinator {
             let Some(state) = due.then(|| entry.state.clone().try_lock_owned().ok()).flatten() else {
                 continue;
             };
-            let Some(current) = state.clone() else { continue };
+            let Some(current) = state.clone() else {
+                self.entries.lock().remove(&entry.id);
+                continue;
+            };
             let step = if current.is_overdue(now_ms) {
                 tracing::info!(
                     transactional_id = entry.id,

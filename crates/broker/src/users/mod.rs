@@ -14,6 +14,7 @@ use sasl::scram::{Credential, Hash};
 use serde::{Deserialize, Serialize};
 
 use crate::broker::META_FILE;
+use crate::stored;
 
 const PREFIX: &str = "scram/";
 /// Users that there may be: they are held in memory.
@@ -83,11 +84,11 @@ impl Users {
         for (key, value) in store.list(PREFIX)? {
             let named = key[PREFIX.len()..].split_once('/');
             let named = named.and_then(|(mechanism, user)| Some((Hash::from_mechanism(mechanism)?, user)));
-            let (Some((hash, user)), Some(credential)) = (named, decode(&value.bytes)) else {
-                tracing::error!(key, "a stored credential cannot be read; it is left out");
-                continue;
-            };
-            all.entry(user.to_owned()).or_default().set(hash, Some(Arc::new(credential)));
+            let (hash, user) =
+                named.ok_or_else(|| stored::unreadable(&key, "it is of an unknown mechanism"))?;
+            let Record { iterations, salt, stored_key, server_key } = stored::read(&key, &value)?;
+            let credential = Arc::new(Credential { iterations, salt, stored_key, server_key });
+            all.entry(user.to_owned()).or_default().set(hash, Some(credential));
         }
         Ok(Users { store, all: RwLock::new(Arc::new(all)), change: Mutex::default() })
     }
@@ -156,11 +157,6 @@ fn encode(credential: &Credential) -> Vec<u8> {
     serde_json::to_vec(&record).expect("numbers can be written as JSON")
 }
 
-fn decode(bytes: &[u8]) -> Option<Credential> {
-    let Record { iterations, salt, stored_key, server_key } = serde_json::from_slice(bytes).ok()?;
-    Some(Credential { iterations, salt, stored_key, server_key })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,18 +199,23 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_left_out() {
+    fn what_cannot_be_read_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(&directory.path().join(META_FILE)).unwrap());
-        let put = |key: &str, bytes: &[u8]| {
-            store.commit(&[], &[Change::Put { key: key.into(), bytes: bytes.into() }]).unwrap();
-        };
+        let change = |change: Change| store.commit(&[], &[change]).unwrap();
+        let put = |key: &str, bytes: &[u8]| change(Change::Put { key: key.into(), bytes: bytes.into() });
         put("scram/SCRAM-SHA-256/good", &encode(&credential("x")));
-        put("scram/SCRAM-SHA-1/old", &encode(&credential("x")));
-        put("scram/SCRAM-SHA-256/empty", b"");
         let zero = br#"{"iterations":0,"salt":[],"stored_key":[],"server_key":[]}"#;
-        put("scram/SCRAM-SHA-256/zero", zero);
-        let users = Users::open(store).unwrap();
-        assert_eq!(users.all().keys().collect::<Vec<_>>(), ["good"]);
+        for (key, bytes) in [
+            ("scram/SCRAM-SHA-1/old", &encode(&credential("x"))[..]),
+            ("scram/SCRAM-SHA-256/empty", b""),
+            ("scram/SCRAM-SHA-256/zero", zero),
+        ] {
+            put(key, bytes);
+            let error = Users::open(store.clone()).unwrap_err().to_string();
+            assert!(error.contains(key), "{error}");
+            change(Change::Delete { key: key.into() });
+        }
+        assert_eq!(Users::open(store).unwrap().all().keys().collect::<Vec<_>>(), ["good"]);
     }
 }
