@@ -7,6 +7,7 @@
 mod consumer;
 mod load;
 mod offsets;
+mod rewrite;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -26,21 +27,13 @@ use crate::broker::Broker;
 use crate::groups::consumer::{ConsumerGroup, HeartbeatReply, Refused};
 use crate::groups::{
     Action, Group, GroupConfig, GroupError, GroupSnapshot, JoinReply, Now, OffsetKey, PersistId, ReplyToken,
-    SyncRequest, Synced, encode_group, encode_group_key, encode_offset, encode_offset_key, partition_for,
+    SyncRequest, Synced, encode_group, encode_group_key, encode_offset_key, partition_for,
 };
 use crate::internal::{InternalRecord, batch_of};
 use crate::logs::Logs;
 use crate::partition::{Appended, Order, Partition};
 use crate::topics::{OFFSETS_TOPIC, Topics};
 use crate::transactions::TransactionIndex;
-
-/// A partition of `__consumer_offsets` is rewritten once it has so many records and ...
-const REWRITE_RECORDS_MIN: i64 = 10_000;
-/// ... so many times more than there are live ones.
-const REWRITE_FACTOR: i64 = 4;
-/// How often a moment is looked for in which none of its groups has records on their way.
-const REWRITE_TRIES: u32 = 50;
-const REWRITE_TRY_AGAIN: Duration = Duration::from_millis(5);
 
 enum Waiter {
     Join(oneshot::Sender<JoinReply>),
@@ -331,84 +324,6 @@ impl Coordinator {
         }
     }
 
-    /// Writes the live records of a partition of `__consumer_offsets` anew and drops what stands before them, once most
-    /// of it is superseded. Blocks.
-    pub fn rewrite(self: &Arc<Self>, partition: &Arc<Partition>, partitions: i32) {
-        if self.unread.lock().contains(&partition.index) {
-            return;
-        }
-        // A busy group has its next moment without records in flight soon.
-        for _ in 0..REWRITE_TRIES {
-            match self.try_rewrite(partition, partitions) {
-                Some(()) => return,
-                None => std::thread::sleep(REWRITE_TRY_AGAIN),
-            }
-        }
-        tracing::debug!(
-            partition = partition.index,
-            "the groups are too busy for their records to be rewritten"
-        );
-    }
-
-    /// `None` where a group has records in flight: its newest one would stand before.
-    fn try_rewrite(self: &Arc<Self>, partition: &Arc<Partition>, partitions: i32) -> Option<()> {
-        let Ok(home) = partition.home() else { return Some(()) };
-        let bounds = home.stream.bounds();
-        let entries: Vec<_> =
-            self.all().into_iter().filter(|e| partition_for(&e.id, partitions) == partition.index).collect();
-        let live = |entry: &Arc<Entry>| entry.with(|group| group.records() + group.offsets().count());
-        let live: usize = entries.iter().map(live).sum();
-        let live = i64::try_from(live).unwrap_or(i64::MAX);
-        let records = bounds.committed - bounds.start;
-        if records < REWRITE_RECORDS_MIN || records / REWRITE_FACTOR < live {
-            return Some(());
-        }
-        // All locks at once, in the order of the ids, so that no record comes between.
-        let mut states: Vec<_> = entries.iter().map(|entry| (entry, entry.state.lock())).collect();
-        let busy = |state: &State| {
-            state.records_in_flight > 0 || state.group.has_uncommitted() || state.group.has_unwritten()
-        };
-        // Offsets of a transaction and its marker are of one piece: neither may be rewritten without the other.
-        if partition.has_open_transactions() || states.iter().any(|(_, state)| busy(state)) {
-            return None;
-        }
-        let mut batches = Vec::new();
-        for (entry, state) in &mut states {
-            match snapshot_records(&entry.id, state) {
-                Ok(records) => batches.extend(records.chunks(1000).map(<[_]>::to_vec)),
-                Err(error) => {
-                    tracing::warn!(group = entry.id, ?error, "a group cannot be rewritten");
-                    return Some(());
-                }
-            }
-        }
-        let Some(broker) = self.broker.upgrade() else { return Some(()) };
-        let runtime = self.runtime.clone();
-        // Not what is there now: a group that is new since `entries` is only in what came after.
-        let first = bounds.committed;
-        if batches.is_empty() {
-            home.log.log.trim(&home.stream, first, None);
-        }
-        let last = batches.len();
-        let left = Arc::new(std::sync::atomic::AtomicUsize::new(last));
-        for batch in batches {
-            let (home, left) = (home.clone(), left.clone());
-            let done = RecordsDone {
-                runtime: runtime.clone(),
-                then: Mutex::new(Some(Box::new(move |result| {
-                    // Only when every batch is durable may the old records go.
-                    if result.is_ok() && left.fetch_sub(1, std::sync::atomic::Ordering::AcqRel) == 1 {
-                        home.log.log.trim(&home.stream, first, None);
-                    }
-                }))),
-            };
-            if append_records(&broker, partition, &batch, None, Arc::new(done)).is_none() {
-                break;
-            }
-        }
-        Some(())
-    }
-
     fn forget(&self, entry: &Arc<Entry>) {
         let mut groups = self.groups.lock();
         if groups.get(&entry.id).is_some_and(|other| Arc::ptr_eq(other, entry)) {
@@ -563,17 +478,6 @@ fn tombstones(group: &Group, keys: &[OffsetKey], whole: bool) -> Result<Vec<Inte
     if whole {
         let keys = group.record_keys().map_err(|_| GroupError::UnknownServer)?;
         records.extend(keys.into_iter().map(|key| (key, None)));
-    }
-    Ok(records)
-}
-
-fn snapshot_records(id: &str, state: &State) -> Result<Vec<InternalRecord>, crate::groups::RecordError> {
-    let mut records = state.group.consumer_records()?;
-    if let Some(snapshot) = &state.stored {
-        records.push((encode_group_key(id)?, Some(encode_group(snapshot)?)));
-    }
-    for (key, offset) in state.group.offsets() {
-        records.push((encode_offset_key(id, key)?, Some(encode_offset(offset)?)));
     }
     Ok(records)
 }
