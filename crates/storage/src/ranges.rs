@@ -15,6 +15,14 @@ impl OffsetRanges {
         if from >= to {
             return;
         }
+        // Mostly, as for each batch that recovery scans, it continues the last range.
+        if let Some(mut last) = self.0.last_entry()
+            && *last.key() <= from
+            && *last.get() >= from
+        {
+            *last.get_mut() = to.max(*last.get());
+            return;
+        }
         while let Some((base, end)) = self.0.range(..=to).next_back().map(|(base, end)| (*base, *end))
             && end >= from
         {
