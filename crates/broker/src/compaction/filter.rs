@@ -339,6 +339,7 @@ mod tests {
     }
 
     /// As where a client compresses better than we do: what is left of a batch may be longer than the whole.
+    /// Zstandard, since what compresses Gzip depends on what else is built with it.
     #[test]
     fn no_batch_becomes_longer() {
         let mut longer = 0;
@@ -351,7 +352,7 @@ mod tests {
                 keys.iter().zip(&values).map(|(key, value)| (key.as_str(), Some(value.as_str()))).collect();
             let superseded = keys[rng.usize(0..8)].as_str();
             let newer = [(superseded, Some("new"))];
-            let all = [batch(0, &pairs, Compression::Gzip), batch(8, &newer, Compression::Gzip)];
+            let all = [batch(0, &pairs, Compression::Zstd), batch(8, &newer, Compression::Zstd)];
             let left = run(&mut filter(&all, NOW_MS), &all);
             assert!(left[0].len() <= all[0].len(), "seed {seed}");
             longer += u32::from(left[0] == all[0]);
