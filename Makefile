@@ -110,7 +110,7 @@ bench-quick: build ## Start, memory, recovery and group commit on this machine, 
 bench: build ## The small experiments against this server and Apache Kafka, A B; BENCH="workloads/small/part1-*.yaml" for some.
 	@scripts/bench
 
-bench-full: build ## What this server aims at, measured beside Apache Kafka, each figure beside its aim: 2 hours; ARGS="--only cost,core" for some.
+bench-full: build ## What this server aims at, measured beside Apache Kafka, each figure beside its aim: 3 hours; ARGS="--only cost,core" for some.
 	@scripts/bench-full $(ARGS)
 
 bench-load: build ## Tests of mainstem-bench against real servers, this one and Apache Kafka, and of the aims of bench-full, each for seconds.

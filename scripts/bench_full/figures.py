@@ -112,6 +112,26 @@ def messages_per_second(result: Result) -> float:
     return quotient(result["bench"]["publishedMessages"], result["bench"]["seconds"])
 
 
+def messages_moved_per_second(result: Result) -> float:
+    """Published, and received by every group if there are any."""
+    bench = result["bench"]
+    received = [bench["consumedMessages"] / bench["groups"]] if bench["groups"] else []
+    return quotient(min([bench["publishedMessages"], *received]), bench["seconds"])
+
+
+def holds(result: Result) -> bool:
+    """Whether the rate asked for was published and received."""
+    return messages_moved_per_second(result) >= RATE_HELD * result["bench"]["producerRate"]
+
+
+def best_seconds(result: Result, seconds: float) -> float:
+    """Messages a second, published and received by the one group, in the best so many seconds of a run."""
+    length = max(1, round(seconds / result["bench"]["sampleSeconds"]))
+    published, received = ([statistics.mean(series[at:at + length]) for at in range(max(1, len(series) - length + 1))]
+                           for series in (result["publishRate"], result["consumeRate"]))
+    return max(min(both) for both in zip(published, received, strict=True))
+
+
 def device_bytes_per_byte(result: Result) -> float:
     """Bytes that the device wrote for a byte of published values."""
     if "device" not in result["bench"]:
@@ -152,10 +172,9 @@ def growth(parts: tuple[Sequence[float], Sequence[float]]) -> float:
 
 
 def not_held(results: Sequence[Result]) -> str:
-    """Says which runs were behind the rate that they were asked for."""
-    behind = [f"{result['bench']['contender']} published {number(messages_per_second(result))} of "
-              f"{number(result['bench']['producerRate'])} messages/s"
-              for result in results if messages_per_second(result) < RATE_HELD * result["bench"]["producerRate"]]
+    """Says which runs published less than they were asked for, or received less than that."""
+    behind = [f"{result['bench']['contender']} moved {number(messages_moved_per_second(result))} of "
+              f"{number(result['bench']['producerRate'])} messages/s" for result in results if not holds(result)]
     return "; ".join(behind)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .figures import Result, Unmeasured, messages_per_second
+from .figures import Result, Unmeasured, best_seconds, holds, messages_moved_per_second
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOADS = ROOT / "workloads"
@@ -39,7 +39,7 @@ class Options:
     mainstem: Path
     bench: Path
     output: Path
-    rounds: int = 2
+    rounds: int = 3
     seconds: int = 20
     long_minutes: float = 60
     smoke: bool = False
@@ -82,16 +82,40 @@ class Runs:
                             spare_seconds)
 
     def highest_of(self, contender: str) -> float:
-        """The highest rate in the shape of part1, looked for unless it is known."""
+        """The highest rate that a contender holds in the shape of part1, looked for unless it is known."""
         if contender not in self.highest:
-            found = self.find("highest-rate", "aims/highest-rate.yaml", (contender,), rounds=1)
-            self.highest[contender] = self.median_rate(found[0])
+            found, = self.held("highest-rate", "aims/highest-rate.yaml", (contender,), rounds=1)
+            self.highest[contender] = statistics.median(map(messages_moved_per_second, found))
         return self.highest[contender]
 
-    def find(self, name: str, workload: str, contenders: Sequence[str], rounds: int) -> list[list[Result]]:
-        """Runs that look for the highest rate: long, as it is doubled from 10,000 a second every three seconds."""
-        lengths = self.lengths(3 * self.options.seconds, WARM_UP_SECONDS)
-        return self.compare(name, workload, lengths, contenders, rounds, ("--server-config", RETENTION_AT_ONCE))
+    def held(self, name: str, workload: str, contenders: Sequence[str], rounds: int) -> list[list[Result]]:
+        """Runs at the highest rate that each contender holds, by contender and round.
+
+        What a run reached that looked for the rate is a guess: in the first round each contender is asked for less and less
+        of it until it keeps up, and in the others for that rate again.
+        """
+        # From 10,000 a second the rate is doubled every three seconds: up in the warm-up, the best of what follows counts.
+        lengths = self.lengths(2 * self.options.seconds, WARM_UP_SECONDS)
+        searches = self.compare(f"{name}/search", workload, lengths, contenders, 1, RETAINED)
+        results: list[list[Result]] = [[] for _ in contenders]
+        rates = [0] * len(contenders)
+        for at, (contender, (found,)) in enumerate(zip(contenders, searches, strict=True)):
+            for share in SHARES:
+                rates[at] = max(1, int(share * self.rate(best_seconds(found, BEST_SECONDS))))
+                result = self.at_rate(f"{name}/{share:.0%}-round-1", workload, contender, rates[at])
+                if holds(result):
+                    break
+            results[at].append(result)
+        for turn in range(2, rounds + 1):
+            for contender, rate, of in zip(contenders, rates, results, strict=True):
+                of.append(self.at_rate(f"{name}/round-{turn}", workload, contender, rate))
+        return results
+
+    def at_rate(self, name: str, workload: str, contender: str, rate: int) -> Result:
+        warm_up = WARM_UP_SECONDS_OURS if contender.startswith(OURS) else WARM_UP_SECONDS
+        changes = {**self.lengths(self.options.seconds, warm_up), "producerRate": rate}
+        (result,), = self.compare(f"{name}-{contender}", workload, changes, (contender,), 1, RETAINED)
+        return result
 
     def compare(self, name: str, workload: str, changes: Changes, contenders: Sequence[str], rounds: int,
                 more: Sequence[str] = (), programs: Path | None = None, spare_seconds: float = 0) -> list[list[Result]]:
@@ -146,13 +170,12 @@ class Runs:
         run([self.options.mainstem, *arguments], log, PATIENCE * seconds + PATIENCE_SECONDS, environment())
         return log.read_text()
 
-    def median_rate(self, results: Sequence[Result]) -> float:
-        """Of runs that look for the highest rate: what they published of all they tried, the way up included."""
-        return statistics.median(map(messages_per_second, results))
-
 
 # Deletion has to go on all the time, not in strokes minutes apart.
 RETENTION_AT_ONCE = "log.retention.check.interval.ms=1000"
+RETAINED = ("--server-config", RETENTION_AT_ONCE)
+# What is tried of the rate that a search reached in its best seconds.
+SHARES, BEST_SECONDS = (0.9, 0.8, 0.7, 0.6, 0.5), 3
 
 
 def changed(workload: str, changes: Changes) -> str:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(SCRIPT.parent))
 
 from bench_full import aims, figures, runs  # noqa: E402
 
-SMOKE_SECONDS = 420
+SMOKE_SECONDS = 480
 
 
 def check_arithmetic(_load):
@@ -47,6 +47,17 @@ def check_arithmetic(_load):
     assert figures.load_processors({"bench": run}) == 6 and "95% of" in figures.load_full([{"bench": run}]), "a full load"
     run["environment"]["loadCpus"] = ""
     assert figures.load_processors({"bench": run}) == 16 and not figures.load_full([{"bench": run}]), "all processors"
+
+    moved = {"publishedMessages": 1000, "consumedMessages": 1960, "groups": 2, "seconds": 10, "sampleSeconds": 1,
+             "producerRate": 100, "contender": "x"}
+    assert figures.messages_moved_per_second({"bench": moved}) == 98 and figures.holds({"bench": moved}), "the slower of both"
+    assert figures.not_held([{"bench": moved}]) == "", "just held"
+    moved["consumedMessages"] = 1940
+    assert figures.not_held([{"bench": moved}]) == "x moved 97 of 100 messages/s", "received too late"
+    assert figures.messages_moved_per_second({"bench": {**moved, "groups": 0}}) == 100, "without consumers"
+    search = {"bench": moved, "publishRate": [9, 1, 6, 7, 5, 1], "consumeRate": [9, 1, 5, 6, 5, 9]}
+    assert figures.best_seconds(search, 3) == 16 / 3, "three seconds of both"
+    assert figures.best_seconds(search, 60) == 29 / 6, "of a short run all"
 
     # 126 records of 1024 + 11 bytes fill a batch.
     assert round(figures.batch_bytes_per_byte(1024, 131072) * 1024 * 126) == 126 * 1035 + 61, "full batches"
