@@ -119,6 +119,7 @@ impl Accumulator {
                 self.closed += 1;
             }
             let memory = if key.is_none() { self.batch_bytes } else { FIRST_BYTES.min(self.batch_bytes) };
+            let memory = memory.max(model::batch::HEADER_BYTES + bytes);
             let serial = self.next_serial;
             self.next_serial += 1;
             queue.batches.push_back(Open {
