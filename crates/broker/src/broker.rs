@@ -290,7 +290,16 @@ impl Broker {
         configs: BTreeMap<String, String>,
     ) -> Result<Arc<Topic>, Failure> {
         let name = name.to_owned();
-        Ok(self.blocking(move |broker| broker.topics.create(&name, partitions, configs)).await?)
+        let create = move |broker: &Arc<Broker>| {
+            // Should a topic of this name have been deleted while the log took no records: what was committed for it does
+            // not count for the new one, also not after a crash.
+            let forget = || {
+                let forgotten = broker.coordinator.forget_topics(|topic| topic == name);
+                forgotten.into_iter().all(|gone| gone.blocking_recv().is_ok())
+            };
+            broker.topics.create(&name, partitions, configs, forget)
+        };
+        Ok(self.blocking(create).await?)
     }
 
     /// The topic `name`, created where there is none. Two clients may ask for the same new topic at once: both get it.
@@ -315,9 +324,7 @@ impl Broker {
     pub(crate) async fn delete_topic(self: &Arc<Self>, topic: &Arc<Topic>) -> Result<(), Failure> {
         let topic = topic.clone();
         self.blocking(move |broker| {
-            broker.topics.delete(&topic)?;
-            broker.coordinator.forget_topics(|name| name == topic.name.as_str());
-            Ok(())
+            broker.topics.delete(&topic, |name| drop(broker.coordinator.forget_topics(|topic| topic == name)))
         })
         .await
         .map_err(|error: TopicError| error.into())

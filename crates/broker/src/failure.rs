@@ -110,7 +110,7 @@ impl From<TopicError> for Failure {
             TopicError::Unknown => ErrorCode::UnknownTopicOrPartition,
             TopicError::Name(_) => ErrorCode::InvalidTopicException,
             TopicError::Partitions(_) => ErrorCode::InvalidPartitions,
-            TopicError::NoLog(_) => ErrorCode::KafkaStorageError,
+            TopicError::NoLog(_) | TopicError::Offsets => ErrorCode::KafkaStorageError,
             TopicError::Meta(error) => return error.into(),
         };
         Failure::because(code, message)

@@ -49,6 +49,11 @@ pub enum TopicError {
     /// No log takes its partitions.
     #[error("no log directory takes new partitions: {0}")]
     NoLog(String),
+    /// What was committed for a deleted topic of its name is still there.
+    #[error(
+        "the offsets committed for a deleted topic of this name cannot be removed now: the log takes no records"
+    )]
+    Offsets,
     /// The metadata store failed.
     #[error(transparent)]
     Meta(#[from] MetaError),
@@ -234,15 +239,20 @@ impl Topics {
         Ok(())
     }
 
-    /// Creates a topic, whose settings were checked. Durable on return; blocks.
+    /// Creates a topic, whose settings were checked, once `forget` has removed what is left of an earlier one of its name.
+    /// Durable on return; blocks.
     pub fn create(
         &self,
         name: &str,
         partitions: i32,
         configs: BTreeMap<String, String>,
+        forget: impl FnOnce() -> bool,
     ) -> Result<Arc<Topic>, TopicError> {
         let _one = self.change.lock();
         self.check_new(name, partitions)?;
+        if !forget() {
+            return Err(TopicError::Offsets);
+        }
         let (places, next_stream) = self.new_streams(partitions)?;
         let mut record = TopicRecord::new(Uuid::new_v4(), configs);
         places.into_iter().for_each(|place| record.push(place));
@@ -321,8 +331,9 @@ impl Topics {
         }
     }
 
-    /// Deletes a topic and its records. Its absence is durable on return; blocks.
-    pub fn delete(&self, topic: &Topic) -> Result<(), TopicError> {
+    /// Deletes a topic and its records, and lets `forget` go over what others have of its name, before there may be another
+    /// one. Its absence is durable on return; blocks.
+    pub fn delete(&self, topic: &Topic, forget: impl FnOnce(&str)) -> Result<(), TopicError> {
         let _one = self.change.lock();
         // Not another one that has its name by now.
         let topic = self.find_id(&topic.id).ok_or(TopicError::Unknown)?;
@@ -339,6 +350,7 @@ impl Topics {
                 home.log.log.delete(&home.stream, None);
             }
         }
+        forget(name);
         tracing::info!(topic = name, "deleted a topic");
         Ok(())
     }

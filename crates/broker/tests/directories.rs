@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use broker::{Broker, Connection, LogDirectory, OpenError};
-use common::{call, close, connect, create_topic, fetch_of, fetch_request, open_on, produce};
+use common::{
+    call, close, connect, create_topic, fetch_of, fetch_request, open_on, produce, try_create_topic,
+};
 use disk::sim::Fault;
 use disk::{Disk, SimDisk};
 use model::{Compression, Timestamp};
@@ -74,19 +76,27 @@ impl Machine {
     }
 
     fn try_start(&self, log_dirs: &[&'static str]) -> Result<Arc<Broker>, OpenError> {
+        self.try_start_checking(log_dirs, "100")
+    }
+
+    /// Starts a server that looks for expired offsets every so many milliseconds.
+    fn try_start_checking(
+        &self,
+        log_dirs: &[&'static str],
+        expiry_check_ms: &str,
+    ) -> Result<Arc<Broker>, OpenError> {
         let directories = log_dirs.iter().map(|path| self.directory(path)).collect();
         let settings = [
             ("log.reserve.bytes", "0"),
             ("offsets.topic.num.partitions", "4"),
             ("group.initial.rebalance.delay.ms", "0"),
-            ("offsets.retention.check.interval.ms", "100"),
+            ("offsets.retention.check.interval.ms", expiry_check_ms),
         ];
         open_on(self.metadata.path(), directories, &settings)
     }
 
     fn start(&self, log_dirs: &[&'static str]) -> Running {
-        let broker = self.try_start(log_dirs).unwrap();
-        Running { connection: connect(&broker), broker }
+        Running::of(self.try_start(log_dirs).unwrap())
     }
 
     /// The directory of each partition, as the metadata of a stopped server has it.
@@ -153,6 +163,20 @@ fn as_i32(number: usize) -> i32 {
 }
 
 impl Running {
+    fn of(broker: Arc<Broker>) -> Running {
+        Running { connection: connect(&broker), broker }
+    }
+
+    /// Returns groups in all partitions of `__consumer_offsets`, which committed 7 for partition 0 of `topic`.
+    async fn commit_in_all_directories(&mut self, topic: &'static str) -> Vec<String> {
+        let groups: Vec<String> = (0..16).map(|n| format!("group-{n}")).collect();
+        for group in &groups {
+            assert_eq!(self.coordinator_error(group).await, NONE);
+            assert_eq!(self.commit(group, topic, 7).await, NONE);
+        }
+        groups
+    }
+
     async fn stop(self) {
         drop(self.connection);
         close(self.broker).await;
@@ -160,6 +184,10 @@ impl Running {
 
     async fn create(&mut self, topic: &'static str, partitions: i32) {
         create_topic(&mut self.connection, topic, partitions, &[]).await;
+    }
+
+    async fn try_create(&mut self, topic: &'static str, partitions: i32) -> i16 {
+        try_create_topic(&mut self.connection, topic, partitions, &[]).await.error_code
     }
 
     async fn produce(&mut self, topic: &'static str, partition: i32, value: &str) -> (i16, i64) {
@@ -530,11 +558,7 @@ async fn a_group_whose_deletion_fails_is_as_it_was() {
     let machine = Machine::new(&["a", "b"]);
     let mut server = machine.start(&["a", "b"]);
     server.create("t", 1).await;
-    let groups: Vec<String> = (0..16).map(|n| format!("group-{n}")).collect();
-    for group in &groups {
-        assert_eq!(server.coordinator_error(group).await, NONE);
-        assert_eq!(server.commit(group, "t", 7).await, NONE);
-    }
+    let groups = server.commit_in_all_directories("t").await;
     machine.disk("b").fail_write_after(0, Fault::Forever);
     machine.disk("b").fail_sync_after(0, Fault::Forever);
     let names = groups.iter().map(|group| Text::from(group.clone())).collect();
@@ -562,11 +586,7 @@ async fn offsets_of_a_deleted_topic_go_once_the_log_takes_records_again() {
     let machine = Machine::new(&["a", "b"]);
     let mut server = machine.start(&["a", "b"]);
     server.create("t", 1).await;
-    let groups: Vec<String> = (0..16).map(|n| format!("group-{n}")).collect();
-    for group in &groups {
-        assert_eq!(server.coordinator_error(group).await, NONE);
-        assert_eq!(server.commit(group, "t", 7).await, NONE);
-    }
+    let groups = server.commit_in_all_directories("t").await;
     machine.disk("b").fail_write_after(0, Fault::Forever);
     assert_eq!(server.delete("t").await, NONE);
     server.stop().await;
@@ -578,6 +598,31 @@ async fn offsets_of_a_deleted_topic_go_once_the_log_takes_records_again() {
             assert!(Instant::now() < deadline, "{group} keeps its offset");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+    server.stop().await;
+}
+
+/// Neither does it count for another topic of that name, and there is none until that is so.
+#[tokio::test(flavor = "multi_thread")]
+async fn offsets_of_a_deleted_topic_do_not_count_for_the_next_one() {
+    let machine = Machine::new(&["a", "b"]);
+    let start = || Running::of(machine.try_start_checking(&["a", "b"], "600000").unwrap());
+    let mut server = start();
+    server.create("t", 1).await;
+    let groups = server.commit_in_all_directories("t").await;
+    machine.disk("b").fail_write_after(0, Fault::Forever);
+    assert_eq!(server.delete("t").await, NONE);
+    assert_eq!(server.try_create("t", 1).await, STORAGE);
+    server.stop().await;
+    machine.disk("b").clear_faults();
+    let mut server = start();
+    server.create("t", 1).await;
+    for restarted in [false, true] {
+        for group in &groups {
+            assert_eq!(server.committed(group, "t").await, (NONE, Some(-1)), "{group}, {restarted}");
+        }
+        server.stop().await;
+        server = start();
     }
     server.stop().await;
 }

@@ -153,6 +153,15 @@ impl Disk for DirectoryDisk {
         Ok(Arc::new(DirectoryFile::new(file, path, length, self.direct())))
     }
 
+    fn lengthen(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>> {
+        assert!(length.is_multiple_of(SECTOR as u64), "length {length} is not a multiple of a sector");
+        let path = self.path_of(name);
+        let file = self.options().open(&path)?;
+        assert!(length >= file.metadata()?.len(), "a file is only made longer");
+        allocate(&file, length).map_err(full)?;
+        Ok(Arc::new(DirectoryFile::new(file, path, length, self.direct())))
+    }
+
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
         let path = self.path_of(name);
         let file = self.options().open(&path)?;

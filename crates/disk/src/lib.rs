@@ -7,7 +7,7 @@
 //! - Every position, length and buffer handed to [`File`] and [`Queue`] is a multiple of [`SECTOR`].
 //! - A write is durable only when it completed with `durable: true`, or when a sync that was submitted after the
 //!   write's completion completed.
-//! - A file changes its length only by [`Disk::shorten`].
+//! - A file changes its length only by [`Disk::shorten`] and [`Disk::lengthen`].
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
@@ -45,6 +45,9 @@ pub trait Disk: Send + Sync + Debug {
     /// Cuts a file off at `length` bytes, which is at most what it has, and opens it anew; handles that were opened
     /// before must not be used any more. The new length is durable after the next [`File::sync`] of the handle.
     fn shorten(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>>;
+
+    /// Makes a file longer, as [`Disk::create`] makes one, and opens it anew; the rest as with [`Disk::shorten`].
+    fn lengthen(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>>;
 
     /// Opens an existing file for reading and writing.
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>>;

@@ -288,9 +288,20 @@ impl Disk for SimDisk {
         let entry = state.names.get_mut(name).ok_or(io::ErrorKind::NotFound)?;
         assert!(length <= entry.inode.length, "a file is only made shorter");
         // What lies behind the new end stays in the content and can no longer be reached.
-        let content = entry.inode.content.lock().clone();
-        entry.inode = Arc::new(Inode { length, content: Mutex::new(content) });
-        let inode = entry.inode.clone();
+        let inode = entry.resize(length);
+        drop(state);
+        Ok(self.shared.file(name, &inode))
+    }
+
+    fn lengthen(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>> {
+        assert_aligned(length);
+        let mut state = self.shared.alive()?;
+        let before = state.named(name)?.length;
+        assert!(length >= before, "a file is only made longer");
+        if state.free_bytes() < length - before {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let inode = state.names.get_mut(name).ok_or(io::ErrorKind::NotFound)?.resize(length);
         drop(state);
         Ok(self.shared.file(name, &inode))
     }
@@ -442,6 +453,13 @@ impl State {
 impl Name {
     fn new(length: u64, content: Content, durable: bool) -> Self {
         Self { inode: Arc::new(Inode { length, content: Mutex::new(content) }), durable }
+    }
+
+    /// Another inode takes the place of the one there was, with the same content.
+    fn resize(&mut self, length: u64) -> Arc<Inode> {
+        let content = self.inode.content.lock().clone();
+        self.inode = Arc::new(Inode { length, content: Mutex::new(content) });
+        self.inode.clone()
     }
 }
 

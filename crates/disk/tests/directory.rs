@@ -90,6 +90,29 @@ fn files_are_created_listed_renamed_and_removed() {
 }
 
 #[test]
+fn files_become_longer_and_shorter_and_keep_what_is_in_both() {
+    with_engines(|disk| {
+        let file = disk.create("a", 8192).unwrap();
+        file.write_at(0, &filled(2, 1)).unwrap();
+        drop(file);
+        let file = disk.lengthen("a", 16384).unwrap();
+        assert_eq!(file.length(), 16384);
+        file.write_at(8192, &filled(1, 2)).unwrap();
+        file.sync().unwrap();
+        drop(file);
+        let file = disk.shorten("a", 12288).unwrap();
+        assert_eq!(disk.open("a").unwrap().length(), 12288);
+        assert_eq!(read(&file, 0, 8192)[..], filled(2, 1)[..]);
+        assert_eq!(read(&file, 8192, 4096)[..], filled(1, 2)[..]);
+        let file = disk.lengthen("a", 16384).unwrap();
+        assert_eq!(read(&file, 12288, 4096)[..], filled(1, 0)[..]);
+        let free = disk.free_bytes().unwrap();
+        let error = disk.lengthen("a", (free * 2).next_multiple_of(4096)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StorageFull);
+    });
+}
+
+#[test]
 fn a_file_that_does_not_fit_leaves_nothing_behind() {
     with_engines(|disk| {
         let free = disk.free_bytes().unwrap();

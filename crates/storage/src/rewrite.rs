@@ -35,6 +35,8 @@ use crate::stream::{Moved, SealedExtent, Stream, clamp_timestamp};
 pub(crate) const BLOCK_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
 /// Bytes of batches that are read before they are written: what copying takes in memory.
 const CHUNK_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 8 * 1024 * 1024 };
+/// What a copy that became longer than it was thought is made longer by, beyond what it needs at once.
+const GROWTH_BYTES: u64 = if cfg!(test) { 256 * 1024 } else { 16 * 1024 * 1024 };
 /// This part of the reserve is not used for copies.
 const RESERVE_KEPT: u64 = 4;
 /// Positions in a file have 32 bits.
@@ -394,13 +396,28 @@ impl<'a> Output<'a> {
         }
     }
 
+    /// Makes the file at least so long: what compaction leaves may be longer than what it was made of, where clients
+    /// compress better than we do.
+    fn make_room(&mut self, bytes: u64) -> Result<(), RewriteError> {
+        if bytes <= self.capacity {
+            return Ok(());
+        }
+        let capacity = (bytes + GROWTH_BYTES).next_multiple_of(SECTOR as u64).min(OUTPUT_BYTES_MAX);
+        if bytes > capacity {
+            return Err(RewriteError::Rewriter("what compaction leaves is more than a segment holds".into()));
+        }
+        if capacity - self.capacity > self.shared.copy_room()? {
+            return Err(RewriteError::Full { bytes: capacity });
+        }
+        let longer = self.shared.disk.lengthen(CLEANING, capacity);
+        self.file = longer.map_err(writing("making the file of a copy longer"))?;
+        self.capacity = capacity;
+        Ok(())
+    }
+
     fn write_block(&mut self, kind: BlockKind) -> Result<(), RewriteError> {
         let total = sectors(self.filled);
-        if u64::from(self.position) + (total + TRAILER_BYTES) as u64 > self.capacity {
-            return Err(RewriteError::Rewriter(
-                "what compaction left takes more room than what it was made of".into(),
-            ));
-        }
+        self.make_room(u64::from(self.position) + (total + TRAILER_BYTES) as u64)?;
         self.block[self.filled..total].fill(0);
         let header = BlockHeader {
             kind,

@@ -41,6 +41,10 @@ impl Disk for Unwritten<'_> {
         refused()
     }
 
+    fn lengthen(&self, _name: &str, _length: u64) -> io::Result<Arc<dyn File>> {
+        refused()
+    }
+
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
         Ok(Arc::new(UnwrittenFile { file: self.disk.open(name)?, sectors: Mutex::default() }))
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use model::Offset;
 use tokio::sync::oneshot;
 
 use super::{Coordinator, Entry, State, tombstones};
@@ -158,27 +159,33 @@ impl Coordinator {
         receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
     }
 
-    /// Drops what all groups committed for topics that were deleted.
-    pub fn forget_topics(self: &Arc<Self>, is_deleted: impl Fn(&str) -> bool) {
+    /// Drops what all groups committed for topics that were deleted. Of each group that had such offsets comes whether
+    /// they are gone for good; nothing where that is not so.
+    pub fn forget_topics(
+        self: &Arc<Self>,
+        is_deleted: impl Fn(&str) -> bool,
+    ) -> Vec<oneshot::Receiver<Offset>> {
+        let mut forgotten = Vec::new();
         for entry in self.all() {
             let mut state = entry.state.lock();
-            let gone: Vec<OffsetKey> = state
-                .group
-                .offsets()
-                .map(|(key, _)| key.clone())
-                .filter(|key| is_deleted(&key.topic))
-                .collect();
+            let of_deleted = state.group.offsets().filter(|(key, _)| is_deleted(&key.topic));
+            let gone: Vec<OffsetKey> = of_deleted.map(|(key, _)| key.clone()).collect();
             if gone.is_empty() {
                 continue;
             }
+            let (sender, receiver) = oneshot::channel();
+            forgotten.push(receiver);
             let Ok(records) = tombstones(&state.group, &gone, false) else { continue };
             self.append_then(&entry, &mut state, records, move |state, position| {
                 if let Some(position) = position {
                     state.group.remove_offsets(&gone, position.0);
+                    // Not everybody waits for it.
+                    let _ = sender.send(position);
                 }
                 Vec::new()
             });
         }
+        forgotten
     }
 }
 

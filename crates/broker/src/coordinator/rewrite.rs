@@ -7,7 +7,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::{Coordinator, Entry, RecordsDone, State, append_records};
-use crate::groups::{encode_group, encode_group_key, encode_offset, encode_offset_key, partition_for};
+use crate::groups::{
+    State as GroupState, encode_group, encode_group_key, encode_offset, encode_offset_key, partition_for,
+};
 use crate::internal::InternalRecord;
 use crate::partition::Partition;
 
@@ -53,7 +55,7 @@ impl Coordinator {
             return Some(());
         }
         // All locks at once, in the order of the ids, so that no record comes between.
-        let mut states: Vec<_> = entries.iter().map(|entry| (entry, entry.state.lock())).collect();
+        let states: Vec<_> = entries.iter().map(|entry| (entry, entry.state.lock())).collect();
         let busy = |state: &State| {
             state.records_in_flight > 0 || state.group.has_uncommitted() || state.group.has_unwritten()
         };
@@ -62,7 +64,8 @@ impl Coordinator {
             return None;
         }
         let mut batches = Vec::new();
-        for (entry, state) in &mut states {
+        // A group that was deleted since `entries`: what it was stands before its tombstones, and is to stay there.
+        for (entry, state) in states.iter().filter(|(_, state)| state.group.state() != GroupState::Dead) {
             match snapshot_records(&entry.id, state) {
                 Ok(records) => batches.extend(records.chunks(1000).map(<[_]>::to_vec)),
                 Err(error) => {

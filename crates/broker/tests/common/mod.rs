@@ -80,6 +80,16 @@ pub async fn create_topic(
     partitions: i32,
     configs: &[(&str, &str)],
 ) {
+    let result = try_create_topic(connection, name, partitions, configs).await;
+    assert_eq!(result.error_code, 0, "{:?}", result.error_message);
+}
+
+pub async fn try_create_topic(
+    connection: &mut Connection,
+    name: &'static str,
+    partitions: i32,
+    configs: &[(&str, &str)],
+) -> m::create_topics_response::CreatableTopicResult {
     let config = |(name, value): &(&str, &str)| m::create_topics_request::CreatableTopicConfig {
         name: Text::from((*name).to_owned()),
         value: Some(Text::from((*value).to_owned())),
@@ -93,7 +103,7 @@ pub async fn create_topic(
     };
     let request = m::CreateTopicsRequest { topics: vec![topic], timeout_ms: 5000, ..Default::default() };
     let answer: m::CreateTopicsResponse = call(connection, 7, &request).await;
-    assert_eq!(answer.topics[0].error_code, 0, "{:?}", answer.topics[0].error_message);
+    answer.topics[0].clone()
 }
 
 /// Sends one batch; returns error code, base offset and log append time.

@@ -1,17 +1,19 @@
 //! Cleaning and compaction one by one: the space they give back, and what they do with damage and full disks. That they
 //! lose nothing is tested in `long.rs`.
 
+use bytes::Bytes;
 use disk::{Disk, SimDisk};
+use model::batch::LENGTH_PREFIX_BYTES;
 use model::{Offset, StreamId};
 
 use super::support::{Left, World, open, small_options};
 use crate::cleaner::Turn;
-use crate::compact::Compaction;
+use crate::compact::{CompactError, Compaction};
 use crate::log::Options;
 use crate::read::{ReadError, ReadRequest};
 use crate::recovery::OpenError;
 use crate::request::Durability;
-use crate::rewrite::{Pacer, Rewriter, Rewritten};
+use crate::rewrite::{Pacer, RewriteError, RewriteReport, Rewriter, Rewritten};
 
 const KEPT: u64 = 1;
 const FLEETING: u64 = 2;
@@ -191,7 +193,7 @@ fn opening_says_which_records_have_lost_their_segment() {
 fn a_range_that_is_compacted_away_does_not_come_back() {
     struct DropAll;
     impl Rewriter for DropAll {
-        fn rewrite(&mut self, _: &model::BatchHeader, _: &bytes::Bytes) -> Result<Rewritten, String> {
+        fn rewrite(&mut self, _: &model::BatchHeader, _: &Bytes) -> Result<Rewritten, String> {
             Ok(Rewritten::Drop)
         }
     }
@@ -218,5 +220,78 @@ fn a_range_that_is_compacted_away_does_not_come_back() {
         world.strike(if seed.is_multiple_of(2) { Left::PowerCut } else { Left::Killed });
         assert_eq!(world.stream(KEPT).bounds().bytes, 61);
         assert_eq!(world.stream(KEPT).compacted(), until);
+    }
+}
+
+/// Makes batches so many times as long, as where clients compress better than we do.
+struct Longer(usize);
+
+impl Longer {
+    fn batch(&self, batch: &[u8]) -> Bytes {
+        let mut bytes = batch.to_vec();
+        bytes.resize(self.0 * batch.len(), 7);
+        let length = i32::try_from(bytes.len() - LENGTH_PREFIX_BYTES).unwrap();
+        bytes[8..12].copy_from_slice(&length.to_be_bytes());
+        model::batch::seal_crc(&mut bytes);
+        bytes.into()
+    }
+}
+
+impl Rewriter for Longer {
+    fn rewrite(&mut self, _: &model::BatchHeader, batch: &Bytes) -> Result<Rewritten, String> {
+        Ok(Rewritten::Replace(self.batch(batch)))
+    }
+}
+
+fn append_a_segment_and_a_half(world: &mut World) {
+    while world.stream(KEPT).bounds().bytes < world.options.segment_bytes * 3 / 2 {
+        assert!(world.append(KEPT, 19_900, Durability::Synced));
+        world.settle();
+        while world.parts.preparer.turn() {}
+    }
+}
+
+fn compact_kept(world: &World, rewriter: Longer) -> Result<RewriteReport, CompactError> {
+    let stream = world.stream(KEPT);
+    let until = stream.bounds().committed;
+    let shared = world.parts.log.shared.clone();
+    let job = Compaction { stream, until, rewriter: Box::new(rewriter) };
+    shared.compact(&mut [job].into_iter(), &mut Pacer::new(shared.clone(), false))
+}
+
+#[test]
+fn a_copy_that_becomes_much_longer_finds_its_room() {
+    for seed in 0..20 {
+        let mut world = World::new(seed);
+        append_a_segment_and_a_half(&mut world);
+        let bounds = world.stream(KEPT).bounds();
+        assert_eq!(compact_kept(&world, Longer(3)).unwrap().written_bytes, 3 * bounds.bytes);
+        assert_eq!(world.stream(KEPT).compacted(), bounds.committed);
+        for appended in &mut world.streams.get_mut(&KEPT).unwrap().appended {
+            appended.versions =
+                appended.versions.iter().map(|v| v.as_deref().map(|v| Longer(3).batch(v))).collect();
+        }
+        world.compare();
+        world.strike(if seed.is_multiple_of(2) { Left::PowerCut } else { Left::Killed });
+        world.compare();
+    }
+}
+
+#[test]
+fn a_copy_that_becomes_longer_than_the_disk_is_given_up() {
+    for seed in 0..20 {
+        let disk = SimDisk::new(seed);
+        disk.set_capacity(12 << 20);
+        let mut world = World::with(seed, small_options(), disk);
+        append_a_segment_and_a_half(&mut world);
+        let used = bytes_on_disk(&world);
+        let error = compact_kept(&world, Longer(20)).unwrap_err().error;
+        assert!(matches!(error, RewriteError::Full { .. }), "{error}");
+        assert_eq!(bytes_on_disk(&world), used);
+        world.compare();
+        assert!(world.append(KEPT, 1000, Durability::Synced));
+        world.settle();
+        world.strike(Left::Killed);
+        world.compare();
     }
 }
