@@ -8,6 +8,7 @@ import re
 import signal
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,29 +92,36 @@ class Runs:
     def held(self, name: str, workload: str, contenders: Sequence[str], rounds: int) -> list[list[Result]]:
         """Runs at the highest rate that each contender holds, by contender and round.
 
-        What a run reached that looked for the rate is a guess: in the first round each contender is asked for less and less
-        of it until it keeps up, and in the others for that rate again.
+        What a run reached that looked for the rate is a guess: each contender is asked for less and less of it until it keeps
+        up, and in the next round for that rate again.
         """
         # From 10,000 a second the rate is doubled every three seconds: up in the warm-up, the best of what follows counts.
         lengths = self.lengths(2 * self.options.seconds, WARM_UP_SECONDS)
         searches = self.compare(f"{name}/search", workload, lengths, contenders, 1, RETAINED)
+        best = [self.rate(best_seconds(found, BEST_SECONDS)) for found, in searches]
+        left = [[max(1, int(share * rate)) for share in SHARES] for rate in best]
         results: list[list[Result]] = [[] for _ in contenders]
-        rates = [0] * len(contenders)
-        for at, (contender, (found,)) in enumerate(zip(contenders, searches, strict=True)):
-            for share in SHARES:
-                rates[at] = max(1, int(share * self.rate(best_seconds(found, BEST_SECONDS))))
-                result = self.at_rate(f"{name}/{share:.0%}-round-1", workload, contender, rates[at])
-                if holds(result):
-                    break
-            results[at].append(result)
-        for turn in range(2, rounds + 1):
-            for contender, rate, of in zip(contenders, rates, results, strict=True):
-                of.append(self.at_rate(f"{name}/round-{turn}", workload, contender, rate))
+        for turn in range(1, rounds + 1):
+            for contender, rates, of in zip(contenders, left, results, strict=True):
+                of.append(self.first_held(f"{name}/round-{turn}", workload, contender, rates))
         return results
 
+    def first_held(self, name: str, workload: str, contender: str, rates: list[int]) -> Result:
+        """A run at the first of these rates that is held, else at the last; those that are not are removed."""
+        while True:
+            try:
+                result = self.at_rate(f"{name}-at-{rates[0]}", workload, contender, rates[0])
+                if holds(result) or len(rates) == 1:
+                    return result
+            except Unmeasured as error:
+                # Consumers that are too far behind find what they want deleted.
+                if len(rates) == 1:
+                    raise
+                print(f"bench-full: {name}: {contender} at {rates[0]} messages/s: {error}", file=sys.stderr, flush=True)
+            del rates[0]
+
     def at_rate(self, name: str, workload: str, contender: str, rate: int) -> Result:
-        warm_up = WARM_UP_SECONDS_OURS if contender.startswith(OURS) else WARM_UP_SECONDS
-        changes = {**self.lengths(self.options.seconds, warm_up), "producerRate": rate}
+        changes = {**self.lengths(self.options.seconds, WARM_UP_SECONDS), "producerRate": rate}
         (result,), = self.compare(f"{name}-{contender}", workload, changes, (contender,), 1, RETAINED)
         return result
 
