@@ -27,8 +27,9 @@ const GATHER_BYTES: usize = 64 * 1024;
 /// Parts handed to one system call: 4 KiB of stack; the kernel takes 1024.
 const SLICES_MAX: usize = 256;
 /// Bytes written before other connections have their turn: who drains a backlog takes megabytes as fast as they are
-/// copied, and producers whose requests wait for the same thread meanwhile would wait milliseconds.
-const TURN_BYTES: usize = 256 * 1024;
+/// copied, and producers whose requests wait for the same thread meanwhile would wait milliseconds. Not much less than
+/// producers bring in a turn of theirs, or consumers fall behind at full load (docs/benchmarks/log.md).
+const TURN_BYTES: usize = 1024 * 1024;
 
 /// The answer to one request.
 struct Pending {
