@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .figures import (Figure, Unmeasured, around, batch_bytes_per_byte, cpu_per_gigabyte, device_bytes_per_byte, ends, growth,
-                      load_full, messages_moved_per_second, messages_per_second, not_held, number, ratios)
+                      load_full, median_moved, messages_moved_per_second, messages_per_second, not_held, number, ratios)
 from .memory_limit import MemoryLimit
-from .runs import KAFKA, OURS, RETENTION_AT_ONCE, SMOKE_SECONDS, WORKLOADS, Changes, Runs
+from .runs import KAFKA, OURS, RETENTION_AT_ONCE, SMOKE_SECONDS, WORKLOADS, Changes, Runs, server_config
 
 PART1_4, PART1_50 = "small/part1-4-producers.yaml", "small/part1-50-producers.yaml"
 MESSAGE_BYTES, PARTITIONS, BATCH_BYTES_MAX = 1024, 288, 131072
@@ -72,7 +72,7 @@ def core(runs: Runs) -> list[Figure]:
         ("the same with TLS", "highest-rate", (f"{OURS}-tls", f"{KAFKA}-tls"), 2),
     ):
         ours, kafka = runs.held(f"core/{workload}-{contenders[0]}", f"aims/{workload}.yaml", contenders, runs.options.rounds)
-        rates = [statistics.median(map(messages_moved_per_second, of)) for of in (ours, kafka)]
+        rates = [median_moved(of) for of in (ours, kafka)]
         if contenders[0] == OURS and workload == "highest-rate":
             runs.highest.update(zip(contenders, rates))
         reached = " and ".join(number(rate * MESSAGE_BYTES / 1e6) for rate in rates) + " MB/s"
@@ -222,10 +222,6 @@ def setting(settings: str, name: str) -> int:
     if not found:
         raise Unmeasured(f"mainstem config prints no {name}")
     return int(found[1])
-
-
-def server_config(*settings: str) -> list[str]:
-    return [word for text in settings for word in ("--server-config", text)]
 
 
 def driver(name: str) -> str:

@@ -119,6 +119,11 @@ def messages_moved_per_second(result: Result) -> float:
     return quotient(min([bench["publishedMessages"], *received]), bench["seconds"])
 
 
+def median_moved(results: Sequence[Result]) -> float:
+    """Messages a second, published and received, of the run in the middle."""
+    return statistics.median(map(messages_moved_per_second, results))
+
+
 def holds(result: Result) -> bool:
     """Whether the rate asked for was published and received."""
     return messages_moved_per_second(result) >= RATE_HELD * result["bench"]["producerRate"]

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .figures import Result, Unmeasured, best_seconds, holds, messages_moved_per_second
+from .figures import Result, Unmeasured, best_seconds, holds, median_moved
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKLOADS = ROOT / "workloads"
@@ -86,7 +85,7 @@ class Runs:
         """The highest rate that a contender holds in the shape of part1, looked for unless it is known."""
         if contender not in self.highest:
             found, = self.held("highest-rate", "aims/highest-rate.yaml", (contender,), rounds=1)
-            self.highest[contender] = statistics.median(map(messages_moved_per_second, found))
+            self.highest[contender] = median_moved(found)
         return self.highest[contender]
 
     def held(self, name: str, workload: str, contenders: Sequence[str], rounds: int) -> list[list[Result]]:
@@ -97,7 +96,7 @@ class Runs:
         """
         # From 10,000 a second the rate is doubled every three seconds: up in the warm-up, the best of what follows counts.
         lengths = self.lengths(2 * self.options.seconds, WARM_UP_SECONDS)
-        searches = self.compare(f"{name}/search", workload, lengths, contenders, 1, RETAINED)
+        searches = self.compare(f"{name}/search", workload, lengths, contenders, 1, server_config(RETENTION_AT_ONCE))
         best = [self.rate(best_seconds(found, BEST_SECONDS)) for found, in searches]
         left = [[max(1, int(share * rate)) for share in SHARES] for rate in best]
         results: list[list[Result]] = [[] for _ in contenders]
@@ -122,7 +121,7 @@ class Runs:
 
     def at_rate(self, name: str, workload: str, contender: str, rate: int) -> Result:
         changes = {**self.lengths(self.options.seconds, WARM_UP_SECONDS), "producerRate": rate}
-        (result,), = self.compare(f"{name}-{contender}", workload, changes, (contender,), 1, RETAINED)
+        (result,), = self.compare(f"{name}-{contender}", workload, changes, (contender,), 1, server_config(RETENTION_AT_ONCE))
         return result
 
     def compare(self, name: str, workload: str, changes: Changes, contenders: Sequence[str], rounds: int,
@@ -181,9 +180,12 @@ class Runs:
 
 # Deletion has to go on all the time, not in strokes minutes apart.
 RETENTION_AT_ONCE = "log.retention.check.interval.ms=1000"
-RETAINED = ("--server-config", RETENTION_AT_ONCE)
 # What is tried of the rate that a search reached in its best seconds.
 SHARES, BEST_SECONDS = (0.9, 0.8, 0.7, 0.6, 0.5), 3
+
+
+def server_config(*settings: str) -> list[str]:
+    return [word for text in settings for word in ("--server-config", text)]
 
 
 def changed(workload: str, changes: Changes) -> str:
