@@ -180,11 +180,7 @@ impl Disk for DirectoryDisk {
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
-        // SAFETY: `statvfs` is plain data for which all zeros is a value.
-        let mut numbers: libc::statvfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open, and `numbers` outlives the call.
-        retried(|| unsafe { libc::fstatvfs(self.directory.as_raw_fd(), &raw mut numbers) })?;
-        Ok(numbers.f_bavail.saturating_mul(numbers.f_frsize))
+        free_beside(&self.directory)
     }
 
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
@@ -273,13 +269,26 @@ fn probe_ring(mut queue: UringQueue, file: &Arc<dyn File>, writable: bool) -> io
     finished.into_iter().try_for_each(|operation| operation.result)
 }
 
-/// Gives a new file its blocks, or where the file system cannot, its length.
+/// Free bytes of the file system that an open file or directory is on.
+fn free_beside(file: &fs::File) -> io::Result<u64> {
+    // SAFETY: `statvfs` is plain data for which all zeros is a value.
+    let mut numbers: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, and `numbers` outlives the call.
+    retried(|| unsafe { libc::fstatvfs(file.as_raw_fd(), &raw mut numbers) })?;
+    Ok(numbers.f_bavail.saturating_mul(numbers.f_frsize))
+}
+
+/// Gives a file its blocks up to a length that is not less than it has, or where the file system cannot, that length.
 fn allocate(file: &fs::File, length: u64) -> io::Result<()> {
     if length == 0 {
         return Ok(());
     }
     let bytes =
         libc::off_t::try_from(length).map_err(|error| io::Error::new(io::ErrorKind::FileTooLarge, error))?;
+    // A file system may take all the room there is before it finds that it is not enough, and others write to it too.
+    if length - file.metadata()?.len() > free_beside(file)? {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
     // SAFETY: the descriptor is open; no memory is involved.
     match retried(|| unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes) }) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {

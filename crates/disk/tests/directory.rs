@@ -4,8 +4,8 @@
 
 use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,10 +15,6 @@ use disk::{
 use tempfile::TempDir;
 
 const ENGINES: [Engine; 2] = [Engine::Plain, Engine::Uring];
-
-/// Held by tests that ask for more room than there is: meanwhile a file that does not fit may take all of it, and what another
-/// one finds free is less than there is.
-static ALL_ROOM: Mutex<()> = Mutex::new(());
 
 fn filled(sectors: usize, value: u8) -> Bytes {
     let mut buffer = AlignedBuffer::zeroed(sectors * SECTOR);
@@ -110,7 +106,6 @@ fn files_become_longer_and_shorter_and_keep_what_is_in_both() {
         assert_eq!(read(&file, 8192, 4096)[..], filled(1, 2)[..]);
         let file = disk.lengthen("a", 16384).unwrap();
         assert_eq!(read(&file, 12288, 4096)[..], filled(1, 0)[..]);
-        let _alone = ALL_ROOM.lock().unwrap();
         let free = disk.free_bytes().unwrap();
         let error = disk.lengthen("a", (free * 2).next_multiple_of(4096)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::StorageFull);
@@ -120,7 +115,6 @@ fn files_become_longer_and_shorter_and_keep_what_is_in_both() {
 #[test]
 fn a_file_that_does_not_fit_leaves_nothing_behind() {
     with_engines(|disk| {
-        let _alone = ALL_ROOM.lock().unwrap();
         let free = disk.free_bytes().unwrap();
         let error = disk.create("a", (free * 2).next_multiple_of(4096)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::StorageFull);
