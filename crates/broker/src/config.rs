@@ -9,6 +9,7 @@ use std::str::FromStr;
 use wire::Text;
 
 use crate::caller::Principal;
+use crate::memory::tail_cache_bytes_default;
 
 /// Why a setting is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -394,8 +395,10 @@ settings! {
     segment_bytes: i64 = 1_073_741_824, "log.segment.bytes", 1_048_576, 4_293_918_720;
     /// Bytes of the disk that are left free: before, appends are refused.
     reserve_bytes: i64 = 268_435_456, "log.reserve.bytes", 0, i64::MAX;
-    /// Bytes of memory for the newest records, which is where consumers that keep up read from.
-    tail_cache_bytes: i64 = 134_217_728, "log.tail.cache.bytes", 4_194_304, i64::MAX;
+    /// Bytes of memory at most for the newest records, which is where consumers that keep up read from: 128 MiB, and more
+    /// where that is not what came in two seconds. By default a sixteenth of the memory that the server may use, from
+    /// 128 MiB to 1 GiB.
+    tail_cache_bytes: i64 = tail_cache_bytes_default(), "log.tail.cache.bytes", 4_194_304, i64::MAX;
     /// Bytes of memory for records read back from disk.
     read_cache_bytes: i64 = 67_108_864, "log.read.cache.bytes", 4_194_304, i64::MAX;
     /// Producers that did not write for so long are forgotten, in milliseconds.

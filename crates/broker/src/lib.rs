@@ -16,6 +16,7 @@ mod failure;
 mod group_config;
 mod internal;
 mod logs;
+mod memory;
 mod metrics;
 mod offline;
 mod oldest;

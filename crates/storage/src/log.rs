@@ -62,7 +62,7 @@ impl Clock for SystemClock {
 pub struct Options {
     /// Length in bytes of a full-size segment: a multiple of 1 MiB, from 16 MiB to below 4 GiB.
     pub segment_bytes: u64,
-    /// Bound of the tail cache in bytes.
+    /// Bound of the tail cache in bytes; of a log that takes little it stays smaller.
     pub tail_cache_bytes: usize,
     /// Bound in bytes of the cache of regions read back from disk.
     pub region_cache_bytes: usize,
@@ -650,6 +650,7 @@ fn run_cleaner(shared: &Arc<Shared>) {
                 tracing::warn!(%error, "cleaning failed; it is tried again in {rest:?}");
             }
         }
+        shared.tail.expire(shared.clock.nanos());
         let mut news = shared.preparer_news.lock();
         if !news.stop {
             shared.cleaner_wake.wait_for(&mut news, rest);

@@ -447,9 +447,10 @@ impl Writer {
     /// Hands a finished block to the device and to the tail cache.
     fn submit(&mut self, lsn: Lsn, block: Bytes, open: OpenBlock, footer_of: Option<Arc<Segment>>) {
         let token = self.token();
+        let now = self.shared.clock.nanos();
         self.position += length32(block.len());
         assert!(self.position <= self.segment.data_end(), "a block stays within its segment");
-        self.shared.tail.push(lsn, block.clone());
+        self.shared.tail.push(lsn, block.clone(), now);
         self.in_flight.push_back(InFlight {
             token,
             lsn,
@@ -457,7 +458,7 @@ impl Writer {
             entries: open.entries,
             durable: open.durable,
             progress: Progress::Submitted,
-            submitted_ns: self.shared.clock.nanos(),
+            submitted_ns: now,
             effects: open.effects,
             on_written: open.on_written,
             on_synced: open.on_synced,

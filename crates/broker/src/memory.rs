@@ -1,0 +1,99 @@
+//! How much memory there is for this process.
+
+use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
+
+const MIB: u64 = 1024 * 1024;
+
+/// Bytes for the newest records by default: a sixteenth of the memory, from 128 MiB to 1 GiB.
+pub fn tail_cache_bytes_default() -> i64 {
+    static BYTES: OnceLock<i64> = OnceLock::new();
+    *BYTES.get_or_init(|| share_of(memory_bytes(Path::new("/"))))
+}
+
+fn share_of(memory: Option<u64>) -> i64 {
+    let bytes = (memory.unwrap_or(0) / 16).clamp(128 * MIB, 1024 * MIB);
+    i64::try_from(bytes / MIB * MIB).expect("it is at most 1 GiB")
+}
+
+/// Bytes of memory that this process may use: those of the machine, or fewer where a control group that it is in says so
+/// (`memory.max` of cgroups version 2, `memory.limit_in_bytes` of version 1). `None` where the system does not say.
+/// `root` is where `/proc` and `/sys` are.
+fn memory_bytes(root: &Path) -> Option<u64> {
+    let total = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| total_of(&text));
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let limits = groups.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, group) = (parts.next()?, parts.next()?.trim_start_matches('/'));
+        let (hierarchy, file) = match controllers {
+            "" => ("sys/fs/cgroup", "memory.max"),
+            _ if controllers.split(',').any(|name| name == "memory") => {
+                ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => return None,
+        };
+        // In a container the group may be named as outside, where only the container's own can be seen.
+        let of = |group: &Path| {
+            let limit = fs::read_to_string(root.join(hierarchy).join(group).join(file)).ok()?;
+            limit.trim().parse().ok()
+        };
+        Path::new(group).ancestors().filter_map(of).min()
+    });
+    total.into_iter().chain(limits).min()
+}
+
+fn total_of(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1024 * MIB;
+
+    fn memory_of(files: &[(&str, &str)]) -> Option<u64> {
+        let root = tempfile::TempDir::new().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        memory_bytes(root.path())
+    }
+
+    #[test]
+    fn the_smallest_limit_counts() {
+        let machine = ("proc/meminfo", "MemFree: 1 kB\nMemTotal:       8388608 kB\n");
+        let version2 = ("proc/self/cgroup", "0::/system.slice/mainstem.service\n");
+        let version1 = ("proc/self/cgroup", "5:devices:/\n4:cpu,memory:/docker/17\n0::/\n");
+        let limit = "2147483648\n";
+        assert_eq!(memory_of(&[]), None);
+        assert_eq!(memory_of(&[machine]), Some(8 * GIB));
+        let of = "sys/fs/cgroup/system.slice/mainstem.service/memory.max";
+        assert_eq!(memory_of(&[machine, version2, (of, "max\n")]), Some(8 * GIB));
+        assert_eq!(memory_of(&[machine, version2, (of, limit)]), Some(2 * GIB));
+        let outer = ("sys/fs/cgroup/system.slice/memory.max", limit);
+        assert_eq!(memory_of(&[machine, version2, (of, "max\n"), outer]), Some(2 * GIB));
+        let of = "sys/fs/cgroup/memory/docker/17/memory.limit_in_bytes";
+        assert_eq!(memory_of(&[machine, version1, (of, limit)]), Some(2 * GIB));
+        let inside = ("sys/fs/cgroup/memory/memory.limit_in_bytes", limit);
+        assert_eq!(memory_of(&[machine, version1, inside]), Some(2 * GIB));
+        let none = ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(memory_of(&[machine, version1, none]), Some(8 * GIB));
+    }
+
+    #[test]
+    fn the_share_has_bounds() {
+        let of = |memory| u64::try_from(share_of(memory)).unwrap() / MIB;
+        assert_eq!([of(None), of(Some(GIB)), of(Some(8 * GIB)), of(Some(256 * GIB))], [128, 128, 512, 1024]);
+        assert_eq!(of(Some(8 * GIB - 1)), 511, "whole MiB");
+    }
+
+    #[test]
+    fn this_machine_says_how_much_it_has() {
+        assert!(memory_bytes(Path::new("/")).is_some_and(|bytes| bytes > 64 * MIB));
+    }
+}
