@@ -23,6 +23,8 @@ BOUNDS = ("log.tail.cache.bytes", "log.read.cache.bytes", "queued.max.request.by
 BESIDE_BOUNDS = 150e6
 # What the server may have while it drains a backlog that is larger, and a heap that leaves Kafka room for pages.
 DRAIN_MEMORY_BYTES, DRAIN_HEAP = 1536 * 1024 * 1024, "-Xms512m -Xmx512m"
+# A drive's rate differs by a third from one moment to the next, so a round is so many short turns with fio.
+DRIVE_TURNS = 3
 # Until the backlog stands and is drained again.
 BACKLOG_SPARE_SECONDS = 300
 SMOKE_BACKLOG_GIGABYTES = 0.005
@@ -102,8 +104,9 @@ def drive(runs: Runs) -> list[Figure]:
         raise Unmeasured("fio is not installed")
     limits = {"synced": 0.85, "written": 0.95}
     shares: dict[str, list[float]] = {durability: [] for durability in limits}
-    seconds = 1 if runs.options.smoke else runs.options.seconds
-    for turn in runs.rounds:
+    seconds = 1 if runs.options.smoke else max(1, runs.options.seconds // DRIVE_TURNS)
+    turns = 1 if runs.options.smoke else DRIVE_TURNS * runs.options.rounds
+    for turn in range(1, turns + 1):
         for durability, found in shares.items():
             arguments = ["bench-store", "--data-dir", runs.options.output / "data", "--append-bytes", 65536, "--streams", 100,
                          "--durability", durability, "--seconds", seconds, "--fio"]
