@@ -221,7 +221,7 @@ def memory(runs: Runs) -> list[Figure]:
 
 def setting(settings: str, name: str) -> int:
     """A number from what `mainstem config` printed."""
-    found = re.search(rf"^{re.escape(name)} = (\d+)$", settings, re.M)
+    found = re.search(rf"^(?:# )?{re.escape(name)} = (\d+)$", settings, re.M)
     if not found:
         raise Unmeasured(f"mainstem config prints no {name}")
     return int(found[1])

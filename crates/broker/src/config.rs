@@ -130,7 +130,12 @@ pub struct Setting {
     pub kind: Kind,
     /// The least and the greatest value, as text.
     pub bounds: (String, String),
+    /// The default depends on the machine.
+    pub of_machine: bool,
 }
+
+/// Settings whose default depends on the machine.
+const OF_MACHINE: [&str; 1] = ["log.tail.cache.bytes"];
 
 impl Setting {
     /// Why `value` cannot be its value, if it cannot; in the words that Kafka's clients know.
@@ -327,6 +332,7 @@ macro_rules! settings {
                     doc: concat!($($doc, "\n"),+).trim_ascii(),
                     kind: <$type as Typed>::KIND,
                     bounds: (text::<$type>($min), text::<$type>($max)),
+                    of_machine: OF_MACHINE.contains(&$name),
                 },)+]
             }
         }
@@ -395,10 +401,11 @@ settings! {
     segment_bytes: i64 = 1_073_741_824, "log.segment.bytes", 1_048_576, 4_293_918_720;
     /// Bytes of the disk that are left free: before, appends are refused.
     reserve_bytes: i64 = 268_435_456, "log.reserve.bytes", 0, i64::MAX;
-    /// Bytes of memory at most for the newest records, which is where consumers that keep up read from: 128 MiB, and more
-    /// where that is not what came in two seconds. By default a sixteenth of the memory that the server may use, from
-    /// 128 MiB to 1 GiB.
+    /// Bytes of memory at most for the newest records, which is where consumers that keep up read from. By default a
+    /// sixteenth of the memory that the server may use, from 128 MiB (or an eighth) to 1 GiB.
     tail_cache_bytes: i64 = tail_cache_bytes_default(), "log.tail.cache.bytes", 4_194_304, i64::MAX;
+    /// How long records are kept in that memory, in milliseconds, beyond the newest 128 MiB.
+    tail_cache_ms: i64 = 2000, "log.tail.cache.ms", 0, i64::MAX;
     /// Bytes of memory for records read back from disk.
     read_cache_bytes: i64 = 67_108_864, "log.read.cache.bytes", 4_194_304, i64::MAX;
     /// Producers that did not write for so long are forgotten, in milliseconds.

@@ -31,6 +31,8 @@ use crate::transactions::{StoredTransactions, TransactionIndex};
 const COLD_THREADS: usize = 2;
 /// Memory for the batch indexes of sealed segments, over all logs.
 const INDEX_CACHE_BYTES: usize = 32 * 1024 * 1024;
+/// Of the newest records, so many bytes are kept in memory whatever their age.
+const TAIL_KEPT_BYTES: usize = 128 * 1024 * 1024;
 /// What each cache of a log has at least, however many logs share the memory that is set for it.
 const CACHE_BYTES_MIN: usize = 4 * 1024 * 1024;
 
@@ -230,6 +232,8 @@ impl Opening<'_> {
         let options = storage::Options {
             segment_bytes: segment_bytes(config),
             tail_cache_bytes: share_of(bytes_of(config.tail_cache_bytes)),
+            tail_kept_bytes: share_of(TAIL_KEPT_BYTES),
+            tail_cache_ms: u64::try_from(config.tail_cache_ms).unwrap_or(0),
             region_cache_bytes: share_of(bytes_of(config.read_cache_bytes)),
             index_cache_bytes: share_of(INDEX_CACHE_BYTES),
             producer_expiry_ms: config.producer_expiry_ms,

@@ -6,19 +6,20 @@ use std::sync::OnceLock;
 
 const MIB: u64 = 1024 * 1024;
 
-/// Bytes for the newest records by default: a sixteenth of the memory, from 128 MiB to 1 GiB.
+/// Bytes for the newest records by default: a sixteenth of the memory, from 128 MiB to 1 GiB; of little memory an eighth.
 pub fn tail_cache_bytes_default() -> i64 {
     static BYTES: OnceLock<i64> = OnceLock::new();
     *BYTES.get_or_init(|| share_of(memory_bytes(Path::new("/"))))
 }
 
 fn share_of(memory: Option<u64>) -> i64 {
-    let bytes = (memory.unwrap_or(0) / 16).clamp(128 * MIB, 1024 * MIB);
+    let memory = memory.unwrap_or(2048 * MIB);
+    let bytes = (memory / 16).clamp((memory / 8).clamp(4 * MIB, 128 * MIB), 1024 * MIB);
     i64::try_from(bytes / MIB * MIB).expect("it is at most 1 GiB")
 }
 
 /// Bytes of memory that this process may use: those of the machine, or fewer where a control group that it is in says so
-/// (`memory.max` of cgroups version 2, `memory.limit_in_bytes` of version 1). `None` where the system does not say.
+/// (`memory.max` or `memory.high` of cgroups version 2, `memory.limit_in_bytes` of version 1). `None` where the system does not say.
 /// `root` is where `/proc` and `/sys` are.
 fn memory_bytes(root: &Path) -> Option<u64> {
     let total = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| total_of(&text));
@@ -26,17 +27,20 @@ fn memory_bytes(root: &Path) -> Option<u64> {
     let limits = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, group) = (parts.next()?, parts.next()?.trim_start_matches('/'));
-        let (hierarchy, file) = match controllers {
-            "" => ("sys/fs/cgroup", "memory.max"),
+        let (hierarchy, files): (_, &[_]) = match controllers {
+            "" => ("sys/fs/cgroup", &["memory.max", "memory.high"]),
             _ if controllers.split(',').any(|name| name == "memory") => {
-                ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
+                ("sys/fs/cgroup/memory", &["memory.limit_in_bytes"])
             }
             _ => return None,
         };
         // In a container the group may be named as outside, where only the container's own can be seen.
+        let hierarchy = root.join(hierarchy);
         let of = |group: &Path| {
-            let limit = fs::read_to_string(root.join(hierarchy).join(group).join(file)).ok()?;
-            limit.trim().parse().ok()
+            let limits = files.iter().filter_map(|file| {
+                fs::read_to_string(hierarchy.join(group).join(file)).ok()?.trim().parse().ok()
+            });
+            limits.min()
         };
         Path::new(group).ancestors().filter_map(of).min()
     });
@@ -75,6 +79,8 @@ mod tests {
         let of = "sys/fs/cgroup/system.slice/mainstem.service/memory.max";
         assert_eq!(memory_of(&[machine, version2, (of, "max\n")]), Some(8 * GIB));
         assert_eq!(memory_of(&[machine, version2, (of, limit)]), Some(2 * GIB));
+        let high = ("sys/fs/cgroup/system.slice/mainstem.service/memory.high", limit);
+        assert_eq!(memory_of(&[machine, version2, (of, "max\n"), high]), Some(2 * GIB));
         let outer = ("sys/fs/cgroup/system.slice/memory.max", limit);
         assert_eq!(memory_of(&[machine, version2, (of, "max\n"), outer]), Some(2 * GIB));
         let of = "sys/fs/cgroup/memory/docker/17/memory.limit_in_bytes";
@@ -89,6 +95,7 @@ mod tests {
     fn the_share_has_bounds() {
         let of = |memory| u64::try_from(share_of(memory)).unwrap() / MIB;
         assert_eq!([of(None), of(Some(GIB)), of(Some(8 * GIB)), of(Some(256 * GIB))], [128, 128, 512, 1024]);
+        assert_eq!([of(Some(256 * MIB)), of(Some(MIB))], [32, 4]);
         assert_eq!(of(Some(8 * GIB - 1)), 511, "whole MiB");
     }
 

@@ -388,6 +388,23 @@ mod tests {
         falls_back(libc::SYS_openat, libc::O_DIRECT, libc::EINVAL, "O_DIRECT is refused");
     }
 
+    /// What cannot fit is refused before the file system is asked for it, and what it refuses leaves no file.
+    #[test]
+    fn a_file_that_cannot_fit_takes_no_room() {
+        let work = || {
+            let directory = tempfile::TempDir::new().expect("a directory");
+            let disk = open_directory(directory.path(), Engine::Plain).expect("plain I/O is not refused");
+            refuse(libc::SYS_fallocate, 0, libc::EIO);
+            let too_long = (disk.free_bytes().expect("it is known") * 2).next_multiple_of(SECTOR as u64);
+            for (length, kind) in [(too_long, Some(io::ErrorKind::StorageFull)), (1 << 20, None)] {
+                let error = disk.create("a", length).expect_err("nothing can be reserved");
+                assert_eq!(error.raw_os_error().is_none().then_some(error.kind()), kind, "{length}");
+                assert!(disk.list().expect("a list").is_empty());
+            }
+        };
+        std::thread::spawn(work).join().expect("the checks hold");
+    }
+
     #[test]
     fn durable_writes_do_without_dsync() {
         let work = || {

@@ -259,6 +259,8 @@ fn what_config_prints_can_be_given_back() {
         outcome(&mainstem(&["config", "--set", "num.partitions=7"]).output().unwrap());
     assert_eq!((code, errors.as_str()), (Some(0), ""));
     assert!(printed.contains("\n# default: 1\nnum.partitions = 7\n"), "{printed}");
+    // What this machine has is not what another one has.
+    assert!(printed.contains("\n# log.tail.cache.bytes = "), "{printed}");
     let file = parent.path().join("m.toml");
     fs::write(&file, &printed).unwrap();
     let (_, again, _) = outcome(&mainstem(&["config", "--config", file.to_str().unwrap()]).output().unwrap());

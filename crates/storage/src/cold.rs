@@ -29,6 +29,8 @@ const BUFFERS_KEPT: usize = 4;
 
 /// Stretches of the log that the cache holds: readers may be in different ones.
 const STRETCHES: usize = 8;
+/// No stretch is longer than 1 GiB: positions in a segment have 32 bits.
+const BYTES_MAX: usize = STRETCHES << 30;
 
 type Key = (u32, u32);
 
@@ -84,6 +86,7 @@ struct Entry {
 
 impl Regions {
     pub fn new(bytes_max: usize) -> Regions {
+        let bytes_max = bytes_max.min(BYTES_MAX);
         let regions_max = (bytes_max / REGION_BYTES).max(STRETCHES.max(2 * index(READ_AHEAD_REGIONS_MAX)));
         let buffers = BufferPool::new(index(READ_AHEAD_REGIONS_MAX) * REGION_BYTES, BUFFERS_KEPT);
         Regions { state: Mutex::default(), loaded: Condvar::new(), regions_max, buffers }
@@ -407,6 +410,22 @@ mod tests {
             assert_eq!(parts.concat(), contents[at..at + bytes]);
             assert!(regions.statistics().2 <= 10 * REGION_BYTES);
         }
+    }
+
+    #[test]
+    fn a_cache_larger_than_any_segment_has_stretches() {
+        let disk = SimDisk::new(1);
+        let segment = Segment::new(1, 1, disk.create("0000000001.log", 1 << 20).unwrap());
+        let place = BatchPlace {
+            base_offset: Offset(0),
+            offset_count: 1,
+            position: 4096,
+            length: 70,
+            max_timestamp: Timestamp(0),
+        };
+        let regions = Regions::new(usize::MAX);
+        assert_eq!(regions.stretch(&segment, &place), Stretch::beginning_of(&segment));
+        regions.read(&segment, 4096, 70, segment.length).unwrap();
     }
 
     #[test]

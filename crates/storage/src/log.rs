@@ -25,7 +25,7 @@ use crate::request::{
 use crate::rewrite::Rewriting;
 use crate::segment::{Segment, Segments};
 use crate::stream::Stream;
-use crate::tail::TailCache;
+use crate::tail::{TailBounds, TailCache};
 use crate::writer::{Patience, Position, QUEUE_DEPTH, WRITE_BUFFER_BYTES, Writer};
 
 /// Time as the log needs it; handed in, so that tests decide what time it is.
@@ -62,8 +62,12 @@ impl Clock for SystemClock {
 pub struct Options {
     /// Length in bytes of a full-size segment: a multiple of 1 MiB, from 16 MiB to below 4 GiB.
     pub segment_bytes: u64,
-    /// Bound of the tail cache in bytes; of a log that takes little it stays smaller.
+    /// Bound of the tail cache in bytes.
     pub tail_cache_bytes: usize,
+    /// Of the tail cache, so many bytes are kept whatever their age.
+    pub tail_kept_bytes: usize,
+    /// What is more than that goes after so many milliseconds.
+    pub tail_cache_ms: u64,
     /// Bound in bytes of the cache of regions read back from disk.
     pub region_cache_bytes: usize,
     /// Bound in bytes of the cache of sealed batch indexes.
@@ -88,6 +92,8 @@ impl Default for Options {
         Options {
             segment_bytes: 1024 * 1024 * 1024,
             tail_cache_bytes: 128 * 1024 * 1024,
+            tail_kept_bytes: 128 * 1024 * 1024,
+            tail_cache_ms: 2000,
             region_cache_bytes: 64 * 1024 * 1024,
             index_cache_bytes: 32 * 1024 * 1024,
             producer_expiry_ms: 24 * 3600 * 1000,
@@ -306,7 +312,11 @@ pub(crate) fn assemble(
     let ring = disk.queue(QUEUE_DEPTH).map_err(io("setting up the write queue"))?;
     let queue = Queue::new(ring.waker(), options.batch_bytes_max());
     let shared = Arc::new(Shared {
-        tail: TailCache::new(options.tail_cache_bytes),
+        tail: TailCache::new(TailBounds {
+            bytes_max: options.tail_cache_bytes,
+            bytes_kept: options.tail_kept_bytes,
+            kept_for: Duration::from_millis(options.tail_cache_ms),
+        }),
         regions: Regions::new(options.region_cache_bytes),
         indexes: Indexes::new(options.index_cache_bytes),
         buffers: BufferPool::new(WRITE_BUFFER_BYTES, 8),
@@ -650,6 +660,7 @@ fn run_cleaner(shared: &Arc<Shared>) {
                 tracing::warn!(%error, "cleaning failed; it is tried again in {rest:?}");
             }
         }
+        // Here, since nothing else wakes up while no appends come.
         shared.tail.expire(shared.clock.nanos());
         let mut news = shared.preparer_news.lock();
         if !news.stop {

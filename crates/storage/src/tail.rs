@@ -14,15 +14,24 @@ use parking_lot::RwLock;
 
 use crate::format::Lsn;
 
-/// A block is kept so long, as far as there is room for it.
-const KEPT_FOR: Duration = Duration::from_secs(2);
-/// So many bytes are kept whatever their age.
-const KEPT_BYTES: usize = 128 * 1024 * 1024;
+/// Blocks that go with one new one because they are old, at most: to free memory takes time that the writer does not have.
+const OLD_AT_ONCE: usize = 4;
+
+/// Bounds of a [`TailCache`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TailBounds {
+    /// Bytes at most.
+    pub bytes_max: usize,
+    /// So many bytes are kept whatever their age.
+    pub bytes_kept: usize,
+    /// What is more than that goes after so long.
+    pub kept_for: Duration,
+}
 
 /// Blocks from some position of the log to its end.
 #[derive(Debug)]
 pub(crate) struct TailCache {
-    bytes_max: usize,
+    bounds: TailBounds,
     blocks: RwLock<Blocks>,
 }
 
@@ -38,27 +47,39 @@ struct Block {
     /// When it came, in nanoseconds of the log's clock.
     came: u64,
     bytes: Bytes,
+    /// Bytes of its buffer, as far as they are not other blocks'.
+    cost: usize,
 }
 
 impl TailCache {
-    pub fn new(bytes_max: usize) -> TailCache {
-        TailCache { bytes_max, blocks: RwLock::default() }
+    pub fn new(bounds: TailBounds) -> TailCache {
+        TailCache { bounds, blocks: RwLock::default() }
     }
 
     /// Adds the newest block, at `now` in nanoseconds.
     pub fn push(&self, lsn: Lsn, bytes: Bytes, now: u64) {
         let mut blocks = self.blocks.write();
         assert!(blocks.newest_last.back().is_none_or(|last| last.lsn < lsn), "blocks arrive in log order");
-        blocks.bytes += bytes.len();
-        blocks.newest_last.push_back(Block { lsn, came: now, bytes });
-        let evicted = blocks.evict(self.bytes_max, now);
+        let cost = bytes.len();
+        blocks.bytes += cost;
+        blocks.newest_last.push_back(Block { lsn, came: now, bytes, cost });
+        let evicted = blocks.evict(&self.bounds, now, OLD_AT_ONCE);
         drop(blocks);
         drop(evicted);
     }
 
+    /// Of the buffer that the newest block is in, `unused` bytes stay empty.
+    pub fn waste(&self, unused: usize) {
+        let mut blocks = self.blocks.write();
+        if let Some(newest) = blocks.newest_last.back_mut() {
+            newest.cost += unused;
+            blocks.bytes += unused;
+        }
+    }
+
     /// Drops what is too old: nothing else does when no more blocks come.
     pub fn expire(&self, now: u64) {
-        let evicted = self.blocks.write().evict(self.bytes_max, now);
+        let evicted = self.blocks.write().evict(&self.bounds, now, usize::MAX);
         drop(evicted);
     }
 
@@ -79,17 +100,18 @@ impl TailCache {
 
 impl Blocks {
     /// The blocks that are to go; freeing them takes a while, which nobody should wait for.
-    fn evict(&mut self, bytes_max: usize, now: u64) -> Vec<Bytes> {
+    fn evict(&mut self, bounds: &TailBounds, now: u64, old_at_once: usize) -> Vec<Bytes> {
         let mut evicted = Vec::new();
         while self.newest_last.len() > 1
             && let Some(oldest) = self.newest_last.front()
         {
-            let old = u128::from(now.saturating_sub(oldest.came)) > KEPT_FOR.as_nanos();
-            if self.bytes <= bytes_max && !(old && self.bytes > KEPT_BYTES) {
+            let old = u128::from(now.saturating_sub(oldest.came)) > bounds.kept_for.as_nanos();
+            let due = old && self.bytes > bounds.bytes_kept && evicted.len() < old_at_once;
+            if self.bytes <= bounds.bytes_max && !due {
                 break;
             }
             let oldest = self.newest_last.pop_front().expect("it was just seen");
-            self.bytes -= oldest.bytes.len();
+            self.bytes -= oldest.cost;
             evicted.push(oldest.bytes);
         }
         evicted
@@ -100,9 +122,16 @@ impl Blocks {
 mod tests {
     use super::*;
 
+    const MIB: usize = 1024 * 1024;
+    const SECOND: u64 = 1_000_000_000;
+
+    fn cache(bytes_max: usize, bytes_kept: usize) -> TailCache {
+        TailCache::new(TailBounds { bytes_max, bytes_kept, kept_for: Duration::from_secs(2) })
+    }
+
     #[test]
     fn the_newest_blocks_stay_within_the_bound() {
-        let cache = TailCache::new(10_000);
+        let cache = cache(10_000, 10_000);
         for n in 0..5u8 {
             cache.push(Lsn::new(1, 4096 * (1 + u32::from(n))), Bytes::from(vec![n; 4096]), 0);
         }
@@ -115,24 +144,36 @@ mod tests {
 
     #[test]
     fn what_is_more_than_is_always_kept_goes_when_it_is_old() {
-        const MIB: usize = 1024 * 1024;
-        let second = 1_000_000_000;
-        let cache = TailCache::new(4 * KEPT_BYTES);
+        let cache = cache(512 * MIB, 128 * MIB);
         let block = Bytes::from(vec![0; MIB]);
         let push = |n: u32, now| cache.push(Lsn::new(n, 4096), block.clone(), now);
         let (slow, fast) = (40, 150);
         // In 10 s: less than is always kept in 2 s, then more.
-        (0..10 * slow).for_each(|n| push(n, u64::from(n) * second / u64::from(slow)));
-        assert_eq!(cache.bytes(), KEPT_BYTES);
-        let began = 10 * second;
-        (0..10 * fast).for_each(|n| push(1000 + n, began + u64::from(n) * second / u64::from(fast)));
+        (0..10 * slow).for_each(|n| push(n, u64::from(n) * SECOND / u64::from(slow)));
+        assert_eq!(cache.bytes(), 128 * MIB);
+        let began = 10 * SECOND;
+        (0..10 * fast).for_each(|n| push(1000 + n, began + u64::from(n) * SECOND / u64::from(fast)));
         let held = cache.bytes() / MIB;
         assert!((298..=303).contains(&held), "{held} MiB of 150 a second");
-        cache.expire(began + 30 * second);
-        assert_eq!(cache.bytes(), KEPT_BYTES);
-        assert!(cache.find(Lsn::new(1000 + 10 * fast - 1, 4096), MIB).is_some());
+        push(3000, began + 30 * SECOND);
+        assert_eq!(cache.bytes() / MIB, held + 1 - OLD_AT_ONCE, "the writer does not wait for all of it");
+        cache.expire(began + 30 * SECOND);
+        assert_eq!(cache.bytes(), 128 * MIB);
+        assert!(cache.find(Lsn::new(3000, 4096), MIB).is_some());
         // All at once.
-        (0..1000).for_each(|n| push(10_000 + n, began + 31 * second));
-        assert_eq!(cache.bytes(), 4 * KEPT_BYTES);
+        (0..1000).for_each(|n| push(10_000 + n, began + 31 * SECOND));
+        assert_eq!(cache.bytes(), 512 * MIB);
+    }
+
+    /// What counts is the memory, and a buffer is freed as a whole.
+    #[test]
+    fn what_stays_empty_in_a_buffer_counts() {
+        let cache = cache(10 * MIB, 10 * MIB);
+        for n in 0..20 {
+            cache.push(Lsn::new(1 + n, 4096), Bytes::from(vec![0; MIB / 2]), 0);
+            cache.waste(MIB / 2);
+        }
+        assert_eq!(cache.bytes(), 10 * MIB);
+        assert!(cache.find(Lsn::new(11, 4096), 1).is_some() && cache.find(Lsn::new(10, 4096), 1).is_none());
     }
 }

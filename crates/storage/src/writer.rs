@@ -311,9 +311,17 @@ impl Writer {
             self.buffer.as_ref().is_some_and(|buffer| BLOCK_HEADER_BYTES + needed <= buffer.remaining());
         if !fits {
             let bytes = sectors(BLOCK_HEADER_BYTES + needed);
-            self.buffer = Some(self.shared.buffers.take_at_least(bytes.max(WRITE_BUFFER_BYTES)));
+            self.take_buffer(bytes.max(WRITE_BUFFER_BYTES));
         }
         true
+    }
+
+    /// Goes on in another buffer. The one there was stays in memory as long as a block in it, all of it.
+    fn take_buffer(&mut self, bytes: usize) {
+        let buffer = self.shared.buffers.take_at_least(bytes);
+        if let Some(left) = self.buffer.replace(buffer).filter(|left| left.filled() > 0) {
+            self.shared.tail.waste(left.remaining());
+        }
     }
 
     /// Makes sure that the active segment takes an entry of `body` bytes more and its footer, rolling to the next
@@ -421,7 +429,7 @@ impl Writer {
         let total = sectors(open.bytes);
         if self.buffer.as_ref().is_none_or(|buffer| buffer.remaining() < total) {
             assert_eq!(open.bytes, BLOCK_HEADER_BYTES, "a block with entries has its buffer");
-            self.buffer = Some(self.shared.buffers.take_at_least(WRITE_BUFFER_BYTES));
+            self.take_buffer(WRITE_BUFFER_BYTES);
         }
         let buffer = self.buffer.as_mut().expect("there was one or it was just taken");
         let block = &mut buffer.unfilled()[..total];

@@ -22,6 +22,7 @@ const STREAMS_EACH: u64 = 25;
 const RUN: Duration = Duration::from_millis(1500);
 /// Bytes that each thread appends at most: every reader of an old stream meets all of them.
 const APPENDED_BYTES_MAX: usize = 16 * 1024 * 1024;
+const TAIL_KEPT_BYTES: usize = 1024 * 1024;
 
 /// The batch at `offset` of `stream`: its bytes follow from where it is, so that readers need no copy to compare with.
 fn batch(stream: u64, offset: i64) -> Bytes {
@@ -186,6 +187,8 @@ fn options() -> Options {
     Options {
         segment_bytes: 16 * 1024 * 1024,
         tail_cache_bytes: 4 * 1024 * 1024,
+        tail_kept_bytes: TAIL_KEPT_BYTES,
+        tail_cache_ms: 1000,
         index_cache_bytes: 20_000,
         reserve_bytes: 0,
         log_id: 7,
@@ -224,6 +227,12 @@ fn run(engine: Engine) {
         ends
     });
     let appends: i64 = ends.iter().map(|(_, end)| end).sum();
+    // Memory is given back though nothing is appended any more.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while log.statistics().tail_bytes > TAIL_KEPT_BYTES {
+        assert!(Instant::now() < deadline, "{} bytes are kept", log.statistics().tail_bytes);
+        std::thread::sleep(Duration::from_millis(10));
+    }
     log.close();
     assert_eq!(signals.commits.load(Ordering::Relaxed), usize::try_from(appends).unwrap());
     let segments = log.statistics().segments;

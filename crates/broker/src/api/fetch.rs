@@ -427,7 +427,8 @@ fn read_request(
     limits: &Limits,
     taken: usize,
 ) -> ReadRequest {
-    let until = if limits.read_committed { data.last_stable_offset } else { i64::MAX };
+    // What is committed while this waits for the disk is not yet below the high watermark that is told.
+    let until = if limits.read_committed { data.last_stable_offset } else { data.high_watermark };
     let own_max = usize::try_from(slot.bytes_max).unwrap_or(0);
     ReadRequest {
         stream: home.stream.clone(),

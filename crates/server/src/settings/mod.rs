@@ -397,6 +397,7 @@ impl Settings {
             doc,
             kind: Kind::String,
             bounds: Default::default(),
+            of_machine: false,
         };
         let own = OWN.map(|(name, default, doc)| setting(name, default, self.own_value(name), doc));
         let rows = ROWS.iter().filter(|row| row.scope != Scope::OneListener);
@@ -445,6 +446,10 @@ impl Settings {
             };
             let name = setting.name;
             let name = if all.iter().any(longer) { format!("\"{name}\"") } else { name.to_owned() };
+            // The file may be for another machine.
+            if setting.of_machine && setting.value == setting.default {
+                text.push_str("# ");
+            }
             text.push_str(&toml_line(&name, &setting.value));
         }
         let overrides: Vec<_> = self.texts.iter().filter(|((listener, _), _)| !listener.is_empty()).collect();

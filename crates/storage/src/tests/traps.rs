@@ -14,7 +14,7 @@ use crate::read::{Batches, ReadDone, ReadError, ReadRequest};
 use crate::recovery::OpenError;
 use crate::request::{Append, AppendError, Committed, Completion, Durability, Listener, NoListener};
 use crate::segment::file_name;
-use crate::writer::Patience;
+use crate::writer::{Patience, WRITE_BUFFER_BYTES};
 
 /// Appends so much to one stream that `segments` more segments are used.
 fn fill(world: &mut World, stream: u64, segments: u32) {
@@ -90,6 +90,18 @@ fn nothing_is_recycled_for_a_trim_that_a_power_cut_may_still_take() {
         world.strike(Left::PowerCut);
     }
     assert!(caught > 10, "{caught}");
+}
+
+/// Blocks that fill half of a buffer each, so that the other half is memory nobody uses.
+#[test]
+fn what_stays_empty_in_write_buffers_counts_for_the_tail_cache() {
+    let mut world = World::with(1, Options { tail_cache_bytes: 1 << 20, ..small_options() }, SimDisk::new(1));
+    for _ in 0..10 {
+        world.append(1, 18_000, Durability::Synced);
+        world.settle();
+    }
+    let held = world.parts.log.statistics().tail_bytes;
+    assert!((9 * WRITE_BUFFER_BYTES..=10 * WRITE_BUFFER_BYTES).contains(&held), "{held}");
 }
 
 #[test]
