@@ -170,6 +170,24 @@ def ends(series: Sequence[float], parts: int) -> tuple[list[float], list[float]]
     return list(series[:count]), list(series[-count:])
 
 
+def stalls_filled(latencies: Sequence[float]) -> list[float]:
+    """A series of latencies in which a sample without any, which is 0, has that of the next: what was due then came later."""
+    filled = list(latencies)
+    for at in range(len(filled) - 2, -1, -1):
+        filled[at] = filled[at] or filled[at + 1]
+    if not filled or not filled[-1]:
+        raise Unmeasured("nothing was acknowledged in the end of a run")
+    return filled
+
+
+def deleted(result: Result) -> int:
+    """Messages that the server had deleted by the end."""
+    messages = result["bench"].get("deletedMessages")
+    if messages is None:
+        raise Unmeasured("it is not known whether anything was deleted")
+    return messages
+
+
 def growth(parts: tuple[Sequence[float], Sequence[float]]) -> float:
     """What the median of the second part is of the first's."""
     before, after = parts

@@ -113,8 +113,8 @@ class Runs:
                 if holds(result) or len(rates) == 1:
                     return result
             except Unmeasured as error:
-                # Consumers that are too far behind find what they want deleted.
-                if len(rates) == 1:
+                # Consumers that are too far behind find what they want deleted. Nothing else may go wrong.
+                if len(rates) == 1 or DELETED not in str(error):
                     raise
                 print(f"bench-full: {name}: {contender} at {rates[0]} messages/s: {error}", file=sys.stderr, flush=True)
             del rates[0]
@@ -143,7 +143,11 @@ class Runs:
             command += ["--kafka-heap", SMOKE_HEAP]
         turn = sum(float(str(changes[key])) for key in ("testDurationSeconds", "warmupDurationSeconds")) + spare_seconds
         limit = rounds * len(contenders) * (PATIENCE * turn + PATIENCE_SECONDS)
-        run(command, output / "output.log", limit, environment("MAINSTEM_CACHE", programs))
+        try:
+            run(command, output / "output.log", limit, environment("MAINSTEM_CACHE", programs))
+        finally:
+            # Also where the load failed: it may have been the heaviest.
+            self.note_peaks(output / "comparison.json", name)
         results = self.read(output, name)
         by_contender = [sorted((one for one in results if one["bench"]["contender"] == contender),
                                key=lambda one: one["bench"]["round"]) for contender in contenders]
@@ -164,11 +168,19 @@ class Runs:
             # Without consumers there is nobody to verify it.
             if not bench["verified"] and result["consumersPerTopic"] * bench["groups"] > 0:
                 raise Unmeasured(f"{who}: it is not verified that every acknowledged message was received")
-            if bench["contender"].startswith(OURS):
-                if "server" not in bench:
-                    raise Unmeasured(f"{who}: the server's memory is not known")
-                self.peaks.append((bench["server"]["peakMemoryBytes"], who))
+            if bench["contender"].startswith(OURS) and "server" not in bench:
+                raise Unmeasured(f"{who}: the server's memory is not known")
         return results
+
+    def note_peaks(self, comparison: Path, name: str) -> None:
+        """The peak memory of our servers in a comparison, if there was one."""
+        try:
+            servers = json.loads(comparison.read_text())["servers"]
+        except (OSError, ValueError):
+            return
+        for server in servers:
+            if server["contender"].startswith(OURS) and server["peakMemoryBytes"] is not None:
+                self.peaks.append((server["peakMemoryBytes"], f"{name}, {server['contender']} in round {server['round']}"))
 
     def call(self, name: str, arguments: Sequence[object], seconds: float) -> str:
         """Runs `mainstem` with a command of its own, and returns what it printed."""
@@ -180,6 +192,8 @@ class Runs:
 
 # Deletion has to go on all the time, not in strokes minutes apart.
 RETENTION_AT_ONCE = "log.retention.check.interval.ms=1000"
+# What a consumer is told that is too far behind.
+DELETED = "OFFSET_OUT_OF_RANGE"
 # What is tried of the rate that a search reached in its best seconds.
 SHARES, BEST_SECONDS = (0.9, 0.8, 0.7, 0.6, 0.5), 3
 

@@ -36,7 +36,10 @@ def check_arithmetic(_load):
     assert figures.ends(series, 3) == ([1, 2], [6, 7]), "thirds"
     assert figures.ends([1, 2], 6) == ([1], [2]), "fewer samples than parts"
     assert figures.growth(([1, 2, 9], [3, 4])) == 1.75, "the medians"
+    assert figures.stalls_filled([10, 0, 0, 3000, 10]) == [10, 3000, 3000, 3000, 10], "who was not answered waited"
+    assert figures.deleted({"bench": {"deletedMessages": 0}}) == 0, "nothing"
     for of in (lambda: figures.ends([1], 2), lambda: figures.around([1], 1, 0, 1), lambda: figures.quotient(1, 0),
+               lambda: figures.stalls_filled([1, 0]), lambda: figures.deleted({"bench": {}}),
                lambda: aims.share_of_fio("mainstem / nothing"), lambda: aims.setting("a = 1\n", "b")):
         try:
             raise AssertionError(f"{of()} was measured")
@@ -68,6 +71,34 @@ def check_arithmetic(_load):
     text = runs.changed("name: a\ntopicConfig:\n  x.y: 1\nn: 1\n", {"x.y": 2, "name": "b", "new": [3]})
     assert text == "name: b\ntopicConfig:\n  x.y: 2\nn: 1\nnew: [3]\n", text
     return "holds"
+
+
+def check_failures(load):
+    """Of the runs at lower and lower rates only those may fail whose consumers were too far behind."""
+    class Fake(runs.Runs):
+        def at_rate(self, name, workload, contender, rate):
+            if rate > 80:
+                raise figures.Unmeasured(self.failure)
+            return {"bench": {"publishedMessages": rate, "groups": 0, "seconds": 1, "producerRate": rate}}
+
+    fake = Fake(runs.Options(place.MAINSTEM, load.program, load.folder("bench-full failures")))
+    fake.failure = "t-0: fetching failed: OFFSET_OUT_OF_RANGE"
+    assert fake.first_held("x", "w", "mainstem", [90, 80, 70])["bench"]["producerRate"] == 80, "the next lower one"
+    fake.failure = "t-0: 5 acknowledged records were never received, the first at offset 3"
+    try:
+        fake.first_held("x", "w", "mainstem", [90, 80, 70])
+    except figures.Unmeasured as error:
+        assert "never received" in str(error), error
+    else:
+        raise AssertionError("a loss was passed over")
+    comparison = fake.options.output / "comparison.json"
+    fake.note_peaks(comparison, "none")
+    comparison.write_text(json.dumps({"servers": [
+        {"contender": "mainstem-tls", "round": 2, "peakMemoryBytes": 7}, {"contender": "kafka", "round": 1, "peakMemoryBytes": 9},
+        {"contender": "mainstem", "round": 1, "peakMemoryBytes": None}]}))
+    fake.note_peaks(comparison, "a")
+    assert fake.peaks == [(7, "a, mainstem-tls in round 2")], fake.peaks
+    return "only what was deleted is passed over"
 
 
 def check_constants(_load):
@@ -138,4 +169,4 @@ def smoke(load):
 
 
 CASES = [("bench-full: its arithmetic", 10, check_arithmetic), ("bench-full: bounds of the server", 10, check_constants),
-         ("bench-full: a run that fails", 60, fails), ("bench-full: every aim, for seconds", SMOKE_SECONDS, smoke)]
+         ("bench-full: which failures are passed over", 10, check_failures), ("bench-full: a run that fails", 60, fails), ("bench-full: every aim, for seconds", SMOKE_SECONDS, smoke)]

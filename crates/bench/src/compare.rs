@@ -13,6 +13,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::child;
@@ -23,7 +24,7 @@ use crate::driver_template::DriverTemplate;
 use crate::interrupt;
 use crate::result::{Environment, TestResult};
 use crate::timestamp::{file_stamp, rfc3339};
-use crate::usage;
+use crate::usage::{self, ServerProcess};
 
 /// What `mainstem-bench compare` is told.
 #[derive(Args, Clone, Debug)]
@@ -69,6 +70,22 @@ pub struct Compared {
     pub files: Vec<PathBuf>,
     /// Why runs failed.
     pub failures: Vec<String>,
+    /// Every server that ran, also where the load failed.
+    pub servers: Vec<ServerRun>,
+}
+
+/// A server's turn.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServerRun {
+    /// Its kind.
+    pub contender: &'static str,
+    /// The workload's file.
+    pub workload: PathBuf,
+    /// From 1.
+    pub round: u32,
+    /// The largest resident set until it was stopped; unknown when it had ended before.
+    pub peak_memory_bytes: Option<u64>,
 }
 
 impl Compared {
@@ -95,13 +112,15 @@ pub fn run(arguments: &CompareArguments) -> anyhow::Result<Compared> {
     }
     let device_limits = setup.device_limits();
     let mut compared = Compared { output_dir: setup.output_dir.clone(), ..Compared::default() };
-    let runs = setup.run_all(&mut compared.failures);
+    let runs = setup.run_all(&mut compared);
     compared.files = runs.iter().map(|run| run.file.clone()).collect();
     if arguments.servers.data_dir.is_none() {
         // Unless it holds data that is kept.
         let _ = fs::remove_dir(&setup.data_parent);
     }
-    let contenders: Vec<Named> = arguments.contenders.iter().map(|contender| named(*contender)).collect();
+    let named =
+        |contender: &Contender| Named { name: contender.name(), durability: setup.durability(*contender) };
+    let contenders: Vec<Named> = arguments.contenders.iter().map(named).collect();
     let mut comparisons = comparison::compare(&contenders, &runs);
     // As seen from the directory, which may be moved or kept elsewhere.
     for file in comparisons.iter_mut().flat_map(|comparison| &mut comparison.files) {
@@ -116,15 +135,12 @@ pub fn run(arguments: &CompareArguments) -> anyhow::Result<Compared> {
     Ok(compared)
 }
 
-fn named(contender: Contender) -> Named {
-    Named { name: contender.name(), durability: contender.durability() }
-}
-
 /// What all runs have in common.
 struct Setup<'a> {
     arguments: &'a CompareArguments,
     load_program: PathBuf,
     driver: DriverTemplate,
+    acks: i16,
     output_dir: PathBuf,
     data_parent: PathBuf,
     environment: Environment,
@@ -161,7 +177,8 @@ impl Setup<'_> {
             load_cpus: arguments.load_cpus.clone(),
             ..usage::environment(Some(&data_parent))
         };
-        Ok(Setup { arguments, load_program, driver, output_dir, data_parent, environment, begin })
+        let acks = driver.acks()?;
+        Ok(Setup { arguments, load_program, driver, acks, output_dir, data_parent, environment, begin })
     }
 
     /// Empty when it is not to be measured or cannot be, which is no reason not to compare.
@@ -176,15 +193,19 @@ impl Setup<'_> {
         })
     }
 
-    fn run_all(&self, failures: &mut Vec<String>) -> Vec<Run> {
+    fn durability(&self, contender: Contender) -> &'static str {
+        contender.durability(self.acks, &self.arguments.servers)
+    }
+
+    fn run_all(&self, compared: &mut Compared) -> Vec<Run> {
         let mut runs = Vec::new();
         for workload in 0..self.arguments.workloads.len() {
             for round in 1..=self.arguments.rounds {
                 for contender in 0..self.arguments.contenders.len() {
                     let turn = Turn { setup: self, workload, contender, round };
-                    if let Err(error) = turn.run(&mut runs) {
+                    if let Err(error) = turn.run(&mut runs, &mut compared.servers) {
                         eprintln!("{turn}: {error:#}");
-                        failures.push(format!("{turn}: {error:#}"));
+                        compared.failures.push(format!("{turn}: {error:#}"));
                     }
                     if interrupt::requested() {
                         return runs;
@@ -226,6 +247,7 @@ impl Setup<'_> {
             "deviceLimits": device_limits,
             "comparisons": comparisons,
             "failures": compared.failures,
+            "servers": compared.servers,
         });
         let file = self.output_dir.join("comparison.json");
         fs::write(&file, format!("{all:#}\n"))
@@ -268,7 +290,7 @@ impl Turn<'_> {
     }
 
     /// Also results of a run that failed are kept when it wrote them.
-    fn run(&self, runs: &mut Vec<Run>) -> anyhow::Result<()> {
+    fn run(&self, runs: &mut Vec<Run>, servers: &mut Vec<ServerRun>) -> anyhow::Result<()> {
         interrupt::check()?;
         let directory = self.directory();
         fs::create_dir_all(&directory)
@@ -285,6 +307,12 @@ impl Turn<'_> {
         eprintln!("{self}: process {} serves on {}", server.pid(), server.bootstrap());
         let loaded = self.load(&server, &directory);
         let alive = server.check();
+        servers.push(ServerRun {
+            contender: self.contender().name(),
+            workload: self.workload_file().to_owned(),
+            round: self.round,
+            peak_memory_bytes: ServerProcess::of(server.pid()).peak_memory_bytes(),
+        });
         server.stop();
         let found = self.read_results(&directory, runs);
         // A server that ended explains why the load failed.
@@ -303,7 +331,8 @@ impl Turn<'_> {
         let mut command = child::command(&self.setup.load_program, &arguments.load_cpus)?;
         command.arg("run").arg("-d").arg(&driver).arg(self.workload_file()).arg("-o").arg(directory);
         command.args(["--contender", contender.name(), "--round", &self.round.to_string()]);
-        command.args(["--durability", contender.durability(), "--server-pid", &server.pid().to_string()]);
+        command.args(["--durability", self.setup.durability(contender)]);
+        command.args(["--server-pid", &server.pid().to_string()]);
         command.arg("--server-data-dir").arg(server.data_dir());
         for (key, value) in server.setup() {
             command.arg(format!("--server-setup={key}={value}"));
@@ -407,8 +436,9 @@ mod tests {
         let arguments = arguments(&line).unwrap();
         let setup = Setup::new(&arguments, directory.join("load")).unwrap();
         let mut compared = Compared::default();
-        let runs = setup.run_all(&mut compared.failures);
-        let contenders = [named(Contender::Mainstem)];
+        let runs = setup.run_all(&mut compared);
+        let mainstem = Contender::Mainstem;
+        let contenders = [Named { name: mainstem.name(), durability: setup.durability(mainstem) }];
         setup.write(&comparison::compare(&contenders, &runs), &[], &compared).unwrap();
         assert_eq!(fs::read_dir(directory.join("out/data")).unwrap().count(), 0);
         let written = fs::read(directory.join("out/comparison.json")).unwrap();
@@ -456,6 +486,13 @@ mod tests {
             "{text}"
         );
         assert_eq!(written["failures"].as_array().unwrap().len(), 1);
+        // What the servers used is known all the same.
+        let servers = written["servers"].as_array().unwrap();
+        assert_eq!(servers.iter().map(|server| &server["round"]).collect::<Vec<_>>(), [1, 2]);
+        assert!(
+            servers.iter().all(|server| server["peakMemoryBytes"].as_u64() > Some(100_000)),
+            "{servers:?}"
+        );
     }
 
     #[test]

@@ -108,10 +108,20 @@ impl Contender {
         }
     }
 
-    /// Where a record is when its acknowledgement is sent.
-    pub fn durability(self) -> &'static str {
+    /// Where a record is when its acknowledgement is sent, for producers with these `acks`.
+    pub fn durability(self, acks: i16, arguments: &ContenderArguments) -> &'static str {
+        let flushes = |(name, _): &(String, String)| name.starts_with("log.flush");
         match self {
+            _ if acks == 0 => "anywhere: nothing is acknowledged (acks=0)",
+            Contender::Mainstem | Contender::MainstemTls if acks == 1 => {
+                "written to the device and not synced before the answer (acks=1)"
+            }
             Contender::Mainstem | Contender::MainstemTls => "on the device before the answer",
+            Contender::Kafka | Contender::KafkaTls | Contender::KafkaDurable
+                if arguments.server_config.iter().chain(&arguments.kafka_config).any(flushes) =>
+            {
+                "in the page cache before the answer, or flushed as its log.flush settings say"
+            }
             Contender::Kafka | Contender::KafkaTls => "in the page cache before the answer (Kafka's default)",
             Contender::KafkaDurable => "flushed to the device before the answer (flush.messages=1)",
         }
@@ -395,6 +405,20 @@ mod tests {
 
     fn arguments(line: &[&str]) -> ContenderArguments {
         Line::try_parse_from([&["compare"], line].concat()).unwrap().contenders
+    }
+
+    #[test]
+    fn what_an_acknowledgement_means_depends_on_acks_and_settings() {
+        let of = |contender: Contender, acks, line: &[&str]| contender.durability(acks, &arguments(line));
+        assert_eq!(of(Contender::Mainstem, -1, &[]), "on the device before the answer");
+        assert!(of(Contender::MainstemTls, 1, &[]).contains("not synced"));
+        assert!(of(Contender::Kafka, 1, &[]).contains("Kafka's default"));
+        for contender in [Contender::Kafka, Contender::KafkaDurable] {
+            assert!(
+                of(contender, -1, &["--kafka-config", "log.flush.interval.ms=5"]).contains("settings say")
+            );
+            assert!(of(contender, 0, &[]).contains("nothing is acknowledged"));
+        }
     }
 
     /// Starts a shell script in place of mainstem.

@@ -3,6 +3,9 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::driver::Driver;
+use crate::settings::ProducerSettings;
+
 const BOOTSTRAP: &str = "bootstrap.servers";
 /// Blocks of Java properties, in the order in which OMB's drivers have them.
 const BLOCKS: [&str; 4] = ["topicConfig", "commonConfig", "producerConfig", "consumerConfig"];
@@ -42,6 +45,12 @@ impl DriverTemplate {
         ];
         let keys = keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         DriverTemplate { keys, name: None }
+    }
+
+    /// The `acks` of its producers, as the protocol has them.
+    pub fn acks(&self) -> anyhow::Result<i16> {
+        let driver = Driver::parse(&self.to_yaml("any", "any:1", &[]))?;
+        Ok(ProducerSettings::of(&driver.producer)?.0.acks)
     }
 
     /// The YAML of the driver for a server: its name says which one, so that results stand apart in OMB's charts too.

@@ -219,9 +219,10 @@ impl Ledger {
         })
     }
 
-    /// What is wrong when nothing more comes, at most one for each partition. Records whose publishing failed may have
-    /// arrived all the same, so with `failures` nobody's are no fault.
-    pub fn settle(&self, failures: bool) -> Vec<Violation> {
+    /// What is wrong when nothing more comes, at most one for each partition. Records whose publishing failed, or that were
+    /// sent again without idempotence, may have arrived all the same: where the server may have such ones (`uncertain`),
+    /// nobody's are no fault.
+    pub fn settle(&self, uncertain: bool) -> Vec<Violation> {
         let mut found = Vec::new();
         for partition in &self.partitions {
             let partition = partition.lock();
@@ -240,7 +241,7 @@ impl Ledger {
             }
             let early = || partition.groups.iter().flat_map(|group| &group.early);
             let records = early().map(|early| u64::from(early.id.count)).sum();
-            if let Some(first) = early().map(|early| early.id.base_offset).min().filter(|_| !failures) {
+            if let Some(first) = early().map(|early| early.id.base_offset).min().filter(|_| !uncertain) {
                 found.push(Violation::Unknown { partition: name(), records, first });
             }
         }

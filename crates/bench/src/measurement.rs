@@ -11,7 +11,7 @@ use anyhow::bail;
 
 use crate::clock::{Nanos, nanos};
 use crate::driver::Driver;
-use crate::phase::{BacklogPlan, Phases, Step, seconds};
+use crate::phase::{BacklogPlan, PROGRESS_TIMEOUT, Phases, Step, seconds};
 use crate::plan::{Plan, Run};
 use crate::progress::Progress;
 use crate::rate::{CONTROL_PERIOD, FIRST_RATE, RateController};
@@ -47,7 +47,10 @@ pub fn test(workload: Workload, driver: Driver, arguments: &RunArguments) -> any
     let run = Arc::new(Run::new(plan));
     let layout = native::create_topics(&run)?;
     let threads = match arguments.engine {
-        Engine::Native => native::start(&run, layout, arguments.threads.unwrap_or_else(default_threads)),
+        Engine::Native => {
+            let threads = arguments.threads.map_or_else(default_threads, |threads| threads as usize);
+            native::start(&run, layout, threads)
+        }
         #[cfg(feature = "librdkafka")]
         Engine::Librdkafka => crate::librdkafka::start(&run),
     };
@@ -94,7 +97,9 @@ struct Measurement<'a> {
     sample: Nanos,
     observer: Observer,
     result: TestResult,
+    /// Of all samples but the last.
     all: Latencies,
+    last: Latencies,
     controller: Option<(RateController, f64, Nanos)>,
     progress: Progress,
 }
@@ -157,6 +162,7 @@ impl Measurement<'_> {
             observer,
             result,
             all: Latencies::new(),
+            last: Latencies::new(),
             controller: None,
             progress: Progress::new(),
         })
@@ -250,8 +256,11 @@ impl Measurement<'_> {
                 before = (now, totals);
             }
         }
-        // What was measured so far is no part of the test.
+        // What was measured so far is no part of the test, nor what was sustained.
         self.run.stats.take(&mut Latencies::new());
+        if let Some((controller, ..)) = &mut self.controller {
+            controller.forget_sustained();
+        }
         Ok(())
     }
 
@@ -278,6 +287,14 @@ impl Measurement<'_> {
             if step == Step::Resume {
                 self.run.control.pause(false);
             }
+            if step == Step::Stuck {
+                bail!(
+                    "{}: no progress for {} s, {} messages wait",
+                    phases.name(),
+                    PROGRESS_TIMEOUT.as_secs(),
+                    self.backlog(totals)
+                );
+            }
             if now - before.0 >= self.sample || step == Step::End {
                 self.take_sample(seconds(now - before.0), totals - before.1, totals, &phases, now);
                 before = (now, totals);
@@ -299,23 +316,36 @@ impl Measurement<'_> {
         result.publish_latency.samples.push(summary(&latencies.publish));
         result.publish_delay.samples.push(summary(&latencies.delay));
         result.end_to_end_latency.samples.push(summary(&latencies.end_to_end));
-        self.all.drain(&mut latencies);
+        self.all.drain(&mut self.last);
+        self.last = latencies;
         let backlog = self.backlog(totals);
         self.result.backlog.push(backlog);
-        let p99 = summary(&self.all.publish).percentile(99.0);
+        let p99 = summary(&self.last.publish).percentile(99.0);
         self.progress.say(phases.name(), length, since, backlog, p99, phases.left(now));
+    }
+
+    /// The latencies of all that was sent, once the last answer is there: what was due in the measured part and answered
+    /// after it counts as well, in the last sample.
+    fn conclude_latencies(&mut self) {
+        let mut late = Latencies::new();
+        self.run.stats.take(&mut late);
+        late.drain(&mut self.last);
+        let series: [(&mut LatencySeries, _, _); 3] = [
+            (&mut self.result.publish_latency, &mut self.all.publish, &late.publish),
+            (&mut self.result.publish_delay, &mut self.all.delay, &late.delay),
+            (&mut self.result.end_to_end_latency, &mut self.all.end_to_end, &late.end_to_end),
+        ];
+        for (series, all, last) in series {
+            if let Some(sample) = series.samples.last_mut() {
+                *sample = summary(last);
+            }
+            all.add(last).expect("all have the same bounds");
+            aggregate(series, all);
+        }
     }
 
     fn conclude(&mut self, length: f64, measured: Totals, phases: &Phases) {
         let observed = self.observer.end();
-        let series: [(&mut LatencySeries, _); 3] = [
-            (&mut self.result.publish_latency, &self.all.publish),
-            (&mut self.result.publish_delay, &self.all.delay),
-            (&mut self.result.end_to_end_latency, &self.all.end_to_end),
-        ];
-        for (series, histogram) in series {
-            aggregate(series, histogram);
-        }
         let bench = &mut self.result.bench;
         bench.seconds = length;
         bench.published_messages = measured.published;
@@ -354,12 +384,14 @@ impl Measurement<'_> {
             }
         }
         let failed = self.run.stats.totals().failed;
-        let violations = self.run.ledger.settle(failed > 0);
+        let violations = self.run.ledger.settle(self.run.stats.is_uncertain());
         match &violations[..] {
             [] => {}
             [only] => bail!("{only}"),
             [first, more @ ..] => bail!("{first} (and {} more partitions)", more.len()),
         }
+        self.conclude_latencies();
+        self.result.bench.deleted_messages = native::deleted_messages(self.run);
         self.result.bench.publish_errors = failed;
         self.result.bench.verified = self.run.plan.consumers() > 0;
         Ok(())

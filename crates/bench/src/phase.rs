@@ -10,6 +10,9 @@ use crate::result::BacklogResult;
 
 /// A backlog of so many messages counts as none.
 const DRAINED_MAX: f64 = 1_000.0;
+/// A backlog that has not come nearer to where it should be for so long will not: somebody waits for an answer for ever,
+/// or consumers are slower than producers.
+pub const PROGRESS_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What to build and when it is drained, in messages over all groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +56,8 @@ enum State {
 pub struct Phases {
     state: State,
     duration: Nanos,
+    /// The backlog that was nearest to where it should be, and when.
+    nearest: (u64, Nanos),
     /// Known once the backlog is drained.
     pub backlog: Option<BacklogResult>,
 }
@@ -64,6 +69,8 @@ pub enum Step {
     Pause,
     Resume,
     End,
+    /// The backlog gets nowhere.
+    Stuck,
 }
 
 impl Phases {
@@ -74,7 +81,7 @@ impl Phases {
             None => (State::Plain(now + duration), Step::GoOn),
             Some(plan) => (State::Building { plan, since: now }, Step::Pause),
         };
-        (Phases { state, duration, backlog: None }, step)
+        (Phases { state, duration, nearest: (0, now), backlog: None }, step)
     }
 
     /// Looks at the backlog of now, over all groups, and at what they have received so far.
@@ -92,6 +99,7 @@ impl Phases {
                     ..BacklogResult::default()
                 };
                 self.state = State::Draining { plan, since: now, received, result };
+                self.nearest = (backlog, now);
                 Step::Resume
             }
             State::Draining { plan, since, received: before, result } if backlog <= plan.drained => {
@@ -101,8 +109,17 @@ impl Phases {
                 self.state = State::Plain(now + self.duration);
                 Step::GoOn
             }
-            State::Building { .. } | State::Draining { .. } => Step::GoOn,
+            State::Building { .. } => self.progress(now, backlog, backlog > self.nearest.0),
+            State::Draining { .. } => self.progress(now, backlog, backlog < self.nearest.0),
         }
+    }
+
+    fn progress(&mut self, now: Nanos, backlog: u64, nearer: bool) -> Step {
+        if nearer {
+            self.nearest = (backlog, now);
+        }
+        let stuck = now - self.nearest.1 > nanos(PROGRESS_TIMEOUT);
+        if stuck { Step::Stuck } else { Step::GoOn }
     }
 
     /// Seconds until the end, where that is known.
@@ -166,5 +183,25 @@ mod tests {
         assert_eq!(result, expected);
         assert_eq!(phases.look(15 * SECOND, 0, 0), Step::GoOn);
         assert_eq!(phases.look(16 * SECOND, 0, 0), Step::End);
+    }
+
+    #[test]
+    fn a_backlog_that_gets_nowhere_is_stuck() {
+        let plan = BacklogPlan::new(1.0, 1024, 0.99).unwrap();
+        let (mut phases, _) = Phases::begin(0, Duration::from_secs(10), Some(plan));
+        assert_eq!(phases.look(SECOND, 1000, 0), Step::GoOn);
+        assert_eq!(phases.look(121 * SECOND, 999, 0), Step::GoOn);
+        assert_eq!(phases.look(122 * SECOND, 1000, 0), Step::Stuck, "nothing is produced");
+        assert_eq!(phases.look(123 * SECOND, 2_000_000, 0), Step::Resume);
+        // As long as it becomes less it may take as long as it likes.
+        for second in 0..1000 {
+            assert_eq!(phases.look((124 + 100 * second) * SECOND, 1_900_000 - second, 9), Step::GoOn);
+        }
+        assert_eq!(phases.look(100_144 * SECOND, 1_899_001, 10), Step::GoOn);
+        assert_eq!(
+            phases.look(100_145 * SECOND, 1_899_001, 10),
+            Step::Stuck,
+            "as much is produced as is received"
+        );
     }
 }

@@ -69,7 +69,12 @@ impl RateController {
         (achieved.min(expected - waiting) / seconds).max(self.base / 2.0).max(1.0)
     }
 
-    /// The highest rate that left no backlog.
+    /// What was sustained until now does not count.
+    pub fn forget_sustained(&mut self) {
+        self.sustained = 0.0;
+    }
+
+    /// The highest rate that left no backlog in a period: a server may take more for so long than it takes for ever.
     pub fn sustained(&self) -> f64 {
         self.sustained
     }
@@ -117,6 +122,9 @@ mod tests {
         assert_eq!(controller.next_rate(50_000.0, SECOND, 750_000, 540_000), 25_000.0);
         assert_eq!(controller.next_rate(25_000.0, SECOND, 775_000, 560_000), 12_500.0);
         assert_eq!(controller.sustained(), 100_000.0);
+        controller.forget_sustained();
+        controller.next_rate(12_500.0, SECOND, 787_500, 787_500);
+        assert_eq!(controller.sustained(), 12_500.0);
     }
 
     /// As fast a server as ours is beside Kafka, where a backlog makes it slower.

@@ -88,6 +88,9 @@ pub struct Bench {
     pub contender: String,
     /// Of a comparison, from 1; 0 outside of one.
     pub round: u32,
+    /// Messages that the server had deleted in the end; unknown where it did not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deleted_messages: Option<u64>,
     /// What an acknowledgement promised, in words: for example "on the device before the answer".
     pub durability: String,
     /// The server's version and what was set for it, as far as it was said.

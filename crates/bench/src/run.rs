@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use crate::contender::key_value;
 use crate::driver::Driver;
 use crate::measurement::test;
+use crate::rate::CONTROL_PERIOD;
 use crate::result::TestResult;
 use crate::settings::{ConsumerSettings, ProducerSettings};
 use crate::timestamp;
@@ -51,9 +52,9 @@ pub struct RunArguments {
     /// The client that makes the load
     #[arg(long, value_enum, default_value_t)]
     pub engine: Engine,
-    /// Threads of producers, and as many of consumers [default: a quarter of the processors each]
-    #[arg(long, value_name = "N")]
-    pub threads: Option<usize>,
+    /// Threads of producers, and as many of consumers, of the native engine [default: a quarter of the processors each]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub threads: Option<u32>,
     /// Seconds between samples [default: 1 for tests up to five minutes, else 10 as OMB]
     #[arg(long, value_name = "SECONDS")]
     pub sample_seconds: Option<f64>,
@@ -186,7 +187,7 @@ fn conclusion(result: &TestResult) -> String {
         text.push_str("; all received once and in order");
     }
     if let Some(rate) = bench.sustainable_rate {
-        text.push_str(&format!("; sustainable: {rate:.0} messages/s"));
+        text.push_str(&format!("; {rate:.0} messages/s left no backlog for {} s", CONTROL_PERIOD.as_secs()));
     }
     if let Some(backlog) = bench.backlog {
         text.push_str(&format!(

@@ -1,7 +1,7 @@
 //! What a run counts and times. Each thread of an engine has its own histograms, so that recording takes no turn with
 //! another; a sampler swaps them out.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
@@ -77,6 +77,7 @@ pub struct Stats {
     published: AtomicU64,
     published_bytes: AtomicU64,
     failed: AtomicU64,
+    resent: AtomicBool,
     received: AtomicU64,
     received_bytes: AtomicU64,
     latencies: Mutex<Vec<std::sync::Arc<Mutex<Latencies>>>>,
@@ -97,6 +98,16 @@ impl Stats {
 
     pub fn failed(&self, messages: u64) {
         self.failed.fetch_add(messages, Relaxed);
+    }
+
+    /// A batch was refused and sent again without a sequence number: the server may have it twice.
+    pub fn resent(&self) {
+        self.resent.store(true, Relaxed);
+    }
+
+    /// Whether the server may have batches that no acknowledgement is known of.
+    pub fn is_uncertain(&self) -> bool {
+        self.resent.load(Relaxed) || self.failed.load(Relaxed) > 0
     }
 
     pub fn received(&self, messages: u64, bytes: u64) {

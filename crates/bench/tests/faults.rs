@@ -119,6 +119,25 @@ fn a_stall_counts_for_everything_that_was_due() {
     at_once([boxed(with_memory), boxed(without_memory)]);
 }
 
+/// The server sleeps from the middle of the measured part until 1 s after it: what was due then is answered too late for
+/// the part, and counts all the same.
+#[test]
+fn what_is_answered_after_the_end_counts() {
+    let stall = Stall { after: Duration::from_millis(1500), length: Duration::from_secs(2) };
+    let result = Trial::against(Faults { stall: Some(stall), ..Faults::default() })
+        .with("producerRate", "2000")
+        .with("testDurationSeconds", "2")
+        .succeed();
+    for quantiles in [PUBLISH, END_TO_END] {
+        let most = at(&result, quantiles, 100.0);
+        assert!((1900.0..3000.0).contains(&most), "{quantiles} reach {most}");
+        let share = share_above(&result, quantiles, 900.0);
+        assert!((0.3..0.7).contains(&share), "half had to wait for 1 s and more, not {share}");
+    }
+    let last = result["publishLatencyMax"].as_array().unwrap().last().unwrap().as_f64().unwrap();
+    assert!(last > 1900.0, "they are in the last sample: {last}");
+}
+
 /// Whether the pieces of `words` between dots come one after the other.
 fn says(said: &str, words: &str) -> bool {
     let mut rest = said;
@@ -232,6 +251,8 @@ fn an_error_that_passes_is_overcome() {
         boxed(|| assert_healed(passing, "acks=1", 0, false)),
         // What comes behind it is in order, so only the batch itself comes again.
         boxed(|| assert_healed(kept, "acks=all", 1, false)),
+        // It is there twice, as must be expected without idempotence.
+        boxed(|| assert_healed(kept, "acks=1", 0, false)),
     ]);
 }
 

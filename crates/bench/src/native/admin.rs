@@ -16,8 +16,9 @@ use crate::security::Security;
 
 /// Making a topic of thousands of partitions takes a server some time.
 const TOPICS_TIMEOUT: Duration = Duration::from_secs(120);
-/// The timestamp that asks for the end of a partition.
+/// The timestamps that ask for the end of a partition, and for its beginning.
 const LATEST: i64 = -1;
+const EARLIEST: i64 = -2;
 const LEADERS_PAUSE: Duration = Duration::from_millis(50);
 
 /// Where the partitions of the topics are.
@@ -146,27 +147,9 @@ impl Admin {
 /// refuses then, with the next one behind it already, would leave an idempotent producer with a gap it cannot close.
 pub async fn wait_until_served(layout: &Layout, names: &[String], security: &Security) -> anyhow::Result<()> {
     let until = Instant::now() + TOPICS_TIMEOUT;
-    for (server, address) in layout.servers.iter().enumerate() {
-        let of_topic = |(name, leaders): (&String, &Vec<usize>)| {
-            let ours = leaders.iter().enumerate().filter(|(_, leader)| **leader == server);
-            let partition = |(index, _): (usize, &usize)| ListOffsetsPartition {
-                partition_index: i32::try_from(index).unwrap_or(i32::MAX),
-                current_leader_epoch: -1,
-                timestamp: LATEST,
-            };
-            ListOffsetsTopic { name: Text::copied(name), partitions: ours.map(partition).collect() }
-        };
-        let topics: Vec<ListOffsetsTopic> = names.iter().zip(&layout.leaders).map(of_topic).collect();
-        if topics.iter().all(|topic| topic.partitions.is_empty()) {
-            continue;
-        }
+    for (address, request) in offset_requests(layout, names, LATEST) {
         let (sender, mut receiver) = connect(address, security).await?;
         loop {
-            let request = ListOffsetsRequest {
-                replica_id: -1,
-                topics: topics.clone(),
-                ..ListOffsetsRequest::default()
-            };
             let answer = call(&sender, &mut receiver, &request).await?;
             let mut codes =
                 answer.topics.iter().flat_map(|topic| &topic.partitions).map(|one| one.error_code);
@@ -180,6 +163,45 @@ pub async fn wait_until_served(layout: &Layout, names: &[String], security: &Sec
         sender.close();
     }
     Ok(())
+}
+
+/// The sum of the first offsets of all partitions.
+pub async fn first_offsets(layout: &Layout, names: &[String], security: &Security) -> anyhow::Result<u64> {
+    let mut sum = 0;
+    for (address, request) in offset_requests(layout, names, EARLIEST) {
+        let (sender, mut receiver) = connect(address, security).await?;
+        let answer = call(&sender, &mut receiver, &request).await?;
+        for partition in answer.topics.iter().flat_map(|topic| &topic.partitions) {
+            if partition.error_code != 0 {
+                bail!("{address} does not say what it has: {}", error_name(partition.error_code));
+            }
+            sum += u64::try_from(partition.offset).context("an offset below 0")?;
+        }
+        sender.close();
+    }
+    Ok(sum)
+}
+
+/// What to ask each server that leads any of the partitions.
+fn offset_requests<'a>(
+    layout: &'a Layout,
+    names: &'a [String],
+    timestamp: i64,
+) -> impl Iterator<Item = (&'a String, ListOffsetsRequest)> {
+    layout.servers.iter().enumerate().filter_map(move |(server, address)| {
+        let of_topic = |(name, leaders): (&String, &Vec<usize>)| {
+            let ours = leaders.iter().enumerate().filter(|(_, leader)| **leader == server);
+            let partition = |(index, _): (usize, &usize)| ListOffsetsPartition {
+                partition_index: i32::try_from(index).unwrap_or(i32::MAX),
+                current_leader_epoch: -1,
+                timestamp,
+            };
+            ListOffsetsTopic { name: Text::copied(name), partitions: ours.map(partition).collect() }
+        };
+        let topics: Vec<ListOffsetsTopic> = names.iter().zip(&layout.leaders).map(of_topic).collect();
+        let any = topics.iter().any(|topic| !topic.partitions.is_empty());
+        any.then(|| (address, ListOffsetsRequest { replica_id: -1, topics, ..ListOffsetsRequest::default() }))
+    })
 }
 
 fn millis(duration: Duration) -> i32 {

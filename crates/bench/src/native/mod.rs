@@ -118,6 +118,18 @@ fn copies(servers: usize, asked: i16, configs: &mut Properties) -> i16 {
     most
 }
 
+/// Messages of the test's topics that the server has deleted; `None` where it does not say so.
+pub fn deleted_messages(run: &Run) -> Option<u64> {
+    let plan = &run.plan;
+    let found = block_on(|| async {
+        let security = crate::security::Security::of(&plan.driver.common)?;
+        let mut admin = Admin::connect(&plan.driver.common["bootstrap.servers"], &security).await?;
+        let layout = admin.layout(&plan.topics, plan.partitions()).await?;
+        admin::first_offsets(&layout, &plan.topics, &security).await
+    });
+    found.inspect_err(|error| eprintln!("how much was deleted is not known: {error:#}")).ok()
+}
+
 /// Removes the topics of a test.
 pub fn delete_topics(run: &Run) -> anyhow::Result<()> {
     let plan = &run.plan;

@@ -333,6 +333,9 @@ impl Producer {
         let again = self.settings.idempotent && error == Some(ErrorCode::OutOfOrderSequenceNumber);
         let in_time = now.saturating_sub(sent.first_sent) < nanos(self.settings.delivery_timeout);
         if in_time && (again || error.is_some_and(ErrorCode::is_retriable)) {
+            if !self.settings.idempotent {
+                self.run.stats.resent();
+            }
             self.partitions[sent.partition].refused.push(sent);
             return Ok(());
         }
