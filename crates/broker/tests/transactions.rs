@@ -463,6 +463,85 @@ async fn offsets_of_a_transaction_count_when_it_commits_also_after_a_crash() {
     }
 }
 
+/// What is committed for a topic goes with it, also where an open transaction commits it.
+#[tokio::test(flavor = "multi_thread")]
+async fn offsets_of_an_open_transaction_do_not_count_for_a_topic_that_is_made_anew() {
+    for restart in [false, true] {
+        let machine = Machine::new();
+        let mut broker = machine.open();
+        let mut admin = connect(&broker);
+        create_topic(&mut admin, "t", 1, &[]).await;
+        create_topic(&mut admin, "other", 1, &[]).await;
+        let mut producer = Producer::new(&broker, "id", V1).await;
+        assert_eq!(producer.commit_offset("g", "t", 1000).await, NONE);
+        assert_eq!(producer.commit_offset("h", "other", 7).await, NONE);
+        let delete = m::DeleteTopicsRequest {
+            topic_names: vec![Text::from_static("t")],
+            timeout_ms: 5000,
+            ..Default::default()
+        };
+        let answer: m::DeleteTopicsResponse = call(&mut admin, 5, &delete).await;
+        assert_eq!(answer.responses[0].error_code, NONE);
+        create_topic(&mut admin, "t", 1, &[]).await;
+        if restart {
+            drop(admin);
+            let Producer { id, epoch, .. } = producer;
+            drop(producer.connection);
+            close(broker).await;
+            broker = machine.open();
+            admin = connect(&broker);
+            producer = Producer { connection: connect(&broker), id, epoch, ..producer };
+        }
+        assert_eq!(producer.end(true).await, NONE);
+        assert_eq!(offset_of(&mut admin, "g", true).await, (NONE, -1), "after a restart: {restart}");
+        drop((admin, producer));
+        close(broker).await;
+    }
+}
+
+/// As Kafka: a producer that was told nothing of the consumer's membership is held to its own fencing alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_producer_commits_offsets_of_a_consumer_group_without_saying_whose() {
+    let machine = Machine::new();
+    let broker = machine.open();
+    let mut member = connect(&broker);
+    create_topic(&mut member, "t", 1, &[]).await;
+    let join = m::ConsumerGroupHeartbeatRequest {
+        group_id: Text::from_static("g"),
+        member_id: Text::from_static("a"),
+        rebalance_timeout_ms: 60_000,
+        subscribed_topic_names: Some(vec![Text::from_static("t")]),
+        topic_partitions: Some(Vec::new()),
+        ..Default::default()
+    };
+    let answer: m::ConsumerGroupHeartbeatResponse = call(&mut member, 1, &join).await;
+    assert_eq!(answer.error_code, NONE);
+    let member_epoch = answer.member_epoch;
+    for version in [V1, V2] {
+        let mut producer = Producer::new(&broker, "id", version).await;
+        assert_eq!(producer.commit_offset("g", "t", 5).await, NONE);
+        assert_eq!(producer.end(true).await, NONE);
+    }
+    // As the member, and in the version of those that are members, since the first before it has none to name.
+    let topic = m::offset_fetch_request::OffsetFetchRequestTopics {
+        name: Text::from_static("t"),
+        partition_indexes: vec![0],
+        ..Default::default()
+    };
+    let group = m::offset_fetch_request::OffsetFetchRequestGroup {
+        group_id: Text::from_static("g"),
+        member_id: Some(Text::from_static("a")),
+        member_epoch,
+        topics: Some(vec![topic]),
+        ..Default::default()
+    };
+    let request = m::OffsetFetchRequest { groups: vec![group], require_stable: true, ..Default::default() };
+    let answer: m::OffsetFetchResponse = call(&mut member, 9, &request).await;
+    assert_eq!(answer.groups[0].topics[0].partitions[0].committed_offset, 5);
+    drop(member);
+    close(broker).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_is_open_too_long_is_aborted_and_a_hanging_one_can_be() {
     let machine = Machine::new();

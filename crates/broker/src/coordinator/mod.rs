@@ -9,7 +9,7 @@ mod load;
 mod offsets;
 mod rewrite;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ struct State {
     /// When the timer that is running will look at the group.
     armed: Option<u64>,
     /// Records in the log's queue that the group's state does not show yet.
-    records_in_flight: usize,
+    line: Line,
     /// How many batches of a consumer group's records were begun, and how many of them ended.
     settling: Settling,
     /// The last durable record of a classic group.
@@ -83,6 +83,44 @@ impl std::fmt::Debug for Coordinator {
 }
 
 type Then = Box<dyn FnOnce(Result<(), AppendError>) + Send>;
+type Land = Box<dyn FnOnce(&mut State, Option<Offset>) -> Vec<Action> + Send>;
+
+/// Records of one group on their way to the log, in its order, and what follows when they are there. Each is told of by a
+/// task of its own, so the last may be heard of first: what follows still comes in the order of the log.
+#[derive(Default)]
+struct Line {
+    /// The number of the first.
+    first: u64,
+    waiting: VecDeque<Waiting>,
+}
+
+struct Waiting {
+    land: Land,
+    /// Once known.
+    result: Option<Result<(), AppendError>>,
+    /// The offset of its first record.
+    position: Option<Offset>,
+}
+
+impl Line {
+    /// A new last one; returns its number.
+    fn enter(&mut self, land: Land) -> u64 {
+        self.waiting.push_back(Waiting { land, result: None, position: None });
+        self.first + self.waiting.len() as u64 - 1
+    }
+
+    fn get(&mut self, number: u64) -> Option<&mut Waiting> {
+        self.waiting.get_mut(usize::try_from(number.checked_sub(self.first)?).ok()?)
+    }
+
+    /// The first, once it is known what became of it.
+    fn landed(&mut self) -> Option<(Land, Option<Offset>)> {
+        self.waiting.front()?.result.as_ref()?;
+        let Waiting { land, result, position } = self.waiting.pop_front()?;
+        self.first += 1;
+        Some((land, result.and_then(Result::ok).and(position)))
+    }
+}
 
 /// Called when records of a group are durable.
 struct RecordsDone {
@@ -172,7 +210,7 @@ impl Coordinator {
             waiters: HashMap::new(),
             next_token: 0,
             armed: None,
-            records_in_flight: 0,
+            line: Line::default(),
             settling: Settling::default(),
             stored: None,
             transactional: HashMap::new(),
@@ -402,16 +440,18 @@ impl Coordinator {
         transactional: Option<Transactional>,
         then: impl FnOnce(&mut State, Option<Offset>) -> Vec<Action> + Send + 'static,
     ) {
-        state.records_in_flight += 1;
-        let position = Arc::new(Mutex::new(None));
-        let (this, of, at) = (self.clone(), entry.clone(), position.clone());
+        let number = state.line.enter(Box::new(then));
+        let (this, of) = (self.clone(), entry.clone());
         let finish = move |result: Result<(), AppendError>| {
             let mut state = of.state.lock();
-            state.records_in_flight -= 1;
-            let position = result.ok().and(*at.lock());
-            let actions = then(&mut state, position);
-            // What failed is not tried again at once: the next operation does.
-            this.deliver(&of, &mut state, actions);
+            if let Some(waiting) = state.line.get(number) {
+                waiting.result = Some(result);
+            }
+            while let Some((land, position)) = state.line.landed() {
+                let actions = land(&mut state, position);
+                // What failed is not tried again at once: the next operation does.
+                this.deliver(&of, &mut state, actions);
+            }
             this.arm(&of, &mut state);
         };
         let done =
@@ -421,7 +461,11 @@ impl Coordinator {
                 append_records(&broker, &partition, &records, transactional, done.clone())
             });
         match appended {
-            Some(offset) => *position.lock() = Some(offset),
+            Some(offset) => {
+                if let Some(waiting) = state.line.get(number) {
+                    waiting.position = Some(offset);
+                }
+            }
             None => done.complete(Err(AppendError::Closed)),
         }
     }
@@ -511,5 +555,31 @@ fn append_records(
             tracing::debug!(%error, "an offset commit of a transaction came too late");
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_follows_comes_in_the_order_of_the_log_whichever_is_heard_of_first() {
+        let mut line = Line::default();
+        let numbers: Vec<u64> = (0..3).map(|_| line.enter(Box::new(|_, _| Vec::new()))).collect();
+        let hear = |line: &mut Line, number: usize, result: Result<(), AppendError>| {
+            let waiting = line.get(numbers[number]).expect("it waits");
+            waiting.position = Some(Offset(10 + number as i64));
+            waiting.result = Some(result);
+            let mut landed = Vec::new();
+            while let Some((_, position)) = line.landed() {
+                landed.push(position.map(|offset| offset.0));
+            }
+            landed
+        };
+        assert!(hear(&mut line, 2, Ok(())).is_empty());
+        assert_eq!(hear(&mut line, 0, Ok(())), [Some(10)]);
+        assert_eq!(hear(&mut line, 1, Err(AppendError::Closed)), [None, Some(12)]);
+        assert!(line.waiting.is_empty() && line.get(numbers[1]).is_none());
+        assert_eq!(line.enter(Box::new(|_, _| Vec::new())), 3);
     }
 }

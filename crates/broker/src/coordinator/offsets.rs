@@ -168,8 +168,10 @@ impl Coordinator {
         let mut forgotten = Vec::new();
         for entry in self.all() {
             let mut state = entry.state.lock();
-            let of_deleted = state.group.offsets().filter(|(key, _)| is_deleted(&key.topic));
-            let gone: Vec<OffsetKey> = of_deleted.map(|(key, _)| key.clone()).collect();
+            // Also what is on its way and what an open transaction committed: it counts later.
+            let mut gone = state.group.offset_keys();
+            gone.retain(|key| is_deleted(&key.topic));
+            let gone: Vec<OffsetKey> = gone.into_iter().collect();
             if gone.is_empty() {
                 continue;
             }

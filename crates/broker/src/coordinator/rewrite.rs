@@ -57,7 +57,7 @@ impl Coordinator {
         // All locks at once, in the order of the ids, so that no record comes between.
         let states: Vec<_> = entries.iter().map(|entry| (entry, entry.state.lock())).collect();
         let busy = |state: &State| {
-            state.records_in_flight > 0 || state.group.has_uncommitted() || state.group.has_unwritten()
+            !state.line.waiting.is_empty() || state.group.has_uncommitted() || state.group.has_unwritten()
         };
         // Offsets of a transaction and its marker are of one piece: neither may be rewritten without the other.
         if partition.has_open_transactions() || states.iter().any(|(_, state)| busy(state)) {

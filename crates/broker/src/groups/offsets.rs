@@ -104,6 +104,8 @@ pub(super) struct Offsets {
     /// Of open transactions, by producer id.
     uncommitted: BTreeMap<i64, BTreeMap<OffsetKey, Stored>>,
     commits_in_flight: usize,
+    /// What they commit, and how many of them.
+    in_flight: BTreeMap<OffsetKey, usize>,
 }
 
 #[derive(Debug, Clone)]
@@ -164,8 +166,12 @@ impl Group {
             Ok((commit.key, value))
         };
         let results = request.offsets.into_iter().map(accept).collect();
+        let commit = PreparedCommit { producer_id: request.producer_id, results };
         self.offsets.commits_in_flight += 1;
-        Ok(PreparedCommit { producer_id: request.producer_id, results })
+        for (key, _) in commit.accepted() {
+            *self.offsets.in_flight.entry(key.clone()).or_default() += 1;
+        }
+        Ok(commit)
     }
 
     fn validate_commit(&self, request: &CommitRequest) -> Result<(), GroupError> {
@@ -174,6 +180,12 @@ impl Group {
             return Err(GroupError::CoordinatorNotAvailable);
         }
         if request.generation < 0 && self.has_no_members() {
+            return Ok(());
+        }
+        let stranger =
+            request.generation < 0 && request.member_id.is_empty() && request.instance_id.is_none();
+        if transactional && stranger && self.consumer.is_some() {
+            // A producer that was told nothing of the consumer's membership (before KIP-447): its own fencing must do.
             return Ok(());
         }
         if let Some(group) = &self.consumer {
@@ -208,7 +220,7 @@ impl Group {
     /// Makes a commit visible whose records are durable; those of a transaction wait for its end. `position` is the
     /// log offset of its first record; the others follow it.
     pub fn apply_commit(&mut self, commit: PreparedCommit, position: i64) {
-        self.abandon_one();
+        self.has_ended(&commit);
         let into = match commit.producer_id {
             Some(producer_id) => self.offsets.uncommitted.entry(producer_id).or_default(),
             None => &mut self.offsets.committed,
@@ -221,13 +233,19 @@ impl Group {
 
     /// Forgets a commit whose records could not be written.
     pub fn abandon_commit(&mut self, commit: PreparedCommit) {
-        drop(commit);
-        self.abandon_one();
+        self.has_ended(&commit);
     }
 
-    fn abandon_one(&mut self) {
+    fn has_ended(&mut self, commit: &PreparedCommit) {
         assert!(self.offsets.commits_in_flight > 0, "a commit is handed back to the group that prepared it");
         self.offsets.commits_in_flight -= 1;
+        for (key, _) in commit.accepted() {
+            let left = self.offsets.in_flight.get_mut(key).expect("it was counted when it was prepared");
+            *left -= 1;
+            if *left == 0 {
+                self.offsets.in_flight.remove(key);
+            }
+        }
     }
 
     fn drop_empty_transactions(&mut self) {
@@ -386,10 +404,15 @@ impl Group {
             _ if self.has_no_members() && self.offsets.commits_in_flight == 0 => {}
             _ => return Err(GroupError::NonEmptyGroup),
         }
-        let offsets = self.offsets.uncommitted.values().chain([&self.offsets.committed]);
-        let keys: BTreeSet<_> = offsets.flat_map(BTreeMap::keys).cloned().collect();
+        let keys = self.offset_keys();
         self.bury();
         Ok(keys.into_iter().collect())
+    }
+
+    /// All partitions that there are offsets for: committed, of open transactions, or on their way to the log.
+    pub fn offset_keys(&self) -> BTreeSet<OffsetKey> {
+        let offsets = self.offsets.uncommitted.values().chain([&self.offsets.committed]);
+        offsets.flat_map(BTreeMap::keys).chain(self.offsets.in_flight.keys()).cloned().collect()
     }
 
     /// Its tombstones could not be written: it is as it was.

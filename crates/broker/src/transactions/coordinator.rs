@@ -135,13 +135,14 @@ impl TransactionCoordinator {
 
     async fn look_after(self: &Arc<Self>, broker: &Arc<Broker>) {
         let now_ms = broker.now_ms();
+        let expiry_ms = broker.config.transactional_id_expiry_ms;
         let all: Vec<_> = self.entries.lock().values().cloned().collect();
         for entry in all {
             // Without a state its first record is being written, or never was.
             let due = entry.shown.lock().as_ref().is_none_or(|state| {
-                let unused =
-                    now_ms.saturating_sub(state.updated_ms) > broker.config.transactional_id_expiry_ms;
-                state.is_overdue(now_ms) || state.status.ending().is_some() || unused
+                state.is_overdue(now_ms)
+                    || state.status.ending().is_some()
+                    || state.is_unused(now_ms, expiry_ms)
             });
             // Whoever holds the lock is about to change it.
             let Some(state) = due.then(|| entry.state.clone().try_lock_owned().ok()).flatten() else {
@@ -151,6 +152,7 @@ impl TransactionCoordinator {
                 self.entries.lock().remove(&entry.id);
                 continue;
             };
+            // It may have changed since.
             let step = if current.is_overdue(now_ms) {
                 tracing::info!(
                     transactional_id = entry.id,
@@ -160,7 +162,7 @@ impl TransactionCoordinator {
                 self.finish(&entry, state, current.fence(now_ms), true).await.map(|_| ())
             } else if current.status.ending().is_some() {
                 self.finish(&entry, state, current, false).await.map(|_| ())
-            } else if current.status != Status::Ongoing {
+            } else if current.is_unused(now_ms, expiry_ms) {
                 self.expire(&entry, state).await
             } else {
                 Ok(())

@@ -307,8 +307,9 @@ impl Transaction {
             _ => None,
         };
         match self.status {
-            Status::Ongoing if !retry => Ok(EndStep::Prepare(self.ending(end, fresh_id, now_ms))),
-            Status::Ongoing => Err(TransactionError::Fenced),
+            // No end of a transaction has bumped the epoch, so another producer of that id has.
+            Status::Ongoing | Status::Empty if retry => Err(TransactionError::Fenced),
+            Status::Ongoing => Ok(EndStep::Prepare(self.ending(end, fresh_id, now_ms))),
             Status::PrepareCommit | Status::PrepareAbort => {
                 let same = self.status.ending() == Some(result);
                 Err(if same { TransactionError::Concurrent } else { TransactionError::InvalidState })
@@ -374,6 +375,12 @@ impl Transaction {
     /// Whether it has been open for longer than its timeout.
     pub fn is_overdue(&self, now_ms: i64) -> bool {
         self.status == Status::Ongoing && now_ms.saturating_sub(self.start_ms) > i64::from(self.timeout_ms)
+    }
+
+    /// Whether nothing was heard of it for so long, and nothing is to be ended first.
+    pub fn is_unused(&self, now_ms: i64, expiry_ms: i64) -> bool {
+        let at_rest = self.status != Status::Ongoing && self.status.ending().is_none();
+        at_rest && now_ms.saturating_sub(self.updated_ms) > expiry_ms
     }
 }
 
@@ -457,6 +464,8 @@ mod tests {
         let next = done.add(7, 3, partition(1), 0, 20).unwrap().unwrap();
         assert_eq!((next.status, next.start_ms, next.partitions.len()), (Status::Ongoing, 20, 1));
         assert!(!next.is_overdue(1020) && next.is_overdue(1021));
+        assert!(!next.is_unused(9_000_000, 100) && !prepared.is_unused(9_000_000, 100), "it is open");
+        assert!(!done.is_unused(done.updated_ms + 100, 100) && done.is_unused(done.updated_ms + 101, 100));
     }
 
     #[test]
@@ -473,6 +482,12 @@ mod tests {
         // An abort of what was never begun here bumps it too.
         let aborted = prepare(&done, 4, ABORT, true).completed(2);
         assert_eq!((aborted.status, aborted.epoch), (Status::CompleteAbort, 5));
+        // Another producer of that id has come, and done nothing yet.
+        let fresh = aborted.initialize(None, 1000, 8, 11).unwrap();
+        assert_eq!((fresh.status, fresh.epoch), (Status::Empty, 6));
+        for result in [COMMIT, ABORT] {
+            assert_eq!(fresh.end(end(5, result), 8, 9), Err(TransactionError::Fenced));
+        }
     }
 
     #[test]
