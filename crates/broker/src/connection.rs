@@ -4,6 +4,7 @@ use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -89,18 +90,14 @@ impl Call {
         })
     }
 
-    /// Awaits `work`, and counts the time that a thread is at it: waiting costs nothing. What is done on a thread for
+    /// Polls `work`, and counts the time that a thread is at it: waiting costs nothing. What is done on a thread for
     /// blocking work is not counted.
-    async fn timed<T>(&mut self, work: impl Future<Output = T>) -> T {
-        let Some(spent) = &mut self.spent else { return work.await };
-        let mut work = pin!(work);
-        poll_fn(|context| {
-            let begun = Instant::now();
-            let polled = work.as_mut().poll(context);
-            *spent += begun.elapsed();
-            polled
-        })
-        .await
+    fn poll_timed<T>(&mut self, context: &mut Context<'_>, work: impl FnOnce(&mut Context<'_>) -> T) -> T {
+        let Some(spent) = &mut self.spent else { return work(context) };
+        let begun = Instant::now();
+        let polled = work(context);
+        *spent += begun.elapsed();
+        polled
     }
 
     /// Counts the request against its client's quotas, mutes the connection for as long as one of them says, which
@@ -184,13 +181,44 @@ impl Call {
 
     /// An answer that is worked out when its turn comes: it sees what the requests before it did.
     fn later<M: Message + Send + Sync + 'static>(
-        mut self,
+        self,
         work: impl Future<Output = M> + Send + 'static,
     ) -> Answer {
-        Box::pin(async move {
-            let mut message = self.timed(work).await;
-            self.encode(&mut message)
-        })
+        Box::pin(Later { call: self, work: Box::pin(work) })
+    }
+}
+
+/// A call whose answer is worked out. Not an async block: that would hold the work two or three times over, some
+/// kilobytes to be moved about for each request.
+struct Later<W> {
+    call: Call,
+    work: Pin<Box<W>>,
+}
+
+impl<M: Message, W: Future<Output = M>> Future for Later<W> {
+    type Output = Result<Chunks, Refused>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Later { call, work } = self.get_mut();
+        let mut message = ready!(call.poll_timed(context, |context| work.as_mut().poll(context)));
+        Poll::Ready(call.encode(&mut message))
+    }
+}
+
+/// A produce request whose batches are on their way.
+struct Producing {
+    call: Call,
+    begun: api::produce::Begun,
+}
+
+impl Future for Producing {
+    type Output = Result<Chunks, Refused>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Producing { call, begun } = self.get_mut();
+        let broker = call.broker.clone();
+        let mut message = ready!(call.poll_timed(context, |context| begun.poll_answer(context, &broker)));
+        Poll::Ready(call.encode(&mut message))
     }
 }
 
@@ -243,9 +271,10 @@ impl Connection {
         let acks = request.acks;
         let version = call.header.version;
         let caller = call.caller.clone();
-        let begun = call.timed(api::produce::begin(&self.broker, &caller, request, version)).await;
+        let mut work = pin!(api::produce::begin(&self.broker, &caller, request, version));
+        let begun = poll_fn(|context| call.poll_timed(context, |context| work.as_mut().poll(context))).await;
         if acks != 0 {
-            return Ok(Some(call.later(begun.answer(self.broker.clone()))));
+            return Ok(Some(Box::pin(Producing { call, begun })));
         }
         match begun.first_error() {
             // As in Kafka: who asks for no answer learns of an error by a closed connection.

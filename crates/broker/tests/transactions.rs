@@ -533,7 +533,6 @@ async fn a_producer_commits_offsets_of_a_consumer_group_without_saying_whose() {
         member_id: Some(Text::from_static("a")),
         member_epoch,
         topics: Some(vec![topic]),
-        ..Default::default()
     };
     let request = m::OffsetFetchRequest { groups: vec![group], require_stable: true, ..Default::default() };
     let answer: m::OffsetFetchResponse = call(&mut member, 9, &request).await;

@@ -3,15 +3,18 @@
 //! Everything up to the place in the log happens in [`begin`], in the order of the connection's requests; the answer is
 //! awaited apart, so that several requests share a group commit.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use model::{BatchError, BatchHeader, Compression, Timestamp, TimestampType, batch};
 use parking_lot::Mutex;
 use storage::{Admission, AdmitError, AppendError, Completion, Durability};
-use tokio::sync::oneshot;
+use tokio::time::Sleep;
 use wire::messages::ProduceRequest;
 use wire::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use wire::messages::produce_response::{
@@ -55,41 +58,57 @@ struct Part {
     home: Home,
     log_append_time: Option<Timestamp>,
     appended: Appended,
-    failure: Arc<OnceLock<AppendError>>,
+    batch: Arc<Batch>,
 }
 
 /// A request whose batches are in the log's queue.
 pub struct Begun {
     response: ProduceResponse,
     parts: Vec<Part>,
-    done: Option<oneshot::Receiver<()>>,
+    tally: Arc<Tally>,
     timeout: Duration,
+    /// Once it was waited for.
+    sleep: Option<Pin<Box<Sleep>>>,
+    /// Where a batch had been appended before: its partition is to be committed as far as that.
+    duplicates: Option<Pin<Box<dyn Future<Output = Duplicates> + Send>>>,
 }
 
-/// Tells when all batches of a request are done.
+/// What became of batches that had been appended before, by their places in [`Begun::parts`].
+type Duplicates = Vec<(usize, Result<(), AppendError>)>;
+
+/// Tells when all batches of a request are done. The log tells of every batch that it took, also when it ends.
 struct Tally {
     /// The connection that waits for it.
     caller: u64,
     /// Batches that are not done, and one for the request itself until all are queued.
     left: AtomicUsize,
-    waiting: Mutex<Option<oneshot::Sender<()>>>,
+    waiting: Mutex<Option<Waker>>,
 }
 
 impl Tally {
     fn finish_one(&self) {
         if self.left.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(sender) = self.waiting.lock().take()
+            && let Some(waker) = self.waiting.lock().take()
         {
-            // A client that went away no longer waits for it.
-            let _ = sender.send(());
+            waker.wake();
         }
+    }
+
+    fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
+        let done = || self.left.load(Ordering::Acquire) == 0;
+        if done() {
+            return Poll::Ready(());
+        }
+        self.waiting.lock().replace(context.waker().clone());
+        // The last one may have been done before there was anybody to wake.
+        if done() { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
 /// One batch of a request. Its partition may be in another log than the others'.
 struct Batch {
     tally: Arc<Tally>,
-    failure: Arc<OnceLock<AppendError>>,
+    failure: OnceLock<AppendError>,
 }
 
 impl Completion for Batch {
@@ -121,11 +140,10 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
         Ok(_) => Transactions::begin(broker, &request, &topics, version).await,
         Err(_) => Transactions::default(),
     };
-    let (sender, receiver) = oneshot::channel();
     let tally = Arc::new(Tally {
         caller: Arc::as_ptr(&caller.origin).addr() as u64,
         left: AtomicUsize::new(1),
-        waiting: Mutex::new(Some(sender)),
+        waiting: Mutex::default(),
     });
     let mut response = ProduceResponse {
         responses: Vec::with_capacity(request.topic_data.len()),
@@ -144,11 +162,11 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
                 (_, Err(error)) => Err((*error).into()),
                 (Ok(durability), Ok(topic)) => {
                     let transaction = transactions.of(at_topic, at);
-                    let failure = Arc::default();
-                    let batch = Batch { tally: tally.clone(), failure: Arc::clone(&failure) };
+                    let batch = Arc::new(Batch { tally: tally.clone(), failure: OnceLock::new() });
+                    let done = batch.clone();
                     let appended =
-                        append(broker, topic, data, *durability, batch, transaction, &mut naming).await;
-                    appended.map(|appended| (appended, failure))
+                        append(broker, topic, data, *durability, done, transaction, &mut naming).await;
+                    appended.map(|appended| (appended, batch))
                 }
             };
             let mut answer = PartitionProduceResponse {
@@ -158,9 +176,9 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
                 ..Default::default()
             };
             match begun {
-                Ok(((partition, home, appended, log_append_time), failure)) => {
+                Ok(((partition, home, appended, log_append_time), batch)) => {
                     let topic = at_topic;
-                    parts.push(Part { topic, at, partition, home, log_append_time, appended, failure });
+                    parts.push(Part { topic, at, partition, home, log_append_time, appended, batch });
                 }
                 Err(refusal) => {
                     refuse(&mut answer, &refusal.failure);
@@ -173,9 +191,8 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
         response.responses.push(TopicProduceResponse { name, topic_id, partition_responses: answers });
     }
     tally.finish_one();
-    let done = (request.acks != 0).then_some(receiver);
     let timeout = Duration::from_millis(u64::try_from(request.timeout_ms).unwrap_or(0));
-    Begun { response, parts, done, timeout }
+    Begun { response, parts, tally, timeout, sleep: None, duplicates: None }
 }
 
 /// The topic of each part of the request, if there is one and the caller may write to it.
@@ -198,36 +215,64 @@ fn find_topics(
 }
 
 impl Begun {
-    /// Waits until the log has it. A time-out is answered as such; the batches are appended all the same.
-    pub async fn answer(self, broker: Arc<Broker>) -> ProduceResponse {
-        let Begun { mut response, parts, done, timeout } = self;
-        let wait = async {
-            // Otherwise what should have told is gone, and with it what became of them.
-            let told = match done {
-                Some(done) => done.await.is_ok(),
-                None => true,
-            };
-            let mut outcomes = Vec::with_capacity(parts.len());
-            for part in &parts {
-                outcomes.push(match part.appended {
-                    Appended::Duplicate { end, .. } => {
-                        broker.committed(&part.partition, &part.home, end).await
-                    }
-                    Appended::New { .. } => match part.failure.get() {
-                        Some(error) => Err(error.clone()),
-                        None if told => Ok(()),
-                        None => Err(AppendError::Closed),
-                    },
-                });
+    /// Waits until the log has it, and gives the answer, once. A time-out is answered as such; the batches are appended all
+    /// the same.
+    pub fn poll_answer(&mut self, context: &mut Context<'_>, broker: &Arc<Broker>) -> Poll<ProduceResponse> {
+        let duplicates = match self.poll_done(context, broker) {
+            Poll::Ready(duplicates) => Some(duplicates),
+            Poll::Pending => {
+                let timeout = self.timeout;
+                let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+                ready!(sleep.as_mut().poll(context));
+                None
             }
-            outcomes
         };
-        let outcomes = tokio::time::timeout(timeout, wait).await.ok();
-        for (number, part) in parts.iter().enumerate() {
+        Poll::Ready(self.answer(duplicates))
+    }
+
+    fn poll_done(&mut self, context: &mut Context<'_>, broker: &Arc<Broker>) -> Poll<Duplicates> {
+        if self.duplicates.is_none() {
+            ready!(self.tally.poll(context));
+            let duplicate = |(number, part): (usize, &Part)| match part.appended {
+                Appended::Duplicate { end, .. } => {
+                    Some((number, part.partition.clone(), part.home.clone(), end))
+                }
+                Appended::New { .. } => None,
+            };
+            let all: Vec<_> = self.parts.iter().enumerate().filter_map(duplicate).collect();
+            if all.is_empty() {
+                return Poll::Ready(Vec::new());
+            }
+            let broker = broker.clone();
+            self.duplicates = Some(Box::pin(async move {
+                let mut outcomes = Vec::with_capacity(all.len());
+                for (number, partition, home, end) in all {
+                    outcomes.push((number, broker.committed(&partition, &home, end).await));
+                }
+                outcomes
+            }));
+        }
+        let duplicates = self.duplicates.as_mut().expect("it was just set where it was not");
+        duplicates.as_mut().poll(context)
+    }
+
+    /// The answer, with what became of duplicates; `None` when it took too long.
+    fn answer(&mut self, duplicates: Option<Duplicates>) -> ProduceResponse {
+        let mut response = std::mem::take(&mut self.response);
+        let of_duplicate = |number: usize, all: &Duplicates| {
+            let at = all.binary_search_by_key(&number, |(of, _)| *of).ok()?;
+            Some(all[at].1.clone())
+        };
+        for (number, part) in self.parts.iter().enumerate() {
             let answer = &mut response.responses[part.topic].partition_responses[part.at];
-            let outcome = match &outcomes {
-                Some(outcomes) => outcomes[number].clone().map_err(Failure::from),
-                None => Err(Failure::new(ErrorCode::RequestTimedOut)),
+            let outcome = match (&duplicates, &part.appended) {
+                (None, _) => Err(Failure::new(ErrorCode::RequestTimedOut)),
+                (Some(_), Appended::New { .. }) => {
+                    part.batch.failure.get().map_or(Ok(()), |error| Err(error.clone().into()))
+                }
+                (Some(all), Appended::Duplicate { .. }) => {
+                    of_duplicate(number, all).unwrap_or(Ok(())).map_err(Failure::from)
+                }
             };
             match outcome {
                 Ok(()) => {
@@ -307,7 +352,7 @@ async fn append(
     topic: &Topic,
     data: PartitionProduceData,
     durability: Option<Durability>,
-    done: Batch,
+    done: Arc<Batch>,
     transaction: Option<Result<Option<Check>, Failure>>,
     naming: &mut Naming,
 ) -> Result<(Arc<Partition>, Home, Appended, Option<Timestamp>), Refusal> {
@@ -342,7 +387,7 @@ async fn append(
     let tally = done.tally.clone();
     let done = durability.map(|_| {
         tally.left.fetch_add(1, Ordering::AcqRel);
-        Arc::new(done) as Arc<dyn Completion>
+        done as Arc<dyn Completion>
     });
     let waits = done.is_some();
     let durability = durability.unwrap_or(Durability::Written);
