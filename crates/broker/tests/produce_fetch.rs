@@ -3,9 +3,13 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{call, close, connect, create_topic, fetch_of, fetch_request, open, open_with, produce};
+use broker::LogDirectory;
+use common::{
+    call, close, connect, create_topic, fetch_of, fetch_request, open, open_on, open_with, produce,
+};
 use model::{Compression, Timestamp};
 use prometheus_client::registry::Registry;
 use wire::messages as m;
@@ -232,6 +236,60 @@ async fn who_asks_for_nothing_does_not_wait() {
     let answer: m::FetchResponse = call(&mut connection, 12, &close).await;
     assert_eq!((answer.error_code, values(&answer)), (0, Vec::new()));
     broker.close().await;
+}
+
+/// As Kafka: who waited for `timeout.ms` is told so; what was sent is appended all the same, once.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waited_too_long_is_told_and_the_batch_is_there_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = disk::SimDisk::new(5);
+    let of_log = disk.clone();
+    let log = LogDirectory::new("log", move |_| Ok(Arc::new(of_log.clone())));
+    let settings = [("log.segment.bytes", "1048576"), ("log.reserve.bytes", "0")];
+    let broker = open_on(directory.path(), vec![log], &settings).unwrap();
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 2, &[]).await;
+    let no_id = m::InitProducerIdRequest { transactional_id: None, ..Default::default() };
+    let id: m::InitProducerIdResponse = call(&mut connection, 4, &no_id).await;
+    let data = |index| m::produce_request::PartitionProduceData {
+        index,
+        records: Some(batch(&["a"], now_ms(), Some((id.producer_id, 0, 0))).into()),
+    };
+    // The second partition is not there.
+    let topic = m::produce_request::TopicProduceData {
+        name: Text::from_static("t"),
+        partition_data: vec![data(0), data(7), data(1)],
+        ..Default::default()
+    };
+    let request = |timeout_ms| m::ProduceRequest {
+        acks: -1,
+        timeout_ms,
+        topic_data: vec![topic.clone()],
+        transactional_id: None,
+    };
+    disk.hold_durable_writes(true);
+    let [none, late, unknown] =
+        [ErrorCode::None, ErrorCode::RequestTimedOut, ErrorCode::UnknownTopicOrPartition]
+            .map(ErrorCode::code);
+    // The second time they are duplicates, of batches that are still on their way.
+    for (timeout_ms, hold, expected) in [
+        (50, true, [late, unknown, late]),
+        (50, true, [late, unknown, late]),
+        (9000, false, [none, unknown, none]),
+    ] {
+        let begun = Instant::now();
+        disk.hold_durable_writes(hold);
+        let answer: m::ProduceResponse = call(&mut connection, 12, &request(timeout_ms)).await;
+        let codes: Vec<i16> =
+            answer.responses[0].partition_responses.iter().map(|one| one.error_code).collect();
+        assert_eq!(codes, expected);
+        assert!(!hold || begun.elapsed() >= Duration::from_millis(50), "it waited for as long as it was to");
+    }
+    let of_t = vec![fetch_of("t", 0, 0)];
+    let answer: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, -1), 0, of_t)).await;
+    assert_eq!(values(&answer), [(0, vec!["a".to_owned()])]);
+    drop(connection);
+    close(broker).await;
 }
 
 /// Clients of these versions know a topic by its name, and name it once.

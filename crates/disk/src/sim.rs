@@ -73,6 +73,7 @@ struct State {
     tear_bytes: usize,
     lies_about_sync: bool,
     holds_syncs: bool,
+    holds_durable_writes: bool,
     write_fault: Option<Countdown>,
     sync_fault: Option<Countdown>,
     read_fault: Option<ReadFault>,
@@ -134,6 +135,7 @@ impl SimDisk {
             tear_bytes: SECTOR,
             lies_about_sync: false,
             holds_syncs: false,
+            holds_durable_writes: false,
             write_fault: None,
             sync_fault: None,
             read_fault: None,
@@ -231,6 +233,11 @@ impl SimDisk {
     /// Lets queues finish no sync, as a device does that is busy with one, until called with false.
     pub fn hold_syncs(&self, hold: bool) {
         self.shared.state.lock().holds_syncs = hold;
+    }
+
+    /// The same for durable writes.
+    pub fn hold_durable_writes(&self, hold: bool) {
+        self.shared.state.lock().holds_durable_writes = hold;
     }
 
     /// Flips one bit (0 to 7) of the byte at `position`, as a decaying medium does. Panics when the file is missing.
@@ -394,6 +401,7 @@ impl State {
             tear_bytes: self.tear_bytes,
             lies_about_sync: self.lies_about_sync,
             holds_syncs: false,
+            holds_durable_writes: false,
             write_fault: None,
             sync_fault: None,
             read_fault: None,

@@ -59,7 +59,11 @@ impl SimQueue {
         for key in self.mine.drain(self.mine.len() - count..) {
             let operation =
                 state.in_flight.remove(&key).expect("this queue's operations stay until reported");
-            if state.holds_syncs && matches!(operation.kind, OperationKind::Sync { .. }) {
+            let is_held = match operation.kind {
+                OperationKind::Sync { .. } => state.holds_syncs,
+                OperationKind::Write { durable, .. } => durable && state.holds_durable_writes,
+            };
+            if is_held {
                 state.in_flight.insert(key, operation);
                 held.push(key);
                 continue;
