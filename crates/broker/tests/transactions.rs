@@ -6,6 +6,7 @@ mod common;
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use broker::{Broker, Connection, LogDirectory};
@@ -189,7 +190,19 @@ impl Producer {
 
     /// Commits an offset without announcing the group.
     async fn commit_alone(&mut self, group: &'static str, topic: &'static str, offset: i64) -> i16 {
-        let partition = m::txn_offset_commit_request::TxnOffsetCommitRequestPartition {
+        self.commit_all(group, topic, 1, offset).await
+    }
+
+    /// The same for so many partitions.
+    async fn commit_all(
+        &mut self,
+        group: &'static str,
+        topic: &'static str,
+        partitions: i32,
+        offset: i64,
+    ) -> i16 {
+        let partition = |partition_index| m::txn_offset_commit_request::TxnOffsetCommitRequestPartition {
+            partition_index,
             committed_offset: offset,
             ..Default::default()
         };
@@ -201,7 +214,7 @@ impl Producer {
             generation_id_or_member_epoch: -1,
             topics: vec![m::txn_offset_commit_request::TxnOffsetCommitRequestTopic {
                 name: Text::from_static(topic),
-                partitions: vec![partition],
+                partitions: (0..partitions).map(partition).collect(),
                 ..Default::default()
             }],
             ..Default::default()
@@ -497,6 +510,65 @@ async fn offsets_of_an_open_transaction_do_not_count_for_a_topic_that_is_made_an
         drop((admin, producer));
         close(broker).await;
     }
+}
+
+/// With transactions that overlap all the time there is never a moment without one, unless it is made.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_offsets_of_busy_transactions_are_rewritten_too() {
+    const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let machine = Machine::new();
+    let settings = [("offsets.topic.num.partitions", "1"), ("log.retention.check.interval.ms", "100")];
+    let broker = machine.open_with(&settings);
+    let mut reader = connect(&broker);
+    create_topic(&mut reader, "t", 100, &[]).await;
+    let done = Arc::new(AtomicBool::new(false));
+    let work = |name: &'static str| {
+        let (broker, done) = (broker.clone(), done.clone());
+        async move {
+            let mut producer = Producer::new(&broker, name, V2).await;
+            let mut last = -1;
+            for offset in 0.. {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+                assert_eq!(producer.commit_all(name, "t", 100, offset).await, NONE);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                assert_eq!(producer.end(true).await, NONE);
+                last = offset;
+            }
+            last
+        }
+    };
+    let tasks: Vec<_> = NAMES.map(|name| tokio::spawn(work(name))).into();
+    let begun = Instant::now();
+    loop {
+        let partition = m::list_offsets_request::ListOffsetsPartition { timestamp: -2, ..Default::default() };
+        let topic = m::list_offsets_request::ListOffsetsTopic {
+            name: Text::from_static("__consumer_offsets"),
+            partitions: vec![partition],
+        };
+        let request = m::ListOffsetsRequest { topics: vec![topic], ..Default::default() };
+        let answer: m::ListOffsetsResponse = call(&mut reader, 7, &request).await;
+        if answer.topics[0].partitions[0].offset > 0 {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "it was never rewritten");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    done.store(true, Ordering::Relaxed);
+    let mut last = Vec::new();
+    for task in tasks {
+        last.push(task.await.unwrap());
+    }
+    drop(reader);
+    close(broker).await;
+    let broker = machine.open_with(&settings);
+    let mut reader = connect(&broker);
+    for (name, offset) in NAMES.into_iter().zip(last) {
+        assert_eq!(offset_of(&mut reader, name, true).await, (NONE, offset), "{name}");
+    }
+    drop(reader);
+    close(broker).await;
 }
 
 /// As Kafka: a producer that was told nothing of the consumer's membership is held to its own fencing alone.

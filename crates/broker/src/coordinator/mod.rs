@@ -17,7 +17,7 @@ use model::Offset;
 use parking_lot::Mutex;
 use storage::{AppendError, Completion, Durability};
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use self::consumer::Settling;
 use self::load::{Loaded, load_partition};
@@ -74,6 +74,8 @@ pub struct Coordinator {
     uncommitted: Mutex<HashMap<i64, Vec<Arc<Entry>>>>,
     /// Partitions of `__consumer_offsets` that could not be read: what their groups committed is not known.
     unread: Mutex<HashSet<i32>>,
+    /// The partition of `__consumer_offsets` in which commits wait until it is rewritten.
+    held: watch::Sender<Option<i32>>,
 }
 
 impl std::fmt::Debug for Coordinator {
@@ -147,6 +149,7 @@ impl Coordinator {
             groups: Mutex::default(),
             uncommitted: Mutex::default(),
             unread: Mutex::default(),
+            held: watch::Sender::new(None),
         }
     }
 

@@ -6,11 +6,16 @@ use model::Offset;
 use tokio::sync::oneshot;
 
 use super::{Coordinator, Entry, State, tombstones};
+use crate::api::produce::admit;
 use crate::groups::{
-    CommitRequest, CommittedOffset, GroupError, OffsetKey, RecordError, encode_offset, encode_offset_key,
+    CommitRequest, CommittedOffset, GroupError, OffsetCommit, OffsetKey, RecordError, encode_offset,
+    encode_offset_key,
 };
 use crate::partition::Partition;
 use crate::transactions::Check;
+
+/// What the record of an offset takes at most beside its group, its topic and the client's note.
+const RECORD_BYTES: usize = 100;
 
 /// The producer of a TxnOffsetCommit, and that its transaction has the partition of `__consumer_offsets`.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +44,11 @@ impl Coordinator {
         request: CommitRequest,
         transactional: Option<Transactional>,
     ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
+        // What has begun may go on to its end.
+        if transactional.is_none_or(|of| of.check.is_some()) {
+            self.pass(&entry.id).await;
+        }
+        self.wait_for_room(entry, &request).await;
         let receiver = {
             let mut state = entry.state.lock();
             let ended = |of: Transactional| state.transactional.get(&of.producer_id)?.ended;
@@ -88,6 +98,20 @@ impl Coordinator {
             receiver
         };
         receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
+    }
+
+    /// Waits as a produce request does where room in the log is being prepared. What it finds is not reserved, and where
+    /// there is none in the end, the append says so.
+    async fn wait_for_room(&self, entry: &Entry, request: &CommitRequest) {
+        let Some((_, partition)) = self.partition_of(&entry.id) else { return };
+        let Ok(home) = partition.home() else { return };
+        let of = |commit: &OffsetCommit| {
+            RECORD_BYTES
+                + entry.id.len()
+                + commit.key.topic.len()
+                + commit.metadata.as_ref().map_or(0, String::len)
+        };
+        let _ = admit(&home.log, request.offsets.iter().map(of).sum()).await;
     }
 
     /// A producer's transaction has ended in a partition of `__consumer_offsets`: its groups' offsets count, or never do.

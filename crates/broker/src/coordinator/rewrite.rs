@@ -20,6 +20,11 @@ const REWRITE_FACTOR: i64 = 4;
 /// How often a moment is looked for in which none of its groups has records on their way.
 const REWRITE_TRIES: u32 = 50;
 const REWRITE_TRY_AGAIN: Duration = Duration::from_millis(5);
+/// Where there is none, new commits wait while it is looked for so many times more: what is open mostly ends within
+/// milliseconds.
+const HOLD_TRIES: u32 = 40;
+/// No commit waits longer, whatever becomes of who holds it back.
+const HOLD_MAX: Duration = Duration::from_secs(1);
 
 impl Coordinator {
     /// Writes the live records of a partition of `__consumer_offsets` anew and drops what stands before them, once most
@@ -28,17 +33,37 @@ impl Coordinator {
         if self.unread.lock().contains(&partition.index) {
             return;
         }
-        // A busy group has its next moment without records in flight soon.
-        for _ in 0..REWRITE_TRIES {
-            match self.try_rewrite(partition, partitions) {
-                Some(()) => return,
-                None => std::thread::sleep(REWRITE_TRY_AGAIN),
-            }
+        let tries = |count| {
+            (0..count).any(|_| {
+                let done = self.try_rewrite(partition, partitions).is_some();
+                if !done {
+                    std::thread::sleep(REWRITE_TRY_AGAIN);
+                }
+                done
+            })
+        };
+        // A busy group has its next moment without records in flight soon; not so where transactions overlap all the time.
+        if tries(REWRITE_TRIES) {
+            return;
         }
-        tracing::debug!(
-            partition = partition.index,
-            "the groups are too busy for their records to be rewritten"
-        );
+        self.held.send_replace(Some(partition.index));
+        let done = tries(HOLD_TRIES);
+        self.held.send_replace(None);
+        if !done {
+            let partition = partition.index;
+            tracing::debug!(partition, "the groups are too busy for their records to be rewritten");
+        }
+    }
+
+    /// Waits while new commits of the group's partition are held back.
+    pub(super) async fn pass(&self, group: &str) {
+        if self.held.borrow().is_none() {
+            return;
+        }
+        let Some((_, partition)) = self.partition_of(group) else { return };
+        let mut held = self.held.subscribe();
+        // Then it is no longer held back, or has waited for long enough.
+        let _ = tokio::time::timeout(HOLD_MAX, held.wait_for(|held| *held != Some(partition.index))).await;
     }
 
     /// `None` where a group has records in flight: its newest one would stand before.
