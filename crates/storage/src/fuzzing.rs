@@ -16,7 +16,8 @@ use crate::format::{
     seeded_crc,
 };
 use crate::index::BatchIndex;
-use crate::log::{Clock, Options, Parts, assemble};
+use crate::log::{Parts, assemble};
+use crate::options::{Clock, Options};
 use crate::producers::Producers;
 use crate::read::ReadRequest;
 use crate::request::{Append, Durability, NoListener};

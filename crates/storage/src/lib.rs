@@ -17,6 +17,7 @@ mod compact;
 mod contents;
 mod footer;
 mod log;
+mod options;
 mod overlay;
 mod pace;
 mod preparer;
@@ -47,7 +48,8 @@ mod tests;
 
 pub use cold::Stretch;
 pub use compact::{CompactError, Compaction};
-pub use log::{Clock, Log, Options, Statistics, SystemClock};
+pub use log::{Log, Statistics};
+pub use options::{Clock, Options, SystemClock};
 pub use producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
 pub use read::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
 pub use recovery::{OpenError, RecoveryReport};

@@ -10,6 +10,9 @@
 //! The writer has no clock and no thread of its own: [`Writer::turn`] does one round of work, `log.rs` loops it on a
 //! thread and the tests call it step by step.
 
+mod complete;
+mod roll;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +22,7 @@ use disk::{FillBuffer, Finished, SECTOR};
 use model::{Offset, Timestamp};
 
 use crate::block::{Effect, InFlight, OpenBlock, Progress};
-use crate::footer::{
-    self, STREAM_FOOTER_BYTES, SealedStream, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES, TableBound,
-};
+use crate::footer::{self, STREAM_FOOTER_BYTES, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES, TableBound};
 use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index,
     length32, sectors, seeded_crc,
@@ -29,9 +30,9 @@ use crate::format::{
 use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
 use crate::log::Shared;
 use crate::pace::{Pace, Wait};
-use crate::request::{AppendError, Committed, Durability, Enough, Request, Room};
+use crate::request::{AppendError, Committed, Durability, Request, Room};
 use crate::segment::Segment;
-use crate::stream::{SealedExtent, Stream, clamp_timestamp};
+use crate::stream::Stream;
 
 /// Size of a write buffer and so of the largest ordinary block: large enough for sequential speed, small enough to be
 /// filled quickly. The tests' segments are small, and so are their buffers: several writes must be in flight there too.
@@ -483,115 +484,6 @@ impl Writer {
         self.next_token
     }
 
-    /// Ends the active segment with its footer and goes on in the next prepared one; false when none is prepared.
-    fn roll(&mut self) -> bool {
-        let Some(next) = self.shared.take_prepared() else { return false };
-        if self.open.entries > 0 {
-            self.submit_block(BlockKind::Entries);
-        }
-        let sequence = self.segment.sequence;
-        self.touched.sort_unstable_by_key(|stream| stream.id());
-        let mut owners = Vec::with_capacity(self.touched.len());
-        let mut sealed = Vec::with_capacity(self.touched.len());
-        for stream in std::mem::take(&mut self.touched) {
-            let index = {
-                let state = stream.lock();
-                let here =
-                    state.active.as_ref().filter(|active| active.segment == sequence && !state.deleted);
-                here.map(|active| active.index.clone())
-            };
-            if let Some(index) = index {
-                sealed.push(SealedStream::written(stream.id(), index));
-                owners.push(stream);
-            }
-        }
-        let oldest_ms = self.shared.clock.now_ms() - self.shared.options.producer_expiry_ms;
-        let producer_bytes_max = producer_bytes_max(&self.segment);
-        let (table, bound) = footer::encode_table(&mut self.shared.streams(), oldest_ms, producer_bytes_max);
-        self.table = bound;
-        let footer_position = self.position;
-        let payload_position = self.position + length32(BLOCK_HEADER_BYTES);
-        let built = footer::build(
-            sequence,
-            self.segment.generation,
-            self.epoch,
-            footer_position,
-            payload_position,
-            &sealed,
-            table,
-        );
-        let payload = self.submit_footer(&built.payload);
-        // From here on readers find these extents through the footer. Compaction may release some of them before all are
-        // counted, so they are counted first, and one more until the end.
-        let rows_bytes: u64 = built.rows.iter().map(|row| row.bytes).sum();
-        self.segment.set_live(length32(built.rows.len()) + 1, rows_bytes);
-        self.segment.set_footer(built.trailer, Some((payload_position, payload)));
-        for (at, (stream, sealed)) in owners.iter().zip(sealed).enumerate() {
-            let row = &built.rows[at];
-            let mut state = stream.lock();
-            let active = state.active.take();
-            if state.deleted {
-                self.segment.release(sealed.index.bytes());
-                continue;
-            }
-            // Compaction may have moved some of it, or all, at any time before this lock.
-            let (from, moved) = active.map_or((Offset::ZERO, 0), |active| (active.from, active.moved_bytes));
-            let bytes = sealed.index.bytes() - moved;
-            if row.next_offset <= state.start.max(from) {
-                state.bytes -= u64::from(bytes);
-                self.segment.release(sealed.index.bytes());
-                continue;
-            }
-            self.segment.release_part(moved);
-            state.push_sealed(SealedExtent {
-                base_offset: row.base_offset.max(from),
-                segment: sequence,
-                row: length32(at),
-                bytes,
-                max_timestamp_s: clamp_timestamp(row.max_timestamp),
-            });
-            drop(state);
-            self.shared.indexes.insert(sequence, length32(at), sealed.index);
-        }
-        self.segment.release(0);
-        self.footer_bytes = 0;
-        self.shared.segments.insert(next.clone());
-        self.segment = next;
-        self.position = Segment::data_start();
-        self.count_room();
-        self.shared.count_prepared(self.table.bytes(producer_bytes_max));
-        true
-    }
-
-    /// Starts the write of the footer block and returns its payload as it stays in memory.
-    fn submit_footer(&mut self, payload: &[u8]) -> Bytes {
-        let open =
-            OpenBlock { bytes: BLOCK_HEADER_BYTES + payload.len(), durable: true, ..OpenBlock::default() };
-        let total = sectors(open.bytes);
-        let lsn = Lsn::new(self.segment.sequence, self.position);
-        let mut buffer = self.shared.buffers.take_at_least(total);
-        let block = &mut buffer.unfilled()[..total];
-        block[BLOCK_HEADER_BYTES..open.bytes].copy_from_slice(payload);
-        block[open.bytes..].fill(0);
-        let header = BlockHeader {
-            kind: BlockKind::Footer,
-            epoch: self.epoch,
-            lsn,
-            synced: self.synced,
-            length: length32(payload.len()),
-            entries: 0,
-            payload_crc: seeded_crc(self.segment.generation, payload),
-        };
-        header.encode(self.segment.generation, block);
-        let bytes = buffer.freeze(total);
-        self.unmarked = true;
-        self.buffer = None;
-        let segment = self.segment.clone();
-        let kept = bytes.slice(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + payload.len());
-        self.submit(lsn, bytes, open, Some(segment));
-        kept
-    }
-
     /// An empty block: it says how far the log is synced, so that damage before it can never pass for a torn tail.
     fn submit_mark(&mut self) {
         self.open.durable = true;
@@ -600,182 +492,6 @@ impl Writer {
         } else {
             // Without room for the mark the log ends without it; recovery is as strict as it can be then.
             self.unmarked = false;
-        }
-    }
-
-    /// Starts the sync that written blocks wait for, and the next trailer.
-    fn submit_followups(&mut self) {
-        let waiting = self.in_flight.iter().take_while(|block| block.progress != Progress::Submitted);
-        if self.sync_in_flight.is_none()
-            && let Some(last) = waiting.filter(|block| block.progress == Progress::Written).last()
-        {
-            let (covers, segment) = (last.token, last.lsn.sequence());
-            let token = self.token();
-            // Blocks of an earlier segment end with a durable footer, but only their own file's sync covers them.
-            let first = self.in_flight.iter().find(|block| block.progress == Progress::Written);
-            let oldest = first.map_or(segment, |block| block.lsn.sequence());
-            let covers = if oldest == segment { covers } else { self.last_written_of(oldest) };
-            let file = self
-                .shared
-                .segments
-                .find(oldest)
-                .expect("a segment with blocks in flight is not recycled")
-                .file
-                .clone();
-            self.queue.sync(token, &file);
-            self.sync_in_flight = Some((token, covers));
-        }
-        if self.trailer_in_flight.is_none()
-            && let Some(segment) = self.trailers_due.pop_front()
-        {
-            let token = self.token();
-            let trailer = segment.footer().expect("a trailer is due only after the footer was built").trailer;
-            let mut buffer = self.shared.buffers.take_at_least(crate::format::TRAILER_BYTES);
-            buffer.unfilled()[..SECTOR].copy_from_slice(&trailer.encode(segment.generation));
-            let bytes = buffer.freeze(SECTOR);
-            self.queue.write(token, &segment.file, u64::from(segment.data_end()), bytes, true);
-            self.trailer_in_flight = Some((token, segment));
-        }
-    }
-
-    fn last_written_of(&self, sequence: u32) -> u64 {
-        let of = |block: &&InFlight| block.lsn.sequence() == sequence && block.progress == Progress::Written;
-        self.in_flight
-            .iter()
-            .take_while(|block| block.progress != Progress::Submitted)
-            .filter(of)
-            .last()
-            .map_or(0, |b| b.token)
-    }
-
-    /// Takes finished operations and answers what they complete. `wait` is why the open block was not submitted: asked for
-    /// again here, it might have ended meanwhile, and then nothing would be left to wake the writer.
-    fn reap(&mut self, patience: Patience, wait: Option<Wait>) {
-        let mut finished = std::mem::take(&mut self.finished);
-        let busy = self.queue.in_flight() > 0;
-        let mark_due =
-            !busy && self.unmarked && !self.stopping && self.open.entries == 0 && self.requests.is_empty();
-        let writing = self.writing() > 0 || !self.may_submit(1);
-        let timeout = mark_due.then_some(IDLE_MARK_AFTER).or(wait.map(|wait| wait.time));
-        let enough = match wait {
-            Some(wait) => wait.enough,
-            // What comes is written once what is in flight is done.
-            None if writing => Enough { appends: usize::MAX, bytes: BYTES_MEANWHILE },
-            None => Enough::ANY,
-        };
-        let woken_early = self.stopping && !busy;
-        let waits = self.shared.queue.wake_from(enough) && !woken_early;
-        let block = patience == Patience::Block && waits;
-        if let Err(error) = self.queue.wait(block, timeout, &mut finished) {
-            self.poison(&format!("waiting for the disk failed: {error}"));
-        }
-        if mark_due && block && finished.is_empty() && !self.shared.queue.has_requests() {
-            self.submit_mark();
-        }
-        for Finished { token, result } in finished.drain(..) {
-            if let Err(error) = result {
-                self.poison(&format!("a write to segment {} failed: {error}", self.segment.sequence));
-                continue;
-            }
-            self.finish(token);
-        }
-        self.finished = finished;
-        if self.shared.queue.stopped().is_none() {
-            self.announce();
-        }
-    }
-
-    fn finish(&mut self, token: u64) {
-        if self.sync_in_flight.is_some_and(|(sync, _)| sync == token) {
-            let (_, covers) = self.sync_in_flight.take().expect("it was just seen");
-            for block in
-                self.in_flight.iter_mut().filter(|b| b.token <= covers && b.progress == Progress::Written)
-            {
-                block.progress = Progress::Synced;
-            }
-        } else if self.trailer_in_flight.as_ref().is_some_and(|(trailer, _)| *trailer == token) {
-            let (_, segment) = self.trailer_in_flight.take().expect("it was just seen");
-            segment.seal();
-            self.shared.wake_preparer();
-        } else {
-            let block = self.in_flight.iter_mut().find(|block| block.token == token);
-            let block = block.expect("a finished operation was in flight");
-            block.progress = if block.durable { Progress::Synced } else { Progress::Written };
-        }
-    }
-
-    /// Answers, in log order, all that is written or synced without a gap.
-    fn announce(&mut self) {
-        for block in self.in_flight.iter_mut().take_while(|block| block.progress != Progress::Submitted) {
-            if !block.written_answered {
-                block.written_answered = true;
-                block.on_written.drain(..).for_each(|done| done.complete(Ok(())));
-            }
-        }
-        let mut grown = Vec::new();
-        // A block leaves the list only when it is answered: should the listener panic, its callers are still told.
-        while let Some(block) = self.in_flight.front_mut().filter(|block| block.progress == Progress::Synced)
-        {
-            self.synced = Lsn(block.lsn.0 + block.bytes as u64);
-            self.shared.set_synced(self.synced);
-            let nanos = self.shared.clock.nanos().saturating_sub(block.submitted_ns);
-            self.shared.listener.group_commit(block.bytes, block.entries, nanos);
-            for effect in block.effects.drain(..) {
-                match effect {
-                    Effect::Grew { committed } => {
-                        committed.stream.lock().committed = committed.end;
-                        grown.push(committed);
-                    }
-                    Effect::Trimmed { stream, to } => self.shared.apply_trim(&stream, to),
-                    Effect::Deleted { stream } => self.shared.apply_delete(&stream),
-                }
-            }
-            self.trailers_due.extend(block.footer_of.take());
-            // Before the answers: who was answered finds what it appended, also in what is told of commits.
-            if !grown.is_empty() {
-                self.shared.listener.committed(&grown);
-                grown.clear();
-            }
-            block.on_synced.drain(..).for_each(|done| done.complete(Ok(())));
-            self.in_flight.pop_front();
-        }
-    }
-
-    /// Ends the log: what the device holds of the failed operation is unknown, so nothing after it may be promised.
-    fn poison(&mut self, why: &str) {
-        tracing::error!(why, "the log takes no more appends; restart the server once the disk is well again");
-        let error = AppendError::Poisoned(why.into());
-        self.requests.extend(self.shared.queue.stop(error));
-    }
-
-    fn fail_all(&mut self, error: &AppendError) {
-        self.ended = true;
-        self.requests.extend(self.shared.queue.stop(error.clone()));
-        for block in self.in_flight.drain(..) {
-            block
-                .on_written
-                .into_iter()
-                .chain(block.on_synced)
-                .for_each(|done| done.complete(Err(error.clone())));
-        }
-        let open = std::mem::take(&mut self.open);
-        open.on_written.into_iter().chain(open.on_synced).for_each(|done| done.complete(Err(error.clone())));
-        self.requests.drain(..).for_each(|request| request.fail(error));
-        // Whoever waits for room learns that there will be none.
-        self.shared.listener.room();
-    }
-}
-
-impl Drop for Writer {
-    /// A writer that panicked must not leave its callers waiting.
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let error = AppendError::Poisoned("the log's writer panicked, which is a bug".into());
-            // What panicked may be the listener or a completion, and a second panic would end the process.
-            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.fail_all(&error)));
-            if told.is_err() {
-                tracing::error!("the log's writer panicked again while it told its callers");
-            }
         }
     }
 }

@@ -11,7 +11,7 @@ use model::Timestamp;
 use super::crash::seeds;
 use super::support::{Left, World, open, small_options};
 use crate::format::SegmentHeader;
-use crate::log::Options;
+use crate::options::Options;
 use crate::recovery;
 use crate::request::Durability;
 

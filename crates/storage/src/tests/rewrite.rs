@@ -9,7 +9,7 @@ use model::{Offset, StreamId};
 use super::support::{Left, World, open, small_options};
 use crate::cleaner::Turn;
 use crate::compact::{CompactError, Compaction};
-use crate::log::Options;
+use crate::options::Options;
 use crate::read::{ReadError, ReadRequest};
 use crate::recovery::OpenError;
 use crate::request::Durability;

@@ -6,7 +6,7 @@ use disk::{Disk, SimDisk};
 
 use super::crash::seeds;
 use super::support::{Left, World, small_options};
-use crate::log::Options;
+use crate::options::Options;
 use crate::request::Durability;
 use crate::spares::{REMOVING, Spares};
 use crate::writer::Patience;

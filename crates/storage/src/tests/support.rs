@@ -11,7 +11,8 @@ use model::{BatchHeader, Offset, StreamId, Timestamp};
 
 use crate::cleaner::Turn;
 use crate::compact::Compaction;
-use crate::log::{Clock, Options, Parts, assemble};
+use crate::log::{Parts, assemble};
+use crate::options::{Clock, Options};
 use crate::read::{ReadError, ReadRequest, ReadStep};
 use crate::recovery::OpenError;
 use crate::request::{Append, AppendError, Committed, Completion, Durability, Listener};
