@@ -114,7 +114,7 @@ class Runs:
                     return result
             except Unmeasured as error:
                 # Consumers that are too far behind find what they want deleted. Nothing else may go wrong.
-                if len(rates) == 1 or DELETED not in str(error):
+                if len(rates) == 1 or DELETED not in str(error) or ENDED in str(error):
                     raise
                 print(f"bench-full: {name}: {contender} at {rates[0]} messages/s: {error}", file=sys.stderr, flush=True)
             del rates[0]
@@ -194,6 +194,8 @@ class Runs:
 RETENTION_AT_ONCE = "log.retention.check.interval.ms=1000"
 # What a consumer is told that is too far behind.
 DELETED = "OFFSET_OUT_OF_RANGE"
+# What `mainstem-bench compare` says of a server that is no more.
+ENDED = "the server has ended"
 # What is tried of the rate that a search reached in its best seconds.
 SHARES, BEST_SECONDS = (0.9, 0.8, 0.7, 0.6, 0.5), 3
 

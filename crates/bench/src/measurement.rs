@@ -353,7 +353,7 @@ impl Measurement<'_> {
         bench.consumed_messages = measured.received;
         bench.consumed_bytes = measured.received_bytes;
         bench.backlog = phases.backlog;
-        bench.sustainable_rate = self.controller.as_ref().map(|(controller, ..)| controller.sustained());
+        bench.sustainable_rate = self.controller.as_ref().and_then(|(controller, ..)| controller.sustained());
         bench.server = observed.server;
         bench.device = observed.device;
         bench.load_cpu_seconds = observed.load_cpu_seconds;

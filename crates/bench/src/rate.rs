@@ -74,9 +74,10 @@ impl RateController {
         self.sustained = 0.0;
     }
 
-    /// The highest rate that left no backlog in a period: a server may take more for so long than it takes for ever.
-    pub fn sustained(&self) -> f64 {
-        self.sustained
+    /// The highest rate that left no backlog in a period, if any did: a server may take more for so long than it takes for
+    /// ever.
+    pub fn sustained(&self) -> Option<f64> {
+        (self.sustained > 0.0).then_some(self.sustained)
     }
 }
 
@@ -91,7 +92,7 @@ mod tests {
         let mut controller = RateController::new(0, 0);
         assert_eq!(controller.next_rate(10_000.0, SECOND, 10_000, 10_000), 20_000.0);
         assert_eq!(controller.next_rate(20_000.0, SECOND, 30_000, 29_500), 40_000.0);
-        assert_eq!(controller.sustained(), 20_000.0);
+        assert_eq!(controller.sustained(), Some(20_000.0));
     }
 
     #[test]
@@ -104,7 +105,7 @@ mod tests {
         let mut controller = RateController::new(0, 0);
         // Consumers lag by 5,000: 3,000 were received, 10,000 - 5,000 is the other bound.
         assert_eq!(controller.next_rate(10_000.0, SECOND, 10_000, 3_000), 3_000.0);
-        assert_eq!(controller.sustained(), 0.0);
+        assert_eq!(controller.sustained(), None);
         assert_eq!(controller.next_rate(3_000.0, SECOND, 11_000, 3_000), 1.0);
     }
 
@@ -121,10 +122,10 @@ mod tests {
         assert_eq!(controller.next_rate(200_000.0, SECOND, 700_000, 520_000), 50_000.0);
         assert_eq!(controller.next_rate(50_000.0, SECOND, 750_000, 540_000), 25_000.0);
         assert_eq!(controller.next_rate(25_000.0, SECOND, 775_000, 560_000), 12_500.0);
-        assert_eq!(controller.sustained(), 100_000.0);
+        assert_eq!(controller.sustained(), Some(100_000.0));
         controller.forget_sustained();
         controller.next_rate(12_500.0, SECOND, 787_500, 787_500);
-        assert_eq!(controller.sustained(), 12_500.0);
+        assert_eq!(controller.sustained(), Some(12_500.0));
     }
 
     /// As fast a server as ours is beside Kafka, where a backlog makes it slower.

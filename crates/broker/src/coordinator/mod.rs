@@ -76,6 +76,8 @@ pub struct Coordinator {
     unread: Mutex<HashSet<i32>>,
     /// The partition of `__consumer_offsets` in which commits wait until it is rewritten.
     held: watch::Sender<Option<i32>>,
+    /// Where that was of no use, and when it was begun.
+    held_in_vain: Mutex<HashMap<i32, Instant>>,
 }
 
 impl std::fmt::Debug for Coordinator {
@@ -150,6 +152,7 @@ impl Coordinator {
             uncommitted: Mutex::default(),
             unread: Mutex::default(),
             held: watch::Sender::new(None),
+            held_in_vain: Mutex::default(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Committed offsets in the coordinator: OffsetCommit, TxnOffsetCommit and the ends of their transactions, OffsetDelete.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::Offset;
 use tokio::sync::oneshot;
@@ -16,6 +17,7 @@ use crate::transactions::Check;
 
 /// What the record of an offset takes at most beside its group, its topic and the client's note.
 const RECORD_BYTES: usize = 100;
+const ROOM_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The producer of a TxnOffsetCommit, and that its transaction has the partition of `__consumer_offsets`.
 #[derive(Clone, Copy, Debug)]
@@ -100,8 +102,8 @@ impl Coordinator {
         receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
     }
 
-    /// Waits as a produce request does where room in the log is being prepared. What it finds is not reserved, and where
-    /// there is none in the end, the append says so.
+    /// Waits as a produce request does where room in the log is being prepared, but not as long: heartbeats may wait behind
+    /// it. What it finds is not reserved, and where there is none in the end, the append says so.
     async fn wait_for_room(&self, entry: &Entry, request: &CommitRequest) {
         let Some((_, partition)) = self.partition_of(&entry.id) else { return };
         let Ok(home) = partition.home() else { return };
@@ -111,7 +113,8 @@ impl Coordinator {
                 + commit.key.topic.len()
                 + commit.metadata.as_ref().map_or(0, String::len)
         };
-        let _ = admit(&home.log, request.offsets.iter().map(of).sum()).await;
+        let bytes = request.offsets.iter().map(of).sum();
+        let _ = tokio::time::timeout(ROOM_PATIENCE, admit(&home.log, bytes)).await;
     }
 
     /// A producer's transaction has ended in a partition of `__consumer_offsets`: its groups' offsets count, or never do.

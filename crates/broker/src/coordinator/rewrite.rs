@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use super::{Coordinator, Entry, RecordsDone, State, append_records};
 use crate::groups::{
@@ -25,6 +26,24 @@ const REWRITE_TRY_AGAIN: Duration = Duration::from_millis(5);
 const HOLD_TRIES: u32 = 40;
 /// No commit waits longer, whatever becomes of who holds it back.
 const HOLD_MAX: Duration = Duration::from_secs(1);
+/// Where it was of no use, since some transaction stays open for long, commits are not held back again for so long.
+const HOLD_AGAIN_AFTER: Duration = Duration::from_secs(10);
+
+/// Holds back the commits of a partition until it is dropped.
+struct Held<'a>(&'a watch::Sender<Option<i32>>);
+
+impl Held<'_> {
+    fn begin(held: &watch::Sender<Option<i32>>, partition: i32) -> Held<'_> {
+        held.send_replace(Some(partition));
+        Held(held)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.send_replace(None);
+    }
+}
 
 impl Coordinator {
     /// Writes the live records of a partition of `__consumer_offsets` anew and drops what stands before them, once most
@@ -46,13 +65,26 @@ impl Coordinator {
         if tries(REWRITE_TRIES) {
             return;
         }
-        self.held.send_replace(Some(partition.index));
-        let done = tries(HOLD_TRIES);
-        self.held.send_replace(None);
-        if !done {
-            let partition = partition.index;
-            tracing::debug!(partition, "the groups are too busy for their records to be rewritten");
+        let index = partition.index;
+        let done = self.may_hold(index) && {
+            let _held = Held::begin(&self.held, index);
+            tries(HOLD_TRIES)
+        };
+        if done {
+            self.held_in_vain.lock().remove(&index);
+        } else {
+            tracing::debug!(partition = index, "the groups are too busy for their records to be rewritten");
         }
+    }
+
+    /// Whether commits of the partition may be held back now; counted as in vain until it was of use.
+    fn may_hold(&self, partition: i32) -> bool {
+        let mut held_in_vain = self.held_in_vain.lock();
+        if held_in_vain.get(&partition).is_some_and(|last| last.elapsed() < HOLD_AGAIN_AFTER) {
+            return false;
+        }
+        held_in_vain.insert(partition, Instant::now());
+        true
     }
 
     /// Waits while new commits of the group's partition are held back.
