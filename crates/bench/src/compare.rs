@@ -80,8 +80,8 @@ pub struct Compared {
 pub struct ServerRun {
     /// Its kind.
     pub contender: &'static str,
-    /// The workload's file.
-    pub workload: PathBuf,
+    /// The name of the workload's file.
+    pub workload: String,
     /// From 1.
     pub round: u32,
     /// The largest resident set until it was stopped; unknown when it had ended before.
@@ -309,7 +309,7 @@ impl Turn<'_> {
         let alive = server.check();
         servers.push(ServerRun {
             contender: self.contender().name(),
-            workload: self.workload_file().to_owned(),
+            workload: self.workload_file().file_name().unwrap_or_default().to_string_lossy().into_owned(),
             round: self.round,
             peak_memory_bytes: ServerProcess::of(server.pid()).peak_memory_bytes(),
         });
@@ -489,6 +489,7 @@ mod tests {
         // What the servers used is known all the same.
         let servers = written["servers"].as_array().unwrap();
         assert_eq!(servers.iter().map(|server| &server["round"]).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(servers[0]["workload"], "w.yaml");
         assert!(
             servers.iter().all(|server| server["peakMemoryBytes"].as_u64() > Some(100_000)),
             "{servers:?}"
