@@ -327,13 +327,11 @@ impl Measurement<'_> {
     /// The latencies of all that was sent, once the last answer is there: what was due in the measured part and answered
     /// after it counts as well, in the last sample.
     fn conclude_latencies(&mut self) {
-        let mut late = Latencies::new();
-        self.run.stats.take(&mut late);
-        late.drain(&mut self.last);
+        self.run.stats.take(&mut self.last);
         let series: [(&mut LatencySeries, _, _); 3] = [
-            (&mut self.result.publish_latency, &mut self.all.publish, &late.publish),
-            (&mut self.result.publish_delay, &mut self.all.delay, &late.delay),
-            (&mut self.result.end_to_end_latency, &mut self.all.end_to_end, &late.end_to_end),
+            (&mut self.result.publish_latency, &mut self.all.publish, &self.last.publish),
+            (&mut self.result.publish_delay, &mut self.all.delay, &self.last.delay),
+            (&mut self.result.end_to_end_latency, &mut self.all.end_to_end, &self.last.end_to_end),
         ];
         for (series, all, last) in series {
             if let Some(sample) = series.samples.last_mut() {

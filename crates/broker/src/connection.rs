@@ -12,7 +12,7 @@ use wire::frame;
 use wire::messages as m;
 use wire::{ApiKey, Chunks, Reader};
 
-use self::call::{Call, Muted, Producing};
+use self::call::{Call, Muted, Producing, timed};
 use crate::api;
 use crate::broker::Broker;
 use crate::caller::{Caller, Origin, Principal};
@@ -92,7 +92,7 @@ impl Connection {
         let version = call.header.version;
         let caller = call.caller.clone();
         let mut work = pin!(api::produce::begin(&self.broker, &caller, request, version));
-        let begun = poll_fn(|context| call.poll_timed(context, |context| work.as_mut().poll(context))).await;
+        let begun = poll_fn(|context| timed(&mut call.spent, || work.as_mut().poll(context))).await;
         if acks != 0 {
             return Ok(Some(Box::pin(Producing { call, begun })));
         }

@@ -52,6 +52,16 @@ pub(super) struct Call {
     pub(super) broker: Arc<Broker>,
 }
 
+/// Polls `work`, and counts the time that a thread is at it in [`Call::spent`]: waiting costs nothing. What is done on a
+/// thread for blocking work is not counted.
+pub(super) fn timed<T>(spent: &mut Option<Duration>, work: impl FnOnce() -> T) -> T {
+    let Some(spent) = spent else { return work() };
+    let begun = Instant::now();
+    let polled = work();
+    *spent += begun.elapsed();
+    polled
+}
+
 impl Call {
     pub(super) fn decode<M: Message>(&mut self) -> Result<M, Refused> {
         let (name, version) = (self.header.api_key.name(), self.header.version);
@@ -63,20 +73,6 @@ impl Call {
         decoded.map_err(|error| {
             Refused(format!("a {name} request of version {version} cannot be decoded: {error}"))
         })
-    }
-
-    /// Polls `work`, and counts the time that a thread is at it: waiting costs nothing. What is done on a thread for
-    /// blocking work is not counted.
-    pub(super) fn poll_timed<T>(
-        &mut self,
-        context: &mut Context<'_>,
-        work: impl FnOnce(&mut Context<'_>) -> T,
-    ) -> T {
-        let Some(spent) = &mut self.spent else { return work(context) };
-        let begun = Instant::now();
-        let polled = work(context);
-        *spent += begun.elapsed();
-        polled
     }
 
     /// Counts the request against its client's quotas, mutes the connection for as long as one of them says, which
@@ -179,7 +175,7 @@ impl<M: Message, W: Future<Output = M>> Future for Later<W> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Later { call, work } = self.get_mut();
-        let mut message = ready!(call.poll_timed(context, |context| work.as_mut().poll(context)));
+        let mut message = ready!(timed(&mut call.spent, || work.as_mut().poll(context)));
         Poll::Ready(call.encode(&mut message))
     }
 }
@@ -195,8 +191,7 @@ impl Future for Producing {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Producing { call, begun } = self.get_mut();
-        let broker = call.broker.clone();
-        let mut message = ready!(call.poll_timed(context, |context| begun.poll_answer(context, &broker)));
+        let mut message = ready!(timed(&mut call.spent, || begun.poll_answer(context, &call.broker)));
         Poll::Ready(call.encode(&mut message))
     }
 }

@@ -196,9 +196,7 @@ impl Coordinator {
         for entry in self.all() {
             let mut state = entry.state.lock();
             // Also what is on its way and what an open transaction committed: it counts later.
-            let mut gone = state.group.offset_keys();
-            gone.retain(|key| is_deleted(&key.topic));
-            let gone: Vec<OffsetKey> = gone.into_iter().collect();
+            let gone = state.group.offset_keys(|key| is_deleted(&key.topic));
             if gone.is_empty() {
                 continue;
             }

@@ -184,14 +184,14 @@ impl Group {
         }
         let stranger =
             request.generation < 0 && request.member_id.is_empty() && request.instance_id.is_none();
-        if transactional && stranger && self.consumer.is_some() {
-            // A producer that was told nothing of the consumer's membership (before KIP-447): its own fencing must do.
-            return Ok(());
-        }
         if let Some(group) = &self.consumer {
+            if transactional && stranger {
+                // A producer that was told nothing of the consumer's membership (before KIP-447): its own fencing must do.
+                return Ok(());
+            }
             return group.check_commit(&request.member_id, request.generation);
         }
-        if request.generation >= 0 || !request.member_id.is_empty() || request.instance_id.is_some() {
+        if !stranger {
             self.validate_member(&request.member_id, request.instance_id.as_deref())?;
             if request.generation != self.generation {
                 return Err(GroupError::IllegalGeneration);
@@ -404,15 +404,18 @@ impl Group {
             _ if self.has_no_members() && self.offsets.commits_in_flight == 0 => {}
             _ => return Err(GroupError::NonEmptyGroup),
         }
-        let keys = self.offset_keys();
+        let keys = self.offset_keys(|_| true);
         self.bury();
-        Ok(keys.into_iter().collect())
+        Ok(keys)
     }
 
-    /// All partitions that there are offsets for: committed, of open transactions, or on their way to the log.
-    pub fn offset_keys(&self) -> BTreeSet<OffsetKey> {
+    /// The `wanted` ones of all partitions that there are offsets for: committed, of open transactions, or on their way to
+    /// the log.
+    pub fn offset_keys(&self, wanted: impl Fn(&OffsetKey) -> bool) -> Vec<OffsetKey> {
         let offsets = self.offsets.uncommitted.values().chain([&self.offsets.committed]);
-        offsets.flat_map(BTreeMap::keys).chain(self.offsets.in_flight.keys()).cloned().collect()
+        let all = offsets.flat_map(BTreeMap::keys).chain(self.offsets.in_flight.keys());
+        let keys: BTreeSet<_> = all.filter(|key| wanted(key)).collect();
+        keys.into_iter().cloned().collect()
     }
 
     /// Its tombstones could not be written: it is as it was.
