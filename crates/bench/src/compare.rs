@@ -267,7 +267,7 @@ struct Turn<'a> {
 
 impl std::fmt::Display for Turn<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let workload = self.workload_file().display();
+        let workload = self.workload_name();
         let (round, rounds) = (self.round, self.setup.arguments.rounds);
         write!(f, "{workload}, round {round} of {rounds}, {}", self.contender().name())
     }
@@ -280,6 +280,11 @@ impl Turn<'_> {
 
     fn workload_file(&self) -> &Path {
         &self.setup.arguments.workloads[self.workload]
+    }
+
+    /// Without its directory: results are shown to others.
+    fn workload_name(&self) -> String {
+        self.workload_file().file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// Where this turn's server logs, and where its results are.
@@ -309,7 +314,7 @@ impl Turn<'_> {
         let alive = server.check();
         servers.push(ServerRun {
             contender: self.contender().name(),
-            workload: self.workload_file().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            workload: self.workload_name(),
             round: self.round,
             peak_memory_bytes: ServerProcess::of(server.pid()).peak_memory_bytes(),
         });
@@ -479,11 +484,11 @@ mod tests {
         let (compared, runs, written) = compare(directory.path(), load);
         assert_eq!((runs.len(), runs[0].round), (1, 2));
         let text = compared.verdict().unwrap_err().to_string();
-        assert!(
-            text.ends_with(
+        assert_eq!(
+            text.lines().last(),
+            Some(
                 "w.yaml, round 1 of 2, mainstem: the load generator failed (exit status: 9); it says why above"
-            ),
-            "{text}"
+            )
         );
         assert_eq!(written["failures"].as_array().unwrap().len(), 1);
         // What the servers used is known all the same.

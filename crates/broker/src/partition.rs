@@ -79,6 +79,8 @@ pub struct Order {
     pub index_room: Option<Admission>,
     /// That the coordinator was asked; for transactional batches.
     pub check: Option<Check>,
+    /// Whether its producer has a new epoch for each transaction, so that here it begins with sequence 0 (KIP-890).
+    pub begins_anew: bool,
     /// When `done` is called.
     pub durability: Durability,
     /// Called in the end.
@@ -95,7 +97,7 @@ impl Order {
         done: Option<Arc<dyn Completion>>,
         now_ms: i64,
     ) -> Order {
-        Order { admission, index_room: None, check: None, durability, done, now_ms }
+        Order { admission, index_room: None, check: None, begins_anew: false, durability, done, now_ms }
     }
 }
 
@@ -188,7 +190,7 @@ impl Partition {
     pub fn append(&self, home: &Home, batch: Checked, order: Order) -> Result<Appended, SequenceError> {
         let mut state = self.state.lock();
         if let Sequence::Duplicate(RememberedBatch { base_offset, offset_count, .. }) =
-            sequence::check(&state.producers, &batch.header)?
+            sequence::check(&state.producers, &batch.header, order.begins_anew)?
         {
             return Ok(Appended::Duplicate { base_offset, end: base_offset + i64::from(offset_count) });
         }

@@ -63,13 +63,21 @@ pub enum SequenceError {
 
 /// Checks a batch against what is remembered of its producer.
 ///
-/// A producer that is not remembered may begin with any sequence, as in Kafka: its records may have been deleted.
-pub fn check(producers: &Producers, header: &BatchHeader) -> Result<Sequence, SequenceError> {
+/// A producer that is not remembered may begin with any sequence, as in Kafka: its records may have been deleted. Unless
+/// it `begins_anew`: with the epoch of each transaction (KIP-890), so that a batch was lost before one that is not the first.
+pub fn check(
+    producers: &Producers,
+    header: &BatchHeader,
+    begins_anew: bool,
+) -> Result<Sequence, SequenceError> {
     if !header.is_idempotent() {
         return Ok(Sequence::Next);
     }
     let producer_id = header.producer_id;
-    let Some(producer) = producers.find(producer_id) else { return Ok(Sequence::Next) };
+    let error = SequenceError::OutOfOrder { producer_id, found: header.base_sequence, last: -1 };
+    let Some(producer) = producers.find(producer_id) else {
+        return if begins_anew && header.base_sequence > 0 { Err(error) } else { Ok(Sequence::Next) };
+    };
     if header.producer_epoch < producer.epoch {
         return Err(SequenceError::Epoch {
             producer_id,
@@ -82,7 +90,6 @@ pub fn check(producers: &Producers, header: &BatchHeader) -> Result<Sequence, Se
         return Ok(Sequence::Next);
     }
     let fresh = header.base_sequence == 0;
-    let error = SequenceError::OutOfOrder { producer_id, found: header.base_sequence, last: -1 };
     let Some(last) = producer.batches.back() else {
         // Its epoch was bumped by a marker: it begins again (KIP-890).
         return if fresh { Ok(Sequence::Next) } else { Err(error) };
@@ -127,27 +134,32 @@ mod tests {
     #[test]
     fn gaps_are_refused_and_repetitions_found() {
         let mut producers = Producers::default();
-        assert_eq!(check(&producers, &batch(0, 77, 5)), Ok(Sequence::Next));
+        assert_eq!(check(&producers, &batch(0, 77, 5), false), Ok(Sequence::Next));
+        assert!(matches!(
+            check(&producers, &batch(0, 77, 5), true),
+            Err(SequenceError::OutOfOrder { found: 77, last: -1, .. })
+        ));
+        assert_eq!(check(&producers, &batch(0, 0, 5), true), Ok(Sequence::Next));
         for n in 0..7 {
             let header = batch(0, n * 10, 10);
-            assert_eq!(check(&producers, &header), Ok(Sequence::Next));
+            assert_eq!(check(&producers, &header, false), Ok(Sequence::Next));
             producers.record(&header, Offset(i64::from(n) * 10), 0);
         }
         assert!(
-            matches!(check(&producers, &batch(0, 30, 10)), Ok(Sequence::Duplicate(b)) if b.base_offset == Offset(30))
+            matches!(check(&producers, &batch(0, 30, 10), false), Ok(Sequence::Duplicate(b)) if b.base_offset == Offset(30))
         );
         assert!(matches!(
-            check(&producers, &batch(0, 0, 10)),
+            check(&producers, &batch(0, 0, 10), false),
             Err(SequenceError::OutOfOrder { last: 69, .. })
         ));
-        assert!(matches!(check(&producers, &batch(0, 71, 10)), Err(SequenceError::OutOfOrder { .. })));
-        assert!(matches!(check(&producers, &batch(0, 60, 9)), Err(SequenceError::OutOfOrder { .. })));
-        assert_eq!(check(&producers, &batch(0, 70, 1)), Ok(Sequence::Next));
-        assert_eq!(check(&producers, &batch(1, 0, 1)), Ok(Sequence::Next));
-        assert!(check(&producers, &batch(1, 5, 1)).is_err());
+        assert!(matches!(check(&producers, &batch(0, 71, 10), false), Err(SequenceError::OutOfOrder { .. })));
+        assert!(matches!(check(&producers, &batch(0, 60, 9), false), Err(SequenceError::OutOfOrder { .. })));
+        assert_eq!(check(&producers, &batch(0, 70, 1), false), Ok(Sequence::Next));
+        assert_eq!(check(&producers, &batch(1, 0, 1), false), Ok(Sequence::Next));
+        assert!(check(&producers, &batch(1, 5, 1), false).is_err());
         producers.record(&batch(1, 0, 1), Offset(70), 0);
         assert!(matches!(
-            check(&producers, &batch(0, 70, 1)),
+            check(&producers, &batch(0, 70, 1), false),
             Err(SequenceError::Epoch { found: 0, current: 1, .. })
         ));
     }
@@ -156,8 +168,8 @@ mod tests {
     fn sequences_wrap() {
         let mut producers = Producers::default();
         producers.record(&batch(0, i32::MAX - 4, 5), Offset(0), 0);
-        assert_eq!(check(&producers, &batch(0, 0, 3)), Ok(Sequence::Next));
+        assert_eq!(check(&producers, &batch(0, 0, 3), false), Ok(Sequence::Next));
         producers.record(&batch(0, i32::MAX - 1, 4), Offset(0), 0);
-        assert_eq!(check(&producers, &batch(0, 2, 3)), Ok(Sequence::Next));
+        assert_eq!(check(&producers, &batch(0, 2, 3), false), Ok(Sequence::Next));
     }
 }

@@ -425,6 +425,17 @@ async fn producers_are_fenced_and_wrong_steps_get_kafkas_errors() {
     assert_eq!(new.end(true).await, NONE);
     assert_eq!(read(&mut reader, "t", 0, 0, true).await.values, ["a", "c", "d"]);
 
+    // Also where nothing is known of the producer yet: a batch before it was lost. Without an epoch for each transaction
+    // its records may as well have been deleted.
+    let mut fresh = Producer::new(&broker, "fresh", V2).await;
+    fresh.sequences.insert(0, 5);
+    assert_eq!(fresh.send("t", 0, &["gap"]).await, ErrorCode::OutOfOrderSequenceNumber.code());
+    fresh.sequences.clear();
+    assert_eq!(fresh.send("t", 0, &["e"]).await, NONE);
+    let mut older = Producer::new(&broker, "older", V1).await;
+    older.sequences.insert(0, 5);
+    assert_eq!(older.send("t", 0, &["f"]).await, NONE);
+
     // Without a transactional id it is nobody's transaction.
     let mut nobody = Producer::new(&broker, "other", V2).await;
     let batch = nobody.batch(0, &["e"]);
@@ -432,7 +443,7 @@ async fn producers_are_fenced_and_wrong_steps_get_kafkas_errors() {
     assert_eq!(answer.0, ErrorCode::TransactionalIdAuthorizationFailed.code());
     assert_eq!(nobody.initialize(0).await, ErrorCode::InvalidTransactionTimeout.code());
     assert_eq!(nobody.initialize(900_001).await, ErrorCode::InvalidTransactionTimeout.code());
-    drop((old, new, nobody, reader));
+    drop((old, new, fresh, older, nobody, reader));
     close(broker).await;
 }
 

@@ -23,7 +23,7 @@ use wire::messages::produce_response::{
 use wire::records::{RecordError, RecordView, records};
 use wire::{ErrorCode, Records};
 
-use crate::api::produce_transactions::Transactions;
+use crate::api::produce_transactions::{ADDS_FROM_VERSION, Transactions};
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::compaction::filter::DECOMPRESSED_BYTES_MAX;
@@ -391,7 +391,8 @@ async fn append(
     });
     let waits = done.is_some();
     let durability = durability.unwrap_or(Durability::Written);
-    let order = Order { admission, index_room, check, durability, done, now_ms };
+    let begins_anew = check.is_some() && naming.version >= ADDS_FROM_VERSION;
+    let order = Order { admission, index_room, check, begins_anew, durability, done, now_ms };
     let appended = partition.append(&home, batch, order);
     if waits && !matches!(appended, Ok(Appended::New { .. })) {
         tally.finish_one();

@@ -14,9 +14,10 @@ use crate::partition::Partition;
 use crate::topics::Topic;
 use crate::transactions::{Check, TransactionError};
 
-/// The first versions whose clients know TRANSACTION_ABORTABLE, and that add the partitions to the transaction (KIP-890).
+/// The first version whose clients know TRANSACTION_ABORTABLE.
 const ABORTABLE_FROM_VERSION: i16 = 11;
-const ADDS_FROM_VERSION: i16 = 12;
+/// The first version that adds the partitions to the transaction, of producers that have a new epoch for each (KIP-890).
+pub const ADDS_FROM_VERSION: i16 = 12;
 
 /// What the coordinator said of a request's transactional batches, by their places in the request.
 #[derive(Default)]

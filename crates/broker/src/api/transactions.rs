@@ -386,6 +386,7 @@ async fn write_marker(
         admission,
         index_room: Some(index_room),
         check: None,
+        begins_anew: false,
         durability: Durability::Synced,
         done: Some(Arc::new(Told::new(sender))),
         now_ms: broker.now_ms(),

@@ -393,6 +393,7 @@ impl TransactionCoordinator {
                 admission: target.room,
                 index_room: Some(target.index_room),
                 check: None,
+                begins_anew: false,
                 durability: Durability::Synced,
                 done: Some(Arc::new(Told::new(sender))),
                 now_ms: broker.now_ms(),
