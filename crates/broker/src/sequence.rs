@@ -64,7 +64,7 @@ pub enum SequenceError {
 /// Checks a batch against what is remembered of its producer.
 ///
 /// A producer that is not remembered may begin with any sequence, as in Kafka: its records may have been deleted. Unless
-/// it `begins_anew`: with the epoch of each transaction (KIP-890), so that a batch was lost before one that is not the first.
+/// it `begins_anew`: with an epoch for each transaction (KIP-890) each begins with 0, and any other says that one is missing.
 pub fn check(
     producers: &Producers,
     header: &BatchHeader,
