@@ -24,6 +24,11 @@ use parking_lot::Mutex;
 
 use crate::SECTOR;
 
+/// Memory of so many bytes is mapped by itself: the kernel has it back at once when it is dropped. An allocator keeps what lies
+/// between pieces that are still in use.
+const MAPPED_BYTES_MIN: usize = 128 * 1024;
+const _: () = assert!(SECTOR == 4096, "a page, which mappings are aligned to, is no less on any machine");
+
 /// One allocation, aligned to [`SECTOR`] and a whole number of sectors long.
 struct Memory {
     start: NonNull<u8>,
@@ -39,10 +44,8 @@ impl Memory {
     /// Allocates at least `bytes`, rounded up to whole sectors, and at least one sector.
     fn zeroed(bytes: usize) -> Self {
         let capacity = bytes.max(1).next_multiple_of(SECTOR);
-        let layout = Self::layout(capacity);
-        // SAFETY: the layout's size is not zero.
-        let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        let start = if capacity >= MAPPED_BYTES_MIN { map(capacity) } else { allocate(capacity) };
+        let Some(start) = start else { handle_alloc_error(Self::layout(capacity)) };
         Self { start, capacity }
     }
 
@@ -51,10 +54,28 @@ impl Memory {
     }
 }
 
+fn allocate(capacity: usize) -> Option<NonNull<u8>> {
+    // SAFETY: the layout's size is not zero.
+    NonNull::new(unsafe { alloc_zeroed(Memory::layout(capacity)) })
+}
+
+fn map(capacity: usize) -> Option<NonNull<u8>> {
+    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping wherever the kernel likes: it overlaps nothing, begins at a page, and is zeroed.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), capacity, access, kind, -1, 0) };
+    if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast()) }
+}
+
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with the same layout, and freed only here.
-        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.capacity)) }
+        if self.capacity < MAPPED_BYTES_MIN {
+            // SAFETY: allocated in `allocate` with the same layout, and freed only here.
+            unsafe { dealloc(self.start.as_ptr(), Self::layout(self.capacity)) }
+            return;
+        }
+        // SAFETY: mapped in `map` with this length, and unmapped only here.
+        let unmapped = unsafe { libc::munmap(self.start.as_ptr().cast(), self.capacity) };
+        assert_eq!(unmapped, 0, "a mapping of its own can be unmapped");
     }
 }
 
@@ -145,10 +166,15 @@ impl BufferPool {
         if bytes <= self.shelf.buffer_bytes { self.take() } else { self.lend(Memory::zeroed(bytes)) }
     }
 
+    /// Bytes of buffers that are being filled or whose contents are still shared.
+    pub fn out_bytes(&self) -> usize {
+        self.shelf.bytes_out.load(Ordering::Relaxed)
+    }
+
     /// What the pool holds now.
     pub fn usage(&self) -> PoolUsage {
         PoolUsage {
-            out_bytes: self.shelf.bytes_out.load(Ordering::Relaxed),
+            out_bytes: self.out_bytes(),
             pooled_bytes: self.shelf.free.lock().len() * self.shelf.buffer_bytes,
         }
     }

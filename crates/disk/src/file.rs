@@ -6,16 +6,18 @@
 //! - A file opened with O_DIRECT is read and written only through memory aligned to [`SECTOR`]: other memory goes
 //!   through a bounce buffer.
 
+#![allow(unsafe_code)]
+
 use std::any::Any;
 use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::{AlignedBuffer, File, SECTOR};
+use crate::{AlignedBuffer, File, SECTOR, read_parts_at};
 
 /// Most memory that one unaligned operation takes for itself; large enough that the copy costs more than the call.
 const BOUNCE_BYTES_MAX: usize = 1 << 20;
@@ -56,6 +58,17 @@ impl DirectoryFile {
     fn needs_bounce(&self, memory: *const u8) -> bool {
         self.direct && !(memory as usize).is_multiple_of(SECTOR)
     }
+
+    /// Reads with one system call, and returns how many bytes it gave.
+    fn read_once(&self, position: u64, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let count = libc::c_int::try_from(into.len()).map_err(io::Error::other)?;
+        let at = libc::off_t::try_from(position).map_err(io::Error::other)?;
+        // SAFETY: `IoSliceMut` is an `iovec` by its documentation, and each names memory that is borrowed exclusively until
+        // the call is over; `count` is how many there are.
+        let read =
+            unsafe { libc::preadv(self.descriptor(), into.as_mut_ptr().cast::<libc::iovec>(), count, at) };
+        usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    }
 }
 
 impl File for DirectoryFile {
@@ -76,6 +89,16 @@ impl File for DirectoryFile {
             position += part.len() as u64;
         }
         Ok(())
+    }
+
+    fn read_vectored_at(&self, position: u64, into: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        let bytes: usize = into.iter().map(|part| part.len()).sum();
+        let direct = !into.iter().any(|part| self.needs_bounce(part.as_ptr()));
+        if direct && self.read_once(position, into).is_ok_and(|read| read == bytes) {
+            return Ok(());
+        }
+        // Only some of it, or none: each part for itself gets the rest, or the error.
+        read_parts_at(self, position, into)
     }
 
     fn write_at(&self, position: u64, from: &[u8]) -> io::Result<()> {

@@ -19,7 +19,7 @@ pub mod sim;
 mod uring;
 
 use std::fmt::Debug;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -73,6 +73,11 @@ pub trait File: Send + Sync + Debug {
     /// Fills `into` from `position`; `UnexpectedEof` past the end of the file.
     fn read_at(&self, position: u64, into: &mut [u8]) -> io::Result<()>;
 
+    /// As [`File::read_at`], into one part after the other, each a multiple of [`SECTOR`] long.
+    fn read_vectored_at(&self, position: u64, into: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+        read_parts_at(self, position, into)
+    }
+
     /// Writes all of `from` at `position`.
     fn write_at(&self, position: u64, from: &[u8]) -> io::Result<()>;
 
@@ -85,6 +90,15 @@ pub trait File: Send + Sync + Debug {
 
     /// For the queue of the same disk to find its own files.
     fn as_any(&self) -> &dyn std::any::Any;
+}
+
+fn read_parts_at<F: File + ?Sized>(file: &F, position: u64, into: &mut [IoSliceMut<'_>]) -> io::Result<()> {
+    let mut position = position;
+    for part in into {
+        file.read_at(position, part)?;
+        position += part.len() as u64;
+    }
+    Ok(())
 }
 
 /// Asynchronous writes and syncs of one owner thread: it may be made elsewhere, but the thread that first waits keeps it.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IoSliceMut};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -140,6 +140,29 @@ fn blocking_operations_take_aligned_and_unaligned_memory() {
         assert!(written == bytes);
         assert!(written[..] == read(&file, 4096, written.len())[..]);
         assert_eq!(file.read_at(4 << 20, &mut [0; SECTOR]).unwrap_err().kind(), ErrorKind::UnexpectedEof);
+    });
+}
+
+#[test]
+fn one_read_fills_several_parts_whatever_their_memory() {
+    with_engines(|disk| {
+        let file = disk.create("a", 1 << 20).unwrap();
+        let mut contents = AlignedBuffer::zeroed(1 << 20);
+        for (place, byte) in contents.iter_mut().enumerate() {
+            *byte = (place / 1000) as u8;
+        }
+        file.write_at(0, &contents).unwrap();
+        for shift in [0, 1] {
+            let mut first = AlignedBuffer::zeroed(3 * SECTOR);
+            let mut second = AlignedBuffer::zeroed(2 * SECTOR + shift);
+            let mut parts = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second[shift..])];
+            file.read_vectored_at(8192, &mut parts).unwrap();
+            assert!(first[..] == contents[8192..8192 + 3 * SECTOR], "shift {shift}");
+            assert!(second[shift..] == contents[8192 + 3 * SECTOR..8192 + 5 * SECTOR], "shift {shift}");
+            let mut parts = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second[shift..])];
+            let error = file.read_vectored_at((1 << 20) - 4096, &mut parts).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+        }
     });
 }
 

@@ -8,7 +8,7 @@
 //! is asked for again after it left the newest half of probation.
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -24,8 +24,8 @@ pub(crate) const REGION_BYTES: usize = 256 * 1024;
 /// Regions read by one miss at most.
 const READ_AHEAD_REGIONS_MAX: u32 = 4;
 
-/// Buffers for the largest reads that are kept for the next ones.
-const BUFFERS_KEPT: usize = 4;
+/// Buffers that are kept for the next reads: memory that is new for each costs more than the read.
+const BUFFERS_KEPT: usize = 16;
 
 /// Stretches of the log that the cache holds: readers may be in different ones.
 const STRETCHES: usize = 8;
@@ -55,7 +55,7 @@ pub(crate) struct Regions {
     state: Mutex<RegionState>,
     loaded: Condvar,
     regions_max: usize,
-    /// For the largest reads.
+    /// A buffer for each region, so that one which is dropped, or kept by a reader, keeps no others.
     buffers: BufferPool,
 }
 
@@ -88,8 +88,18 @@ impl Regions {
     pub fn new(bytes_max: usize) -> Regions {
         let bytes_max = bytes_max.min(BYTES_MAX);
         let regions_max = (bytes_max / REGION_BYTES).max(STRETCHES.max(2 * index(READ_AHEAD_REGIONS_MAX)));
-        let buffers = BufferPool::new(index(READ_AHEAD_REGIONS_MAX) * REGION_BYTES, BUFFERS_KEPT);
+        let buffers = BufferPool::new(REGION_BYTES, BUFFERS_KEPT);
         Regions { state: Mutex::default(), loaded: Condvar::new(), regions_max, buffers }
+    }
+
+    /// Bytes that the cache holds at most.
+    pub fn bytes_max(&self) -> usize {
+        self.regions_max * REGION_BYTES
+    }
+
+    /// Bytes of buffers that the cache or a reader holds.
+    pub fn out_bytes(&self) -> usize {
+        self.buffers.out_bytes()
     }
 
     /// The stretch of the log that holds a batch.
@@ -234,28 +244,25 @@ impl Regions {
             .loading
             .retain(|(sequence, n)| *sequence != segment.sequence || !(region..region + count).contains(n));
         self.loaded.notify_all();
-        let buffer = read?;
-        for n in 0..index(count) {
-            let slice = buffer.slice(n * REGION_BYTES..((n + 1) * REGION_BYTES).min(buffer.len()));
-            state.insert(
-                (segment.sequence, region + u32::try_from(n).expect("small")),
-                slice,
-                self.regions_max,
-            );
+        let read = read?;
+        let first = read.first().expect("a region at least is read").clone();
+        for (number, bytes) in (region..).zip(read) {
+            state.insert((segment.sequence, number), bytes, self.regions_max);
         }
-        Ok(buffer.slice(..buffer.len().min(REGION_BYTES)))
+        Ok(first)
     }
 
-    /// Memory that is new for each read costs more than the read: the largest ones use each other's.
-    fn read_file(&self, segment: &Segment, from: u64, bytes: usize) -> io::Result<Bytes> {
-        if bytes == self.buffers.buffer_bytes() {
-            let mut buffer = self.buffers.take();
-            segment.file.read_at(from, &mut buffer.unfilled()[..bytes])?;
-            return Ok(buffer.freeze(bytes));
-        }
-        let mut buffer = disk::AlignedBuffer::zeroed(bytes);
-        segment.file.read_at(from, &mut buffer)?;
-        Ok(buffer.into_bytes())
+    /// `bytes` of a file, region by region.
+    fn read_file(&self, segment: &Segment, from: u64, bytes: usize) -> io::Result<Vec<Bytes>> {
+        let mut buffers: Vec<_> = (0..bytes.div_ceil(REGION_BYTES)).map(|_| self.buffers.take()).collect();
+        let lengths = |at: usize| (bytes - at * REGION_BYTES).min(REGION_BYTES);
+        let mut parts: Vec<_> = buffers
+            .iter_mut()
+            .enumerate()
+            .map(|(at, buffer)| IoSliceMut::new(&mut buffer.unfilled()[..lengths(at)]))
+            .collect();
+        segment.file.read_vectored_at(from, &mut parts)?;
+        Ok(buffers.iter_mut().enumerate().map(|(at, buffer)| buffer.freeze(lengths(at))).collect())
     }
 
     /// Hits and misses so far, and bytes held.

@@ -42,6 +42,8 @@ pub struct Options {
     pub tail_cache_ms: u64,
     /// Bound in bytes of the cache of regions read back from disk.
     pub region_cache_bytes: usize,
+    /// Bytes of buffers that readers may hold beside what these two caches may.
+    pub readers_bytes: usize,
     /// Bound in bytes of the cache of sealed batch indexes.
     pub index_cache_bytes: usize,
     /// Idempotent producers that did not append for so long are forgotten (`producer.id.expiration.ms`).
@@ -67,6 +69,7 @@ impl Default for Options {
             tail_kept_bytes: 128 * 1024 * 1024,
             tail_cache_ms: 2000,
             region_cache_bytes: 64 * 1024 * 1024,
+            readers_bytes: 64 * 1024 * 1024,
             index_cache_bytes: 32 * 1024 * 1024,
             producer_expiry_ms: 24 * 3600 * 1000,
             reserve_bytes: 256 * 1024 * 1024,

@@ -10,7 +10,7 @@ use model::{BatchHeader, Offset, Timestamp};
 use crate::cold::Stretch;
 use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index};
 use crate::index::{BatchIndex, BatchPlace};
-use crate::log::Log;
+use crate::log::{Log, Shared};
 use crate::segment::Segment;
 use crate::stream::{ActiveExtent, Stream};
 
@@ -120,23 +120,54 @@ enum Plan {
     LoadIndex { segment: Arc<Segment>, row: u32 },
 }
 
+/// The part of the room for readers that one read may take.
+const READERS_PART: usize = 4;
+
 /// Batches looked up at once: the writer waits for the stream's lock as long as that takes.
 const PLAN_BATCHES_MAX: usize = 512;
 
 impl Log {
-    /// Reads what the caches hold; never blocks.
+    /// Reads what the caches hold; never blocks. Gives less where [`Log::readers_room`] is short.
     pub fn read(&self, request: &ReadRequest) -> Result<ReadStep, ReadError> {
-        self.gather(request, Disk::Nothing)
+        self.gather_in_room(request, Disk::Nothing)
     }
 
     /// As [`Log::read`], but reads from disk where it must. Blocks.
     pub fn read_blocking(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
-        self.gather(request, Disk::AsMuchAsAsked).map(ready)
+        self.gather(request, request.bytes_max, Disk::AsMuchAsAsked).map(ready)
     }
 
     /// As [`Log::read_blocking`], but ends with the stretch of the log where it had to begin reading from disk.
     pub(crate) fn read_stretch(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
-        self.gather(request, Disk::OneStretch).map(ready)
+        self.gather_in_room(request, Disk::OneStretch).map(ready)
+    }
+
+    /// Bytes of buffers that readers may take on.
+    ///
+    /// What they were given keeps its buffers until they let go of it, whether a cache still has them or not, and a client that
+    /// is dead holds its answer for as long as the server waits for it. So all buffers together are bounded: by what the
+    /// caches may hold and `readers_bytes`, and what the caches held when there was room for the last time. Beyond that a
+    /// reader gets one batch, in memory of its own.
+    pub(crate) fn readers_room(&self) -> usize {
+        let Shared { buffers, regions, options, .. } = &*self.shared;
+        let most = options
+            .tail_cache_bytes
+            .saturating_add(regions.bytes_max())
+            .saturating_add(options.readers_bytes);
+        most.saturating_sub(buffers.out_bytes() + regions.out_bytes())
+    }
+
+    /// As [`Log::gather`], within a part of the room, so that many at once do not all count on the same one.
+    fn gather_in_room(&self, request: &ReadRequest, disk: Disk) -> Result<ReadStep, ReadError> {
+        let room = self.readers_room();
+        let bytes_max = request.bytes_max.min(room / READERS_PART);
+        let mut step = self.gather(request, bytes_max, disk)?;
+        if room == 0
+            && let ReadStep::Ready(batches) = &mut step
+        {
+            batches.chunks.iter_mut().for_each(|chunk| *chunk = Bytes::copy_from_slice(chunk));
+        }
+        Ok(step)
     }
 
     /// The first batch from the start on whose max timestamp is at least `timestamp` (`ListOffsets`): its base offset
@@ -275,15 +306,15 @@ impl Log {
         Ok(index)
     }
 
-    /// Collects batches extent by extent.
-    fn gather(&self, request: &ReadRequest, disk: Disk) -> Result<ReadStep, ReadError> {
+    /// Collects batches extent by extent, `bytes_max` bytes at most whatever the request allows.
+    fn gather(&self, request: &ReadRequest, bytes_max: usize, disk: Disk) -> Result<ReadStep, ReadError> {
         let mut out = Batches::default();
         let mut stretch = None;
         let mut from = request.from;
         // Kept here too: one index may be larger than the whole cache.
         let mut loaded = None;
         loop {
-            let budget = request.bytes_max.saturating_sub(out.bytes);
+            let budget = bytes_max.saturating_sub(out.bytes);
             let force = request.at_least_one && out.bytes == 0;
             if budget == 0 && !force {
                 return Ok(ReadStep::Ready(out));

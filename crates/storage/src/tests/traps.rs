@@ -11,7 +11,7 @@ use super::support::{Left, Outcome, World, batch, open, small_options};
 use crate::format::{BlockHeader, BlockKind, Lsn, SECTOR};
 use crate::log::Log;
 use crate::options::{Clock, Options, SystemClock};
-use crate::read::{Batches, ReadDone, ReadError, ReadRequest};
+use crate::read::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
 use crate::recovery::OpenError;
 use crate::request::{Append, AppendError, Committed, Completion, Durability, Listener, NoListener};
 use crate::segment::file_name;
@@ -103,6 +103,52 @@ fn what_stays_empty_in_write_buffers_counts_for_the_tail_cache() {
     }
     let held = world.parts.log.statistics().tail_bytes;
     assert!((9 * WRITE_BUFFER_BYTES..=10 * WRITE_BUFFER_BYTES).contains(&held), "{held}");
+}
+
+/// Answers that nobody takes: of what is read back from the disk, and of what is new.
+#[test]
+fn readers_that_keep_what_they_were_given_hold_a_bounded_part_of_the_memory() {
+    const BATCH: usize = 100_000;
+    let options = Options { readers_bytes: 4 << 20, ..small_options() };
+    let mut world = World::with(1, options, SimDisk::new(1));
+    let caches = world.options.tail_cache_bytes + world.parts.log.shared().regions.bytes_max();
+    let out = |world: &World| {
+        world.parts.log.shared().buffers.out_bytes() + world.parts.log.shared().regions.out_bytes()
+    };
+    let request = |world: &World, from| ReadRequest {
+        stream: world.stream(1),
+        from,
+        until: Offset(i64::MAX),
+        bytes_max: 1 << 20,
+        at_least_one: true,
+    };
+    // At each of so many batches one reader began when it was new, and one reads it back when all are there.
+    let mut kept = Vec::new();
+    for _ in 0..300 {
+        world.append(1, BATCH, Durability::Synced);
+        world.settle();
+        while world.parts.preparer.turn() {}
+        let newest = world.streams[&1].appended.last().unwrap().base;
+        match world.parts.log.read(&request(&world, newest)).unwrap() {
+            ReadStep::Ready(batches) => kept.push(batches),
+            ReadStep::Cold { .. } => panic!("the newest batch is in the tail cache"),
+        }
+    }
+    let bases: Vec<Offset> = world.streams[&1].appended.iter().map(|appended| appended.base).collect();
+    for base in bases {
+        kept.push(world.parts.log.read_stretch(&request(&world, base)).unwrap());
+    }
+    let held: usize = kept.iter().map(|batches| batches.bytes).sum();
+    assert!(kept.iter().all(|batches| batches.bytes >= BATCH) && held > 60_000_000, "{held}");
+    // Beside it one read of four regions, and what the writer fills.
+    let most = 2 * caches + (4 << 20) + (1 << 20) + 2 * WRITE_BUFFER_BYTES;
+    assert!(out(&world) <= most, "{} of {most} bytes, {held} are kept", out(&world));
+    assert_eq!(world.parts.log.readers_room(), 0, "they took what there was");
+    world.compare();
+
+    kept.clear();
+    let first = world.parts.log.read_stretch(&request(&world, Offset(0))).unwrap();
+    assert!(first.bytes >= 2 * BATCH, "all that fits, once there is room again: {}", first.bytes);
 }
 
 #[test]
