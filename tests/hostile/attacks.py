@@ -9,7 +9,7 @@ import threading
 import time
 
 import wire
-from peer import Peer
+from peer import ANSWER_SECONDS, Peer
 from watch import GROWTH_MB_MAX
 from wire import ARRAY, BYTES, STRING, TAGS, Request, batch, varint
 
@@ -24,6 +24,7 @@ FETCH_MAX = 16_777_216  # fetch.max.bytes
 ELEMENTS_MAX, TAGS_MAX, TEXT_MAX = 1_000_000, 10_000, 32_767
 
 PARTITIONS, BIG_BATCHES, BIG_BYTES = 3, 24, 1_000_000
+OLD_BATCHES, OLD_BYTES = 4000, 100_000
 SMALL_COST_MB = 64
 AT_ONCE = 100
 # A frame that has begun has to go on within this (the server's own limit), and the slack of this suite.
@@ -34,8 +35,9 @@ HOLD_SECONDS = 4
 
 
 class Attacks:
-    def __init__(self, watch, topic, big_topic, rng):
+    def __init__(self, watch, topic, big_topic, old_topic, rng):
         self.watch, self.address, self.topic, self.big_topic, self.rng = watch, watch.address, topic, big_topic, rng
+        self.old_topic = old_topic
         self.catalogue = list(wire.catalogue(topic))
         self.slow, self.stalled, self.begun, self.writer = [], [], 0.0, None
 
@@ -68,6 +70,7 @@ class Attacks:
         yield case("200 connections claim 100 MB and send 1 MB", self.larger_claims)
         yield case("2,500 connections claim 100 MB and send a few bytes", self.many_claims)
         yield case("thousands of fetches and no answer read", self.never_reads_fetch)
+        yield case("400 connections read a log back, each from its own place, and take nothing", self.never_reads_backlog)
         yield case("thousands of metadata requests and no answer read", self.never_reads_metadata)
         yield case("10,000 requests at once, answers in order", self.pipelined)
         yield case("2,000 idle connections", self.idle_connections, cost=SMALL_COST_MB)
@@ -438,6 +441,25 @@ class Attacks:
         # The whole topic is more than one answer may carry, so each is as long as can be.
         request = wire.fetch(self.big_topic, [(0, 0)], bytes_max=(1 << 31) - 1, partition_bytes=(1 << 31) - 1)
         return self.flood(request, 50, 5000)
+
+    def never_reads_backlog(self):
+        """No two are given the same bytes, so that no cache pays for them."""
+        count, answered = 400, 0
+        peers = [self.peer(receive_bytes=2048) for _ in range(count)]
+        try:
+            for number, peer in enumerate(peers):
+                offset = number * (OLD_BATCHES // count)
+                limits = {"bytes_max": (1 << 31) - 1, "partition_bytes": (1 << 31) - 1}
+                peer.send(wire.fetch(self.old_topic, [(0, offset)], **limits).frame())
+            time.sleep(HOLD_SECONDS)
+            for peer in peers:
+                size, ended = peer.receive(4, time.monotonic() + ANSWER_SECONDS)
+                # In it is the batch that was asked for at least.
+                answered += not ended and struct.unpack(">i", size)[0] > OLD_BYTES
+        finally:
+            for peer in peers:
+                peer.vanish()
+        assert answered == count, f"{answered} of {count} were answered with records"
 
     def never_reads_metadata(self):
         return self.flood(wire.metadata([self.topic, self.big_topic, "__consumer_offsets"] * 5), 50, 5000)
