@@ -2,6 +2,8 @@
 //!
 //! A figure that a result does not have (OMB's own results know nothing of the server) is `None`, never zero.
 
+use std::collections::HashSet;
+
 use super::number::Spread;
 use crate::result::{Bench, LatencySeries, LatencySummary, PERCENTILES, TestResult};
 
@@ -62,9 +64,10 @@ impl Measure {
     /// A contender's median divided by the base's, and the least and the largest ratio of rounds that belong together.
     pub fn ratio(&self, rounds: &[&TestResult], base: &[&TestResult]) -> Option<Spread> {
         let divided = |above: f64, below: f64| (below != 0.0).then_some(above / below);
+        let numbered = are_numbered(rounds) && are_numbered(base);
         let pairs = rounds.iter().enumerate().filter_map(|(at, result)| {
-            let partner = partner_of(result, at, base)?;
-            divided(self.of(result)?, self.of(partner)?)
+            let partner = if numbered { round_of(result.bench.round, base) } else { base.get(at).copied() };
+            divided(self.of(result)?, self.of(partner?)?)
         });
         let pairs = Spread::of(pairs);
         let median = divided(self.spread(rounds)?.median, self.spread(base)?.median)?;
@@ -86,12 +89,15 @@ impl Measure {
     }
 }
 
-/// The base's round of the same number; where rounds have no number, the one at the same position.
-fn partner_of<'a>(result: &TestResult, at: usize, base: &[&'a TestResult]) -> Option<&'a TestResult> {
-    match result.bench.round {
-        0 => base.get(at).copied(),
-        round => base.iter().find(|other| other.bench.round == round).copied(),
-    }
+/// Whether each round has a number of its own. OMB's have none, and those of several comparisons may have the same: then
+/// they belong together by their positions.
+fn are_numbered(rounds: &[&TestResult]) -> bool {
+    let mut numbers = HashSet::new();
+    rounds.iter().all(|result| result.bench.round != 0 && numbers.insert(result.bench.round))
+}
+
+fn round_of<'a>(number: u32, rounds: &[&'a TestResult]) -> Option<&'a TestResult> {
+    rounds.iter().find(|result| result.bench.round == number).copied()
 }
 
 /// Whether a result has our own part: OMB's have not.
@@ -306,6 +312,17 @@ mod tests {
         assert_eq!(cpu.verdict(&Spread { max: 0.9, ..ratio }), Some(true));
         assert_eq!(cpu.verdict(&Spread { min: 1.1, ..ratio }), Some(false));
         assert_eq!(cpu.verdict(&Spread { max: 0.9, count: 1, ..ratio }), None);
+    }
+
+    #[test]
+    fn rounds_of_several_comparisons_pair_by_their_position() {
+        let base = [result(1, 2.0), result(1, 8.0)];
+        let other = [result(1, 4.0), result(1, 4.0)];
+        let (base, other): (Vec<_>, Vec<_>) = (base.iter().collect(), other.iter().collect());
+        let all = measures();
+        let cpu = all.iter().find(|measure| measure.unit == "CPU-s/GB").expect("it is there");
+        let ratio = cpu.ratio(&other, &base).expect("both have it");
+        assert_eq!(ratio, Spread { median: 0.8, min: 0.5, max: 2.0, count: 2 });
     }
 
     #[test]
