@@ -54,6 +54,8 @@ class Runs:
     peaks: list[tuple[int, str]] = field(default_factory=list)
     # Messages a second in the shape of part1, by contender.
     highest: dict[str, float] = field(default_factory=dict)
+    # Files with the results of the aim that is being measured, for its page.
+    shown: list[Path] = field(default_factory=list)
     # What fio got of the device before the first run.
     device_limits: list[Result] | None = None
 
@@ -106,12 +108,13 @@ class Runs:
         return results
 
     def first_held(self, name: str, workload: str, contender: str, rates: list[int]) -> Result:
-        """A run at the first of these rates that is held, else at the last; those that are not are removed."""
+        """A run at the first of these rates that is held, else at the last; those that are not are removed, and not shown."""
         while True:
             try:
                 result = self.at_rate(f"{name}-at-{rates[0]}", workload, contender, rates[0])
                 if holds(result) or len(rates) == 1:
                     return result
+                del self.shown[-1:]
             except Unmeasured as error:
                 # Consumers that are too far behind find what they want deleted. Nothing else may go wrong.
                 if len(rates) == 1 or DELETED not in str(error) or ENDED in str(error):
@@ -134,7 +137,7 @@ class Runs:
         output = self.options.output / name
         output.mkdir(parents=True)
         file = output / f"{output.name}.yaml"
-        file.write_text(changed((WORKLOADS / workload).read_text(), {**changes, "name": name.replace("/", "-")}))
+        file.write_text(changed((WORKLOADS / workload).read_text(), {**changes, "name": without_round(name)}))
         command = [self.options.bench, "compare", file, "--contenders", ",".join(contenders), "--rounds", rounds]
         measures_device = self.device_limits is None and not self.options.smoke
         command += ["--fio", str(measures_device).lower(), "--mainstem", programs / "mainstem" if programs else self.options.mainstem]
@@ -159,7 +162,8 @@ class Runs:
         written = json.loads((output / "comparison.json").read_text())
         self.device_limits = self.device_limits or written["deviceLimits"]
         comparison, = written["comparisons"]
-        results = [json.loads((output / result).read_text()) for result in comparison["files"]]
+        files = [output / result for result in comparison["files"]]
+        results = [json.loads(file.read_text()) for file in files]
         for result in results:
             bench = result["bench"]
             who = f"{name}, {bench['contender']} in round {bench['round']}"
@@ -170,7 +174,17 @@ class Runs:
                 raise Unmeasured(f"{who}: it is not verified that every acknowledged message was received")
             if bench["contender"].startswith(OURS) and "server" not in bench:
                 raise Unmeasured(f"{who}: the server's memory is not known")
+        self.shown += files
         return results
+
+    def write_page(self, aim: str, note: str) -> None:
+        """One page with all that was measured for an aim, those of `drive` excepted, where no load generator runs."""
+        files, self.shown = self.shown, []
+        if files:
+            page = self.options.output / aim / "report.html"
+            page.parent.mkdir(exist_ok=True)
+            command = [self.options.bench, "report", *files, "--output", page, "--title", aim, "--note", note]
+            run(command, page.with_suffix(".log"), PATIENCE_SECONDS, environment())
 
     def note_peaks(self, comparison: Path, name: str) -> None:
         """The peak memory of our servers in a comparison, if there was one."""
@@ -212,6 +226,11 @@ def changed(workload: str, changes: Changes) -> str:
         if count == 0:
             workload += f"{line}\n"
     return workload
+
+
+def without_round(name: str) -> str:
+    """A workload's name for a run: runs that differ by round, or by the rate that was tried in it, are of the same workload."""
+    return re.sub(r"[/-]round-\d+.*", "", name).replace("/", "-")
 
 
 def pinning() -> list[str]:
