@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .figures import (Figure, Unmeasured, around, batch_bytes_per_byte, cpu_per_gigabyte, deleted, device_bytes_per_byte, ends,
-                      growth, load_full, median_moved, messages_moved_per_second, messages_per_second, not_held, number, ratios,
-                      stalls_filled)
+from .figures import (Figure, Unmeasured, around, batch_bytes_per_byte, cpu_per_gigabyte, deleted, device_bytes_per_byte, doubts,
+                      ends, growth, load_full, median_moved, messages_moved_per_second, messages_per_second, number, ratios,
+                      stalls_filled, stolen)
 from .memory_limit import MemoryLimit
 from .runs import KAFKA, OURS, RETENTION_AT_ONCE, SMOKE_SECONDS, WORKLOADS, Changes, Runs, server_config
 
@@ -44,7 +44,7 @@ def messages(megabytes: float) -> float:
 def cost(runs: Runs) -> list[Figure]:
     ours, kafka = runs.versus("cost", PART1_4, {"producerRate": runs.rate(messages(20))})
     return [Figure("server CPU per GB published, ours / Kafka", ratios(ours, kafka, cpu_per_gigabyte), at_most=1 / 3,
-                   remark=not_held([*ours, *kafka]))]
+                   remark=doubts([*ours, *kafka]))]
 
 
 def producers(runs: Runs) -> list[Figure]:
@@ -55,7 +55,7 @@ def producers(runs: Runs) -> list[Figure]:
             results += runs.ours(name, clients, {"producerRate": runs.rate(messages(rate))})
     return [Figure(f"server CPU per GB, 50 + 50 clients / 4 + 4, at {rate} MB/s",
                    ratios(found[rate, PART1_50], found[rate, PART1_4], cpu_per_gigabyte), at_most=1.15,
-                   remark=not_held(found[rate, PART1_50] + found[rate, PART1_4])) for rate in (20, 400)]
+                   remark=doubts(found[rate, PART1_50] + found[rate, PART1_4])) for rate in (20, 400)]
 
 
 def streams(runs: Runs) -> list[Figure]:
@@ -63,10 +63,10 @@ def streams(runs: Runs) -> list[Figure]:
     for turn in runs.rounds:
         for count, results in ((1, one), (2000, many)):
             results += runs.ours(f"streams/{count}-round-{turn}", f"small/streams-{count}.yaml", {"producerRates": [600]})
-    held = not_held(one + many)
+    held = doubts(one + many)
     return [Figure("server CPU per GB, 2000 streams / 1", ratios(many, one, cpu_per_gigabyte), at_most=1.15, remark=held),
             Figure("publish p99, 2000 streams / 1", ratios(many, one, lambda one: one["aggregatedPublishLatency99pct"]),
-                   at_most=1.15)]
+                   at_most=1.15, remark=held)]
 
 
 def core(runs: Runs) -> list[Figure]:
@@ -81,7 +81,7 @@ def core(runs: Runs) -> list[Figure]:
         if contenders[0] == OURS and workload == "highest-rate":
             runs.highest.update(zip(contenders, rates))
         reached = " and ".join(number(rate * MESSAGE_BYTES / 1e6) for rate in rates) + " MB/s"
-        remark = "; ".join(filter(None, (reached, not_held([*ours, *kafka]), load_full(ours))))
+        remark = "; ".join(filter(None, (reached, doubts([*ours, *kafka]), load_full(ours))))
         figures.append(Figure(what, ratios(ours, kafka, messages_moved_per_second), at_least=factor, remark=remark))
     return figures
 
@@ -89,7 +89,7 @@ def core(runs: Runs) -> list[Figure]:
 def latency(runs: Runs) -> list[Figure]:
     rate = runs.rate(runs.highest_of(KAFKA) / 2)
     ours, kafka = runs.versus("latency", PART1_4, {"producerRate": rate})
-    remark = "; ".join(filter(None, (f"at {number(rate * MESSAGE_BYTES / 1e6)} MB/s", not_held([*ours, *kafka]))))
+    remark = "; ".join(filter(None, (f"at {number(rate * MESSAGE_BYTES / 1e6)} MB/s", doubts([*ours, *kafka]))))
     return [Figure(f"end-to-end {name} at half of Kafka's highest rate, ours / Kafka",
                    ratios(ours, kafka, lambda one: one[f"aggregatedEndToEndLatency{field}"]), at_most=1 / 3, remark=remark)
             for name, field in (("p99", "99pct"), ("p99.9", "999pct"))]
@@ -139,7 +139,7 @@ def device_bytes(runs: Runs) -> list[Figure]:
     of_values = [device_bytes_per_byte(one) for one in results]
     batches = batch_bytes_per_byte(MESSAGE_BYTES, BATCH_BYTES_MAX)
     reached = statistics.median(map(messages_per_second, results)) * MESSAGE_BYTES / 1e6
-    remark = "; ".join(filter(None, (f"at {number(reached)} MB/s", not_held(results))))
+    remark = "; ".join(filter(None, (f"at {number(reached)} MB/s", doubts(results))))
     return [Figure("device writes per byte of the values published", of_values, at_most=1.02, remark=remark),
             Figure("device writes per byte of their batches", [value / batches for value in of_values], at_most=1.02,
                    remark=f"a batch taken as {batches:.4f} of its values, which is when it is full")]
@@ -158,7 +158,7 @@ def retention(runs: Runs) -> list[Figure]:
     # Partitions fill at different paces and reach the limit within seconds of each other: the middle third is neither.
     parts = [ends(stalls_filled(one["publishLatency99pct"]), 3) for one in results]
     return [Figure("publish p99 after deletion began / before", [growth(part) for part in parts], at_most=1.1,
-                   remark=not_held(results))]
+                   remark=doubts(results))]
 
 
 def backlog(runs: Runs) -> list[Figure]:
@@ -170,14 +170,17 @@ def backlog(runs: Runs) -> list[Figure]:
                                   spare_seconds=BACKLOG_SPARE_SECONDS)
     if any("backlog" not in one["bench"] for one in (*ours, *kafka)):
         raise Unmeasured("a backlog was not drained")
-    parts = []
+    parts, withheld = [], []
     for one in ours:
-        drained = one["bench"]["backlog"]
-        begin = drained["buildSeconds"]
-        parts.append(around(stalls_filled(one["publishLatency99pct"]), one["bench"]["sampleSeconds"], begin, begin + drained["drainSeconds"]))
+        bench = one["bench"]
+        drain = (bench["sampleSeconds"], bench["backlog"]["buildSeconds"],
+                 bench["backlog"]["buildSeconds"] + bench["backlog"]["drainSeconds"])
+        parts.append(around(stalls_filled(one["publishLatency99pct"]), *drain))
+        withheld += around(bench["stolen"], *drain)[1] if "stolen" in bench else []
+    meanwhile = "; ".join(filter(None, (remark, stolen(withheld, " while it drained"))))
     return [Figure("drain rate of a backlog, ours / Kafka", ratios(ours, kafka, lambda one: one["bench"]["backlog"]["drainRate"]),
                    at_least=2, remark=remark),
-            Figure("publish p99 while it drains / before", [growth(part) for part in parts], at_most=2, remark=remark)]
+            Figure("publish p99 while it drains / before", [growth(part) for part in parts], at_most=2, remark=meanwhile)]
 
 
 @contextmanager
@@ -207,7 +210,7 @@ def long_run(runs: Runs) -> list[Figure]:
     lengths = {**runs.lengths(seconds, 30), "testDurationSeconds": seconds}
     result, = runs.ours("long-run", "aims/long-run.yaml", {"producerRate": rate, **lengths}, 1,
                         server_config(RETENTION_AT_ONCE))
-    held = not_held([result])
+    held = doubts([result])
     # A figure of medians says nothing of stalls.
     whole = " and ".join(f"{name} {number(result[f'aggregatedPublishLatency{field}'])} ms"
                          for name, field in (("p99", "99pct"), ("longest", "Max")))

@@ -19,6 +19,8 @@ BATCH_BYTES = 61
 LOAD_FULL = 0.9
 # Below this share of the rate asked for it is said that the rate was not held.
 RATE_HELD = 0.98
+# From this share of the processors' time on it is said that a hypervisor withheld it.
+STOLEN_SAID = 0.01
 
 
 class Unmeasured(Exception):
@@ -199,6 +201,20 @@ def not_held(results: Sequence[Result]) -> str:
     behind = [f"{result['bench']['contender']} moved {number(messages_moved_per_second(result))} of "
               f"{number(result['bench']['producerRate'])} messages/s" for result in results if not holds(result)]
     return "; ".join(behind)
+
+
+def stolen(shares: Sequence[float], when: str = "") -> str:
+    """Says when a hypervisor withheld processors on average over these samples: latencies are then not the server's alone."""
+    share = statistics.mean(shares) if shares else 0
+    if share < STOLEN_SAID:
+        return ""
+    return f"a hypervisor withheld {share:.0%} of the processors' time{when}"
+
+
+def doubts(results: Sequence[Result]) -> str:
+    """What must be known of runs to trust what they measured."""
+    worst = max((one["bench"].get("stolen", []) for one in results), key=lambda shares: statistics.mean(shares or [0]))
+    return "; ".join(filter(None, (not_held(results), stolen(worst, " in one of the runs"))))
 
 
 def load_full(results: Sequence[Result]) -> str:

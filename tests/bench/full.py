@@ -58,6 +58,11 @@ def check_arithmetic(_load):
     moved["consumedMessages"] = 1940
     assert figures.not_held([{"bench": moved}]) == "x moved 97 of 100 messages/s", "received too late"
     assert figures.messages_moved_per_second({"bench": {**moved, "groups": 0}}) == 100, "without consumers"
+    withheld = [{"bench": {**moved, "stolen": shares}} for shares in ([0, 0.03], [0.2, 0.1], [])]
+    assert figures.doubts(withheld[:1]) == \
+        "x moved 97 of 100 messages/s; a hypervisor withheld 2% of the processors' time in one of the runs", "both"
+    assert "withheld 15%" in figures.doubts(withheld), "of the worst run"
+    assert figures.stolen([0.009]) == figures.stolen([]) == "" == figures.stolen([0, 0]), "nothing worth a word"
     search = {"bench": moved, "publishRate": [9, 1, 6, 7, 5, 1], "consumeRate": [9, 1, 5, 6, 5, 9]}
     assert figures.best_seconds(search, 3) == 16 / 3, "three seconds of both"
     assert figures.best_seconds(search, 60) == 29 / 6, "of a short run all"

@@ -100,6 +100,7 @@ enum Measure {
     PeakMemory,
     WrittenPerPublished,
     WriteSize,
+    Stolen,
 }
 
 impl Measure {
@@ -113,6 +114,7 @@ impl Measure {
             Measure::PeakMemory,
             Measure::WrittenPerPublished,
             Measure::WriteSize,
+            Measure::Stolen,
         ]);
         all
     }
@@ -131,6 +133,7 @@ impl Measure {
             Measure::PeakMemory => "server memory, peak".into(),
             Measure::WrittenPerPublished => "device writes per published byte".into(),
             Measure::WriteSize => "mean size of a device write".into(),
+            Measure::Stolen => "processor time withheld by a hypervisor".into(),
         }
     }
 
@@ -142,6 +145,7 @@ impl Measure {
             Measure::PeakMemory => "MB",
             Measure::WrittenPerPublished => "bytes",
             Measure::WriteSize => "KiB",
+            Measure::Stolen => "%",
         }
     }
 
@@ -159,6 +163,10 @@ impl Measure {
             Measure::WriteSize => {
                 let device = bench.device.as_ref()?;
                 quotient(device.written_bytes as f64 / 1024.0, device.writes as f64)
+            }
+            Measure::Stolen => {
+                let sum: f64 = bench.stolen.iter().sum();
+                quotient(100.0 * sum, bench.stolen.len() as f64)
             }
         }
     }
@@ -355,6 +363,7 @@ mod tests {
             verified: true,
             server: Some(ServerUsage { cpu_seconds: 2.0 * factor, peak_memory_bytes: 40_000_000 }),
             device: Some(DeviceUsage { writes: 1000, written_bytes: 512_000_000, ..DeviceUsage::default() }),
+            stolen: vec![0.25, 0.0],
             ..Bench::default()
         };
         let result = TestResult {
@@ -403,7 +412,8 @@ mod tests {
         assert_eq!(value("server memory, peak"), 40.0);
         assert_eq!(value("device writes per published byte"), 1.024);
         assert_eq!(value("mean size of a device write"), 500.0);
-        assert_eq!(comparison.rows.len(), 18);
+        assert_eq!(value("processor time withheld by a hypervisor"), 12.5);
+        assert_eq!(comparison.rows.len(), 19);
         assert_eq!(row(comparison, "published").cells[1], Cell::default());
     }
 
@@ -411,9 +421,15 @@ mod tests {
     fn what_was_not_observed_is_left_out() {
         let mut run = run(0, 1, 0.0, 1.0);
         (run.result.bench.server, run.result.bench.device) = (None, None);
+        run.result.bench.stolen.clear();
         run.result.end_to_end_latency = LatencySeries::default();
         let comparison = &compare(&CONTENDERS, &[run])[0];
-        for name in ["server CPU per published GB", "mean size of a device write", "end-to-end latency p50"] {
+        for name in [
+            "server CPU per published GB",
+            "mean size of a device write",
+            "processor time withheld by a hypervisor",
+            "end-to-end latency p50",
+        ] {
             assert_eq!(row(comparison, name).cells[0].median, None, "{name}");
         }
         assert!(

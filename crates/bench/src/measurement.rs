@@ -18,7 +18,7 @@ use crate::rate::{CONTROL_PERIOD, FIRST_RATE, RateController};
 use crate::result::{Bench, LatencySeries, TestResult};
 use crate::run::{Engine, RunArguments};
 use crate::stats::{Latencies, Totals, aggregate, summary};
-use crate::usage::{Observer, environment};
+use crate::usage::{Observer, Stolen, environment};
 use crate::workload::Workload;
 use crate::{native, timestamp};
 
@@ -96,6 +96,7 @@ struct Measurement<'a> {
     run: &'a Run,
     sample: Nanos,
     observer: Observer,
+    stolen: Stolen,
     result: TestResult,
     /// Of all samples but the last.
     all: Latencies,
@@ -144,6 +145,7 @@ impl Measurement<'_> {
             ..Bench::default()
         };
         let workload = &plan.workload;
+        let stolen = Stolen::of(bench.environment.cpus);
         let result = TestResult {
             workload: workload.name.clone(),
             driver: plan.driver.name.clone(),
@@ -160,6 +162,7 @@ impl Measurement<'_> {
             run,
             sample: nanos(sample),
             observer,
+            stolen,
             result,
             all: Latencies::new(),
             last: Latencies::new(),
@@ -267,6 +270,7 @@ impl Measurement<'_> {
     fn measure(&mut self) -> anyhow::Result<()> {
         self.result.bench.begin_time = timestamp::rfc3339(SystemTime::now());
         self.observer.begin();
+        self.stolen = Stolen::of(self.result.bench.environment.cpus);
         let begun = self.run.clock.now();
         let first = self.run.stats.totals();
         let workload = &self.run.plan.workload;
@@ -316,6 +320,7 @@ impl Measurement<'_> {
         result.publish_latency.samples.push(summary(&latencies.publish));
         result.publish_delay.samples.push(summary(&latencies.delay));
         result.end_to_end_latency.samples.push(summary(&latencies.end_to_end));
+        result.bench.stolen.extend(self.stolen.share(length));
         self.all.drain(&mut self.last);
         self.last = latencies;
         let backlog = self.backlog(totals);

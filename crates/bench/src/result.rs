@@ -122,6 +122,10 @@ pub struct Bench {
     pub verified: bool,
     /// CPU-seconds (user and system) of the load generator itself in the measured part.
     pub load_cpu_seconds: f64,
+    /// The share (0 to 1) of the machine's processors that a hypervisor withheld although they had work (`steal` in
+    /// `/proc/stat`), a value per sample; empty where the system does not say.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stolen: Vec<f64>,
     /// Of a workload with a backlog.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backlog: Option<BacklogResult>,

@@ -43,6 +43,42 @@ impl ServerProcess {
     }
 }
 
+/// How much of this machine's processors a hypervisor withheld although they had work, from one look to the next.
+///
+/// A machine that shares its processors, or has a quota of them, stands still meanwhile: every latency of that time is longer,
+/// whatever the server does.
+#[derive(Debug)]
+pub struct Stolen {
+    processors: f64,
+    before: Option<f64>,
+}
+
+impl Stolen {
+    /// Of so many processors, from now on.
+    pub fn of(processors: u32) -> Stolen {
+        Stolen { processors: f64::from(processors), before: stolen_seconds() }
+    }
+
+    /// The share of the `seconds` since the last look, from 0 to 1; `None` where the system does not say.
+    pub fn share(&mut self, seconds: f64) -> Option<f64> {
+        let now = stolen_seconds();
+        let stolen = now? - std::mem::replace(&mut self.before, now)?;
+        (self.processors > 0.0 && seconds > 0.0)
+            .then(|| (stolen / (self.processors * seconds)).clamp(0.0, 1.0))
+    }
+}
+
+fn stolen_seconds() -> Option<f64> {
+    stolen_seconds_in(&fs::read_to_string("/proc/stat").ok()?)
+}
+
+/// From `/proc/stat`, over all processors: `cpu`, user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
+fn stolen_seconds_in(stat: &str) -> Option<f64> {
+    let fields = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let ticks: u64 = fields.split_whitespace().nth(7)?.parse().ok()?;
+    Some(ticks as f64 / TICKS_PER_SECOND)
+}
+
 /// User and system CPU that this process has used.
 pub fn own_cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
@@ -285,6 +321,15 @@ mod tests {
     }
 
     #[test]
+    fn stolen_time_is_read_over_all_processors() {
+        let stat = "cpu  227058 0 48088 172507 143030 0 12714 3599 17 0\n\
+            cpu0 113636 0 21804 67135 97106 0 6651 1758 0 0\nintr 1 2 3 4 5 6 7 8 9\n";
+        assert_eq!(stolen_seconds_in(stat), Some(35.99));
+        assert_eq!(stolen_seconds_in("cpu  1 2 3 4\n"), None, "a kernel before 2.6.11");
+        assert_eq!(stolen_seconds_in(""), None);
+    }
+
+    #[test]
     fn memory_is_read_in_kilobytes() {
         let status = "Name:\tjava\nVmPeak:\t 5800096 kB\nVmHWM:\t  345678 kB\nVmRSS:\t  300000 kB\n";
         assert_eq!(kilobytes_in(status, "VmHWM:"), Some(345_678));
@@ -368,6 +413,9 @@ mod tests {
             assert!(device.writes > 0 && device.written_bytes >= 1 << 20, "{device:?}");
         }
         let environment = environment(Some(directory.path()));
+        let mut stolen = Stolen::of(environment.cpus);
+        assert!(stolen.share(1.0).is_some_and(|share| (0.0..=1.0).contains(&share)), "{stolen:?}");
+        assert_eq!(stolen.share(0.0), None);
         assert!(environment.cpus > 0 && environment.memory_bytes > 1 << 26);
         assert!(environment.kernel.starts_with("Linux "), "{environment:?}");
         assert!(environment.filesystem.contains(" on "), "{environment:?}");

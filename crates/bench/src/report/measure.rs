@@ -227,6 +227,7 @@ fn cost() -> Vec<Measure> {
         let device = result.bench.device.as_ref().filter(|device| device.writes > 0)?;
         Some(device.written_bytes as f64 / device.writes as f64 / 1024.0)
     };
+    let stolen = |result: &TestResult| mean(&result.bench.stolen).map(|share| share * 100.0);
     vec![
         Measure::new((section, "server CPU per GB published", "CPU-s/GB"), Better::Less, cpu)
             .in_overview("server", "CPU-s/GB"),
@@ -240,6 +241,7 @@ fn cost() -> Vec<Measure> {
         .in_overview("device", "written B/B"),
         Measure::new((section, "mean device write", "KiB"), Better::More, write_size),
         Measure::new((section, "load generator CPU per GB published", "CPU-s/GB"), Better::Less, load_cpu),
+        Measure::new((section, "processor time withheld by a hypervisor", "%"), Better::Neither, stolen),
     ]
 }
 
@@ -259,6 +261,7 @@ mod tests {
             published_bytes: 2_000_000_000,
             server: Some(ServerUsage { cpu_seconds, peak_memory_bytes: 123_000_000 }),
             device: Some(DeviceUsage { writes: 1000, written_bytes: 2_048_000, ..DeviceUsage::default() }),
+            stolen: vec![0.0, 0.5],
             ..Bench::default()
         };
         result
@@ -280,6 +283,7 @@ mod tests {
         assert_eq!(value(&result, "server peak memory", "MB"), Some(123.0));
         assert_eq!(value(&result, "mean device write", "KiB"), Some(2.0));
         assert_eq!(value(&result, "device bytes written per byte published", "B/B"), Some(0.001_024));
+        assert_eq!(value(&result, "processor time withheld by a hypervisor", "%"), Some(25.0));
         assert_eq!(value(&result, "drained in", "s"), None);
     }
 
@@ -295,6 +299,7 @@ mod tests {
         for name in ["server CPU per GB published", "load generator CPU per GB published"] {
             assert_eq!(value(&result, name, "CPU-s/GB"), None);
         }
+        assert_eq!(value(&result, "processor time withheld by a hypervisor", "%"), None);
         assert_eq!(value(&result, "p99", "ms"), None);
     }
 
