@@ -214,6 +214,25 @@ async fn a_session_answers_with_what_changed_and_waits_for_it() {
     broker.close().await;
 }
 
+/// Or its consumer would wait for ever instead of starting anew (`auto.offset.reset`).
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_beyond_the_end_is_told_also_when_others_took_all_that_was_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 2, &[]).await;
+    assert_eq!(produce(&mut connection, "t", 0, -1, batch(&["x"], now_ms(), None)).await.0, 0);
+    let topics = vec![fetch_of("t", 0, 0), fetch_of("t", 1, 7)];
+    let little = |session, topics| m::FetchRequest { max_bytes: 1, ..fetch_request(session, 0, topics) };
+    let first: m::FetchResponse = call(&mut connection, 12, &little((0, 0), topics)).await;
+    assert_eq!(values(&first)[0], (0, vec!["x".to_owned()]));
+    let next: m::FetchResponse = call(&mut connection, 12, &little((first.session_id, 1), Vec::new())).await;
+    let told = next.responses.iter().flat_map(|topic| &topic.partitions);
+    let told: Vec<(i32, i16)> = told.map(|of| (of.partition_index, of.error_code)).collect();
+    assert!(told.contains(&(1, ErrorCode::OffsetOutOfRange.code())), "{told:?}");
+    broker.close().await;
+}
+
 /// As Kafka, which waits only for bytes that are asked for (ReplicaManager.fetchMessages); a client that closes its session
 /// asks for nothing.
 #[tokio::test(flavor = "multi_thread")]

@@ -541,8 +541,9 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
         if look.data.error_code == ErrorCode::UnknownTopicOrPartition.code() {
             missing.push(look.slot);
         }
-        // Whoever got data asks for more; whoever got none for lack of budget must be looked at again.
-        let behind = look.data.high_watermark > slot.offset;
+        // Whoever got data asks for more; whoever got none for lack of budget must be looked at again, also beyond the end:
+        // then it is told so, which needs budget too.
+        let behind = look.data.high_watermark != slot.offset;
         if (failed || behind) && look.bytes > 0 {
             served.push(look.slot);
         } else if failed || behind {
