@@ -29,8 +29,10 @@ use crate::transactions::{StoredTransactions, TransactionIndex};
 
 /// Threads of each log for reads that miss the caches.
 const COLD_THREADS: usize = 2;
-/// Memory beside the caches for what readers were given and have not taken yet, over all logs.
+/// Memory beside the caches for what readers were given and have not taken yet, over all logs, and of each log at least: what
+/// is being read, written and sent in a log where nobody is slow is in it as well.
 const READERS_BYTES: usize = 64 * 1024 * 1024;
+const READERS_BYTES_MIN: usize = 16 * 1024 * 1024;
 /// Memory for the batch indexes of sealed segments, over all logs.
 const INDEX_CACHE_BYTES: usize = 32 * 1024 * 1024;
 /// Of the newest records, so many bytes are kept in memory whatever their age.
@@ -237,7 +239,7 @@ impl Opening<'_> {
             tail_kept_bytes: share_of(TAIL_KEPT_BYTES),
             tail_cache_ms: u64::try_from(config.tail_cache_ms).unwrap_or(0),
             region_cache_bytes: share_of(bytes_of(config.read_cache_bytes)),
-            readers_bytes: share_of(READERS_BYTES),
+            readers_bytes: share_of(READERS_BYTES).max(READERS_BYTES_MIN),
             index_cache_bytes: share_of(INDEX_CACHE_BYTES),
             producer_expiry_ms: config.producer_expiry_ms,
             reserve_bytes: u64::try_from(config.reserve_bytes).unwrap_or(0),

@@ -97,7 +97,7 @@ impl File for DirectoryFile {
         if direct && self.read_once(position, into).is_ok_and(|read| read == bytes) {
             return Ok(());
         }
-        // Only some of it, or none: each part for itself gets the rest, or the error.
+        // Only some of it, or none: all of it is read part by part, or ends with the error.
         read_parts_at(self, position, into)
     }
 

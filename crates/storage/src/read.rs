@@ -120,8 +120,10 @@ enum Plan {
     LoadIndex { segment: Arc<Segment>, row: u32 },
 }
 
-/// The part of the room for readers that one read may take.
+/// The part of the room for readers that the batches of one read may take. They keep the rest of their buffers as well.
 const READERS_PART: usize = 4;
+/// However little room there is, a reader gets so much, in memory of its own: who keeps up is to go on keeping up.
+const OWN_BYTES: usize = 64 * 1024;
 
 /// Batches looked up at once: the writer waits for the stream's lock as long as that takes.
 const PLAN_BATCHES_MAX: usize = 512;
@@ -146,8 +148,8 @@ impl Log {
     ///
     /// What they were given keeps its buffers until they let go of it, whether a cache still has them or not, and a client that
     /// is dead holds its answer for as long as the server waits for it. So all buffers together are bounded: by what the
-    /// caches may hold and `readers_bytes`, and what the caches held when there was room for the last time. Beyond that a
-    /// reader gets one batch, in memory of its own.
+    /// caches may hold and `readers_bytes`, and what the caches take in when there is no room any more. Beyond that a reader gets
+    /// [`OWN_BYTES`] or one batch, in memory of its own, which is not counted here.
     pub(crate) fn readers_room(&self) -> usize {
         let Shared { buffers, regions, options, .. } = &*self.shared;
         let most = options
@@ -159,10 +161,10 @@ impl Log {
 
     /// As [`Log::gather`], within a part of the room, so that many at once do not all count on the same one.
     fn gather_in_room(&self, request: &ReadRequest, disk: Disk) -> Result<ReadStep, ReadError> {
-        let room = self.readers_room();
-        let bytes_max = request.bytes_max.min(room / READERS_PART);
-        let mut step = self.gather(request, bytes_max, disk)?;
-        if room == 0
+        let part = self.readers_room() / READERS_PART;
+        let least = if request.at_least_one { OWN_BYTES } else { 0 };
+        let mut step = self.gather(request, request.bytes_max.min(part.max(least)), disk)?;
+        if part < OWN_BYTES
             && let ReadStep::Ready(batches) = &mut step
         {
             batches.chunks.iter_mut().for_each(|chunk| *chunk = Bytes::copy_from_slice(chunk));

@@ -319,8 +319,13 @@ impl Writer {
 
     /// Goes on in another buffer. The one there was stays in memory as long as a block in it, all of it.
     fn take_buffer(&mut self, bytes: usize) {
-        let buffer = self.shared.buffers.take_at_least(bytes);
-        if let Some(left) = self.buffer.replace(buffer).filter(|left| left.filled() > 0) {
+        self.leave_buffer();
+        self.buffer = Some(self.shared.buffers.take_at_least(bytes));
+    }
+
+    /// What stays empty in a buffer counts for the tail cache while a block in it does.
+    fn leave_buffer(&mut self) {
+        if let Some(left) = self.buffer.take().filter(|left| left.filled() > 0) {
             self.shared.tail.waste(left.remaining());
         }
     }
@@ -446,11 +451,12 @@ impl Writer {
         };
         header.encode(self.segment.generation, block);
         let bytes = buffer.freeze(total);
-        if buffer.remaining() < 2 * SECTOR {
-            self.buffer = None;
-        }
+        let full = buffer.remaining() < 2 * SECTOR;
         self.unmarked = open.entries > 0 || kind == BlockKind::Footer;
         self.submit(lsn, bytes, open, None);
+        if full {
+            self.leave_buffer();
+        }
     }
 
     /// Hands a finished block to the device and to the tail cache.

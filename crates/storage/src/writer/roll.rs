@@ -113,10 +113,11 @@ impl Writer {
         header.encode(self.segment.generation, block);
         let bytes = buffer.freeze(total);
         self.unmarked = true;
-        self.buffer = None;
+        self.leave_buffer();
         let segment = self.segment.clone();
         let kept = bytes.slice(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + payload.len());
         self.submit(lsn, bytes, open, Some(segment));
+        self.shared.tail.waste(buffer.remaining());
         kept
     }
 }
