@@ -145,7 +145,6 @@ impl Measurement<'_> {
             ..Bench::default()
         };
         let workload = &plan.workload;
-        let stolen = Stolen::of(bench.environment.cpus);
         let result = TestResult {
             workload: workload.name.clone(),
             driver: plan.driver.name.clone(),
@@ -162,7 +161,7 @@ impl Measurement<'_> {
             run,
             sample: nanos(sample),
             observer,
-            stolen,
+            stolen: Stolen::default(),
             result,
             all: Latencies::new(),
             last: Latencies::new(),

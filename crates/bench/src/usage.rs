@@ -47,7 +47,7 @@ impl ServerProcess {
 ///
 /// A machine that shares its processors, or has a quota of them, stands still meanwhile: every latency of that time is longer,
 /// whatever the server does.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Stolen {
     processors: f64,
     before: Option<f64>,
