@@ -72,7 +72,7 @@ pub struct Cell {
     pub values: Vec<(u32, f64)>,
     /// Of the values.
     pub median: Option<f64>,
-    /// The first server's value divided by this one's; none for the first itself.
+    /// The first server's value divided by this one's; none for the first itself, nor where it means nothing.
     pub ratio_of_first: Option<Ratio>,
 }
 
@@ -236,7 +236,9 @@ fn compare_one(contenders: &[Named], runs: &[&Run], workload: String, producer_r
         let cell = |contender: usize| {
             let values = values(contender);
             let median = median(&values.iter().map(|(_, value)| *value).collect::<Vec<f64>>());
-            let ratio_of_first = if contender == 0 { None } else { ratio(&first, &values) };
+            // What the machine did meanwhile is nobody's merit.
+            let is_compared = contender > 0 && !matches!(measure, Measure::Stolen);
+            let ratio_of_first = is_compared.then(|| ratio(&first, &values)).flatten();
             Cell { values, median, ratio_of_first }
         };
         Row {
