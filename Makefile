@@ -17,6 +17,9 @@ REAL_INPUT_SIZE ?= 1G
 # Seeds of the storage tests in `make soak`.
 SOAK_SEEDS ?= 20000
 
+# Programs and tests are built as parts of the whole workspace: for one crate alone the features of what it depends on are others, and all
+# that is built again.
+
 # Where rustup puts cargo: a shell that was open before does not know it yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 CACHE := $(or $(MAINSTEM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mainstem)
@@ -35,12 +38,12 @@ help: ## Lists these targets.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1 \2/p' Makefile | awk '{ t = $$2; $$1 = $$2 = ""; sub(/^ +/, ""); printf "make %-12s %s\n", t, $$0 }'
 
 run: toolchain ## Builds the server and runs it; its flags in ARGS="...".
-	@cargo build --release --locked -p mainstem-server
+	@cargo build --release --locked --workspace --bin mainstem
 	@exec $(TARGET_DIR)/release/mainstem serve $(ARGS)
 
 build: ## Builds the programs for use, optimised.
 	@scripts/toolchain all
-	@cargo build --release --locked --workspace --bins --exclude mainstem-wire-gen
+	@cargo build --release --locked --workspace --bin mainstem --bin mainstem-bench
 
 test: ## Everything that CI runs, set-up included; ends at the first step that fails.
 	@MAKE="$(MAKE)" scripts/steps $(STEPS)
@@ -102,7 +105,7 @@ hostile: build ## Hostile bytes and clients; the server must go on serving the o
 	@tests/hostile/full-disk
 
 fuzz: toolchain ## Fuzzes each decoder and recovery for FUZZ_SECONDS (10).
-	@FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked -p mainstem-storage -p mainstem-wire -p mainstem-sasl -p mainstem-server fuzz
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) cargo test --locked --workspace fuzz
 
 bench-quick: build ## Start, memory, recovery and group commit on this machine, each beside its limit.
 	@scripts/bench-quick
