@@ -13,9 +13,10 @@ use wire::messages::offset_fetch_request::{OffsetFetchRequestGroup, OffsetFetchR
 use wire::{ErrorCode, Text};
 
 const PARTITIONS: i32 = 100;
-/// Retention, and with it the rewriting of group records, looks this often.
+/// Retention, and with it the rewriting of group records, looks this often: also while what a rewriting
+/// supersedes is being dropped.
 const SETTINGS: [(&str, &str); 2] =
-    [("log.retention.check.interval.ms", "20"), ("offsets.topic.num.partitions", "1")];
+    [("log.retention.check.interval.ms", "10"), ("offsets.topic.num.partitions", "1")];
 
 async fn commit(connection: &mut Connection, group: &'static str, offset: i64) -> Vec<i16> {
     let partition = |partition_index| OffsetCommitRequestPartition {

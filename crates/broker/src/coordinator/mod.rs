@@ -10,6 +10,7 @@ mod offsets;
 mod rewrite;
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -78,6 +79,9 @@ pub struct Coordinator {
     held: watch::Sender<Option<i32>>,
     /// Where that was of no use, and when it was begun.
     held_in_vain: Mutex<HashMap<i32, Instant>>,
+    /// Partitions of `__consumer_offsets` whose rewriting lasts as long as something holds on to this: until the records
+    /// that it supersedes are dropped.
+    rewriting: Mutex<HashMap<i32, Weak<AtomicUsize>>>,
 }
 
 impl std::fmt::Debug for Coordinator {
@@ -132,6 +136,15 @@ struct RecordsDone {
     then: Mutex<Option<Then>>,
 }
 
+impl RecordsDone {
+    fn new(
+        runtime: &Handle,
+        then: impl FnOnce(Result<(), AppendError>) + Send + 'static,
+    ) -> Arc<RecordsDone> {
+        Arc::new(RecordsDone { runtime: runtime.clone(), then: Mutex::new(Some(Box::new(then))) })
+    }
+}
+
 impl Completion for RecordsDone {
     fn complete(&self, result: Result<(), AppendError>) {
         if let Some(then) = self.then.lock().take() {
@@ -153,6 +166,7 @@ impl Coordinator {
             unread: Mutex::default(),
             held: watch::Sender::new(None),
             held_in_vain: Mutex::default(),
+            rewriting: Mutex::default(),
         }
     }
 
@@ -460,8 +474,7 @@ impl Coordinator {
             }
             this.arm(&of, &mut state);
         };
-        let done =
-            Arc::new(RecordsDone { runtime: self.runtime.clone(), then: Mutex::new(Some(Box::new(finish))) });
+        let done = RecordsDone::new(&self.runtime, finish);
         let appended =
             self.partition_of(&entry.id).filter(|_| !records.is_empty()).and_then(|(broker, partition)| {
                 append_records(&broker, &partition, &records, transactional, done.clone())

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{Coordinator, Entry, RecordsDone, State, append_records};
@@ -49,7 +48,7 @@ impl Coordinator {
     /// Writes the live records of a partition of `__consumer_offsets` anew and drops what stands before them, once most
     /// of it is superseded. Blocks.
     pub fn rewrite(self: &Arc<Self>, partition: &Arc<Partition>, partitions: i32) {
-        if self.unread.lock().contains(&partition.index) {
+        if self.unread.lock().contains(&partition.index) || self.is_rewriting(partition.index) {
             return;
         }
         let tries = |count| {
@@ -85,6 +84,11 @@ impl Coordinator {
         }
         held_in_vain.insert(partition, Instant::now());
         true
+    }
+
+    /// Whether what an earlier rewriting supersedes is still there, and would be counted again.
+    fn is_rewriting(&self, partition: i32) -> bool {
+        self.rewriting.lock().get(&partition).is_some_and(|left| left.strong_count() > 0)
     }
 
     /// Waits while new commits of the group's partition are held back.
@@ -132,26 +136,29 @@ impl Coordinator {
             }
         }
         let Some(broker) = self.broker.upgrade() else { return Some(()) };
-        let runtime = self.runtime.clone();
         // Not what is there now: a group that is new since `entries` is only in what came after.
         let first = bounds.committed;
+        let left = Arc::new(AtomicUsize::new(batches.len()));
+        self.rewriting.lock().insert(partition.index, Arc::downgrade(&left));
+        let drop_old = {
+            let (home, runtime) = (home.clone(), self.runtime.clone());
+            move |left| {
+                home.log.log.trim(&home.stream, first, Some(RecordsDone::new(&runtime, |_| drop(left))))
+            }
+        };
         if batches.is_empty() {
-            home.log.log.trim(&home.stream, first, None);
+            drop_old(left);
+            return Some(());
         }
-        let last = batches.len();
-        let left = Arc::new(AtomicUsize::new(last));
         for batch in batches {
-            let (home, left) = (home.clone(), left.clone());
-            let done = RecordsDone {
-                runtime: runtime.clone(),
-                then: Mutex::new(Some(Box::new(move |result| {
-                    // Only when every batch is durable may the old records go.
-                    if result.is_ok() && left.fetch_sub(1, Ordering::AcqRel) == 1 {
-                        home.log.log.trim(&home.stream, first, None);
-                    }
-                }))),
-            };
-            if append_records(&broker, partition, &batch, None, Arc::new(done)).is_none() {
+            let (drop_old, left) = (drop_old.clone(), left.clone());
+            let done = RecordsDone::new(&self.runtime, move |result| {
+                // Only when every batch is durable may the old records go.
+                if result.is_ok() && left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    drop_old(left);
+                }
+            });
+            if append_records(&broker, partition, &batch, None, done).is_none() {
                 break;
             }
         }
