@@ -107,16 +107,18 @@ impl Preparer {
 
     fn prepare_within(&mut self, reserve_bytes: u64) -> io::Result<Arc<Segment>> {
         self.restore_reserve(reserve_bytes)?;
-        let (file, length) = match self.spares.take(true) {
+        let (file, length) = match self.spares.take_full() {
             Some(spare) => self.recycle(&spare)?,
             None => match self.create(reserve_bytes) {
                 Ok(file) => (file, self.next_length),
                 Err(full) if full.kind() == io::ErrorKind::StorageFull => {
-                    if self.spares.remove_rest()? {
+                    let least = self.least_bytes();
+                    // One that was cleaned is as long as what it held: too short for a footer perhaps, and for any append.
+                    if self.spares.remove_rest()? || self.spares.remove_shorter(least)? {
                         return self.prepare_within(reserve_bytes);
                     }
                     // A short segment is better than none.
-                    match self.spares.take(false) {
+                    match self.spares.take(least..) {
                         Some(spare) => self.recycle(&spare)?,
                         None => return Err(full),
                     }
@@ -134,8 +136,7 @@ impl Preparer {
         self.shared.disk.rename(PREPARING, &file_name(header.sequence))?;
         self.spares.note_wanted();
         self.next_sequence += 1;
-        let segment_bytes = self.shared.options.segment_bytes;
-        self.next_length = (length * GROWTH).clamp(FIRST_SEGMENT_BYTES.min(segment_bytes), segment_bytes);
+        self.next_length = (length * GROWTH).clamp(self.least_bytes(), self.shared.options.segment_bytes);
         Ok(Arc::new(Segment::new(header.sequence, header.generation, file)))
     }
 
@@ -154,6 +155,11 @@ impl Preparer {
         }
     }
 
+    /// No segment to append to is shorter.
+    fn least_bytes(&self) -> u64 {
+        FIRST_SEGMENT_BYTES.min(self.shared.options.segment_bytes)
+    }
+
     fn recycle(&self, spare: &Segment) -> io::Result<(Arc<dyn File>, u64)> {
         self.shared.disk.rename(&file_name(spare.sequence), PREPARING)?;
         Ok((self.shared.disk.open(PREPARING)?, u64::from(spare.length)))
@@ -165,7 +171,7 @@ impl Preparer {
         if disk.list()?.iter().any(|name| name == PREPARING) {
             disk.remove(PREPARING)?;
         }
-        let least = FIRST_SEGMENT_BYTES.min(self.shared.options.segment_bytes);
+        let least = self.least_bytes();
         let free = disk.free_bytes()?.saturating_sub(reserve_bytes);
         while free < self.next_length + self.copy_room(reserve_bytes) {
             if self.next_length / 2 < least {

@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -80,11 +81,22 @@ impl Spares {
         }
     }
 
-    /// One of full length or of any, that nobody reads any more.
-    pub fn take(&mut self, full_length: bool) -> Option<Arc<Segment>> {
-        let at =
-            self.dead.iter().position(|spare| (!full_length || self.is_full(spare)) && is_unread(spare))?;
-        self.dead.remove(at)
+    /// One of full length that nobody reads any more.
+    pub fn take_full(&mut self) -> Option<Arc<Segment>> {
+        self.take(self.shared.options.segment_bytes..)
+    }
+
+    /// One of such a length, in bytes, that nobody reads any more.
+    pub fn take(&mut self, lengths: impl RangeBounds<u64>) -> Option<Arc<Segment>> {
+        let fits = |spare: &Arc<Segment>| lengths.contains(&u64::from(spare.length)) && is_unread(spare);
+        self.dead.remove(self.dead.iter().position(fits)?)
+    }
+
+    /// Gives back at once one that is shorter than `bytes`; whether there was one.
+    pub fn remove_shorter(&mut self, bytes: u64) -> io::Result<bool> {
+        let Some(spare) = self.take(..bytes) else { return Ok(false) };
+        self.shared.disk.remove(&file_name(spare.sequence))?;
+        Ok(true)
     }
 
     /// Gives them back at once until the disk has `free` bytes, or there are none.
@@ -94,9 +106,7 @@ impl Spares {
             if self.remove_rest()? {
                 continue;
             }
-            if let Some(spare) = self.take(false) {
-                disk.remove(&file_name(spare.sequence))?;
-            } else {
+            if !self.remove_shorter(u64::MAX)? {
                 break;
             }
         }

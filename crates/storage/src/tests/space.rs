@@ -250,6 +250,47 @@ fn short_segments_of_a_young_log_are_used_again_on_a_full_disk() {
     world.strike(Left::PowerCut);
 }
 
+/// A cleaned segment is as long as what was left to copy: a footer may not fit, let alone an append.
+#[test]
+fn what_was_cleaned_and_died_is_not_appended_to_however_full_the_disk() {
+    let mut world = World::new(8);
+    assert!(world.append(1, 1000, Durability::Synced));
+    for _ in 0..120 {
+        assert!(world.append(2, 19_900, Durability::Synced));
+        world.settle();
+        while world.parts.preparer.turn() {}
+    }
+    let trim = |world: &mut World, stream| {
+        let end = world.streams[&stream].synced();
+        world.trim_to(stream, end);
+        world.settle();
+    };
+    trim(&mut world, 2);
+    while world.clean() {}
+    let lengths = |world: &World| -> Vec<u64> {
+        let names = world.disk.list().unwrap();
+        names.iter().map(|name| world.disk.open(name).unwrap().length()).collect()
+    };
+    assert!(lengths(&world).iter().any(|length| *length < 100_000), "{:?}", lengths(&world));
+    world.disk.set_capacity(lengths(&world).iter().sum());
+    while world.append(3, 19_900, Durability::Synced) {
+        world.settle();
+        world.turns(4);
+    }
+    trim(&mut world, 1);
+    world.turns(50);
+    let segment_bytes = world.options.segment_bytes;
+    assert!(lengths(&world).iter().all(|length| *length == segment_bytes), "{:?}", lengths(&world));
+    trim(&mut world, 3);
+    world.turns(50);
+    for _ in 0..60 {
+        assert!(world.append(3, 19_900, Durability::Synced));
+        world.settle();
+    }
+    world.compare();
+    world.strike(Left::PowerCut);
+}
+
 #[test]
 fn a_log_without_any_room_still_closes_and_opens_again_from_the_reserve() {
     let disk = SimDisk::new(1);
