@@ -121,6 +121,7 @@ struct Countdown {
 
 struct ReadFault {
     inode: Option<Arc<Inode>>,
+    range: Range<u64>,
     fault: Fault,
 }
 
@@ -202,7 +203,14 @@ impl SimDisk {
     pub fn fail_reads(&self, name: Option<&str>, fault: Fault) {
         let mut state = self.shared.state.lock();
         let inode = name.map(|name| state.named(name).expect("the file exists"));
-        state.read_fault = Some(ReadFault { inode, fault });
+        state.read_fault = Some(ReadFault { inode, range: 0..u64::MAX, fault });
+    }
+
+    /// Every read of a byte in `range` fails with EIO from now on, as from sectors that a medium has lost.
+    pub fn fail_reads_of(&self, name: &str, range: Range<u64>) {
+        let mut state = self.shared.state.lock();
+        let inode = Some(state.named(name).expect("the file exists"));
+        state.read_fault = Some(ReadFault { inode, range, fault: Fault::Forever });
     }
 
     /// Ends all faults asked for so far.
@@ -446,9 +454,10 @@ impl State {
         Ok(())
     }
 
-    fn read_fails(&mut self, inode: &Arc<Inode>) -> bool {
+    fn read_fails(&mut self, inode: &Arc<Inode>, range: &Range<u64>) -> bool {
         let Some(fault) = &self.read_fault else { return false };
-        if fault.inode.as_ref().is_some_and(|wanted| !Arc::ptr_eq(wanted, inode)) {
+        let apart = range.end <= fault.range.start || fault.range.end <= range.start;
+        if apart || fault.inode.as_ref().is_some_and(|wanted| !Arc::ptr_eq(wanted, inode)) {
             return false;
         }
         if fault.fault == Fault::Once {
@@ -509,10 +518,11 @@ impl File for SimFile {
         assert_aligned(position);
         assert_aligned(into.len() as u64);
         let mut state = self.shared.alive()?;
-        if position + into.len() as u64 > self.inode.length {
+        let end = position + into.len() as u64;
+        if end > self.inode.length {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if state.read_fails(&self.inode) {
+        if state.read_fails(&self.inode, &(position..end)) {
             return Err(input_output_error());
         }
         state.counters.reads += 1;

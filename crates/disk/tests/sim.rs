@@ -242,6 +242,8 @@ fn faults_strike_when_asked() {
     file.read_at(0, &mut sector).unwrap();
     disk.fail_reads(None, Fault::Forever);
     assert!(other.read_at(0, &mut sector).is_err() && file.read_at(0, &mut sector).is_err());
+    disk.fail_reads_of("a", 5000..5001);
+    assert!(file.read_at(4096, &mut sector).is_err() && file.read_at(4096, &mut sector).is_err());
     disk.clear_faults();
     assert_eq!(other.read_at(4096, &mut sector).unwrap_err().kind(), ErrorKind::UnexpectedEof);
     let counters = disk.counters();

@@ -119,8 +119,9 @@ impl Shared {
             }
             Ok(None)
         };
+        let mut held = None;
         loop {
-            let mut rewriting = self.rewriting.lock();
+            let mut rewriting = held.take().unwrap_or_else(|| self.rewriting.lock());
             let Some((mut job, mut sources)) = next(&mut begun)? else { return Ok(report) };
             let first = job.stream.id();
             let failed = |error| CompactError { stream: first, error };
@@ -149,6 +150,8 @@ impl Shared {
                 }
             }
             report.add(output.finish().map_err(failed)?);
+            // The cleaner could put what is done of a stream and what is not into one extent, which would be passed over.
+            held = begun.is_some().then_some(rewriting);
         }
     }
 
