@@ -195,7 +195,10 @@ impl Cleaner {
         let length = index(trailer.rows) * DIRECTORY_ROW_BYTES;
         let bytes = match &footer.payload {
             Some((at, payload)) => payload.slice(index(trailer.directory_position - at)..).slice(..length),
-            None => victim.read(trailer.directory_position, length)?,
+            None => {
+                let read = victim.read(trailer.directory_position, length);
+                read.inspect_err(|_| victim.set_unreadable())?
+            }
         };
         let Some(rows) = footer::decode_directory(&bytes, &trailer, victim.generation) else {
             victim.set_unreadable();

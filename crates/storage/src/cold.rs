@@ -149,7 +149,7 @@ impl Regions {
             return Ok(vec![segment.read(position, length)?]);
         }
         // Each part is taken as it is loaded: the cache may drop the first before the last is there.
-        (first..=last)
+        let parts: io::Result<Vec<_>> = (first..=last)
             .map(|region| {
                 let at = region * REGION_BYTES;
                 let needed = (end - at).min(REGION_BYTES);
@@ -158,7 +158,9 @@ impl Regions {
                 self.state.lock().wants((segment.sequence, number));
                 Ok(bytes.slice(from.saturating_sub(at)..needed))
             })
-            .collect()
+            .collect();
+        // What is asked for may be readable where what stands beside it in its region, or follows it, is not.
+        parts.or_else(|_| Ok(vec![segment.read(position, length)?]))
     }
 
     /// Whether the caller should read ahead now; nobody else is told so until [`Regions::end_ahead`].

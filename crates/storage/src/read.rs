@@ -331,7 +331,12 @@ impl Log {
                     if disk == Disk::Nothing {
                         return Ok(ReadStep::Cold { stretch: Stretch::beginning_of(&segment), position: 0 });
                     }
-                    loaded = Some((segment.sequence, row, self.load_index(&segment, row)?));
+                    match self.load_index(&segment, row) {
+                        Ok(index) => loaded = Some((segment.sequence, row, index)),
+                        // The next read begins there and is told.
+                        Err(_) if out.bytes > 0 => return Ok(ReadStep::Ready(out)),
+                        Err(error) => return Err(error),
+                    }
                 }
                 Plan::Places { segment, places, more } => {
                     let next = places.last().map(BatchPlace::next_offset);
@@ -345,10 +350,13 @@ impl Log {
                                     return Ok(ReadStep::Ready(out));
                                 }
                                 let block = disk != Disk::Nothing;
-                                match self.fetch(&request.stream, &segment, &place, block)? {
-                                    Some(chunks) => chunks,
+                                match self.fetch(&request.stream, &segment, &place, block) {
+                                    Ok(Some(chunks)) => chunks,
+                                    // As above.
+                                    Err(_) if out.bytes > 0 => return Ok(ReadStep::Ready(out)),
+                                    Err(error) => return Err(error),
                                     // Not even with what was found: half a stretch would be read twice.
-                                    None => {
+                                    Ok(None) => {
                                         let position = place.position;
                                         return Ok(ReadStep::Cold { stretch: here, position });
                                     }

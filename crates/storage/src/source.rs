@@ -89,7 +89,7 @@ pub(crate) fn load(
         let last = wanted[at + count - 1].1;
         let begun = Instant::now();
         let length = index(end_of(last) - first.position);
-        let bytes = segment.read(first.position, length)?;
+        let bytes = segment.read(first.position, length).inspect_err(|_| segment.set_unreadable())?;
         shared.cleaner_read.fetch_add(length as u64, Ordering::Relaxed);
         pacer.did(length, begun)?;
         for (segment, place) in &wanted[at..at + count] {
@@ -116,11 +116,13 @@ impl Shared {
     ) -> Result<Vec<BatchPlace>, ReadError> {
         let index = match self.indexes.find(segment.sequence, row) {
             Some(index) => index,
-            None => Arc::new(segment.load_index(row)?.ok_or_else(|| {
-                segment.set_unreadable();
-                let lsn = Lsn::new(segment.sequence, 0);
-                ReadError::Damaged { lsn, what: "the batch index in the footer is invalid" }
-            })?),
+            None => {
+                let index = segment.load_index(row).map_err(ReadError::from).and_then(|index| {
+                    let lsn = Lsn::new(segment.sequence, 0);
+                    index.ok_or(ReadError::Damaged { lsn, what: "the batch index in the footer is invalid" })
+                });
+                Arc::new(index.inspect_err(|_| segment.set_unreadable())?)
+            }
         };
         Ok(index.from_offset(from).take_while(|place| place.next_offset() <= until).collect())
     }

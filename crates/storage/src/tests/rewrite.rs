@@ -1,10 +1,15 @@
 //! Cleaning and compaction one by one: the space they give back, and what they do with damage and full disks. That they
 //! lose nothing is tested in `long.rs`.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
 use bytes::Bytes;
 use disk::{Disk, SimDisk};
 use model::batch::LENGTH_PREFIX_BYTES;
 use model::{Offset, StreamId};
+use parking_lot::Mutex;
 
 use super::support::{Left, World, open, small_options};
 use crate::cleaner::Turn;
@@ -148,25 +153,62 @@ fn a_damaged_footer_of_a_cleaned_segment_is_rebuilt_and_damaged_data_is_named() 
 
 #[test]
 fn a_segment_that_cannot_be_read_is_left_alone_and_the_others_are_cleaned() {
-    let mut world = World::with(3, Options { tail_cache_bytes: 1, ..small_options() }, SimDisk::new(3));
-    fill_mixed(&mut world, 6, false);
-    let end = world.streams[&FLEETING].synced();
-    world.trim_to(FLEETING, end);
-    world.settle();
-    // All of the data of the second segment.
-    world.disk.damage("0000000002.log", 4096..900_000);
-    let (mut failed, mut cleaned) = (0, 0);
-    for _ in 0..20 {
-        match world.parts.cleaner.turn() {
-            Turn::Failed(_) => failed += 1,
-            Turn::Cleaned(_) => cleaned += 1,
-            Turn::Idle => break,
+    for damaged in [true, false] {
+        let mut world = World::with(3, Options { tail_cache_bytes: 1, ..small_options() }, SimDisk::new(3));
+        fill_mixed(&mut world, 6, false);
+        let end = world.streams[&FLEETING].synced();
+        world.trim_to(FLEETING, end);
+        world.settle();
+        // All of the data of the second segment.
+        let (name, range) = ("0000000002.log", 4096..900_000);
+        if damaged {
+            world.disk.damage(name, range);
+        } else {
+            world.disk.fail_reads_of(name, range);
         }
+        let (mut failed, mut cleaned) = (0, 0);
+        for _ in 0..20 {
+            match world.parts.cleaner.turn() {
+                Turn::Failed(_) => failed += 1,
+                Turn::Cleaned(_) => cleaned += 1,
+                Turn::Idle => break,
+            }
+        }
+        assert!(failed == 1 && cleaned > 0, "{failed} failed, {cleaned} cleaned");
+        let shared = world.parts.log.shared();
+        assert!(shared.segments.find(2).is_some_and(|segment| segment.live() > 0));
+        assert!(shared.segments.find(1).is_none_or(|segment| segment.live() == 0));
     }
-    assert!(failed == 1 && cleaned > 0, "{failed} failed, {cleaned} cleaned");
-    let shared = world.parts.log.shared();
-    assert!(shared.segments.find(2).is_some_and(|segment| segment.live() > 0));
-    assert!(shared.segments.find(1).is_none_or(|segment| segment.live() == 0));
+}
+
+#[test]
+fn a_sector_that_cannot_be_read_costs_the_batches_in_it_and_no_others() {
+    for bytes_max in [1, 100_000, 1 << 20] {
+        let mut world = World::with(4, Options { tail_cache_bytes: 1, ..small_options() }, SimDisk::new(4));
+        for _ in 0..70 {
+            assert!(world.append(KEPT, 19_900, Durability::Synced));
+            world.settle();
+            while world.parts.preparer.turn() {}
+        }
+        world.disk.fail_reads_of("0000000001.log", 600_000..600_001);
+        let stream = world.stream(KEPT);
+        let mut bases = world.streams[&KEPT].appended.iter().map(|appended| appended.base);
+        let (mut from, mut lost) = (Offset::ZERO, 0);
+        while from < stream.bounds().committed {
+            let (stream, until) = (stream.clone(), Offset(i64::MAX));
+            let request = ReadRequest { stream, from, until, bytes_max, at_least_one: true };
+            match world.parts.log.read_blocking(&request) {
+                Ok(read) => from = read.next.expect("at least a batch is read"),
+                Err(ReadError::Io(_)) => {
+                    lost += 1;
+                    from = bases.find(|base| *base > from).expect("not the last one");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        // The sector may have the end of one and the beginning of the next.
+        assert!((1..=2).contains(&lost), "{lost} batches cannot be read, {bytes_max} bytes at once");
+    }
 }
 
 #[test]
@@ -274,6 +316,53 @@ fn a_copy_that_becomes_much_longer_finds_its_room() {
         world.compare();
         world.strike(if seed.is_multiple_of(2) { Left::PowerCut } else { Left::Killed });
         world.compare();
+    }
+}
+
+/// The cleaner would put together what is done and what is not.
+#[test]
+fn nothing_is_cleaned_between_two_segments_that_one_stream_is_compacted_into() {
+    /// Counts how often another had the segments to itself.
+    struct Watching {
+        longer: Longer,
+        turns: Arc<AtomicUsize>,
+        seen: Arc<Mutex<Vec<usize>>>,
+    }
+    impl Rewriter for Watching {
+        fn rewrite(&mut self, header: &model::BatchHeader, batch: &Bytes) -> Result<Rewritten, String> {
+            let mut seen = self.seen.lock();
+            if seen.is_empty() {
+                // A lock is handed over to who has slept for it, and else most often taken again.
+                std::thread::sleep(Duration::from_millis(3));
+            }
+            seen.push(self.turns.load(Ordering::SeqCst));
+            self.longer.rewrite(header, batch)
+        }
+    }
+    for seed in 0..20 {
+        let mut world = World::new(seed);
+        append_a_segment_and_a_half(&mut world);
+        let shared = world.parts.log.shared.clone();
+        let (turns, seen) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let ended = AtomicBool::new(false);
+        let report = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ended.load(Ordering::SeqCst) {
+                    let _rewriting = shared.rewriting.lock();
+                    turns.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            let rewriter = Watching { longer: Longer(3), turns: turns.clone(), seen: seen.clone() };
+            let stream = world.stream(KEPT);
+            let until = stream.bounds().committed;
+            let job = Compaction { stream, until, rewriter: Box::new(rewriter) };
+            let report = shared.compact(&mut [job].into_iter(), &mut Pacer::new(shared.clone(), false));
+            ended.store(true, Ordering::SeqCst);
+            report.unwrap()
+        });
+        let seen = seen.lock();
+        assert!(report.segments > 1, "seed {seed}: {report:?}");
+        assert!(seen.iter().all(|turns| *turns == seen[0]), "seed {seed}: {seen:?}");
     }
 }
 
