@@ -15,7 +15,7 @@ sys.path.insert(0, str(SCRIPT.parent))
 
 from bench_full import aims, figures, runs  # noqa: E402
 
-SMOKE_SECONDS = 480
+SMOKE_SECONDS = 1200
 
 
 def check_arithmetic(_load):

@@ -613,7 +613,7 @@ class Attacks:
     def slow_begin(self):
         """Some write a byte a second and get to the end, others stop; they are looked at again at the end."""
         request = wire.api_versions().frame()
-        self.slow = [self.peer() for _ in range(20)]
+        slow = self.slow = [self.peer() for _ in range(20)]
         self.stalled = [self.peer() for _ in range(20)]
         self.begun = time.monotonic()
         for peer in self.stalled:
@@ -621,7 +621,7 @@ class Attacks:
 
         def write():
             for byte in request:
-                for peer in self.slow:
+                for peer in slow:
                     peer.send(bytes([byte]))
                 time.sleep(1)
         self.writer = threading.Thread(target=write, daemon=True)
@@ -629,8 +629,9 @@ class Attacks:
 
     def slow_end(self):
         if self.writer is None:
-            return "not begun"
+            self.slow_begin()
         self.writer.join()
+        self.writer = None
         for peer in self.slow:
             with peer:
                 error, _ = wire.versions_listed(peer.answer())

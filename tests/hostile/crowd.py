@@ -56,14 +56,20 @@ class Crowd:
         del self.open[one.fileno()]
         one.close()
 
-    def listen(self, seconds):
-        """Reads what comes, for so long, and lets go of what the server closes; what was read, by connection."""
+    def listen(self, seconds, until=lambda heard: False):
+        """Reads what comes, for so long or until this is true of what was read, and lets go of what the server closes;
+        what was read, by connection."""
         poll, heard = select.poll(), {}
         for number in self.open:
             poll.register(number, select.POLLIN)
         deadline = time.monotonic() + seconds
-        while self.open and (left := deadline - time.monotonic()) > 0:
-            for number, _ in poll.poll(left * 1000):
+        while self.open and not until(heard):
+            left = max(0, deadline - time.monotonic())
+            events = poll.poll(left * 1000)
+            # What came while this program stood still has come in time.
+            if not events and not left:
+                break
+            for number, _ in events:
                 one = self.open[number]
                 try:
                     data = one.recv(65536)

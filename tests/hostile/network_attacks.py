@@ -16,8 +16,10 @@ from crowd import Crowd
 from peer import SecurePeer, trusting
 from suite.security import raw
 
-# The server's sasl.authentication.timeout.ms, and the slack of this suite.
-LOGIN_SECONDS, SLACK_SECONDS = 2, 2
+# The server's sasl.authentication.timeout.ms, and the slack of this suite on a machine that stands still at times.
+LOGIN_SECONDS, SLACK_SECONDS = 2, 8
+# For what comes at once from a server that works.
+PATIENCE_SECONDS = 20
 CROWD = 500
 DRIP_SECONDS = 0.1
 STORM_SECONDS, STORM_RATE = 5, 10_000
@@ -46,7 +48,7 @@ class NetworkAttacks:
         self.hello = client_hello(self.authority)
 
     def cases(self):
-        def case(name, attack, seconds=30, cost=COST_MB):
+        def case(name, attack, seconds=100, cost=COST_MB):
             return name, seconds, attack, cost
 
         for listener in ("LOGIN", "TLS", "TLSLOGIN"):
@@ -125,12 +127,12 @@ class NetworkAttacks:
         client = raw.Scram("SCRAM-SHA-256", self.place.user, "wrong")
         with self.crowd("LOGIN", 200) as crowd:
             crowd.say(raw.handshake("SCRAM-SHA-256") + raw.authenticate(client.first()))
-            challenged = crowd.listen(0.5)
+            challenged = crowd.listen(PATIENCE_SECONDS, lambda heard: len(heard) == 200)
             assert len(challenged) == 200, f"{len(challenged)} challenges"
             # No proof fits: which one is said is all the same.
             final = b"c=biws,r=" + client.nonce.encode() + b"x,p=" + b"A" * 43 + b"="
             crowd.say(raw.authenticate(final))
-            refused = crowd.listen(1.5)
+            refused = crowd.listen(PATIENCE_SECONDS)
             wrong = [data for data in refused.values() if data[8:10] != struct.pack(">h", 58)]
             assert len(refused) == 200 and not wrong, f"{len(refused)} refusals, {wrong[:1]}"
             assert not crowd.open, f"{len(crowd.open)} are open"
@@ -166,7 +168,7 @@ class NetworkAttacks:
                 peer.socket.close()
             else:
                 peer.vanish()
-        deadline = time.monotonic() + 3
+        deadline = time.monotonic() + PATIENCE_SECONDS
         # The honest clients open some and close some all the time.
         while self.place.open_files() > files + 20:
             assert time.monotonic() < deadline, f"{self.place.open_files() - files} files stay open"
@@ -201,13 +203,20 @@ class NetworkAttacks:
 
     def limited(self):
         with self.crowd("PLAIN", 3 * LIMITED_CONNECTIONS, LIMITED) as crowd:
-            crowd.listen(1)
+            crowd.listen(PATIENCE_SECONDS, lambda _: len(crowd.open) <= LIMITED_CONNECTIONS)
+            # And no more.
+            crowd.listen(0.5)
             left = len(crowd.open)
             assert left == LIMITED_CONNECTIONS, f"{left} connections are left"
-        time.sleep(0.3)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        # Until the server has seen those end.
+        while left := self.closed_beyond_limit():
+            assert time.monotonic() < deadline, f"{left} connections within the limit are closed, afterwards"
+
+    def closed_beyond_limit(self):
         with self.crowd("PLAIN", LIMITED_CONNECTIONS, LIMITED) as crowd:
             crowd.listen(0.3)
-            assert len(crowd.open) == LIMITED_CONNECTIONS, f"{len(crowd.open)} connections are left, afterwards"
+            return LIMITED_CONNECTIONS - len(crowd.open)
 
     def stormers(self, listener, *more):
         host, port = self.address(listener)

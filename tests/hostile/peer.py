@@ -36,6 +36,7 @@ class Peer:
 
     def send(self, data):
         """A server that closes meanwhile is what many attacks expect: reading will tell."""
+        self.socket.settimeout(ANSWER_SECONDS)
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):

@@ -14,7 +14,11 @@ GROWTH_MB_MAX = 300
 # An honest answer takes less, during an attack and after it. Two cores serve attackers, clients and server.
 ANSWER_SECONDS_MAX = 2.0
 ROUNDS_AFTER = 3
-SETTLE_SECONDS = 5
+SETTLE_SECONDS = 60
+
+
+class Slow(AssertionError):
+    """An honest answer took too long, and that is all."""
 
 
 class HonestProcess:
@@ -93,5 +97,6 @@ class Watch:
         facts = f"{note + ', ' if note else ''}idle {growth:+.0f} MB, honest client {worst * 1000:.0f} ms"
         assert growth <= GROWTH_MB_MAX, f"the server grew by more than {GROWTH_MB_MAX} MB: {facts}"
         assert cost <= cost_mb_max, f"this attack alone cost {cost:.0f} MB, more than {cost_mb_max}: {facts}"
-        assert worst <= ANSWER_SECONDS_MAX, f"an honest answer took longer than {ANSWER_SECONDS_MAX} s: {facts}"
+        if worst > ANSWER_SECONDS_MAX:
+            raise Slow(f"an honest answer took longer than {ANSWER_SECONDS_MAX} s: {facts}")
         return facts

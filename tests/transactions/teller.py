@@ -76,7 +76,7 @@ class Teller:
                 positions, consumer.consumer_group_metadata(), 20))
         if aborted:
             # What was not sent yet would be dropped by the client itself, and there would be nothing to abort.
-            assert self.producer.flush(30) == 0, "the batches were not acknowledged"
+            assert self.producer.flush(90) == 0, "the batches were not acknowledged"
             retried(lambda: self.producer.abort_transaction(20))
             self.journal.write(f"aborted {transfer}\n")
         else:

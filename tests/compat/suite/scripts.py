@@ -29,7 +29,7 @@ DESCRIBE_QUOTAS, ALTER_QUOTAS, GET_SUBSCRIPTIONS, PUSH_TELEMETRY, LIST_RESOURCES
 TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, UNSET, APPEND, SUBTRACT = 0, 1, 2, 3
 # Seconds until a change of settings is in force.
-SETTLING = 0.1
+SETTLING = 0.3
 TRANSACTIONAL = 0x10
 
 
@@ -37,7 +37,21 @@ def create(peer, topic, partitions=1, configs=(), label="create", note=False):
     body = {"Topics": [{"Topic": topic, "NumPartitions": partitions, "ReplicationFactor": 1,
                         "Configs": [{"Name": name, "Value": value} for name, value in configs]}],
             "TimeoutMillis": 10_000}
-    return peer.ask(label, CREATE, 7, body, note)
+    answer = peer.ask(label, CREATE, 7, body, note)
+    if answer["Topics"][0]["ErrorCode"] == 0:
+        served(peer, topic, partitions)
+    return answer
+
+
+def served(peer, topic, partitions):
+    """Waits for the partitions: Kafka's controller answers before its broker has made them."""
+    for partition in range(partitions):
+        for _ in range(100):
+            answer = peer.ask("", LIST_OFFSETS, 7, {"ReplicaID": -1, "Topics": [{"Topic": topic, "Partitions": [
+                {"Partition": partition, "CurrentLeaderEpoch": -1, "Timestamp": -1}]}]}, note=False)
+            if not any(codes(answer)):
+                break
+            time.sleep(0.1)
 
 
 def produce(peer, label, topic, batch, version=11, partition=0, transactional_id=None, acks=-1):
@@ -171,6 +185,7 @@ def topics(peer):
     for label, count, assignment in (("grow", 3, None), ("shrink", 1, None), ("same", 3, None)):
         peer.ask(label, CREATE_PARTITIONS, 3, {"Topics": [{"Topic": "made", "Count": count, "Assignment": assignment}],
                                                "TimeoutMillis": 10_000})
+    served(peer, "made", 3)
     peer.ask("grow nothing", CREATE_PARTITIONS, 3, {"Topics": [{"Topic": "nowhere", "Count": 3}],
                                                     "TimeoutMillis": 10_000})
     peer.ask("describe partitions", DESCRIBE_PARTITIONS, 0, {
@@ -214,6 +229,7 @@ def configs(peer):
          "ConfigNames": ["retention.ms", "cleanup.policy", "max.message.bytes", "compression.type"]}]})
     peer.ask("replace", ALTER_CONFIGS, 2, {"Resources": [{"ResourceType": 2, "ResourceName": "set", "Configs": [
         {"Name": "retention.bytes", "Value": "8"}]}]})
+    time.sleep(SETTLING)
     peer.ask("describe what is left", DESCRIBE_CONFIGS, 4, {"Resources": [
         {"ResourceType": 2, "ResourceName": "set", "ConfigNames": ["retention.bytes", "cleanup.policy"]}]})
 
