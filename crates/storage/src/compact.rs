@@ -145,13 +145,19 @@ impl Shared {
                         begun = Some((again, Offset::ZERO));
                         break;
                     }
+                    // One that fits only in part begins the next segment.
+                    Some((following, all)) if output.fitting(&all) < all.len() => {
+                        begun = Some((following, Offset::ZERO));
+                        break;
+                    }
                     Some(following) => (job, sources) = following,
                     None => break,
                 }
             }
             report.add(output.finish().map_err(failed)?);
             // The cleaner could put what is done of a stream and what is not into one extent, which would be passed over.
-            held = begun.is_some().then_some(rewriting);
+            let half_done = begun.as_ref().is_some_and(|(_, from)| *from > Offset::ZERO);
+            held = half_done.then_some(rewriting);
         }
     }
 
