@@ -55,6 +55,8 @@ pub struct Counters {
     pub bytes_written: u64,
     /// Reads.
     pub reads: u64,
+    /// Reads that failed on demand.
+    pub failed_reads: u64,
     /// Bytes read.
     pub bytes_read: u64,
     /// Completed syncs.
@@ -523,6 +525,7 @@ impl File for SimFile {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if state.read_fails(&self.inode, &(position..end)) {
+            state.counters.failed_reads += 1;
             return Err(input_output_error());
         }
         state.counters.reads += 1;

@@ -91,7 +91,8 @@ impl Cleaner {
     /// Cleans as much as fills one segment.
     pub fn turn(&mut self) -> Turn {
         let shared = self.shared.clone();
-        let mut rewriting = shared.rewriting.lock();
+        // A compaction may have it for long, and whose thread this is has other things to look after.
+        let Some(mut rewriting) = shared.rewriting.try_lock_for(LOOK_EVERY) else { return Turn::Idle };
         let room = match shared.copy_room() {
             Ok(room) => room,
             Err(error) => return Turn::Failed(error),
@@ -141,11 +142,12 @@ impl Cleaner {
         // The newest one that is sealed stays for its stream table, whatever is live in it.
         let newest =
             segments.iter().rev().find(|s| !is_cleaned(s.sequence) && s.is_sealed()).map(|s| s.sequence);
+        let now = self.shared.clock.nanos();
         let open = |segment: &&Arc<Segment>| {
             segment.is_sealed()
                 && segment.live() > 0
                 && Some(segment.sequence) != newest
-                && !segment.is_unreadable()
+                && !segment.is_avoided(now)
         };
         let candidates: Vec<Candidate> = segments
             .iter()
@@ -175,7 +177,7 @@ impl Cleaner {
             }
             if !found {
                 // What is counted as live in it has no batches: there is nothing to gain by trying again.
-                victim.set_unreadable();
+                victim.avoid_for_good();
             }
         }
         let mut plans: Vec<RangePlan> = Vec::new();
@@ -197,11 +199,11 @@ impl Cleaner {
             Some((at, payload)) => payload.slice(index(trailer.directory_position - at)..).slice(..length),
             None => {
                 let read = victim.read(trailer.directory_position, length);
-                read.inspect_err(|_| victim.set_unreadable())?
+                read.inspect_err(|_| self.shared.avoid(victim))?
             }
         };
         let Some(rows) = footer::decode_directory(&bytes, &trailer, victim.generation) else {
-            victim.set_unreadable();
+            victim.avoid_for_good();
             return Err(RewriteError::Rewriter(format!("the directory of {} is damaged", victim.name())));
         };
         let mut sources = Vec::new();

@@ -9,13 +9,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSliceMut};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use disk::BufferPool;
 use parking_lot::{Condvar, Mutex};
 
-use crate::format::{SECTOR, index};
+use crate::format::{SECTOR, index, length32};
 use crate::index::{BatchIndex, BatchPlace};
 use crate::segment::Segment;
 
@@ -26,6 +27,9 @@ const READ_AHEAD_REGIONS_MAX: u32 = 4;
 
 /// Buffers that are kept for the next reads: memory that is new for each costs more than the read.
 const BUFFERS_KEPT: usize = 16;
+
+/// Regions with sectors that cannot be read: each try costs the device's patience.
+const BAD_REMEMBERED: usize = 64;
 
 /// Stretches of the log that the cache holds: readers may be in different ones.
 const STRETCHES: usize = 8;
@@ -72,6 +76,8 @@ struct RegionState {
     /// Somebody is reading ahead, or is about to.
     reading_ahead: bool,
     loading: Vec<Key>,
+    /// Regions that lately could not be read as a whole, the newest last.
+    bad: VecDeque<Key>,
     hits: u64,
     misses: u64,
     arrivals: u64,
@@ -105,7 +111,7 @@ impl Regions {
     /// The stretch of the log that holds a batch.
     pub fn stretch(&self, segment: &Segment, place: &BatchPlace) -> Stretch {
         let bytes = self.regions_max / STRETCHES * REGION_BYTES;
-        Stretch { segment: segment.sequence, number: place.position / crate::format::length32(bytes) }
+        Stretch { segment: segment.sequence, number: place.position / length32(bytes) }
     }
 
     /// The `length` bytes at `position` as slices of cached regions; `None` when one is missing.
@@ -144,8 +150,8 @@ impl Regions {
         }
         let (from, end) = (index(position), index(position) + length);
         let (first, last) = (from / REGION_BYTES, (end - 1) / REGION_BYTES);
-        if last - first >= self.regions_max / 2 {
-            // A batch as large as the cache passes it by.
+        if last - first >= self.regions_max / 2 || self.state.lock().has_bad(segment, first..=last) {
+            // A batch as large as the cache passes it by, and so does what stands beside a sector that cannot be read.
             return Ok(vec![segment.read(position, length)?]);
         }
         // Each part is taken as it is loaded: the cache may drop the first before the last is there.
@@ -159,7 +165,7 @@ impl Regions {
                 Ok(bytes.slice(from.saturating_sub(at)..needed))
             })
             .collect();
-        // What is asked for may be readable where what stands beside it in its region, or follows it, is not.
+        // What is asked for may be readable where what stands beside it in its region is not.
         parts.or_else(|_| Ok(vec![segment.read(position, length)?]))
     }
 
@@ -240,8 +246,19 @@ impl Regions {
         // What is asked for was committed, so it is stable; an index that says otherwise gets what the file holds.
         let bytes =
             (index(count) * REGION_BYTES).min(stable.max(from + needed.next_multiple_of(SECTOR)) - from);
-        let read = self.read_file(segment, from as u64, bytes);
+        let all = self.read_file(segment, from as u64, bytes);
+        let read = match all {
+            // Perhaps only what follows cannot be read.
+            Err(_) if count > 1 => self.read_file(segment, from as u64, REGION_BYTES),
+            read => read,
+        };
         let mut state = self.state.lock();
+        if read.as_ref().is_ok_and(|read| read.len() < index(count)) {
+            state.read_ahead = 0;
+        }
+        if read.is_err() {
+            state.note_bad(key);
+        }
         state
             .loading
             .retain(|(sequence, n)| *sequence != segment.sequence || !(region..region + count).contains(n));
@@ -275,6 +292,19 @@ impl Regions {
 }
 
 impl RegionState {
+    fn note_bad(&mut self, key: Key) {
+        self.read_ahead = 0;
+        self.bad.push_back(key);
+        if self.bad.len() > BAD_REMEMBERED {
+            self.bad.pop_front();
+        }
+    }
+
+    fn has_bad(&self, segment: &Segment, mut regions: RangeInclusive<usize>) -> bool {
+        !self.bad.is_empty()
+            && regions.any(|n| self.bad.iter().any(|bad| *bad == (segment.sequence, length32(n))))
+    }
+
     /// Notes how far a scan has come.
     fn wants(&mut self, key: Key) {
         if let Some((sequence, furthest)) = &mut self.wanted
@@ -444,7 +474,7 @@ mod tests {
         let file = disk.create("0000000001.log", u64::from(REGIONS) * REGION_BYTES as u64).unwrap();
         let segment = Segment::new(1, 1, file);
         let regions = Regions::new(64 * REGION_BYTES);
-        let at = |region: u32| region * crate::format::length32(REGION_BYTES);
+        let at = |region: u32| region * length32(REGION_BYTES);
         let ahead = |stable: u32| {
             let mut read = Vec::new();
             while let Some((_, region)) = regions.next_ahead()

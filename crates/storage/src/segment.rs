@@ -55,8 +55,8 @@ pub(crate) struct Segment {
     live: AtomicU32,
     /// Bytes of the batches of those.
     live_bytes: AtomicU64,
-    /// Set when the cleaner could not read it: it is left as it is.
-    unreadable: AtomicBool,
+    /// Until when the cleaner leaves it as it is, in nanoseconds of the log's clock: it could not read it.
+    avoided_until: AtomicU64,
     /// Set when the trailer is durable.
     sealed: AtomicBool,
     /// Where its directory stands, once it has a footer.
@@ -81,7 +81,7 @@ impl Segment {
             length,
             live: AtomicU32::new(0),
             live_bytes: AtomicU64::new(0),
-            unreadable: AtomicBool::new(false),
+            avoided_until: AtomicU64::new(0),
             sealed: AtomicBool::new(false),
             footer: Mutex::new(None),
         }
@@ -152,13 +152,18 @@ impl Segment {
         self.live_bytes.load(Ordering::Acquire)
     }
 
-    /// Records that its data cannot be read, so that nobody tries to move it.
-    pub fn set_unreadable(&self) {
-        self.unreadable.store(true, Ordering::Release);
+    /// Records that its data cannot be read, so that nobody tries to move it before then.
+    pub fn avoid_until(&self, nanos: u64) {
+        self.avoided_until.fetch_max(nanos, Ordering::AcqRel);
     }
 
-    pub fn is_unreadable(&self) -> bool {
-        self.unreadable.load(Ordering::Acquire)
+    /// The same for damage, which does not pass.
+    pub fn avoid_for_good(&self) {
+        self.avoid_until(u64::MAX);
+    }
+
+    pub fn is_avoided(&self, now_nanos: u64) -> bool {
+        now_nanos < self.avoided_until.load(Ordering::Acquire)
     }
 
     pub fn live(&self) -> u32 {

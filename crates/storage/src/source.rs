@@ -7,6 +7,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use model::Offset;
 
+use crate::cleaner::REST_AFTER_FAILURE_MAX;
 use crate::format::{
     DIRECTORY_ROW_BYTES, ENTRY_HEADER_BYTES, Lsn, RANGE_BODY_BYTES, SECTOR, index, length32,
 };
@@ -89,14 +90,14 @@ pub(crate) fn load(
         let last = wanted[at + count - 1].1;
         let begun = Instant::now();
         let length = index(end_of(last) - first.position);
-        let bytes = segment.read(first.position, length).inspect_err(|_| segment.set_unreadable())?;
+        let bytes = segment.read(first.position, length).inspect_err(|_| shared.avoid(segment))?;
         shared.cleaner_read.fetch_add(length as u64, Ordering::Relaxed);
         pacer.did(length, begun)?;
         for (segment, place) in &wanted[at..at + count] {
             let from = index(place.position - first.position);
             let entry = bytes.slice(from..from + ENTRY_HEADER_BYTES + index(place.length));
             let parts = check_entry(vec![entry], stream, segment, place);
-            let body = parts.inspect_err(|_| segment.set_unreadable())?;
+            let body = parts.inspect_err(|_| segment.avoid_for_good())?;
             loaded.push(body.into_iter().next().unwrap_or_default());
         }
         at += count;
@@ -105,6 +106,12 @@ pub(crate) fn load(
 }
 
 impl Shared {
+    /// Leaves a segment alone for as long as the cleaner rests after a failure at most: an error of the device may pass.
+    pub fn avoid(&self, segment: &Segment) {
+        let rest = u64::try_from(REST_AFTER_FAILURE_MAX.as_nanos()).expect("minutes");
+        segment.avoid_until(self.clock.nanos() + rest);
+    }
+
     /// The places of the batches in `from..until` of a sealed extent. They are not kept in the cache: a run of the
     /// cleaner must not flush what readers use.
     pub fn places(
@@ -117,11 +124,12 @@ impl Shared {
         let index = match self.indexes.find(segment.sequence, row) {
             Some(index) => index,
             None => {
-                let index = segment.load_index(row).map_err(ReadError::from).and_then(|index| {
+                let read = segment.load_index(row).inspect_err(|_| self.avoid(segment))?;
+                Arc::new(read.ok_or_else(|| {
+                    segment.avoid_for_good();
                     let lsn = Lsn::new(segment.sequence, 0);
-                    index.ok_or(ReadError::Damaged { lsn, what: "the batch index in the footer is invalid" })
-                });
-                Arc::new(index.inspect_err(|_| segment.set_unreadable())?)
+                    ReadError::Damaged { lsn, what: "the batch index in the footer is invalid" }
+                })?)
             }
         };
         Ok(index.from_offset(from).take_while(|place| place.next_offset() <= until).collect())

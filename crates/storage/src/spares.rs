@@ -83,7 +83,8 @@ impl Spares {
 
     /// One of full length that nobody reads any more.
     pub fn take_full(&mut self) -> Option<Arc<Segment>> {
-        self.take(self.shared.options.segment_bytes..)
+        let length = self.shared.options.segment_bytes;
+        self.take(length..=length)
     }
 
     /// One of such a length, in bytes, that nobody reads any more.

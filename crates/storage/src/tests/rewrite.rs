@@ -178,6 +178,12 @@ fn a_segment_that_cannot_be_read_is_left_alone_and_the_others_are_cleaned() {
         let shared = world.parts.log.shared();
         assert!(shared.segments.find(2).is_some_and(|segment| segment.live() > 0));
         assert!(shared.segments.find(1).is_none_or(|segment| segment.live() == 0));
+        // An error of the device may pass, damage does not.
+        world.disk.clear_faults();
+        world.clock.nanos.fetch_add(301_000_000_000, Ordering::Relaxed);
+        while world.clean() {}
+        let shared = world.parts.log.shared();
+        assert_eq!(shared.segments.find(2).is_some_and(|segment| segment.live() > 0), damaged);
     }
 }
 
@@ -208,6 +214,9 @@ fn a_sector_that_cannot_be_read_costs_the_batches_in_it_and_no_others() {
         }
         // The sector may have the end of one and the beginning of the next.
         assert!((1..=2).contains(&lost), "{lost} batches cannot be read, {bytes_max} bytes at once");
+        // Each may take a device seconds.
+        let failed = world.disk.counters().failed_reads;
+        assert!(failed < 10, "{failed} reads failed, {bytes_max} bytes at once");
     }
 }
 
