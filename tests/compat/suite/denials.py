@@ -10,7 +10,7 @@ from .scripts import (
     DESCRIBE_PARTITIONS, DESCRIBE_PRODUCERS, DESCRIBE_QUORUM, DESCRIBE_QUOTAS, DESCRIBE_TXNS, ELECT, END, FETCH,
     FIND_COORDINATOR, HEARTBEAT, INCREMENTAL, INIT_PRODUCER, JOIN, LEAVE, LIST_GROUPS, LIST_OFFSETS, LIST_REASSIGN,
     LIST_RESOURCES, LIST_TXNS, METADATA, OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH, PRODUCE, REASSIGN, SYNC, TXN_COMMIT,
-    UNREGISTER, UPDATE_FEATURES, batch, coordinator, create)
+    UNREGISTER, UPDATE_FEATURES, batch, coordinator, create, settle)
 from .scripts import base64, time
 
 AUTHORIZER = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -36,8 +36,7 @@ def wanted(resource=ANY, name=None, pattern=ANY, principal=None, host=None, oper
 
 def put(peer, *acls, label=""):
     answer = peer.ask(label, CREATE_ACLS, 3, {"Creations": list(acls)}, note=bool(label))
-    # Kafka's broker hears of them from its controller, a little later.
-    time.sleep(0.3)
+    settle(peer)
     return answer
 
 
@@ -65,7 +64,7 @@ def keeping(peer):
         peer.ask(f"list {label} 1", DESCRIBE_ACLS, 1, {**filter, "ResourcePatternType": filter["ResourcePatternType"]})
     peer.ask("remove", DELETE_ACLS, 3, {"Filters": [
         wanted(TOPIC, "a", LITERAL), wanted(TOPIC, "abc", MATCH, principal="User:y"), wanted(GROUP, "nothing")]})
-    time.sleep(0.3)
+    settle(peer)
     peer.ask("what is left", DESCRIBE_ACLS, 3, wanted(TOPIC))
 
 

@@ -28,7 +28,7 @@ DESCRIBE_QUOTAS, ALTER_QUOTAS, GET_SUBSCRIPTIONS, PUSH_TELEMETRY, LIST_RESOURCES
 # Kinds of resources with settings, and operations on a setting.
 TOPIC, BROKER, LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 SET, UNSET, APPEND, SUBTRACT = 0, 1, 2, 3
-# Seconds until a change of settings is in force.
+# Seconds, for a change of settings.
 SETTLING = 0.3
 TRANSACTIONAL = 0x10
 
@@ -44,14 +44,22 @@ def create(peer, topic, partitions=1, configs=(), label="create", note=False):
 
 
 def served(peer, topic, partitions):
-    """Waits for the partitions: Kafka's controller answers before its broker has made them."""
+    """They are there; Kafka's controller answers before its broker has made them."""
     for partition in range(partitions):
-        for _ in range(100):
+        for _ in range(100 if peer.late else 1):
             answer = peer.ask("", LIST_OFFSETS, 7, {"ReplicaID": -1, "Topics": [{"Topic": topic, "Partitions": [
                 {"Partition": partition, "CurrentLeaderEpoch": -1, "Timestamp": -1}]}]}, note=False)
             if not any(codes(answer)):
                 break
             time.sleep(0.1)
+        else:
+            raise AssertionError(f"partition {partition} of {topic} is not there: {answer}")
+
+
+def settle(peer):
+    """Until a change of settings is in force."""
+    if peer.late:
+        time.sleep(SETTLING)
 
 
 def produce(peer, label, topic, batch, version=11, partition=0, transactional_id=None, acks=-1):
@@ -229,7 +237,7 @@ def configs(peer):
          "ConfigNames": ["retention.ms", "cleanup.policy", "max.message.bytes", "compression.type"]}]})
     peer.ask("replace", ALTER_CONFIGS, 2, {"Resources": [{"ResourceType": 2, "ResourceName": "set", "Configs": [
         {"Name": "retention.bytes", "Value": "8"}]}]})
-    time.sleep(SETTLING)
+    settle(peer)
     peer.ask("describe what is left", DESCRIBE_CONFIGS, 4, {"Resources": [
         {"ResourceType": 2, "ResourceName": "set", "ConfigNames": ["retention.bytes", "cleanup.policy"]}]})
 
@@ -239,13 +247,13 @@ def alter(peer, label, kind, name, *changes, validate=False):
     peer.ask(label, INCREMENTAL, 1, {"ValidateOnly": validate, "Resources": [
         {"ResourceType": kind, "ResourceName": name, "Configs": [
             {"Name": key, "Op": operation, "Value": value} for key, operation, value in changes]}]})
-    time.sleep(SETTLING)
+    settle(peer)
 
 
 def replace(peer, label, kind, name, *settings):
     peer.ask(label, ALTER_CONFIGS, 2, {"Resources": [{"ResourceType": kind, "ResourceName": name, "Configs": [
         {"Name": key, "Value": value} for key, value in settings]}]})
-    time.sleep(SETTLING)
+    settle(peer)
 
 
 def describe(peer, label, kind, name, *settings):
@@ -373,7 +381,7 @@ def quotas(peer):
 
     def change(label, *entries, validate=False):
         peer.ask(label, ALTER_QUOTAS, 1, {"ValidateOnly": validate, "Entries": [entry(*one) for one in entries]})
-        time.sleep(SETTLING)
+        settle(peer)
 
     def show(label, *components, strict=False, version=1):
         peer.ask(label, DESCRIBE_QUOTAS, version, {"Strict": strict, "Components": [
