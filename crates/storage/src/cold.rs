@@ -11,11 +11,10 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSliceMut};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use disk::BufferPool;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 use crate::format::{SECTOR, index, length32};
 use crate::index::{BatchIndex, BatchPlace};
@@ -23,11 +22,8 @@ use crate::segment::Segment;
 
 /// Bytes of a region: one read serves some dozens of fetches, and a lone miss does not read much for nothing.
 pub(crate) const REGION_BYTES: usize = 256 * 1024;
-/// Regions read by one miss at most: with more, and with two reads at a time, writes wait behind them for longer, and no
-/// more is read (docs/benchmarks/log.md).
-const READ_AHEAD_REGIONS_MAX: u32 = 2;
-/// A read that takes longer keeps no other waiting: its device may be trying a bad sector again and again.
-const TURN_MAX: Duration = Duration::from_millis(100);
+/// Regions read by one miss at most.
+const READ_AHEAD_REGIONS_MAX: u32 = 4;
 
 /// Buffers that are kept for the next reads: memory that is new for each costs more than the read.
 const BUFFERS_KEPT: usize = 16;
@@ -62,8 +58,6 @@ impl Stretch {
 pub(crate) struct Regions {
     state: Mutex<RegionState>,
     loaded: Condvar,
-    /// Held while regions are read: one read at a time.
-    turn: Mutex<()>,
     regions_max: usize,
     /// A buffer for each region, so that one which is dropped, or kept by a reader, keeps no others.
     buffers: BufferPool,
@@ -101,13 +95,7 @@ impl Regions {
         let bytes_max = bytes_max.min(BYTES_MAX);
         let regions_max = (bytes_max / REGION_BYTES).max(STRETCHES.max(2 * index(READ_AHEAD_REGIONS_MAX)));
         let buffers = BufferPool::new(REGION_BYTES, BUFFERS_KEPT);
-        Regions {
-            state: Mutex::default(),
-            loaded: Condvar::new(),
-            turn: Mutex::default(),
-            regions_max,
-            buffers,
-        }
+        Regions { state: Mutex::default(), loaded: Condvar::new(), regions_max, buffers }
     }
 
     /// Bytes that the cache holds at most.
@@ -292,11 +280,7 @@ impl Regions {
             .enumerate()
             .map(|(at, buffer)| IoSliceMut::new(&mut buffer.unfilled()[..lengths(at)]))
             .collect();
-        let turn = self.turn.try_lock_for(TURN_MAX);
-        let read = segment.file.read_vectored_at(from, &mut parts);
-        // Who reads ahead has the next turn otherwise, and whoever waits for records does not.
-        turn.into_iter().for_each(MutexGuard::unlock_fair);
-        read?;
+        segment.file.read_vectored_at(from, &mut parts)?;
         Ok(buffers.iter_mut().enumerate().map(|(at, buffer)| buffer.freeze(lengths(at))).collect())
     }
 
@@ -444,8 +428,6 @@ impl IndexState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
-
     use disk::{Disk, SimDisk};
     use model::{Offset, Timestamp};
 
@@ -483,20 +465,6 @@ mod tests {
         let regions = Regions::new(usize::MAX);
         assert_eq!(regions.stretch(&segment, &place), Stretch::beginning_of(&segment));
         regions.read(&segment, 4096, 70, segment.length).unwrap();
-    }
-
-    #[test]
-    fn a_read_has_its_turn_after_the_one_before_or_when_that_hangs() {
-        let disk = SimDisk::new(1);
-        let segment = Segment::new(1, 1, disk.create("0000000001.log", 1 << 20).unwrap());
-        let regions = Regions::new(8 * REGION_BYTES);
-        let hangs = regions.turn.lock();
-        let begin = Instant::now();
-        regions.read(&segment, 4096, 70, segment.length).unwrap();
-        assert!(begin.elapsed() >= TURN_MAX);
-        drop(hangs);
-        regions.read(&segment, 4096 + length32(REGION_BYTES), 70, segment.length).unwrap();
-        assert!(!regions.turn.is_locked(), "a turn ends with its read");
     }
 
     #[test]
