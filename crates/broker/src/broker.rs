@@ -13,6 +13,7 @@ use storage::{AppendError, Clock, SystemClock};
 use wire::{ErrorCode, Text};
 
 use crate::api::init_producer_id::ProducerIds;
+use crate::api::produce_records::Walks;
 use crate::caller::Origin;
 use crate::compaction::Compactor;
 use crate::config::Config;
@@ -72,6 +73,7 @@ pub struct Broker {
     pub(crate) producer_ids: ProducerIds,
     pub(crate) transactions: Arc<TransactionCoordinator>,
     compactor: Compactor,
+    pub(crate) walks: Walks,
     pub(crate) metrics: Arc<Metrics>,
     clock: Arc<SystemClock>,
     background: Mutex<Vec<tokio::task::JoinHandle<()>>>,
@@ -123,6 +125,7 @@ impl Broker {
             producer_ids: ProducerIds::default(),
             transactions: Arc::new(TransactionCoordinator::new(broker.clone())),
             compactor: Compactor::default(),
+            walks: Walks::default(),
             metrics,
             clock,
             background: Mutex::default(),

@@ -74,7 +74,7 @@ impl Connection {
         if api_key == ApiKey::ApiVersions && !api::is_served(api_key, version) {
             // A client learns from a version 0 answer what it may ask.
             call.header.version = 0;
-            let answer = api::api_versions::answer(&self.broker, None);
+            let answer = api::api_versions::unsupported();
             return Ok(Some(call.ready(answer)));
         }
         if !api::is_served(api_key, version) {
@@ -96,6 +96,7 @@ impl Connection {
         if acks != 0 {
             return Ok(Some(Box::pin(Producing { call, begun })));
         }
+        call.count(0);
         match begun.first_error() {
             // As in Kafka: who asks for no answer learns of an error by a closed connection.
             Some(code) => Err(Refused(format!("a produce request with acks=0 failed with error {code}"))),
@@ -145,7 +146,7 @@ impl Connection {
                     let (name, version) = (&request.client_software_name, &request.client_software_version);
                     self.software.get_or_init(|| (name.to_string(), version.to_string()));
                 }
-                call.ready(api::api_versions::answer(&broker, Some(&request)))
+                call.ready(api::api_versions::answer(&broker, &request, version))
             }
             ApiKey::InitProducerId => {
                 let request: m::InitProducerIdRequest = call.decode()?;

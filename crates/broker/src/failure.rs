@@ -9,6 +9,10 @@ use crate::sequence::SequenceError;
 use crate::topics::TopicError;
 use crate::transactions::TransactionError;
 
+/// Bytes of a message at most: a name in a request may have all that a string takes, and then no answer could hold a sentence
+/// around it.
+const MESSAGE_BYTES_MAX: usize = 1024;
+
 /// An error as an answer carries it: the code, and a message where the API has room for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -24,9 +28,11 @@ impl Failure {
         Failure { code, message: None }
     }
 
-    /// With a message of its own.
+    /// With a message of its own, of which [`MESSAGE_BYTES_MAX`] are kept: it may quote what the client sent.
     pub fn because(code: ErrorCode, message: impl Into<String>) -> Failure {
-        Failure { code, message: Some(message.into()) }
+        let mut message = message.into();
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+        Failure { code, message: Some(message) }
     }
 
     /// The message to answer with; Kafka's sentence for the code where there is none.

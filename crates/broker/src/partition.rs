@@ -272,6 +272,11 @@ impl Partition {
         self.state.lock().transactions.cancel_check(producer_id, check);
     }
 
+    /// The offset that the next record gets: all before it were handed to the log, and some may not be committed yet.
+    pub fn next_offset(&self) -> Offset {
+        self.state.lock().next_offset
+    }
+
     /// The last stable offset of a partition that is committed up to `committed`.
     pub fn last_stable_offset(&self, committed: Offset) -> Offset {
         // The start may have moved into an open transaction.

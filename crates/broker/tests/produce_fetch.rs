@@ -620,3 +620,116 @@ async fn who_sends_wrong_records_learns_which_they_are() {
     }
     broker.close().await;
 }
+
+/// The end, or an offset by time, as ListOffsets answers.
+async fn offset_at(connection: &mut broker::Connection, topic: &'static str, timestamp: i64) -> i64 {
+    use m::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+    let asked = ListOffsetsPartition { partition_index: 0, current_leader_epoch: -1, timestamp };
+    let topic = ListOffsetsTopic { name: Text::from_static(topic), partitions: vec![asked] };
+    let request =
+        m::ListOffsetsRequest { replica_id: -1, isolation_level: 0, topics: vec![topic], timeout_ms: 0 };
+    let answer: m::ListOffsetsResponse = call(connection, 5, &request).await;
+    let found = &answer.topics[0].partitions[0];
+    assert_eq!(found.error_code, 0);
+    found.offset
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_largest_timestamp_is_set_right_and_retention_keeps_the_records() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open_with(directory.path(), &[("log.retention.check.interval.ms", "50")]);
+    let mut connection = connect(&broker);
+    let now = now_ms();
+    let topics = ["claims-none", "claims-0", "claims-later"];
+    for (topic, claimed) in topics.into_iter().zip([-1, 0, now + 40_000_000_000]) {
+        create_topic(&mut connection, topic, 1, &[("retention.ms", "3600000")]).await;
+        let mut builder = BatchBuilder::new(Compression::Lz4);
+        for time in [now - 5, now, now - 3] {
+            builder.push(Timestamp(time), None, Some(b"v"));
+        }
+        let mut wrong = builder.finish().to_vec();
+        model::batch::set_max_timestamp(&mut wrong, Timestamp(claimed));
+        assert_eq!(produce(&mut connection, topic, 0, -1, Bytes::from(wrong)).await, (0, 0, 0));
+        let answer: m::FetchResponse =
+            call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of(topic, 0, 0)])).await;
+        let stored = answer.responses[0].partitions[0].records.clone().unwrap().to_bytes();
+        let header = model::BatchHeader::parse(&stored).unwrap();
+        assert_eq!(header.max_timestamp, Timestamp(now));
+        model::batch::verify_crc(&stored, &header).unwrap();
+        assert_eq!(offset_at(&mut connection, topic, now).await, 1);
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    for topic in topics {
+        assert_eq!(offset_at(&mut connection, topic, -2).await, 0, "{topic}: retention dropped records");
+    }
+    // A record that lies a year ahead is refused, whatever the header says.
+    let mut ahead = batch(&["a"], now + 31_536_000_000, None).to_vec();
+    model::batch::set_max_timestamp(&mut ahead, Timestamp(now));
+    let code = produce(&mut connection, "claims-none", 0, -1, Bytes::from(ahead)).await.0;
+    assert_eq!(code, ErrorCode::InvalidTimestamp.code());
+    broker.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn batches_that_consumers_cannot_decode_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 1, &[]).await;
+    let good = batch(&["one", "two"], now_ms(), None).to_vec();
+    let sealed = |mut bytes: Vec<u8>| {
+        let length = i32::try_from(bytes.len() - 12).unwrap();
+        bytes[8..12].copy_from_slice(&length.to_be_bytes());
+        model::batch::seal_crc(&mut bytes);
+        bytes
+    };
+    let mut cases = Vec::new();
+    for codec in 1..=7 {
+        let mut lies = good.clone();
+        lies[22] |= codec;
+        cases.push((format!("says codec {codec}, is plain"), sealed(lies)));
+    }
+    let mut garbage = good.clone();
+    garbage[61..].fill(0xff);
+    cases.push(("garbage".into(), sealed(garbage)));
+    let mut longer = good.clone();
+    longer.extend_from_slice(b"more");
+    cases.push(("bytes behind the records".into(), sealed(longer)));
+    let mut gap = BatchBuilder::new(Compression::Zstd);
+    gap.push(Timestamp(now_ms()), None, Some(b"a"));
+    gap.push_at(5, Timestamp(now_ms()), None, Some(b"b"), &[]);
+    let mut gap = gap.finish().to_vec();
+    gap[23..27].copy_from_slice(&1i32.to_be_bytes());
+    cases.push(("offset deltas 0 and 5".into(), sealed(gap)));
+    // What takes more than a thread of a connection walks at once, and more than any batch may decompress to.
+    let bomb = wire::compress(Compression::Zstd, &vec![0; 130 << 20]);
+    let mut bomb = [&good[..61], &bomb].concat();
+    bomb[22] = 4;
+    cases.push(("a bomb".into(), sealed(bomb)));
+    for (name, bytes) in cases {
+        let code = produce(&mut connection, "t", 0, -1, Bytes::from(bytes)).await.0;
+        let refused = if name == "a bomb" { ErrorCode::MessageTooLarge } else { ErrorCode::InvalidRecord };
+        assert_eq!(code, refused.code(), "{name}");
+    }
+    assert_eq!(produce(&mut connection, "t", 0, -1, Bytes::from(good)).await.0, 0);
+    assert_eq!(offset_at(&mut connection, "t", -1).await, 2);
+    broker.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_acks_1_was_told_is_below_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "t", 1, &[]).await;
+    for number in 0..100 {
+        let told = produce(&mut connection, "t", 0, 1, batch(&["a"], now_ms(), None)).await;
+        assert_eq!((told.0, told.1), (0, number));
+        let answer: m::FetchResponse =
+            call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of("t", 0, number + 1)])).await;
+        let code = answer.responses.first().map_or(0, |topic| topic.partitions[0].error_code);
+        assert_eq!(code, 0, "a fetch at the end of what was acknowledged");
+        assert_eq!(offset_at(&mut connection, "t", -1).await, number + 1);
+    }
+    broker.close().await;
+}

@@ -122,7 +122,19 @@ async fn what_is_not_promised_is_refused() {
     assert_eq!(frame::decode_response_header(&mut reader, ApiKey::ApiVersions, 0).unwrap(), 7);
     let answer = m::ApiVersionsResponse::decode(&mut reader, 0).unwrap();
     assert_eq!(answer.error_code, wire::ErrorCode::UnsupportedVersion.code());
-    assert_eq!(answer.api_keys.len(), promised.len());
+    let keys: Vec<i16> = answer.api_keys.iter().map(|versions| versions.api_key).collect();
+    assert_eq!(keys, [ApiKey::ApiVersions.code()], "its own key alone, as Kafka");
+    // Java clients before 3.9 fail at a feature whose lowest level is 0 (KAFKA-17011).
+    for (version, features) in [(3, 0), (4, 2)] {
+        let request = m::ApiVersionsRequest {
+            client_software_name: Text::from_static("test"),
+            client_software_version: Text::from_static("1"),
+            ..Default::default()
+        };
+        let answer: m::ApiVersionsResponse = common::call(&mut connection, version, &request).await;
+        assert_eq!((answer.error_code, answer.api_keys.len()), (0, promised.len()));
+        assert_eq!(answer.supported_features.len(), features, "version {version}");
+    }
     broker.close().await;
 }
 

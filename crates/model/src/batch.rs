@@ -296,7 +296,12 @@ pub fn assign(batch: &mut [u8], base_offset: Offset, leader_epoch: i32) {
 /// then take for every record, and recomputes the CRC, which covers both.
 pub fn set_log_append_time(batch: &mut [u8], now: Timestamp) {
     batch[22] |= 0x08;
-    batch[35..43].copy_from_slice(&now.0.to_be_bytes());
+    set_max_timestamp(batch, now);
+}
+
+/// Sets the largest timestamp of the records, and recomputes the CRC, which covers it.
+pub fn set_max_timestamp(batch: &mut [u8], timestamp: Timestamp) {
+    batch[35..43].copy_from_slice(&timestamp.0.to_be_bytes());
     seal_crc(batch);
 }
 

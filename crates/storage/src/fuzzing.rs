@@ -44,7 +44,11 @@ pub fn decoders(data: &[u8]) {
             last = Some(place);
         }
         let _ = batches.first_at_or_after(Offset(0), last.map_or(Timestamp(0), |place| place.max_timestamp));
-        let _ = (batches.with_max_timestamp(Offset(0)), batches.cuts().count(), batches.max_timestamp());
+        let _ = (
+            batches.with_max_timestamp(Offset(0)),
+            batches.last_cut(|bytes, _| bytes < 1000),
+            batches.max_timestamp(),
+        );
         let mut stored = Vec::new();
         batches.encode(&mut stored);
         assert_eq!(stored, data[..stored.len()], "the stored form has one reading");

@@ -167,15 +167,28 @@ impl BatchIndex {
         best
     }
 
-    /// The start offsets of chunks with the bytes that stand before each and the largest timestamp of all before each:
-    /// the places at which retention may cut an extent that is still active.
-    pub fn cuts(&self) -> impl Iterator<Item = (Offset, u32, Timestamp)> + '_ {
-        let mut max = i64::MIN;
-        self.heads.iter().map(move |head| {
-            let cut = (head.base_offset, head.bytes_before, Timestamp(max));
+    /// The last batch before which everything `may_go`, which is asked with the bytes and the largest timestamp of all batches
+    /// before one, and must not say yes again after it said no: the place at which retention cuts an active extent.
+    pub fn last_cut(&self, may_go: impl Fn(u32, Timestamp) -> bool) -> Option<Offset> {
+        let (mut chunk, mut max_before, mut max) = (0, i64::MIN, i64::MIN);
+        for (number, head) in self.heads.iter().enumerate() {
+            if number > 0 && !may_go(head.bytes_before, Timestamp(max)) {
+                break;
+            }
+            (chunk, max_before) = (number, max);
             max = max.max(head.max_timestamp);
-            cut
-        })
+        }
+        let head = self.heads.get(chunk)?;
+        let (mut bytes, mut max, mut found) = (head.bytes_before, max_before, head.base_offset);
+        for (number, place) in self.walk(chunk).take(index(head.batches)).enumerate() {
+            if number > 0 && !may_go(bytes, Timestamp(max)) {
+                break;
+            }
+            found = place.base_offset;
+            bytes += place.length;
+            max = max.max(place.max_timestamp.0);
+        }
+        Some(found)
     }
 
     fn walk(&self, chunk: usize) -> impl Iterator<Item = BatchPlace> + '_ {

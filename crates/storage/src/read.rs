@@ -389,7 +389,8 @@ impl Log {
         if state.deleted {
             return Err(ReadError::Deleted);
         }
-        if from < state.start || from > state.committed {
+        // What is not synced yet is there all the same: `acks=1` was told so. It is seen later.
+        if from < state.start || from > state.next.max(state.committed) {
             return Err(ReadError::OutOfRange {
                 offset: from,
                 start: state.start,

@@ -32,8 +32,12 @@ pub(crate) struct SealedExtent {
 
 const _: () = assert!(size_of::<SealedExtent>() == 24);
 
-/// A timestamp as [`SealedExtent`] keeps it.
+/// A timestamp as [`SealedExtent`] keeps it. An extent whose records have none does not expire by time: how old they are is
+/// not known.
 pub(crate) fn clamp_timestamp(timestamp: Timestamp) -> u32 {
+    if timestamp <= Timestamp::NONE {
+        return u32::MAX;
+    }
     u32::try_from(timestamp.0.saturating_add(999).max(0) / 1000).unwrap_or(u32::MAX)
 }
 
@@ -257,8 +261,8 @@ impl StreamState {
         }
     }
 
-    /// Where retention would move the start: extents whose every record is older than `oldest`, and the oldest ones
-    /// beyond `bytes_max` (Kafka's `retention.ms` and `retention.bytes`: the newest data that reaches the size stays).
+    /// Where retention would move the start: sealed extents whose every record is older than `oldest`, batches of the active
+    /// one, and the oldest beyond `bytes_max` (Kafka's `retention.ms` and `retention.bytes`: the newest data that reaches the size stays).
     pub fn retained_from(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>) -> Offset {
         let (mut start, mut bytes) = (self.start, self.bytes);
         let too_big = |bytes: u64, part: u64| bytes_max.is_some_and(|max| bytes - part >= max);
@@ -272,14 +276,14 @@ impl StreamState {
         }
         let Some(active) = &self.active else { return start.min(self.committed) };
         let in_active = u64::from(active.index.bytes() - active.moved_bytes);
-        for (cut, before, max_before) in active.index.cuts().skip(1) {
-            let expired = oldest.is_some_and(|oldest| max_before < oldest);
-            if !expired && !too_big(in_active, u64::from(before.saturating_sub(active.moved_bytes))) {
-                return start.min(self.committed);
-            }
+        let expired = |max: Timestamp| max > Timestamp::NONE && oldest.is_some_and(|oldest| max < oldest);
+        let may_go = |before: u32, max_before| {
+            expired(max_before) || too_big(in_active, u64::from(before.saturating_sub(active.moved_bytes)))
+        };
+        if let Some(cut) = active.index.last_cut(may_go) {
             start = start.max(cut);
         }
-        if oldest.is_some_and(|oldest| active.index.max_timestamp().is_some_and(|max| max < oldest)) {
+        if active.index.max_timestamp().is_some_and(expired) {
             start = start.max(self.next);
         }
         start.min(self.committed)

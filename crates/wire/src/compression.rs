@@ -59,6 +59,150 @@ pub fn decompress(codec: Compression, input: &Bytes, limit_bytes: usize) -> Resu
     Ok(Bytes::from(output))
 }
 
+/// A failure to read from what [`reader`] gave.
+pub(crate) fn read_error(codec: Compression, error: std::io::Error) -> DecompressError {
+    match error.downcast::<DecompressError>() {
+        Ok(error) => error,
+        Err(error) => {
+            let codec = match codec {
+                Compression::None => "plain",
+                Compression::Gzip => "gzip",
+                Compression::Snappy => "snappy",
+                Compression::Lz4 => "lz4",
+                Compression::Zstd => "zstd",
+            };
+            corrupt(codec, error)
+        }
+    }
+}
+
+/// What `input` decompresses to, piece by piece. A block of snappy of more than `limit_bytes` is refused before it is made.
+pub(crate) fn reader(codec: Compression, input: &[u8], limit_bytes: usize) -> Box<dyn Read + '_> {
+    match codec {
+        Compression::None => Box::new(input),
+        Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(input)),
+        Compression::Lz4 => Box::new(lz4_flex::frame::FrameDecoder::new(input)),
+        Compression::Snappy => {
+            Box::new(SnappyReader { input, begun: false, block: Vec::new(), at: 0, limit_bytes })
+        }
+        Compression::Zstd => {
+            Box::new(ZstdReader { input, decoder: ruzstd::decoding::FrameDecoder::new(), in_frame: false })
+        }
+    }
+}
+
+/// Snappy of either shape, a block at a time; a raw block is one.
+struct SnappyReader<'a> {
+    /// What was not decompressed yet.
+    input: &'a [u8],
+    begun: bool,
+    block: Vec<u8>,
+    at: usize,
+    limit_bytes: usize,
+}
+
+impl Read for SnappyReader<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        while self.at == self.block.len() {
+            let raw = !self.begun && !self.input.starts_with(&XERIAL_MAGIC);
+            if !self.begun && !raw {
+                let blocks = self.input.get(XERIAL_HEADER.len()..);
+                self.input = blocks
+                    .ok_or_else(|| corrupt("snappy", "the header is cut short"))
+                    .map_err(std::io::Error::other)?;
+            }
+            if self.begun && self.input.is_empty() || self.input.is_empty() && !raw {
+                return Ok(0);
+            }
+            self.begun = true;
+            self.block.clear();
+            self.at = 0;
+            let block = if raw {
+                std::mem::take(&mut self.input)
+            } else {
+                xerial_block(&mut self.input).map_err(std::io::Error::other)?
+            };
+            snappy_block(block, &mut self.block, self.limit_bytes).map_err(std::io::Error::other)?;
+        }
+        let mut rest = &self.block[self.at..];
+        let read = rest.read(into)?;
+        self.at += read;
+        Ok(read)
+    }
+}
+
+/// The next block of xerial's shape, taken off `blocks`, which are not empty.
+fn xerial_block<'a>(blocks: &mut &'a [u8]) -> Result<&'a [u8], DecompressError> {
+    let (length, rest) =
+        blocks.split_first_chunk().ok_or_else(|| corrupt("snappy", "a block's length is cut short"))?;
+    let length = u32::from_be_bytes(*length) as usize;
+    let block = rest.get(..length).ok_or_else(|| corrupt("snappy", "a block is cut short"))?;
+    *blocks = &rest[length..];
+    Ok(block)
+}
+
+/// Frames of zstd, a block at a time.
+struct ZstdReader<'a> {
+    /// What was not decompressed yet.
+    input: &'a [u8],
+    decoder: ruzstd::decoding::FrameDecoder,
+    in_frame: bool,
+}
+
+impl Read for ZstdReader<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        use ruzstd::decoding::BlockDecodingStrategy;
+        let failed = |error: &dyn std::fmt::Display| std::io::Error::other(corrupt("zstd", error));
+        loop {
+            if self.in_frame && self.decoder.can_collect() > 0 {
+                return self.decoder.read(into);
+            }
+            if self.in_frame && self.decoder.is_finished() {
+                self.in_frame = false;
+                check_zstd_sum(&self.decoder).map_err(std::io::Error::other)?;
+            }
+            if !self.in_frame {
+                if self.input.is_empty() {
+                    return Ok(0);
+                }
+                self.in_frame =
+                    begin_zstd_frame(&mut self.decoder, &mut self.input).map_err(std::io::Error::other)?;
+                continue;
+            }
+            self.decoder
+                .decode_blocks(&mut self.input, BlockDecodingStrategy::UptoBlocks(1))
+                .map_err(|error| failed(&error))?;
+        }
+    }
+}
+
+/// Reads a frame's header off `input`; false where the frame was one to skip, and was skipped.
+fn begin_zstd_frame(
+    decoder: &mut ruzstd::decoding::FrameDecoder,
+    input: &mut &[u8],
+) -> Result<bool, DecompressError> {
+    use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+    match decoder.reset(&mut *input) {
+        Ok(()) => Ok(true),
+        Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame { length, .. })) => {
+            *input = input
+                .get(length as usize..)
+                .ok_or_else(|| corrupt("zstd", "a skippable frame is cut short"))?;
+            Ok(false)
+        }
+        Err(error) => Err(corrupt("zstd", error)),
+    }
+}
+
+fn check_zstd_sum(decoder: &ruzstd::decoding::FrameDecoder) -> Result<(), DecompressError> {
+    match decoder.get_checksum_from_data() {
+        Some(sum) if Some(sum) != decoder.get_calculated_checksum() => {
+            Err(corrupt("zstd", "the frame's checksum does not match"))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn drain(decoder: impl Read, codec: &'static str, limit_bytes: usize) -> Result<Vec<u8>, DecompressError> {
     let mut output = Vec::new();
     let cap = u64::try_from(limit_bytes).unwrap_or(u64::MAX).saturating_add(1);
@@ -75,12 +219,7 @@ fn snappy(input: &[u8], limit_bytes: usize) -> Result<Vec<u8>, DecompressError> 
     let mut blocks =
         input.get(XERIAL_HEADER.len()..).ok_or_else(|| corrupt("snappy", "the header is cut short"))?;
     while !blocks.is_empty() {
-        let (length, rest) =
-            blocks.split_first_chunk().ok_or_else(|| corrupt("snappy", "a block's length is cut short"))?;
-        let length = u32::from_be_bytes(*length) as usize;
-        let block = rest.get(..length).ok_or_else(|| corrupt("snappy", "a block is cut short"))?;
-        snappy_block(block, &mut output, limit_bytes)?;
-        blocks = &rest[length..];
+        snappy_block(xerial_block(&mut blocks)?, &mut output, limit_bytes)?;
     }
     Ok(output)
 }
@@ -104,22 +243,12 @@ fn snappy_block(block: &[u8], output: &mut Vec<u8>, limit_bytes: usize) -> Resul
 }
 
 fn zstd(mut input: &[u8], limit_bytes: usize) -> Result<Vec<u8>, DecompressError> {
-    use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
     use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
     let mut output = Vec::new();
     while !input.is_empty() {
         let mut decoder = FrameDecoder::new();
-        match decoder.init(&mut input) {
-            Ok(()) => {}
-            Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
-                length, ..
-            })) => {
-                input = input
-                    .get(length as usize..)
-                    .ok_or_else(|| corrupt("zstd", "a skippable frame is cut short"))?;
-                continue;
-            }
-            Err(error) => return Err(corrupt("zstd", error)),
+        if !begin_zstd_frame(&mut decoder, &mut input)? {
+            continue;
         }
         // One call a frame: it stops at the first block past the limit. Draining as it goes would not do, since the
         // decoder holds back a whole window, which a hostile frame makes 128 MiB.
@@ -131,10 +260,7 @@ fn zstd(mut input: &[u8], limit_bytes: usize) -> Result<Vec<u8>, DecompressError
             return Err(DecompressError::TooLarge { limit_bytes });
         }
         let frame = decoder.collect().unwrap_or_default();
-        if decoder.get_checksum_from_data().is_some_and(|sum| Some(sum) != decoder.get_calculated_checksum())
-        {
-            return Err(corrupt("zstd", "the frame's checksum does not match"));
-        }
+        check_zstd_sum(&decoder)?;
         if output.is_empty() {
             output = frame;
         } else {

@@ -18,6 +18,7 @@ pub mod messages;
 pub mod reader;
 pub mod records;
 mod text;
+mod walk;
 mod writer;
 
 #[cfg(test)]
@@ -38,4 +39,5 @@ pub use messages::ApiKey;
 pub use reader::{DecodeError, Part, Reader};
 pub use text::Text;
 pub use uuid::Uuid;
+pub use walk::{Walked, walk};
 pub use writer::{EncodeError, SHARE_BYTES_MIN, Tags, Writer};

@@ -13,29 +13,38 @@ use crate::broker::Broker;
 /// partitions, and gets a new epoch with every transaction (KIP-890).
 pub const FEATURES: [(&str, i16); 2] = [("group.version", 1), ("transaction.version", 2)];
 
-/// Answers ApiVersions; `request` is `None` when its version is not one that is known.
-pub fn answer(broker: &Broker, request: Option<&ApiVersionsRequest>) -> ApiVersionsResponse {
-    let error = match request {
-        None => ErrorCode::UnsupportedVersion,
-        Some(request) if !is_meant_for(broker, request) => ErrorCode::RebootstrapRequired,
-        Some(_) => ErrorCode::None,
+/// From this version on a client takes a feature whose lowest level is 0; Java clients from 2.8 to 3.8 fail at the first
+/// answer that holds one (KAFKA-17011).
+const FEATURES_FROM_ZERO_FROM_VERSION: i16 = 4;
+
+/// Answers a request of a version that is not known, in version 0: with the versions of ApiVersions itself alone, as Kafka.
+pub fn unsupported() -> ApiVersionsResponse {
+    ApiVersionsResponse {
+        error_code: ErrorCode::UnsupportedVersion.code(),
+        api_keys: versions_of(ApiKey::ApiVersions).into_iter().collect(),
+        ..ApiVersionsResponse::default()
+    }
+}
+
+fn versions_of(api_key: ApiKey) -> Option<ApiVersion> {
+    let versions = super::advertised(api_key)?;
+    let (min_version, max_version) = (*versions.start(), *versions.end());
+    Some(ApiVersion { api_key: api_key.code(), min_version, max_version })
+}
+
+/// Answers ApiVersions.
+pub fn answer(broker: &Broker, request: &ApiVersionsRequest, version: i16) -> ApiVersionsResponse {
+    let error = match is_meant_for(broker, request) {
+        true => ErrorCode::None,
+        false => ErrorCode::RebootstrapRequired,
     };
-    let api_keys = ApiKey::ALL
-        .iter()
-        .filter_map(|api_key| {
-            let versions = super::advertised(*api_key)?;
-            Some(ApiVersion {
-                api_key: api_key.code(),
-                min_version: *versions.start(),
-                max_version: *versions.end(),
-            })
-        })
-        .collect();
     let feature = |(name, max): &(&'static str, i16)| SupportedFeatureKey {
         name: Text::from_static(name),
         min_version: 0,
         max_version: *max,
     };
+    let taken =
+        |feature: &SupportedFeatureKey| feature.min_version > 0 || version >= FEATURES_FROM_ZERO_FROM_VERSION;
     let finalized = |(name, level): &(&'static str, i16)| FinalizedFeatureKey {
         name: Text::from_static(name),
         max_version_level: *level,
@@ -43,8 +52,8 @@ pub fn answer(broker: &Broker, request: Option<&ApiVersionsRequest>) -> ApiVersi
     };
     ApiVersionsResponse {
         error_code: error.code(),
-        api_keys,
-        supported_features: FEATURES.iter().map(feature).collect(),
+        api_keys: ApiKey::ALL.iter().filter_map(|api_key| versions_of(*api_key)).collect(),
+        supported_features: FEATURES.iter().map(feature).filter(taken).collect(),
         finalized_features_epoch: 0,
         finalized_features: FEATURES.iter().map(finalized).collect(),
         ..ApiVersionsResponse::default()

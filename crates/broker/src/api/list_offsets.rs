@@ -1,6 +1,7 @@
 //! ListOffsets and OffsetForLeaderEpoch: where a partition begins and ends, and where a time or an epoch stands in it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::{Offset, Timestamp};
 use storage::ReadRequest;
@@ -34,6 +35,8 @@ const EARLIEST_PENDING_UPLOAD: i64 = -6;
 const READ_COMMITTED: i8 = 1;
 /// The first version whose answer has a leader epoch (KIP-320).
 const LEADER_EPOCH_FROM_VERSION: i16 = 4;
+/// How long what was appended before is waited for.
+const SEEN_PATIENCE: Duration = Duration::from_secs(1);
 /// A batch may decompress to so many bytes when its records are searched for a time.
 const SEARCH_BYTES_MAX: usize = 256 * 1024 * 1024;
 
@@ -92,6 +95,12 @@ async fn find(
     stable: bool,
 ) -> Result<Place, Failure> {
     let home = partition.home()?;
+    if !matches!(timestamp, EARLIEST | EARLIEST_LOCAL) {
+        // What was acknowledged with acks=1 is there, so it is waited for until it can be seen, a group commit at most. Where
+        // the log has stopped, or the disk stands still, what can be seen is the answer.
+        let seen = broker.committed(partition, home, partition.next_offset());
+        let _ = tokio::time::timeout(SEEN_PATIENCE, seen).await;
+    }
     let bounds = home.stream.bounds();
     let end = match stable {
         true => partition.last_stable_offset(bounds.committed),

@@ -117,9 +117,26 @@ async fn find(
     if !creates {
         return Err(ErrorCode::UnknownTopicOrPartition.into());
     }
-    let topic = broker.find_or_create_topic(name, broker.config.num_partitions, &[]).await?;
-    audit::changed(&caller.origin, "created topic", name, "on first use");
-    Ok(topic)
+    create(broker.clone(), caller.clone(), name.clone()).await
+}
+
+/// Creates a topic that was asked for. Once begun it goes on to its end, and into the audit log, also where the client does
+/// not wait for the answer.
+async fn create(broker: Arc<Broker>, caller: Caller, name: Text) -> Result<Arc<Topic>, Failure> {
+    let partitions = broker.config.num_partitions;
+    // Over its quota of changes (KIP-599) a client is told that there is no such topic yet, and asks again.
+    if broker.quotas.record_mutations(&caller.payer(), f64::from(partitions), true).is_err() {
+        return Err(ErrorCode::UnknownTopicOrPartition.into());
+    }
+    let work = async move {
+        let topic = broker.find_or_create_topic(&name, partitions, &[]).await?;
+        audit::changed(&caller.origin, "created topic", &name, "on first use");
+        Ok(topic)
+    };
+    match tokio::spawn(work).await {
+        Ok(created) => created,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
 }
 
 /// What the caller may do to the cluster, if it asks and may see that.

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use model::{BatchError, BatchHeader, Compression, Timestamp, TimestampType, batch};
+use model::{BatchError, BatchHeader, Compression, Timestamp, batch};
 use parking_lot::Mutex;
 use storage::{Admission, AdmitError, AppendError, Completion, Durability};
 use tokio::time::Sleep;
@@ -20,13 +20,13 @@ use wire::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use wire::messages::produce_response::{
     BatchIndexAndErrorMessage, PartitionProduceResponse, ProduceResponse, TopicProduceResponse,
 };
-use wire::records::{RecordError, RecordView, records};
+use wire::records::{RecordView, records};
 use wire::{ErrorCode, Records};
 
+use crate::api::produce_records::{believed, check_records, out_of_range, undecodable, walk_records};
 use crate::api::produce_transactions::{ADDS_FROM_VERSION, Transactions};
 use crate::broker::Broker;
 use crate::caller::Caller;
-use crate::compaction::filter::DECOMPRESSED_BYTES_MAX;
 use crate::failure::Failure;
 use crate::logs::OpenLog;
 use crate::partition::{Appended, Checked, Home, Order, Partition};
@@ -364,14 +364,25 @@ async fn append(
     let now_ms = broker.now_ms();
     let (header, bytes) = parse(data.records)?;
     let config = topic.config();
-    let append_time =
-        check(&header, &bytes, &config, naming.version, now_ms).map_err(|failure| match failure.code {
-            ErrorCode::InvalidRecord | ErrorCode::InvalidTimestamp => {
-                let wrong = naming.wrong_records(&bytes, &partition, &config, failure.code, now_ms);
-                Refusal::by_log(&home, failure).because_of(wrong)
-            }
-            _ => failure.into(),
-        })?;
+    let refuse = |failure: Failure, naming: &mut Naming| match failure.code {
+        ErrorCode::InvalidRecord | ErrorCode::InvalidTimestamp => {
+            let wrong = naming.wrong_records(&bytes, &partition, &config, failure.code, now_ms);
+            Refusal::by_log(&home, failure).because_of(wrong)
+        }
+        _ => failure.into(),
+    };
+    if let Err(failure) = check_header(&header, &bytes, &config, naming.version) {
+        return Err(refuse(failure, naming));
+    }
+    let walked = match walk_records(broker, header, &bytes).await {
+        Ok(walked) => walked,
+        Err(error) => return Err(Refusal::by_log(&home, undecodable(&error))),
+    };
+    let append_time = match check_records(&header, &walked, &config, now_ms) {
+        Ok(append_time) => append_time,
+        Err(failure) => return Err(refuse(failure, naming)),
+    };
+    let (header, bytes) = believed(header, bytes, &walked);
     let batch = Checked { header, bytes, append_time };
     let (mut check, mut index_room) = (None, None);
     if batch.header.is_transactional() {
@@ -443,21 +454,19 @@ fn parse(records: Option<Records>) -> Result<(BatchHeader, Bytes), Failure> {
 
 fn corrupt(error: BatchError) -> Failure {
     let code = match error {
-        BatchError::Count { .. } => ErrorCode::InvalidRecord,
+        BatchError::Count { .. } | BatchError::Codec(_) => ErrorCode::InvalidRecord,
         _ => ErrorCode::CorruptMessage,
     };
     Failure::because(code, error.to_string())
 }
 
-/// Everything else that is checked of a batch before it is appended; returns the time that the server sets, if it does.
-/// Records are not decoded.
-fn check(
+/// What is checked of a batch before its records are looked at.
+fn check_header(
     header: &BatchHeader,
     bytes: &Bytes,
     config: &TopicConfig,
     version: i16,
-    now_ms: i64,
-) -> Result<Option<Timestamp>, Failure> {
+) -> Result<(), Failure> {
     let invalid = |why: &str| Failure::because(ErrorCode::InvalidRecord, why);
     if header.total_bytes > config.message_bytes_max {
         let (have, max) = (header.total_bytes, config.message_bytes_max);
@@ -486,14 +495,7 @@ fn check(
     if header.compression() == Compression::Zstd && version < ZSTD_FROM_VERSION {
         return Err(ErrorCode::UnsupportedCompressionType.into());
     }
-    if config.compaction.is_some() {
-        check_keys(bytes)?;
-    }
-    let append_time = (config.timestamp_type == TimestampType::LogAppendTime).then_some(Timestamp(now_ms));
-    if append_time.is_none() {
-        check_timestamps(header, config, now_ms)?;
-    }
-    Ok(append_time)
+    Ok(())
 }
 
 /// What may still be spent on naming the wrong records of a request's batches (KIP-467): batches cost little to send.
@@ -535,10 +537,11 @@ impl Naming {
         };
         let wrong = |index: i32, record: &RecordView| match code {
             ErrorCode::InvalidTimestamp => {
-                let time = header.base_timestamp.0.saturating_add(record.timestamp_delta);
-                (!(from..=to).contains(&time)).then(|| {
+                let time = Timestamp(header.base_timestamp.0.wrapping_add(record.timestamp_delta));
+                out_of_range(time, config, now_ms).then(|| {
                     format!(
-                        "Timestamp {time} of message with offset {index} is out of range. The timestamp should be within [{from}, {to}]"
+                        "Timestamp {} of message with offset {index} is out of range. The timestamp should be within [{from}, {to}]",
+                        time.0
                     )
                 })
             }
@@ -560,33 +563,4 @@ impl Naming {
         self.records -= found.len();
         found
     }
-}
-
-/// Compaction could not tell what a record without a key replaces.
-fn check_keys(batch: &Bytes) -> Result<(), Failure> {
-    let corrupt = |error: RecordError| Failure::because(ErrorCode::CorruptMessage, error.to_string());
-    let (_, all) = records(batch, DECOMPRESSED_BYTES_MAX).map_err(corrupt)?;
-    for record in all {
-        if record.map_err(corrupt)?.key.is_none() {
-            let why = "Compacted topic cannot accept message without key";
-            return Err(Failure::because(ErrorCode::InvalidRecord, why));
-        }
-    }
-    Ok(())
-}
-
-/// Kafka's bounds on what a producer may claim (KIP-937), applied to the batch's own bounds.
-fn check_timestamps(header: &BatchHeader, config: &TopicConfig, now_ms: i64) -> Result<(), Failure> {
-    if header.timestamp_type() == TimestampType::LogAppendTime {
-        let why = "Invalid timestamp type LogAppendTime in a batch of a topic with CreateTime";
-        return Err(Failure::because(ErrorCode::InvalidTimestamp, why));
-    }
-    let newest = header.max_timestamp.0;
-    let oldest = header.base_timestamp.0.min(newest);
-    let late = oldest >= 0 && now_ms.saturating_sub(oldest) > config.timestamp_before_max_ms;
-    if late || newest.saturating_sub(now_ms) > config.timestamp_after_max_ms {
-        let why = format!("Timestamp {newest} of the batch is out of range at {now_ms}");
-        return Err(Failure::because(ErrorCode::InvalidTimestamp, why));
-    }
-    Ok(())
 }

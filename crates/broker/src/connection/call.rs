@@ -110,13 +110,18 @@ impl Call {
             tracing::error!(api = name, version, %error, "an answer cannot be encoded, which is a bug");
             Refused(format!("the answer to a {name} request of version {version} cannot be encoded"))
         })?;
-        if let Some(metrics) = self.broker.metrics.of(api_key) {
+        self.count(encoded.len());
+        Ok(encoded)
+    }
+
+    /// Counts the request, and its answer of so many bytes, in the metrics.
+    pub(super) fn count(&self, bytes_out: usize) {
+        if let Some(metrics) = self.broker.metrics.of(self.header.api_key) {
             metrics.requests.inc();
             metrics.bytes_in.inc_by(self.request_bytes as u64);
-            metrics.bytes_out.inc_by(encoded.len() as u64);
+            metrics.bytes_out.inc_by(bytes_out as u64);
             metrics.seconds.observe(self.begun.elapsed().as_secs_f64());
         }
-        Ok(encoded)
     }
 
     /// An answer that depends on nothing that earlier requests may still change.

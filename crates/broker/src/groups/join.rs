@@ -10,6 +10,10 @@ use super::rebalance::JoinTimer;
 use super::sync::{Purpose, Replacement};
 use super::{Action, GroupError, Joined, Now, ReplyToken};
 
+/// Bytes of a client's or an instance's name in a member's id: with its UUID the id must fit into a string of the protocol, as
+/// all members of a group are told each other's.
+const MEMBER_NAME_BYTES_MAX: usize = 1024;
+
 /// How long a new member may wait in its first join before it is asked to start over. A client that gave up and came
 /// back under another id would otherwise leave dead members behind for the whole of a long rebalance (KIP-394).
 pub const NEW_MEMBER_JOIN_TIMEOUT_MS: u64 = 5 * 60 * 1_000;
@@ -64,7 +68,8 @@ impl JoinRequest {
     }
 
     pub(super) fn new_member_id(&self) -> String {
-        format!("{}-{}", self.instance_id.as_ref().unwrap_or(&self.client_id), self.uuid)
+        let name = self.instance_id.as_ref().unwrap_or(&self.client_id);
+        format!("{}-{}", &name[..name.floor_char_boundary(MEMBER_NAME_BYTES_MAX)], self.uuid)
     }
 
     fn member(&self, id: String) -> Member {

@@ -1,0 +1,114 @@
+//! The records of a produced batch: decoded as far as to believe them, and held to the settings of their topic.
+//!
+//! A header is a claim of the producer. Nothing is built of the records; whatever they decompress to, memory stays bounded.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use model::{BatchHeader, Timestamp, TimestampType, batch};
+use wire::records::{DecompressError, RecordError};
+use wire::{ErrorCode, Walked};
+
+use crate::broker::Broker;
+use crate::compaction::filter::DECOMPRESSED_BYTES_MAX;
+use crate::failure::Failure;
+use crate::topic_config::TopicConfig;
+
+/// Bytes of a batch, or of what one decompresses to, whose records are walked on the connection's own thread: less than a
+/// millisecond even of the smallest records. Other batches take a thread that may block, by turns ([`Walks`]).
+const WALKED_AT_ONCE_BYTES_MAX: usize = 128 * 1024;
+
+/// Threads for the records of large or compressed batches: as many as there are cores, so that what a batch makes a codec
+/// allocate (some 100 MiB at worst) is made so many times at most.
+#[derive(Debug)]
+pub struct Walks(tokio::sync::Semaphore);
+
+impl Default for Walks {
+    fn default() -> Walks {
+        Walks(tokio::sync::Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)))
+    }
+}
+
+/// Decodes the records of a batch as far as to believe it, see [`wire::walk`].
+pub(super) async fn walk_records(
+    broker: &Arc<Broker>,
+    header: BatchHeader,
+    bytes: &Bytes,
+) -> Result<Walked, RecordError> {
+    let packed = bytes.slice(batch::HEADER_BYTES..);
+    if packed.len() <= WALKED_AT_ONCE_BYTES_MAX {
+        match wire::walk(&header, &packed, WALKED_AT_ONCE_BYTES_MAX) {
+            Err(RecordError::Decompress(DecompressError::TooLarge { .. })) => {}
+            walked => return walked,
+        }
+    }
+    let turn = broker.walks.0.acquire().await.expect("the semaphore is never closed");
+    let walked = broker.blocking(move |_| wire::walk(&header, &packed, DECOMPRESSED_BYTES_MAX)).await;
+    drop(turn);
+    walked
+}
+
+/// Why records that cannot be decoded are refused. No code of these is one that producers try again after.
+pub(super) fn undecodable(error: &RecordError) -> Failure {
+    let code = match error {
+        RecordError::Decompress(DecompressError::TooLarge { .. }) => ErrorCode::MessageTooLarge,
+        _ => ErrorCode::InvalidRecord,
+    };
+    Failure::because(code, error.to_string())
+}
+
+/// What is checked of the records; returns the time that the server sets, if it does.
+pub(super) fn check_records(
+    header: &BatchHeader,
+    walked: &Walked,
+    config: &TopicConfig,
+    now_ms: i64,
+) -> Result<Option<Timestamp>, Failure> {
+    if config.compaction.is_some() && walked.keyless {
+        // Compaction could not tell what a record without a key replaces.
+        let why = "Compacted topic cannot accept message without key";
+        return Err(Failure::because(ErrorCode::InvalidRecord, why));
+    }
+    let append_time = (config.timestamp_type == TimestampType::LogAppendTime).then_some(Timestamp(now_ms));
+    if append_time.is_none() {
+        check_timestamps(header, walked, config, now_ms)?;
+    }
+    Ok(append_time)
+}
+
+/// The batch with the largest timestamp of its records in its header, whatever the producer wrote there (Kafka's
+/// `LogValidator`; Sarama before 1.45.2 writes -1): retention and ListOffsets go by it. Rightly filled ones are not copied.
+pub(super) fn believed(header: BatchHeader, bytes: Bytes, walked: &Walked) -> (BatchHeader, Bytes) {
+    if header.max_timestamp == walked.max_timestamp {
+        return (header, bytes);
+    }
+    let mut bytes = Vec::from(bytes);
+    batch::set_max_timestamp(&mut bytes, walked.max_timestamp);
+    let header = BatchHeader::parse(&bytes).expect("it was parsed before, and no length changed");
+    (header, Bytes::from(bytes))
+}
+
+/// Kafka's bounds on the timestamps of records (KIP-937). A record without one is within them.
+fn check_timestamps(
+    header: &BatchHeader,
+    walked: &Walked,
+    config: &TopicConfig,
+    now_ms: i64,
+) -> Result<(), Failure> {
+    if header.timestamp_type() == TimestampType::LogAppendTime {
+        let why = "Invalid timestamp type LogAppendTime in a batch of a topic with CreateTime";
+        return Err(Failure::because(ErrorCode::InvalidTimestamp, why));
+    }
+    let wrong = |time: &Timestamp| out_of_range(*time, config, now_ms);
+    if let Some(wrong) = walked.min_timestamp.filter(wrong).or(Some(walked.max_timestamp).filter(wrong)) {
+        let why = format!("Timestamp {} of the batch is out of range at {now_ms}", wrong.0);
+        return Err(Failure::because(ErrorCode::InvalidTimestamp, why));
+    }
+    Ok(())
+}
+
+pub(super) fn out_of_range(time: Timestamp, config: &TopicConfig, now_ms: i64) -> bool {
+    let before = |time: i64| now_ms.checked_sub(time).is_none_or(|age| age > config.timestamp_before_max_ms);
+    time != Timestamp::NONE
+        && (before(time.0) || time.0.saturating_sub(now_ms) > config.timestamp_after_max_ms)
+}

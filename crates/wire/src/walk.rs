@@ -1,0 +1,382 @@
+//! Walks the records of a batch once, without building them: what a server checks before it believes a batch.
+//!
+//! A producer's header is a claim. Consumers stop at a batch whose records do not decode, and retention goes by its
+//! largest timestamp, so both are found out here, as Kafka's `LogValidator` does on append.
+//!
+//! Invariant: whatever a batch decompresses to, [`CHUNK_BYTES`] and the state of its codec are all that is held of it. A
+//! codec's state is a window of 100 MiB at most (zstd), or one block of snappy.
+
+use std::io::Read;
+
+use model::{BatchHeader, Compression, Timestamp};
+
+use crate::DecodeError;
+use crate::compression::{DecompressError, read_error, reader};
+use crate::records::RecordError;
+
+/// Decompressed bytes that are looked at together.
+const CHUNK_BYTES: usize = 32 * 1024;
+/// Bytes of the smallest header of a record: the lengths of its key and value.
+const HEADER_BYTES_MIN: u64 = 2;
+
+/// What the records of a batch say of themselves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Walked {
+    /// The largest timestamp of a record; [`Timestamp::NONE`] when none has one.
+    pub max_timestamp: Timestamp,
+    /// The smallest timestamp of the records that have one.
+    pub min_timestamp: Option<Timestamp>,
+    /// Whether a record has no key.
+    pub keyless: bool,
+}
+
+/// Walks `packed`, the records of a batch with `header`, which may decompress to at most `limit_bytes`.
+///
+/// Every record decodes and takes the bytes that it claims, their offsets follow each other from 0, there are as many as the
+/// header says, and nothing follows them: else an error. Blocks for as long as decompression takes.
+pub fn walk(header: &BatchHeader, packed: &[u8], limit_bytes: usize) -> Result<Walked, RecordError> {
+    match header.compression() {
+        Compression::None if packed.len() > limit_bytes => {
+            Err(DecompressError::TooLarge { limit_bytes }.into())
+        }
+        Compression::None => walk_from(header, Plain { bytes: packed, at: 0 }),
+        codec => {
+            let reader = reader(codec, packed, limit_bytes);
+            let chunk = vec![0; CHUNK_BYTES].into_boxed_slice();
+            walk_from(header, Packed { codec, reader, chunk, at: 0, end: 0, passed: 0, limit_bytes })
+        }
+    }
+}
+
+/// Why the next bytes cannot be had.
+enum Fault {
+    /// Something in the records is wrong.
+    Decode(DecodeError),
+    /// They cannot be decompressed.
+    Decompress(DecompressError),
+}
+
+impl From<DecodeError> for Fault {
+    fn from(error: DecodeError) -> Fault {
+        Fault::Decode(error)
+    }
+}
+
+/// Records, from front to back.
+trait Source {
+    /// The bytes at hand that were not passed; empty at the end alone.
+    fn at_hand(&mut self) -> Result<&[u8], Fault>;
+    /// Goes `bytes` on, at most as far as what is at hand.
+    fn advance(&mut self, bytes: usize);
+    /// Bytes passed.
+    fn position(&self) -> u64;
+
+    #[inline]
+    fn byte(&mut self) -> Result<u8, Fault> {
+        let byte = *self.at_hand()?.first().ok_or(DecodeError::Truncated { need: 1, have: 0 })?;
+        self.advance(1);
+        Ok(byte)
+    }
+
+    /// Passes `left` bytes.
+    #[inline]
+    fn skip(&mut self, mut left: u64) -> Result<(), Fault> {
+        while left > 0 {
+            let have = self.at_hand()?.len();
+            if have == 0 {
+                let need = usize::try_from(left).unwrap_or(usize::MAX);
+                return Err(DecodeError::Truncated { need, have }.into());
+            }
+            let step = usize::try_from(left).map_or(have, |left| left.min(have));
+            self.advance(step);
+            left -= step as u64;
+        }
+        Ok(())
+    }
+
+    /// A zigzag LEB128 integer of at most `bits` bits, which are 32 or 64.
+    #[inline]
+    fn zigzag(&mut self, bits: u32) -> Result<i64, Fault> {
+        let mut value = 0u64;
+        for shift in (0..bits).step_by(7) {
+            let byte = self.byte()?;
+            let left = bits - shift;
+            if left < 7 && byte >> left != 0 {
+                break;
+            }
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok((value >> 1).cast_signed() ^ -(value & 1).cast_signed());
+            }
+        }
+        Err(DecodeError::Varint.into())
+    }
+
+    /// A length, or `None` for null.
+    #[inline]
+    fn length(&mut self) -> Result<Option<u64>, Fault> {
+        match self.zigzag(32)? {
+            -1 => Ok(None),
+            length => Ok(Some(u64::try_from(length).map_err(|_| DecodeError::Length(length))?)),
+        }
+    }
+}
+
+struct Plain<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Source for Plain<'_> {
+    #[inline]
+    fn at_hand(&mut self) -> Result<&[u8], Fault> {
+        Ok(&self.bytes[self.at..])
+    }
+
+    #[inline]
+    fn advance(&mut self, bytes: usize) {
+        self.at += bytes;
+    }
+
+    #[inline]
+    fn position(&self) -> u64 {
+        self.at as u64
+    }
+}
+
+struct Packed<R> {
+    codec: Compression,
+    reader: R,
+    chunk: Box<[u8]>,
+    /// What is at hand of the chunk.
+    at: usize,
+    end: usize,
+    /// Bytes before the chunk.
+    passed: u64,
+    limit_bytes: usize,
+}
+
+impl<R: Read> Packed<R> {
+    #[cold]
+    fn refill(&mut self) -> Result<(), Fault> {
+        self.passed += self.end as u64;
+        (self.at, self.end) = (0, 0);
+        loop {
+            match self.reader.read(&mut self.chunk) {
+                Ok(read) => self.end = read,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(Fault::Decompress(read_error(self.codec, error))),
+            }
+            break;
+        }
+        if self.passed + self.end as u64 > self.limit_bytes as u64 {
+            return Err(Fault::Decompress(DecompressError::TooLarge { limit_bytes: self.limit_bytes }));
+        }
+        Ok(())
+    }
+}
+
+impl<R: Read> Source for Packed<R> {
+    #[inline]
+    fn at_hand(&mut self) -> Result<&[u8], Fault> {
+        if self.at == self.end {
+            self.refill()?;
+        }
+        Ok(&self.chunk[self.at..self.end])
+    }
+
+    #[inline]
+    fn advance(&mut self, bytes: usize) {
+        self.at += bytes;
+    }
+
+    #[inline]
+    fn position(&self) -> u64 {
+        self.passed + self.at as u64
+    }
+}
+
+fn walk_from(header: &BatchHeader, mut source: impl Source) -> Result<Walked, RecordError> {
+    let mut walked = Walked { max_timestamp: Timestamp::NONE, min_timestamp: None, keyless: false };
+    for index in 0..header.count {
+        let failed = |fault| match fault {
+            Fault::Decode(error) => RecordError::Decode { index, error },
+            Fault::Decompress(error) => error.into(),
+        };
+        let claimed =
+            source.length().and_then(|length| Ok(length.ok_or(DecodeError::Null)?)).map_err(failed)?;
+        let from = source.position();
+        walk_record(header, index, &mut source, from + claimed, &mut walked).map_err(failed)?;
+        let taken = source.position() - from;
+        if taken != claimed {
+            let bytes = |count| usize::try_from(count).unwrap_or(usize::MAX);
+            return Err(RecordError::Length { index, claimed: bytes(claimed), taken: bytes(taken) });
+        }
+    }
+    match source.at_hand() {
+        Ok([]) => Ok(walked),
+        Ok(rest) => Err(RecordError::Trailing(rest.len())),
+        Err(Fault::Decompress(error)) => Err(error.into()),
+        Err(Fault::Decode(error)) => Err(RecordError::Decode { index: header.count, error }),
+    }
+}
+
+/// One record, which says that it ends at `end`.
+#[inline]
+fn walk_record(
+    header: &BatchHeader,
+    index: i32,
+    source: &mut impl Source,
+    end: u64,
+    walked: &mut Walked,
+) -> Result<(), Fault> {
+    // Within the record: a length that reaches beyond it is not read as far.
+    let field = |source: &mut _, length: u64| {
+        let have = end.saturating_sub(Source::position(source));
+        if length > have {
+            let bytes = |count| usize::try_from(count).unwrap_or(usize::MAX);
+            return Err(Fault::from(DecodeError::Truncated { need: bytes(length), have: bytes(have) }));
+        }
+        Source::skip(source, length)
+    };
+    let _attributes = source.byte()?;
+    let delta = source.zigzag(64)?;
+    let timestamp = Timestamp(header.base_timestamp.0.wrapping_add(delta));
+    walked.max_timestamp = walked.max_timestamp.max(timestamp);
+    if timestamp != Timestamp::NONE {
+        walked.min_timestamp = Some(walked.min_timestamp.map_or(timestamp, |min| min.min(timestamp)));
+    }
+    let offset_delta = source.zigzag(32)?;
+    if offset_delta != i64::from(index) {
+        // Kafka: "does not have incremental offsets".
+        return Err(DecodeError::Length(offset_delta).into());
+    }
+    match source.length()? {
+        Some(length) => field(source, length)?,
+        None => walked.keyless = true,
+    }
+    if let Some(length) = source.length()? {
+        field(source, length)?;
+    }
+    let headers = source.length()?.ok_or(DecodeError::Null)?;
+    let have = end.saturating_sub(source.position());
+    if headers > have / HEADER_BYTES_MIN {
+        return Err(DecodeError::Length(i64::try_from(headers).unwrap_or(i64::MAX)).into());
+    }
+    for _ in 0..headers {
+        let key = source.length()?.ok_or(DecodeError::Null)?;
+        field(source, key)?;
+        if let Some(value) = source.length()? {
+            field(source, value)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use model::batch::HEADER_BYTES;
+
+    use super::*;
+    use crate::records::{BatchBuilder, records};
+
+    const CODECS: [Compression; 5] =
+        [Compression::None, Compression::Gzip, Compression::Snappy, Compression::Lz4, Compression::Zstd];
+
+    fn walked(batch: &[u8], limit_bytes: usize) -> Result<Walked, RecordError> {
+        let header = BatchHeader::parse(batch)?;
+        walk(&header, &batch[HEADER_BYTES..header.total_bytes], limit_bytes)
+    }
+
+    fn sample(codec: Compression, large: usize) -> Vec<u8> {
+        let mut builder = BatchBuilder::new(codec);
+        let header = (Bytes::from_static(b"h"), Some(Bytes::from_static(b"value")));
+        builder.push_with_headers(Timestamp(1000), Some(b"k"), Some(b"v"), &[header.clone(), header]);
+        builder.push(Timestamp(-1), None, None);
+        builder.push(Timestamp(3000), Some(b""), Some(&vec![5; large]));
+        builder.push(Timestamp(900), Some(b"last"), None);
+        builder.finish().to_vec()
+    }
+
+    #[test]
+    fn every_codec_tells_the_timestamps_and_that_a_key_is_missing() {
+        for codec in CODECS {
+            for large in [0, 70_000, 300_000] {
+                let found = walked(&sample(codec, large), 1 << 20).unwrap();
+                let (max_timestamp, min_timestamp) = (Timestamp(3000), Some(Timestamp(900)));
+                assert_eq!(
+                    found,
+                    Walked { max_timestamp, min_timestamp, keyless: true },
+                    "{codec:?} {large}"
+                );
+            }
+            let mut builder = BatchBuilder::new(codec);
+            builder.push(Timestamp(-1), Some(b"k"), None);
+            let found = walked(&builder.finish(), 1 << 20).unwrap();
+            let nothing = Walked { max_timestamp: Timestamp::NONE, min_timestamp: None, keyless: false };
+            assert_eq!(found, nothing);
+        }
+    }
+
+    #[test]
+    fn more_than_the_limit_is_refused() {
+        for codec in CODECS {
+            let batch = sample(codec, 300_000);
+            let error = walked(&batch, 300_000).unwrap_err();
+            assert!(
+                matches!(error, RecordError::Decompress(DecompressError::TooLarge { .. })),
+                "{codec:?} {error}"
+            );
+            walked(&batch, 300_100).unwrap();
+        }
+    }
+
+    #[test]
+    fn gaps_counts_and_what_follows_are_errors() {
+        for codec in CODECS {
+            let mut builder = BatchBuilder::new(codec);
+            builder.push(Timestamp(1), Some(b"k"), None);
+            builder.push_at(5, Timestamp(1), Some(b"k"), None, &[]);
+            assert!(walked(&builder.finish(), 1 << 20).is_err(), "{codec:?}: a gap");
+            for (count, why) in [(3i32, "one less"), (5, "one more")] {
+                let mut batch = sample(codec, 10);
+                batch[57..61].copy_from_slice(&count.to_be_bytes());
+                batch[23..27].copy_from_slice(&(count - 1).to_be_bytes());
+                assert!(walked(&batch, 1 << 20).is_err(), "{codec:?}: {why}");
+            }
+        }
+        // A codec that is not the one of the records.
+        let plain = sample(Compression::None, 100);
+        for codec in &CODECS[1..] {
+            let mut lies = plain.clone();
+            lies[22] = u8::try_from(codec.bits()).unwrap();
+            assert!(walked(&lies, 1 << 20).is_err(), "{codec:?}");
+        }
+    }
+
+    #[test]
+    fn a_walk_accepts_no_batch_that_a_consumer_cannot_read() {
+        let mut source = crate::arbitrary::Source::new(23);
+        let (mut taken, mut refused) = (0, 0);
+        for codec in CODECS {
+            let good = sample(codec, 60);
+            for _ in 0..4000 {
+                let mut bad = good.clone();
+                let at =
+                    HEADER_BYTES + usize::try_from(source.below((bad.len() - HEADER_BYTES) as u64)).unwrap();
+                bad[at] ^= 1 << source.below(8);
+                let Ok(found) = walked(&bad, 1 << 16) else {
+                    refused += 1;
+                    continue;
+                };
+                taken += 1;
+                let (header, all) = records(&Bytes::from(bad), 1 << 16).unwrap();
+                let times =
+                    all.map(|record| header.base_timestamp.0.wrapping_add(record.unwrap().timestamp_delta));
+                assert_eq!(times.max().unwrap().max(-1), found.max_timestamp.0);
+            }
+        }
+        assert!(taken > 1000 && refused > 1000, "{taken} taken, {refused} refused");
+    }
+}
