@@ -9,7 +9,7 @@ use std::time::Duration;
 use meta::{Change, Compare, MetaError, Store};
 use model::{Offset, Timestamp};
 use parking_lot::Mutex;
-use storage::{AppendError, Clock, SystemClock};
+use storage::{AdmitError, AppendError, Clock, SystemClock};
 use wire::{ErrorCode, Text};
 
 use crate::api::init_producer_id::ProducerIds;
@@ -18,11 +18,12 @@ use crate::caller::Origin;
 use crate::compaction::Compactor;
 use crate::config::Config;
 use crate::connection::Connection;
+use crate::connection::turns::Turns;
 use crate::coordinator::Coordinator;
 use crate::failure::Failure;
 use crate::group_config::ConsumerGroupConfig;
 use crate::groups::GroupConfig;
-use crate::logs::{LogDirectory, Logs, LogsError, Opening};
+use crate::logs::{LogDirectory, Logs, LogsError, OpenLog, Opening};
 use crate::metrics::{BrokerCollector, Metrics};
 use crate::partition::{Home, Partition};
 use crate::quotas::Quotas;
@@ -74,6 +75,7 @@ pub struct Broker {
     pub(crate) transactions: Arc<TransactionCoordinator>,
     compactor: Compactor,
     pub(crate) walks: Walks,
+    pub(crate) turns: Turns,
     pub(crate) metrics: Arc<Metrics>,
     clock: Arc<SystemClock>,
     background: Mutex<Vec<tokio::task::JoinHandle<()>>>,
@@ -126,6 +128,7 @@ impl Broker {
             transactions: Arc::new(TransactionCoordinator::new(broker.clone())),
             compactor: Compactor::default(),
             walks: Walks::default(),
+            turns: Turns::default(),
             metrics,
             clock,
             background: Mutex::default(),
@@ -228,10 +231,14 @@ impl Broker {
         self.quotas.record_connection(address)
     }
 
-    /// Why it takes no more appends, if no log does.
+    /// Why it takes no appends, if no log does: each has stopped, or its disk is full.
     pub fn failure(&self) -> Option<String> {
-        let failed = self.failed_logs();
-        (failed.len() == self.logs.all().len()).then(|| failed.join("; "))
+        let why = |log: &OpenLog| match log.failure() {
+            Some(error) => Some(error.to_string()),
+            None => log.log.is_full().then(|| AdmitError::Full.to_string()),
+        };
+        let reasons = self.logs.all().iter().map(|log| Some(format!("{}: {}", log.path, why(log)?)));
+        reasons.collect::<Option<Vec<String>>>().map(|reasons| reasons.join("; "))
     }
 
     /// The logs that stopped by themselves, and why.

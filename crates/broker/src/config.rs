@@ -72,10 +72,14 @@ impl Kind {
     pub fn problem(self, value: &str) -> Option<&'static str> {
         let value = value.trim();
         let (fits, why) = match self {
-            Kind::Boolean => (matches!(value, "true" | "false"), "Expected value to be either true or false"),
+            Kind::Boolean => (
+                ["true", "false"].iter().any(|word| value.eq_ignore_ascii_case(word)),
+                "Expected value to be either true or false",
+            ),
             Kind::Int => (value.parse::<i32>().is_ok(), "Not a number of type INT"),
             Kind::Long => (value.parse::<i64>().is_ok(), "Not a number of type LONG"),
-            Kind::Double => (value.parse::<f64>().is_ok(), "Not a number of type DOUBLE"),
+            // Not Rust's words for what is no number.
+            Kind::Double => (value.parse::<f64>().is_ok_and(f64::is_finite), "Not a number of type DOUBLE"),
             Kind::String | Kind::List => (true, ""),
         };
         (!fits).then_some(why)

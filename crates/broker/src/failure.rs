@@ -9,10 +9,6 @@ use crate::sequence::SequenceError;
 use crate::topics::TopicError;
 use crate::transactions::TransactionError;
 
-/// Bytes of a message at most: a name in a request may have all that a string takes, and then no answer could hold a sentence
-/// around it.
-const MESSAGE_BYTES_MAX: usize = 1024;
-
 /// An error as an answer carries it: the code, and a message where the API has room for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -28,11 +24,9 @@ impl Failure {
         Failure { code, message: None }
     }
 
-    /// With a message of its own, of which [`MESSAGE_BYTES_MAX`] are kept: it may quote what the client sent.
+    /// With a message of its own, of which as much is told as [`wire::Writer`] takes of a message.
     pub fn because(code: ErrorCode, message: impl Into<String>) -> Failure {
-        let mut message = message.into();
-        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
-        Failure { code, message: Some(message) }
+        Failure { code, message: Some(message.into()) }
     }
 
     /// The message to answer with; Kafka's sentence for the code where there is none.
@@ -115,6 +109,7 @@ impl From<TopicError> for Failure {
             TopicError::Exists(_) => ErrorCode::TopicAlreadyExists,
             TopicError::Unknown => ErrorCode::UnknownTopicOrPartition,
             TopicError::Name(_) => ErrorCode::InvalidTopicException,
+            TopicError::Prohibited => ErrorCode::InvalidRequest,
             TopicError::Partitions(_) => ErrorCode::InvalidPartitions,
             TopicError::NoLog(_) | TopicError::Offsets => ErrorCode::KafkaStorageError,
             TopicError::Meta(error) => return error.into(),

@@ -18,14 +18,16 @@ pub const GROUP_SETTINGS: &[ResourceSetting] = &[
         Broker("group.consumer.heartbeat.interval.ms"),
         &[],
         "How often a member of the group sends a heartbeat, in milliseconds.",
-    ),
+    )
+    .at_least(1),
     setting(
         SESSION_TIMEOUT,
         Kind::Int,
         Broker("group.consumer.session.timeout.ms"),
         &[],
         "How long a member of the group may be silent, in milliseconds.",
-    ),
+    )
+    .at_least(1),
 ];
 
 /// A group's settings as its coordinator uses them.

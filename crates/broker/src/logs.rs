@@ -619,6 +619,7 @@ mod tests {
         }
         // The small ones that still fit.
         admitted.extend(std::iter::from_fn(|| full.log.admit(1).ok()));
+        assert!(full.log.is_full() && !ill.log.is_full());
         let error = spread(&logs, 1, &none).unwrap_err();
         assert!(error.starts_with("a: the log stopped taking appends: "), "{error}");
         assert!(error.ends_with("; b: the disk is full"), "{error}");

@@ -278,10 +278,16 @@ fn encode_logs(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), s
             ConstCounter::new(value(statistics)).encode(family.encode_family(dir)?)?;
         }
     }
-    let help = "1 when the log takes no more appends";
+    let help = "1 when the log has stopped and takes no more appends";
     let mut family = encoder.encode_descriptor("mainstem_log_stopped", help, None, gauge)?;
     for (dir, _, stopped) in &logs {
         ConstGauge::new(i64::from(*stopped)).encode(family.encode_family(dir)?)?;
+    }
+    let help = "1 while appends are refused since the disk is full";
+    let mut family = encoder.encode_descriptor("mainstem_log_full", help, None, gauge)?;
+    for log in broker.logs.all() {
+        let label = DirLabel { dir: log.path.clone() };
+        ConstGauge::new(i64::from(log.log.is_full())).encode(family.encode_family(&label)?)?;
     }
     let (name, help) = ("kafka_log_logmanager_logdirectoryoffline", "1 when a log directory is offline");
     let mut family = encoder.encode_descriptor(name, help, None, gauge)?;
@@ -305,7 +311,7 @@ fn encode_groups(broker: &Arc<Broker>, encoder: &mut DescriptorEncoder) -> Resul
                     let lag = (home.stream.bounds().committed.0 - offset.offset).max(0);
                     let label = LagLabel {
                         group: entry.id().to_owned(),
-                        topic: key.topic.clone(),
+                        topic: key.topic.to_string(),
                         partition: key.partition,
                     };
                     lags.push((label, lag));

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -22,9 +23,17 @@ use crate::signal::Signal;
 /// A session that was used so recently is not evicted for a new one (Kafka's `min.incremental.fetch.session.eviction.ms`).
 const EVICTION_AGE: Duration = Duration::from_secs(120);
 
+/// Bytes of a slot with its places in the tables, and of a topic beside its name: about that.
+const SLOT_BYTES: usize = 320;
+const TOPIC_BYTES: usize = 128;
+/// Bytes of all sessions together: who finds no room has none, and names all that it wants each time.
+const SESSIONS_BYTES_MAX: usize = 160 * 1024 * 1024;
+
 /// What a client reads of one partition.
 #[derive(Debug)]
 pub struct Slot {
+    /// The topic as [`Slots::topic`] knows it.
+    pub topic_number: u32,
     /// The topic as the client names it; empty where it uses ids.
     pub topic: Text,
     /// The topic's id; zero where the client uses names.
@@ -39,6 +48,8 @@ pub struct Slot {
     pub bytes_max: i32,
     /// The leader epoch that the client believes in; -1 for none.
     pub leader_epoch: i32,
+    /// That of the last record it has; -1 for none.
+    pub last_fetched_epoch: i32,
     /// What the client was told last: high watermark and log start offset.
     pub told: Option<(i64, i64)>,
     /// The name of the topic that was found.
@@ -53,7 +64,14 @@ pub struct Slots {
     slots: Vec<Option<Slot>>,
     /// Numbers of slots that were removed, to be used again.
     free: Vec<usize>,
-    by_partition: HashMap<(Text, Uuid, i32), usize>,
+    /// Topics by name, or by id, of which one is empty: each name is kept once.
+    topics: HashMap<(Text, Uuid), u32>,
+    /// How many slots each has.
+    slots_of: HashMap<u32, usize>,
+    topics_so_far: u32,
+    by_partition: HashMap<(u32, i32), usize>,
+    /// Bytes of the names.
+    name_bytes: usize,
     /// Tells which slots changed.
     pub signal: Arc<Signal>,
     subscribed: bool,
@@ -66,15 +84,30 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Adds a slot or changes what is asked of it; it is dirty afterwards.
+    /// The topic as slots know it, and its name as they keep it.
+    pub fn topic(&mut self, name: &Text, id: Uuid) -> (u32, Text) {
+        let key = (name.clone(), id);
+        if let Some((known, number)) = self.topics.get_key_value(&key) {
+            return (*number, known.0.clone());
+        }
+        let name = name.detached();
+        let number = self.topics_so_far;
+        self.topics_so_far = number.wrapping_add(1);
+        self.name_bytes += name.len();
+        self.topics.insert((name.clone(), id), number);
+        (number, name)
+    }
+
+    /// Adds a slot of a topic or changes what is asked of it; it is dirty afterwards.
     pub fn put(&mut self, slot: Slot) {
-        let key = (slot.topic.detached(), slot.topic_id, slot.index);
+        let key = (slot.topic_number, slot.index);
         let number = match self.by_partition.get(&key) {
             Some(&number) => {
                 let old = self.slots[number].as_mut().expect("a named slot is there");
                 old.offset = slot.offset;
                 old.bytes_max = slot.bytes_max;
                 old.leader_epoch = slot.leader_epoch;
+                old.last_fetched_epoch = slot.last_fetched_epoch;
                 if let Some(partition) = slot.partition {
                     self.set_partition(number, partition, slot.name);
                 }
@@ -90,8 +123,8 @@ impl Slots {
                 {
                     partition.subscribers.add(&self.signal, number);
                 }
-                let topic = key.0.clone();
-                self.slots[number] = Some(Slot { topic, ..slot });
+                *self.slots_of.entry(slot.topic_number).or_default() += 1;
+                self.slots[number] = Some(slot);
                 self.by_partition.insert(key, number);
                 number
             }
@@ -100,14 +133,21 @@ impl Slots {
         self.signal.mark(number, 0);
     }
 
+    /// Bytes of memory that it takes, about.
+    fn bytes(&self) -> usize {
+        self.slots.len() * SLOT_BYTES + self.topics.len() * TOPIC_BYTES + self.name_bytes
+    }
+
     /// Looks again for the partitions of topics that are known by name and were not there: clients name them once, and a
     /// topic that was deleted may have been created again.
     pub fn find_missing(&mut self, broker: &Broker) {
         for number in std::mem::take(&mut self.missing) {
-            let Some(slot) = self.slots[number].as_ref().filter(|slot| slot.topic_id.is_nil()) else {
-                continue;
+            let Some(slot) = &self.slots[number] else { continue };
+            let found = match slot.topic_id.is_nil() {
+                true => broker.topics.find(&slot.topic),
+                false => broker.topics.find_id(&slot.topic_id),
             };
-            if let Some(topic) = broker.topics.find(&slot.topic)
+            if let Some(topic) = found
                 && let Some(partition) = topic.partition(slot.index)
             {
                 self.set_partition(number, partition, topic.name.clone());
@@ -163,14 +203,26 @@ impl Slots {
         }
     }
 
-    /// Removes a slot.
-    pub fn remove(&mut self, topic: &Text, topic_id: Uuid, index: i32) {
-        let Some(number) = self.by_partition.remove(&(topic.clone(), topic_id, index)) else { return };
-        self.free.push(number);
-        if let Some(Slot { partition: Some(partition), .. }) = self.slots[number].take()
-            && self.subscribed
-        {
-            partition.subscribers.remove(&self.signal, number);
+    /// Removes slots of a topic.
+    pub fn remove(&mut self, topic: &Text, topic_id: Uuid, indexes: &[i32]) {
+        let key = (topic.clone(), topic_id);
+        let Some(&topic_number) = self.topics.get(&key) else { return };
+        for index in indexes {
+            let Some(number) = self.by_partition.remove(&(topic_number, *index)) else { continue };
+            self.free.push(number);
+            if let Some(Slot { partition: Some(partition), .. }) = self.slots[number].take()
+                && self.subscribed
+            {
+                partition.subscribers.remove(&self.signal, number);
+            }
+            let slots = self.slots_of.entry(topic_number).or_default();
+            *slots -= 1;
+            if *slots == 0 {
+                self.slots_of.remove(&topic_number);
+                self.topics.remove(&key);
+                self.name_bytes -= topic.len();
+                return;
+            }
         }
     }
 
@@ -231,23 +283,62 @@ pub struct SessionState {
     pub epoch: i32,
     /// What is read.
     pub slots: Slots,
+    /// Bytes that it takes of [`SESSIONS_BYTES_MAX`].
+    share: Share,
+}
+
+impl SessionState {
+    /// Takes what slots that were added need; false where there is no room.
+    pub fn grow(&mut self) -> bool {
+        self.share.grow(self.slots.bytes())
+    }
+}
+
+/// What one session takes of what there is for all.
+#[derive(Debug)]
+struct Share {
+    bytes: usize,
+    used: Arc<AtomicUsize>,
+}
+
+impl Share {
+    fn grow(&mut self, bytes: usize) -> bool {
+        let more = bytes.saturating_sub(self.bytes);
+        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            Some(used + more).filter(|used| more == 0 || *used <= SESSIONS_BYTES_MAX)
+        });
+        self.bytes += if taken.is_ok() { more } else { 0 };
+        taken.is_ok()
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// All sessions, bounded in number.
 #[derive(Debug)]
 pub struct Sessions {
     sessions_max: usize,
+    /// Bytes of all.
+    used: Arc<AtomicUsize>,
     sessions: Mutex<HashMap<i32, (Arc<Session>, Instant)>>,
 }
 
 impl Sessions {
     /// At most `sessions_max` of them.
     pub fn new(sessions_max: usize) -> Sessions {
-        Sessions { sessions_max, sessions: Mutex::default() }
+        Sessions { sessions_max, used: Arc::default(), sessions: Mutex::default() }
     }
 
     /// Keeps `slots` as a new session, if there is room or an old one may go for it.
     pub fn create(&self, slots: Slots) -> Option<Arc<Session>> {
+        let mut share = Share { bytes: 0, used: self.used.clone() };
+        if !share.grow(slots.bytes()) {
+            return None;
+        }
         let mut sessions = self.sessions.lock();
         if sessions.len() >= self.sessions_max {
             let oldest =
@@ -263,8 +354,8 @@ impl Sessions {
                 break id;
             }
         };
-        let session =
-            Arc::new(Session { id, state: tokio::sync::Mutex::new(SessionState { epoch: 1, slots }) });
+        let state = tokio::sync::Mutex::new(SessionState { epoch: 1, slots, share });
+        let session = Arc::new(Session { id, state });
         sessions.insert(id, (session.clone(), Instant::now()));
         Some(session)
     }

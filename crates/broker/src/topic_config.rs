@@ -20,6 +20,8 @@ pub struct ResourceSetting {
     pub default: DefaultFrom,
     /// The words allowed, if only some are.
     pub words: &'static [&'static str],
+    /// The least and the greatest number allowed.
+    pub bounds: (i64, i64),
     /// What it is for.
     pub doc: &'static str,
 }
@@ -31,6 +33,8 @@ pub enum DefaultFrom {
     Broker(&'static str),
     /// This text.
     Fixed(&'static str),
+    /// This text, which new clusters have as the setting of all brokers (KIP-966).
+    OfCluster(&'static str),
 }
 
 /// A row of a table.
@@ -41,14 +45,34 @@ pub const fn setting(
     words: &'static [&'static str],
     doc: &'static str,
 ) -> ResourceSetting {
-    ResourceSetting { name, kind, default, words, doc }
+    ResourceSetting { name, kind, default, words, bounds: (i64::MIN, i64::MAX), doc }
 }
 
-use DefaultFrom::{Broker, Fixed};
+impl ResourceSetting {
+    /// The row with a least number.
+    pub const fn at_least(self, least: i64) -> ResourceSetting {
+        self.between(least, i64::MAX)
+    }
+
+    /// The row with a least and a greatest number.
+    pub const fn between(mut self, least: i64, most: i64) -> ResourceSetting {
+        self.bounds = (least, most);
+        self
+    }
+}
+
+use DefaultFrom::{Broker, Fixed, OfCluster};
 use Kind::{Boolean, Double, Int, List, Long, String as Word};
 
 const NO_EFFECT: &str =
     "Accepted for Kafka's tools; all partitions share one log, which has settings of its own.";
+const NOT_RECOMPRESSED: &str =
+    "Accepted for Kafka's tools; batches are kept as the producer compressed them.";
+const ONE_COPY: &str =
+    "Accepted for Kafka's tools; there is one copy of each partition, so nothing is throttled.";
+const NO_TIERS: &str = "Accepted for Kafka's tools; all records are on the local disk.";
+/// A setting that may be given and is not shown, as in Kafka: it stands for `segment.bytes` where that would be too large.
+const INTERNAL_SEGMENT_BYTES: &str = "internal.segment.bytes";
 
 /// All settings of a topic, by name.
 pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
@@ -56,55 +80,67 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         "cleanup.policy",
         List,
         Broker("log.cleanup.policy"),
-        &["delete", "compact"],
+        &["compact", "delete"],
         "What happens to old records: delete, compact, or both.",
     ),
+    setting("compression.gzip.level", Int, Fixed("-1"), &[], NOT_RECOMPRESSED).between(1, 9),
+    setting("compression.lz4.level", Int, Fixed("9"), &[], NOT_RECOMPRESSED).between(1, 17),
     setting(
         "compression.type",
         Word,
         Fixed("producer"),
-        &["producer"],
-        "Batches are kept as the producer compressed them.",
+        &["uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"],
+        NOT_RECOMPRESSED,
     ),
+    setting("compression.zstd.level", Int, Fixed("3"), &[], NOT_RECOMPRESSED).between(-131_072, 22),
     setting(
         "delete.retention.ms",
         Long,
         Broker("log.cleaner.delete.retention.ms"),
         &[],
         "How long a tombstone stays in a compacted topic, in milliseconds.",
-    ),
-    setting("file.delete.delay.ms", Long, Fixed("60000"), &[], NO_EFFECT),
-    setting("flush.messages", Long, Broker("log.flush.interval.messages"), &[], NO_EFFECT),
-    setting("flush.ms", Long, Fixed("9223372036854775807"), &[], NO_EFFECT),
-    setting("index.interval.bytes", Int, Fixed("4096"), &[], NO_EFFECT),
+    )
+    .at_least(0),
+    setting("file.delete.delay.ms", Long, Fixed("60000"), &[], NO_EFFECT).at_least(0),
+    setting("flush.messages", Long, Broker("log.flush.interval.messages"), &[], NO_EFFECT).at_least(1),
+    setting("flush.ms", Long, Fixed("9223372036854775807"), &[], NO_EFFECT).at_least(0),
+    setting("follower.replication.throttled.replicas", List, Fixed(""), &[], ONE_COPY),
+    setting("index.interval.bytes", Int, Fixed("4096"), &[], NO_EFFECT).at_least(0),
+    setting("leader.replication.throttled.replicas", List, Fixed(""), &[], ONE_COPY),
+    setting("local.retention.bytes", Long, Fixed("-2"), &[], NO_TIERS).at_least(-2),
+    setting("local.retention.ms", Long, Fixed("-2"), &[], NO_TIERS).at_least(-2),
     setting(
         "max.compaction.lag.ms",
         Long,
         Broker("log.cleaner.max.compaction.lag.ms"),
         &[],
         "After so many milliseconds a record is due for compaction.",
-    ),
+    )
+    .at_least(1),
     setting(
         "max.message.bytes",
         Int,
         Broker("message.max.bytes"),
         &[],
         "Largest batch of records, in bytes.",
-    ),
+    )
+    .at_least(0),
     setting(
         "message.timestamp.after.max.ms",
         Long,
         Fixed("3600000"),
         &[],
         "How far a record's timestamp may lie in the future, in milliseconds.",
-    ),
+    )
+    .at_least(0),
     setting(
         "message.timestamp.before.max.ms",
         Long,
         Fixed("9223372036854775807"),
         &[],
         "How far a batch's timestamps may lie in the past, in milliseconds.",
-    ),
+    )
+    .at_least(0),
     setting(
         "message.timestamp.type",
         Word,
@@ -125,15 +161,20 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         Broker("log.cleaner.min.compaction.lag.ms"),
         &[],
         "For so many milliseconds a record is not compacted.",
-    ),
+    )
+    .at_least(0),
     setting(
         "min.insync.replicas",
         Int,
-        Fixed("1"),
+        OfCluster("1"),
         &[],
         "There is one copy, and it is synced before acks=all is answered.",
-    ),
+    )
+    .at_least(1),
     setting("preallocate", Boolean, Fixed("false"), &[], NO_EFFECT),
+    setting("remote.log.copy.disable", Boolean, Fixed("false"), &[], NO_TIERS),
+    setting("remote.log.delete.on.disable", Boolean, Fixed("false"), &[], NO_TIERS),
+    setting("remote.storage.enable", Boolean, Fixed("false"), &[], NO_TIERS),
     setting(
         "retention.bytes",
         Long,
@@ -147,29 +188,58 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         Broker("log.retention.ms"),
         &[],
         "Records older than this many milliseconds are deleted; -1 keeps them.",
-    ),
+    )
+    .at_least(-1),
     setting(
         "segment.bytes",
         Int,
         Fixed("1073741824"),
         &[],
         "So many new bytes of a compacted topic's partition are due for compaction; partitions share the log's segments.",
-    ),
-    setting("segment.index.bytes", Int, Fixed("10485760"), &[], NO_EFFECT),
-    setting("segment.jitter.ms", Long, Fixed("0"), &[], NO_EFFECT),
+    )
+    .at_least(1_048_576),
+    setting("segment.index.bytes", Int, Fixed("10485760"), &[], NO_EFFECT).at_least(4),
+    setting("segment.jitter.ms", Long, Fixed("0"), &[], NO_EFFECT).at_least(0),
     setting(
         "segment.ms",
         Long,
         Fixed("604800000"),
         &[],
         "New records of a compacted topic are due for compaction when the oldest is so many milliseconds old.",
-    ),
+    )
+    .at_least(1),
     setting("unclean.leader.election.enable", Boolean, Fixed("false"), &[], NO_EFFECT),
 ];
 
+/// Not in the table, since it is not shown.
+static INTERNAL_SEGMENT: ResourceSetting = setting(INTERNAL_SEGMENT_BYTES, Int, Fixed(""), &[], NO_EFFECT);
+
 /// The table's row for `name`.
 pub fn topic_setting(name: &str) -> Option<&'static ResourceSetting> {
-    TOPIC_SETTINGS.iter().find(|setting| setting.name == name)
+    let hidden = (name == INTERNAL_SEGMENT_BYTES).then_some(&INTERNAL_SEGMENT);
+    TOPIC_SETTINGS.iter().find(|setting| setting.name == name).or(hidden)
+}
+
+/// Why the settings of a topic do not go together, if they do not; each was checked. As Kafka's
+/// `LogConfig.validateTopicLogConfigValues`.
+pub fn conflict(overrides: &BTreeMap<String, String>, config: &Config) -> Option<String> {
+    let number = |name: &str| value_of(overrides, config, name).trim().parse::<i64>().ok();
+    let (least, most) = (number("min.compaction.lag.ms")?, number("max.compaction.lag.ms")?);
+    if least > most {
+        return Some(format!(
+            "conflict topic config setting min.compaction.lag.ms ({least}) > max.compaction.lag.ms ({most})"
+        ));
+    }
+    let tiered = value_of(overrides, config, "remote.storage.enable").trim().eq_ignore_ascii_case("true");
+    tiered.then(|| {
+        "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage."
+            .to_owned()
+    })
+}
+
+fn value_of(overrides: &BTreeMap<String, String>, config: &Config, name: &str) -> String {
+    let setting = topic_setting(name).expect("only names of the table are asked for");
+    overrides.get(name).cloned().unwrap_or_else(|| setting.default_value(config))
 }
 
 impl ResourceSetting {
@@ -180,40 +250,60 @@ impl ResourceSetting {
         if let Some(why) = self.kind.problem(value) {
             return invalid(why);
         }
-        let number = value.trim().parse::<i64>();
+        let (least, most) = self.bounds;
         match self.kind {
-            Kind::Double if !(0.0..=1.0).contains(&value.trim().parse::<f64>().unwrap_or(-1.0)) => {
-                invalid("Value must be between 0 and 1")
+            Kind::Double => match value.trim().parse::<f64>().unwrap_or(f64::NAN) {
+                share if share < 0.0 => invalid("Value must be at least 0"),
+                share if share > 1.0 => invalid("Value must be no more than 1"),
+                _ => None,
+            },
+            Kind::Int | Kind::Long => match value.trim().parse::<i64>() {
+                // What a level is by default lies outside the levels.
+                Ok(number) if self.default == Fixed("-1") && number == -1 => None,
+                Ok(number) if number < least => invalid(&format!("Value must be at least {least}")),
+                Ok(number) if number > most => invalid(&format!("Value must be no more than {most}")),
+                _ => None,
+            },
+            Kind::String if !self.words.is_empty() && !self.words.contains(&value.trim()) => {
+                invalid(&format!("String must be one of: {}", self.words.join(", ")))
             }
-            Kind::Int | Kind::Long => {
-                let least = if self.name.starts_with("retention.") {
-                    -1
-                } else {
-                    i64::from(self.name == "min.insync.replicas" || self.name.starts_with("consumer."))
-                };
-                let small = number.is_ok_and(|number| number < least);
-                if small { invalid(&format!("Value must be at least {least}")) } else { None }
-            }
-            Kind::String | Kind::List if !self.words.is_empty() => {
-                let bad = |word: &str| !self.words.contains(&word.trim());
-                let words: Vec<&str> =
-                    if self.kind == Kind::List { value.split(',').collect() } else { vec![value] };
-                words.into_iter().any(bad).then(|| {
-                    format!(
-                        "Invalid value {value} for configuration {}: must be one of: {}",
-                        self.name,
-                        self.words.join(", ")
-                    )
-                })
-            }
+            Kind::List => self.problem_of_list(value),
             _ => None,
         }
+    }
+
+    fn problem_of_list(&self, value: &str) -> Option<String> {
+        let of = |word: &str, why: String| {
+            Some(format!("Invalid value {word} for configuration {}: {why}", self.name))
+        };
+        let value = value.trim();
+        if value.is_empty() {
+            return None;
+        }
+        let mut words = value.split(',').map(str::trim);
+        if self.name.ends_with(".throttled.replicas") {
+            let pair = |word: &str| {
+                word.split_once(':')
+                    .is_some_and(|(a, b)| a.parse::<u32>().is_ok() && b.parse::<u32>().is_ok())
+            };
+            let fits = value == "*" || words.all(pair);
+            let why = "must be the literal '*' or a list of replicas in the following format: [partitionId]:[brokerId],[partitionId]:[brokerId],...";
+            return if fits { None } else { of(value, why.to_owned()) };
+        }
+        if self.words.is_empty() {
+            return None;
+        }
+        if words.clone().any(str::is_empty) {
+            return Some(format!("Configuration '{}' values must not be empty.", self.name));
+        }
+        let wrong = words.find(|word| !self.words.contains(word))?;
+        of(wrong, format!("String must be one of: {}", self.words.join(", ")))
     }
 
     /// The value that holds where the topic has none of its own.
     pub fn default_value(&self, config: &Config) -> String {
         match self.default {
-            Fixed(text) => text.to_owned(),
+            Fixed(text) | OfCluster(text) => text.to_owned(),
             Broker(name) => config.value(name).expect("the table names broker settings that exist"),
         }
     }
@@ -260,10 +350,7 @@ pub struct CompactionConfig {
 impl TopicConfig {
     /// What `overrides`, each of which was checked, mean on top of the broker's defaults.
     pub fn new(overrides: &BTreeMap<String, String>, config: &Config) -> TopicConfig {
-        let text = |name: &str| {
-            let setting = topic_setting(name).expect("only names of the table are asked for");
-            overrides.get(name).cloned().unwrap_or_else(|| setting.default_value(config))
-        };
+        let text = |name: &str| value_of(overrides, config, name);
         let number =
             |name: &str| text(name).trim().parse::<i64>().expect("values are checked before they are stored");
         let policy = text("cleanup.policy");
@@ -276,15 +363,19 @@ impl TopicConfig {
             max_lag_ms: number("max.compaction.lag.ms"),
             delete_retention_ms: number("delete.retention.ms"),
         };
+        let segment_bytes = match overrides.contains_key(INTERNAL_SEGMENT_BYTES) {
+            true => number(INTERNAL_SEGMENT_BYTES),
+            false => number("segment.bytes"),
+        };
         TopicConfig {
             retention_ms: Some(number("retention.ms")).filter(|ms| deletes && *ms >= 0),
             deletes,
             compaction: compacts.then(compaction),
-            segment_bytes: u64::try_from(number("segment.bytes")).unwrap_or(0),
+            segment_bytes: u64::try_from(segment_bytes).unwrap_or(0),
             segment_ms: number("segment.ms"),
             retention_bytes: u64::try_from(number("retention.bytes")).ok().filter(|_| deletes),
             message_bytes_max: usize::try_from(number("max.message.bytes")).unwrap_or(0),
-            timestamp_type: match text("message.timestamp.type").as_str() {
+            timestamp_type: match text("message.timestamp.type").trim() {
                 "LogAppendTime" => TimestampType::LogAppendTime,
                 _ => TimestampType::CreateTime,
             },

@@ -25,6 +25,8 @@ use crate::transactions::INDEX_STREAM;
 pub const OFFSETS_TOPIC: &str = "__consumer_offsets";
 /// The topic of transaction state.
 pub const TRANSACTIONS_TOPIC: &str = "__transaction_state";
+/// The name of the log that Kafka's controllers keep their metadata in.
+const METADATA_TOPIC: &str = "__cluster_metadata";
 /// Letters a topic's name may have at most.
 pub const TOPIC_NAME_MAX: usize = 249;
 
@@ -43,6 +45,9 @@ pub enum TopicError {
     /// Not a legal name.
     #[error("{0}")]
     Name(String),
+    /// A name that Kafka keeps for itself.
+    #[error("Creation of internal topic {METADATA_TOPIC} is prohibited.")]
+    Prohibited,
     /// A count that is not possible.
     #[error("{0}")]
     Partitions(String),
@@ -189,7 +194,8 @@ impl Topics {
 
     /// The topic of this name.
     pub fn find(&self, name: &str) -> Option<Arc<Topic>> {
-        self.by_name.read().get(name).cloned()
+        // A request may name one of 32 KB with a hundred thousand indexes.
+        (name.len() <= TOPIC_NAME_MAX).then(|| self.by_name.read().get(name).cloned()).flatten()
     }
 
     /// The topic of this id.
@@ -218,9 +224,12 @@ impl Topics {
         all
     }
 
-    /// Checks whether a topic could be created.
-    pub fn check_new(&self, name: &str, partitions: i32) -> Result<(), TopicError> {
+    /// Checks whether a topic of this name could be created.
+    pub fn check_new(&self, name: &str) -> Result<(), TopicError> {
         check_name(name)?;
+        if name == METADATA_TOPIC {
+            return Err(TopicError::Prohibited);
+        }
         let by_name = self.by_name.read();
         if by_name.contains_key(name) {
             return Err(TopicError::Exists(name.to_owned()));
@@ -232,6 +241,11 @@ impl Topics {
         {
             return Err(TopicError::Name(format!("Topic '{name}' collides with existing topic: {other}")));
         }
+        Ok(())
+    }
+
+    /// Checks whether a new topic could have so many partitions.
+    pub fn check_count(&self, partitions: i32) -> Result<(), TopicError> {
         if partitions < 1 || partitions > self.configs.now().partitions_max {
             let max = self.configs.now().partitions_max;
             return Err(TopicError::Partitions(format!("Number of partitions must be from 1 to {max}.")));
@@ -249,7 +263,8 @@ impl Topics {
         forget: impl FnOnce() -> bool,
     ) -> Result<Arc<Topic>, TopicError> {
         let _one = self.change.lock();
-        self.check_new(name, partitions)?;
+        self.check_new(name)?;
+        self.check_count(partitions)?;
         if !forget() {
             return Err(TopicError::Offsets);
         }

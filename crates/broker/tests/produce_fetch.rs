@@ -649,7 +649,7 @@ async fn a_wrong_largest_timestamp_is_set_right_and_retention_keeps_the_records(
         }
         let mut wrong = builder.finish().to_vec();
         model::batch::set_max_timestamp(&mut wrong, Timestamp(claimed));
-        assert_eq!(produce(&mut connection, topic, 0, -1, Bytes::from(wrong)).await, (0, 0, 0));
+        assert_eq!(produce(&mut connection, topic, 0, -1, Bytes::from(wrong)).await, (0, 0, -1));
         let answer: m::FetchResponse =
             call(&mut connection, 12, &fetch_request((0, -1), 0, vec![fetch_of(topic, 0, 0)])).await;
         let stored = answer.responses[0].partitions[0].records.clone().unwrap().to_bytes();
@@ -702,10 +702,9 @@ async fn batches_that_consumers_cannot_decode_are_refused() {
     gap[23..27].copy_from_slice(&1i32.to_be_bytes());
     cases.push(("offset deltas 0 and 5".into(), sealed(gap)));
     // What takes more than a thread of a connection walks at once, and more than any batch may decompress to.
-    let bomb = wire::compress(Compression::Zstd, &vec![0; 130 << 20]);
-    let mut bomb = [&good[..61], &bomb].concat();
-    bomb[22] = 4;
-    cases.push(("a bomb".into(), sealed(bomb)));
+    let mut bomb = BatchBuilder::new(Compression::Zstd);
+    bomb.push(Timestamp(now_ms()), None, Some(&vec![0; 130 << 20]));
+    cases.push(("a bomb".into(), bomb.finish().to_vec()));
     for (name, bytes) in cases {
         let code = produce(&mut connection, "t", 0, -1, Bytes::from(bytes)).await.0;
         let refused = if name == "a bomb" { ErrorCode::MessageTooLarge } else { ErrorCode::InvalidRecord };
@@ -730,6 +729,39 @@ async fn what_acks_1_was_told_is_below_the_end() {
         let code = answer.responses.first().map_or(0, |topic| topic.partitions[0].error_code);
         assert_eq!(code, 0, "a fetch at the end of what was acknowledged");
         assert_eq!(offset_at(&mut connection, "t", -1).await, number + 1);
+    }
+    broker.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn retention_goes_by_batch_while_a_topic_is_written_to() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open_with(directory.path(), &[("log.retention.check.interval.ms", "20")]);
+    let mut connection = connect(&broker);
+    create_topic(&mut connection, "by-time", 1, &[("retention.ms", "3600000")]).await;
+    create_topic(&mut connection, "by-size", 1, &[("retention.bytes", "5000")]).await;
+    let value = "v".repeat(1000);
+    let old = now_ms() - 7_200_000;
+    for (number, time) in [old, old, now_ms(), old, now_ms()].into_iter().enumerate() {
+        let told = produce(&mut connection, "by-time", 0, -1, batch(&["a", "b"], time, None)).await;
+        assert_eq!((told.0, told.1), (0, 2 * i64::try_from(number).unwrap()));
+    }
+    for _ in 0..20 {
+        assert_eq!(produce(&mut connection, "by-size", 0, -1, batch(&[&value], now_ms(), None)).await.0, 0);
+    }
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    loop {
+        let starts = (
+            offset_at(&mut connection, "by-time", -2).await,
+            offset_at(&mut connection, "by-size", -2).await,
+        );
+        // Records that are old behind newer ones stay with them. Of the size, as many batches as fit stay, or one more.
+        if starts.0 == 4 && (15..=16).contains(&starts.1) {
+            break;
+        }
+        assert!(starts.0 <= 4 && starts.1 <= 16, "retention dropped too much: {starts:?}");
+        assert!(std::time::Instant::now() < deadline, "retention stands still: {starts:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
     broker.close().await;
 }

@@ -255,7 +255,7 @@ async fn time_of_threads_and_changes_of_topics_have_quotas_too() {
     assert_eq!(answer.topics[0].error_code, NONE);
     assert!((8000..=10_000).contains(&answer.throttle_time_ms), "{}", answer.throttle_time_ms);
     let topic = m::delete_topics_request::DeleteTopicState { name: Some(text("many")), ..Default::default() };
-    let request = m::DeleteTopicsRequest { topics: vec![topic], ..Default::default() };
+    let request = m::DeleteTopicsRequest { topics: vec![topic], timeout_ms: 1000, ..Default::default() };
     let answer: m::DeleteTopicsResponse = call(&mut connection, 6, &request).await;
     assert_eq!(answer.responses[0].error_code, ErrorCode::ThrottlingQuotaExceeded.code());
     let topic =

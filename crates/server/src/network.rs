@@ -92,8 +92,10 @@ fn check_keys_of_tokens(settings: &Settings, url: &str) -> anyhow::Result<()> {
     let authority = rest.split(['/', '?', '#']).next().unwrap_or(rest);
     let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    let is_here =
-        host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    // What stands before an @ is no host, whatever it looks like.
+    let is_here = !authority.contains('@')
+        && (host == "localhost"
+            || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback()));
     if is_here || settings.text("allow.insecure.listeners") == "true" {
         return Ok(());
     }

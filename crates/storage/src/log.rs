@@ -390,6 +390,11 @@ impl Log {
         result
     }
 
+    /// Whether the disk is full: an append was refused for that, and would be now.
+    pub fn is_full(&self) -> bool {
+        self.shared.queue.room.is_full()
+    }
+
     /// Appends a batch. Calls for one stream must come in the order of their offsets; after a failure the completion
     /// is called at once.
     pub fn append(&self, append: Append) {

@@ -222,6 +222,12 @@ impl Room {
         self.state.lock().refused.is_some()
     }
 
+    /// Whether a request was refused for want of space on the disk, and would be still.
+    pub fn is_full(&self) -> bool {
+        let state = self.state.lock();
+        self.out_of_space() && state.refused.is_some_and(|bytes| !state.fits(bytes))
+    }
+
     /// Whether a request that was refused would be admitted now; says so once.
     pub fn reopened(&self) -> bool {
         let mut state = self.state.lock();

@@ -20,9 +20,13 @@ pub const TEXT_BYTES_MAX: usize = i16::MAX as usize;
 /// Element memory allowed to any frame, however short, so that the budget never matters for small requests.
 pub const BUDGET_BYTES_MIN: usize = 1 << 20;
 /// Element memory allowed per byte of frame. No element type takes more memory than this times the fewest bytes it
-/// is encoded in (asserted at compile time), so a frame that holds the elements it claims is never refused: only
-/// claims made again and again for the same bytes, in arrays within arrays, run out of budget.
+/// is encoded in (asserted at compile time), so a frame that holds the elements it claims is not refused below
+/// [`BUDGET_BYTES_MAX`]: only claims made again and again for the same bytes, in arrays within arrays, run out of budget.
 pub const BUDGET_PER_FRAME_BYTE: usize = 64;
+/// Element memory allowed to any frame, however long: that of [`ARRAY_ELEMENTS_MAX`] elements in all its arrays together.
+pub const BUDGET_BYTES_MAX: usize = ARRAY_ELEMENTS_MAX * ELEMENT_BYTES_MIN;
+/// What an element takes of the budget, however small it is itself: its handler makes something of it.
+pub const ELEMENT_BYTES_MIN: usize = 64;
 
 /// Why a frame cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -112,7 +116,7 @@ pub trait Part: Sized {
 }
 
 /// Reads one frame from front to back. After an error its position means nothing.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Reader {
     frame: Bytes,
     at: usize,
@@ -125,8 +129,19 @@ pub struct Reader {
 impl Reader {
     /// Reads `frame`, which does not include its 4-byte size.
     pub fn new(frame: Bytes) -> Reader {
-        let budget = BUDGET_BYTES_MIN.max(frame.len().saturating_mul(BUDGET_PER_FRAME_BYTE));
+        let budget = frame.len().saturating_mul(BUDGET_PER_FRAME_BYTE);
+        let budget = budget.clamp(BUDGET_BYTES_MIN, BUDGET_BYTES_MAX);
         Reader { at: 0, end: frame.len(), budget, frame }
+    }
+
+    /// The same place in the same frame, with element memory of at most so many bytes.
+    pub fn limited(&self, bytes: usize) -> Reader {
+        Reader { budget: self.budget.min(bytes), ..self.clone() }
+    }
+
+    /// Bytes of element memory that it may still ask for.
+    pub fn budget(&self) -> usize {
+        self.budget
     }
 
     /// Bytes not read yet.
@@ -137,6 +152,11 @@ impl Reader {
     /// Bytes read so far.
     pub fn position(&self) -> usize {
         self.at
+    }
+
+    /// Passes the next `len` bytes.
+    pub fn skip(&mut self, len: usize) -> Result<(), DecodeError> {
+        self.span(len).map(|_| ())
     }
 
     /// An error when bytes remain.
@@ -342,7 +362,7 @@ impl Reader {
             );
         }
         let Some(count) = self.length(flexible)? else { return null(nullable) };
-        self.admit(count, T::min_bytes(version, flexible), size_of::<T>())?;
+        self.admit(count, T::min_bytes(version, flexible), size_of::<T>().max(ELEMENT_BYTES_MIN))?;
         let mut elements = Vec::with_capacity(count);
         for _ in 0..count {
             elements.push(T::read(self, version, flexible)?);

@@ -7,7 +7,7 @@
 //! ```
 //! A length of -1 is null; a header's key is never null. Headers keep their order, and two may have the same key.
 //!
-//! A server on its hot path never comes here: it looks at the batch's header only, which is `model::batch`'s.
+//! A produce takes `crate::walk` instead, which builds nothing; a fetch looks at the header only, which is `model::batch`'s.
 
 use bytes::Bytes;
 use model::batch::{self, BatchError, BatchHeader, HEADER_BYTES, LENGTH_PREFIX_BYTES};
@@ -63,7 +63,41 @@ pub struct RecordView {
     /// The value; null marks a deletion in a compacted topic.
     pub value: Option<Bytes>,
     /// In the producer's order; keys may repeat.
-    pub headers: Vec<RecordHeader>,
+    pub headers: Headers,
+}
+
+/// The headers of a record, as they are encoded: a small batch may hold millions, and hardly anybody reads them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Headers {
+    count: usize,
+    /// Decoded once, so they decode again.
+    bytes: Bytes,
+}
+
+impl Headers {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Each of them, as slices of the batch.
+    pub fn iter(&self) -> impl Iterator<Item = RecordHeader> + use<> {
+        let mut reader = Reader::new(self.bytes.clone());
+        (0..self.count).map_while(move |_| read_header(&mut reader).ok())
+    }
+}
+
+impl From<&[RecordHeader]> for Headers {
+    fn from(headers: &[RecordHeader]) -> Headers {
+        let mut writer = Writer::reusing(Vec::new());
+        Given::Each(headers).put(&mut writer);
+        Headers { count: headers.len(), bytes: writer.into_buffer().into() }
+    }
 }
 
 /// The records of the batch at the front of `bytes`, which may decompress to at most `limit_bytes`.
@@ -90,8 +124,8 @@ pub fn fuzz_records(bytes: &[u8]) {
     );
 }
 
-/// Goes through the records of a batch; ends after the first error.
-#[derive(Debug)]
+/// Goes through the records of a batch; ends after the first error. A clone of it goes on from the same place.
+#[derive(Clone, Debug)]
 pub struct RecordIter {
     reader: Reader,
     /// Of the next record.
@@ -143,11 +177,17 @@ fn read_fields(reader: &mut Reader) -> Result<RecordView, DecodeError> {
     if count > reader.remaining() / 2 {
         return Err(DecodeError::Truncated { need: count.saturating_mul(2), have: reader.remaining() });
     }
-    let mut headers = Vec::with_capacity(count);
+    let mut ahead = reader.clone();
     for _ in 0..count {
-        headers.push((nullable_bytes(reader)?.ok_or(DecodeError::Null)?, nullable_bytes(reader)?));
+        skip_bytes(&mut ahead)?.ok_or(DecodeError::Null)?;
+        skip_bytes(&mut ahead)?;
     }
-    Ok(RecordView { offset_delta, timestamp_delta, key, value, headers })
+    let bytes = reader.take(ahead.position() - reader.position())?;
+    Ok(RecordView { offset_delta, timestamp_delta, key, value, headers: Headers { count, bytes } })
+}
+
+fn read_header(reader: &mut Reader) -> Result<RecordHeader, DecodeError> {
+    Ok((nullable_bytes(reader)?.ok_or(DecodeError::Null)?, nullable_bytes(reader)?))
 }
 
 fn length(reader: &mut Reader) -> Result<Option<usize>, DecodeError> {
@@ -159,6 +199,43 @@ fn length(reader: &mut Reader) -> Result<Option<usize>, DecodeError> {
 
 fn nullable_bytes(reader: &mut Reader) -> Result<Option<Bytes>, DecodeError> {
     length(reader)?.map(|length| reader.take(length)).transpose()
+}
+
+fn skip_bytes(reader: &mut Reader) -> Result<Option<()>, DecodeError> {
+    length(reader)?.map(|length| reader.skip(length)).transpose()
+}
+
+/// The headers of a record that is written.
+enum Given<'a> {
+    Each(&'a [RecordHeader]),
+    Encoded(&'a Headers),
+}
+
+impl Given<'_> {
+    fn count(&self) -> usize {
+        match self {
+            Given::Each(headers) => headers.len(),
+            Given::Encoded(headers) => headers.count,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let of = |(key, value): &RecordHeader| bytes_len(Some(key)) + bytes_len(value.as_deref());
+        match self {
+            Given::Each(headers) => headers.iter().map(of).sum(),
+            Given::Encoded(headers) => headers.bytes.len(),
+        }
+    }
+
+    fn put(&self, fields: &mut Writer) {
+        match self {
+            Given::Each(headers) => headers.iter().for_each(|(key, value)| {
+                put_bytes(fields, Some(key));
+                put_bytes(fields, value.as_deref());
+            }),
+            Given::Encoded(headers) => fields.slice(&headers.bytes),
+        }
+    }
 }
 
 /// Builds one batch. Its base offset is 0 and its leader epoch -1, as a producer sends it; `model::batch::assign`
@@ -281,20 +358,38 @@ impl BatchBuilder {
         value: Option<&[u8]>,
         headers: &[RecordHeader],
     ) {
+        self.put(offset_delta, timestamp, key, value, &Given::Each(headers));
+    }
+
+    /// Appends a record of another batch at its offset, as [`BatchBuilder::push_at`] does.
+    ///
+    /// Panics when it is not after the last one's.
+    pub fn push_view(&mut self, timestamp: Timestamp, record: &RecordView) {
+        let (key, value) = (record.key.as_deref(), record.value.as_deref());
+        self.put(record.offset_delta, timestamp, key, value, &Given::Encoded(&record.headers));
+    }
+
+    fn put(
+        &mut self,
+        offset_delta: i32,
+        timestamp: Timestamp,
+        key: Option<&[u8]>,
+        value: Option<&[u8]>,
+        headers: &Given,
+    ) {
         assert!(offset_delta > self.last_offset_delta, "offsets rise within a batch");
         if self.count == 0 && self.attributes & DELETE_HORIZON == 0 {
             self.base_timestamp = timestamp;
         }
         let timestamp_delta = timestamp.0 - self.base_timestamp.0;
-        let header_count = varint_length(headers.len());
-        let header_bytes = |(key, value): &RecordHeader| bytes_len(Some(key)) + bytes_len(value.as_deref());
+        let header_count = varint_length(headers.count());
         let length = 1
             + varlong_len(timestamp_delta)
             + varlong_len(i64::from(offset_delta))
             + bytes_len(key)
             + bytes_len(value)
             + varlong_len(i64::from(header_count))
-            + headers.iter().map(header_bytes).sum::<usize>();
+            + headers.bytes();
         let fields = &mut self.bytes;
         fields.varint(varint_length(length));
         fields.i8(0);
@@ -303,10 +398,7 @@ impl BatchBuilder {
         put_bytes(fields, key);
         put_bytes(fields, value);
         fields.varint(header_count);
-        for (key, value) in headers {
-            put_bytes(fields, Some(key));
-            put_bytes(fields, value.as_deref());
-        }
+        headers.put(fields);
         self.max_timestamp = self.max_timestamp.max(timestamp);
         self.last_offset_delta = offset_delta;
         self.count += 1;
@@ -458,11 +550,9 @@ mod tests {
             assert_eq!((header.base_timestamp, header.max_timestamp), (Timestamp(1000), Timestamp(2000)));
             assert_eq!((header.producer_id, header.producer_epoch, header.base_sequence), (9, 2, 40));
             let records = records.collect::<Result<Vec<_>, _>>().unwrap();
-            let keys: Vec<&[u8]> = records[0].headers.iter().map(|header| &header.0[..]).collect();
-            assert_eq!(keys, [b"trace", b"trace", b"trace"]);
-            let values: Vec<Option<&[u8]>> =
-                records[0].headers.iter().map(|header| header.1.as_deref()).collect();
-            assert_eq!(values, [Some(&b"1"[..]), None, Some(b"")]);
+            let headers: Vec<RecordHeader> = records[0].headers.iter().collect();
+            let expected = |value: Option<&'static [u8]>| (Bytes::from("trace"), value.map(Bytes::from));
+            assert_eq!(headers, [expected(Some(b"1")), expected(None), expected(Some(b""))]);
             let second = RecordView { offset_delta: 1, timestamp_delta: -10, ..RecordView::default() };
             assert_eq!(records[1], second);
             assert_eq!((records[2].offset_delta, records[2].timestamp_delta), (7, 1000));

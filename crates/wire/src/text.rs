@@ -61,6 +61,11 @@ impl Text {
         self.0.is_empty()
     }
 
+    /// Its first bytes, at most so many, without a copy and without half a character.
+    pub fn front(&self, bytes_max: usize) -> Text {
+        Text(self.0.slice(..self.as_str().floor_char_boundary(bytes_max)))
+    }
+
     /// A copy that no longer shares, and so no longer holds, the frame.
     pub fn detached(&self) -> Text {
         Text(Bytes::copy_from_slice(&self.0))

@@ -35,15 +35,65 @@ pub struct Walked {
 /// Every record decodes and takes the bytes that it claims, their offsets follow each other from 0, there are as many as the
 /// header says, and nothing follows them: else an error. Blocks for as long as decompression takes.
 pub fn walk(header: &BatchHeader, packed: &[u8], limit_bytes: usize) -> Result<Walked, RecordError> {
+    let mut walked = Walked { max_timestamp: Timestamp::NONE, min_timestamp: None, keyless: false };
+    let passed = pass(header, packed, limit_bytes, |record| {
+        if record.offset_delta != record.index {
+            // Kafka: "does not have incremental offsets".
+            return Err(DecodeError::Length(i64::from(record.offset_delta)));
+        }
+        walked.keyless |= record.keyless;
+        walked.max_timestamp = walked.max_timestamp.max(record.timestamp);
+        if record.timestamp != Timestamp::NONE {
+            let min = walked.min_timestamp.map_or(record.timestamp, |min| min.min(record.timestamp));
+            walked.min_timestamp = Some(min);
+        }
+        Ok(true)
+    });
+    passed.map(|()| walked)
+}
+
+/// The offset (after the batch's base) and timestamp of the first record that is `wanted`, by these; `packed` and
+/// `limit_bytes` as of [`walk`], offsets as in any batch that is stored.
+pub fn find(
+    header: &BatchHeader,
+    packed: &[u8],
+    limit_bytes: usize,
+    mut wanted: impl FnMut(i32, Timestamp) -> bool,
+) -> Result<Option<(i32, Timestamp)>, RecordError> {
+    let mut found = None;
+    pass(header, packed, limit_bytes, |record| {
+        found =
+            wanted(record.offset_delta, record.timestamp).then_some((record.offset_delta, record.timestamp));
+        Ok(found.is_none())
+    })?;
+    Ok(found)
+}
+
+/// What is looked at of a record.
+struct Seen {
+    /// Which record of the batch.
+    index: i32,
+    offset_delta: i32,
+    timestamp: Timestamp,
+    keyless: bool,
+}
+
+/// Shows each record to `see`, until that has seen enough.
+fn pass(
+    header: &BatchHeader,
+    packed: &[u8],
+    limit_bytes: usize,
+    see: impl FnMut(&Seen) -> Result<bool, DecodeError>,
+) -> Result<(), RecordError> {
     match header.compression() {
         Compression::None if packed.len() > limit_bytes => {
             Err(DecompressError::TooLarge { limit_bytes }.into())
         }
-        Compression::None => walk_from(header, Plain { bytes: packed, at: 0 }),
+        Compression::None => pass_from(header, Plain { bytes: packed, at: 0 }, see),
         codec => {
             let reader = reader(codec, packed, limit_bytes);
             let chunk = vec![0; CHUNK_BYTES].into_boxed_slice();
-            walk_from(header, Packed { codec, reader, chunk, at: 0, end: 0, passed: 0, limit_bytes })
+            pass_from(header, Packed { codec, reader, chunk, at: 0, end: 0, passed: 0, limit_bytes }, see)
         }
     }
 }
@@ -196,8 +246,11 @@ impl<R: Read> Source for Packed<R> {
     }
 }
 
-fn walk_from(header: &BatchHeader, mut source: impl Source) -> Result<Walked, RecordError> {
-    let mut walked = Walked { max_timestamp: Timestamp::NONE, min_timestamp: None, keyless: false };
+fn pass_from(
+    header: &BatchHeader,
+    mut source: impl Source,
+    mut see: impl FnMut(&Seen) -> Result<bool, DecodeError>,
+) -> Result<(), RecordError> {
     for index in 0..header.count {
         let failed = |fault| match fault {
             Fault::Decode(error) => RecordError::Decode { index, error },
@@ -206,15 +259,18 @@ fn walk_from(header: &BatchHeader, mut source: impl Source) -> Result<Walked, Re
         let claimed =
             source.length().and_then(|length| Ok(length.ok_or(DecodeError::Null)?)).map_err(failed)?;
         let from = source.position();
-        walk_record(header, index, &mut source, from + claimed, &mut walked).map_err(failed)?;
+        let seen = pass_record(header, index, &mut source, from + claimed).map_err(failed)?;
         let taken = source.position() - from;
         if taken != claimed {
             let bytes = |count| usize::try_from(count).unwrap_or(usize::MAX);
             return Err(RecordError::Length { index, claimed: bytes(claimed), taken: bytes(taken) });
         }
+        if !see(&seen).map_err(|error| failed(error.into()))? {
+            return Ok(());
+        }
     }
     match source.at_hand() {
-        Ok([]) => Ok(walked),
+        Ok([]) => Ok(()),
         Ok(rest) => Err(RecordError::Trailing(rest.len())),
         Err(Fault::Decompress(error)) => Err(error.into()),
         Err(Fault::Decode(error)) => Err(RecordError::Decode { index: header.count, error }),
@@ -223,13 +279,7 @@ fn walk_from(header: &BatchHeader, mut source: impl Source) -> Result<Walked, Re
 
 /// One record, which says that it ends at `end`.
 #[inline]
-fn walk_record(
-    header: &BatchHeader,
-    index: i32,
-    source: &mut impl Source,
-    end: u64,
-    walked: &mut Walked,
-) -> Result<(), Fault> {
+fn pass_record(header: &BatchHeader, index: i32, source: &mut impl Source, end: u64) -> Result<Seen, Fault> {
     // Within the record: a length that reaches beyond it is not read as far.
     let field = |source: &mut _, length: u64| {
         let have = end.saturating_sub(Source::position(source));
@@ -240,20 +290,12 @@ fn walk_record(
         Source::skip(source, length)
     };
     let _attributes = source.byte()?;
-    let delta = source.zigzag(64)?;
-    let timestamp = Timestamp(header.base_timestamp.0.wrapping_add(delta));
-    walked.max_timestamp = walked.max_timestamp.max(timestamp);
-    if timestamp != Timestamp::NONE {
-        walked.min_timestamp = Some(walked.min_timestamp.map_or(timestamp, |min| min.min(timestamp)));
-    }
+    let timestamp = Timestamp(header.base_timestamp.0.wrapping_add(source.zigzag(64)?));
     let offset_delta = source.zigzag(32)?;
-    if offset_delta != i64::from(index) {
-        // Kafka: "does not have incremental offsets".
-        return Err(DecodeError::Length(offset_delta).into());
-    }
-    match source.length()? {
-        Some(length) => field(source, length)?,
-        None => walked.keyless = true,
+    let offset_delta = i32::try_from(offset_delta).map_err(|_| DecodeError::Length(offset_delta))?;
+    let key = source.length()?;
+    if let Some(length) = key {
+        field(source, length)?;
     }
     if let Some(length) = source.length()? {
         field(source, length)?;
@@ -270,7 +312,7 @@ fn walk_record(
             field(source, value)?;
         }
     }
-    Ok(())
+    Ok(Seen { index, offset_delta, timestamp, keyless: key.is_none() })
 }
 
 #[cfg(test)]

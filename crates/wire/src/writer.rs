@@ -9,6 +9,10 @@ use uuid::Uuid;
 use crate::reader::{Part, Reader, TEXT_BYTES_MAX};
 use crate::{Chunks, DecodeError, Records, Text};
 
+/// Bytes of an error message at most: it may quote a name that the client sent, and such a name may have all that a string
+/// takes, so that no answer could hold a sentence around it.
+pub const MESSAGE_BYTES_MAX: usize = 1024;
+
 /// Pieces from this size on go into the frame by reference. Below it a copy is cheaper than one more entry in the
 /// vectored write and one more reference count.
 pub const SHARE_BYTES_MIN: usize = 4096;
@@ -249,7 +253,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A string or, when `nullable`, null.
+    /// A string or, when `nullable`, null. Of an error message [`MESSAGE_BYTES_MAX`] bytes are written.
     pub fn nullable_text(
         &mut self,
         text: &Option<Text>,
@@ -258,6 +262,9 @@ impl Writer {
         field: &'static str,
     ) -> Result<(), EncodeError> {
         match text {
+            Some(text) if text.len() > MESSAGE_BYTES_MAX && field.ends_with("ErrorMessage") => {
+                return self.text(&text.front(MESSAGE_BYTES_MAX), flexible);
+            }
             Some(text) => return self.text(text, flexible),
             None if !nullable => return Err(EncodeError::Null { field }),
             None if flexible => self.unsigned_varint(0),
@@ -471,6 +478,16 @@ mod tests {
         let expected =
             [&size[..], b"\x00\x01", &large, b"small", b"\x01\x03\x82\x20\x81\x20", &large].concat();
         assert_eq!(frame.to_bytes(), expected);
+    }
+
+    #[test]
+    fn a_message_that_quotes_too_much_is_cut_and_nothing_else_is() {
+        let long = Some(Text::from("ä".repeat(20_000)));
+        let mut writer = Writer::new();
+        assert!(writer.nullable_text(&long, false, true, "Answer.Name").is_err());
+        writer.nullable_text(&long, false, true, "Answer.ErrorMessage").unwrap();
+        let mut reader = Reader::new(writer.finish().to_bytes());
+        assert_eq!(reader.text(false).unwrap().as_str(), "ä".repeat(MESSAGE_BYTES_MAX / 2));
     }
 
     #[test]

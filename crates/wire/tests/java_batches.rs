@@ -6,7 +6,7 @@
 use model::batch::verify_crc;
 use model::{Compression, Offset, Timestamp};
 use wire::Bytes;
-use wire::records::{BatchBuilder, RecordHeader, RecordView, records};
+use wire::records::{BatchBuilder, Headers, RecordHeader, RecordView, records};
 
 /// More than two zstd blocks in all, and easy to compress, so that the fixture stays small.
 fn expected() -> Vec<RecordView> {
@@ -19,9 +19,9 @@ fn expected() -> Vec<RecordView> {
             key: (index % 3 > 0).then(|| Bytes::from(format!("key {}", index % 5))),
             value: (index % 50 > 0).then(|| Bytes::from(format!("value {}", index % 11).repeat(150))),
             headers: if index % 40 == 0 {
-                vec![header(Some(format!("{index}"))), header(None)]
+                Headers::from(&[header(Some(format!("{index}"))), header(None)][..])
             } else {
-                Vec::new()
+                Headers::default()
             },
         })
         .collect()
@@ -64,7 +64,7 @@ fn dump_batches_for_java() {
                 timestamp,
                 record.key.as_deref(),
                 record.value.as_deref(),
-                &record.headers,
+                &record.headers.iter().collect::<Vec<_>>(),
             );
         }
         lines += &format!("{:x}\n", builder.finish());

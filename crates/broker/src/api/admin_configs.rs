@@ -88,6 +88,11 @@ fn described_by_table(
             DefaultFrom::Fixed(text) => {
                 synonyms.push((setting.name.to_owned(), text.to_owned(), SOURCE_DEFAULT))
             }
+            DefaultFrom::OfCluster(text) => {
+                for source in [SOURCE_DYNAMIC_DEFAULT_BROKER, SOURCE_DEFAULT] {
+                    synonyms.push((setting.name.to_owned(), text.to_owned(), source));
+                }
+            }
             DefaultFrom::Broker(name) => {
                 let given = of_broker.settings.iter().find(|other| other.name == name);
                 synonyms.extend(of_broker.of(given.expect("the table names broker settings that exist")));

@@ -15,9 +15,10 @@ use crate::api::metadata::NO_LEADER;
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
+use crate::logs::OpenLog;
 use crate::partition::{LEADER_EPOCH, Partition};
 use crate::security::{Operation, ResourceType};
-use crate::topics::Topic;
+use crate::topics::{TOPIC_NAME_MAX, Topic, check_name};
 
 /// What a log directory's size is when it is not known (KIP-827).
 const UNKNOWN_BYTES: i64 = -1;
@@ -31,9 +32,9 @@ pub fn alter_replica_log_dirs(
     request: &m::AlterReplicaLogDirsRequest,
 ) -> m::AlterReplicaLogDirsResponse {
     use m::alter_replica_log_dirs_response as ard;
-    let check = |path: &str, topic: &Text, index: i32| -> Result<(), ErrorCode> {
-        let log = broker.logs.all().iter().find(|log| log.path == path).ok_or(ErrorCode::LogDirNotFound)?;
-        let partition = broker.topics.find(topic).and_then(|topic| topic.partition(index));
+    let check = |log: Option<&Arc<OpenLog>>, topic: Option<&Topic>, index: i32| {
+        let log = log.ok_or(ErrorCode::LogDirNotFound)?;
+        let partition = topic.and_then(|topic| topic.partition(index));
         let partition = partition.ok_or(ErrorCode::UnknownTopicOrPartition)?;
         match partition.home() {
             Ok(home) if Arc::ptr_eq(&home.log, log) => Ok(()),
@@ -43,10 +44,12 @@ pub fn alter_replica_log_dirs(
     };
     let mut results: BTreeMap<Text, Vec<ard::AlterReplicaLogDirPartitionResult>> = BTreeMap::new();
     for dir in &request.dirs {
+        let log = broker.logs.all().iter().find(|log| log.path == dir.path.as_str());
         for topic in &dir.topics {
+            let found = broker.topics.find(&topic.name);
             let result = |index: &i32| ard::AlterReplicaLogDirPartitionResult {
                 partition_index: *index,
-                error_code: check(&dir.path, &topic.name, *index).err().map_or(0, |error| error.code()),
+                error_code: check(log, found.as_deref(), *index).err().map_or(0, |error| error.code()),
             };
             results.entry(topic.name.clone()).or_default().extend(topic.partitions.iter().map(result));
         }
@@ -113,52 +116,72 @@ pub fn describe_log_dirs(broker: &Broker, request: m::DescribeLogDirsRequest) ->
     m::DescribeLogDirsResponse { results, ..m::DescribeLogDirsResponse::default() }
 }
 
-fn find(broker: &Broker, topic: &Text, index: i32) -> Result<Arc<Partition>, Failure> {
-    let unknown = |why: String| Failure::because(ErrorCode::UnknownTopicOrPartition, why);
-    let found = broker.topics.find(topic).ok_or_else(|| unknown(format!("No such topic as {topic}")))?;
-    found.partition(index).ok_or_else(|| unknown(format!("No such partition as {topic}-{index}")))
-}
-
 /// Answers ElectLeaders: the only replica leads, if it is there.
 pub fn elect_leaders(broker: &Broker, request: &m::ElectLeadersRequest) -> m::ElectLeadersResponse {
     const PREFERRED: i8 = 0;
     const UNCLEAN: i8 = 1;
+    if request.timeout_ms <= 0 {
+        return elected_nothing(request);
+    }
     let known = (PREFERRED..=UNCLEAN).contains(&request.election_type);
-    let elect = |topic: &Text, index: i32| -> Failure {
+    let unknown_type = format!("Unknown election type {}", request.election_type);
+    let unknown_type = Failure::because(ErrorCode::InvalidRequest, unknown_type).text();
+    let elect = |topic: &Topic, index: i32| -> (ErrorCode, Text) {
         if !known {
-            let why = format!("Unknown election type {}", request.election_type);
-            return Failure::because(ErrorCode::InvalidRequest, why);
+            return (ErrorCode::InvalidRequest, unknown_type.clone());
         }
-        match find(broker, topic, index) {
-            Err(failure) => failure,
-            Ok(partition) if partition.home().is_ok() => {
-                let why = "Leader election not needed for topic partition.";
-                Failure::because(ErrorCode::ElectionNotNeeded, why)
+        let Some(partition) = topic.partition(index) else {
+            let why = format!("No such partition as {}-{index}", topic.name);
+            return (ErrorCode::UnknownTopicOrPartition, why.into());
+        };
+        let error = match partition.home() {
+            Ok(_) => {
+                let why = Text::from_static("Leader election not needed for topic partition.");
+                return (ErrorCode::ElectionNotNeeded, why);
             }
-            Ok(_) if request.election_type == PREFERRED => ErrorCode::PreferredLeaderNotAvailable.into(),
-            Ok(_) => ErrorCode::EligibleLeadersNotAvailable.into(),
-        }
+            Err(_) if request.election_type == PREFERRED => ErrorCode::PreferredLeaderNotAvailable,
+            Err(_) => ErrorCode::EligibleLeadersNotAvailable,
+        };
+        (error, Text::from_static(error.message()))
     };
-    let result = |index: i32, failure: &Failure| el::PartitionResult {
+    let result = |index: i32, (error, message): (ErrorCode, Text)| el::PartitionResult {
         partition_id: index,
-        error_code: failure.code.code(),
-        error_message: Some(failure.text()),
+        error_code: error.code(),
+        error_message: Some(message),
+    };
+    // The same words for all partitions of a topic.
+    let asked_of = |topic: &m::elect_leaders_request::TopicPartitions| {
+        let name = &topic.topic;
+        let found = broker.topics.find(name);
+        let missing = match known {
+            true => Failure::because(
+                ErrorCode::UnknownTopicOrPartition,
+                format!("No such topic as {}", shown(name)),
+            )
+            .text(),
+            false => unknown_type.clone(),
+        };
+        let code = if known { ErrorCode::UnknownTopicOrPartition } else { ErrorCode::InvalidRequest };
+        let outcome = |index: &i32| match &found {
+            Some(topic) => result(*index, elect(topic, *index)),
+            None => result(*index, (code, missing.clone())),
+        };
+        el::ReplicaElectionResult {
+            topic: name.clone(),
+            partition_result: topic.partitions.iter().map(outcome).collect(),
+        }
     };
     let mut results = Vec::new();
     match &request.topic_partitions {
-        Some(asked) => results.extend(asked.iter().map(|topic| el::ReplicaElectionResult {
-            topic: topic.topic.clone(),
-            partition_result:
-                topic.partitions.iter().map(|index| result(*index, &elect(&topic.topic, *index))).collect(),
-        })),
+        Some(asked) => results.extend(asked.iter().map(asked_of)),
         // Of all partitions, those that need no election are not spoken of.
         None => {
             for topic in broker.topics.all() {
                 let partitions = topic.partitions();
-                let outcomes = partitions.iter().map(|p| (p.index, elect(&topic.name, p.index)));
+                let outcomes = partitions.iter().map(|p| (p.index, elect(&topic, p.index)));
                 let partition_result: Vec<_> = outcomes
-                    .filter(|(_, failure)| failure.code != ErrorCode::ElectionNotNeeded)
-                    .map(|(index, failure)| result(index, &failure))
+                    .filter(|(_, (error, _))| *error != ErrorCode::ElectionNotNeeded)
+                    .map(|(index, outcome)| result(index, outcome))
                     .collect();
                 results.push(el::ReplicaElectionResult { topic: topic.name.clone(), partition_result });
             }
@@ -172,18 +195,45 @@ pub fn elect_leaders(broker: &Broker, request: &m::ElectLeadersRequest) -> m::El
     }
 }
 
+/// As in Kafka's controller: who gives it no time gets nothing done.
+fn elected_nothing(request: &m::ElectLeadersRequest) -> m::ElectLeadersResponse {
+    let error = ErrorCode::RequestTimedOut;
+    let partition = |index: &i32| el::PartitionResult {
+        partition_id: *index,
+        error_code: error.code(),
+        error_message: None,
+    };
+    let topic = |topic: &m::elect_leaders_request::TopicPartitions| el::ReplicaElectionResult {
+        topic: topic.topic.clone(),
+        partition_result: topic.partitions.iter().map(partition).collect(),
+    };
+    m::ElectLeadersResponse {
+        error_code: error.code(),
+        replica_election_results: request.topic_partitions.iter().flatten().map(topic).collect(),
+        ..m::ElectLeadersResponse::default()
+    }
+}
+
 /// Answers AlterPartitionReassignments: every partition stays on the only server.
 pub fn alter_reassignments(
     broker: &Broker,
     request: m::AlterPartitionReassignmentsRequest,
 ) -> m::AlterPartitionReassignmentsResponse {
+    if request.timeout_ms <= 0 {
+        return m::AlterPartitionReassignmentsResponse {
+            error_code: ErrorCode::RequestTimedOut.code(),
+            error_message: None,
+            ..m::AlterPartitionReassignmentsResponse::default()
+        };
+    }
     let node = broker.config.node_id;
-    let reassign = |topic: &Text, index: i32, replicas: Option<&[i32]>| -> Result<(), Failure> {
-        let unknown = |what: String| Failure::because(ErrorCode::UnknownTopicOrPartition, what);
-        let found = broker.topics.find(topic);
-        let found = found.ok_or_else(|| unknown(format!("Unable to find a topic named {topic}.")))?;
+    let reassign = |name: &Text, found: Option<&Topic>, index: i32, replicas: Option<&[i32]>| {
+        let unknown = |what: String| Err(Failure::because(ErrorCode::UnknownTopicOrPartition, what));
+        let Some(found) = found else {
+            return unknown(format!("Unable to find a topic named {}.", shown(name)));
+        };
         if found.partition(index).is_none() {
-            return Err(unknown(format!("Unable to find partition {topic}:{index}.")));
+            return unknown(format!("Unable to find partition {name}:{index}."));
         }
         let invalid = |why: String| Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why));
         match replicas {
@@ -201,8 +251,10 @@ pub fn alter_reassignments(
         }
     };
     let topic = |topic: m::alter_partition_reassignments_request::ReassignableTopic| {
+        let found = broker.topics.find(&topic.name);
         let partition = |asked: &m::alter_partition_reassignments_request::ReassignablePartition| {
-            let failed = reassign(&topic.name, asked.partition_index, asked.replicas.as_deref()).err();
+            let (index, replicas) = (asked.partition_index, asked.replicas.as_deref());
+            let failed = reassign(&topic.name, found.as_deref(), index, replicas).err();
             apr::ReassignablePartitionResponse {
                 partition_index: asked.partition_index,
                 error_code: failed.as_ref().map_or(ErrorCode::None, |failure| failure.code).code(),
@@ -238,6 +290,18 @@ pub fn describe_topic_partitions(
 ) -> m::DescribeTopicPartitionsResponse {
     let mut forbidden = Vec::new();
     let everything = request.topics.is_empty();
+    if let Some(cursor) = &request.cursor
+        && (cursor.partition_index < 0
+            || !everything && request.topics.iter().all(|topic| topic.name != cursor.topic_name))
+    {
+        let wrong = |topic: m::describe_topic_partitions_request::TopicRequest| {
+            refused(topic.name, ErrorCode::InvalidRequest)
+        };
+        return m::DescribeTopicPartitionsResponse {
+            topics: request.topics.into_iter().map(wrong).collect(),
+            ..m::DescribeTopicPartitionsResponse::default()
+        };
+    }
     let mut names: BTreeSet<Text> = match everything {
         true => broker.topics.all().iter().map(|topic| topic.name.clone()).collect(),
         false => request.topics.into_iter().map(|topic| topic.name).collect(),
@@ -269,7 +333,11 @@ pub fn describe_topic_partitions(
             break;
         }
         let Some(topic) = broker.topics.find(&name) else {
-            topics.push(refused(name, ErrorCode::UnknownTopicOrPartition));
+            let error = match check_name(&name) {
+                Ok(()) => ErrorCode::UnknownTopicOrPartition,
+                Err(_) => ErrorCode::InvalidTopicException,
+            };
+            topics.push(refused(name, error));
             continue;
         };
         let partitions = topic.partitions();
@@ -292,6 +360,11 @@ pub fn describe_topic_partitions(
         next_cursor,
         ..m::DescribeTopicPartitionsResponse::default()
     }
+}
+
+/// As much of a name as a topic's may have: the client may have sent more, and it is said for each of many partitions.
+fn shown(name: &str) -> &str {
+    &name[..name.floor_char_boundary(TOPIC_NAME_MAX)]
 }
 
 fn refused(name: Text, error: ErrorCode) -> dtp::DescribeTopicPartitionsResponseTopic {

@@ -1,6 +1,6 @@
 //! CreateTopics, DeleteTopics, CreatePartitions.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -20,7 +20,7 @@ use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::quotas::Payer;
 use crate::security::{Operation, ResourceType, audit};
-use crate::topic_config::topic_setting;
+use crate::topic_config::{conflict, topic_setting};
 use crate::topics::Topic;
 
 /// The first versions of which a client that is over its quota is refused; before, it is only told to wait (KIP-599).
@@ -46,6 +46,16 @@ impl Mutations {
     }
 }
 
+/// As in Kafka's controller: who gives it no time gets nothing done.
+fn check_time(timeout_ms: i32) -> Result<(), Failure> {
+    if timeout_ms <= 0 { Err(ErrorCode::RequestTimedOut.into()) } else { Ok(()) }
+}
+
+/// The message of a failure; Kafka has none for what took too long.
+fn told_of(failure: &Failure) -> Option<Text> {
+    (failure.code != ErrorCode::RequestTimedOut).then(|| failure.text())
+}
+
 /// Answers CreateTopics.
 pub async fn create(
     broker: Arc<Broker>,
@@ -60,16 +70,20 @@ pub async fn create(
         *named.entry(topic.name.clone()).or_default() += 1;
     }
     let mut topics: Vec<CreatableTopicResult> = Vec::with_capacity(named.len());
+    let mut told = HashSet::new();
     for topic in &request.topics {
         let result = match named[&topic.name] {
-            1 => create_one(&broker, &caller, topic, request.validate_only, &mut mutations).await,
-            _ if topics.iter().any(|done| done.name == topic.name) => continue,
+            1 => match check_time(request.timeout_ms) {
+                Ok(()) => create_one(&broker, &caller, topic, request.validate_only, &mut mutations).await,
+                Err(failure) => Err(failure),
+            },
+            _ if !told.insert(&topic.name) => continue,
             _ => Err(Failure::because(ErrorCode::InvalidRequest, "Duplicate topic name.")),
         };
         topics.push(result.unwrap_or_else(|failure| CreatableTopicResult {
             name: topic.name.clone(),
             error_code: failure.code.code(),
-            error_message: Some(failure.text()),
+            error_message: told_of(&failure),
             configs: Some(Vec::new()),
             ..CreatableTopicResult::default()
         }));
@@ -89,7 +103,8 @@ async fn create_one(
         let allowed = authorizer.topic(caller, Operation::Create, &topic.name);
         allowed.map_err(|error| Failure::because(error, "Authorization failed."))?;
     }
-    let partitions = partitions_of(broker, topic)?;
+    // In Kafka's order, which decides of several errors which one is told.
+    broker.topics.check_new(&topic.name)?;
     let mut configs = BTreeMap::new();
     for config in &topic.configs {
         let setting = topic_setting(&config.name);
@@ -105,8 +120,12 @@ async fn create_one(
         }
         configs.insert(config.name.to_string(), value.to_string());
     }
+    if let Some(why) = conflict(&configs, &broker.configs.now()) {
+        return Err(Failure::because(ErrorCode::InvalidConfig, why));
+    }
+    let partitions = partitions_of(broker, topic)?;
+    broker.topics.check_count(partitions)?;
     let described = described_topic_configs(broker, &configs, None);
-    broker.topics.check_new(&topic.name, partitions)?;
     mutations.count(partitions)?;
     let id = if validate_only {
         Uuid::nil()
@@ -149,43 +168,70 @@ async fn create_one(
 
 /// How many partitions a new topic gets; there is one server to put the only replica on.
 fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure> {
-    let node = broker.config.node_id;
+    let refused = |why: &str| Err(Failure::because(ErrorCode::InvalidRequest, why));
     if !topic.assignments.is_empty() {
-        if topic.num_partitions != -1 || topic.replication_factor != -1 {
-            let why = "A manual partition assignment was specified, but numPartitions or replicationFactor was also set.";
-            return Err(Failure::because(ErrorCode::InvalidRequest, why));
+        if topic.replication_factor != -1 {
+            return refused(
+                "A manual partition assignment was specified, but replication factor was not set to -1.",
+            );
+        }
+        if topic.num_partitions != -1 {
+            return refused(
+                "A manual partition assignment was specified, but numPartitions was not set to -1.",
+            );
         }
         let mut indexes: Vec<i32> = topic.assignments.iter().map(|a| a.partition_index).collect();
         indexes.sort_unstable();
+        let invalid = |why: String| Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why));
+        if let Some(twice) = indexes.windows(2).find(|pair| pair[0] == pair[1]) {
+            return invalid(format!(
+                "Found multiple manual partition assignments for partition {}",
+                twice[0]
+            ));
+        }
+        for assignment in &topic.assignments {
+            check_replicas(broker, &assignment.broker_ids)?;
+        }
         let count = i32::try_from(indexes.len()).unwrap_or(i32::MAX);
-        if indexes.iter().copied().ne(0..count) || topic.assignments.iter().any(|a| a.broker_ids != [node]) {
-            let why = format!("Partitions must be numbered from 0 and have one replica, on node {node}.");
-            return Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why));
+        if indexes.iter().copied().ne(0..count) {
+            return invalid("partitions should be a consecutive 0-based integer sequence".into());
         }
         return Ok(count);
     }
-    if !matches!(topic.replication_factor, -1 | 1) {
-        let why = format!(
-            "Unable to replicate the partition {} time(s): The target replication factor of {} cannot be reached because only 1 broker(s) are registered.",
-            topic.replication_factor, topic.replication_factor
-        );
-        let code = ErrorCode::InvalidReplicationFactor;
-        return Err(Failure::because(
-            code,
-            if topic.replication_factor < 1 {
-                "Replication factor must be larger than 0, or -1 to use the default value.".into()
-            } else {
-                why
-            },
-        ));
+    if topic.num_partitions < -1 || topic.num_partitions == 0 {
+        let why = "Number of partitions was set to an invalid non-positive value.";
+        return Err(Failure::because(ErrorCode::InvalidPartitions, why));
     }
-    match topic.num_partitions {
-        -1 => Ok(broker.config.num_partitions),
-        count if count < 1 => {
-            let why = "Number of partitions was set to an invalid non-positive value.";
-            Err(Failure::because(ErrorCode::InvalidPartitions, why))
+    match topic.replication_factor {
+        -1 | 1 => {}
+        factor if factor < 1 => {
+            let why = "Replication factor must be larger than 0, or -1 to use the default value.";
+            return Err(Failure::because(ErrorCode::InvalidReplicationFactor, why));
         }
-        count => Ok(count),
+        factor => {
+            let why = format!(
+                "Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be reached because only 1 broker(s) are registered."
+            );
+            return Err(Failure::because(ErrorCode::InvalidReplicationFactor, why));
+        }
+    }
+    Ok(if topic.num_partitions == -1 { broker.config.num_partitions } else { topic.num_partitions })
+}
+
+/// Checks the replicas that a client chose for a partition; there is one server to put the only one on.
+fn check_replicas(broker: &Broker, replicas: &[i32]) -> Result<(), Failure> {
+    let node = broker.config.node_id;
+    let invalid = |why: String| {
+        let why = format!("The manual partition assignment includes {why}");
+        Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why))
+    };
+    match replicas.iter().find(|replica| **replica != node) {
+        _ if replicas.is_empty() => invalid("an empty replica list.".into()),
+        _ if replicas.iter().filter(|replica| **replica == node).count() > 1 => {
+            invalid(format!("the broker {node} more than once."))
+        }
+        Some(other) => invalid(format!("broker {other}, but no such broker is registered.")),
+        None => Ok(()),
     }
 }
 
@@ -205,13 +251,20 @@ pub async fn delete(
     let sees =
         |name: &str| all || broker.authorizer.shows(&caller, Operation::Describe, ResourceType::Topic, name);
     let asked: Vec<(Option<Text>, Uuid)> = if version >= 6 { by_state.collect() } else { by_name.collect() };
+    let repeated = Repeated::of(&broker, &asked);
+    let mut told = HashSet::new();
     for (name, id) in asked {
+        let repeat = repeated.why(&broker, &name, id);
+        if repeat.is_some() && !told.insert((name.clone(), id)) {
+            continue;
+        }
         let may = |name: &str| match all {
             true => Ok(()),
             false => broker.authorizer.topic(&caller, Operation::Delete, name),
         };
         let found: Result<Arc<Topic>, ErrorCode> = match (&name, id.is_nil()) {
             (Some(_), false) | (None, true) => Err(ErrorCode::InvalidRequest),
+            _ if repeat.is_some() => Err(ErrorCode::InvalidRequest),
             // Who may not see it is not told whether it is there.
             (Some(name), true) => match (broker.topics.find(name), may(name)) {
                 (Some(topic), allowed) => allowed.map(|()| topic),
@@ -226,7 +279,16 @@ pub async fn delete(
         let shown = found.as_ref().err() == Some(&ErrorCode::TopicAuthorizationFailed) && !id.is_nil();
         let shown = broker.topics.find_id(&id).filter(|topic| shown && sees(&topic.name));
         let result = match found {
+            Err(ErrorCode::InvalidRequest) => {
+                let why = match (&name, id.is_nil()) {
+                    (None, true) => "Neither topic name nor id were specified.",
+                    (Some(_), false) => "You may not specify both topic name and topic id.",
+                    _ => repeat.unwrap_or_default(),
+                };
+                Err(Failure::because(ErrorCode::InvalidRequest, why))
+            }
             Err(error) => Err(error.into()),
+            Ok(_) if let Err(failure) = check_time(request.timeout_ms) => Err(failure),
             Ok(topic) if topic.is_internal() => give_up_lost(&broker, topic).await,
             Ok(topic) => {
                 let partitions = i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
@@ -249,7 +311,7 @@ pub async fn delete(
             }
             Err(failure) => {
                 answer.error_code = failure.code.code();
-                answer.error_message = Some(failure.text());
+                answer.error_message = told_of(&failure);
             }
         }
         if version < 6 && answer.name.is_none() {
@@ -258,6 +320,44 @@ pub async fn delete(
         responses.push(answer);
     }
     DeleteTopicsResponse { responses, throttle_time_ms: mutations.throttle_ms }
+}
+
+/// Topics that a request names more than once: none of them is deleted.
+struct Repeated {
+    names: HashSet<Text>,
+    ids: HashSet<Uuid>,
+    /// Those named by id and by name.
+    both: HashSet<Uuid>,
+}
+
+impl Repeated {
+    fn of(broker: &Broker, asked: &[(Option<Text>, Uuid)]) -> Repeated {
+        let (mut names, mut ids) = (HashSet::new(), HashSet::new());
+        let (mut twice, mut twice_ids) = (HashSet::new(), HashSet::new());
+        for (name, id) in asked {
+            match name {
+                Some(name) if !names.insert(name) => drop(twice.insert(name.clone())),
+                None if !id.is_nil() && !ids.insert(*id) => drop(twice_ids.insert(*id)),
+                _ => {}
+            }
+        }
+        let found = names.into_iter().filter_map(|name| broker.topics.find(name)).map(|topic| topic.id);
+        let both = found.filter(|id| ids.contains(id)).collect();
+        Repeated { names: twice, ids: twice_ids, both }
+    }
+
+    fn why(&self, broker: &Broker, name: &Option<Text>, id: Uuid) -> Option<&'static str> {
+        match name {
+            Some(name) if self.names.contains(name) => Some("Duplicate topic name."),
+            Some(name) => {
+                let id = broker.topics.find(name)?.id;
+                let known = self.both.contains(&id);
+                known.then_some("The provided topic name maps to an ID that was already supplied.")
+            }
+            None if self.ids.contains(&id) => Some("Duplicate topic id."),
+            None => None,
+        }
+    }
 }
 
 /// The server's own topics cannot be deleted; what is deleted of one is what is lost of it.
@@ -283,10 +383,23 @@ pub async fn create_partitions(
     let strict = version >= GROW_STRICT_FROM_VERSION;
     let mut mutations = Mutations { broker: broker.clone(), payer: caller.payer(), strict, throttle_ms: 0 };
     let mut results = Vec::with_capacity(request.topics.len());
+    let mut named: HashMap<Text, usize> = HashMap::new();
+    for topic in &request.topics {
+        *named.entry(topic.name.clone()).or_default() += 1;
+    }
     for topic in request.topics {
+        let times = named.get_mut(&topic.name).map(std::mem::take);
         let result = match broker.authorizer.topic(&caller, Operation::Alter, &topic.name) {
-            Ok(()) => create_partitions_of(&broker, &topic, request.validate_only, &mut mutations).await,
+            // Told once.
+            _ if times == Some(0) => continue,
+            _ if times != Some(1) => {
+                Err(Failure::because(ErrorCode::InvalidRequest, "Duplicate topic name."))
+            }
             Err(error) => Err(error.into()),
+            Ok(()) => match check_time(request.timeout_ms) {
+                Ok(()) => create_partitions_of(&broker, &topic, request.validate_only, &mut mutations).await,
+                Err(failure) => Err(failure),
+            },
         };
         if result.is_ok() && !request.validate_only {
             let details = format!("to {}", topic.count);
@@ -312,12 +425,15 @@ async fn create_partitions_of(
     broker.topics.check_total(&topic, asked.count)?;
     let added = asked.count - i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
     if let Some(assignments) = &asked.assignments {
-        let node = broker.config.node_id;
-        if i32::try_from(assignments.len()).ok() != Some(added)
-            || assignments.iter().any(|a| a.broker_ids != [node])
-        {
-            let why = format!("Each of the {added} new partitions needs one replica, on node {node}.");
+        if i32::try_from(assignments.len()).ok() != Some(added) {
+            let why = format!(
+                "Attempted to add {added} additional partition(s), but only {} assignment(s) were specified.",
+                assignments.len()
+            );
             return Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why));
+        }
+        for assignment in assignments {
+            check_replicas(broker, &assignment.broker_ids)?;
         }
     }
     if topic.is_internal() {

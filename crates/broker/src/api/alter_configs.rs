@@ -21,7 +21,7 @@ use crate::group_config::check_group_configs;
 use crate::resource_configs::{Overrides, ResourceKind, check_broker_configs};
 use crate::security::{Operation, audit};
 use crate::telemetry::subscription::Subscription;
-use crate::topic_config::topic_setting;
+use crate::topic_config::{conflict, topic_setting};
 use crate::topics::check_name;
 
 /// `config_operation`.
@@ -250,7 +250,10 @@ async fn alter_topic(
                 return Err(invalid(problem));
             }
         }
-        Ok(overrides)
+        match conflict(&overrides, &broker.configs.now()) {
+            Some(why) => Err(invalid(why)),
+            None => Ok(overrides),
+        }
     };
     if validate_only {
         return change(broker, &topic.overrides()).map(drop);

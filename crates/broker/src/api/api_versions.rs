@@ -13,6 +13,8 @@ use crate::broker::Broker;
 /// partitions, and gets a new epoch with every transaction (KIP-890).
 pub const FEATURES: [(&str, i16); 2] = [("group.version", 1), ("transaction.version", 2)];
 
+/// The first version whose clients say what library they are (KIP-511).
+pub const SOFTWARE_FROM_VERSION: i16 = 3;
 /// From this version on a client takes a feature whose lowest level is 0; Java clients from 2.8 to 3.8 fail at the first
 /// answer that holds one (KAFKA-17011).
 const FEATURES_FROM_ZERO_FROM_VERSION: i16 = 4;
@@ -34,6 +36,16 @@ fn versions_of(api_key: ApiKey) -> Option<ApiVersion> {
 
 /// Answers ApiVersions.
 pub fn answer(broker: &Broker, request: &ApiVersionsRequest, version: i16) -> ApiVersionsResponse {
+    if version >= SOFTWARE_FROM_VERSION
+        && ![&request.client_software_name, &request.client_software_version]
+            .into_iter()
+            .all(|word| is_word(word))
+    {
+        return ApiVersionsResponse {
+            error_code: ErrorCode::InvalidRequest.code(),
+            ..ApiVersionsResponse::default()
+        };
+    }
     let error = match is_meant_for(broker, request) {
         true => ErrorCode::None,
         false => ErrorCode::RebootstrapRequired,
@@ -58,6 +70,14 @@ pub fn answer(broker: &Broker, request: &ApiVersionsRequest, version: i16) -> Ap
         finalized_features: FEATURES.iter().map(finalized).collect(),
         ..ApiVersionsResponse::default()
     }
+}
+
+/// What the name of a library and its version may be (KIP-511): `[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?`.
+fn is_word(text: &str) -> bool {
+    let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    let inside = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    ends(bytes.first()) && ends(bytes.last()) && bytes.iter().all(inside)
 }
 
 /// A client that names another cluster or node reached the wrong server (KIP-1242).

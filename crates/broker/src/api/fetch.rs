@@ -11,6 +11,7 @@ use model::Offset;
 use storage::{Batches, Log, ReadDone, ReadError, ReadRequest, ReadStep, Stretch};
 use tokio::time::Instant;
 use wire::messages::FetchRequest;
+use wire::messages::fetch_request::{FetchPartition, FetchTopic};
 use wire::messages::fetch_response::{
     AbortedTransaction, FetchResponse, FetchableTopicResponse, PartitionData,
 };
@@ -26,6 +27,10 @@ use crate::session::{Session, Slot, Slots, next_epoch};
 /// The first version with sessions, and the first that names topics by id.
 const SESSIONS_FROM_VERSION: i16 = 7;
 const IDS_FROM_VERSION: i16 = 13;
+/// The first version that names the follower in a structure of its own (KIP-903).
+const REPLICA_STATE_FROM_VERSION: i16 = 15;
+/// `isolation_level` of consumers that see no open or aborted transaction, and the greatest there is.
+const READ_COMMITTED: i8 = 1;
 /// Session epochs with a meaning of their own (KIP-227).
 const EPOCH_NEW: i32 = 0;
 const EPOCH_NONE: i32 = -1;
@@ -39,6 +44,9 @@ const PARTITION_BYTES: usize = 50;
 /// A fetch of very many partitions lets others have the thread after so many.
 const LOOKS_BEFORE_YIELD: usize = 256;
 
+/// A fetch that names more partitions is answered at once, with or without data.
+const WAITING_PARTITIONS_MAX: usize = 1000;
+
 /// Partitions that are read from disk before others get the reader.
 const COLD_PORTION: usize = 32;
 
@@ -50,6 +58,10 @@ struct Limits {
     bytes_min: usize,
     deadline: Instant,
     read_committed: bool,
+    /// Whether topics are named by id.
+    by_id: bool,
+    /// Why nothing is read, whatever there is.
+    refusal: Option<ErrorCode>,
 }
 
 /// What one look at a partition gave.
@@ -65,6 +77,35 @@ fn refused(error: ErrorCode, session_id: i32) -> FetchResponse {
     FetchResponse { error_code: error.code(), session_id, ..FetchResponse::default() }
 }
 
+/// A partition's part of an answer without records.
+fn without_records(partition_index: i32, error: ErrorCode) -> PartitionData {
+    PartitionData {
+        partition_index,
+        error_code: error.code(),
+        high_watermark: -1,
+        last_stable_offset: -1,
+        log_start_offset: -1,
+        aborted_transactions: Some(Vec::new()),
+        records: Some(Records::new()),
+        ..PartitionData::default()
+    }
+}
+
+/// Kafka knows no other isolation level, and fails.
+fn unknown_isolation(request: &FetchRequest, version: i16) -> FetchResponse {
+    let error = ErrorCode::UnknownServerError;
+    let topic = |topic: &FetchTopic| {
+        let partition = |asked: &FetchPartition| without_records(asked.partition, error);
+        FetchableTopicResponse {
+            topic: topic.topic.clone(),
+            topic_id: topic.topic_id,
+            partitions: topic.partitions.iter().map(partition).collect(),
+        }
+    };
+    let named = request.topics.iter().filter(|_| version < IDS_FROM_VERSION);
+    FetchResponse { responses: named.map(topic).collect(), ..refused(error, 0) }
+}
+
 /// Answers Fetch.
 pub async fn answer(
     broker: Arc<Broker>,
@@ -73,6 +114,14 @@ pub async fn answer(
     version: i16,
 ) -> FetchResponse {
     let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).unwrap_or(0));
+    // What a request of very many partitions makes is not kept while it waits for data.
+    let many =
+        request.topics.iter().map(|topic| topic.partitions.len()).sum::<usize>() > WAITING_PARTITIONS_MAX;
+    let replica = if version >= REPLICA_STATE_FROM_VERSION {
+        request.replica_state.replica_id
+    } else {
+        request.replica_id
+    };
     let payer = caller.payer();
     let bytes_max = request.max_bytes.min(broker.config.fetch_max_bytes);
     let bytes_max = bytes_max.min(whole(broker.quotas.window_max(Quota::Fetch, &payer)));
@@ -81,9 +130,19 @@ pub async fn answer(
         payer,
         bytes_max: usize::try_from(bytes_max).unwrap_or(0),
         bytes_min: usize::try_from(request.min_bytes.min(bytes_max)).unwrap_or(0),
-        deadline: Instant::now() + wait,
-        read_committed: request.isolation_level == 1,
+        deadline: Instant::now() + if many { Duration::ZERO } else { wait },
+        read_committed: request.isolation_level == READ_COMMITTED,
+        by_id: version >= IDS_FROM_VERSION,
+        refusal: if replica >= 0 {
+            // There is no other server, so none that follows.
+            Some(ErrorCode::NotLeaderOrFollower)
+        } else {
+            (request.max_bytes < 0).then_some(ErrorCode::UnknownServerError)
+        },
     };
+    if !(0..=READ_COMMITTED).contains(&request.isolation_level) {
+        return unknown_isolation(&request, version);
+    }
     let sessions = version >= SESSIONS_FROM_VERSION;
     if request.session_epoch == EPOCH_NONE || request.session_epoch == EPOCH_NEW || !sessions {
         if request.session_id != 0 && sessions {
@@ -115,7 +174,7 @@ async fn full(
     }
     let responses = response_of(&mut slots, looks, version, true);
     let mut session_id = 0;
-    if sessions && request.session_epoch == EPOCH_NEW && !slots.is_empty() {
+    if sessions && request.session_epoch == EPOCH_NEW {
         slots.subscribe();
         // What was committed between the look and the subscription is looked at in the next fetch.
         for number in slots.numbers() {
@@ -144,11 +203,19 @@ async fn incremental(
     }
     state.epoch = next_epoch(state.epoch);
     for forgotten in &request.forgotten_topics_data {
-        for index in &forgotten.partitions {
-            state.slots.remove(&forgotten.topic, forgotten.topic_id, *index);
-        }
+        state.slots.remove(&forgotten.topic, forgotten.topic_id, &forgotten.partitions);
     }
     put_slots(broker, &mut state.slots, request, version);
+    if !state.grow() {
+        // The client begins anew, and without a session.
+        broker.sessions.remove(session.id);
+        return refused(ErrorCode::FetchSessionIdNotFound, 0);
+    }
+    if state.slots.is_empty() {
+        // As in Kafka a session ends with its last partition.
+        broker.sessions.remove(session.id);
+        return FetchResponse::default();
+    }
     state.slots.find_missing(broker);
     state.slots.authorize(broker, &limits.caller);
     let looks = look_and_wait(&mut state.slots, limits, false).await;
@@ -185,15 +252,18 @@ fn put_slots(broker: &Broker, slots: &mut Slots, request: &FetchRequest, version
         } else {
             broker.topics.find(&topic.topic)
         };
+        let (number, asked_name) = slots.topic(&topic.topic, topic.topic_id);
         for partition in &topic.partitions {
             slots.put(Slot {
-                topic: topic.topic.clone(),
+                topic_number: number,
+                topic: asked_name.clone(),
                 topic_id: topic.topic_id,
                 index: partition.partition,
                 partition: found.as_ref().and_then(|topic| topic.partition(partition.partition)),
                 offset: partition.fetch_offset,
                 bytes_max: partition.partition_max_bytes,
                 leader_epoch: partition.current_leader_epoch,
+                last_fetched_epoch: partition.last_fetched_epoch,
                 told: None,
                 name: found.as_ref().map(|topic| topic.name.clone()).unwrap_or_default(),
                 allowed: true,
@@ -374,19 +444,11 @@ async fn read_portion(
 fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked {
     let mut look = Look {
         slot: number,
-        data: PartitionData {
-            partition_index: slot.index,
-            high_watermark: -1,
-            last_stable_offset: -1,
-            log_start_offset: -1,
-            aborted_transactions: None,
-            records: Some(Records::new()),
-            ..PartitionData::default()
-        },
+        data: PartitionData { aborted_transactions: None, ..without_records(slot.index, ErrorCode::None) },
         bytes: 0,
         cut_short: false,
     };
-    match home_of(slot, &mut look.data) {
+    match home_of(slot, limits, &mut look.data) {
         Ok(home) => match home.log.log.read(&read_request(slot, home, &look.data, limits, taken)) {
             Ok(ReadStep::Cold { stretch, position }) => {
                 return Looked::Cold(ColdLook { look, home: home.clone(), stretch, position });
@@ -396,22 +458,33 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
         },
         Err(failure) => {
             look.data.error_code = failure.code.code();
-            // As Kafka answers for a partition that it does not have.
-            look.data.aborted_transactions = Some(Vec::new());
+            // As Kafka answers for a partition that it does not have, or not for this client.
+            let epochs = [ErrorCode::FencedLeaderEpoch, ErrorCode::UnknownLeaderEpoch];
+            look.data.aborted_transactions = (!epochs.contains(&failure.code)).then(Vec::new);
         }
     }
     Looked::Done(look)
 }
 
 /// Where the slot's partition is kept, once its bounds are in `data`.
-fn home_of<'a>(slot: &'a Slot, data: &mut PartitionData) -> Result<&'a Home, Failure> {
-    let by_id = !slot.topic_id.is_nil();
-    let missing = if by_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
+fn home_of<'a>(slot: &'a Slot, limits: &Limits, data: &mut PartitionData) -> Result<&'a Home, Failure> {
+    let unknown_id = limits.by_id && slot.name.is_empty();
+    let missing = if unknown_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
     if !slot.allowed {
         return Err(ErrorCode::TopicAuthorizationFailed.into());
     }
     let partition = slot.partition.as_ref().filter(|partition| !partition.is_deleted()).ok_or(missing)?;
     check_leader_epoch(slot.leader_epoch)?;
+    if let Some(error) = limits.refusal {
+        return Err(error.into());
+    }
+    if slot.bytes_max < 0 {
+        return Err(ErrorCode::UnknownServerError.into());
+    }
+    if slot.last_fetched_epoch > LEADER_EPOCH {
+        // Of records that were never here.
+        return Err(ErrorCode::OffsetOutOfRange.into());
+    }
     let home = partition.home()?;
     let bounds = home.stream.bounds();
     data.high_watermark = bounds.committed.0;
@@ -520,7 +593,8 @@ async fn read_later(
 /// Refuses a client that believes in another leader epoch (KIP-320).
 pub fn check_leader_epoch(epoch: i32) -> Result<(), ErrorCode> {
     match epoch {
-        i32::MIN..=-1 | LEADER_EPOCH => Ok(()),
+        -1 | LEADER_EPOCH => Ok(()),
+        ..LEADER_EPOCH => Err(ErrorCode::FencedLeaderEpoch),
         _ => Err(ErrorCode::UnknownLeaderEpoch),
     }
 }
@@ -528,6 +602,7 @@ pub fn check_leader_epoch(epoch: i32) -> Result<(), ErrorCode> {
 /// Groups what was seen by topic, remembers what the client is told, and keeps dirty what has more to read.
 fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> Vec<FetchableTopicResponse> {
     let mut responses: Vec<FetchableTopicResponse> = Vec::new();
+    let mut last = None;
     let storage_error = ErrorCode::KafkaStorageError.code();
     let signal = slots.signal.clone();
     let (mut served, mut missing) = (Vec::new(), Vec::new());
@@ -538,7 +613,8 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
         let Some(slot) = slots.slot(look.slot) else { continue };
         let told = Some((look.data.high_watermark, look.data.log_start_offset));
         let failed = look.data.error_code != 0;
-        if look.data.error_code == ErrorCode::UnknownTopicOrPartition.code() {
+        let missing_codes = [ErrorCode::UnknownTopicOrPartition.code(), ErrorCode::UnknownTopicId.code()];
+        if missing_codes.contains(&look.data.error_code) {
             missing.push(look.slot);
         }
         // Whoever got data asks for more; whoever got none for lack of budget must be looked at again, also beyond the end:
@@ -553,14 +629,7 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
             continue;
         }
         slot.told = told;
-        let same = |topic: &FetchableTopicResponse| {
-            if version >= IDS_FROM_VERSION {
-                topic.topic_id == slot.topic_id
-            } else {
-                topic.topic == slot.topic
-            }
-        };
-        match responses.last_mut().filter(|topic| same(topic)) {
+        match responses.last_mut().filter(|_| last == Some(slot.topic_number)) {
             Some(topic) => topic.partitions.push(look.data),
             None => responses.push(FetchableTopicResponse {
                 topic: slot.topic.clone(),
@@ -568,6 +637,7 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
                 partitions: vec![look.data],
             }),
         }
+        last = Some(slot.topic_number);
     }
     // Behind those that got nothing.
     served.into_iter().for_each(|slot| signal.mark(slot, 0));

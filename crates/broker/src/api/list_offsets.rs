@@ -1,11 +1,14 @@
 //! ListOffsets and OffsetForLeaderEpoch: where a partition begins and ends, and where a time or an epoch stands in it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{Offset, Timestamp};
+use model::batch::HEADER_BYTES;
+use model::{BatchHeader, Offset, Timestamp, TimestampType};
 use storage::ReadRequest;
 use tokio::sync::oneshot;
+use wire::messages::list_offsets_request::ListOffsetsTopic;
 use wire::messages::list_offsets_response::{
     ListOffsetsPartitionResponse, ListOffsetsResponse, ListOffsetsTopicResponse,
 };
@@ -13,7 +16,8 @@ use wire::messages::offset_for_leader_epoch_response::{
     EpochEndOffset, OffsetForLeaderEpochResponse, OffsetForLeaderTopicResult,
 };
 use wire::messages::{ListOffsetsRequest, OffsetForLeaderEpochRequest};
-use wire::{Bytes, ErrorCode, records};
+use wire::records::RecordError;
+use wire::{Bytes, ErrorCode};
 
 use crate::api::fetch::{check_leader_epoch, read_batches};
 use crate::broker::Broker;
@@ -48,17 +52,29 @@ pub async fn answer(
     version: i16,
 ) -> ListOffsetsResponse {
     let stable = request.isolation_level == READ_COMMITTED;
+    let levels = 0..=READ_COMMITTED;
     let mut topics = Vec::with_capacity(request.topics.len());
+    let repeated = if version > 0 { repeated(&request.topics) } else { HashMap::new() };
+    let mut places = 0..;
     for topic in request.topics {
         let allowed = broker.authorizer.topic(&caller, Operation::Describe, &topic.name);
         let found = broker.topics.find(&topic.name);
         let mut partitions = Vec::with_capacity(topic.partitions.len());
         for asked in topic.partitions {
             let partition = found.as_ref().and_then(|topic| topic.partition(asked.partition_index));
+            let is_repeated = places.next().and_then(|place| repeated.get(&place));
+            if is_repeated == Some(&false) {
+                continue;
+            }
+            let unknown = version < first_version_of(asked.timestamp);
             let result = match (partition, check_leader_epoch(asked.current_leader_epoch)) {
                 _ if allowed.is_err() => Err(ErrorCode::TopicAuthorizationFailed.into()),
+                _ if !levels.contains(&request.isolation_level) => Err(ErrorCode::UnknownServerError.into()),
+                _ if is_repeated.is_some() => Err(ErrorCode::InvalidRequest.into()),
                 (None, _) => Err(ErrorCode::UnknownTopicOrPartition.into()),
                 (_, Err(error)) => Err(error.into()),
+                // Kafka looks for neither; the client knows no such answer.
+                (Some(_), Ok(())) if unknown => Err(ErrorCode::UnsupportedVersion.into()),
                 (Some(partition), Ok(())) => find(&broker, &partition, asked.timestamp, stable).await,
             };
             let mut answer = ListOffsetsPartitionResponse {
@@ -80,9 +96,41 @@ pub async fn answer(
             }
             partitions.push(answer);
         }
-        topics.push(ListOffsetsTopicResponse { name: topic.name, partitions });
+        if !partitions.is_empty() {
+            topics.push(ListOffsetsTopicResponse { name: topic.name, partitions });
+        }
     }
     ListOffsetsResponse { topics, ..ListOffsetsResponse::default() }
+}
+
+/// The first version whose clients may ask for a timestamp with a meaning of its own.
+fn first_version_of(timestamp: i64) -> i16 {
+    match timestamp {
+        MAX_TIMESTAMP => 7,
+        EARLIEST_LOCAL => 8,
+        LATEST_TIERED => 9,
+        EARLIEST_PENDING_UPLOAD => 11,
+        _ => 0,
+    }
+}
+
+/// The places of partitions that are named more than once, which Kafka refuses, and whether it is the first of its partition.
+fn repeated(topics: &[ListOffsetsTopic]) -> HashMap<usize, bool> {
+    let (mut by_name, mut first, mut repeated) = (HashMap::new(), HashMap::new(), HashMap::new());
+    let mut place = 0;
+    for topic in topics {
+        let next = by_name.len();
+        let topic_number = *by_name.entry(&topic.name).or_insert(next);
+        for asked in &topic.partitions {
+            let before = *first.entry((topic_number, asked.partition_index)).or_insert(place);
+            if before < place {
+                repeated.insert(before, true);
+                repeated.insert(place, false);
+            }
+            place += 1;
+        }
+    }
+    repeated
 }
 
 type Place = Option<(Offset, Timestamp)>;
@@ -145,25 +193,25 @@ async fn search(
     };
     let batch = Bytes::from(read_batches(&log.log, request).await?.chunks.concat());
     let start = stream.bounds().start;
+    // A small batch may hold millions of records.
+    let turn = broker.walks.turn().await;
     let found = broker.blocking(move |_| record_in(&batch, timestamp, start)).await;
-    found.map_err(|why| Failure::because(ErrorCode::CorruptMessage, why))
+    drop(turn);
+    found.map_err(|why| Failure::because(ErrorCode::CorruptMessage, why.to_string()))
 }
 
 /// The first record of a batch at or after `timestamp` (or with the batch's largest) and `start`.
-fn record_in(batch: &Bytes, timestamp: Option<Timestamp>, start: Offset) -> Result<Place, String> {
-    let (header, records) = records::records(batch, SEARCH_BYTES_MAX).map_err(|error| error.to_string())?;
+fn record_in(batch: &Bytes, timestamp: Option<Timestamp>, start: Offset) -> Result<Place, RecordError> {
+    let header = BatchHeader::parse(batch)?;
+    let packed = &batch[HEADER_BYTES..header.total_bytes];
     let wanted = timestamp.unwrap_or(header.max_timestamp);
-    let appended = header.timestamp_type() == model::TimestampType::LogAppendTime;
-    for record in records {
-        let record = record.map_err(|error| error.to_string())?;
-        let own = header.base_timestamp.0.saturating_add(record.timestamp_delta);
-        let time = if appended { header.max_timestamp } else { Timestamp(own) };
-        let offset = header.base_offset + i64::from(record.offset_delta);
-        if time >= wanted && offset >= start {
-            return Ok(Some((offset, time)));
-        }
-    }
-    Ok(None)
+    let appended = header.timestamp_type() == TimestampType::LogAppendTime;
+    let time = |own: Timestamp| if appended { header.max_timestamp } else { own };
+    let offset = |delta: i32| header.base_offset + i64::from(delta);
+    let found = wire::find(&header, packed, SEARCH_BYTES_MAX, |delta, own| {
+        time(own) >= wanted && offset(delta) >= start
+    })?;
+    Ok(found.map(|(delta, own)| (offset(delta), time(own))))
 }
 
 /// Answers OffsetForLeaderEpoch (KIP-279): there is one epoch, and it ends where the partition ends.
@@ -191,6 +239,11 @@ pub fn offset_for_leader_epoch(
                     Ok(home) if asked.leader_epoch == LEADER_EPOCH => {
                         answer.leader_epoch = LEADER_EPOCH;
                         answer.end_offset = home.stream.bounds().committed.0;
+                    }
+                    // As Kafka: before the first epoch lies nothing.
+                    Ok(home) if asked.leader_epoch < -1 => {
+                        answer.leader_epoch = asked.leader_epoch;
+                        answer.end_offset = home.stream.bounds().start.0;
                     }
                     Ok(_) => {}
                 },

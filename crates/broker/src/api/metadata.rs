@@ -23,6 +23,9 @@ use crate::topics::{Topic, check_name};
 const OPERATIONS_UNKNOWN: i32 = i32::MIN;
 /// A request may name very many topics: others have their turn after so many.
 const LOOKS_BEFORE_YIELD: usize = 256;
+/// The first version with a field for a topic's id, and the first whose clients may use it.
+const IDS_FROM_VERSION: i16 = 10;
+const BY_ID_FROM_VERSION: i16 = 12;
 /// In place of a leader where there is none.
 pub const NO_LEADER: i32 = -1;
 /// Answers Metadata.
@@ -37,6 +40,11 @@ pub async fn answer(
         let operations = || broker.authorizer.operations(&caller, ResourceType::Topic, &topic.name);
         described(&broker, topic, if with_operations { operations() } else { OPERATIONS_UNKNOWN })
     };
+    if let Some(refused) = wrongly_named(&request, version) {
+        return refused;
+    }
+    let ids_only = version >= BY_ID_FROM_VERSION
+        && request.topics.iter().flatten().any(|topic| !topic.topic_id.is_nil());
     // Version 0 had no null: an empty list asks for all.
     let asked = request.topics.as_ref().filter(|asked| version > 0 || !asked.is_empty());
     let topics = match asked {
@@ -52,6 +60,8 @@ pub async fn answer(
             // A topic that is named many times is described once, as in Kafka: the answer stays in proportion.
             let mut named = HashSet::new();
             let asked = asked.iter().filter(|topic| named.insert((&topic.name, topic.topic_id)));
+            // As in Kafka: where one is named by its id, those named otherwise do not count.
+            let asked = asked.filter(|topic| !ids_only || !topic.topic_id.is_nil());
             for (looked, topic) in asked.enumerate() {
                 if looked % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1 {
                     tokio::task::yield_now().await;
@@ -63,7 +73,12 @@ pub async fn answer(
                         error_code: failure.code.code(),
                         name: topic.name.clone().or((version < 12).then(Text::default)),
                         topic_id: topic.topic_id,
-                        topic_authorized_operations: OPERATIONS_UNKNOWN,
+                        topic_authorized_operations: match &topic.name {
+                            Some(name) if with_operations && topic.topic_id.is_nil() => {
+                                operations_of_missing(&broker, &caller, name, &failure)
+                            }
+                            _ => OPERATIONS_UNKNOWN,
+                        },
                         ..MetadataResponseTopic::default()
                     },
                 });
@@ -88,6 +103,38 @@ pub async fn answer(
             request.include_cluster_authorized_operations,
         ),
         ..MetadataResponse::default()
+    }
+}
+
+/// Versions whose clients may not name topics by id yet, although the field is there, nor leave the name out.
+fn wrongly_named(request: &MetadataRequest, version: i16) -> Option<MetadataResponse> {
+    let mut asked = request.topics.iter().flatten();
+    if !(IDS_FROM_VERSION..BY_ID_FROM_VERSION).contains(&version)
+        || asked.all(|topic| topic.name.is_some() && topic.topic_id.is_nil())
+    {
+        return None;
+    }
+    let topic = |topic: &MetadataRequestTopic| MetadataResponseTopic {
+        error_code: ErrorCode::InvalidRequest.code(),
+        name: Some(Text::default()),
+        topic_id: topic.topic_id,
+        topic_authorized_operations: OPERATIONS_UNKNOWN,
+        ..MetadataResponseTopic::default()
+    };
+    Some(MetadataResponse {
+        topics: request.topics.iter().flatten().map(topic).collect(),
+        cluster_id: None,
+        controller_id: -1,
+        cluster_authorized_operations: OPERATIONS_UNKNOWN,
+        ..MetadataResponse::default()
+    })
+}
+
+/// What the caller may do to a topic that is not there: as in Kafka that is told like of any other, if it may see it.
+fn operations_of_missing(broker: &Broker, caller: &Caller, name: &Text, failure: &Failure) -> i32 {
+    match failure.code {
+        ErrorCode::TopicAuthorizationFailed => OPERATIONS_UNKNOWN,
+        _ => broker.authorizer.operations(caller, ResourceType::Topic, name),
     }
 }
 
@@ -184,6 +231,16 @@ pub fn describe_cluster(
     request: &DescribeClusterRequest,
 ) -> DescribeClusterResponse {
     const BROKERS: i8 = 1;
+    const CONTROLLERS: i8 = 2;
+    if !(BROKERS..=CONTROLLERS).contains(&request.endpoint_type) {
+        let why = format!("Unsupported endpoint type {}", request.endpoint_type);
+        return DescribeClusterResponse {
+            error_code: ErrorCode::UnsupportedEndpointType.code(),
+            error_message: Some(why.into()),
+            endpoint_type: BROKERS,
+            ..DescribeClusterResponse::default()
+        };
+    }
     if request.endpoint_type != BROKERS {
         return DescribeClusterResponse {
             error_code: ErrorCode::MismatchedEndpointType.code(),

@@ -1,5 +1,6 @@
 //! FindCoordinator, OffsetCommit, OffsetFetch, OffsetDelete: where a group's offsets are, and what they are.
 
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -10,7 +11,7 @@ use wire::messages::offset_commit_response::{
 use wire::messages::offset_delete_response::{
     OffsetDeleteResponse, OffsetDeleteResponsePartition, OffsetDeleteResponseTopic,
 };
-use wire::messages::offset_fetch_request::OffsetFetchRequestTopics;
+use wire::messages::offset_fetch_request::{OffsetFetchRequestGroup, OffsetFetchRequestTopics};
 use wire::messages::offset_fetch_response::{
     OffsetFetchResponse, OffsetFetchResponseGroup, OffsetFetchResponsePartition,
     OffsetFetchResponsePartitions, OffsetFetchResponseTopic, OffsetFetchResponseTopics,
@@ -24,6 +25,7 @@ use crate::coordinator::Entry;
 use crate::failure::group_code;
 use crate::groups::{CommitRequest, Group, GroupError, OffsetCommit, OffsetKey, State};
 use crate::security::{Operation, ResourceType, audit};
+use crate::topics::TOPIC_NAME_MAX;
 
 /// Kinds of coordinators.
 const GROUP: i8 = 0;
@@ -102,19 +104,19 @@ pub async fn find_coordinator(
 }
 
 /// The name of a topic that a request names by name or, in newer versions, by id.
-pub fn name_of(broker: &Broker, name: &Text, id: Uuid, by_id: bool) -> Result<String, ErrorCode> {
+pub fn name_of(broker: &Broker, name: &Text, id: Uuid, by_id: bool) -> Result<Arc<str>, ErrorCode> {
     if !by_id {
-        return Ok(name.to_string());
+        return Ok(name.as_str().into());
     }
-    broker.topics.find_id(&id).map(|topic| topic.name.to_string()).ok_or(ErrorCode::UnknownTopicId)
+    broker.topics.find_id(&id).map(|topic| topic.name.as_str().into()).ok_or(ErrorCode::UnknownTopicId)
 }
 
 /// The name, if it is that of a topic which the caller may read.
 pub fn readable(
     broker: &Broker,
     caller: &Caller,
-    name: Result<String, ErrorCode>,
-) -> Result<String, ErrorCode> {
+    name: Result<Arc<str>, ErrorCode>,
+) -> Result<Arc<str>, ErrorCode> {
     let name = name?;
     broker.authorizer.topic(caller, Operation::Read, &name)?;
     Ok(name)
@@ -128,6 +130,8 @@ pub type Committed = Result<Vec<Result<(), GroupError>>, ErrorCode>;
 pub struct Asked {
     /// For each partition of the request, in order: what to answer, or the place of its offset in the commit.
     places: Vec<Result<usize, ErrorCode>>,
+    /// Where each key stands in the commit: of one that is named many times the last offset counts.
+    by_key: BTreeMap<OffsetKey, usize>,
     /// What is to be committed.
     pub offsets: Vec<OffsetCommit>,
 }
@@ -137,15 +141,21 @@ impl Asked {
     pub fn add(
         &mut self,
         broker: &Broker,
-        name: &Result<String, ErrorCode>,
+        name: &Result<Arc<str>, ErrorCode>,
         partition: i32,
         offset: impl FnOnce(OffsetKey) -> OffsetCommit,
     ) {
         let place = name.clone().and_then(|topic| {
             let found = broker.topics.find(&topic).and_then(|topic| topic.partition(partition));
             found.ok_or(ErrorCode::UnknownTopicOrPartition)?;
-            self.offsets.push(offset(OffsetKey { topic, partition }));
-            Ok(self.offsets.len() - 1)
+            let key = OffsetKey { topic, partition };
+            let next = self.offsets.len();
+            let place = *self.by_key.entry(key.clone()).or_insert(next);
+            match self.offsets.get_mut(place) {
+                Some(before) => *before = offset(key),
+                None => self.offsets.push(offset(key)),
+            }
+            Ok(place)
         });
         self.places.push(place);
     }
@@ -312,6 +322,8 @@ fn fetch_group(
                     broker.authorizer.topic(caller, Operation::Describe, &name)?;
                     Ok(name)
                 });
+                // No topic has a longer name, so nothing was committed for it.
+                let group = group.filter(|_| topic.name.len() <= TOPIC_NAME_MAX);
                 let fetch = |index: &i32| {
                     let fetched = match &name {
                         Ok(name) => fetch_one(
@@ -342,10 +354,10 @@ fn fetch_group(
                     continue;
                 }
                 let partition = fetched_partition(key.partition, fetch_one(group, key, require_stable));
-                match topics.last_mut().filter(|topic| topic.name.as_str() == key.topic) {
+                match topics.last_mut().filter(|topic| topic.name.as_str() == &*key.topic) {
                     Some(topic) => topic.partitions.push(partition),
                     None => topics.push(OffsetFetchResponseTopics {
-                        name: Text::from(key.topic.clone()),
+                        name: Text::copied(&key.topic),
                         topic_id: if by_id { id } else { Uuid::nil() },
                         partitions: vec![partition],
                     }),
@@ -361,10 +373,7 @@ fn fetch_group(
 }
 
 /// The error of a member that is not, or no longer, in the group as it says (KIP-848).
-fn check_member(
-    broker: &Broker,
-    asked: &wire::messages::offset_fetch_request::OffsetFetchRequestGroup,
-) -> i16 {
+fn check_member(broker: &Broker, asked: &OffsetFetchRequestGroup) -> i16 {
     let member_id = asked.member_id.as_ref().map(Text::as_str);
     let entry = broker.coordinator.find(&asked.group_id);
     let checked =
@@ -423,7 +432,7 @@ pub fn fetch(
         };
     }
     let by_id = version >= IDS_FROM_VERSION;
-    let group = |asked: wire::messages::offset_fetch_request::OffsetFetchRequestGroup| {
+    let group = |asked: OffsetFetchRequestGroup| {
         let error_code = match error_of(&asked.group_id) {
             0 => check_member(broker, &asked),
             error_code => error_code,
@@ -444,8 +453,12 @@ pub fn fetch(
             group_id: asked.group_id,
         }
     };
+    // A group that is named many times is described once: the answer stays in proportion.
+    let mut named = HashSet::new();
+    let whole =
+        |asked: &OffsetFetchRequestGroup| asked.topics.is_some() || named.insert(asked.group_id.clone());
     OffsetFetchResponse {
-        groups: request.groups.into_iter().map(group).collect(),
+        groups: request.groups.into_iter().filter(whole).map(group).collect(),
         ..OffsetFetchResponse::default()
     }
 }
@@ -492,13 +505,16 @@ pub async fn delete(
     if entry.with(Group::state) == State::Dead {
         return refused(ErrorCode::GroupIdNotFound);
     }
-    let key = |topic: &Text, partition: i32| OffsetKey { topic: topic.to_string(), partition };
     let keys = request
         .topics
         .iter()
         .zip(&allowed)
         .filter_map(|(topic, allowed)| allowed.then_some(topic))
-        .flat_map(|t| t.partitions.iter().map(|p| key(&t.name, p.partition_index)))
+        .flat_map(|topic| {
+            let name: Arc<str> = topic.name.as_str().into();
+            let key = move |partition: i32| OffsetKey { topic: name.clone(), partition };
+            topic.partitions.iter().map(move |asked| key(asked.partition_index))
+        })
         .collect();
     let results = match broker.coordinator.delete_offsets(&entry, keys).await {
         Ok(results) => results,

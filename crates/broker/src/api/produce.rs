@@ -47,6 +47,8 @@ const WRONG_BYTES_MAX: usize = 1024 * 1024;
 const RECORD_ERRORS_FROM_VERSION: i16 = 8;
 /// Bytes of the smallest record: its length, attributes, two deltas, two lengths and the count of headers.
 const RECORD_BYTES_MIN: usize = 7;
+/// How long a batch is waited for that is on its way to the disk, however little time a client gives.
+const DISK_PATIENCE: Duration = Duration::from_secs(5);
 /// How long an append waits for the preparer to make room before it is refused.
 const ROOM_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -191,7 +193,8 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
         response.responses.push(TopicProduceResponse { name, topic_id, partition_responses: answers });
     }
     tally.finish_one();
-    let timeout = Duration::from_millis(u64::try_from(request.timeout_ms).unwrap_or(0));
+    // In Kafka it bounds the wait for other replicas; our own disk is waited for in any case.
+    let timeout = Duration::from_millis(u64::try_from(request.timeout_ms).unwrap_or(0)).max(DISK_PATIENCE);
     Begun { response, parts, tally, timeout, sleep: None, duplicates: None }
 }
 
@@ -442,6 +445,9 @@ fn parse(records: Option<Records>) -> Result<(BatchHeader, Bytes), Failure> {
         BatchError::Magic(magic) => {
             invalid(&format!("record batches of magic {magic} are not supported, only 2 is"))
         }
+        BatchError::Truncated { .. } => invalid(
+            "Record batch for partition is cut short: there must be exactly one record batch per partition",
+        ),
         error => corrupt(error),
     })?;
     if bytes.len() != header.total_bytes {

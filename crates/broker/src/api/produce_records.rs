@@ -29,6 +29,13 @@ impl Default for Walks {
     }
 }
 
+impl Walks {
+    /// Waits for a thread for records that are many, or may be.
+    pub async fn turn(&self) -> tokio::sync::SemaphorePermit<'_> {
+        self.0.acquire().await.expect("the semaphore is never closed")
+    }
+}
+
 /// Decodes the records of a batch as far as to believe it, see [`wire::walk`].
 pub(super) async fn walk_records(
     broker: &Arc<Broker>,
@@ -42,7 +49,7 @@ pub(super) async fn walk_records(
             walked => return walked,
         }
     }
-    let turn = broker.walks.0.acquire().await.expect("the semaphore is never closed");
+    let turn = broker.walks.turn().await;
     let walked = broker.blocking(move |_| wire::walk(&header, &packed, DECOMPRESSED_BYTES_MAX)).await;
     drop(turn);
     walked

@@ -1,7 +1,7 @@
 //! The transaction APIs (KIP-98, KIP-664, KIP-890): what a transactional producer asks, what tells of transactions, and
 //! the markers that end a hanging one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use storage::Durability;
@@ -30,7 +30,7 @@ use crate::groups::{CommitRequest, GroupError, OffsetCommit};
 use crate::internal::Told;
 use crate::partition::{MARKER_BYTES, Order, Partition};
 use crate::security::{Operation, ResourceType, audit};
-use crate::topics::OFFSETS_TOPIC;
+use crate::topics::{OFFSETS_TOPIC, TOPIC_NAME_MAX, Topic};
 use crate::transactions::{End, Status, TopicPartition, TransactionError, TransactionIndex};
 
 /// The first versions whose clients know PRODUCER_FENCED; older ones are told INVALID_PRODUCER_EPOCH.
@@ -119,32 +119,45 @@ async fn add_one(
     version: i16,
     allowed: &(dyn Fn(&str) -> Result<(), ErrorCode> + Send + Sync),
 ) -> Vec<AddPartitionsToTxnTopicResult> {
-    let exists = |topic: &Text, index: i32| {
-        allowed(topic)?;
-        let found = broker.topics.find(topic).and_then(|topic| topic.partition(index));
-        found.map(|_| ()).ok_or(ErrorCode::UnknownTopicOrPartition)
-    };
-    let all: Vec<(Text, i32)> = asked
+    let found: Vec<Result<Option<Arc<Topic>>, ErrorCode>> = asked
         .topics
         .iter()
-        .flat_map(|topic| topic.partitions.iter().map(|index| (topic.name.clone(), *index)))
+        .map(|topic| allowed(&topic.name).map(|()| broker.topics.find(&topic.name)))
         .collect();
+    let exists = |at: usize, index: i32| match &found[at] {
+        Ok(Some(topic)) if topic.partition(index).is_some() => Ok(()),
+        Ok(_) => Err(ErrorCode::UnknownTopicOrPartition),
+        Err(error) => Err(*error),
+    };
+    let mut named: Vec<(usize, i32)> = Vec::new();
+    for (at, topic) in asked.topics.iter().enumerate() {
+        named.extend(topic.partitions.iter().map(|index| (at, *index)));
+    }
+    let name = |at: usize, index: i32| (asked.topics[at].name.to_string(), index);
     let producer = (asked.producer_id, asked.producer_epoch);
-    let mut outcomes: Vec<ErrorCode> = Vec::with_capacity(all.len());
+    let mut outcomes: Vec<ErrorCode> = Vec::new();
     if asked.verify_only {
-        for (topic, index) in &all {
-            let of = (topic.to_string(), *index);
-            let verified = broker.transactions.verify(&asked.transactional_id, producer, &of).await;
+        for &(at, index) in &named {
+            // No topic has a longer name, so none is in a transaction.
+            let verified = match asked.topics[at].name.len() {
+                0..=TOPIC_NAME_MAX => {
+                    let of = name(at, index);
+                    broker.transactions.verify(&asked.transactional_id, producer, &of).await
+                }
+                _ => Err(TransactionError::NotInTransaction),
+            };
             outcomes.push(verified.map_or_else(|error| code(error, version), |()| ErrorCode::None));
         }
-    } else if all.iter().all(|(topic, index)| exists(topic, *index).is_ok()) {
+    } else if named.iter().all(|(at, index)| exists(*at, *index).is_ok()) {
+        // Each once, however often it is named.
+        let partitions: BTreeSet<(usize, i32)> = named.iter().copied().collect();
         let partitions: Vec<TopicPartition> =
-            all.iter().map(|(topic, index)| (topic.to_string(), *index)).collect();
+            partitions.into_iter().map(|(at, index)| name(at, index)).collect();
         let added = broker.transactions.add(&asked.transactional_id, producer, partitions, NOT_BUMPING).await;
         let error = added.map_or_else(|error| code(error, version), |()| ErrorCode::None);
-        outcomes = vec![error; all.len()];
+        outcomes.resize(named.len(), error);
     } else {
-        outcomes.extend(all.iter().map(|(topic, index)| match exists(topic, *index) {
+        outcomes.extend(named.into_iter().map(|(at, index)| match exists(at, index) {
             Ok(()) => ErrorCode::OperationNotAttempted,
             Err(error) => error,
         }));
@@ -346,13 +359,28 @@ pub async fn write_markers(
         let producer = (marker.producer_id, marker.producer_epoch);
         let result =
             if marker.transaction_result { TransactionResult::Commit } else { TransactionResult::Abort };
+        // All are on their way before the first is waited for: they share a group commit.
+        let mut begun = Vec::new();
+        for topic in &marker.topics {
+            let found = broker.topics.find(&topic.name);
+            // One that is named many times gets one.
+            let indexes: BTreeSet<i32> = topic.partition_indexes.iter().copied().collect();
+            for index in indexes {
+                begun.push(match allowed {
+                    Ok(()) => begin_marker(&broker, found.as_deref(), index, producer, result).await,
+                    Err(error) => Err(error.into()),
+                });
+            }
+        }
+        let mut begun = begun.into_iter();
         let mut topics = Vec::with_capacity(marker.topics.len());
         for topic in marker.topics {
-            let mut partitions = Vec::with_capacity(topic.partition_indexes.len());
-            for index in topic.partition_indexes {
-                let written = match allowed {
-                    Ok(()) => write_marker(&broker, &topic.name, index, producer, result).await,
-                    Err(error) => Err(error.into()),
+            let mut partitions = Vec::new();
+            let indexes: BTreeSet<i32> = topic.partition_indexes.into_iter().collect();
+            for index in indexes {
+                let written = match begun.next().expect("there is one for each") {
+                    Ok(landed) => end_marker(&broker, &topic.name, index, producer, result, landed).await,
+                    Err(failure) => Err(failure),
                 };
                 if written.is_ok() {
                     let details = format!("partition {index}, producer {}", producer.0);
@@ -368,15 +396,16 @@ pub async fn write_markers(
     m::WriteTxnMarkersResponse { markers }
 }
 
-async fn write_marker(
+type Landed = oneshot::Receiver<Result<(), storage::AppendError>>;
+
+async fn begin_marker(
     broker: &Arc<Broker>,
-    topic: &str,
+    topic: Option<&Topic>,
     index: i32,
     producer: (i64, i16),
     result: TransactionResult,
-) -> Result<(), Failure> {
-    let partition: Option<Arc<Partition>> =
-        broker.topics.find(topic).and_then(|topic| topic.partition(index));
+) -> Result<Landed, Failure> {
+    let partition: Option<Arc<Partition>> = topic.and_then(|topic| topic.partition(index));
     let partition = partition.ok_or(ErrorCode::UnknownTopicOrPartition)?;
     let home = partition.home()?.clone();
     let admission = admit(&home.log, MARKER_BYTES).await?;
@@ -392,6 +421,17 @@ async fn write_marker(
         now_ms: broker.now_ms(),
     };
     partition.append_marker(&home, producer, result, order)?;
+    Ok(landed)
+}
+
+async fn end_marker(
+    broker: &Arc<Broker>,
+    topic: &str,
+    index: i32,
+    producer: (i64, i16),
+    result: TransactionResult,
+    landed: Landed,
+) -> Result<(), Failure> {
     landed.await.unwrap_or(Err(storage::AppendError::Closed))?;
     if topic == OFFSETS_TOPIC {
         broker.coordinator.end_transaction(index, producer.0, result == TransactionResult::Commit);
@@ -405,8 +445,8 @@ pub fn describe_producers(
     caller: &Caller,
     request: m::DescribeProducersRequest,
 ) -> m::DescribeProducersResponse {
-    let describe = |name: &Text, allowed: Result<(), ErrorCode>, partition_index: i32| {
-        let partition = broker.topics.find(name).and_then(|topic| topic.partition(partition_index));
+    let describe = |found: Option<&Topic>, allowed: Result<(), ErrorCode>, partition_index: i32| {
+        let partition = found.and_then(|topic| topic.partition(partition_index));
         let error = match &partition {
             _ if let Err(error) = allowed => Some(Failure::new(error)),
             None => Some(Failure::new(ErrorCode::UnknownTopicOrPartition)),
@@ -435,9 +475,11 @@ pub fn describe_producers(
     };
     let topic = |topic: m::describe_producers_request::TopicRequest| {
         let allowed = broker.authorizer.topic(caller, Operation::Read, &topic.name);
-        let partitions = topic.partition_indexes.iter();
+        let found = broker.topics.find(&topic.name);
+        // One that is named many times is described once: the answer stays in proportion.
+        let partitions = topic.partition_indexes.iter().copied().collect::<BTreeSet<i32>>().into_iter();
         dp::TopicResponse {
-            partitions: partitions.map(|index| describe(&topic.name, allowed, *index)).collect(),
+            partitions: partitions.map(|index| describe(found.as_deref(), allowed, index)).collect(),
             name: topic.name,
         }
     };
@@ -493,8 +535,11 @@ pub fn describe(
             topics: topics.into_iter().map(topic).collect(),
         }
     };
+    // One that is named many times is described once: the answer stays in proportion.
+    let mut named = HashSet::new();
+    let ids = request.transactional_ids.into_iter().filter(|id| named.insert(id.clone()));
     m::DescribeTransactionsResponse {
-        transaction_states: request.transactional_ids.into_iter().map(describe).collect(),
+        transaction_states: ids.map(describe).collect(),
         ..m::DescribeTransactionsResponse::default()
     }
 }
@@ -517,12 +562,12 @@ pub fn list(
             };
         }
     };
+    let of_producers: HashSet<i64> = request.producer_id_filters.iter().copied().collect();
+    let in_states: HashSet<&str> = states.iter().map(Text::as_str).collect();
     let now_ms = broker.now_ms();
     let listed = broker.transactions.all().into_iter().filter(|(id, state)| {
-        let in_state = request.state_filters.is_empty()
-            || states.iter().any(|name| name.as_str() == state.status.name());
-        let of_producer = request.producer_id_filters.is_empty()
-            || request.producer_id_filters.contains(&state.producer_id);
+        let in_state = request.state_filters.is_empty() || in_states.contains(state.status.name());
+        let of_producer = of_producers.is_empty() || of_producers.contains(&state.producer_id);
         let long = request.duration_filter < 0
             || (state.start_ms >= 0 && now_ms.saturating_sub(state.start_ms) > request.duration_filter);
         let describe = Operation::Describe;

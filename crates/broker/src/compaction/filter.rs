@@ -157,23 +157,30 @@ impl Filter {
 impl Rewriter for Filter {
     fn rewrite(&mut self, header: &BatchHeader, batch: &Bytes) -> Result<Rewritten, String> {
         let (_, all) = records(batch, DECOMPRESSED_BYTES_MAX).map_err(|error| error.to_string())?;
-        let all = all.collect::<Result<Vec<RecordView>, _>>().map_err(|error| error.to_string())?;
-        let marker = match all.first().filter(|_| header.is_control()) {
-            Some(record) => {
-                marker_of(record.clone()).map_err(|error| error.to_string())?.map(|(result, _)| result)
-            }
-            None => None,
+        // Walked twice where some go: millions of records of one batch are not kept beside each other.
+        let mut ahead = all.clone();
+        let marker = match header.is_control() {
+            true => ahead.next().transpose().and_then(|first| first.map_or(Ok(None), marker_of)),
+            false => Ok(None),
         };
+        let marker = marker.map_err(|error| error.to_string())?.map(|(result, _)| result);
         let verdict = self.transactions.judge(header, marker);
         let discards = verdict != Verdict::Stays;
         let horizon = header.delete_horizon_ms();
-        let kept: Vec<&RecordView> = if header.is_control() {
-            let due = horizon.is_some_and(|horizon| horizon <= self.now_ms);
-            all.iter().filter(|_| !(verdict == Verdict::Goes && due)).collect()
-        } else {
-            all.iter().filter(|record| !discards && self.stays(header, record)).collect()
+        let due = horizon.is_some_and(|horizon| horizon <= self.now_ms);
+        let stays = |record: &RecordView| match header.is_control() {
+            true => !(verdict == Verdict::Goes && due),
+            false => !discards && self.stays(header, record),
         };
-        if kept.is_empty() {
+        let (mut kept, mut gone, mut tombstones) = (0, 0, false);
+        for record in all.clone() {
+            let record = record.map_err(|error| error.to_string())?;
+            match stays(&record) {
+                true => (kept, tombstones) = (kept + 1, tombstones || record.value.is_none()),
+                false => gone += 1,
+            }
+        }
+        if kept == 0 {
             let needed = header.is_idempotent() && self.is_last_of_producer(header)
                 || header.next_offset() == self.known_until;
             return Ok(match needed {
@@ -182,21 +189,21 @@ impl Rewriter for Filter {
                 false => Rewritten::Drop,
             });
         }
-        let transient =
-            if header.is_control() { discards } else { kept.iter().any(|record| record.value.is_none()) };
+        let transient = if header.is_control() { discards } else { tombstones };
         let new_horizon =
             (transient && horizon.is_none()).then(|| self.now_ms.saturating_add(self.delete_retention_ms));
-        if kept.len() == all.len() && new_horizon.is_none() {
+        if gone == 0 && new_horizon.is_none() {
             return Ok(Rewritten::Keep);
         }
         // Also where it becomes longer, as its producer compressed better: what stayed now would stay for good, and come
         // back once the tombstone that it was to go for is gone.
-        Ok(Rewritten::Replace(rebuild(header, &kept, new_horizon.or(horizon))))
+        let kept = all.flatten().filter(stays);
+        Ok(Rewritten::Replace(rebuild(header, kept, new_horizon.or(horizon))))
     }
 }
 
 /// The batch of `header` with only the records in `kept`, at their offsets and times.
-fn rebuild(header: &BatchHeader, kept: &[&RecordView], horizon_ms: Option<i64>) -> Bytes {
+fn rebuild(header: &BatchHeader, kept: impl Iterator<Item = RecordView>, horizon_ms: Option<i64>) -> Bytes {
     let mut builder = BatchBuilder::new(header.compression()).producer(
         header.producer_id,
         header.producer_epoch,
@@ -215,13 +222,7 @@ fn rebuild(header: &BatchHeader, kept: &[&RecordView], horizon_ms: Option<i64>) 
     for record in kept {
         let created = Timestamp(header.base_timestamp.0.wrapping_add(record.timestamp_delta));
         let timestamp = if appended_at { header.max_timestamp } else { created };
-        builder.push_at(
-            record.offset_delta,
-            timestamp,
-            record.key.as_deref(),
-            record.value.as_deref(),
-            &record.headers,
-        );
+        builder.push_view(timestamp, &record);
     }
     if appended_at {
         builder = builder.log_append_time(header.max_timestamp);

@@ -1,6 +1,7 @@
 //! One request on its way through: decoded, worked on, charged to its client, answered.
 
 use std::future::Future;
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,14 +9,18 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use wire::frame::{self, RequestHeader};
-use wire::{ApiKey, Chunks, Message, Reader};
+use wire::{ApiKey, Chunks, DecodeError, Message, Reader};
 
+use super::turns::{self, Turn, Turns};
 use super::{Answer, Refused};
 use crate::api;
 use crate::api::cluster_requests::ClusterRequest;
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::quotas::Quota;
+
+/// Requests that are answered when data comes, or the other members of a group do.
+const WAITING: [ApiKey; 3] = [ApiKey::Fetch, ApiKey::JoinGroup, ApiKey::SyncGroup];
 
 /// Until when a connection is not read, since its client is over a quota (KIP-219).
 #[derive(Debug, Default)]
@@ -48,6 +53,8 @@ pub(super) struct Call {
     /// What threads spent on it; counted where somebody has a quota of that.
     pub(super) spent: Option<Duration>,
     pub(super) caller: Caller,
+    /// Held where the request has many elements.
+    pub(super) turn: Option<Arc<Turn>>,
     pub(super) muted: Arc<Muted>,
     pub(super) broker: Arc<Broker>,
 }
@@ -63,16 +70,42 @@ pub(super) fn timed<T>(spent: &mut Option<Duration>, work: impl FnOnce() -> T) -
 }
 
 impl Call {
-    pub(super) fn decode<M: Message>(&mut self) -> Result<M, Refused> {
+    fn garbled(&self, error: &DecodeError) -> Refused {
         let (name, version) = (self.header.api_key.name(), self.header.version);
-        // Bytes behind the message are let pass, as Kafka does: librdkafka's Metadata v13 has some.
-        let decoded = M::decode(&mut self.reader, version);
-        if let Some(spent) = &mut self.spent {
-            *spent += self.begun.elapsed();
+        Refused(format!("a {name} request of version {version} cannot be decoded: {error}"))
+    }
+
+    /// Decodes a small request; `None` where it is not small. Bytes behind the message are let pass, as Kafka does:
+    /// librdkafka's Metadata v13 has some.
+    pub(super) fn decode_small<M: Message>(&mut self) -> Result<Option<M>, Refused> {
+        let version = self.header.version;
+        let mut reader = self.reader.limited(turns::SMALL_BYTES);
+        match timed(&mut self.spent, || M::decode(&mut reader, version)) {
+            Ok(message) => Ok(Some(message)),
+            Err(DecodeError::Budget { .. }) if reader.budget() < self.reader.budget() => Ok(None),
+            Err(error) => Err(self.garbled(&error)),
         }
-        decoded.map_err(|error| {
-            Refused(format!("a {name} request of version {version} cannot be decoded: {error}"))
-        })
+    }
+
+    /// Decodes a request that is always small.
+    pub(super) fn decode_at_once<M: Message>(&mut self) -> Result<M, Refused> {
+        let name = self.header.api_key.name();
+        self.decode_small()?.ok_or_else(|| Refused(format!("a {name} request has too many elements")))
+    }
+
+    /// Decodes any request; one that is not small waits for its turn, and keeps it.
+    pub(super) async fn decode<M: Message>(&mut self) -> Result<M, Refused> {
+        if let Some(small) = self.decode_small()? {
+            return Ok(small);
+        }
+        let decoded = self.broker.turns.decode(self.reader.clone(), self.header.version).await;
+        let (message, turn) = decoded.map_err(|error| self.garbled(&error))?;
+        self.turn = Some(Arc::new(turn));
+        Ok(message)
+    }
+
+    pub(super) fn is_large(&self) -> bool {
+        self.turn.as_ref().is_some_and(|turn| turn.large)
     }
 
     /// Counts the request against its client's quotas, mutes the connection for as long as one of them says, which
@@ -131,13 +164,13 @@ impl Call {
     }
 
     /// The answer to a request that needs a right to the cluster; refused to whom has not got it.
-    pub(super) fn for_cluster<Q, W>(self, request: Q, work: impl FnOnce(Q) -> W + Send + 'static) -> Answer
+    pub(super) fn for_cluster<Q, W>(self, work: impl FnOnce(Q) -> W + Send + 'static) -> Answer
     where
-        Q: ClusterRequest + 'static,
+        Q: ClusterRequest + Message + 'static,
         W: Future<Output = Q::Answer> + Send + 'static,
     {
         let (broker, caller) = (self.broker.clone(), self.caller.clone());
-        self.carried_through(async move {
+        self.carried_through(|request: Q| async move {
             match broker.authorizer.cluster(&caller, Q::OPERATION) {
                 Ok(()) => work(request).await,
                 Err(error) => request.refused(error),
@@ -147,41 +180,118 @@ impl Call {
 
     /// As [`Call::later`], for what changes something: once begun it goes on to its end, and into the audit log, also where
     /// the client does not wait for the answer.
-    pub(super) fn carried_through<M: Message + Send + Sync + 'static>(
-        self,
-        work: impl Future<Output = M> + Send + 'static,
-    ) -> Answer {
-        self.later(async move {
-            match tokio::spawn(work).await {
-                Ok(message) => message,
-                Err(error) => std::panic::resume_unwind(error.into_panic()),
-            }
-        })
+    pub(super) fn carried_through<Q, M, W>(self, work: impl FnOnce(Q) -> W + Send + 'static) -> Answer
+    where
+        Q: Message + Send + 'static,
+        M: Message + Send + Sync + 'static,
+        W: Future<Output = M> + Send + 'static,
+    {
+        let begin = |request, turn: Option<Arc<Turn>>| -> Work<M> {
+            let mut work = Box::pin(work(request));
+            let polled = move |context: &mut Context<'_>| {
+                turns::beside(turn.is_some(), || work.as_mut().poll(context))
+            };
+            let task = tokio::spawn(std::future::poll_fn(polled));
+            Box::pin(async move {
+                match task.await {
+                    Ok(message) => message,
+                    Err(error) => std::panic::resume_unwind(error.into_panic()),
+                }
+            })
+        };
+        Box::pin(Later { call: self, stage: Stage::Begin(Some(begin)), request: PhantomData })
     }
 
     /// An answer that is worked out when its turn comes: it sees what the requests before it did.
-    pub(super) fn later<M: Message + Send + Sync + 'static>(
-        self,
-        work: impl Future<Output = M> + Send + 'static,
-    ) -> Answer {
-        Box::pin(Later { call: self, work: Box::pin(work) })
+    pub(super) fn later<Q, M, W>(self, work: impl FnOnce(Q) -> W + Send + 'static) -> Answer
+    where
+        Q: Message + Send + 'static,
+        M: Message + Send + Sync + 'static,
+        W: Future<Output = M> + Send + 'static,
+    {
+        let begin = |request, _: Option<Arc<Turn>>| -> Work<M> { Box::pin(work(request)) };
+        Box::pin(Later { call: self, stage: Stage::Begin(Some(begin)), request: PhantomData })
     }
+}
+
+type Work<M> = Pin<Box<dyn Future<Output = M> + Send>>;
+type Decoded<Q> = Pin<Box<dyn Future<Output = Result<(Q, Turn), DecodeError>> + Send>>;
+
+/// How far a call has come.
+enum Stage<Q, F, M> {
+    Begin(Option<F>),
+    /// It is not small, and waits for its turn.
+    Decoding(Option<F>, Decoded<Q>),
+    Working(Work<M>),
+    /// Its answer waits for room.
+    Answered(Pin<Box<dyn Future<Output = Chunks> + Send>>),
 }
 
 /// A call whose answer is worked out. Not an async block: that would hold the work two or three times over, some
 /// kilobytes to be moved about for each request.
-struct Later<W> {
+struct Later<Q, F, M> {
     call: Call,
-    work: Pin<Box<W>>,
+    stage: Stage<Q, F, M>,
+    request: PhantomData<fn() -> Q>,
 }
 
-impl<M: Message, W: Future<Output = M>> Future for Later<W> {
+// Nothing in it is pinned where it lies.
+impl<Q, F, M> Unpin for Later<Q, F, M> {}
+
+impl<Q, F, M> Future for Later<Q, F, M>
+where
+    Q: Message + Send + 'static,
+    M: Message,
+    F: FnOnce(Q, Option<Arc<Turn>>) -> Work<M>,
+{
     type Output = Result<Chunks, Refused>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Later { call, work } = self.get_mut();
-        let mut message = ready!(timed(&mut call.spent, || work.as_mut().poll(context)));
-        Poll::Ready(call.encode(&mut message))
+        let Later { call, stage, .. } = self.get_mut();
+        loop {
+            *stage = match stage {
+                Stage::Begin(begin) => match call.decode_small()? {
+                    Some(request) => {
+                        let begin = begin.take().expect("it begins once");
+                        Stage::Working(timed(&mut call.spent, || begin(request, None)))
+                    }
+                    None => {
+                        let (broker, reader, version) =
+                            (call.broker.clone(), call.reader.clone(), call.header.version);
+                        let decoded = async move { broker.turns.decode(reader, version).await };
+                        Stage::Decoding(begin.take(), Box::pin(decoded))
+                    }
+                },
+                Stage::Decoding(begin, decoded) => {
+                    let (request, turn) =
+                        ready!(decoded.as_mut().poll(context)).map_err(|error| call.garbled(&error))?;
+                    let begin = begin.take().expect("it begins once");
+                    call.turn = Some(Arc::new(turn));
+                    let turn = call.turn.clone();
+                    Stage::Working(timed(&mut call.spent, || begin(request, turn)))
+                }
+                Stage::Working(work) => {
+                    let long = call.turn.is_some();
+                    let polled =
+                        timed(&mut call.spent, || turns::beside(long, || work.as_mut().poll(context)));
+                    let Poll::Ready(mut message) = polled else {
+                        // Who waits for somebody else keeps nobody waiting.
+                        if WAITING.contains(&call.header.api_key) {
+                            call.turn = None;
+                        }
+                        return Poll::Pending;
+                    };
+                    let encoded = turns::beside(long, || call.encode(&mut message))?;
+                    // Records are the log's, and in no answer twice.
+                    let counted = call.header.api_key != ApiKey::Fetch;
+                    match call.broker.turns.room_for(encoded.len()).filter(|_| counted) {
+                        Some(room) => Stage::Answered(Box::pin(Turns::hold(room, encoded))),
+                        None => return Poll::Ready(Ok(encoded)),
+                    }
+                }
+                Stage::Answered(held) => return held.as_mut().poll(context).map(Ok),
+            };
+        }
     }
 }
 
@@ -196,7 +306,9 @@ impl Future for Producing {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Producing { call, begun } = self.get_mut();
-        let mut message = ready!(timed(&mut call.spent, || begun.poll_answer(context, &call.broker)));
+        let large = call.is_large();
+        let answer = || turns::beside(large, || begun.poll_answer(context, &call.broker));
+        let mut message = ready!(timed(&mut call.spent, answer));
         Poll::Ready(call.encode(&mut message))
     }
 }

@@ -9,6 +9,7 @@
 //! group always agrees with what replaying the log would give.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::group::{Group, State};
 use super::{GroupError, Now};
@@ -17,7 +18,7 @@ use super::{GroupError, Now};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OffsetKey {
     /// The topic's name.
-    pub topic: String,
+    pub topic: Arc<str>,
     /// The partition's index.
     pub partition: i32,
 }
@@ -437,7 +438,7 @@ mod tests {
     fn the_higher_position_counts_whatever_the_order() {
         let now = Now { monotonic_ms: 0, wall_ms: 0 };
         let mut group = Group::new("g", Arc::new(GroupConfig::default()), now);
-        let key = OffsetKey { topic: "t".to_owned(), partition: 0 };
+        let key = OffsetKey { topic: "t".into(), partition: 0 };
         let commit = |group: &mut Group, offset| {
             let offset = OffsetCommit { key: key.clone(), offset, leader_epoch: -1, metadata: None };
             let request = CommitRequest {

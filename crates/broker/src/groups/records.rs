@@ -214,7 +214,7 @@ pub fn decode_record(key: &[u8], value: Option<&[u8]>) -> Result<GroupRecord, Re
     match key.i16()? {
         0 | OFFSET_KEY_VERSION => {
             let group = key.string()?;
-            let key = OffsetKey { topic: key.string()?, partition: key.i32()? };
+            let key = OffsetKey { topic: key.string()?.into(), partition: key.i32()? };
             let value = value.map(decode_offset).transpose()?;
             Ok(GroupRecord::Offset { group, key, value })
         }
@@ -457,7 +457,7 @@ mod tests {
 
     #[test]
     fn writes_what_kafka_writes() {
-        let key = OffsetKey { topic: "t".to_owned(), partition: 2 };
+        let key = OffsetKey { topic: "t".into(), partition: 2 };
         assert_eq!(encode_offset_key("g", &key).unwrap(), OFFSET_KEY);
         assert_eq!(encode_group_key("g").unwrap(), &b"\0\x02\0\x01g"[..]);
         let v3 = b"\0\x03\0\0\0\0\0\0\0\x07\0\0\0\x05\0\x02me\0\0\0\0\0\0\x01\0";
@@ -473,7 +473,7 @@ mod tests {
     fn reads_every_version() {
         let read = |value: &[u8]| match decode_record(OFFSET_KEY, Some(value)).unwrap() {
             GroupRecord::Offset { group, key, value: Some(value) } => {
-                assert_eq!((group.as_str(), key.topic.as_str(), key.partition), ("g", "t", 2));
+                assert_eq!((group.as_str(), &*key.topic, key.partition), ("g", "t", 2));
                 value
             }
             other => panic!("{other:?}"),
@@ -512,7 +512,7 @@ mod tests {
 
     #[test]
     fn reads_tombstones_and_passes_over_strangers() {
-        let key = OffsetKey { topic: "t".to_owned(), partition: 2 };
+        let key = OffsetKey { topic: "t".into(), partition: 2 };
         let tombstone = GroupRecord::Offset { group: "g".to_owned(), key, value: None };
         assert_eq!(decode_record(OFFSET_KEY, None), Ok(tombstone));
         let tombstone = GroupRecord::Group { group: "g".to_owned(), value: None };

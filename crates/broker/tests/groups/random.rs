@@ -207,7 +207,7 @@ impl World {
     fn commit(&mut self, index: usize) {
         let client = &self.clients[index];
         let generation = client.joined.as_ref().map_or(-1, |joined| joined.generation);
-        let key = OffsetKey { topic: "t".to_owned(), partition: 0 };
+        let key = OffsetKey { topic: "t".into(), partition: 0 };
         let offset = i64::try_from(self.now_ms).unwrap();
         let request = CommitRequest {
             producer_id: None,

@@ -535,7 +535,7 @@ fn is_offset(word: &str) -> bool {
 
 fn to_key(word: &str) -> OffsetKey {
     let (topic, partition) = word.rsplit_once('-').unwrap();
-    OffsetKey { topic: topic.to_owned(), partition: partition.parse().unwrap() }
+    OffsetKey { topic: topic.into(), partition: partition.parse().unwrap() }
 }
 
 fn show_key(key: &OffsetKey) -> String {

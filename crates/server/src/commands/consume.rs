@@ -348,9 +348,9 @@ fn to_json(topic: &str, partition: i32, offset: i64, timestamp: i64, record: &Re
     put_bytes(&mut object, "key", record.key.as_deref());
     put_bytes(&mut object, "value", record.value.as_deref());
     if !record.headers.is_empty() {
-        let header = |(name, value): &(Bytes, Option<Bytes>)| {
+        let header = |(name, value): (Bytes, Option<Bytes>)| {
             let mut header = Map::new();
-            put_bytes(&mut header, "name", Some(name));
+            put_bytes(&mut header, "name", Some(&name));
             put_bytes(&mut header, "value", value.as_deref());
             header
         };
@@ -383,7 +383,9 @@ mod tests {
             timestamp_delta: 0,
             key: None,
             value: Some(Bytes::from_static(b"\xff\x01")),
-            headers: vec![(Bytes::from_static(b"h"), Some(Bytes::from_static("ä".as_bytes())))],
+            headers: wire::records::Headers::from(
+                &[(Bytes::from_static(b"h"), Some(Bytes::from_static("ä".as_bytes())))][..],
+            ),
         };
         let line = to_json("t", 3, 17, 99, &record).to_string();
         assert_eq!(

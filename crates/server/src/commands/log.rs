@@ -372,8 +372,8 @@ impl Dumping {
                     };
                     let (key, value) = (readable(record.key.as_ref()), readable(record.value.as_ref()));
                     write!(self.output, "    {offset} {timestamp} {key} {value}")?;
-                    for (name, value) in &record.headers {
-                        write!(self.output, " {}={}", readable(Some(name)), readable(value.as_ref()))?;
+                    for (name, value) in record.headers.iter() {
+                        write!(self.output, " {}={}", readable(Some(&name)), readable(value.as_ref()))?;
                     }
                     writeln!(self.output)?;
                 }

@@ -270,7 +270,7 @@ pub const ROWS: &[Row] = &[
         "",
         Scope::Listeners,
         anything,
-        "A token must be for one of these audiences, separated by commas; empty for any.",
+        "A token must be for one of these audiences, separated by commas; empty refuses tokens that name one.",
     ),
     row(
         "sasl.oauthbearer.expected.issuer",

@@ -1,0 +1,118 @@
+//! Turns for requests that make much of few bytes: each of a hundred thousand indexes is answered, and may be kept.
+//!
+//! What a request makes us allocate is charged before it is made. How much that will be, its decoder finds out: a request of
+//! few elements is decoded at once; one that runs out of that bound waits for its share of what middling requests have
+//! together, and one that runs out of that, too, for its turn, since large ones are worked on one at a time. Both are
+//! worked on beside the threads that serve everybody else.
+//!
+//! An answer of much more than a frame of ordinary size takes room of its own until its client has taken it.
+//!
+//! Invariant: bytes of decoded elements and what is derived of them <= [`MIDDLING_TOGETHER_BYTES`] + one large request + the
+//! small ones that threads are at; bytes of large answers <= [`ANSWERS_TOGETHER_BYTES`] + one.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use wire::{Chunks, DecodeError, Message, Reader};
+
+/// Element memory of a small request: a thousand elements, worked on in a millisecond or so.
+pub(super) const SMALL_BYTES: usize = 64 * 1024;
+/// Element memory of a middling one.
+const MIDDLING_BYTES: usize = 4 * 1024 * 1024;
+/// What elements become while they are worked on and answered, in times their own size.
+const DERIVED: usize = 4;
+const MIDDLING_TOGETHER_BYTES: usize = 64 * 1024 * 1024;
+/// Answers up to this size take no room.
+const ANSWER_BYTES: usize = 1024 * 1024;
+const ANSWERS_TOGETHER_BYTES: usize = 64 * 1024 * 1024;
+/// Bytes that a permit stands for.
+const UNIT_BYTES: usize = 16 * 1024;
+
+/// The turns of all connections.
+#[derive(Debug)]
+pub struct Turns {
+    middling: Arc<Semaphore>,
+    large: Arc<Semaphore>,
+    answers: Arc<Semaphore>,
+}
+
+impl Default for Turns {
+    fn default() -> Turns {
+        let units = |bytes: usize| Arc::new(Semaphore::new(bytes / UNIT_BYTES));
+        Turns {
+            middling: units(MIDDLING_TOGETHER_BYTES),
+            large: Arc::new(Semaphore::new(1)),
+            answers: units(ANSWERS_TOGETHER_BYTES),
+        }
+    }
+}
+
+/// What a request of many elements holds until it is answered.
+#[derive(Debug)]
+pub(super) struct Turn {
+    _permit: OwnedSemaphorePermit,
+    /// Whether it is the one of a large request.
+    pub(super) large: bool,
+}
+
+impl Turns {
+    /// Decodes a message that is not small, once there is room for it.
+    pub(super) async fn decode<M: Message>(
+        &self,
+        reader: Reader,
+        version: i16,
+    ) -> Result<(M, Turn), DecodeError> {
+        let mut permit = take(&self.middling, MIDDLING_BYTES * DERIVED).await;
+        let mut bounded = reader.limited(MIDDLING_BYTES);
+        match beside(true, || M::decode(&mut bounded, version)) {
+            Err(DecodeError::Budget { .. }) if bounded.budget() < reader.budget() => {}
+            decoded => {
+                let used = (MIDDLING_BYTES.min(reader.budget()) - bounded.budget()) * DERIVED;
+                drop(permit.split(permit.num_permits().saturating_sub(used.div_ceil(UNIT_BYTES))));
+                return decoded.map(|message| (message, Turn { _permit: permit, large: false }));
+            }
+        }
+        drop((permit, bounded));
+        let turn = Turn { _permit: take(&self.large, 1).await, large: true };
+        let mut reader = reader;
+        Ok((beside(true, || M::decode(&mut reader, version))?, turn))
+    }
+
+    /// Waits for room for an answer; it is given back once the last of its bytes is dropped.
+    pub(super) async fn hold(answers: Arc<Semaphore>, mut answer: Chunks) -> Chunks {
+        let permit = take(&answers, answer.len().min(ANSWERS_TOGETHER_BYTES)).await;
+        if let Some(last) = answer.parts.pop() {
+            answer.parts.push(Bytes::from_owner(Held { bytes: last, _permit: permit }));
+        }
+        answer
+    }
+
+    /// Where an answer of so many bytes takes room, if it does.
+    pub(super) fn room_for(&self, bytes: usize) -> Option<Arc<Semaphore>> {
+        (bytes > ANSWER_BYTES).then(|| self.answers.clone())
+    }
+}
+
+async fn take(pool: &Arc<Semaphore>, bytes: usize) -> OwnedSemaphorePermit {
+    let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
+    pool.clone().acquire_many_owned(units).await.expect("a pool is never closed")
+}
+
+struct Held {
+    bytes: Bytes,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Does what may take long; with `long`, what else waits for this thread is handed to another one before.
+pub(super) fn beside<T>(long: bool, work: impl FnOnce() -> T) -> T {
+    let others = || Handle::try_current().is_ok_and(|it| it.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if long && others() { tokio::task::block_in_place(work) } else { work() }
+}
