@@ -98,7 +98,7 @@ impl Connection {
         let mut poll = |context: &mut Context<'_>| turns::beside(large, || work.as_mut().poll(context));
         let begun = poll_fn(|context| timed(&mut call.spent, || poll(context))).await;
         if acks != 0 {
-            return Ok(Some(Box::pin(Producing { call, begun })));
+            return Ok(Some(Box::pin(Producing { call, begun, answered: None })));
         }
         call.count(0);
         match begun.first_error() {
@@ -303,7 +303,7 @@ impl Connection {
                 })
             }
             ApiKey::ElectLeaders => call.for_cluster(move |request: m::ElectLeadersRequest| async move {
-                api::admin_replicas::elect_leaders(&broker, &request)
+                api::admin_replicas::elect_leaders(&broker, &request, version)
             }),
             ApiKey::AlterPartitionReassignments => {
                 call.for_cluster(move |request: m::AlterPartitionReassignmentsRequest| async move {

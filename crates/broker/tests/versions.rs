@@ -58,7 +58,7 @@ fn default_request(api_key: ApiKey, version: i16) -> Chunks {
 }
 
 async fn advertised(connection: &mut Connection) -> BTreeMap<i16, (i16, i16)> {
-    let answer: m::ApiVersionsResponse = call(connection, 4, &m::ApiVersionsRequest::default()).await;
+    let answer: m::ApiVersionsResponse = call(connection, 4, &common::api_versions()).await;
     answer.api_keys.iter().map(|api| (api.api_key, (api.min_version, api.max_version))).collect()
 }
 
@@ -166,7 +166,7 @@ async fn clients_that_ask_for_the_same_new_topic_at_once_all_get_it() {
 async fn table(connection: &mut Connection) -> String {
     use std::fmt::Write;
 
-    let answer: m::ApiVersionsResponse = call(connection, 4, &m::ApiVersionsRequest::default()).await;
+    let answer: m::ApiVersionsResponse = call(connection, 4, &common::api_versions()).await;
     let promised: BTreeMap<i16, (i16, i16)> =
         answer.api_keys.iter().map(|api| (api.api_key, (api.min_version, api.max_version))).collect();
     let mut table = String::from("| key | API | versions | in Kafka 4.4's schemas |\n|---|---|---|---|\n");

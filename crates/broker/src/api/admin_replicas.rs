@@ -20,6 +20,8 @@ use crate::partition::{LEADER_EPOCH, Partition};
 use crate::security::{Operation, ResourceType};
 use crate::topics::{TOPIC_NAME_MAX, Topic, check_name};
 
+/// Of more partitions of a topic it is not said for each which topic it is that there is not.
+const NAMED_MAX: usize = 1000;
 /// What a log directory's size is when it is not known (KIP-827).
 const UNKNOWN_BYTES: i64 = -1;
 /// Partitions in one answer of DescribeTopicPartitions at most (`max.request.partition.size.limit`).
@@ -117,11 +119,15 @@ pub fn describe_log_dirs(broker: &Broker, request: m::DescribeLogDirsRequest) ->
 }
 
 /// Answers ElectLeaders: the only replica leads, if it is there.
-pub fn elect_leaders(broker: &Broker, request: &m::ElectLeadersRequest) -> m::ElectLeadersResponse {
+pub fn elect_leaders(
+    broker: &Broker,
+    request: &m::ElectLeadersRequest,
+    version: i16,
+) -> m::ElectLeadersResponse {
     const PREFERRED: i8 = 0;
     const UNCLEAN: i8 = 1;
     if request.timeout_ms <= 0 {
-        return elected_nothing(request);
+        return elected_nothing(request, version);
     }
     let known = (PREFERRED..=UNCLEAN).contains(&request.election_type);
     let unknown_type = format!("Unknown election type {}", request.election_type);
@@ -154,6 +160,10 @@ pub fn elect_leaders(broker: &Broker, request: &m::ElectLeadersRequest) -> m::El
         let name = &topic.topic;
         let found = broker.topics.find(name);
         let missing = match known {
+            // Said for each of very many partitions, it would be said without the name.
+            true if topic.partitions.len() > NAMED_MAX => {
+                Text::from_static(ErrorCode::UnknownTopicOrPartition.message())
+            }
             true => Failure::because(
                 ErrorCode::UnknownTopicOrPartition,
                 format!("No such topic as {}", shown(name)),
@@ -196,7 +206,7 @@ pub fn elect_leaders(broker: &Broker, request: &m::ElectLeadersRequest) -> m::El
 }
 
 /// As in Kafka's controller: who gives it no time gets nothing done.
-fn elected_nothing(request: &m::ElectLeadersRequest) -> m::ElectLeadersResponse {
+fn elected_nothing(request: &m::ElectLeadersRequest, version: i16) -> m::ElectLeadersResponse {
     let error = ErrorCode::RequestTimedOut;
     let partition = |index: &i32| el::PartitionResult {
         partition_id: *index,
@@ -208,7 +218,8 @@ fn elected_nothing(request: &m::ElectLeadersRequest) -> m::ElectLeadersResponse 
         partition_result: topic.partitions.iter().map(partition).collect(),
     };
     m::ElectLeadersResponse {
-        error_code: error.code(),
+        // Version 0 has an error for each partition only.
+        error_code: if version == 0 { 0 } else { error.code() },
         replica_election_results: request.topic_partitions.iter().flatten().map(topic).collect(),
         ..m::ElectLeadersResponse::default()
     }
@@ -227,9 +238,13 @@ pub fn alter_reassignments(
         };
     }
     let node = broker.config.node_id;
+    let too_many = request.topics.iter().any(|topic| topic.partitions.len() > NAMED_MAX);
     let reassign = |name: &Text, found: Option<&Topic>, index: i32, replicas: Option<&[i32]>| {
         let unknown = |what: String| Err(Failure::because(ErrorCode::UnknownTopicOrPartition, what));
         let Some(found) = found else {
+            if too_many {
+                return Err(ErrorCode::UnknownTopicOrPartition.into());
+            }
             return unknown(format!("Unable to find a topic named {}.", shown(name)));
         };
         if found.partition(index).is_none() {

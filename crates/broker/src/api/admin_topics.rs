@@ -279,6 +279,7 @@ pub async fn delete(
         let shown = found.as_ref().err() == Some(&ErrorCode::TopicAuthorizationFailed) && !id.is_nil();
         let shown = broker.topics.find_id(&id).filter(|topic| shown && sees(&topic.name));
         let result = match found {
+            _ if let Err(failure) = check_time(request.timeout_ms) => Err(failure),
             Err(ErrorCode::InvalidRequest) => {
                 let why = match (&name, id.is_nil()) {
                     (None, true) => "Neither topic name nor id were specified.",
@@ -288,7 +289,6 @@ pub async fn delete(
                 Err(Failure::because(ErrorCode::InvalidRequest, why))
             }
             Err(error) => Err(error.into()),
-            Ok(_) if let Err(failure) = check_time(request.timeout_ms) => Err(failure),
             Ok(topic) if topic.is_internal() => give_up_lost(&broker, topic).await,
             Ok(topic) => {
                 let partitions = i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use wire::messages::FetchRequest;
 use wire::messages::fetch_request::{FetchPartition, FetchTopic};
 use wire::messages::fetch_response::{
-    AbortedTransaction, FetchResponse, FetchableTopicResponse, PartitionData,
+    AbortedTransaction, FetchResponse, FetchableTopicResponse, LeaderIdAndEpoch, PartitionData,
 };
 use wire::{ErrorCode, Records};
 
@@ -27,6 +27,8 @@ use crate::session::{Session, Slot, Slots, next_epoch};
 /// The first version with sessions, and the first that names topics by id.
 const SESSIONS_FROM_VERSION: i16 = 7;
 const IDS_FROM_VERSION: i16 = 13;
+/// The first version whose clients look for the leader in an answer.
+const LEADER_TOLD_FROM_VERSION: i16 = 16;
 /// The first version that names the follower in a structure of its own (KIP-903).
 const REPLICA_STATE_FROM_VERSION: i16 = 15;
 /// `isolation_level` of consumers that see no open or aborted transaction, and the greatest there is.
@@ -60,6 +62,8 @@ struct Limits {
     read_committed: bool,
     /// Whether topics are named by id.
     by_id: bool,
+    /// Who leads all partitions, where the answer has room for that (KIP-951).
+    leader_told: Option<i32>,
     /// Why nothing is read, whatever there is.
     refusal: Option<ErrorCode>,
 }
@@ -115,8 +119,9 @@ pub async fn answer(
 ) -> FetchResponse {
     let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).unwrap_or(0));
     // What a request of very many partitions makes is not kept while it waits for data.
-    let many =
-        request.topics.iter().map(|topic| topic.partitions.len()).sum::<usize>() > WAITING_PARTITIONS_MAX;
+    let named = request.topics.iter().map(|topic| 1 + topic.partitions.len());
+    let forgotten = request.forgotten_topics_data.iter().map(|topic| 1 + topic.partitions.len());
+    let many = named.chain(forgotten).sum::<usize>() > WAITING_PARTITIONS_MAX;
     let replica = if version >= REPLICA_STATE_FROM_VERSION {
         request.replica_state.replica_id
     } else {
@@ -133,6 +138,7 @@ pub async fn answer(
         deadline: Instant::now() + if many { Duration::ZERO } else { wait },
         read_committed: request.isolation_level == READ_COMMITTED,
         by_id: version >= IDS_FROM_VERSION,
+        leader_told: (version >= LEADER_TOLD_FROM_VERSION).then_some(broker.config.node_id),
         refusal: if replica >= 0 {
             // There is no other server, so none that follows.
             Some(ErrorCode::NotLeaderOrFollower)
@@ -459,8 +465,17 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
         Err(failure) => {
             look.data.error_code = failure.code.code();
             // As Kafka answers for a partition that it does not have, or not for this client.
-            let epochs = [ErrorCode::FencedLeaderEpoch, ErrorCode::UnknownLeaderEpoch];
-            look.data.aborted_transactions = (!epochs.contains(&failure.code)).then(Vec::new);
+            let unseen = [
+                ErrorCode::UnknownTopicOrPartition,
+                ErrorCode::UnknownTopicId,
+                ErrorCode::TopicAuthorizationFailed,
+            ];
+            look.data.aborted_transactions = unseen.contains(&failure.code).then(Vec::new);
+            if let Some(leader_id) = limits.leader_told
+                && failure.code == ErrorCode::NotLeaderOrFollower
+            {
+                look.data.current_leader = LeaderIdAndEpoch { leader_id, leader_epoch: LEADER_EPOCH };
+            }
         }
     }
     Looked::Done(look)
@@ -474,7 +489,8 @@ fn home_of<'a>(slot: &'a Slot, limits: &Limits, data: &mut PartitionData) -> Res
         return Err(ErrorCode::TopicAuthorizationFailed.into());
     }
     let partition = slot.partition.as_ref().filter(|partition| !partition.is_deleted()).ok_or(missing)?;
-    check_leader_epoch(slot.leader_epoch)?;
+    // Here any negative one stands for none.
+    check_leader_epoch(slot.leader_epoch.max(-1))?;
     if let Some(error) = limits.refusal {
         return Err(error.into());
     }

@@ -17,6 +17,9 @@ use crate::failure::group_code;
 use crate::groups::{GroupError, JoinReply, JoinRequest, LeaveMember, Protocol, SyncRequest};
 use crate::security::Operation;
 
+/// Protocols that a member may offer.
+const PROTOCOLS_MAX: usize = 1000;
+
 fn owned(text: &Option<Text>) -> Option<String> {
     text.as_ref().map(ToString::to_string)
 }
@@ -45,6 +48,10 @@ pub async fn join(
     }
     if request.group_id.is_empty() {
         return refuse(ErrorCode::InvalidGroupId);
+    }
+    // They are kept for as long as the member stays, and clients know a handful.
+    if request.protocols.len() > PROTOCOLS_MAX {
+        return refuse(ErrorCode::InconsistentGroupProtocol);
     }
     if let Err(error) = ready(&broker, &request.group_id).await {
         return refuse(error);

@@ -26,6 +26,8 @@ const LOOKS_BEFORE_YIELD: usize = 256;
 /// The first version with a field for a topic's id, and the first whose clients may use it.
 const IDS_FROM_VERSION: i16 = 10;
 const BY_ID_FROM_VERSION: i16 = 12;
+/// So many topics are created by one request: whoever asks for more asks again.
+const CREATED_MAX: usize = 100;
 /// In place of a leader where there is none.
 pub const NO_LEADER: i32 = -1;
 /// Answers Metadata.
@@ -56,7 +58,7 @@ pub async fn answer(
             all.iter().filter(shown).map(|topic| describe(topic)).collect()
         }
         Some(asked) => {
-            let mut found = Vec::new();
+            let (mut found, mut created) = (Vec::new(), 0);
             // A topic that is named many times is described once, as in Kafka: the answer stays in proportion.
             let mut named = HashSet::new();
             let asked = asked.iter().filter(|topic| named.insert((&topic.name, topic.topic_id)));
@@ -66,7 +68,9 @@ pub async fn answer(
                 if looked % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1 {
                     tokio::task::yield_now().await;
                 }
-                let may_create = request.allow_auto_topic_creation || version < 4;
+                let may_create = (request.allow_auto_topic_creation || version < 4) && created < CREATED_MAX;
+                created +=
+                    usize::from(topic.name.as_ref().is_some_and(|name| broker.topics.find(name).is_none()));
                 found.push(match find(&broker, &caller, topic, may_create).await {
                     Ok(topic) => describe(&topic),
                     Err(failure) => MetadataResponseTopic {

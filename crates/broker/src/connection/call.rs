@@ -19,8 +19,8 @@ use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::quotas::Quota;
 
-/// Requests that are answered when data comes, or the other members of a group do.
-const WAITING: [ApiKey; 3] = [ApiKey::Fetch, ApiKey::JoinGroup, ApiKey::SyncGroup];
+/// Requests that are answered when the other members of a group come. A large fetch is answered at once.
+const WAITING: [ApiKey; 2] = [ApiKey::JoinGroup, ApiKey::SyncGroup];
 
 /// Until when a connection is not read, since its client is over a quota (KIP-219).
 #[derive(Debug, Default)]
@@ -283,7 +283,7 @@ where
                     };
                     let encoded = turns::beside(long, || call.encode(&mut message))?;
                     // Records are the log's, and in no answer twice.
-                    let counted = call.header.api_key != ApiKey::Fetch;
+                    let counted = call.header.api_key != ApiKey::Fetch || long;
                     match call.broker.turns.room_for(encoded.len()).filter(|_| counted) {
                         Some(room) => Stage::Answered(Box::pin(Turns::hold(room, encoded))),
                         None => return Poll::Ready(Ok(encoded)),
@@ -299,16 +299,25 @@ where
 pub(super) struct Producing {
     pub(super) call: Call,
     pub(super) begun: api::produce::Begun,
+    /// Its answer, which waits for room.
+    pub(super) answered: Option<Pin<Box<dyn Future<Output = Chunks> + Send>>>,
 }
 
 impl Future for Producing {
     type Output = Result<Chunks, Refused>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Producing { call, begun } = self.get_mut();
+        let Producing { call, begun, answered } = self.get_mut();
+        if let Some(answered) = answered {
+            return answered.as_mut().poll(context).map(Ok);
+        }
         let large = call.is_large();
         let answer = || turns::beside(large, || begun.poll_answer(context, &call.broker));
         let mut message = ready!(timed(&mut call.spent, answer));
-        Poll::Ready(call.encode(&mut message))
+        let encoded = call.encode(&mut message)?;
+        let Some(room) = call.broker.turns.room_for(encoded.len()) else {
+            return Poll::Ready(Ok(encoded));
+        };
+        answered.insert(Box::pin(Turns::hold(room, encoded))).as_mut().poll(context).map(Ok)
     }
 }

@@ -13,6 +13,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wire::{Chunks, DecodeError, Message, Reader};
@@ -23,10 +24,10 @@ pub(super) const SMALL_BYTES: usize = 64 * 1024;
 const MIDDLING_BYTES: usize = 4 * 1024 * 1024;
 /// What elements become while they are worked on and answered, in times their own size.
 const DERIVED: usize = 4;
-const MIDDLING_TOGETHER_BYTES: usize = 64 * 1024 * 1024;
+const MIDDLING_TOGETHER_BYTES: usize = 48 * 1024 * 1024;
 /// Answers up to this size take no room.
 const ANSWER_BYTES: usize = 1024 * 1024;
-const ANSWERS_TOGETHER_BYTES: usize = 64 * 1024 * 1024;
+const ANSWERS_TOGETHER_BYTES: usize = 32 * 1024 * 1024;
 /// Bytes that a permit stands for.
 const UNIT_BYTES: usize = 16 * 1024;
 
@@ -111,8 +112,19 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// Does what may take long; with `long`, what else waits for this thread is handed to another one before.
+/// One thread at a time is at what takes long: the other cores are for everybody else.
+static BESIDE: Mutex<()> = Mutex::new(());
+
+/// Does what may take long; with `long`, what else waits for this thread is handed to another one before. Not to be called
+/// within itself.
 pub(super) fn beside<T>(long: bool, work: impl FnOnce() -> T) -> T {
     let others = || Handle::try_current().is_ok_and(|it| it.runtime_flavor() == RuntimeFlavor::MultiThread);
-    if long && others() { tokio::task::block_in_place(work) } else { work() }
+    if long && others() {
+        tokio::task::block_in_place(|| {
+            let _one = BESIDE.lock();
+            work()
+        })
+    } else {
+        work()
+    }
 }

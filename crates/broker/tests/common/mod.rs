@@ -73,6 +73,15 @@ pub async fn call<Q: Message, A: Message>(connection: &mut Connection, version: 
     message
 }
 
+/// As clients ask what there is.
+pub fn api_versions() -> m::ApiVersionsRequest {
+    m::ApiVersionsRequest {
+        client_software_name: Text::from_static("test"),
+        client_software_version: Text::from_static("1.0"),
+        ..Default::default()
+    }
+}
+
 /// Creates a topic with these settings.
 pub async fn create_topic(
     connection: &mut Connection,
