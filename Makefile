@@ -71,7 +71,8 @@ test-rust: toolchain ## All Rust tests, with debug assertions.
 compat: build ## Real clients: kcat, Java, confluent-kafka, franz-go, Kafka's console tools.
 	@tests/compat/run
 
-clients: build ## The clients' own test suites, with a list of what is skipped and why.
+clients: build ## Client libraries of many ages, and the clients' own test suites, with lists of what is skipped and why.
+	@tests/clients/run --short
 	@tests/compat/client-suites
 
 security: build ## TLS, log-ins and rights through real clients and raw sockets: what works, what is refused and how.
@@ -121,6 +122,7 @@ bench-load: build ## Tests of mainstem-bench against real servers, this one and 
 
 soak: build ## Longer versions of what `make test` runs: hours.
 	@$(MAKE) real-input REAL_INPUT_SIZE=16G
+	@tests/clients/run
 	@tests/compat/client-suites --only "franz-go etl" --records 500000
 	@tests/transactions/run --crashes 200
 	@tests/crash/run --rounds 500

@@ -336,7 +336,7 @@ impl Connection {
                 api::group_membership::join(broker, caller, request, version)
             }),
             ApiKey::SyncGroup => call.later(move |request: m::SyncGroupRequest| {
-                api::group_membership::sync(broker, caller, request)
+                api::group_membership::sync(broker, caller, request, version)
             }),
             ApiKey::Heartbeat => call.later(move |request: m::HeartbeatRequest| async move {
                 api::group_membership::heartbeat(&broker, &caller, &request)

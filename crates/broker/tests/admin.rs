@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{call, close, connect, create_topic, open, produce};
+use common::{call, close, connect, create_topic, open, produce, try_create_topic};
 use model::{Compression, Timestamp};
 use wire::messages as m;
 use wire::records::BatchBuilder;
@@ -181,4 +181,84 @@ async fn without_an_authorizer_security_is_disabled() {
     assert_eq!(answer.filter_results.iter().map(|one| one.error_code).collect::<Vec<_>>(), [disabled; 2]);
     drop(connection);
     close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_and_special_values_are_refused_as_kafka_refuses_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let broker = open(directory.path());
+    let mut connection = connect(&broker);
+    let invalid = ErrorCode::InvalidConfig.code();
+    for (configs, code) in [
+        (vec![("compression.type", "zstd"), ("compression.zstd.level", "-5")], 0),
+        (vec![("compression.type", "brotli")], invalid),
+        (vec![("segment.bytes", "13")], invalid),
+        (vec![("segment.bytes", "1048576"), ("segment.ms", "1")], 0),
+        (vec![("segment.ms", "0")], invalid),
+        (vec![("internal.segment.bytes", "13")], 0),
+        (vec![("max.compaction.lag.ms", "0")], invalid),
+        (vec![("min.compaction.lag.ms", "5"), ("max.compaction.lag.ms", "4")], invalid),
+        (vec![("flush.messages", "0")], invalid),
+        (vec![("retention.bytes", "-2")], 0),
+        (vec![("preallocate", "TRUE")], 0),
+        (vec![("cleanup.policy", "compact,compact")], 0),
+        (vec![("cleanup.policy", "compact,")], invalid),
+        (vec![("remote.storage.enable", "true")], invalid),
+        (vec![("follower.replication.throttled.replicas", "0:1,1:1")], 0),
+        (vec![("follower.replication.throttled.replicas", "all")], invalid),
+    ] {
+        let found = try_create_topic(&mut connection, "t", 1, &configs).await;
+        assert_eq!(found.error_code, code, "{configs:?}: {:?}", found.error_message);
+        if code == 0 {
+            let request = m::DeleteTopicsRequest {
+                topics: vec![m::delete_topics_request::DeleteTopicState {
+                    name: Some(Text::from_static("t")),
+                    ..Default::default()
+                }],
+                timeout_ms: 5000,
+                ..Default::default()
+            };
+            let answer: m::DeleteTopicsResponse = call(&mut connection, 6, &request).await;
+            assert_eq!(answer.responses[0].error_code, 0);
+        }
+    }
+    let found = try_create_topic(&mut connection, "__cluster_metadata", 1, &[]).await;
+    assert_eq!(found.error_code, ErrorCode::InvalidRequest.code());
+
+    // Who gives it no time gets nothing done.
+    let topic = m::create_topics_request::CreatableTopic {
+        name: Text::from_static("in-no-time"),
+        num_partitions: 1,
+        replication_factor: -1,
+        ..Default::default()
+    };
+    let request = m::CreateTopicsRequest { topics: vec![topic], timeout_ms: 0, ..Default::default() };
+    let answer: m::CreateTopicsResponse = call(&mut connection, 7, &request).await;
+    assert_eq!(answer.topics[0].error_code, ErrorCode::RequestTimedOut.code());
+
+    create_topic(&mut connection, "in-no-time", 1, &[]).await;
+    let asked = |timestamp| m::list_offsets_request::ListOffsetsPartition {
+        partition_index: 0,
+        current_leader_epoch: -1,
+        timestamp,
+    };
+    for (version, timestamps, codes) in [
+        (5, vec![-3], vec![ErrorCode::UnsupportedVersion]),
+        (7, vec![-3], vec![ErrorCode::None]),
+        (8, vec![-5], vec![ErrorCode::UnsupportedVersion]),
+        (9, vec![-5], vec![ErrorCode::None]),
+        (9, vec![-1, -2], vec![ErrorCode::InvalidRequest]),
+    ] {
+        let topics = vec![m::list_offsets_request::ListOffsetsTopic {
+            name: Text::from_static("in-no-time"),
+            partitions: timestamps.into_iter().map(asked).collect(),
+        }];
+        let request = m::ListOffsetsRequest { topics, replica_id: -1, ..Default::default() };
+        let answer: m::ListOffsetsResponse = call(&mut connection, version, &request).await;
+        let found: Vec<i16> =
+            answer.topics[0].partitions.iter().map(|partition| partition.error_code).collect();
+        let codes: Vec<i16> = codes.into_iter().map(ErrorCode::code).collect();
+        assert_eq!(found, codes, "version {version}");
+    }
+    broker.close().await;
 }

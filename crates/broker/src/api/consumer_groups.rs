@@ -41,7 +41,7 @@ pub async fn heartbeat(
     if let Err(error) = may_join(&broker, &caller, &request) {
         return ConsumerGroupHeartbeatResponse { error_message: None, ..refused(error, None) };
     }
-    if group_id.is_empty() {
+    if group_id.trim().is_empty() {
         return refused(ErrorCode::InvalidRequest, Some("GroupId can't be empty.".to_owned()));
     }
     if let Err(error) = ready(&broker, &group_id).await {

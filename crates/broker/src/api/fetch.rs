@@ -47,7 +47,7 @@ const PARTITION_BYTES: usize = 50;
 const LOOKS_BEFORE_YIELD: usize = 256;
 
 /// A fetch that names more partitions is answered at once, with or without data.
-const WAITING_PARTITIONS_MAX: usize = 1000;
+const WAITING_PARTITIONS_MAX: usize = 10_000;
 
 /// Partitions that are read from disk before others get the reader.
 const COLD_PORTION: usize = 32;

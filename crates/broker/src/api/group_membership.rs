@@ -17,6 +17,8 @@ use crate::failure::group_code;
 use crate::groups::{GroupError, JoinReply, JoinRequest, LeaveMember, Protocol, SyncRequest};
 use crate::security::Operation;
 
+/// The first version of SyncGroup that has to name the protocol (KIP-559).
+const SYNC_PROTOCOL_FROM_VERSION: i16 = 5;
 /// Protocols that a member may offer.
 const PROTOCOLS_MAX: usize = 1000;
 
@@ -119,7 +121,12 @@ fn join_response(reply: JoinReply, version: i16) -> JoinGroupResponse {
 }
 
 /// Answers SyncGroup, when the leader's assignment is durable.
-pub async fn sync(broker: Arc<Broker>, caller: Caller, request: SyncGroupRequest) -> SyncGroupResponse {
+pub async fn sync(
+    broker: Arc<Broker>,
+    caller: Caller,
+    request: SyncGroupRequest,
+    version: i16,
+) -> SyncGroupResponse {
     let refuse = |error: ErrorCode| SyncGroupResponse {
         error_code: error.code(),
         protocol_type: None,
@@ -128,6 +135,11 @@ pub async fn sync(broker: Arc<Broker>, caller: Caller, request: SyncGroupRequest
     };
     if let Err(error) = broker.authorizer.group(&caller, Operation::Read, &request.group_id) {
         return refuse(error);
+    }
+    if version >= SYNC_PROTOCOL_FROM_VERSION
+        && (request.protocol_type.is_none() || request.protocol_name.is_none())
+    {
+        return refuse(ErrorCode::InconsistentGroupProtocol);
     }
     if request.group_id.is_empty() {
         return refuse(ErrorCode::InvalidGroupId);

@@ -83,6 +83,9 @@ pub async fn answer(
             Err(error) => refused(transaction_code(error)),
         };
     }
+    if (request.producer_id == -1) != (request.producer_epoch == -1) {
+        return refused(ErrorCode::InvalidRequest);
+    }
     // Who may write to any topic may do so idempotently (KIP-679).
     if !authorizer.allows_somewhere(&caller, Operation::Write, ResourceType::Topic)
         && let Err(error) = authorizer.cluster(&caller, Operation::IdempotentWrite)

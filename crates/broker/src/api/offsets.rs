@@ -30,6 +30,8 @@ use crate::topics::TOPIC_NAME_MAX;
 /// Kinds of coordinators.
 const GROUP: i8 = 0;
 const TRANSACTION: i8 = 1;
+/// The first version of FindCoordinator for several keys.
+const COORDINATORS_FROM_VERSION: i16 = 4;
 /// The first versions that name topics by id, and that ask for several groups.
 const IDS_FROM_VERSION: i16 = 10;
 const GROUPS_FROM_VERSION: i16 = 8;
@@ -48,8 +50,11 @@ pub async fn find_coordinator(
         TRANSACTION => broker.authorizer.transactional_id(&caller, Operation::Describe, key),
         _ => Ok(()),
     };
-    let keys: &[Text] =
-        if version >= 4 { &request.coordinator_keys } else { std::slice::from_ref(&request.key) };
+    let keys: &[Text] = if version >= COORDINATORS_FROM_VERSION {
+        &request.coordinator_keys
+    } else {
+        std::slice::from_ref(&request.key)
+    };
     let allowed: Vec<Result<(), ErrorCode>> = keys.iter().map(may).collect();
     // Who may see none of them makes no topic for them.
     let ready = allowed.iter().any(Result::is_ok)
@@ -77,14 +82,16 @@ pub async fn find_coordinator(
             host: if found { endpoint.host.clone() } else { Text::default() },
             port: if found { endpoint.port } else { -1 },
             error_code: error.code(),
-            // Who may not see it is told by the code alone, as in Kafka.
             error_message: match allowed {
-                Ok(()) => (!found).then(|| Text::from_static(error.message())),
-                Err(_) => Some(Text::default()),
+                Ok(()) if !found => Some(Text::from_static(error.message())),
+                // Older versions of Kafka's answer name the error, if there is none too.
+                Ok(()) if version < COORDINATORS_FROM_VERSION => Some(Text::from_static("NONE")),
+                // Who may not see it is told by the code alone.
+                _ => Some(Text::default()),
             },
         }
     };
-    if version >= 4 {
+    if version >= COORDINATORS_FROM_VERSION {
         let coordinators = keys.iter().zip(allowed).map(find).collect();
         return FindCoordinatorResponse {
             error_message: None,
@@ -490,6 +497,9 @@ pub async fn delete(
     };
     if let Err(error) = broker.authorizer.group(&caller, Operation::Delete, &request.group_id) {
         return refused(error);
+    }
+    if request.group_id.is_empty() {
+        return refused(ErrorCode::InvalidGroupId);
     }
     let allowed: Vec<bool> = request
         .topics

@@ -194,6 +194,9 @@ pub async fn add_offsets(
     if let Err(error) = allowed {
         return refused(error);
     }
+    if id.is_empty() {
+        return refused(ErrorCode::InvalidRequest);
+    }
     if broker.offsets_topic().await.is_err() {
         return refused(ErrorCode::CoordinatorNotAvailable);
     }
@@ -216,7 +219,9 @@ pub async fn end(
     version: i16,
 ) -> m::EndTxnResponse {
     let id = &request.transactional_id;
-    if let Err(error) = broker.authorizer.transactional_id(&caller, Operation::Write, id) {
+    let named = if id.is_empty() { Err(ErrorCode::InvalidRequest) } else { Ok(()) };
+    let allowed = broker.authorizer.transactional_id(&caller, Operation::Write, id);
+    if let Err(error) = allowed.and(named) {
         return m::EndTxnResponse {
             error_code: error.code(),
             producer_id: -1,
@@ -294,6 +299,9 @@ async fn commit_all(
     version: i16,
     offsets: Vec<OffsetCommit>,
 ) -> Committed {
+    if request.transactional_id.is_empty() {
+        return Err(ErrorCode::InvalidRequest);
+    }
     if request.group_id.is_empty() {
         return Err(ErrorCode::InvalidGroupId);
     }
@@ -550,8 +558,12 @@ pub fn list(
     caller: &Caller,
     request: &m::ListTransactionsRequest,
 ) -> m::ListTransactionsResponse {
-    let known = |name: &Text| Status::ALL.iter().any(|status| status.name() == name.as_str());
-    let (states, unknown): (Vec<Text>, Vec<Text>) = request.state_filters.iter().cloned().partition(known);
+    // A state of Kafka's that no transaction is seen in.
+    let known = |name: &Text| {
+        name.as_str() == "Dead" || Status::ALL.iter().any(|status| status.name() == name.as_str())
+    };
+    let filters: BTreeSet<Text> = request.state_filters.iter().cloned().collect();
+    let (states, unknown): (Vec<Text>, Vec<Text>) = filters.into_iter().partition(known);
     let pattern = request.transactional_id_pattern.as_ref().filter(|pattern| !pattern.is_empty());
     let pattern = match pattern.map(|pattern| regex::Regex::new(&format!("^(?:{pattern})$"))).transpose() {
         Ok(pattern) => pattern,

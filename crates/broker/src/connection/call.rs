@@ -19,8 +19,8 @@ use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::quotas::Quota;
 
-/// Requests that are answered when the other members of a group come. A large fetch is answered at once.
-const WAITING: [ApiKey; 2] = [ApiKey::JoinGroup, ApiKey::SyncGroup];
+/// Requests that are answered when data comes, or the other members of a group do.
+const WAITING: [ApiKey; 3] = [ApiKey::Fetch, ApiKey::JoinGroup, ApiKey::SyncGroup];
 
 /// Until when a connection is not read, since its client is over a quota (KIP-219).
 #[derive(Debug, Default)]
@@ -275,8 +275,9 @@ where
                     let polled =
                         timed(&mut call.spent, || turns::beside(long, || work.as_mut().poll(context)));
                     let Poll::Ready(mut message) = polled else {
-                        // Who waits for somebody else keeps nobody waiting.
-                        if WAITING.contains(&call.header.api_key) {
+                        // Who waits for somebody else keeps nobody waiting. A large fetch does not wait.
+                        let fetches = call.header.api_key == ApiKey::Fetch;
+                        if WAITING.contains(&call.header.api_key) && !(fetches && call.is_large()) {
                             call.turn = None;
                         }
                         return Poll::Pending;

@@ -71,10 +71,10 @@ impl HeartbeatRequest {
     /// `InvalidRequest`, `UnsupportedAssignor`, `InvalidRegularExpression`.
     pub fn validate(&self) -> Result<(), Refused> {
         let invalid = |message: &str| Err(Refused::new(GroupError::InvalidRequest, message));
-        let is_empty = |text: &Option<String>| text.as_ref().is_some_and(String::is_empty);
+        let is_empty = |text: &Option<String>| text.as_ref().is_some_and(|text| text.trim().is_empty());
         // From version 1 on clients choose their ids.
         let may_lack_id = self.version == 0 && self.epoch == JOIN;
-        if self.member_id.is_empty() && !may_lack_id {
+        if self.member_id.trim().is_empty() && !(may_lack_id && self.member_id.is_empty()) {
             return invalid("MemberId can't be empty.");
         }
         if is_empty(&self.instance_id) {

@@ -1,0 +1,5 @@
+//go:build new
+
+package main
+
+var lacks = []string{"features from 0"}

@@ -1,0 +1,3 @@
+module mainstem/lines
+
+go 1.24
