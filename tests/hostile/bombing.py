@@ -31,8 +31,9 @@ class Bombing:
         made = bombs.all_of_them()
         made = [next(made)] if short else list(made)
         for what, batch in made:
-            for topic in (TOPIC, COMPACTED):
-                self.produced(f"{what}, to {topic}", topic, batch, TIMES[:1] if short else TIMES)
+            for topic in (COMPACTED,) if short else (TOPIC, COMPACTED):
+                times, crowds = (TIMES[:1], (CONNECTIONS,)) if short else (TIMES, (1, CONNECTIONS))
+                self.produced(f"{what}, to {topic}", topic, batch, times, crowds)
         self.others(made)
 
     def newest(self, key, holds):
@@ -46,28 +47,26 @@ class Bombing:
         of_topic = {path: topic.encode() for path, field in definition.walk(version) if field.entity == "topicName"}
         return version, frame(definition, version, Plan(self.target.seeds, texts=of_topic, **wishes), 1)
 
-    def produced(self, what, topic, batch, times):
+    def produced(self, what, topic, batch, times, crowds):
         path = ("TopicData", "PartitionData", "Records")
         version, data = self.frame(PRODUCE, "Name", topic, blobs={path: batch})
-        for kind, times, connections in (("", 1, 1), (f", {CONNECTIONS} at once", 1, CONNECTIONS)):
-            self.attack("Produce", version, what + kind, data,
-                        lambda: volley.repeated(self.target.address, [(what, data)], times, connections))
-        # The server may be another one by now, and hold nothing.
-        volley.each_alone(self.target.address, [(what, data)])
+        if topic == COMPACTED:
+            self.attack("Produce", version, f"compaction of {what}", data, partial(self.compacted, what, data))
+        for connections in crowds:
+            self.attack("Produce", version, f"{connections} at once, {what}", data,
+                        partial(self.read, what, data, connections))
         for timestamp in times:
             path = ("Topics", "Partitions", "Timestamp")
             version, asked = self.frame(LIST_OFFSETS, "Name", topic, numbers={path: timestamp})
-            for connections in (1, CONNECTIONS):
+            for connections in crowds:
                 kind = f"time {timestamp}, {connections} at once, of {what}"
                 self.attack("ListOffsets", version, kind, asked,
-                            partial(self.read, what, data, asked, connections))
+                            partial(self.read, what, asked, connections))
         version, asked = self.frame(FETCH, "Topic", topic, numbers={("Topics", "Partitions", "FetchOffset"): 0})
         self.attack("Fetch", version, f"{CONNECTIONS} at once, of {what}", asked,
-                    partial(self.read, what, data, asked, CONNECTIONS))
-        if topic == COMPACTED:
-            self.attack("Produce", version, f"compaction of {what}", data, partial(self.compacted, what, data))
+                    partial(self.read, what, asked, CONNECTIONS))
 
-    def read(self, what, data, asked, connections):
+    def read(self, what, asked, connections):
         return volley.repeated(self.target.address, [(what, asked)], 1, connections)
 
     def compacted(self, what, data):
@@ -91,4 +90,4 @@ class Bombing:
                     data = frame(definition, version, Plan(self.target.seeds, **wishes), 1)
                     for connections in (1, CONNECTIONS):
                         self.attack(definition.name, version, f"{connections} at once, {said(blobs[0])}: {what}", data,
-                                    partial(self.read, what, data, data, connections))
+                                    partial(self.read, what, data, connections))

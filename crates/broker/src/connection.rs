@@ -189,7 +189,7 @@ impl Connection {
                 api::transactions::commit_offsets(broker, caller, request, version)
             }),
             ApiKey::WriteTxnMarkers => call.carried_through(move |request: m::WriteTxnMarkersRequest| {
-                api::transactions::write_markers(broker, caller, request)
+                api::transaction_markers::write_markers(broker, caller, request)
             }),
             ApiKey::DescribeProducers => call.later(move |request: m::DescribeProducersRequest| async move {
                 api::transactions::describe_producers(&broker, &caller, request)

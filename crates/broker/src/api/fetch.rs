@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::Offset;
-use storage::{Batches, Log, ReadDone, ReadError, ReadRequest, ReadStep, Stretch};
+use storage::{Batches, ReadError, ReadRequest, ReadStep, Stretch};
 use tokio::time::Instant;
 use wire::messages::FetchRequest;
-use wire::messages::fetch_request::{FetchPartition, FetchTopic};
 use wire::messages::fetch_response::{
     AbortedTransaction, FetchResponse, FetchableTopicResponse, LeaderIdAndEpoch, PartitionData,
 };
 use wire::{ErrorCode, Records};
 
+use crate::api::reads::{check_leader_epoch, read_later, unknown_isolation, without_records};
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
@@ -81,35 +81,6 @@ fn refused(error: ErrorCode, session_id: i32) -> FetchResponse {
     FetchResponse { error_code: error.code(), session_id, ..FetchResponse::default() }
 }
 
-/// A partition's part of an answer without records.
-fn without_records(partition_index: i32, error: ErrorCode) -> PartitionData {
-    PartitionData {
-        partition_index,
-        error_code: error.code(),
-        high_watermark: -1,
-        last_stable_offset: -1,
-        log_start_offset: -1,
-        aborted_transactions: Some(Vec::new()),
-        records: Some(Records::new()),
-        ..PartitionData::default()
-    }
-}
-
-/// Kafka knows no other isolation level, and fails.
-fn unknown_isolation(request: &FetchRequest, version: i16) -> FetchResponse {
-    let error = ErrorCode::UnknownServerError;
-    let topic = |topic: &FetchTopic| {
-        let partition = |asked: &FetchPartition| without_records(asked.partition, error);
-        FetchableTopicResponse {
-            topic: topic.topic.clone(),
-            topic_id: topic.topic_id,
-            partitions: topic.partitions.iter().map(partition).collect(),
-        }
-    };
-    let named = request.topics.iter().filter(|_| version < IDS_FROM_VERSION);
-    FetchResponse { responses: named.map(topic).collect(), ..refused(error, 0) }
-}
-
 /// Answers Fetch.
 pub async fn answer(
     broker: Arc<Broker>,
@@ -147,7 +118,7 @@ pub async fn answer(
         },
     };
     if !(0..=READ_COMMITTED).contains(&request.isolation_level) {
-        return unknown_isolation(&request, version);
+        return unknown_isolation(&request, version < IDS_FROM_VERSION);
     }
     let sessions = version >= SESSIONS_FROM_VERSION;
     if request.session_epoch == EPOCH_NONE || request.session_epoch == EPOCH_NEW || !sessions {
@@ -566,52 +537,6 @@ impl Look {
                 data.error_code = failure.code.code();
             }
         }
-    }
-}
-
-/// Reads from the caches, or on one of the log's own threads where they do not have it.
-pub async fn read_batches(log: &Log, request: ReadRequest) -> Result<Batches, ReadError> {
-    match log.read(&request)? {
-        ReadStep::Ready(batches) => Ok(batches),
-        ReadStep::Cold { .. } => {
-            let bytes_max = request.bytes_max;
-            read_later(log, vec![request], bytes_max).await.pop().unwrap_or(Err(ReadError::Closed))
-        }
-    }
-}
-
-/// A fetch that waits for the disk, until it is given up.
-struct Reader(tokio::sync::oneshot::Sender<Vec<Result<Batches, ReadError>>>);
-
-impl ReadDone for Reader {
-    fn waits(&self) -> bool {
-        !self.0.is_closed()
-    }
-
-    fn done(self: Box<Self>, results: Vec<Result<Batches, ReadError>>) {
-        // Given up while it was read for.
-        drop(self.0.send(results));
-    }
-}
-
-/// An answer for each request, or as many errors.
-async fn read_later(
-    log: &Log,
-    requests: Vec<ReadRequest>,
-    bytes_max: usize,
-) -> Vec<Result<Batches, ReadError>> {
-    let (sender, receiver) = tokio::sync::oneshot::channel();
-    let count = requests.len();
-    log.read_later(requests, bytes_max, Box::new(Reader(sender)));
-    receiver.await.unwrap_or_else(|_| (0..count).map(|_| Err(ReadError::Closed)).collect())
-}
-
-/// Refuses a client that believes in another leader epoch (KIP-320).
-pub fn check_leader_epoch(epoch: i32) -> Result<(), ErrorCode> {
-    match epoch {
-        -1 | LEADER_EPOCH => Ok(()),
-        ..LEADER_EPOCH => Err(ErrorCode::FencedLeaderEpoch),
-        _ => Err(ErrorCode::UnknownLeaderEpoch),
     }
 }
 

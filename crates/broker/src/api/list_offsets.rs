@@ -19,7 +19,7 @@ use wire::messages::{ListOffsetsRequest, OffsetForLeaderEpochRequest};
 use wire::records::RecordError;
 use wire::{Bytes, ErrorCode};
 
-use crate::api::fetch::{check_leader_epoch, read_batches};
+use crate::api::reads::{check_leader_epoch, read_batches};
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;

@@ -22,7 +22,9 @@ pub mod offsets;
 pub mod produce;
 pub mod produce_records;
 pub mod produce_transactions;
+pub mod reads;
 pub mod sasl;
+pub mod transaction_markers;
 pub mod transactions;
 pub mod user_credentials;
 

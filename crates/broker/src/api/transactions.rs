@@ -1,11 +1,9 @@
-//! The transaction APIs (KIP-98, KIP-664, KIP-890): what a transactional producer asks, what tells of transactions, and
-//! the markers that end a hanging one.
+//! The transaction APIs (KIP-98, KIP-664, KIP-890): what a transactional producer asks, and what tells of
+//! transactions.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use storage::Durability;
-use tokio::sync::oneshot;
 use wire::messages as m;
 use wire::messages::add_partitions_to_txn_response::{
     AddPartitionsToTxnPartitionResult, AddPartitionsToTxnResponse, AddPartitionsToTxnResult,
@@ -16,22 +14,18 @@ use wire::messages::describe_transactions_response as dt;
 use wire::messages::txn_offset_commit_response::{
     TxnOffsetCommitResponse, TxnOffsetCommitResponsePartition, TxnOffsetCommitResponseTopic,
 };
-use wire::messages::write_txn_markers_response as wm;
 use wire::records::TransactionResult;
 use wire::{ErrorCode, Text};
 
 use crate::api::offsets::{Asked, Committed, group_for_commit, name_of, readable};
-use crate::api::produce::admit;
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::coordinator::Transactional;
 use crate::failure::{Failure, group_code, transaction_code};
 use crate::groups::{CommitRequest, GroupError, OffsetCommit};
-use crate::internal::Told;
-use crate::partition::{MARKER_BYTES, Order, Partition};
-use crate::security::{Operation, ResourceType, audit};
+use crate::security::{Operation, ResourceType};
 use crate::topics::{OFFSETS_TOPIC, TOPIC_NAME_MAX, Topic};
-use crate::transactions::{End, Status, TopicPartition, TransactionError, TransactionIndex};
+use crate::transactions::{End, Status, TopicPartition, TransactionError};
 
 /// The first versions whose clients know PRODUCER_FENCED; older ones are told INVALID_PRODUCER_EPOCH.
 const FENCED_FROM_VERSION: i16 = 2;
@@ -350,101 +344,6 @@ async fn commit_all(
     };
     let results = results.map_err(|error| group_code(known(error)))?;
     Ok(results.into_iter().map(|result| result.map_err(known)).collect())
-}
-
-/// Answers WriteTxnMarkers, which here is how `kafka-transactions.sh abort` ends a transaction without a coordinator.
-pub async fn write_markers(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: m::WriteTxnMarkersRequest,
-) -> m::WriteTxnMarkersResponse {
-    let allowed = match broker.authorizer.shows_cluster(&caller, Operation::Alter) {
-        true => Ok(()),
-        false => broker.authorizer.cluster(&caller, Operation::ClusterAction),
-    };
-    let mut markers = Vec::with_capacity(request.markers.len());
-    for marker in request.markers {
-        let producer = (marker.producer_id, marker.producer_epoch);
-        let result =
-            if marker.transaction_result { TransactionResult::Commit } else { TransactionResult::Abort };
-        // All are on their way before the first is waited for: they share a group commit.
-        let mut begun = Vec::new();
-        for topic in &marker.topics {
-            let found = broker.topics.find(&topic.name);
-            // One that is named many times gets one.
-            let indexes: BTreeSet<i32> = topic.partition_indexes.iter().copied().collect();
-            for index in indexes {
-                begun.push(match allowed {
-                    Ok(()) => begin_marker(&broker, found.as_deref(), index, producer, result).await,
-                    Err(error) => Err(error.into()),
-                });
-            }
-        }
-        let mut begun = begun.into_iter();
-        let mut topics = Vec::with_capacity(marker.topics.len());
-        for topic in marker.topics {
-            let mut partitions = Vec::new();
-            let indexes: BTreeSet<i32> = topic.partition_indexes.into_iter().collect();
-            for index in indexes {
-                let written = match begun.next().expect("there is one for each") {
-                    Ok(landed) => end_marker(&broker, &topic.name, index, producer, result, landed).await,
-                    Err(failure) => Err(failure),
-                };
-                if written.is_ok() {
-                    let details = format!("partition {index}, producer {}", producer.0);
-                    audit::changed(&caller.origin, "ended a transaction in topic", &topic.name, &details);
-                }
-                let error_code = written.err().map_or(ErrorCode::None, |failure| failure.code).code();
-                partitions.push(wm::WritableTxnMarkerPartitionResult { partition_index: index, error_code });
-            }
-            topics.push(wm::WritableTxnMarkerTopicResult { name: topic.name, partitions });
-        }
-        markers.push(wm::WritableTxnMarkerResult { producer_id: marker.producer_id, topics });
-    }
-    m::WriteTxnMarkersResponse { markers }
-}
-
-type Landed = oneshot::Receiver<Result<(), storage::AppendError>>;
-
-async fn begin_marker(
-    broker: &Arc<Broker>,
-    topic: Option<&Topic>,
-    index: i32,
-    producer: (i64, i16),
-    result: TransactionResult,
-) -> Result<Landed, Failure> {
-    let partition: Option<Arc<Partition>> = topic.and_then(|topic| topic.partition(index));
-    let partition = partition.ok_or(ErrorCode::UnknownTopicOrPartition)?;
-    let home = partition.home()?.clone();
-    let admission = admit(&home.log, MARKER_BYTES).await?;
-    let index_room = admit(&home.log, TransactionIndex::RECORD_BYTES).await?;
-    let (sender, landed) = oneshot::channel();
-    let order = Order {
-        admission,
-        index_room: Some(index_room),
-        check: None,
-        begins_anew: false,
-        durability: Durability::Synced,
-        done: Some(Arc::new(Told::new(sender))),
-        now_ms: broker.now_ms(),
-    };
-    partition.append_marker(&home, producer, result, order)?;
-    Ok(landed)
-}
-
-async fn end_marker(
-    broker: &Arc<Broker>,
-    topic: &str,
-    index: i32,
-    producer: (i64, i16),
-    result: TransactionResult,
-    landed: Landed,
-) -> Result<(), Failure> {
-    landed.await.unwrap_or(Err(storage::AppendError::Closed))?;
-    if topic == OFFSETS_TOPIC {
-        broker.coordinator.end_transaction(index, producer.0, result == TransactionResult::Commit);
-    }
-    Ok(())
 }
 
 /// Answers DescribeProducers.

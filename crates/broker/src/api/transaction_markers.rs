@@ -1,0 +1,116 @@
+//! WriteTxnMarkers (KIP-98): the markers that end a hanging transaction.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use storage::Durability;
+use tokio::sync::oneshot;
+use wire::ErrorCode;
+use wire::messages as m;
+use wire::messages::write_txn_markers_response as wm;
+use wire::records::TransactionResult;
+
+use crate::api::produce::admit;
+use crate::broker::Broker;
+use crate::caller::Caller;
+use crate::failure::Failure;
+use crate::internal::Told;
+use crate::partition::{MARKER_BYTES, Order, Partition};
+use crate::security::{Operation, audit};
+use crate::topics::{OFFSETS_TOPIC, Topic};
+use crate::transactions::TransactionIndex;
+
+/// Answers WriteTxnMarkers, which here is how `kafka-transactions.sh abort` ends a transaction without a coordinator.
+pub async fn write_markers(
+    broker: Arc<Broker>,
+    caller: Caller,
+    request: m::WriteTxnMarkersRequest,
+) -> m::WriteTxnMarkersResponse {
+    let allowed = match broker.authorizer.shows_cluster(&caller, Operation::Alter) {
+        true => Ok(()),
+        false => broker.authorizer.cluster(&caller, Operation::ClusterAction),
+    };
+    let mut markers = Vec::with_capacity(request.markers.len());
+    for marker in request.markers {
+        let producer = (marker.producer_id, marker.producer_epoch);
+        let result =
+            if marker.transaction_result { TransactionResult::Commit } else { TransactionResult::Abort };
+        // All are on their way before the first is waited for: they share a group commit.
+        let mut begun = Vec::new();
+        for topic in &marker.topics {
+            let found = broker.topics.find(&topic.name);
+            // One that is named many times gets one.
+            let indexes: BTreeSet<i32> = topic.partition_indexes.iter().copied().collect();
+            for index in indexes {
+                begun.push(match allowed {
+                    Ok(()) => begin_marker(&broker, found.as_deref(), index, producer, result).await,
+                    Err(error) => Err(error.into()),
+                });
+            }
+        }
+        let mut begun = begun.into_iter();
+        let mut topics = Vec::with_capacity(marker.topics.len());
+        for topic in marker.topics {
+            let mut partitions = Vec::new();
+            let indexes: BTreeSet<i32> = topic.partition_indexes.into_iter().collect();
+            for index in indexes {
+                let written = match begun.next().expect("there is one for each") {
+                    Ok(landed) => end_marker(&broker, &topic.name, index, producer, result, landed).await,
+                    Err(failure) => Err(failure),
+                };
+                if written.is_ok() {
+                    let details = format!("partition {index}, producer {}", producer.0);
+                    audit::changed(&caller.origin, "ended a transaction in topic", &topic.name, &details);
+                }
+                let error_code = written.err().map_or(ErrorCode::None, |failure| failure.code).code();
+                partitions.push(wm::WritableTxnMarkerPartitionResult { partition_index: index, error_code });
+            }
+            topics.push(wm::WritableTxnMarkerTopicResult { name: topic.name, partitions });
+        }
+        markers.push(wm::WritableTxnMarkerResult { producer_id: marker.producer_id, topics });
+    }
+    m::WriteTxnMarkersResponse { markers }
+}
+
+type Landed = oneshot::Receiver<Result<(), storage::AppendError>>;
+
+async fn begin_marker(
+    broker: &Arc<Broker>,
+    topic: Option<&Topic>,
+    index: i32,
+    producer: (i64, i16),
+    result: TransactionResult,
+) -> Result<Landed, Failure> {
+    let partition: Option<Arc<Partition>> = topic.and_then(|topic| topic.partition(index));
+    let partition = partition.ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let home = partition.home()?.clone();
+    let admission = admit(&home.log, MARKER_BYTES).await?;
+    let index_room = admit(&home.log, TransactionIndex::RECORD_BYTES).await?;
+    let (sender, landed) = oneshot::channel();
+    let order = Order {
+        admission,
+        index_room: Some(index_room),
+        check: None,
+        begins_anew: false,
+        durability: Durability::Synced,
+        done: Some(Arc::new(Told::new(sender))),
+        now_ms: broker.now_ms(),
+    };
+    partition.append_marker(&home, producer, result, order)?;
+    Ok(landed)
+}
+
+async fn end_marker(
+    broker: &Arc<Broker>,
+    topic: &str,
+    index: i32,
+    producer: (i64, i16),
+    result: TransactionResult,
+    landed: Landed,
+) -> Result<(), Failure> {
+    landed.await.unwrap_or(Err(storage::AppendError::Closed))?;
+    if topic == OFFSETS_TOPIC {
+        broker.coordinator.end_transaction(index, producer.0, result == TransactionResult::Commit);
+    }
+    Ok(())
+}
