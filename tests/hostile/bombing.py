@@ -21,6 +21,7 @@ TIMES = (1000, 1 << 62, -3)
 class Bombing:
     def __init__(self, attacker, definitions, served):
         self.attacker, self.definitions, self.served = attacker, definitions, served
+        self.laid = None
 
     @property
     def target(self):
@@ -61,10 +62,10 @@ class Bombing:
             for connections in crowds:
                 kind = f"time {timestamp}, {connections} at once, of {what}"
                 self.attack("ListOffsets", version, kind, asked,
-                            partial(self.read, what, asked, connections))
+                            partial(self.read, what, asked, connections), data)
         version, asked = self.frame(FETCH, "Topic", topic, numbers={("Topics", "Partitions", "FetchOffset"): 0})
         self.attack("Fetch", version, f"{CONNECTIONS} at once, of {what}", asked,
-                    partial(self.read, what, asked, CONNECTIONS))
+                    partial(self.read, what, asked, CONNECTIONS), data)
 
     def read(self, what, asked, connections):
         return volley.repeated(self.target.address, [(what, asked)], 1, connections)
@@ -75,8 +76,14 @@ class Bombing:
         time.sleep(COMPACTION_SECONDS)
         return came
 
-    def attack(self, api, version, kind, data, work):
-        self.attacker.measured(api, version, kind, lambda: None, work, [(kind, data)])
+    def attack(self, api, version, kind, data, work, bomb=None):
+        self.attacker.measured(api, version, kind, partial(self.lay, bomb), work, [(kind, data)])
+
+    def lay(self, bomb):
+        """Produces what an attack reads, where the server is another one than before."""
+        if bomb is not None and self.laid != (self.target.starts, bomb):
+            volley.each_alone(self.target.address, [("bomb", bomb)])
+            self.laid = self.target.starts, bomb
 
     def others(self, made):
         """Requests that say a codec for bytes that are no record batches: the compressed part of one will do."""

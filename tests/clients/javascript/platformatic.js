@@ -42,6 +42,18 @@ async function using (client, use) {
   }
 }
 
+// Waits until every partition has its leader: if one of them refuses, the client sends those that did not once more.
+async function led (topic, count) {
+  const partitions = Array.from({ length: count }, (_, partitionIndex) => ({ partitionIndex, timestamp: -1n }))
+  for (;;) {
+    try {
+      return void await admin.listOffsets({ topics: [{ name: topic, partitions }] })
+    } catch (error) {
+      if (!error.findBy?.('hasStaleMetadata', true)) throw error
+    }
+  }
+}
+
 const topicConfig = (topic, configs) =>
   ({ resources: [{ resourceType: ConfigResourceTypes.TOPIC, resourceName: topic, configs }] })
 
@@ -64,6 +76,7 @@ const operations = {
     await admin.createTopics({
       topics: [topic], partitions, replicas: 1, configs: Object.entries(configs).map(([name, value]) => ({ name, value }))
     })
+    await led(topic, partitions)
   },
   topics: () => admin.listTopics(),
   delete_topic: ({ topic }) => admin.deleteTopics({ topics: [topic] }),

@@ -23,11 +23,13 @@ class Matrix:
     def warm_up(self, client):
         """For a server that needs a while for its first group and transaction; clients of little patience fail by that."""
         program = Program("warm-up", setup.command(client, self.bootstrap), self.directory / "warm-up.log", self.token)
-        program.learn()
-        for case in CASES:
-            if case.name in ("group", "transactions"):
-                case.run(program)
-        program.stop()
+        try:
+            program.learn()
+            for case in CASES:
+                if case.name in ("group", "transactions"):
+                    self.report.run(f"{self.server}: warm-up, {case.name}", 60, functools.partial(case.run, program))
+        finally:
+            program.stop()
 
     def run(self, client):
         slug = "".join(c if c.isalnum() or c == "." else "-" for c in client.name)

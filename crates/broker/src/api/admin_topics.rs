@@ -254,6 +254,10 @@ pub async fn delete(
     let repeated = Repeated::of(&broker, &asked);
     let mut told = HashSet::new();
     for (name, id) in asked {
+        if name.is_none() && repeated.both.contains(&id) {
+            // Told with its name.
+            continue;
+        }
         let repeat = repeated.why(&broker, &name, id);
         if repeat.is_some() && !told.insert((name.clone(), id)) {
             continue;
@@ -304,6 +308,12 @@ pub async fn delete(
             error_message: None,
             ..DeletableTopicResult::default()
         };
+        if repeat.is_some()
+            && let Some(topic) = name_in(&broker, &answer.name)
+            && repeated.both.contains(&topic.id)
+        {
+            answer.topic_id = topic.id;
+        }
         match result {
             Ok(topic) => {
                 audit::changed(&caller.origin, "deleted topic", &topic.name, "");
@@ -320,6 +330,10 @@ pub async fn delete(
         responses.push(answer);
     }
     DeleteTopicsResponse { responses, throttle_time_ms: mutations.throttle_ms }
+}
+
+fn name_in(broker: &Broker, name: &Option<Text>) -> Option<Arc<Topic>> {
+    broker.topics.find(name.as_ref()?)
 }
 
 /// Topics that a request names more than once: none of them is deleted.

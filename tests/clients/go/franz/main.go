@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -201,7 +202,19 @@ func send(client *kgo.Client, r *lines.Request) (any, error) {
 	return places, err
 }
 
+// transact begins again while the server is still ending the last transaction, which early releases leave to their users.
 func transact(r *lines.Request) (any, error) {
+	for {
+		places, err := transactOnce(r)
+		// The early releases do not wrap it.
+		if err == nil || !strings.Contains(err.Error(), kerr.ConcurrentTransactions.Message) {
+			return places, err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func transactOnce(r *lines.Request) (any, error) {
 	client, err := producer(kgo.TransactionalID(r.Transaction))
 	if err != nil {
 		return nil, err
