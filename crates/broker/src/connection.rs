@@ -14,6 +14,7 @@ use wire::frame;
 use wire::messages as m;
 use wire::{ApiKey, Chunks, Reader};
 
+pub use self::call::WAITING;
 use self::call::{Call, Muted, Producing, timed};
 use crate::api;
 use crate::broker::Broker;

@@ -37,7 +37,7 @@ pub mod users;
 pub use broker::{Broker, OpenError};
 pub use caller::{Listener, Origin, Principal};
 pub use config::{Config, ConfigError, Kind, Setting};
-pub use connection::{Answer, Connection, Refused};
+pub use connection::{Answer, Connection, Refused, WAITING};
 pub use logs::{LogDirectory, LogsError};
 pub use offline::{copy_metadata, stream_names};
 pub use quotas::{Rate, Window};

@@ -20,6 +20,7 @@
 
 use std::sync::Arc;
 
+use broker::WAITING;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wire::ApiKey;
 
@@ -34,8 +35,6 @@ const SMALL_PART: usize = 8;
 const WAITING_PART: usize = 4;
 /// What large requests that wait have of their own, and what stands behind one: this part of the budget.
 const PATIENT_PART: usize = 8;
-/// Requests that are answered when data comes, or the other members of a group do.
-const WAITING: [ApiKey; 3] = [ApiKey::Fetch, ApiKey::JoinGroup, ApiKey::SyncGroup];
 
 /// Whether a frame is of a request that waits for somebody else; `None` where too little of it is known.
 pub fn waits(frame: &[u8]) -> Option<bool> {

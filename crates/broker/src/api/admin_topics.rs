@@ -1,6 +1,6 @@
 //! CreateTopics, DeleteTopics, CreatePartitions.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -15,6 +15,7 @@ use wire::messages::{CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsR
 use wire::{ErrorCode, Text};
 
 use crate::api::admin_configs::{Described, described_topic_configs};
+use crate::api::alter_configs::twice;
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
@@ -65,20 +66,17 @@ pub async fn create(
 ) -> CreateTopicsResponse {
     let strict = version >= CREATE_STRICT_FROM_VERSION;
     let mut mutations = Mutations { broker: broker.clone(), payer: caller.payer(), strict, throttle_ms: 0 };
-    let mut named: HashMap<Text, usize> = HashMap::new();
-    for topic in &request.topics {
-        *named.entry(topic.name.clone()).or_default() += 1;
-    }
-    let mut topics: Vec<CreatableTopicResult> = Vec::with_capacity(named.len());
+    let repeated = twice(request.topics.iter().map(|topic| &topic.name));
+    let mut topics: Vec<CreatableTopicResult> = Vec::with_capacity(request.topics.len());
     let mut told = HashSet::new();
     for topic in &request.topics {
-        let result = match named[&topic.name] {
-            1 => match check_time(request.timeout_ms) {
+        let result = match repeated.contains(&topic.name) {
+            false => match check_time(request.timeout_ms) {
                 Ok(()) => create_one(&broker, &caller, topic, request.validate_only, &mut mutations).await,
                 Err(failure) => Err(failure),
             },
-            _ if !told.insert(&topic.name) => continue,
-            _ => Err(Failure::because(ErrorCode::InvalidRequest, "Duplicate topic name.")),
+            true if !told.insert(&topic.name) => continue,
+            true => Err(Failure::because(ErrorCode::InvalidRequest, "Duplicate topic name.")),
         };
         topics.push(result.unwrap_or_else(|failure| CreatableTopicResult {
             name: topic.name.clone(),
@@ -346,18 +344,12 @@ struct Repeated {
 
 impl Repeated {
     fn of(broker: &Broker, asked: &[(Option<Text>, Uuid)]) -> Repeated {
-        let (mut names, mut ids) = (HashSet::new(), HashSet::new());
-        let (mut twice, mut twice_ids) = (HashSet::new(), HashSet::new());
-        for (name, id) in asked {
-            match name {
-                Some(name) if !names.insert(name) => drop(twice.insert(name.clone())),
-                None if !id.is_nil() && !ids.insert(*id) => drop(twice_ids.insert(*id)),
-                _ => {}
-            }
-        }
-        let found = names.into_iter().filter_map(|name| broker.topics.find(name)).map(|topic| topic.id);
-        let both = found.filter(|id| ids.contains(id)).collect();
-        Repeated { names: twice, ids: twice_ids, both }
+        let names = || asked.iter().filter_map(|(name, _)| name.as_ref());
+        let ids = || asked.iter().filter(|(name, id)| name.is_none() && !id.is_nil()).map(|(_, id)| *id);
+        let by_id: HashSet<Uuid> = ids().collect();
+        let found = names().filter_map(|name| broker.topics.find(name)).map(|topic| topic.id);
+        let both = found.filter(|id| by_id.contains(id)).collect();
+        Repeated { names: twice(names().cloned()), ids: twice(ids()), both }
     }
 
     fn why(&self, broker: &Broker, name: &Option<Text>, id: Uuid) -> Option<&'static str> {
@@ -397,18 +389,15 @@ pub async fn create_partitions(
     let strict = version >= GROW_STRICT_FROM_VERSION;
     let mut mutations = Mutations { broker: broker.clone(), payer: caller.payer(), strict, throttle_ms: 0 };
     let mut results = Vec::with_capacity(request.topics.len());
-    let mut named: HashMap<Text, usize> = HashMap::new();
-    for topic in &request.topics {
-        *named.entry(topic.name.clone()).or_default() += 1;
-    }
+    let repeated = twice(request.topics.iter().map(|topic| topic.name.clone()));
+    let mut told = HashSet::new();
     for topic in request.topics {
-        let times = named.get_mut(&topic.name).map(std::mem::take);
+        let is_repeated = repeated.contains(&topic.name);
+        if is_repeated && !told.insert(topic.name.clone()) {
+            continue;
+        }
         let result = match broker.authorizer.topic(&caller, Operation::Alter, &topic.name) {
-            // Told once.
-            _ if times == Some(0) => continue,
-            _ if times != Some(1) => {
-                Err(Failure::because(ErrorCode::InvalidRequest, "Duplicate topic name."))
-            }
+            _ if is_repeated => Err(Failure::because(ErrorCode::InvalidRequest, "Duplicate topic name.")),
             Err(error) => Err(error.into()),
             Ok(()) => match check_time(request.timeout_ms) {
                 Ok(()) => create_partitions_of(&broker, &topic, request.validate_only, &mut mutations).await,

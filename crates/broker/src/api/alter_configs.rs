@@ -106,7 +106,7 @@ fn named_twice(resources: &[AlterConfigsResource]) -> HashSet<(i8, Text)> {
 }
 
 /// What comes more than once.
-fn twice<T: Hash + Eq + Clone>(items: impl Iterator<Item = T>) -> HashSet<T> {
+pub fn twice<T: Hash + Eq + Clone>(items: impl Iterator<Item = T>) -> HashSet<T> {
     let mut seen = HashSet::new();
     items.filter(|item| !seen.insert(item.clone())).collect()
 }

@@ -16,7 +16,7 @@ use wire::messages::fetch_response::{
 };
 use wire::{ErrorCode, Records};
 
-use crate::api::reads::{check_leader_epoch, read_later, unknown_isolation, without_records};
+use crate::api::reads::{READ_COMMITTED, check_leader_epoch, read_later, unknown_isolation, without_records};
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
@@ -31,8 +31,6 @@ const IDS_FROM_VERSION: i16 = 13;
 const LEADER_TOLD_FROM_VERSION: i16 = 16;
 /// The first version that names the follower in a structure of its own (KIP-903).
 const REPLICA_STATE_FROM_VERSION: i16 = 15;
-/// `isolation_level` of consumers that see no open or aborted transaction, and the greatest there is.
-const READ_COMMITTED: i8 = 1;
 /// Session epochs with a meaning of their own (KIP-227).
 const EPOCH_NEW: i32 = 0;
 const EPOCH_NONE: i32 = -1;

@@ -19,7 +19,7 @@ use wire::messages::{ListOffsetsRequest, OffsetForLeaderEpochRequest};
 use wire::records::RecordError;
 use wire::{Bytes, ErrorCode};
 
-use crate::api::reads::{check_leader_epoch, read_batches};
+use crate::api::reads::{READ_COMMITTED, check_leader_epoch, read_batches};
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
@@ -35,8 +35,6 @@ const EARLIEST_LOCAL: i64 = -4;
 /// Offsets in remote storage (KIP-1005, KIP-1023): there are none.
 const LATEST_TIERED: i64 = -5;
 const EARLIEST_PENDING_UPLOAD: i64 = -6;
-/// `isolation_level` of consumers that see no open or aborted transaction.
-const READ_COMMITTED: i8 = 1;
 /// The first version whose answer has a leader epoch (KIP-320).
 const LEADER_EPOCH_FROM_VERSION: i16 = 4;
 /// How long what was appended before is waited for.

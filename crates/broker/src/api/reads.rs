@@ -8,6 +8,9 @@ use wire::{ErrorCode, Records};
 
 use crate::partition::LEADER_EPOCH;
 
+/// `isolation_level` of consumers that see no open or aborted transaction, and the greatest there is.
+pub const READ_COMMITTED: i8 = 1;
+
 /// A partition's part of an answer without records.
 pub fn without_records(partition_index: i32, error: ErrorCode) -> PartitionData {
     PartitionData {

@@ -20,7 +20,7 @@ use crate::caller::Caller;
 use crate::quotas::Quota;
 
 /// Requests that are answered when data comes, or the other members of a group do.
-const WAITING: [ApiKey; 3] = [ApiKey::Fetch, ApiKey::JoinGroup, ApiKey::SyncGroup];
+pub const WAITING: [ApiKey; 3] = [ApiKey::Fetch, ApiKey::JoinGroup, ApiKey::SyncGroup];
 
 /// Until when a connection is not read, since its client is over a quota (KIP-219).
 #[derive(Debug, Default)]
