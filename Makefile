@@ -102,6 +102,7 @@ power: build ## Cuts the power under load, as root; nothing acknowledged may be 
 
 hostile: build ## Hostile bytes and clients; the server must go on serving the others.
 	@tests/hostile/run
+	@tests/hostile/adversary --short
 	@tests/hostile/network
 	@tests/hostile/full-disk
 
@@ -128,6 +129,7 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/crash/run --rounds 500
 	@tests/power/run --rounds 300
 	@scripts/repeat 5 tests/hostile/run
+	@tests/hostile/adversary
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-storage
 	@$(MAKE) fuzz FUZZ_SECONDS=900
 

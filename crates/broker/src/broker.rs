@@ -281,6 +281,11 @@ impl Broker {
         self.clock.now_ms()
     }
 
+    /// Waits until much memory was freed since the last call, which the allocator may still hold.
+    pub async fn memory_freed(&self) {
+        self.turns.freed().await;
+    }
+
     /// Runs what blocks on a thread that may.
     pub(crate) async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,

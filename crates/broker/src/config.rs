@@ -6,6 +6,7 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
+use model::TimestampType;
 use wire::Text;
 
 use crate::caller::Principal;
@@ -111,6 +112,10 @@ impl Typed for CleanupPolicy {
     const KIND: Kind = Kind::List;
 }
 
+impl Typed for TimestampType {
+    const KIND: Kind = Kind::String;
+}
+
 impl Typed for AuthorizerClass {
     const KIND: Kind = Kind::String;
 }
@@ -150,6 +155,7 @@ impl Setting {
         let why = match self.kind.problem(value) {
             Some(why) => why.to_owned(),
             None if self.kind == Kind::List => "String must be one of: compact, delete".to_owned(),
+            None if self.kind == Kind::String => format!("String must be one of: {min}, {max}"),
             None if below => format!("Value must be at least {min}"),
             None => format!("Value must be no more than {max}"),
         };
@@ -372,6 +378,14 @@ settings! {
     fetch_max_bytes: i32 = 16_777_216, "fetch.max.bytes", 1024, i32::MAX;
     /// Fetch sessions kept (KIP-227).
     fetch_sessions_max: i32 = 1000, "max.incremental.fetch.session.cache.slots", 0, 1_000_000;
+    /// Who sets the timestamps of records in a topic that does not say: the producer, or the server on append.
+    timestamp_type: TimestampType = TimestampType::CreateTime, "log.message.timestamp.type", TimestampType::CreateTime, TimestampType::LogAppendTime;
+    /// How far a record's timestamp may lie in the future, in milliseconds.
+    timestamp_after_max_ms: i64 = 3_600_000, "log.message.timestamp.after.max.ms", 0, i64::MAX;
+    /// How far a record's timestamp may lie in the past, in milliseconds.
+    timestamp_before_max_ms: i64 = i64::MAX, "log.message.timestamp.before.max.ms", 0, i64::MAX;
+    /// New records of a compacted topic are due for compaction when the oldest is so many milliseconds old.
+    roll_ms: i64 = 604_800_000, "log.roll.ms", 1, i64::MAX;
     /// Records older than this are deleted, in milliseconds; -1 keeps them for ever.
     retention_ms: i64 = 604_800_000, "log.retention.ms", -1, i64::MAX;
     /// The oldest records of a partition are deleted beyond this size in bytes; -1 for no limit.

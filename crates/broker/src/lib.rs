@@ -6,6 +6,7 @@
 mod config;
 pub mod groups;
 
+mod accepted_settings;
 mod api;
 mod broker;
 mod caller;

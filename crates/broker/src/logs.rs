@@ -119,6 +119,11 @@ impl OpenLog {
         self.stored_transactions.lock().remove(&stream).unwrap_or_default()
     }
 
+    /// Bytes of its disk, if that can be said.
+    pub fn capacity_bytes(&self) -> Option<u64> {
+        self.disk.capacity_bytes().ok()
+    }
+
     /// Bytes that are free on its disk, if that can be said.
     pub fn usable_bytes(&self) -> Option<u64> {
         self.disk.free_bytes().ok()

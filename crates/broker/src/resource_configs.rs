@@ -11,6 +11,7 @@ use meta::{Change, MetaError, Store};
 use parking_lot::{Mutex, RwLock};
 use wire::ErrorCode;
 
+use crate::accepted_settings::{accepted_setting, check_accepted, is_of_one_broker};
 use crate::config::{Config, Setting};
 use crate::failure::Failure;
 use crate::stored;
@@ -25,7 +26,7 @@ const NAME_BYTES_MAX: usize = 1024;
 const VALUES_BYTES_MAX: usize = 64 * 1024;
 
 /// The broker's settings that take effect while it runs; all of them can be changed so in Kafka as well.
-const DYNAMIC: [&str; 11] = [
+const DYNAMIC: [&str; 15] = [
     "log.cleaner.backoff.ms",
     "log.cleaner.dedupe.buffer.size",
     "log.cleaner.delete.retention.ms",
@@ -34,8 +35,12 @@ const DYNAMIC: [&str; 11] = [
     "log.cleaner.min.compaction.lag.ms",
     "log.cleanup.policy",
     "log.flush.interval.messages",
+    "log.message.timestamp.after.max.ms",
+    "log.message.timestamp.before.max.ms",
+    "log.message.timestamp.type",
     "log.retention.bytes",
     "log.retention.ms",
+    "log.roll.ms",
     "message.max.bytes",
 ];
 
@@ -122,6 +127,12 @@ impl ResourceConfigs {
         [own, self.of(ResourceKind::Broker, "")]
     }
 
+    /// What clients set of this broker's settings, its own before those for all.
+    pub fn set_by_clients(&self) -> Overrides {
+        let [own, all] = self.of_broker();
+        all.iter().chain(own.iter()).map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+
     /// Replaces the settings of one resource by what `change` makes of them. Durable on return; blocks.
     pub fn change(
         &self,
@@ -181,13 +192,22 @@ impl ResourceConfigs {
     }
 }
 
-/// What `overrides` of the broker's settings cannot be, as a whole.
-pub fn check_broker_configs(overrides: &Overrides) -> Result<(), Failure> {
+/// What `overrides` of the broker's settings cannot be, as a whole; `now` are all that clients set and that are in force,
+/// and `of_all` says that they are for all brokers.
+pub fn check_broker_configs(overrides: &Overrides, now: &Overrides, of_all: bool) -> Result<(), Failure> {
     let invalid = |why: String| Failure::because(ErrorCode::InvalidRequest, why);
-    let fixed: Vec<&str> = overrides.keys().map(String::as_str).filter(|name| !is_dynamic(name)).collect();
-    if !fixed.is_empty() {
-        return Err(invalid(format!("Cannot update these configs dynamically: [{}]", fixed.join(", "))));
+    let refused = |why: &str, unfit: &dyn Fn(&str) -> bool| {
+        let names: Vec<&str> = overrides.keys().map(String::as_str).filter(|name| unfit(name)).collect();
+        if names.is_empty() { Ok(()) } else { Err(invalid(format!("{why}: [{}]", names.join(", ")))) }
+    };
+    refused("Cannot update these configs dynamically", &|name| {
+        !is_dynamic(name) && accepted_setting(name).is_none()
+    })?;
+    if of_all {
+        let why = "Cannot update these configs at default cluster level, broker id must be specified";
+        refused(why, &is_of_one_broker)?;
     }
+    check_accepted(overrides, now)?;
     for setting in Config::default().settings() {
         let problem = |value: &String| Setting::problem(&setting, value);
         if let Some(problem) = overrides.get(setting.name).and_then(problem) {
@@ -250,7 +270,9 @@ mod tests {
     #[test]
     fn only_settings_that_take_effect_may_be_changed() {
         let problem = |pairs: &[(&str, &str)]| {
-            check_broker_configs(&overrides(pairs)).err().map(|failure| failure.message.unwrap())
+            check_broker_configs(&overrides(pairs), &Overrides::new(), false)
+                .err()
+                .map(|failure| failure.message.unwrap())
         };
         let all = Config::default().settings();
         assert!(DYNAMIC.iter().all(|name| all.iter().any(|setting| setting.name == *name)));

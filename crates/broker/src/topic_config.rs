@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use model::TimestampType;
 
+use crate::accepted_settings::accepted_setting;
 use crate::config::{Config, Kind};
 
 /// One setting of a resource's table.
@@ -31,6 +32,8 @@ pub struct ResourceSetting {
 pub enum DefaultFrom {
     /// The broker setting of this name.
     Broker(&'static str),
+    /// The setting of this name that brokers only accept.
+    Accepted(&'static str),
     /// This text.
     Fixed(&'static str),
     /// This text, which new clusters have as the setting of all brokers (KIP-966).
@@ -61,7 +64,7 @@ impl ResourceSetting {
     }
 }
 
-use DefaultFrom::{Broker, Fixed, OfCluster};
+use DefaultFrom::{Accepted, Broker, Fixed, OfCluster};
 use Kind::{Boolean, Double, Int, List, Long, String as Word};
 
 const NO_EFFECT: &str =
@@ -83,16 +86,16 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         &["compact", "delete"],
         "What happens to old records: delete, compact, or both.",
     ),
-    setting("compression.gzip.level", Int, Fixed("-1"), &[], NOT_RECOMPRESSED).between(1, 9),
-    setting("compression.lz4.level", Int, Fixed("9"), &[], NOT_RECOMPRESSED).between(1, 17),
+    setting("compression.gzip.level", Int, Accepted("compression.gzip.level"), &[], NOT_RECOMPRESSED).between(1, 9),
+    setting("compression.lz4.level", Int, Accepted("compression.lz4.level"), &[], NOT_RECOMPRESSED).between(1, 17),
     setting(
         "compression.type",
         Word,
-        Fixed("producer"),
+        Accepted("compression.type"),
         &["uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"],
         NOT_RECOMPRESSED,
     ),
-    setting("compression.zstd.level", Int, Fixed("3"), &[], NOT_RECOMPRESSED).between(-131_072, 22),
+    setting("compression.zstd.level", Int, Accepted("compression.zstd.level"), &[], NOT_RECOMPRESSED).between(-131_072, 22),
     setting(
         "delete.retention.ms",
         Long,
@@ -101,14 +104,14 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         "How long a tombstone stays in a compacted topic, in milliseconds.",
     )
     .at_least(0),
-    setting("file.delete.delay.ms", Long, Fixed("60000"), &[], NO_EFFECT).at_least(0),
+    setting("file.delete.delay.ms", Long, Accepted("log.segment.delete.delay.ms"), &[], NO_EFFECT).at_least(0),
     setting("flush.messages", Long, Broker("log.flush.interval.messages"), &[], NO_EFFECT).at_least(1),
     setting("flush.ms", Long, Fixed("9223372036854775807"), &[], NO_EFFECT).at_least(0),
     setting("follower.replication.throttled.replicas", List, Fixed(""), &[], ONE_COPY),
-    setting("index.interval.bytes", Int, Fixed("4096"), &[], NO_EFFECT).at_least(0),
+    setting("index.interval.bytes", Int, Accepted("log.index.interval.bytes"), &[], NO_EFFECT).at_least(0),
     setting("leader.replication.throttled.replicas", List, Fixed(""), &[], ONE_COPY),
-    setting("local.retention.bytes", Long, Fixed("-2"), &[], NO_TIERS).at_least(-2),
-    setting("local.retention.ms", Long, Fixed("-2"), &[], NO_TIERS).at_least(-2),
+    setting("local.retention.bytes", Long, Accepted("log.local.retention.bytes"), &[], NO_TIERS).at_least(-2),
+    setting("local.retention.ms", Long, Accepted("log.local.retention.ms"), &[], NO_TIERS).at_least(-2),
     setting(
         "max.compaction.lag.ms",
         Long,
@@ -128,7 +131,7 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
     setting(
         "message.timestamp.after.max.ms",
         Long,
-        Fixed("3600000"),
+        Broker("log.message.timestamp.after.max.ms"),
         &[],
         "How far a record's timestamp may lie in the future, in milliseconds.",
     )
@@ -136,7 +139,7 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
     setting(
         "message.timestamp.before.max.ms",
         Long,
-        Fixed("9223372036854775807"),
+        Broker("log.message.timestamp.before.max.ms"),
         &[],
         "How far a batch's timestamps may lie in the past, in milliseconds.",
     )
@@ -144,7 +147,7 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
     setting(
         "message.timestamp.type",
         Word,
-        Fixed("CreateTime"),
+        Broker("log.message.timestamp.type"),
         &["CreateTime", "LogAppendTime"],
         "Whether the producer or the server sets timestamps.",
     ),
@@ -171,7 +174,7 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         "There is one copy, and it is synced before acks=all is answered.",
     )
     .at_least(1),
-    setting("preallocate", Boolean, Fixed("false"), &[], NO_EFFECT),
+    setting("preallocate", Boolean, Accepted("log.preallocate"), &[], NO_EFFECT),
     setting("remote.log.copy.disable", Boolean, Fixed("false"), &[], NO_TIERS),
     setting("remote.log.delete.on.disable", Boolean, Fixed("false"), &[], NO_TIERS),
     setting("remote.storage.enable", Boolean, Fixed("false"), &[], NO_TIERS),
@@ -198,17 +201,17 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         "So many new bytes of a compacted topic's partition are due for compaction; partitions share the log's segments.",
     )
     .at_least(1_048_576),
-    setting("segment.index.bytes", Int, Fixed("10485760"), &[], NO_EFFECT).at_least(4),
+    setting("segment.index.bytes", Int, Accepted("log.index.size.max.bytes"), &[], NO_EFFECT).at_least(4),
     setting("segment.jitter.ms", Long, Fixed("0"), &[], NO_EFFECT).at_least(0),
     setting(
         "segment.ms",
         Long,
-        Fixed("604800000"),
+        Broker("log.roll.ms"),
         &[],
         "New records of a compacted topic are due for compaction when the oldest is so many milliseconds old.",
     )
     .at_least(1),
-    setting("unclean.leader.election.enable", Boolean, Fixed("false"), &[], NO_EFFECT),
+    setting("unclean.leader.election.enable", Boolean, Accepted("unclean.leader.election.enable"), &[], NO_EFFECT),
 ];
 
 /// Not in the table, since it is not shown.
@@ -259,7 +262,7 @@ impl ResourceSetting {
             },
             Kind::Int | Kind::Long => match value.trim().parse::<i64>() {
                 // What a level is by default lies outside the levels.
-                Ok(number) if self.default == Fixed("-1") && number == -1 => None,
+                Ok(-1) if self.fixed_default() == Some("-1") => None,
                 Ok(number) if number < least => invalid(&format!("Value must be at least {least}")),
                 Ok(number) if number > most => invalid(&format!("Value must be no more than {most}")),
                 _ => None,
@@ -300,10 +303,19 @@ impl ResourceSetting {
         of(wrong, format!("String must be one of: {}", self.words.join(", ")))
     }
 
+    /// The default, where that is a text.
+    pub fn fixed_default(&self) -> Option<&'static str> {
+        match self.default {
+            Fixed(text) | OfCluster(text) => Some(text),
+            Accepted(name) => accepted_setting(name)?.fixed_default(),
+            Broker(_) => None,
+        }
+    }
+
     /// The value that holds where the topic has none of its own.
     pub fn default_value(&self, config: &Config) -> String {
         match self.default {
-            Fixed(text) | OfCluster(text) => text.to_owned(),
+            Fixed(_) | OfCluster(_) | Accepted(_) => self.fixed_default().unwrap_or_default().to_owned(),
             Broker(name) => config.value(name).expect("the table names broker settings that exist"),
         }
     }

@@ -183,6 +183,11 @@ impl Disk for DirectoryDisk {
         free_beside(&self.directory)
     }
 
+    fn capacity_bytes(&self) -> io::Result<u64> {
+        let numbers = file_system_of(&self.directory)?;
+        Ok(numbers.f_blocks.saturating_mul(numbers.f_frsize))
+    }
+
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
         Ok(match self.engine {
             Engine::Plain => Box::new(PlainQueue::new(depth)?),
@@ -271,11 +276,16 @@ fn probe_ring(mut queue: UringQueue, file: &Arc<dyn File>, writable: bool) -> io
 
 /// Free bytes of the file system that an open file or directory is on.
 fn free_beside(file: &fs::File) -> io::Result<u64> {
+    let numbers = file_system_of(file)?;
+    Ok(numbers.f_bavail.saturating_mul(numbers.f_frsize))
+}
+
+fn file_system_of(file: &fs::File) -> io::Result<libc::statvfs> {
     // SAFETY: `statvfs` is plain data for which all zeros is a value.
     let mut numbers: libc::statvfs = unsafe { std::mem::zeroed() };
     // SAFETY: the descriptor is open, and `numbers` outlives the call.
     retried(|| unsafe { libc::fstatvfs(file.as_raw_fd(), &raw mut numbers) })?;
-    Ok(numbers.f_bavail.saturating_mul(numbers.f_frsize))
+    Ok(numbers)
 }
 
 /// Gives a file its blocks up to a length that is not less than it has, or where the file system cannot, that length.

@@ -1,6 +1,7 @@
 //! The disk seam: everything Mainstem asks of a storage device, behind three small traits.
 //!
-//! This is the only crate with `unsafe` code, and the only one that knows io_uring, O_DIRECT or the `fsync` family.
+//! This is the only crate with `unsafe` code, and the only one that knows io_uring, O_DIRECT or the `fsync` family; so what
+//! the C library's allocator is told is here, too ([`allocator`]).
 //! It knows nothing of logs, segments or Kafka.
 //!
 //! Invariants:
@@ -11,6 +12,7 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod allocator;
 pub mod buffer;
 pub mod directory;
 mod file;
@@ -60,6 +62,9 @@ pub trait Disk: Send + Sync + Debug {
 
     /// Bytes that new files may still take.
     fn free_bytes(&self) -> io::Result<u64>;
+
+    /// Bytes of the file system, taken or free.
+    fn capacity_bytes(&self) -> io::Result<u64>;
 
     /// A queue for one thread, with at most `depth` operations in flight.
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>>;

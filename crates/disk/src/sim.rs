@@ -347,6 +347,10 @@ impl Disk for SimDisk {
         Ok(self.shared.alive()?.free_bytes())
     }
 
+    fn capacity_bytes(&self) -> io::Result<u64> {
+        Ok(self.shared.alive()?.capacity)
+    }
+
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
         let rng = self.shared.alive()?.rng.fork();
         Ok(Box::new(SimQueue::new(self.shared.clone(), depth, rng)))

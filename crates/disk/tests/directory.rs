@@ -83,6 +83,7 @@ fn files_are_created_listed_renamed_and_removed() {
         assert_eq!(disk.list().unwrap(), ["b"]);
         assert_eq!(disk.open("b").unwrap().length(), 1 << 20);
         assert!(disk.free_bytes().unwrap() > 1 << 20);
+        assert!(disk.capacity_bytes().unwrap() > disk.free_bytes().unwrap());
         disk.remove("b").unwrap();
         assert!(disk.list().unwrap().is_empty());
         assert_eq!(disk.remove("b").unwrap_err().kind(), ErrorKind::NotFound);

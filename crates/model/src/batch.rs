@@ -70,12 +70,33 @@ impl Compression {
 }
 
 /// Who set the timestamps of a batch (attributes bit 3, KIP-32).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum TimestampType {
     /// The producer.
     CreateTime,
     /// The server, when it appended.
     LogAppendTime,
+}
+
+impl std::fmt::Display for TimestampType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            TimestampType::CreateTime => "CreateTime",
+            TimestampType::LogAppendTime => "LogAppendTime",
+        })
+    }
+}
+
+impl std::str::FromStr for TimestampType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<TimestampType, String> {
+        match text {
+            "CreateTime" => Ok(TimestampType::CreateTime),
+            "LogAppendTime" => Ok(TimestampType::LogAppendTime),
+            _ => Err("it must be CreateTime or LogAppendTime".into()),
+        }
+    }
 }
 
 /// Why bytes are not a valid batch.

@@ -67,6 +67,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(arguments: &ServerArguments) -> ExitCode {
+    disk::allocator::bound_arenas();
     match Settings::load(arguments, std::env::vars()) {
         Ok(settings) => match serve::run(settings) {
             // Some settings can be judged only once an address is known.

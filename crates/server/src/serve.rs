@@ -71,6 +71,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         std::process::exit(0);
     };
     let broker = opened?;
+    tokio::spawn(give_memory_back(broker.clone()));
     let broker_seen = broker.clone();
     admin.watch(move || broker_seen.failure());
     let shared = network::share(&settings, &broker);
@@ -159,6 +160,17 @@ async fn open(settings: &Settings, logs: Vec<LogDirectory>) -> anyhow::Result<Ar
             .with_context(|| format!("cannot start on the data directory {}", directory.display()))
     });
     opening.await.context("opening the log ended in a bug")?
+}
+
+/// Has the allocator give memory back whenever the broker has freed much of it.
+async fn give_memory_back(broker: Arc<Broker>) {
+    loop {
+        broker.memory_freed().await;
+        if tokio::task::spawn_blocking(disk::allocator::give_back).await.is_err() {
+            // The runtime ends.
+            return;
+        }
+    }
 }
 
 /// A supervisor may have closed our standard output; that is no reason not to serve.

@@ -62,6 +62,10 @@ impl Disk for Unwritten<'_> {
         Ok(0)
     }
 
+    fn capacity_bytes(&self) -> io::Result<u64> {
+        self.disk.capacity_bytes()
+    }
+
     fn queue(&self, _depth: usize) -> io::Result<Box<dyn Queue>> {
         refused()
     }

@@ -18,6 +18,11 @@ use model::Compression;
 const XERIAL_MAGIC: [u8; 8] = *b"\x82SNAPPY\0";
 /// Magic, version 1, readable since version 1.
 const XERIAL_HEADER: [u8; 16] = *b"\x82SNAPPY\0\0\0\0\x01\0\0\0\x01";
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// The flag of a frame whose window is all its content.
+const ZSTD_SINGLE_SEGMENT: u8 = 1 << 5;
+/// Bytes that are decompressed at a time.
+const ZSTD_STEP_BYTES: usize = 64 * 1024;
 /// Bytes in one xerial block before compression: snappy-java's own default.
 const XERIAL_BLOCK_BYTES: usize = 32 * 1024;
 
@@ -29,6 +34,12 @@ pub enum DecompressError {
     TooLarge {
         /// The caller's limit.
         limit_bytes: usize,
+    },
+    /// Its codec would hold more while it decompresses than the caller allows: a window, or a block.
+    #[error("the records need {bytes} bytes to be decompressed")]
+    Window {
+        /// What it would hold.
+        bytes: u64,
     },
     /// The bytes are not of the codec that the batch names.
     #[error("the records are not valid {codec}: {reason}")]
@@ -51,10 +62,13 @@ pub fn decompress(codec: Compression, input: &Bytes, limit_bytes: usize) -> Resu
             return Err(DecompressError::TooLarge { limit_bytes });
         }
         Compression::None => return Ok(input.clone()),
-        Compression::Gzip => drain(flate2::read::MultiGzDecoder::new(&input[..]), "gzip", limit_bytes)?,
-        Compression::Lz4 => drain(lz4_flex::frame::FrameDecoder::new(&input[..]), "lz4", limit_bytes)?,
+        Compression::Gzip => drain(flate2::read::MultiGzDecoder::new(&input[..]), codec, limit_bytes)?,
+        Compression::Lz4 => drain(lz4_flex::frame::FrameDecoder::new(&input[..]), codec, limit_bytes)?,
         Compression::Snappy => snappy(input, limit_bytes)?,
-        Compression::Zstd => zstd(input, limit_bytes)?,
+        Compression::Zstd => {
+            let limits = Limits { decompressed: limit_bytes, held: usize::MAX };
+            drain(ZstdReader::new(input, limits), codec, limit_bytes)?
+        }
     };
     Ok(Bytes::from(output))
 }
@@ -76,18 +90,26 @@ pub(crate) fn read_error(codec: Compression, error: std::io::Error) -> Decompres
     }
 }
 
-/// What `input` decompresses to, piece by piece. A block of snappy of more than `limit_bytes` is refused before it is made.
-pub(crate) fn reader(codec: Compression, input: &[u8], limit_bytes: usize) -> Box<dyn Read + '_> {
+/// What a batch may make of itself while it is decompressed piece by piece, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// What comes out in all.
+    pub decompressed: usize,
+    /// What the codec holds of it at a time: a window (zstd), or a block (snappy). That of the others is 4 MiB at most.
+    pub held: usize,
+}
+
+/// What `input` decompresses to, piece by piece; more than `limits.held` is refused before it is made, that no more than
+/// `limits.decompressed` comes out is the caller's business.
+pub(crate) fn reader(codec: Compression, input: &[u8], limits: Limits) -> Box<dyn Read + '_> {
     match codec {
         Compression::None => Box::new(input),
         Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(input)),
         Compression::Lz4 => Box::new(lz4_flex::frame::FrameDecoder::new(input)),
         Compression::Snappy => {
-            Box::new(SnappyReader { input, begun: false, block: Vec::new(), at: 0, limit_bytes })
+            Box::new(SnappyReader { input, begun: false, block: Vec::new(), at: 0, limits })
         }
-        Compression::Zstd => {
-            Box::new(ZstdReader { input, decoder: ruzstd::decoding::FrameDecoder::new(), in_frame: false })
-        }
+        Compression::Zstd => Box::new(ZstdReader::new(input, limits)),
     }
 }
 
@@ -98,7 +120,7 @@ struct SnappyReader<'a> {
     begun: bool,
     block: Vec<u8>,
     at: usize,
-    limit_bytes: usize,
+    limits: Limits,
 }
 
 impl Read for SnappyReader<'_> {
@@ -122,7 +144,14 @@ impl Read for SnappyReader<'_> {
             } else {
                 xerial_block(&mut self.input).map_err(std::io::Error::other)?
             };
-            snappy_block(block, &mut self.block, self.limit_bytes).map_err(std::io::Error::other)?;
+            let Limits { decompressed, held } = self.limits;
+            match snappy_block(block, &mut self.block, decompressed.min(held)) {
+                Err(DecompressError::TooLarge { limit_bytes }) if limit_bytes < decompressed => {
+                    let bytes = snap::raw::decompress_len(block).unwrap_or(usize::MAX) as u64;
+                    return Err(std::io::Error::other(DecompressError::Window { bytes }));
+                }
+                done => done.map_err(std::io::Error::other)?,
+            }
         }
         let mut rest = &self.block[self.at..];
         let read = rest.read(into)?;
@@ -141,38 +170,85 @@ fn xerial_block<'a>(blocks: &mut &'a [u8]) -> Result<&'a [u8], DecompressError> 
     Ok(block)
 }
 
-/// Frames of zstd, a block at a time.
+/// Frames of zstd, a few blocks at a time.
 struct ZstdReader<'a> {
     /// What was not decompressed yet.
     input: &'a [u8],
     decoder: ruzstd::decoding::FrameDecoder,
     in_frame: bool,
+    limits: Limits,
+    /// Bytes that were decompressed at least. The decoder holds back a window of them, so that none may have come out yet.
+    decompressed: usize,
+}
+
+impl ZstdReader<'_> {
+    fn new(input: &[u8], limits: Limits) -> ZstdReader<'_> {
+        let decoder = ruzstd::decoding::FrameDecoder::new();
+        ZstdReader { input, decoder, in_frame: false, limits, decompressed: 0 }
+    }
+
+    /// Decompresses more, or goes on to the next frame; false at the end of the input.
+    fn advance(&mut self) -> Result<bool, DecompressError> {
+        use ruzstd::decoding::BlockDecodingStrategy;
+        if self.in_frame && self.decoder.is_finished() {
+            self.in_frame = false;
+            check_zstd_sum(&self.decoder)?;
+        }
+        if self.in_frame {
+            let limit_bytes = self.limits.decompressed;
+            if self.decompressed > limit_bytes {
+                return Err(DecompressError::TooLarge { limit_bytes });
+            }
+            let finished = self
+                .decoder
+                .decode_blocks(&mut self.input, BlockDecodingStrategy::UptoBytes(ZSTD_STEP_BYTES))
+                .map_err(|error| corrupt("zstd", error))?;
+            self.decompressed += if finished { 0 } else { ZSTD_STEP_BYTES };
+            return Ok(true);
+        }
+        if self.input.is_empty() {
+            return Ok(false);
+        }
+        if let Some(bytes) = zstd_window(self.input).filter(|bytes| *bytes > self.limits.held as u64) {
+            return Err(DecompressError::Window { bytes });
+        }
+        self.in_frame = begin_zstd_frame(&mut self.decoder, &mut self.input)?;
+        Ok(true)
+    }
 }
 
 impl Read for ZstdReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        use ruzstd::decoding::BlockDecodingStrategy;
-        let failed = |error: &dyn std::fmt::Display| std::io::Error::other(corrupt("zstd", error));
-        loop {
-            if self.in_frame && self.decoder.can_collect() > 0 {
-                return self.decoder.read(into);
+        while !self.in_frame || self.decoder.can_collect() == 0 {
+            if !self.advance().map_err(std::io::Error::other)? {
+                return Ok(0);
             }
-            if self.in_frame && self.decoder.is_finished() {
-                self.in_frame = false;
-                check_zstd_sum(&self.decoder).map_err(std::io::Error::other)?;
-            }
-            if !self.in_frame {
-                if self.input.is_empty() {
-                    return Ok(0);
-                }
-                self.in_frame =
-                    begin_zstd_frame(&mut self.decoder, &mut self.input).map_err(std::io::Error::other)?;
-                continue;
-            }
-            self.decoder
-                .decode_blocks(&mut self.input, BlockDecodingStrategy::UptoBlocks(1))
-                .map_err(|error| failed(&error))?;
         }
+        self.decoder.read(into)
+    }
+}
+
+/// The window in bytes of the frame of zstd that `input` begins with (RFC 8878, 3.1.1.1); `None` where it is none that can be
+/// decompressed.
+fn zstd_window(input: &[u8]) -> Option<u64> {
+    let [descriptor, rest @ ..] = input.strip_prefix(&ZSTD_MAGIC)? else { return None };
+    if descriptor & ZSTD_SINGLE_SEGMENT == 0 {
+        let window = rest.first()?;
+        let base = 1u64 << (10 + (window >> 3));
+        return Some(base + base / 8 * u64::from(window & 7));
+    }
+    // The window is the content, whose size stands behind the id of a dictionary.
+    let rest = rest.get([0, 1, 2, 4][usize::from(descriptor & 3)]..)?;
+    let size = |bytes: usize| {
+        let mut size = [0; 8];
+        size[..bytes].copy_from_slice(rest.get(..bytes)?);
+        Some(u64::from_le_bytes(size))
+    };
+    match descriptor >> 6 {
+        0 => size(1),
+        1 => size(2).map(|size| size + 256),
+        2 => size(4),
+        _ => size(8),
     }
 }
 
@@ -203,10 +279,10 @@ fn check_zstd_sum(decoder: &ruzstd::decoding::FrameDecoder) -> Result<(), Decomp
     }
 }
 
-fn drain(decoder: impl Read, codec: &'static str, limit_bytes: usize) -> Result<Vec<u8>, DecompressError> {
+fn drain(decoder: impl Read, codec: Compression, limit_bytes: usize) -> Result<Vec<u8>, DecompressError> {
     let mut output = Vec::new();
     let cap = u64::try_from(limit_bytes).unwrap_or(u64::MAX).saturating_add(1);
-    decoder.take(cap).read_to_end(&mut output).map_err(|error| corrupt(codec, error))?;
+    decoder.take(cap).read_to_end(&mut output).map_err(|error| read_error(codec, error))?;
     if output.len() > limit_bytes { Err(DecompressError::TooLarge { limit_bytes }) } else { Ok(output) }
 }
 
@@ -240,34 +316,6 @@ fn snappy_block(block: &[u8], output: &mut Vec<u8>, limit_bytes: usize) -> Resul
         .map_err(|error| corrupt("snappy", error))?;
     output.truncate(from + written);
     Ok(())
-}
-
-fn zstd(mut input: &[u8], limit_bytes: usize) -> Result<Vec<u8>, DecompressError> {
-    use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
-    let mut output = Vec::new();
-    while !input.is_empty() {
-        let mut decoder = FrameDecoder::new();
-        if !begin_zstd_frame(&mut decoder, &mut input)? {
-            continue;
-        }
-        // One call a frame: it stops at the first block past the limit. Draining as it goes would not do, since the
-        // decoder holds back a whole window, which a hostile frame makes 128 MiB.
-        let left = limit_bytes - output.len();
-        let finished = decoder
-            .decode_blocks(&mut input, BlockDecodingStrategy::UptoBytes(left + 1))
-            .map_err(|error| corrupt("zstd", error))?;
-        if !finished || decoder.can_collect() > left {
-            return Err(DecompressError::TooLarge { limit_bytes });
-        }
-        let frame = decoder.collect().unwrap_or_default();
-        check_zstd_sum(&decoder)?;
-        if output.is_empty() {
-            output = frame;
-        } else {
-            output.extend_from_slice(&frame);
-        }
-    }
-    Ok(output)
 }
 
 /// `input` compressed, in the shape that every Kafka client reads.
@@ -340,6 +388,38 @@ mod tests {
             assert!(matches!(error, DecompressError::TooLarge { .. }), "{codec:?} {error}");
             assert!(decompress(codec, &packed, 1000).is_err(), "{codec:?}");
             assert_eq!(decompress(codec, &packed, input.len()).unwrap().len(), input.len(), "{codec:?}");
+        }
+    }
+
+    #[test]
+    fn a_window_beyond_the_limit_is_refused_before_it_is_made() {
+        let input = vec![0; 3 << 20];
+        // A window of 100 MiB, then a block of nothing; all content at once, in each of the widths of its size.
+        let wide = [&ZSTD_MAGIC[..], &[0, 16 << 3 | 4, 1, 0, 0]].concat();
+        let single = |width: u8, size: &[u8]| {
+            [&ZSTD_MAGIC[..], &[width << 6 | ZSTD_SINGLE_SEGMENT | 1, 7], size, &[1, 0, 0]].concat()
+        };
+        let all: [(Compression, Vec<u8>, u64); 6] = [
+            (Compression::Zstd, wide, 96 << 20),
+            (Compression::Zstd, single(0, &[200]), 200),
+            (Compression::Zstd, single(1, &[1, 2]), 0x201 + 256),
+            (Compression::Zstd, single(2, &[0, 0, 0, 1]), 1 << 24),
+            (Compression::Zstd, single(3, &[0, 0, 0, 1, 0, 0, 0, 0]), 1 << 24),
+            (Compression::Snappy, snap::raw::Encoder::new().compress_vec(&input).unwrap(), 3 << 20),
+        ];
+        for (codec, packed, window) in all {
+            let read = |held: u64| {
+                let limits = Limits { decompressed: 1 << 30, held: usize::try_from(held).unwrap() };
+                let result = std::io::copy(&mut reader(codec, &packed, limits), &mut std::io::sink());
+                result.map_err(|error| read_error(codec, error))
+            };
+            let refused = read(window - 1);
+            assert!(
+                matches!(refused, Err(DecompressError::Window { bytes }) if bytes == window),
+                "{codec:?} {window}: {refused:?}"
+            );
+            let taken = read(window);
+            assert!(!matches!(taken, Err(DecompressError::Window { .. })), "{codec:?} {window}: {taken:?}");
         }
     }
 

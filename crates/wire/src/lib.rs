@@ -32,7 +32,7 @@ mod message_tests;
 
 pub use bytes::Bytes;
 pub use chunks::{Chunks, Records};
-pub use compression::{DecompressError, compress, decompress};
+pub use compression::{DecompressError, Limits, compress, decompress};
 pub use errors::ErrorCode;
 pub use message::{Message, MessageInfo, Recoded, fuzz_decode};
 pub use messages::ApiKey;

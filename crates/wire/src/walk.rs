@@ -4,14 +4,14 @@
 //! largest timestamp, so both are found out here, as Kafka's `LogValidator` does on append.
 //!
 //! Invariant: whatever a batch decompresses to, [`CHUNK_BYTES`] and the state of its codec are all that is held of it. A
-//! codec's state is a window of 100 MiB at most (zstd), or one block of snappy.
+//! codec's state, a window or a block, is bounded by the caller.
 
 use std::io::Read;
 
 use model::{BatchHeader, Compression, Timestamp};
 
 use crate::DecodeError;
-use crate::compression::{DecompressError, read_error, reader};
+use crate::compression::{DecompressError, Limits, read_error, reader};
 use crate::records::RecordError;
 
 /// Decompressed bytes that are looked at together.
@@ -30,13 +30,13 @@ pub struct Walked {
     pub keyless: bool,
 }
 
-/// Walks `packed`, the records of a batch with `header`, which may decompress to at most `limit_bytes`.
+/// Walks `packed`, the records of a batch with `header`, within `limits`.
 ///
 /// Every record decodes and takes the bytes that it claims, their offsets follow each other from 0, there are as many as the
 /// header says, and nothing follows them: else an error. Blocks for as long as decompression takes.
-pub fn walk(header: &BatchHeader, packed: &[u8], limit_bytes: usize) -> Result<Walked, RecordError> {
+pub fn walk(header: &BatchHeader, packed: &[u8], limits: Limits) -> Result<Walked, RecordError> {
     let mut walked = Walked { max_timestamp: Timestamp::NONE, min_timestamp: None, keyless: false };
-    let passed = pass(header, packed, limit_bytes, |record| {
+    let passed = pass(header, packed, limits, |record| {
         if record.offset_delta != record.index {
             // Kafka: "does not have incremental offsets".
             return Err(DecodeError::Length(i64::from(record.offset_delta)));
@@ -53,15 +53,15 @@ pub fn walk(header: &BatchHeader, packed: &[u8], limit_bytes: usize) -> Result<W
 }
 
 /// The offset (after the batch's base) and timestamp of the first record that is `wanted`, by these; `packed` and
-/// `limit_bytes` as of [`walk`], offsets as in any batch that is stored.
+/// `limits` as of [`walk`], offsets as in any batch that is stored.
 pub fn find(
     header: &BatchHeader,
     packed: &[u8],
-    limit_bytes: usize,
+    limits: Limits,
     mut wanted: impl FnMut(i32, Timestamp) -> bool,
 ) -> Result<Option<(i32, Timestamp)>, RecordError> {
     let mut found = None;
-    pass(header, packed, limit_bytes, |record| {
+    pass(header, packed, limits, |record| {
         found =
             wanted(record.offset_delta, record.timestamp).then_some((record.offset_delta, record.timestamp));
         Ok(found.is_none())
@@ -82,16 +82,17 @@ struct Seen {
 fn pass(
     header: &BatchHeader,
     packed: &[u8],
-    limit_bytes: usize,
+    limits: Limits,
     see: impl FnMut(&Seen) -> Result<bool, DecodeError>,
 ) -> Result<(), RecordError> {
+    let limit_bytes = limits.decompressed;
     match header.compression() {
         Compression::None if packed.len() > limit_bytes => {
             Err(DecompressError::TooLarge { limit_bytes }.into())
         }
         Compression::None => pass_from(header, Plain { bytes: packed, at: 0 }, see),
         codec => {
-            let reader = reader(codec, packed, limit_bytes);
+            let reader = reader(codec, packed, limits);
             let chunk = vec![0; CHUNK_BYTES].into_boxed_slice();
             pass_from(header, Packed { codec, reader, chunk, at: 0, end: 0, passed: 0, limit_bytes }, see)
         }
@@ -328,7 +329,8 @@ mod tests {
 
     fn walked(batch: &[u8], limit_bytes: usize) -> Result<Walked, RecordError> {
         let header = BatchHeader::parse(batch)?;
-        walk(&header, &batch[HEADER_BYTES..header.total_bytes], limit_bytes)
+        let limits = Limits { decompressed: limit_bytes, held: usize::MAX };
+        walk(&header, &batch[HEADER_BYTES..header.total_bytes], limits)
     }
 
     fn sample(codec: Compression, large: usize) -> Vec<u8> {

@@ -10,6 +10,7 @@ use wire::messages::describe_configs_response::{
 use wire::messages::{self as m, DescribeConfigsRequest};
 use wire::{ErrorCode, Text};
 
+use crate::accepted_settings::{ACCEPTED_SETTINGS, accepted_setting};
 use crate::broker::Broker;
 use crate::caller::{Caller, Origin};
 use crate::config::{Kind, Setting};
@@ -93,6 +94,10 @@ fn described_by_table(
                     synonyms.push((setting.name.to_owned(), text.to_owned(), source));
                 }
             }
+            DefaultFrom::Accepted(name) => {
+                let row = accepted_setting(name).expect("the table names settings that are accepted");
+                synonyms.extend(of_broker.accepted(row));
+            }
             DefaultFrom::Broker(name) => {
                 let given = of_broker.settings.iter().find(|other| other.name == name);
                 synonyms.extend(of_broker.of(given.expect("the table names broker settings that exist")));
@@ -118,33 +123,51 @@ impl BrokerSynonyms {
 
     /// All values that one was given, the one in force first (KIP-226).
     fn of(&self, setting: &Setting) -> Vec<Synonym> {
-        let mut synonyms = Vec::new();
-        let dynamic = self.dynamic.iter().zip([SOURCE_DYNAMIC_BROKER, SOURCE_DYNAMIC_DEFAULT_BROKER]);
-        for (overrides, source) in dynamic.filter(|_| is_dynamic(setting.name)) {
-            let given = overrides.get(setting.name);
-            synonyms.extend(given.map(|value| (setting.name.to_owned(), value.clone(), source)));
-        }
+        let mut synonyms = if is_dynamic(setting.name) { self.by_clients(setting.name) } else { Vec::new() };
         if setting.value != setting.default {
             synonyms.push((setting.name.to_owned(), setting.value.clone(), SOURCE_STATIC_BROKER));
         }
         synonyms.push((setting.name.to_owned(), setting.default.clone(), SOURCE_DEFAULT));
         synonyms
     }
+
+    /// The same of one that is only accepted; none where it has no value.
+    fn accepted(&self, setting: &ResourceSetting) -> Vec<Synonym> {
+        let mut synonyms = self.by_clients(setting.name);
+        let default = setting.fixed_default().filter(|default| !default.is_empty());
+        synonyms.extend(default.map(|text| (setting.name.to_owned(), text.to_owned(), SOURCE_DEFAULT)));
+        synonyms
+    }
+
+    fn by_clients(&self, name: &str) -> Vec<Synonym> {
+        let dynamic = self.dynamic.iter().zip([SOURCE_DYNAMIC_BROKER, SOURCE_DYNAMIC_DEFAULT_BROKER]);
+        let given = |(overrides, source): (&std::sync::Arc<BTreeMap<String, String>>, i8)| {
+            overrides.get(name).map(|value| (name.to_owned(), value.clone(), source))
+        };
+        dynamic.filter_map(given).collect()
+    }
 }
 
 /// The broker's settings; of the empty name, which stands for all brokers, those that were set so.
-fn described_broker_configs(broker: &Broker, name: &str, keys: Keys) -> Vec<Described> {
+fn described_broker_configs(broker: &Broker, of_all: bool, keys: Keys) -> Vec<Described> {
     let of_broker = BrokerSynonyms::new(broker);
-    let describe = |setting: &Setting| {
-        let mut synonyms = of_broker.of(setting);
-        if name.is_empty() {
-            synonyms.retain(|(_, _, source)| *source == SOURCE_DYNAMIC_DEFAULT_BROKER);
-        }
-        let (_, value, source) = synonyms.first()?.clone();
-        let (name, kind, doc) = (setting.name, setting.kind, setting.doc);
-        Some(Described { name, value, source, read_only: !is_dynamic(name), kind, doc, synonyms })
-    };
-    of_broker.settings.iter().filter(|setting| wanted(keys, setting.name)).filter_map(describe).collect()
+    let describe =
+        |name: &'static str, kind: Kind, doc: &'static str, read_only: bool, mut synonyms: Vec<Synonym>| {
+            if of_all {
+                synonyms.retain(|(_, _, source)| *source == SOURCE_DYNAMIC_DEFAULT_BROKER);
+            }
+            let (_, value, source) = synonyms.first()?.clone();
+            Some(Described { name, value, source, read_only, kind, doc, synonyms })
+        };
+    let own = of_broker.settings.iter().filter(|setting| wanted(keys, setting.name)).filter_map(|setting| {
+        let read_only = !is_dynamic(setting.name);
+        describe(setting.name, setting.kind, setting.doc, read_only, of_broker.of(setting))
+    });
+    let accepted =
+        ACCEPTED_SETTINGS.iter().filter(|setting| wanted(keys, setting.name)).filter_map(|setting| {
+            describe(setting.name, setting.kind, setting.doc, false, of_broker.accepted(setting))
+        });
+    own.chain(accepted).collect()
 }
 
 /// Where clients find this server, under Kafka's name; here the one that asks has reached it, or a flag of the server's.
@@ -181,7 +204,7 @@ fn described(
             if !name.is_empty() {
                 check_node(broker, name, " or empty string,")?;
             }
-            let mut all = described_broker_configs(broker, name, keys);
+            let mut all = described_broker_configs(broker, name.is_empty(), keys);
             if !name.is_empty() && wanted(keys, ADVERTISED) {
                 all.push(advertised(&caller.origin));
             }

@@ -63,6 +63,10 @@ pub fn alter_replica_log_dirs(
     }
 }
 
+fn known(bytes: Option<u64>) -> i64 {
+    bytes.map_or(UNKNOWN_BYTES, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX))
+}
+
 /// Answers DescribeLogDirs.
 pub fn describe_log_dirs(broker: &Broker, request: m::DescribeLogDirsRequest) -> m::DescribeLogDirsResponse {
     let asked: Option<BTreeMap<Text, BTreeSet<i32>>> = request.topics.map(|topics| {
@@ -100,10 +104,8 @@ pub fn describe_log_dirs(broker: &Broker, request: m::DescribeLogDirsRequest) ->
                 error_code: error.code(),
                 log_dir: Text::from(log.path.clone()),
                 topics,
-                total_bytes: UNKNOWN_BYTES,
-                usable_bytes: log
-                    .usable_bytes()
-                    .map_or(UNKNOWN_BYTES, |bytes| i64::try_from(bytes).unwrap_or(i64::MAX)),
+                total_bytes: known(log.capacity_bytes()),
+                usable_bytes: known(log.usable_bytes()),
                 is_cordoned: false,
             }
         })
@@ -352,7 +354,12 @@ pub fn describe_topic_partitions(
                 Ok(()) => ErrorCode::UnknownTopicOrPartition,
                 Err(_) => ErrorCode::InvalidTopicException,
             };
-            topics.push(refused(name, error));
+            // As in Kafka what may be done to a topic that is not there is told like of any other.
+            let operations = authorizer.operations(caller, ResourceType::Topic, &name);
+            topics.push(dtp::DescribeTopicPartitionsResponseTopic {
+                topic_authorized_operations: operations,
+                ..refused(name, error)
+            });
             continue;
         };
         let partitions = topic.partitions();

@@ -219,7 +219,9 @@ fn kind_of(kind: ResourceKind) -> i8 {
 /// What the settings of a resource cannot be, as a whole.
 fn check(broker: &Broker, kind: ResourceKind, name: &str, overrides: &Overrides) -> Result<(), Failure> {
     match kind {
-        ResourceKind::Broker => check_broker_configs(overrides),
+        ResourceKind::Broker => {
+            check_broker_configs(overrides, &broker.configs.set_by_clients(), name.is_empty())
+        }
         ResourceKind::Group => check_group_configs(overrides, &broker.configs.now()),
         ResourceKind::ClientMetrics => Subscription::new(name, overrides).map(drop),
     }

@@ -17,8 +17,9 @@ use wire::messages::offset_for_leader_epoch_response::{
 };
 use wire::messages::{ListOffsetsRequest, OffsetForLeaderEpochRequest};
 use wire::records::RecordError;
-use wire::{Bytes, ErrorCode};
+use wire::{Bytes, ErrorCode, Limits};
 
+use crate::api::produce_records::Walks;
 use crate::api::reads::{READ_COMMITTED, check_leader_epoch, read_batches};
 use crate::broker::Broker;
 use crate::caller::Caller;
@@ -192,23 +193,26 @@ async fn search(
     let batch = Bytes::from(read_batches(&log.log, request).await?.chunks.concat());
     let start = stream.bounds().start;
     // A small batch may hold millions of records.
-    let turn = broker.walks.turn().await;
-    let found = broker.blocking(move |_| record_in(&batch, timestamp, start)).await;
-    drop(turn);
-    found.map_err(|why| Failure::because(ErrorCode::CorruptMessage, why.to_string()))
+    let found =
+        Walks::run(broker, SEARCH_BYTES_MAX, move |limits| record_in(&batch, timestamp, start, limits));
+    found.await.map_err(|why| Failure::because(ErrorCode::CorruptMessage, why.to_string()))
 }
 
 /// The first record of a batch at or after `timestamp` (or with the batch's largest) and `start`.
-fn record_in(batch: &Bytes, timestamp: Option<Timestamp>, start: Offset) -> Result<Place, RecordError> {
+fn record_in(
+    batch: &Bytes,
+    timestamp: Option<Timestamp>,
+    start: Offset,
+    limits: Limits,
+) -> Result<Place, RecordError> {
     let header = BatchHeader::parse(batch)?;
     let packed = &batch[HEADER_BYTES..header.total_bytes];
     let wanted = timestamp.unwrap_or(header.max_timestamp);
     let appended = header.timestamp_type() == TimestampType::LogAppendTime;
     let time = |own: Timestamp| if appended { header.max_timestamp } else { own };
     let offset = |delta: i32| header.base_offset + i64::from(delta);
-    let found = wire::find(&header, packed, SEARCH_BYTES_MAX, |delta, own| {
-        time(own) >= wanted && offset(delta) >= start
-    })?;
+    let found =
+        wire::find(&header, packed, limits, |delta, own| time(own) >= wanted && offset(delta) >= start)?;
     Ok(found.map(|(delta, own)| (offset(delta), time(own))))
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use model::{BatchHeader, Timestamp, TimestampType, batch};
 use wire::records::{DecompressError, RecordError};
-use wire::{ErrorCode, Walked};
+use wire::{ErrorCode, Limits, Walked};
 
 use crate::broker::Broker;
 use crate::compaction::filter::DECOMPRESSED_BYTES_MAX;
@@ -18,21 +18,47 @@ use crate::topic_config::TopicConfig;
 /// millisecond even of the smallest records. Other batches take a thread that may block, by turns ([`Walks`]).
 const WALKED_AT_ONCE_BYTES_MAX: usize = 128 * 1024;
 
-/// Threads for the records of large or compressed batches: as many as there are cores, so that what a batch makes a codec
-/// allocate (some 100 MiB at worst) is made so many times at most.
+/// What a codec may hold of a batch whose walk has nothing else to wait for: more than compressors use by themselves (8 MiB is
+/// zstd's window at level 19).
+const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Threads for the records of large or compressed batches: as many as there are cores. A batch that makes its codec hold much
+/// (some 100 MiB at worst) takes them all.
 #[derive(Debug)]
-pub struct Walks(tokio::sync::Semaphore);
+pub struct Walks {
+    threads: tokio::sync::Semaphore,
+    all: u32,
+}
 
 impl Default for Walks {
     fn default() -> Walks {
-        Walks(tokio::sync::Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)))
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let all = u32::try_from(cores).unwrap_or(1);
+        Walks { threads: tokio::sync::Semaphore::new(all as usize), all }
     }
 }
 
 impl Walks {
-    /// Waits for a thread for records that are many, or may be.
-    pub async fn turn(&self) -> tokio::sync::SemaphorePermit<'_> {
-        self.0.acquire().await.expect("the semaphore is never closed")
+    /// Does `work`, to which records decompress to `decompressed` bytes at most, once there is a thread for it; a second time
+    /// if its codec must hold much.
+    pub async fn run<T: Send + 'static>(
+        broker: &Arc<Broker>,
+        decompressed: usize,
+        work: impl Fn(Limits) -> Result<T, RecordError> + Send + Sync + 'static,
+    ) -> Result<T, RecordError> {
+        let work = Arc::new(work);
+        let turn = async |threads, held| {
+            let threads = broker.walks.threads.acquire_many(threads).await;
+            let _threads = threads.expect("the semaphore is never closed");
+            let work = work.clone();
+            broker.blocking(move |_| work(Limits { decompressed, held })).await
+        };
+        match turn(1, HELD_BYTES_MAX).await {
+            Err(RecordError::Decompress(DecompressError::Window { .. })) => {
+                turn(broker.walks.all, usize::MAX).await
+            }
+            done => done,
+        }
     }
 }
 
@@ -44,15 +70,15 @@ pub(super) async fn walk_records(
 ) -> Result<Walked, RecordError> {
     let packed = bytes.slice(batch::HEADER_BYTES..);
     if packed.len() <= WALKED_AT_ONCE_BYTES_MAX {
-        match wire::walk(&header, &packed, WALKED_AT_ONCE_BYTES_MAX) {
-            Err(RecordError::Decompress(DecompressError::TooLarge { .. })) => {}
+        let limits = Limits { decompressed: WALKED_AT_ONCE_BYTES_MAX, held: HELD_BYTES_MAX };
+        match wire::walk(&header, &packed, limits) {
+            Err(RecordError::Decompress(
+                DecompressError::TooLarge { .. } | DecompressError::Window { .. },
+            )) => {}
             walked => return walked,
         }
     }
-    let turn = broker.walks.turn().await;
-    let walked = broker.blocking(move |_| wire::walk(&header, &packed, DECOMPRESSED_BYTES_MAX)).await;
-    drop(turn);
-    walked
+    Walks::run(broker, DECOMPRESSED_BYTES_MAX, move |limits| wire::walk(&header, &packed, limits)).await
 }
 
 /// Why records that cannot be decoded are refused. No code of these is one that producers try again after.

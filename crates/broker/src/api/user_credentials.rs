@@ -1,6 +1,6 @@
 //! DescribeUserScramCredentials and AlterUserScramCredentials (KIP-554): which users have a password for SCRAM.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
@@ -95,26 +95,27 @@ pub async fn alter(
     caller: Caller,
     request: m::AlterUserScramCredentialsRequest,
 ) -> m::AlterUserScramCredentialsResponse {
-    let set = request.upsertions.iter().map(|of| (of.name.clone(), ("set", of.mechanism)));
-    let deleted = request.deletions.iter().map(|of| (of.name.clone(), ("deleted", of.mechanism)));
-    let asked: HashMap<Text, (&str, i8)> = set.chain(deleted).collect();
-    let results = broker
+    let (results, request) = broker
         .blocking(move |broker| {
             let results = broker.users.change(|all| sorted_out(all, &request));
-            results.unwrap_or_else(|error| {
+            let results = results.unwrap_or_else(|error| {
                 let failure = Failure::from(error);
                 let deleted = request.deletions.iter().map(|deletion| &deletion.name);
                 let names = deleted.chain(request.upsertions.iter().map(|upsertion| &upsertion.name));
                 let names: BTreeSet<&Text> = names.collect();
                 names.into_iter().map(|name| answer(name, Some(&failure))).collect()
-            })
+            });
+            (results, request)
         })
         .await;
-    for result in results.iter().filter(|result| result.error_code == 0) {
-        // No user comes twice among those that were changed.
-        let (what, mechanism) = asked.get(&result.user).copied().unwrap_or(("changed", 0));
+    let changed = results.iter().filter(|result| result.error_code == 0).map(|result| &result.user);
+    let changed: HashSet<&Text> = changed.collect();
+    let set = request.upsertions.iter().map(|of| (&of.name, "set", of.mechanism));
+    let deleted = request.deletions.iter().map(|of| (&of.name, "deleted", of.mechanism));
+    // No user comes twice among those that were changed.
+    for (user, what, mechanism) in set.chain(deleted).filter(|(user, ..)| changed.contains(user)) {
         let details = format!("{} {what}", hash_of(mechanism).map_or("", Hash::mechanism));
-        audit::changed(&caller.origin, "changed credentials of user", &result.user, &details);
+        audit::changed(&caller.origin, "changed credentials of user", user, &details);
     }
     m::AlterUserScramCredentialsResponse { results, ..Default::default() }
 }
@@ -156,11 +157,18 @@ fn sorted_out(
     for upsertion in &request.upsertions {
         take(&upsertion.name, &mut || check_upsertion(all, upsertion, &mut room));
     }
-    let results = wanted.iter().filter(|(_, wanted)| wanted.is_ok()).map(|(name, _)| answer(name, None));
-    let failures = wanted.iter().filter_map(|(name, wanted)| Some((name, wanted.as_ref().err()?)));
-    let failures = failures.map(|(name, failure)| answer(name, Some(failure)));
-    let results = results.chain(failures).collect();
-    (results, wanted.into_iter().filter_map(|(_, wanted)| wanted.ok()).collect())
+    let (mut results, mut changes, mut failures) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, wanted) in wanted {
+        match wanted {
+            Ok(change) => {
+                results.push(answer(&name, None));
+                changes.push(change);
+            }
+            Err(failure) => failures.push(answer(&name, Some(&failure))),
+        }
+    }
+    results.append(&mut failures);
+    (results, changes)
 }
 
 fn check_name(name: &Text, mechanism: i8) -> Result<Hash, Failure> {

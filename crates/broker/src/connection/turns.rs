@@ -15,7 +15,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use wire::{Chunks, DecodeError, Message, Reader};
 
 /// Element memory of a small request: a thousand elements, worked on in a millisecond or so.
@@ -37,6 +37,8 @@ pub struct Turns {
     middling: Arc<Semaphore>,
     large: Arc<Semaphore>,
     answers: Arc<Semaphore>,
+    /// Told when much memory was freed.
+    freed: Arc<Notify>,
 }
 
 impl Default for Turns {
@@ -46,6 +48,7 @@ impl Default for Turns {
             middling: units(MIDDLING_TOGETHER_BYTES),
             large: Arc::new(Semaphore::new(1)),
             answers: units(ANSWERS_TOGETHER_BYTES),
+            freed: Arc::default(),
         }
     }
 }
@@ -56,6 +59,15 @@ pub(super) struct Turn {
     _permit: OwnedSemaphorePermit,
     /// Whether it is the one of a large request.
     pub(super) large: bool,
+    freed: Arc<Notify>,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.large {
+            self.freed.notify_one();
+        }
+    }
 }
 
 impl Turns {
@@ -72,13 +84,22 @@ impl Turns {
             decoded => {
                 let used = (MIDDLING_BYTES.min(reader.budget()) - bounded.budget()) * DERIVED;
                 drop(permit.split(permit.num_permits().saturating_sub(used.div_ceil(UNIT_BYTES))));
-                return decoded.map(|message| (message, Turn { _permit: permit, large: false }));
+                return decoded.map(|message| (message, self.turn(permit, false)));
             }
         }
         drop((permit, bounded));
-        let turn = Turn { _permit: take(&self.large, 1).await, large: true };
+        let turn = self.turn(take(&self.large, 1).await, true);
         let mut reader = reader;
         Ok((beside(true, || M::decode(&mut reader, version))?, turn))
+    }
+
+    fn turn(&self, permit: OwnedSemaphorePermit, large: bool) -> Turn {
+        Turn { _permit: permit, large, freed: self.freed.clone() }
+    }
+
+    /// Waits until a large request was answered since the last call: the allocator may hold what it needed.
+    pub(crate) async fn freed(&self) {
+        self.freed.notified().await;
     }
 
     /// Waits for room for an answer; it is given back once the last of its bytes is dropped.

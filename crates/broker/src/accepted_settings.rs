@@ -1,0 +1,206 @@
+//! Settings of Kafka's brokers that it lets clients change while it runs, and that mean nothing here: of threads, of copies,
+//! of what lies on other machines, of Kerberos. Tools set them. They are checked as Kafka does, kept and shown, and change
+//! nothing.
+//!
+//! What has a meaning here and takes effect only at a start is not among them: that such a change is refused says the truth.
+
+use crate::config::Kind::{Boolean, Double, Int, Long, String as Word};
+use crate::failure::Failure;
+use crate::resource_configs::Overrides;
+use crate::topic_config::DefaultFrom::Fixed;
+use crate::topic_config::{ResourceSetting, setting};
+use wire::ErrorCode;
+
+const THREADS: &str = "Accepted for Kafka's tools; there are as many threads as the machine has use for.";
+const COPIES: &str = "Accepted for Kafka's tools; there is one copy of each partition.";
+const TIERS: &str = "Accepted for Kafka's tools; all records are on the local disk.";
+const LOG: &str = "Accepted for Kafka's tools; all partitions share one log, which has settings of its own.";
+const CODECS: &str = "Accepted for Kafka's tools; batches are kept as the producer compressed them.";
+const KERBEROS: &str = "Accepted for Kafka's tools; there is no Kerberos.";
+const LOG_IN: &str = "Accepted for Kafka's tools; the server logs in nowhere.";
+const GROUPS: &str = "Accepted for Kafka's tools; groups need no such bound.";
+const ANY: &[&str] = &[];
+const LEAST_CACHED_BYTES: i64 = 524_288;
+
+const fn number(name: &'static str, default: &'static str, least: i64, doc: &'static str) -> ResourceSetting {
+    setting(name, Int, Fixed(default), ANY, doc).between(least, i32::MAX as i64)
+}
+
+const fn long(name: &'static str, default: &'static str, least: i64, doc: &'static str) -> ResourceSetting {
+    setting(name, Long, Fixed(default), ANY, doc).at_least(least)
+}
+
+const fn share(name: &'static str, default: &'static str, doc: &'static str) -> ResourceSetting {
+    setting(name, Double, Fixed(default), ANY, doc)
+}
+
+const fn switch(name: &'static str, default: &'static str, doc: &'static str) -> ResourceSetting {
+    setting(name, Boolean, Fixed(default), &[], doc)
+}
+
+/// All of them, by name. Those without a default are shown only where they are set.
+pub const ACCEPTED_SETTINGS: &[ResourceSetting] = &[
+    number("background.threads", "10", 1, THREADS),
+    number("compression.gzip.level", "-1", 1, CODECS).between(1, 9),
+    number("compression.lz4.level", "9", 1, CODECS).between(1, 17),
+    setting(
+        "compression.type",
+        Word,
+        Fixed("producer"),
+        &["uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"],
+        CODECS,
+    ),
+    number("compression.zstd.level", "3", -131_072, CODECS).between(-131_072, 22),
+    switch("follower.fetch.last.tiered.offset.enable", "false", TIERS),
+    long("follower.replication.throttled.rate", "9223372036854775807", 0, COPIES),
+    number("group.consumer.assignment.interval.ms", "1000", 0, GROUPS),
+    number("group.coordinator.cached.buffer.max.bytes", "1048588", LEAST_CACHED_BYTES, GROUPS),
+    number("group.share.assignment.interval.ms", "1000", 0, GROUPS),
+    number("group.streams.assignment.interval.ms", "1000", 0, GROUPS),
+    long("leader.replication.throttled.rate", "9223372036854775807", 0, COPIES),
+    share("log.cleaner.io.buffer.load.factor", "0.9", LOG),
+    number("log.cleaner.io.buffer.size", "524288", 0, LOG),
+    number("log.cleaner.threads", "1", 0, THREADS),
+    long("log.flush.interval.ms", "", 0, LOG),
+    number("log.index.interval.bytes", "4096", 0, LOG),
+    number("log.index.size.max.bytes", "10485760", 4, LOG),
+    long("log.local.retention.bytes", "-2", -2, TIERS),
+    long("log.local.retention.ms", "-2", -2, TIERS),
+    switch("log.preallocate", "false", LOG),
+    long("log.roll.jitter.ms", "", 0, LOG),
+    long("log.segment.delete.delay.ms", "60000", 0, LOG),
+    number("min.insync.replicas", "1", 1, COPIES),
+    number("num.io.threads", "8", 1, THREADS),
+    number("num.network.threads", "3", 1, THREADS),
+    number("num.recovery.threads.per.data.dir", "2", 1, THREADS),
+    number("num.replica.fetchers", "1", 1, THREADS),
+    number("remote.fetch.max.wait.ms", "500", 1, TIERS),
+    long("remote.list.offsets.request.timeout.ms", "30000", 1, TIERS),
+    long("remote.log.index.file.cache.total.size.bytes", "1073741824", 1, TIERS),
+    number("remote.log.manager.copier.thread.pool.size", "10", 1, TIERS),
+    long("remote.log.manager.copy.max.bytes.per.second", "9223372036854775807", 1, TIERS),
+    number("remote.log.manager.expiration.thread.pool.size", "10", 1, TIERS),
+    long("remote.log.manager.fetch.max.bytes.per.second", "9223372036854775807", 1, TIERS),
+    number("remote.log.manager.follower.thread.pool.size", "10", 1, TIERS),
+    number("remote.log.reader.threads", "10", 1, TIERS),
+    long("replica.alter.log.dirs.io.max.bytes.per.second", "9223372036854775807", 0, COPIES),
+    setting("sasl.kerberos.kinit.cmd", Word, Fixed("/usr/bin/kinit"), ANY, KERBEROS),
+    long("sasl.kerberos.min.time.before.relogin", "60000", i64::MIN, KERBEROS),
+    setting("sasl.kerberos.principal.to.local.rules", Word, Fixed("DEFAULT"), ANY, KERBEROS),
+    setting("sasl.kerberos.service.name", Word, Fixed(""), ANY, KERBEROS),
+    share("sasl.kerberos.ticket.renew.jitter", "0.05", KERBEROS),
+    share("sasl.kerberos.ticket.renew.window.factor", "0.8", KERBEROS),
+    number("sasl.login.refresh.buffer.seconds", "300", i64::MIN, LOG_IN),
+    number("sasl.login.refresh.min.period.seconds", "60", i64::MIN, LOG_IN),
+    share("sasl.login.refresh.window.factor", "0.8", LOG_IN),
+    share("sasl.login.refresh.window.jitter", "0.05", LOG_IN),
+    number("share.coordinator.cached.buffer.max.bytes", "1048588", LEAST_CACHED_BYTES, GROUPS),
+    switch("transaction.partition.verification.enable", "true", COPIES),
+    switch("unclean.leader.election.enable", "false", COPIES),
+];
+
+/// Those of which Kafka refuses steps that are too large.
+const THREAD_COUNTS: [&str; 6] = [
+    "background.threads",
+    "log.cleaner.threads",
+    "num.io.threads",
+    "num.network.threads",
+    "num.recovery.threads.per.data.dir",
+    "num.replica.fetchers",
+];
+
+/// The table's row for `name`.
+pub fn accepted_setting(name: &str) -> Option<&'static ResourceSetting> {
+    ACCEPTED_SETTINGS.iter().find(|setting| setting.name == name)
+}
+
+/// Whether it can be set for one broker only, and not for all, as Kafka's `PerBrokerConfigs`.
+pub fn is_of_one_broker(name: &str) -> bool {
+    name.starts_with("sasl.")
+}
+
+/// What such settings cannot be; `now` are those in force. As Kafka's `DynamicThreadPool` has it for threads.
+pub fn check_accepted(overrides: &Overrides, now: &Overrides) -> Result<(), Failure> {
+    let invalid = |why: String| Err(Failure::because(ErrorCode::InvalidRequest, why));
+    for setting in ACCEPTED_SETTINGS {
+        let Some(value) = overrides.get(setting.name) else { continue };
+        if let Some(problem) = setting.problem(value) {
+            return invalid(problem);
+        }
+    }
+    for name in THREAD_COUNTS {
+        let Some(wanted) = overrides.get(name).and_then(|value| value.trim().parse::<i64>().ok()) else {
+            continue;
+        };
+        let default = || accepted_setting(name)?.fixed_default()?.parse().ok();
+        let current = now.get(name).and_then(|value| value.trim().parse::<i64>().ok()).or_else(default);
+        let Some(current) = current else { continue };
+        let failed = format!("Dynamic thread count update validation failed for {name}={wanted}");
+        match wanted {
+            wanted if wanted == current => {}
+            ..1 => return invalid(format!("{failed}, value should be at least 1")),
+            _ if wanted < current / 2 => {
+                return invalid(format!(
+                    "{failed}, value should be at least half the current value {current}"
+                ));
+            }
+            _ if wanted > current * 2 => {
+                let why = "value should not be greater than double the current value";
+                return invalid(format!("{failed}, {why} {current}"));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(pairs: &[(&str, &str)], now: &[(&str, &str)]) -> Option<String> {
+        let of =
+            |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        check_accepted(&of(pairs), &of(now)).err().and_then(|failure| failure.message)
+    }
+
+    #[test]
+    fn the_table_is_in_order_and_its_defaults_are_valid() {
+        assert!(ACCEPTED_SETTINGS.is_sorted_by_key(|setting| setting.name));
+        for setting in ACCEPTED_SETTINGS {
+            let default = setting.fixed_default().unwrap();
+            assert!(default.is_empty() || setting.problem(default).is_none(), "{}", setting.name);
+        }
+        assert!(THREAD_COUNTS.iter().all(|name| accepted_setting(name).is_some()));
+    }
+
+    #[test]
+    fn threads_change_by_a_factor_of_two_at_most() {
+        assert_eq!(problem(&[("num.io.threads", "16")], &[]), None);
+        let failed = "Dynamic thread count update validation failed for num.io.threads=";
+        let why = |rest: &str| Some(format!("{failed}{rest}"));
+        assert_eq!(
+            problem(&[("num.io.threads", "17")], &[]),
+            why("17, value should not be greater than double the current value 8")
+        );
+        assert_eq!(problem(&[("num.io.threads", "17")], &[("num.io.threads", "16")]), None);
+        assert_eq!(
+            problem(&[("num.io.threads", "3")], &[]),
+            why("3, value should be at least half the current value 8")
+        );
+    }
+
+    #[test]
+    fn values_are_checked_as_those_of_topics() {
+        let invalid =
+            "Invalid value 10 for configuration compression.gzip.level: Value must be no more than 9";
+        assert_eq!(problem(&[("compression.gzip.level", "10")], &[]).unwrap(), invalid);
+        assert_eq!(
+            problem(
+                &[("sasl.kerberos.service.name", "kafka"), ("unclean.leader.election.enable", "FALSE")],
+                &[]
+            ),
+            None
+        );
+    }
+}
