@@ -4,10 +4,10 @@
 //!
 //! What has a meaning here and takes effect only at a start is not among them: that such a change is refused says the truth.
 
-use crate::config::Kind::{Boolean, Double, Int, Long, String as Word};
+use crate::config::Kind::{Boolean, Double, Int, Long, Short, String as Word};
 use crate::failure::Failure;
 use crate::resource_configs::Overrides;
-use crate::topic_config::DefaultFrom::Fixed;
+use crate::topic_config::DefaultFrom::{Fixed, OfCluster};
 use crate::topic_config::{ResourceSetting, setting};
 use wire::ErrorCode;
 
@@ -20,6 +20,8 @@ const KERBEROS: &str = "Accepted for Kafka's tools; there is no Kerberos.";
 const LOG_IN: &str = "Accepted for Kafka's tools; the server logs in nowhere.";
 const GROUPS: &str = "Accepted for Kafka's tools; groups need no such bound.";
 const ANY: &[&str] = &[];
+/// Kafka keeps it for all brokers once leaders are elected by it (KIP-966).
+pub const MIN_INSYNC: &str = "min.insync.replicas";
 const LEAST_CACHED_BYTES: i64 = 524_288;
 
 const fn number(name: &'static str, default: &'static str, least: i64, doc: &'static str) -> ResourceSetting {
@@ -61,7 +63,7 @@ pub const ACCEPTED_SETTINGS: &[ResourceSetting] = &[
     share("log.cleaner.io.buffer.load.factor", "0.9", LOG),
     number("log.cleaner.io.buffer.size", "524288", 0, LOG),
     number("log.cleaner.threads", "1", 0, THREADS),
-    long("log.flush.interval.ms", "", 0, LOG),
+    long("log.flush.interval.ms", "", i64::MIN, LOG),
     number("log.index.interval.bytes", "4096", 0, LOG),
     number("log.index.size.max.bytes", "10485760", 4, LOG),
     long("log.local.retention.bytes", "-2", -2, TIERS),
@@ -69,7 +71,7 @@ pub const ACCEPTED_SETTINGS: &[ResourceSetting] = &[
     switch("log.preallocate", "false", LOG),
     long("log.roll.jitter.ms", "", 0, LOG),
     long("log.segment.delete.delay.ms", "60000", 0, LOG),
-    number("min.insync.replicas", "1", 1, COPIES),
+    setting(MIN_INSYNC, Int, OfCluster("1"), ANY, COPIES).at_least(1),
     number("num.io.threads", "8", 1, THREADS),
     number("num.network.threads", "3", 1, THREADS),
     number("num.recovery.threads.per.data.dir", "2", 1, THREADS),
@@ -81,7 +83,7 @@ pub const ACCEPTED_SETTINGS: &[ResourceSetting] = &[
     long("remote.log.manager.copy.max.bytes.per.second", "9223372036854775807", 1, TIERS),
     number("remote.log.manager.expiration.thread.pool.size", "10", 1, TIERS),
     long("remote.log.manager.fetch.max.bytes.per.second", "9223372036854775807", 1, TIERS),
-    number("remote.log.manager.follower.thread.pool.size", "10", 1, TIERS),
+    number("remote.log.manager.follower.thread.pool.size", "2", 1, TIERS),
     number("remote.log.reader.threads", "10", 1, TIERS),
     long("replica.alter.log.dirs.io.max.bytes.per.second", "9223372036854775807", 0, COPIES),
     setting("sasl.kerberos.kinit.cmd", Word, Fixed("/usr/bin/kinit"), ANY, KERBEROS),
@@ -90,8 +92,8 @@ pub const ACCEPTED_SETTINGS: &[ResourceSetting] = &[
     setting("sasl.kerberos.service.name", Word, Fixed(""), ANY, KERBEROS),
     share("sasl.kerberos.ticket.renew.jitter", "0.05", KERBEROS),
     share("sasl.kerberos.ticket.renew.window.factor", "0.8", KERBEROS),
-    number("sasl.login.refresh.buffer.seconds", "300", i64::MIN, LOG_IN),
-    number("sasl.login.refresh.min.period.seconds", "60", i64::MIN, LOG_IN),
+    setting("sasl.login.refresh.buffer.seconds", Short, Fixed("300"), ANY, LOG_IN),
+    setting("sasl.login.refresh.min.period.seconds", Short, Fixed("60"), ANY, LOG_IN),
     share("sasl.login.refresh.window.factor", "0.8", LOG_IN),
     share("sasl.login.refresh.window.jitter", "0.05", LOG_IN),
     number("share.coordinator.cached.buffer.max.bytes", "1048588", LEAST_CACHED_BYTES, GROUPS),
@@ -100,13 +102,17 @@ pub const ACCEPTED_SETTINGS: &[ResourceSetting] = &[
 ];
 
 /// Those of which Kafka refuses steps that are too large.
-const THREAD_COUNTS: [&str; 6] = [
+const THREAD_COUNTS: [&str; 10] = [
     "background.threads",
     "log.cleaner.threads",
     "num.io.threads",
     "num.network.threads",
     "num.recovery.threads.per.data.dir",
     "num.replica.fetchers",
+    "remote.log.manager.copier.thread.pool.size",
+    "remote.log.manager.expiration.thread.pool.size",
+    "remote.log.manager.follower.thread.pool.size",
+    "remote.log.reader.threads",
 ];
 
 /// The table's row for `name`.

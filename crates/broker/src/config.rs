@@ -46,6 +46,8 @@ pub enum Kind {
     Boolean,
     /// Anything, or one of a few words.
     String,
+    /// 16 bits.
+    Short,
     /// 32 bits.
     Int,
     /// 64 bits.
@@ -63,6 +65,7 @@ impl Kind {
             Kind::Boolean => 1,
             Kind::String => 2,
             Kind::Int => 3,
+            Kind::Short => 4,
             Kind::Long => 5,
             Kind::Double => 6,
             Kind::List => 7,
@@ -77,6 +80,7 @@ impl Kind {
                 ["true", "false"].iter().any(|word| value.eq_ignore_ascii_case(word)),
                 "Expected value to be either true or false",
             ),
+            Kind::Short => (value.parse::<i16>().is_ok(), "Not a number of type SHORT"),
             Kind::Int => (value.parse::<i32>().is_ok(), "Not a number of type INT"),
             Kind::Long => (value.parse::<i64>().is_ok(), "Not a number of type LONG"),
             // Not Rust's words for what is no number.

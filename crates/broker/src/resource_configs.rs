@@ -11,7 +11,7 @@ use meta::{Change, MetaError, Store};
 use parking_lot::{Mutex, RwLock};
 use wire::ErrorCode;
 
-use crate::accepted_settings::{accepted_setting, check_accepted, is_of_one_broker};
+use crate::accepted_settings::{MIN_INSYNC, accepted_setting, check_accepted, is_of_one_broker};
 use crate::config::{Config, Setting};
 use crate::failure::Failure;
 use crate::stored;
@@ -207,7 +207,15 @@ pub fn check_broker_configs(overrides: &Overrides, now: &Overrides, of_all: bool
         let why = "Cannot update these configs at default cluster level, broker id must be specified";
         refused(why, &is_of_one_broker)?;
     }
+    if !of_all && overrides.contains_key(MIN_INSYNC) {
+        let why = "Broker-level min.insync.replicas cannot be altered while ELR is enabled.";
+        return Err(Failure::because(ErrorCode::InvalidConfig, why));
+    }
     check_accepted(overrides, now)?;
+    if overrides.get("log.retention.ms").is_some_and(|value| value.trim() == "0") {
+        let why = "log.retention.ms must be unlimited (-1) or, greater than or equal to 1";
+        return Err(invalid(format!("requirement failed: {why}")));
+    }
     for setting in Config::default().settings() {
         let problem = |value: &String| Setting::problem(&setting, value);
         if let Some(problem) = overrides.get(setting.name).and_then(problem) {

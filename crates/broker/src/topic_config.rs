@@ -157,7 +157,8 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         Broker("log.cleaner.min.cleanable.ratio"),
         &[],
         "Share of a compacted topic that must be new before it is compacted.",
-    ),
+    )
+    .between(0, 1),
     setting(
         "min.compaction.lag.ms",
         Long,
@@ -256,17 +257,28 @@ impl ResourceSetting {
         let (least, most) = self.bounds;
         match self.kind {
             Kind::Double => match value.trim().parse::<f64>().unwrap_or(f64::NAN) {
-                share if share < 0.0 => invalid("Value must be at least 0"),
-                share if share > 1.0 => invalid("Value must be no more than 1"),
+                share if share < least as f64 => invalid(&format!("Value must be at least {least}")),
+                share if share > most as f64 => invalid(&format!("Value must be no more than {most}")),
                 _ => None,
             },
-            Kind::Int | Kind::Long => match value.trim().parse::<i64>() {
-                // What a level is by default lies outside the levels.
-                Ok(-1) if self.fixed_default() == Some("-1") => None,
-                Ok(number) if number < least => invalid(&format!("Value must be at least {least}")),
-                Ok(number) if number > most => invalid(&format!("Value must be no more than {most}")),
-                _ => None,
-            },
+            Kind::Short | Kind::Int | Kind::Long => {
+                let number = value.trim().parse::<i64>().ok()?;
+                // As Kafka: the number as it was read.
+                let beyond = |why: String| {
+                    Some(format!("Invalid value {number} for configuration {}: {why}", self.name))
+                };
+                let of_level = self.fixed_default() == Some("-1");
+                match number {
+                    // What a level is by default lies outside the levels.
+                    -1 if of_level => None,
+                    _ if of_level && !(least..=most).contains(&number) => {
+                        beyond(format!("Value must be between {least} and {most} or equal to -1"))
+                    }
+                    _ if number < least => beyond(format!("Value must be at least {least}")),
+                    _ if number > most => beyond(format!("Value must be no more than {most}")),
+                    _ => None,
+                }
+            }
             Kind::String if !self.words.is_empty() && !self.words.contains(&value.trim()) => {
                 invalid(&format!("String must be one of: {}", self.words.join(", ")))
             }
@@ -289,6 +301,9 @@ impl ResourceSetting {
                 word.split_once(':')
                     .is_some_and(|(a, b)| a.parse::<u32>().is_ok() && b.parse::<u32>().is_ok())
             };
+            // As Java splits: what is empty at the end is no word.
+            let mut words =
+                value.trim_end_matches(|c: char| c == ',' || c.is_whitespace()).split(',').map(str::trim);
             let fits = value == "*" || words.all(pair);
             let why = "must be the literal '*' or a list of replicas in the following format: [partitionId]:[brokerId],[partitionId]:[brokerId],...";
             return if fits { None } else { of(value, why.to_owned()) };

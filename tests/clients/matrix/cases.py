@@ -15,6 +15,7 @@ What a client cannot express is left out of what it sends; it says so among its 
     headers             headers at all
     times               of the user's: the client sets the time of sending
     repeated headers    a name that comes twice in one record
+    header order        headers in another order than by name
     cluster id, controller     in what it says of the cluster
     features from 0     features whose lowest version is 0
     earliest and latest        offsets by those names
@@ -68,6 +69,8 @@ def batch(program, count, seed, partitions=PARTITIONS):
         record["headers"] = [[name, header(program, value)] for name, value in record["headers"]]
         if "repeated headers" in program.lacks:
             record["headers"] = [list(pair) for pair in dict(record["headers"]).items()]
+        if "header order" in program.lacks:
+            record["headers"].sort()
         if "headers" in program.lacks:
             record["headers"] = []
     return made

@@ -1,7 +1,7 @@
 """The clients of the matrix: each a release of a library, and the program that speaks for it.
 
 A release stands here, and where its ecosystem has a file for pins, in that: python/*.txt, javascript/package.json,
-go/*/*.mod. `short` marks the representative ones of `run --short`.
+go/*/*.mod, rust/Cargo.toml. `short` marks the representative ones of `run --short`.
 """
 
 from dataclasses import dataclass
@@ -41,4 +41,5 @@ CLIENTS = (
     Client("franz-go", "1.22.3", "go", "franz-new"),
     Client("kafka-go", "0.4.0", "go", "kafkago-old"),
     Client("kafka-go", "0.4.51", "go", "kafkago-new", True),
+    Client("rskafka", "0.6.0", "rust", "rskafka"),
 )

@@ -11,5 +11,4 @@ KNOWN = {
 NOT_HERE = {
     "@confluentinc/kafka-javascript": "its package has no binary in it and fetches one from elsewhere when it is installed",
     "rdkafka": "it is librdkafka, as confluent-kafka; its own tests run in `tests/compat/client-suites`",
-    "rskafka": "not yet: it has to be compiled with all that it depends on",
 }

@@ -149,9 +149,25 @@ def go_command(client):
     return [CACHE / f"go-{client.variant}" / "program"]
 
 
+# Rust: a program built with its library, in a folder of its own
+
+
+def bring_rust(client, say):
+    source = HERE / "rust"
+    sources = [source / "src" / "main.rs", source / "Cargo.toml", source / "Cargo.lock"]
+    made(f"rust-{client.variant}", sources, lambda folder: tool(
+        f"rust-{client.variant}", "cargo", "build", "-q", "--locked", "--manifest-path", source / "Cargo.toml",
+        "--target-dir", folder), say)
+
+
+def rust_command(client):
+    return [CACHE / f"rust-{client.variant}" / "debug" / "mainstem-clients-rskafka"]
+
+
 FAMILIES = {
     "java": (bring_java, java_command),
     "python": (bring_python, python_command),
     "javascript": (bring_javascript, javascript_command),
     "go": (bring_go, go_command),
+    "rust": (bring_rust, rust_command),
 }

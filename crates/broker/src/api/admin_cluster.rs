@@ -90,18 +90,33 @@ pub fn update_features(
     version: i16,
 ) -> UpdateFeaturesResponse {
     let node_id = broker.config.node_id;
-    let problem = |feature: &str, level: i16| match FEATURES.iter().find(|(name, _)| *name == feature) {
+    let problem = |feature: &str, level: i16, downgrades: bool| {
+        match FEATURES.iter().find(|(name, _)| *name == feature) {
+        _ if level < 0 => Some("A feature version cannot be less than 0.".to_owned()),
         None => Some(format!("Local controller {node_id} does not support this feature.")),
         Some((_, has)) if *has == level => None,
-        Some((_, has)) if (0..*has).contains(&level) => {
+        Some((_, has)) if level < *has && !downgrades => Some(
+            "Can't downgrade the version of this feature without setting the upgrade type to either safe or unsafe \
+             downgrade."
+                .to_owned(),
+        ),
+        Some((_, has)) if level < *has => {
             Some(format!("Local controller {node_id} has it at version {has}, and cannot go back."))
         }
         Some((_, has)) => Some(format!("Local controller {node_id} only supports versions 0-{has}")),
+    }
     };
     let mut response = UpdateFeaturesResponse { error_message: None, ..UpdateFeaturesResponse::default() };
     for update in &request.feature_updates {
         let (feature, level) = (&update.feature, update.max_version_level);
-        if let Some(problem) = problem(feature, level) {
+        // `upgrade_type`, from version 1: upgrade, and downgrades that lose nothing or may lose something.
+        let (known, downgrades) = match version {
+            0 => (true, update.allow_downgrade),
+            _ => ((1..=3).contains(&update.upgrade_type), update.upgrade_type > 1),
+        };
+        let unknown = || "The controller does not support the given upgrade type.".to_owned();
+        let problem = if known { problem(feature, level, downgrades) } else { Some(unknown()) };
+        if let Some(problem) = problem {
             let why = format!(
                 "The update failed for all features since the following feature had an error: Invalid update version \
                  {level} for feature {feature}. {problem}"

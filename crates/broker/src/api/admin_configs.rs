@@ -20,6 +20,7 @@ use crate::resource_configs::{ResourceKind, is_dynamic};
 use crate::security::Operation;
 use crate::telemetry::subscription::SUBSCRIPTION_SETTINGS;
 use crate::topic_config::{DefaultFrom, ResourceSetting, TOPIC_SETTINGS};
+use crate::topics::check_name;
 
 /// Kinds of resources.
 pub const TOPIC: i8 = 2;
@@ -86,9 +87,8 @@ fn described_by_table(
             synonyms.push((setting.name.to_owned(), own.clone(), source));
         }
         match setting.default {
-            DefaultFrom::Fixed(text) => {
-                synonyms.push((setting.name.to_owned(), text.to_owned(), SOURCE_DEFAULT))
-            }
+            // There is no setting of the broker behind it, and so in Kafka no synonym.
+            DefaultFrom::Fixed(_) => {}
             DefaultFrom::OfCluster(text) => {
                 for source in [SOURCE_DYNAMIC_DEFAULT_BROKER, SOURCE_DEFAULT] {
                     synonyms.push((setting.name.to_owned(), text.to_owned(), source));
@@ -103,7 +103,11 @@ fn described_by_table(
                 synonyms.extend(of_broker.of(given.expect("the table names broker settings that exist")));
             }
         }
-        let (_, value, source) = synonyms[0].clone();
+        let default = || setting.fixed_default().unwrap_or_default().to_owned();
+        let (value, source) = match synonyms.first() {
+            Some((_, value, source)) => (value.clone(), *source),
+            None => (default(), SOURCE_DEFAULT),
+        };
         let (name, kind, doc) = (setting.name, setting.kind, setting.doc);
         Described { name, value, source, read_only: false, kind, doc, synonyms }
     };
@@ -134,6 +138,11 @@ impl BrokerSynonyms {
     /// The same of one that is only accepted; none where it has no value.
     fn accepted(&self, setting: &ResourceSetting) -> Vec<Synonym> {
         let mut synonyms = self.by_clients(setting.name);
+        if let DefaultFrom::OfCluster(text) = setting.default
+            && synonyms.iter().all(|(_, _, source)| *source != SOURCE_DYNAMIC_DEFAULT_BROKER)
+        {
+            synonyms.push((setting.name.to_owned(), text.to_owned(), SOURCE_DYNAMIC_DEFAULT_BROKER));
+        }
         let default = setting.fixed_default().filter(|default| !default.is_empty());
         synonyms.extend(default.map(|text| (setting.name.to_owned(), text.to_owned(), SOURCE_DEFAULT)));
         synonyms
@@ -194,11 +203,14 @@ fn described(
     let refused = |why: &str| Err(Failure::because(ErrorCode::InvalidRequest, why));
     let name = resource.resource_name.as_str();
     match resource.resource_type {
-        TOPIC => match broker.topics.find(name) {
-            Some(topic) => Ok(described_topic_configs(broker, &topic.overrides(), keys)),
-            // As Kafka, which says nothing more then.
-            None => Err(Failure::because(ErrorCode::UnknownTopicOrPartition, "")),
-        },
+        TOPIC => {
+            check_name(name)?;
+            match broker.topics.find(name) {
+                Some(topic) => Ok(described_topic_configs(broker, &topic.overrides(), keys)),
+                // As Kafka, which says nothing more then.
+                None => Err(Failure::because(ErrorCode::UnknownTopicOrPartition, "")),
+            }
+        }
         BROKER => {
             // The empty name stands for the defaults of all brokers.
             if !name.is_empty() {
@@ -217,10 +229,7 @@ fn described(
         CLIENT_METRICS => {
             let own = broker.configs.of(ResourceKind::ClientMetrics, name);
             let table = SUBSCRIPTION_SETTINGS;
-            let mut all = described_by_table(broker, table, &own, SOURCE_CLIENT_METRICS, keys);
-            // Kafka names no synonyms for defaults that are not the broker's.
-            all.iter_mut().for_each(|of| of.synonyms.retain(|(_, _, source)| *source != SOURCE_DEFAULT));
-            Ok(all)
+            Ok(described_by_table(broker, table, &own, SOURCE_CLIENT_METRICS, keys))
         }
         GROUP if name.is_empty() => refused("Group name must not be empty"),
         GROUP => {

@@ -1,5 +1,6 @@
 //! DescribeGroups, ListGroups, DeleteGroups.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use wire::messages::delete_groups_response::{DeletableGroupResult, DeleteGroupsResponse};
@@ -63,10 +64,13 @@ pub fn describe(
             }
             None => {}
         }
+        if described.error_code != 0 {
+            described.authorized_operations = i32::MIN;
+        }
         described
     };
     // A group that is named many times is described once: the answer stays in proportion.
-    let mut named = std::collections::HashSet::new();
+    let mut named = HashSet::new();
     let asked = request.groups.iter().filter(|id| named.insert(*id));
     DescribeGroupsResponse { groups: asked.map(describe_one).collect(), ..DescribeGroupsResponse::default() }
 }
@@ -129,7 +133,9 @@ pub async fn delete(
     request: DeleteGroupsRequest,
 ) -> DeleteGroupsResponse {
     let mut results = Vec::with_capacity(request.groups_names.len());
-    for group_id in request.groups_names {
+    // Each once, however often it is named.
+    let mut named = HashSet::new();
+    for group_id in request.groups_names.into_iter().filter(|id| named.insert(id.clone())) {
         let allowed = broker.authorizer.group(&caller, Operation::Delete, &group_id);
         let result = match broker.coordinator.find(&group_id) {
             _ if let Err(error) = allowed => Err(Failure::new(error)),

@@ -271,6 +271,10 @@ fn alter_logger(broker: &Broker, name: &str, configs: &[AlterableConfig]) -> Res
         return Err(refused(format!("Unexpected node id. Expected {node}, but received {name}")));
     }
     match configs.first() {
+        Some(config) if matches!(config.config_operation, APPEND | SUBTRACT) => {
+            let what = if config.config_operation == APPEND { "APPEND" } else { "SUBTRACT" };
+            Err(refused(format!("{what} operation is not allowed for the BROKER_LOGGER resource")))
+        }
         Some(config) => {
             let why = format!("Logger {} does not exist!", config.name);
             Err(Failure::because(ErrorCode::InvalidConfig, why))
@@ -303,9 +307,14 @@ fn changed(
                 let default = default_list(broker, resource_type, name)
                     .ok_or_else(|| not_a_list(resource_type, operation, name))?;
                 let now = overrides.get(name).unwrap_or(&default);
+                // As Java splits: what is empty at the end is no word, unless it is all there is.
+                let mut named: Vec<&str> = value.split(',').collect();
+                while !value.is_empty() && named.last().is_some_and(|word| word.is_empty()) {
+                    named.pop();
+                }
                 let mut words: Vec<&str> =
                     now.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
-                for word in value.split(',').map(str::trim) {
+                for word in named.into_iter().map(str::trim) {
                     let at = words.iter().position(|other| *other == word);
                     match (operation, at) {
                         (APPEND, None) => words.push(word),

@@ -111,9 +111,13 @@ async fn beat(
     for _ in 0..2 {
         let entry = match broker.coordinator.find(&request.group_id) {
             Some(entry) => entry,
-            None if heartbeat.epoch == 0 => broker.coordinator.find_or_create(&request.group_id),
+            None if heartbeat.epoch == 0 => {
+                heartbeat.validate_regex()?;
+                broker.coordinator.find_or_create(&request.group_id)
+            }
             None => return Err(Refused::no_group(&request.group_id, heartbeat.epoch)),
         };
+        heartbeat.validate_regex()?;
         match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone(), &caller).await {
             Err(Refused { error: GroupError::CoordinatorNotAvailable, .. })
                 if entry.with(Group::state) == State::Dead => {}
@@ -140,6 +144,10 @@ pub fn describe(
         };
         if let Err(error) = broker.authorizer.group(caller, Operation::Describe, id) {
             return described::DescribedGroup { error_message: None, ..refused(error, Text::default()) };
+        }
+        if id.is_empty() {
+            let refused = refused(ErrorCode::InvalidGroupId, Text::default());
+            return described::DescribedGroup { error_message: None, ..refused };
         }
         if !broker.coordinator.serves(id) {
             return refused(

@@ -120,7 +120,7 @@ fn wrongly_named(request: &MetadataRequest, version: i16) -> Option<MetadataResp
     }
     let topic = |topic: &MetadataRequestTopic| MetadataResponseTopic {
         error_code: ErrorCode::InvalidRequest.code(),
-        name: Some(Text::default()),
+        name: topic.name.clone().or_else(|| Some(Text::default())),
         topic_id: topic.topic_id,
         topic_authorized_operations: OPERATIONS_UNKNOWN,
         ..MetadataResponseTopic::default()

@@ -1,6 +1,6 @@
 //! FindCoordinator, OffsetCommit, OffsetFetch, OffsetDelete: where a group's offsets are, and what they are.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -8,6 +8,7 @@ use wire::messages::find_coordinator_response::{Coordinator, FindCoordinatorResp
 use wire::messages::offset_commit_response::{
     OffsetCommitResponse, OffsetCommitResponsePartition, OffsetCommitResponseTopic,
 };
+use wire::messages::offset_delete_request::OffsetDeleteRequestPartition;
 use wire::messages::offset_delete_response::{
     OffsetDeleteResponse, OffsetDeleteResponsePartition, OffsetDeleteResponseTopic,
 };
@@ -231,7 +232,9 @@ pub async fn commit(
         Err(error) => Err(error),
     };
     let mut errors = asked.errors(&results);
-    let topics = request.topics.into_iter().map(|topic| {
+    // As in Kafka a topic without partitions is left out.
+    let asked = request.topics.into_iter().filter(|topic| !topic.partitions.is_empty());
+    let topics = asked.map(|topic| {
         let answer = |partition: wire::messages::offset_commit_request::OffsetCommitRequestPartition| {
             let error = errors.next().expect("there is an answer for each partition");
             OffsetCommitResponsePartition {
@@ -501,11 +504,6 @@ pub async fn delete(
     if request.group_id.is_empty() {
         return refused(ErrorCode::InvalidGroupId);
     }
-    let allowed: Vec<bool> = request
-        .topics
-        .iter()
-        .map(|topic| broker.authorizer.topic(&caller, Operation::Read, &topic.name).is_ok())
-        .collect();
     if !broker.coordinator.serves(&request.group_id) {
         return refused(ErrorCode::NotCoordinator);
     }
@@ -515,45 +513,42 @@ pub async fn delete(
     if entry.with(Group::state) == State::Dead {
         return refused(ErrorCode::GroupIdNotFound);
     }
-    let keys = request
-        .topics
-        .iter()
-        .zip(&allowed)
-        .filter_map(|(topic, allowed)| allowed.then_some(topic))
-        .flat_map(|topic| {
-            let name: Arc<str> = topic.name.as_str().into();
-            let key = move |partition: i32| OffsetKey { topic: name.clone(), partition };
-            topic.partitions.iter().map(move |asked| key(asked.partition_index))
-        })
-        .collect();
+    // What is wrong with a partition whatever the group; a topic that is named again is answered with the first.
+    let mut topics: Vec<OffsetDeleteResponseTopic> = Vec::new();
+    let mut places: HashMap<Text, usize> = HashMap::new();
+    let (mut keys, mut waiting) = (Vec::new(), Vec::new());
+    for topic in request.topics {
+        let allowed = broker.authorizer.topic(&caller, Operation::Read, &topic.name);
+        let found = broker.topics.find(&topic.name);
+        let place = *places.entry(topic.name.clone()).or_insert_with(|| {
+            let (name, partitions) = (topic.name.clone(), Vec::new());
+            topics.push(OffsetDeleteResponseTopic { name, partitions });
+            topics.len() - 1
+        });
+        let name: Arc<str> = topic.name.as_str().into();
+        for OffsetDeleteRequestPartition { partition_index, .. } in topic.partitions {
+            let exists = found.as_ref().is_some_and(|topic| topic.partition(partition_index).is_some());
+            let error = match allowed {
+                Ok(()) if !exists => ErrorCode::UnknownTopicOrPartition,
+                Ok(()) => ErrorCode::None,
+                Err(error) => error,
+            };
+            if error == ErrorCode::None {
+                keys.push(OffsetKey { topic: name.clone(), partition: partition_index });
+                waiting.push((place, topics[place].partitions.len()));
+            }
+            let answer = OffsetDeleteResponsePartition { partition_index, error_code: error.code() };
+            topics[place].partitions.push(answer);
+        }
+    }
     let results = match broker.coordinator.delete_offsets(&entry, keys).await {
         Ok(results) => results,
         Err(error) => return refused(group_code(error)),
     };
     audit::changed(&caller.origin, "deleted offsets of group", &request.group_id, "");
-    let mut results = results.into_iter();
-    let topics = request.topics.iter().zip(allowed).map(|(topic, allowed)| {
-        let known = broker.topics.find(&topic.name);
-        let partition = |asked: &wire::messages::offset_delete_request::OffsetDeleteRequestPartition| {
-            if !allowed {
-                return OffsetDeleteResponsePartition {
-                    partition_index: asked.partition_index,
-                    error_code: ErrorCode::TopicAuthorizationFailed.code(),
-                };
-            }
-            let result = results.next().expect("there is a result for each partition");
-            let exists = known.as_ref().is_some_and(|topic| topic.partition(asked.partition_index).is_some());
-            let error = match result {
-                Err(error) => group_code(error),
-                Ok(()) if !exists => ErrorCode::UnknownTopicOrPartition,
-                Ok(()) => ErrorCode::None,
-            };
-            OffsetDeleteResponsePartition { partition_index: asked.partition_index, error_code: error.code() }
-        };
-        OffsetDeleteResponseTopic {
-            name: topic.name.clone(),
-            partitions: topic.partitions.iter().map(partition).collect(),
-        }
-    });
-    OffsetDeleteResponse { topics: topics.collect(), ..OffsetDeleteResponse::default() }
+    for ((topic, partition), result) in waiting.into_iter().zip(results) {
+        let error = result.err().map_or(ErrorCode::None, group_code);
+        topics[topic].partitions[partition].error_code = error.code();
+    }
+    OffsetDeleteResponse { topics, ..OffsetDeleteResponse::default() }
 }

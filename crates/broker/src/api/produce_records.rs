@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use model::{BatchHeader, Timestamp, TimestampType, batch};
+use tokio::sync::Semaphore;
 use wire::records::{DecompressError, RecordError};
 use wire::{ErrorCode, Limits, Walked};
 
@@ -22,19 +23,18 @@ const WALKED_AT_ONCE_BYTES_MAX: usize = 128 * 1024;
 /// zstd's window at level 19).
 const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Threads for the records of large or compressed batches: as many as there are cores. A batch that makes its codec hold much
-/// (some 100 MiB at worst) takes them all.
+/// Threads for the records of large or compressed batches: as many as there are cores, and one more for batches that make
+/// their codec hold much (some 100 MiB at worst), which therefore wait only for each other.
 #[derive(Debug)]
 pub struct Walks {
-    threads: tokio::sync::Semaphore,
-    all: u32,
+    ordinary: Semaphore,
+    large: Semaphore,
 }
 
 impl Default for Walks {
     fn default() -> Walks {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let all = u32::try_from(cores).unwrap_or(1);
-        Walks { threads: tokio::sync::Semaphore::new(all as usize), all }
+        Walks { ordinary: Semaphore::new(cores), large: Semaphore::new(1) }
     }
 }
 
@@ -47,15 +47,14 @@ impl Walks {
         work: impl Fn(Limits) -> Result<T, RecordError> + Send + Sync + 'static,
     ) -> Result<T, RecordError> {
         let work = Arc::new(work);
-        let turn = async |threads, held| {
-            let threads = broker.walks.threads.acquire_many(threads).await;
-            let _threads = threads.expect("the semaphore is never closed");
+        let turn = async |threads: &Semaphore, held| {
+            let _thread = threads.acquire().await.expect("the semaphore is never closed");
             let work = work.clone();
             broker.blocking(move |_| work(Limits { decompressed, held })).await
         };
-        match turn(1, HELD_BYTES_MAX).await {
+        match turn(&broker.walks.ordinary, HELD_BYTES_MAX).await {
             Err(RecordError::Decompress(DecompressError::Window { .. })) => {
-                turn(broker.walks.all, usize::MAX).await
+                turn(&broker.walks.large, usize::MAX).await
             }
             done => done,
         }

@@ -1,14 +1,14 @@
 //! WriteTxnMarkers (KIP-98): the markers that end a hanging transaction.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use storage::Durability;
 use tokio::sync::oneshot;
-use wire::ErrorCode;
 use wire::messages as m;
 use wire::messages::write_txn_markers_response as wm;
 use wire::records::TransactionResult;
+use wire::{ErrorCode, Text};
 
 use crate::api::produce::admit;
 use crate::broker::Broker;
@@ -30,7 +30,8 @@ pub async fn write_markers(
         true => Ok(()),
         false => broker.authorizer.cluster(&caller, Operation::ClusterAction),
     };
-    let mut markers = Vec::with_capacity(request.markers.len());
+    // Of a producer, topic or partition that is named many times the last counts; one without partitions is left out.
+    let mut told: BTreeMap<i64, BTreeMap<Text, BTreeMap<i32, ErrorCode>>> = BTreeMap::new();
     for marker in request.markers {
         let producer = (marker.producer_id, marker.producer_epoch);
         let result =
@@ -49,9 +50,7 @@ pub async fn write_markers(
             }
         }
         let mut begun = begun.into_iter();
-        let mut topics = Vec::with_capacity(marker.topics.len());
         for topic in marker.topics {
-            let mut partitions = Vec::new();
             let indexes: BTreeSet<i32> = topic.partition_indexes.into_iter().collect();
             for index in indexes {
                 let written = match begun.next().expect("there is one for each") {
@@ -62,14 +61,24 @@ pub async fn write_markers(
                     let details = format!("partition {index}, producer {}", producer.0);
                     audit::changed(&caller.origin, "ended a transaction in topic", &topic.name, &details);
                 }
-                let error_code = written.err().map_or(ErrorCode::None, |failure| failure.code).code();
-                partitions.push(wm::WritableTxnMarkerPartitionResult { partition_index: index, error_code });
+                let error = written.err().map_or(ErrorCode::None, |failure| failure.code);
+                let topics = told.entry(marker.producer_id).or_default();
+                topics.entry(topic.name.clone()).or_default().insert(index, error);
             }
-            topics.push(wm::WritableTxnMarkerTopicResult { name: topic.name, partitions });
         }
-        markers.push(wm::WritableTxnMarkerResult { producer_id: marker.producer_id, topics });
     }
-    m::WriteTxnMarkersResponse { markers }
+    let partition = |(partition_index, error): (i32, ErrorCode)| wm::WritableTxnMarkerPartitionResult {
+        partition_index,
+        error_code: error.code(),
+    };
+    let topic = |(name, partitions): (Text, BTreeMap<i32, ErrorCode>)| wm::WritableTxnMarkerTopicResult {
+        name,
+        partitions: partitions.into_iter().map(partition).collect(),
+    };
+    let marker = |(producer_id, topics): (i64, BTreeMap<Text, BTreeMap<i32, ErrorCode>>)| {
+        wm::WritableTxnMarkerResult { producer_id, topics: topics.into_iter().map(topic).collect() }
+    };
+    m::WriteTxnMarkersResponse { markers: told.into_iter().map(marker).collect() }
 }
 
 type Landed = oneshot::Receiver<Result<(), storage::AppendError>>;

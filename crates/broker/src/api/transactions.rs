@@ -1,7 +1,7 @@
 //! The transaction APIs (KIP-98, KIP-664, KIP-890): what a transactional producer asks, and what tells of
 //! transactions.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use wire::messages as m;
@@ -24,7 +24,7 @@ use crate::coordinator::Transactional;
 use crate::failure::{Failure, group_code, transaction_code};
 use crate::groups::{CommitRequest, GroupError, OffsetCommit};
 use crate::security::{Operation, ResourceType};
-use crate::topics::{OFFSETS_TOPIC, TOPIC_NAME_MAX, Topic};
+use crate::topics::{OFFSETS_TOPIC, Topic, check_name};
 use crate::transactions::{End, Status, TopicPartition, TransactionError};
 
 /// The first versions whose clients know PRODUCER_FENCED; older ones are told INVALID_PRODUCER_EPOCH.
@@ -107,12 +107,38 @@ fn refused_partitions(
     topics.into_iter().map(topic).collect()
 }
 
+/// Each topic and partition once, however often it is named.
+fn named_once(
+    topics: Vec<m::add_partitions_to_txn_request::AddPartitionsToTxnTopic>,
+) -> Vec<m::add_partitions_to_txn_request::AddPartitionsToTxnTopic> {
+    let mut places: HashMap<Text, usize> = HashMap::new();
+    let mut merged: Vec<m::add_partitions_to_txn_request::AddPartitionsToTxnTopic> = Vec::new();
+    for mut topic in topics {
+        match places.get(&topic.name) {
+            Some(at) => merged[*at].partitions.append(&mut topic.partitions),
+            None => {
+                places.insert(topic.name.clone(), merged.len());
+                merged.push(topic);
+            }
+        }
+    }
+    for topic in &mut merged {
+        let mut seen = HashSet::new();
+        topic.partitions.retain(|index| seen.insert(*index));
+    }
+    merged
+}
+
 async fn add_one(
     broker: &Arc<Broker>,
-    asked: m::add_partitions_to_txn_request::AddPartitionsToTxnTransaction,
+    mut asked: m::add_partitions_to_txn_request::AddPartitionsToTxnTransaction,
     version: i16,
     allowed: &(dyn Fn(&str) -> Result<(), ErrorCode> + Send + Sync),
 ) -> Vec<AddPartitionsToTxnTopicResult> {
+    if asked.transactional_id.is_empty() {
+        return refused_partitions(asked.topics, ErrorCode::InvalidRequest);
+    }
+    asked.topics = named_once(asked.topics);
     let found: Vec<Result<Option<Arc<Topic>>, ErrorCode>> = asked
         .topics
         .iter()
@@ -130,31 +156,22 @@ async fn add_one(
     let name = |at: usize, index: i32| (asked.topics[at].name.to_string(), index);
     let producer = (asked.producer_id, asked.producer_epoch);
     let mut outcomes: Vec<ErrorCode> = Vec::new();
-    if asked.verify_only {
-        for &(at, index) in &named {
-            // No topic has a longer name, so none is in a transaction.
-            let verified = match asked.topics[at].name.len() {
-                0..=TOPIC_NAME_MAX => {
-                    let of = name(at, index);
-                    broker.transactions.verify(&asked.transactional_id, producer, &of).await
-                }
-                _ => Err(TransactionError::NotInTransaction),
-            };
-            outcomes.push(verified.map_or_else(|error| code(error, version), |()| ErrorCode::None));
-        }
-    } else if named.iter().all(|(at, index)| exists(*at, *index).is_ok()) {
-        // Each once, however often it is named.
-        let partitions: BTreeSet<(usize, i32)> = named.iter().copied().collect();
-        let partitions: Vec<TopicPartition> =
-            partitions.into_iter().map(|(at, index)| name(at, index)).collect();
-        let added = broker.transactions.add(&asked.transactional_id, producer, partitions, NOT_BUMPING).await;
-        let error = added.map_or_else(|error| code(error, version), |()| ErrorCode::None);
-        outcomes.resize(named.len(), error);
-    } else {
+    if !named.iter().all(|(at, index)| exists(*at, *index).is_ok()) {
         outcomes.extend(named.into_iter().map(|(at, index)| match exists(at, index) {
             Ok(()) => ErrorCode::OperationNotAttempted,
             Err(error) => error,
         }));
+    } else if asked.verify_only {
+        for &(at, index) in &named {
+            let of = name(at, index);
+            let verified = broker.transactions.verify(&asked.transactional_id, producer, &of).await;
+            outcomes.push(verified.map_or_else(|error| code(error, version), |()| ErrorCode::None));
+        }
+    } else {
+        let partitions: Vec<TopicPartition> = named.iter().map(|(at, index)| name(*at, *index)).collect();
+        let added = broker.transactions.add(&asked.transactional_id, producer, partitions, NOT_BUMPING).await;
+        let error = added.map_or_else(|error| code(error, version), |()| ErrorCode::None);
+        outcomes.resize(named.len(), error);
     }
     let mut outcomes = outcomes.into_iter();
     let topic = |topic: m::add_partitions_to_txn_request::AddPartitionsToTxnTopic| {
@@ -273,7 +290,8 @@ pub async fn commit_offsets(
         false => commit_all(&broker, &request, version, offsets).await,
     };
     let mut errors = asked.errors(&results);
-    let topics = request.topics.into_iter().map(|topic| {
+    let asked = request.topics.into_iter().filter(|topic| !topic.partitions.is_empty());
+    let topics = asked.map(|topic| {
         let mut answer = |partition_index: i32| {
             let error = errors.next().expect("there is an answer for each partition");
             TxnOffsetCommitResponsePartition { partition_index, error_code: error.code() }
@@ -352,10 +370,10 @@ pub fn describe_producers(
     caller: &Caller,
     request: m::DescribeProducersRequest,
 ) -> m::DescribeProducersResponse {
-    let describe = |found: Option<&Topic>, allowed: Result<(), ErrorCode>, partition_index: i32| {
+    let describe = |found: Option<&Topic>, allowed: &Result<(), Failure>, partition_index: i32| {
         let partition = found.and_then(|topic| topic.partition(partition_index));
         let error = match &partition {
-            _ if let Err(error) = allowed => Some(Failure::new(error)),
+            _ if let Err(failure) = allowed => Some(failure.clone()),
             None => Some(Failure::new(ErrorCode::UnknownTopicOrPartition)),
             Some(partition) => partition.home().err().map(Failure::from),
         };
@@ -381,12 +399,14 @@ pub fn describe_producers(
         dp::PartitionResponse { partition_index, error_code: 0, error_message: None, active_producers }
     };
     let topic = |topic: m::describe_producers_request::TopicRequest| {
-        let allowed = broker.authorizer.topic(caller, Operation::Read, &topic.name);
+        let allowed = check_name(&topic.name).map_err(Failure::from);
+        let allowed =
+            allowed.and_then(|()| Ok(broker.authorizer.topic(caller, Operation::Read, &topic.name)?));
         let found = broker.topics.find(&topic.name);
         // One that is named many times is described once: the answer stays in proportion.
         let partitions = topic.partition_indexes.iter().copied().collect::<BTreeSet<i32>>().into_iter();
         dp::TopicResponse {
-            partitions: partitions.map(|index| describe(found.as_deref(), allowed, index)).collect(),
+            partitions: partitions.map(|index| describe(found.as_deref(), &allowed, index)).collect(),
             name: topic.name,
         }
     };

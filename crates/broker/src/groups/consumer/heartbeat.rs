@@ -68,7 +68,7 @@ impl HeartbeatRequest {
     /// What can be told to be wrong without the group.
     ///
     /// # Errors
-    /// `InvalidRequest`, `UnsupportedAssignor`, `InvalidRegularExpression`.
+    /// `InvalidRequest`, `UnsupportedAssignor`.
     pub fn validate(&self) -> Result<(), Refused> {
         let invalid = |message: &str| Err(Refused::new(GroupError::InvalidRequest, message));
         let is_empty = |text: &Option<String>| text.as_ref().is_some_and(|text| text.trim().is_empty());
@@ -112,6 +112,14 @@ impl HeartbeatRequest {
             let message = format!("ServerAssignor {name} is not supported. Supported assignors: {known}.");
             return Err(Refused::new(GroupError::UnsupportedAssignor, message));
         }
+        Ok(())
+    }
+
+    /// Whether its expression is one; asked once it is known that there is the group.
+    ///
+    /// # Errors
+    /// `InvalidRegularExpression`.
+    pub fn validate_regex(&self) -> Result<(), Refused> {
         if let Some(regex) = self.regex.as_ref().filter(|regex| !regex.is_empty()) {
             pattern::compile(regex).map_err(|why| {
                 let message =
