@@ -125,15 +125,23 @@ pub fn is_of_one_broker(name: &str) -> bool {
     name.starts_with("sasl.")
 }
 
-/// What such settings cannot be; `now` are those in force. As Kafka's `DynamicThreadPool` has it for threads.
-pub fn check_accepted(overrides: &Overrides, now: &Overrides) -> Result<(), Failure> {
-    let invalid = |why: String| Err(Failure::because(ErrorCode::InvalidRequest, why));
+fn invalid(why: String) -> Result<(), Failure> {
+    Err(Failure::because(ErrorCode::InvalidRequest, why))
+}
+
+/// What each of such settings cannot be.
+pub fn check_accepted(overrides: &Overrides) -> Result<(), Failure> {
     for setting in ACCEPTED_SETTINGS {
         let Some(value) = overrides.get(setting.name) else { continue };
         if let Some(problem) = setting.problem(value) {
             return invalid(problem);
         }
     }
+    Ok(())
+}
+
+/// What numbers of threads cannot become; `now` are the settings in force. As Kafka's `DynamicThreadPool`.
+pub fn check_threads(overrides: &Overrides, now: &Overrides) -> Result<(), Failure> {
     for name in THREAD_COUNTS {
         let Some(wanted) = overrides.get(name).and_then(|value| value.trim().parse::<i64>().ok()) else {
             continue;
@@ -167,7 +175,8 @@ mod tests {
     fn problem(pairs: &[(&str, &str)], now: &[(&str, &str)]) -> Option<String> {
         let of =
             |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        check_accepted(&of(pairs), &of(now)).err().and_then(|failure| failure.message)
+        let checked = check_accepted(&of(pairs)).and_then(|()| check_threads(&of(pairs), &of(now)));
+        checked.err().and_then(|failure| failure.message)
     }
 
     #[test]

@@ -11,7 +11,9 @@ use meta::{Change, MetaError, Store};
 use parking_lot::{Mutex, RwLock};
 use wire::ErrorCode;
 
-use crate::accepted_settings::{MIN_INSYNC, accepted_setting, check_accepted, is_of_one_broker};
+use crate::accepted_settings::{
+    MIN_INSYNC, accepted_setting, check_accepted, check_threads, is_of_one_broker,
+};
 use crate::config::{Config, Setting};
 use crate::failure::Failure;
 use crate::stored;
@@ -203,6 +205,7 @@ pub fn check_broker_configs(overrides: &Overrides, now: &Overrides, of_all: bool
     refused("Cannot update these configs dynamically", &|name| {
         !is_dynamic(name) && accepted_setting(name).is_none()
     })?;
+    check_accepted(overrides)?;
     if of_all {
         let why = "Cannot update these configs at default cluster level, broker id must be specified";
         refused(why, &is_of_one_broker)?;
@@ -211,7 +214,7 @@ pub fn check_broker_configs(overrides: &Overrides, now: &Overrides, of_all: bool
         let why = "Broker-level min.insync.replicas cannot be altered while ELR is enabled.";
         return Err(Failure::because(ErrorCode::InvalidConfig, why));
     }
-    check_accepted(overrides, now)?;
+    check_threads(overrides, now)?;
     if overrides.get("log.retention.ms").is_some_and(|value| value.trim() == "0") {
         let why = "log.retention.ms must be unlimited (-1) or, greater than or equal to 1";
         return Err(invalid(format!("requirement failed: {why}")));

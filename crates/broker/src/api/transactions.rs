@@ -135,7 +135,7 @@ async fn add_one(
     version: i16,
     allowed: &(dyn Fn(&str) -> Result<(), ErrorCode> + Send + Sync),
 ) -> Vec<AddPartitionsToTxnTopicResult> {
-    if asked.transactional_id.is_empty() {
+    if asked.transactional_id.is_empty() && version >= BATCHED_FROM_VERSION {
         return refused_partitions(asked.topics, ErrorCode::InvalidRequest);
     }
     asked.topics = named_once(asked.topics);
