@@ -207,8 +207,7 @@ mod tests {
 
     #[test]
     fn values_are_checked_as_those_of_topics() {
-        let invalid =
-            "Invalid value 10 for configuration compression.gzip.level: Value must be no more than 9";
+        let invalid = "Invalid value 10 for configuration compression.gzip.level: Value must be between 1 and 9 or equal to -1";
         assert_eq!(problem(&[("compression.gzip.level", "10")], &[]).unwrap(), invalid);
         assert_eq!(
             problem(

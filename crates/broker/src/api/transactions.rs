@@ -370,10 +370,10 @@ pub fn describe_producers(
     caller: &Caller,
     request: m::DescribeProducersRequest,
 ) -> m::DescribeProducersResponse {
-    let describe = |found: Option<&Topic>, allowed: &Result<(), Failure>, partition_index: i32| {
+    let describe = |found: Option<&Topic>, allowed: Result<(), ErrorCode>, partition_index: i32| {
         let partition = found.and_then(|topic| topic.partition(partition_index));
         let error = match &partition {
-            _ if let Err(failure) = allowed => Some(failure.clone()),
+            _ if let Err(error) = allowed => Some(Failure::new(error)),
             None => Some(Failure::new(ErrorCode::UnknownTopicOrPartition)),
             Some(partition) => partition.home().err().map(Failure::from),
         };
@@ -399,16 +399,21 @@ pub fn describe_producers(
         dp::PartitionResponse { partition_index, error_code: 0, error_message: None, active_producers }
     };
     let topic = |topic: m::describe_producers_request::TopicRequest| {
-        let allowed = check_name(&topic.name).map_err(Failure::from);
-        let allowed =
-            allowed.and_then(|()| Ok(broker.authorizer.topic(caller, Operation::Read, &topic.name)?));
+        let named = check_name(&topic.name).map_err(Failure::from);
+        let allowed = match &named {
+            Ok(()) => broker.authorizer.topic(caller, Operation::Read, &topic.name),
+            Err(failure) => Err(failure.code),
+        };
         let found = broker.topics.find(&topic.name);
         // One that is named many times is described once: the answer stays in proportion.
         let partitions = topic.partition_indexes.iter().copied().collect::<BTreeSet<i32>>().into_iter();
-        dp::TopicResponse {
-            partitions: partitions.map(|index| describe(found.as_deref(), &allowed, index)).collect(),
-            name: topic.name,
+        let mut partitions: Vec<_> =
+            partitions.map(|index| describe(found.as_deref(), allowed, index)).collect();
+        // What is wrong with a name is said once, since it says the name.
+        if let (Err(failure), Some(first)) = (named, partitions.first_mut()) {
+            first.error_message = Some(failure.text());
         }
+        dp::TopicResponse { partitions, name: topic.name }
     };
     m::DescribeProducersResponse {
         topics: request.topics.into_iter().map(topic).collect(),
