@@ -109,15 +109,12 @@ async fn beat(
     heartbeat.validate()?;
     // A group that was removed while it was looked up is looked up once more.
     for _ in 0..2 {
-        let entry = match broker.coordinator.find(&request.group_id) {
-            Some(entry) => entry,
-            None if heartbeat.epoch == 0 => {
-                heartbeat.validate_regex()?;
-                broker.coordinator.find_or_create(&request.group_id)
-            }
-            None => return Err(Refused::no_group(&request.group_id, heartbeat.epoch)),
-        };
+        let found = broker.coordinator.find(&request.group_id);
+        if found.is_none() && heartbeat.epoch != 0 {
+            return Err(Refused::no_group(&request.group_id, heartbeat.epoch));
+        }
         heartbeat.validate_regex()?;
+        let entry = found.unwrap_or_else(|| broker.coordinator.find_or_create(&request.group_id));
         match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone(), &caller).await {
             Err(Refused { error: GroupError::CoordinatorNotAvailable, .. })
                 if entry.with(Group::state) == State::Dead => {}

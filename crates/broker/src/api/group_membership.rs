@@ -58,6 +58,9 @@ pub async fn join(
     if let Err(error) = ready(&broker, &request.group_id).await {
         return refuse(error);
     }
+    if let Err(error) = broker.coordinator.config().check_session_timeout(request.session_timeout_ms) {
+        return refuse(group_code(error));
+    }
     let join = JoinRequest {
         version,
         member_id: request.member_id.to_string(),

@@ -268,6 +268,11 @@ impl Coordinator {
         self.groups.lock().get(id).cloned()
     }
 
+    /// The settings of groups.
+    pub fn config(&self) -> &GroupConfig {
+        &self.config
+    }
+
     /// The group `id`, new if there is none.
     pub fn find_or_create(&self, id: &str) -> Arc<Entry> {
         if let Some(entry) = self.find(id) {

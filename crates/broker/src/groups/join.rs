@@ -103,10 +103,6 @@ impl Group {
         if self.state == State::Dead {
             return Err(keep_id(GroupError::CoordinatorNotAvailable));
         }
-        let sessions = self.config.session_timeout_ms_min..=self.config.session_timeout_ms_max;
-        if !sessions.contains(&request.session_timeout_ms) {
-            return Err(keep_id(GroupError::InvalidSessionTimeout));
-        }
         if !self.has_room_for(&request) {
             self.turn_away(now, &request.member_id);
             return Err((Some(String::new()), GroupError::GroupMaxSizeReached));

@@ -117,6 +117,15 @@ impl Default for GroupConfig {
     }
 }
 
+impl GroupConfig {
+    /// Whether a classic member may ask for `session_timeout_ms`. Asked before a group is looked up: one that does not exist
+    /// is not created for a request that is refused.
+    pub fn check_session_timeout(&self, session_timeout_ms: i32) -> Result<(), GroupError> {
+        let allowed = self.session_timeout_ms_min..=self.session_timeout_ms_max;
+        if allowed.contains(&session_timeout_ms) { Ok(()) } else { Err(GroupError::InvalidSessionTimeout) }
+    }
+}
+
 /// Why a request was refused. Each stands for the Kafka error of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum GroupError {

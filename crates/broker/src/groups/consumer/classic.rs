@@ -213,10 +213,6 @@ impl Group {
         topics: &dyn TopicSource,
     ) -> Result<(String, Joined), (Option<String>, GroupError)> {
         let keep_id = |error| (None, error);
-        let sessions = self.config.session_timeout_ms_min..=self.config.session_timeout_ms_max;
-        if !sessions.contains(&request.session_timeout_ms) {
-            return Err(keep_id(GroupError::InvalidSessionTimeout));
-        }
         self.become_consumer(now, &request.member_id, topics).map_err(|refused| keep_id(refused.error))?;
         let group = self.consumer_group().map_err(|refused| keep_id(refused.error))?;
         let classic = ClassicSide {
