@@ -13,6 +13,7 @@ from ledger import SINGLE, SLOTS, WIDE, Notes, commits_path
 HERE = Path(__file__).resolve().parent
 # Live through every crash; a third one is killed and replaced in each round.
 LASTING = ("small", "large")
+MORTAL = ("mixed", "hurried")
 GROUPS = {"crash-assigned": "assigned", "crash-member": "member"}
 END_SECONDS = 45
 ANSWER_SECONDS = 15
@@ -78,7 +79,8 @@ class Load:
         return self.spawn("sender.py", arguments, f"sender-{sender}")
 
     def start_mortal(self):
-        self.mortal = self.start_sender("mixed")
+        """Of each kind in turn."""
+        self.mortal = self.start_sender(MORTAL[self.next_sender % len(MORTAL)])
 
     def kill_mortal(self):
         """The producer that dies in the middle of what it does, as clients do."""

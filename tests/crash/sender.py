@@ -3,7 +3,7 @@
 
     sender.py BOOTSTRAP NOTES-DIRECTORY SENDER PROFILE SEED
 
-acks=all, idempotent unless the profile says otherwise; what it sent and what was acknowledged goes to its notes
+acks=all and idempotent unless the profile says otherwise; what it sent and what was acknowledged goes to its notes
 (ledger.py). A record that fails for good is printed and makes the exit code 1: the server came back in time, so there
 is no reason to.
 """
@@ -24,6 +24,9 @@ PROFILES = {
     "small": {"payload": (0, 300), "run": 60, "rate": 6000, "linger.ms": 1, "compression.type": "none"},
     "large": {"payload": (1000, 120_000), "run": 3, "rate": 60, "linger.ms": 15, "compression.type": "lz4"},
     "mixed": {"payload": (10, 4000), "run": 20, "rate": 1500, "linger.ms": 5},
+    # What was acknowledged is with the device, and outlives the server. It sends nothing again, which might be there twice.
+    "hurried": {"payload": (10, 4000), "run": 20, "rate": 1500, "linger.ms": 5, "acks": "1", "enable.idempotence": False,
+                "retries": 0},
     # Only where no connection breaks: what it sends again would be there twice.
     "plain": {"payload": (10, 2000), "run": 15, "rate": 1500, "linger.ms": 2, "enable.idempotence": False},
 }
@@ -40,7 +43,8 @@ def configuration(bootstrap, sender, profile):
         "enable.idempotence": profile.get("enable.idempotence", True),
         # A second try must not overtake: without idempotence nothing else keeps the order.
         "max.in.flight": 5 if profile.get("enable.idempotence", True) else 1,
-        "acks": "all",
+        "acks": profile.get("acks", "all"),
+        "retries": profile.get("retries", 2**31 - 1),
         "linger.ms": profile["linger.ms"],
         "compression.type": profile.get("compression.type", CODECS[sender % len(CODECS)]),
         "message.timeout.ms": 120_000,

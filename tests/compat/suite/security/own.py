@@ -1,6 +1,7 @@
 """What only a server of ours has: users by its own command, and a start that is refused where it would be unsafe."""
 
 import os
+import re
 import subprocess
 import time
 
@@ -10,7 +11,9 @@ from suite.server import environment, free_port
 from .configured import ConfiguredServer
 
 START_SECONDS = 5
-NEWCOMER, NEW_PASSWORD = "newcomer", "quite new = odd, too"
+NEWCOMER, NEW_PASSWORD, STRANGER = "newcomer", "quite new = odd, too", "stranger"
+# Until what an administrator changed is in force; between two lines of the same denial.
+SETTLED_SECONDS, DENIAL_SECONDS = 0.3, 10
 
 
 def cases(place):
@@ -20,6 +23,7 @@ def cases(place):
     for name, listener in (("plain", "PLAINTEXT://0.0.0.0"), ("log-ins without TLS", "SASL_PLAINTEXT://0.0.0.0"),
                            ("TLS without log-ins", "SSL://0.0.0.0")):
         yield f"ours: {name} on all addresses is refused", 20, lambda listener=listener: unsafe(place, listener)
+    yield "ours: denials and changes are in the audit log", 60, lambda: audited(place)
     yield "ours: private keys in each of their forms", 30, lambda: key_forms(place)
     yield "ours: a key in the settings, which are shown without it", 30, lambda: inline(place)
 
@@ -50,6 +54,40 @@ def users(place):
     time.sleep(0.2)
     for connect in ways:
         place.clients.refused("SASL_AUTHENTICATION_FAILED", connect=connect)
+
+
+def audited(place):
+    """As docs/security.md shows the lines: a denial once in ten seconds, each change."""
+    log, topics = place.server.server.log_path, ("audited-one", "audited-two")
+    before = len(log.read_text())
+    place.admin.create_topics(*topics)
+    place.admin.set_passwords("SCRAM-SHA-512", {STRANGER: NEW_PASSWORD})
+    time.sleep(SETTLED_SECONDS)
+    who = place.server.connect("TLSLOGIN", "SCRAM-SHA-512", STRANGER, NEW_PASSWORD)
+    begun = time.monotonic()
+    for _ in range(2):
+        place.clients.refused("TOPIC_AUTHORIZATION_FAILED", operation="produce", connect=who, topic=topics[0], values=["x"])
+    quick = time.monotonic() - begun < DENIAL_SECONDS
+    place.admin.grant(f"User:{STRANGER}", ("topic", topics[0], "WRITE"))
+    place.admin.take(f"User:{STRANGER}", ("topic", topics[0], "WRITE"))
+    place.admin.forget(STRANGER, "SCRAM-SHA-512")
+    lines = [line for line in log.read_text()[before:].splitlines() if " audit: " in line]
+
+    def said(pattern):
+        return [line for line in lines if re.search(pattern, line)]
+
+    origin = r'principal="User:[^"]+" host=127\.0\.0\.1 listener="INTERNAL"'
+    for topic in topics:
+        created = said(rf'INFO audit: created topic {origin} which="{topic}" details="partitions 1, ')
+        assert len(created) == 1, f"{topic} was created, and {len(created)} lines say so: {lines}"
+    for change in ("added an ACL", "removed an ACL"):
+        assert len(said(rf'INFO audit: {change} {origin} which="{topics[0]}"')) == 1, f"{change}: {lines}"
+    assert len(said(rf'INFO audit: .* {origin} which="{STRANGER}"')) == 2, f"the password set and removed: {lines}"
+    denials = said(rf'INFO audit: denied principal="User:{STRANGER}" host=127\.0\.0\.1 listener="TLSLOGIN" '
+                   rf'client_id="[^"]*" operation=\w+ resource=Topic name="{topics[0]}" rule=no ACL')
+    assert denials, f"no line of the denial: {lines}"
+    operations = {re.search(r"operation=(\w+)", line)[1] for line in denials}
+    assert not quick or len(denials) == len(operations), f"denied more often than once in ten seconds: {denials}"
 
 
 def unsafe(place, listener):
