@@ -136,7 +136,7 @@ class Demands:
         flexible = self.version in self.schema.flexible
         for array in self.arrays:
             for claim in CLAIMS:
-                yield f"{said(array)} claims {claim}", self.frame(self.plan(claims={array: claim}, counts={array: 1}))
+                yield f"{said(array)} claims {claim}", self.frame(self.plan(counted={array: claim}, counts={array: 1}))
         for text in self.texts:
             for claim in CLAIMED_TEXTS:
                 yield f"{said(text)} claims {claim}", self.frame(self.plan(claims={text: claim}, texts={text: b"short"}))

@@ -86,13 +86,13 @@ def requests():
 class Plan:
     """What a frame holds. What is not said here, `seeds` says."""
 
-    def __init__(self, seeds, counts=None, texts=None, numbers=None, blobs=None, claims=None, absent=False, flags=False,
-                 client="adversary"):
+    def __init__(self, seeds, counts=None, texts=None, numbers=None, blobs=None, claims=None, counted=None, absent=False,
+                 flags=False, client="adversary"):
         self.seeds, self.client = seeds, client
         # By path: elements of an array, the text of a string, the value of a number, the content of a byte field.
         self.counts, self.texts, self.numbers, self.blobs = counts or {}, texts or {}, numbers or {}, blobs or {}
-        # By path: what an array, a text or a byte field claims to hold.
-        self.claims = claims or {}
+        # By path: what a text or a byte field claims to hold; what an array does. Strings in an array have the array's path.
+        self.claims, self.counted = claims or {}, counted or {}
         # Whether topics, groups and the like are some that do not exist, and whether truth values are true.
         self.absent, self.flags = absent, flags
         # Whether elements of the same array differ.
@@ -139,8 +139,8 @@ class Encoder:
 
     def asked_for(self, path):
         plan = self.plan
-        return any(at[:len(path)] == path for wishes in (plan.texts, plan.counts, plan.numbers, plan.blobs, plan.claims)
-                   for at in wishes)
+        all_wishes = (plan.texts, plan.counts, plan.numbers, plan.blobs, plan.claims, plan.counted)
+        return any(at[:len(path)] == path for wishes in all_wishes for at in wishes)
 
     def tags(self, tagged):
         self.data += varint(len(tagged))
@@ -200,7 +200,7 @@ class Encoder:
         if count is None:
             self.data += b"\0" if self.flexible else b"\xff\xff\xff\xff"
             return
-        self.length(self.plan.claims.get(path, count), ">i")
+        self.length(self.plan.counted.get(path, count), ">i")
         if count == 0:
             return
         inner = Encoder(self.schema, self.version, self.plan)

@@ -13,10 +13,13 @@
 //! eighth, and with them whatever a connection sends behind such a request, which is answered later still: however many
 //! wait for however long, they stop no others, and those that are large do not stop those that are small.
 //!
+//! The budget itself is for records. Other requests that are not small have an eighth of their own, half of it for frames
+//! up to [`CONTROL_FRAME_BYTES`]: larger ones are worked on one at a time, and what they are decoded to needs memory besides.
+//!
 //! A listener may have a budget of its own below that of the process. Then a share is of both: the listener's part first.
 //! Who has the overdraft of the process waits for nothing, so nobody who has the listener's waits for ever.
 //!
-//! Invariant: bytes held <= 3/2 of the budget + two largest requests + [`SMALL_FRAME_BYTES`] a connection.
+//! Invariant: bytes held <= 13/8 of the budget + two largest requests + [`SMALL_FRAME_BYTES`] a connection.
 
 use std::sync::Arc;
 
@@ -36,10 +39,41 @@ const WAITING_PART: usize = 4;
 /// What large requests that wait have of their own, and what stands behind one: this part of the budget.
 const PATIENT_PART: usize = 8;
 
+/// What requests without records have of their own, up to [`CONTROL_FRAME_BYTES`] and above: this part of the budget each.
+const CONTROL_PART: usize = 16;
+/// Frames up to this size, some ten thousand topics, do not wait for larger ones without records.
+const CONTROL_FRAME_BYTES: usize = 256 * 1024;
+
 /// Whether a frame is of a request that waits for somebody else; `None` where too little of it is known.
 pub fn waits(frame: &[u8]) -> Option<bool> {
     let key = ApiKey::from_i16(i16::from_be_bytes(*frame.first_chunk()?));
     Some(key.is_some_and(|key| WAITING.contains(&key)))
+}
+
+/// The part of the budget that a large frame takes its share of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// It holds records.
+    Records,
+    /// It holds none, and is of at most [`CONTROL_FRAME_BYTES`].
+    Control,
+    /// It holds none, and is larger.
+    LargeControl,
+    /// It waits for somebody else, or is behind one that does.
+    Patient,
+}
+
+impl Part {
+    /// That of a frame of `size` bytes that begins with these, and comes `behind` a request that waits, or not.
+    pub fn of(frame: &[u8], size: usize, behind: bool) -> Part {
+        let key = frame.first_chunk().and_then(|key| ApiKey::from_i16(i16::from_be_bytes(*key)));
+        match key {
+            _ if behind || waits(frame) == Some(true) => Part::Patient,
+            Some(ApiKey::Produce) => Part::Records,
+            _ if size > CONTROL_FRAME_BYTES => Part::LargeControl,
+            _ => Part::Control,
+        }
+    }
 }
 
 /// The budget of the process, or of a listener.
@@ -48,6 +82,8 @@ pub struct Budget {
     large: Pool,
     small: Pool,
     waiting: Pool,
+    control: Pool,
+    large_control: Pool,
     patient: Pool,
     /// That of the process, of a listener's.
     above: Option<Arc<Budget>>,
@@ -162,6 +198,8 @@ impl Budget {
             large: Pool::new(bytes),
             small: Pool::new(bytes / SMALL_PART),
             waiting: Pool::new(bytes / WAITING_PART),
+            control: Pool::new(bytes / CONTROL_PART),
+            large_control: Pool::new(bytes / CONTROL_PART),
             patient: Pool::new(bytes / PATIENT_PART),
             above: None,
         }
@@ -191,29 +229,34 @@ impl Budget {
         }
     }
 
-    /// Grows `share` until it covers `bytes`, or the whole budget if that is less; `patient` when the frame waits or is
-    /// behind one that does, and the same as long as the share holds anything. Dropping the future leaves a share that
-    /// covers no less than before.
-    pub async fn grow(&self, share: &mut Share, patient: bool, bytes: usize) {
+    /// Grows `share` until it covers `bytes`, or the whole of `part` if that is less; `part` is the same as long as the share
+    /// holds anything. Dropping the future leaves a share that covers no less than before.
+    pub async fn grow(&self, share: &mut Share, part: Part, bytes: usize) {
         if let Some(process) = &self.above {
             if share.process.overdraft.is_some() {
                 return;
             }
-            self.of_large(patient).grow(&mut share.listener, bytes).await;
-            process.of_large(patient).grow(&mut share.process, bytes).await;
+            self.of_large(part).grow(&mut share.listener, bytes).await;
+            process.of_large(part).grow(&mut share.process, bytes).await;
         } else {
-            self.of_large(patient).grow(&mut share.process, bytes).await;
+            self.of_large(part).grow(&mut share.process, bytes).await;
         }
     }
 
-    fn of_large(&self, patient: bool) -> &Pool {
-        if patient { &self.patient } else { &self.large }
+    fn of_large(&self, part: Part) -> &Pool {
+        match part {
+            Part::Records => &self.large,
+            Part::Control => &self.control,
+            Part::LargeControl => &self.large_control,
+            Part::Patient => &self.patient,
+        }
     }
 
     /// Bytes that requests hold, overdrafts not counted.
     pub fn held_bytes(&self) -> usize {
-        let pools = [&self.large, &self.small, &self.waiting, &self.patient];
-        pools.into_iter().map(Pool::taken).sum::<usize>() * UNIT_BYTES
+        let control = [&self.control, &self.large_control];
+        let pools = [&self.large, &self.small, &self.waiting, &self.patient].into_iter().chain(control);
+        pools.map(Pool::taken).sum::<usize>() * UNIT_BYTES
     }
 }
 
@@ -231,13 +274,16 @@ mod tests {
     async fn shares_grow_and_come_back() {
         let budget = Budget::new(10 * 1024);
         let mut share = Share::default();
-        budget.grow(&mut share, false, 1).await;
+        budget.grow(&mut share, Part::Records, 1).await;
         assert_eq!(budget.held_bytes(), 1024);
-        budget.grow(&mut share, false, 4096).await;
-        budget.grow(&mut share, false, 100).await;
+        budget.grow(&mut share, Part::Records, 4096).await;
+        budget.grow(&mut share, Part::Records, 100).await;
         assert_eq!(budget.held_bytes(), 4 * 1024);
         let mut new = Share::default();
-        assert!(timeout(MOMENT, budget.grow(&mut new, false, 7 * 1024)).await.is_err(), "a new frame waits");
+        assert!(
+            timeout(MOMENT, budget.grow(&mut new, Part::Records, 7 * 1024)).await.is_err(),
+            "a new frame waits"
+        );
         assert_eq!(budget.held_bytes(), 4 * 1024);
         drop(share);
         assert_eq!(budget.held_bytes(), 0);
@@ -250,6 +296,32 @@ mod tests {
             assert_eq!(waits(&[&of(key)[..], b"rest"].concat()), Some(expected));
         }
         assert_eq!((waits(&[0]), waits(&[0x7f, 0xff])), (None, Some(false)));
+        let part = |key, behind| Part::of(&of(key), 100_000, behind);
+        assert_eq!(Part::of(&of(ApiKey::Metadata), CONTROL_FRAME_BYTES + 1, false), Part::LargeControl);
+        assert_eq!(
+            (part(ApiKey::Produce, false), part(ApiKey::Produce, true)),
+            (Part::Records, Part::Patient)
+        );
+        assert_eq!(
+            (part(ApiKey::Metadata, false), part(ApiKey::Fetch, false)),
+            (Part::Control, Part::Patient)
+        );
+    }
+
+    #[tokio::test]
+    async fn large_requests_without_records_stop_none_with_records() {
+        let budget = Budget::new(64 * 1024);
+        let (mut control, mut another, mut records) = (Share::default(), Share::default(), Share::default());
+        budget.grow(&mut control, Part::LargeControl, 1 << 20).await;
+        assert_eq!(budget.held_bytes(), 4 * 1024);
+        let more = budget.grow(&mut another, Part::LargeControl, 1);
+        assert!(timeout(MOMENT, more).await.is_err(), "there is no more");
+        timeout(MOMENT, budget.grow(&mut another, Part::Control, 4096))
+            .await
+            .expect("smaller ones have their own");
+        timeout(MOMENT, budget.grow(&mut records, Part::Records, 64 * 1024))
+            .await
+            .expect("records have their own");
     }
 
     #[tokio::test]
@@ -260,7 +332,7 @@ mod tests {
         let taken = |bytes| process.held_bytes() == bytes;
         // Whatever is large or stands behind another one, until there is no more.
         let mut share = Share::default();
-        listener.grow(&mut share, true, 20 * 1024).await;
+        listener.grow(&mut share, Part::Patient, 20 * 1024).await;
         held.push(share);
         for _ in 0..12 {
             let mut share = Share::default();
@@ -271,7 +343,10 @@ mod tests {
         let (mut share, mut large) = (Share::default(), Share::default());
         let one_more = listener.take_small(&mut share, true, true, 1000);
         assert!(timeout(MOMENT, one_more).await.is_err(), "there is no more");
-        assert!(timeout(MOMENT, listener.grow(&mut large, true, 20_000)).await.is_err(), "there is no more");
+        assert!(
+            timeout(MOMENT, listener.grow(&mut large, Part::Patient, 20_000)).await.is_err(),
+            "there is no more"
+        );
         // Also while these wait, there is room for the small ones of others.
         for _ in 0..64 {
             let mut share = Share::default();
@@ -286,7 +361,7 @@ mod tests {
         timeout(MOMENT, ordinary).await.expect("others have their own");
         // What it got of the listener's part is not of this one.
         large = Share::default();
-        let ordinary = listener.grow(&mut large, false, 256 * 1024);
+        let ordinary = listener.grow(&mut large, Part::Records, 256 * 1024);
         timeout(MOMENT, ordinary).await.expect("others have their own");
         drop((large, held));
         drop(share);
@@ -297,7 +372,7 @@ mod tests {
     async fn a_frame_larger_than_the_budget_passes_alone() {
         let budget = Budget::new(4096);
         let mut share = Share::default();
-        budget.grow(&mut share, false, 1 << 30).await;
+        budget.grow(&mut share, Part::Records, 1 << 30).await;
         assert_eq!(budget.held_bytes(), 4096);
     }
 
@@ -305,13 +380,15 @@ mod tests {
     async fn when_all_wait_for_more_one_goes_on() {
         let budget = Budget::new(4096);
         let (mut a, mut b) = (Share::default(), Share::default());
-        budget.grow(&mut a, false, 2048).await;
-        budget.grow(&mut b, false, 2048).await;
-        timeout(MOMENT, budget.grow(&mut a, false, 4096)).await.expect("the overdraft is free");
-        timeout(MOMENT, budget.grow(&mut a, false, 1 << 20)).await.expect("it holds for the whole frame");
-        assert!(timeout(MOMENT, budget.grow(&mut b, false, 4096)).await.is_err(), "only one has it");
+        budget.grow(&mut a, Part::Records, 2048).await;
+        budget.grow(&mut b, Part::Records, 2048).await;
+        timeout(MOMENT, budget.grow(&mut a, Part::Records, 4096)).await.expect("the overdraft is free");
+        timeout(MOMENT, budget.grow(&mut a, Part::Records, 1 << 20))
+            .await
+            .expect("it holds for the whole frame");
+        assert!(timeout(MOMENT, budget.grow(&mut b, Part::Records, 4096)).await.is_err(), "only one has it");
         drop(a);
-        timeout(MOMENT, budget.grow(&mut b, false, 4096)).await.expect("what it held is free again");
+        timeout(MOMENT, budget.grow(&mut b, Part::Records, 4096)).await.expect("what it held is free again");
         assert_eq!(budget.held_bytes(), 4096);
     }
 
@@ -321,15 +398,20 @@ mod tests {
         let (narrow, wide) =
             (Budget::within(process.clone(), 4096), Budget::within(process.clone(), 1 << 20));
         let (mut a, mut b) = (Share::default(), Share::default());
-        narrow.grow(&mut a, false, 4096).await;
+        narrow.grow(&mut a, Part::Records, 4096).await;
         assert_eq!((narrow.held_bytes(), process.held_bytes()), (4096, 4096));
-        assert!(timeout(MOMENT, narrow.grow(&mut b, false, 1024)).await.is_err(), "the listener has no more");
+        assert!(
+            timeout(MOMENT, narrow.grow(&mut b, Part::Records, 1024)).await.is_err(),
+            "the listener has no more"
+        );
         assert_eq!(process.held_bytes(), 4096);
-        timeout(MOMENT, wide.grow(&mut b, false, 12 * 1024)).await.expect("another one has");
+        timeout(MOMENT, wide.grow(&mut b, Part::Records, 12 * 1024)).await.expect("another one has");
         assert_eq!(process.held_bytes(), 16 * 1024);
         // Whoever holds the overdraft of the process waits for nothing any more, the listener's budget included.
-        timeout(MOMENT, narrow.grow(&mut a, false, 1 << 20)).await.expect("both overdrafts are free");
-        timeout(MOMENT, narrow.grow(&mut a, false, 1 << 21)).await.expect("and held for the whole frame");
+        timeout(MOMENT, narrow.grow(&mut a, Part::Records, 1 << 20)).await.expect("both overdrafts are free");
+        timeout(MOMENT, narrow.grow(&mut a, Part::Records, 1 << 21))
+            .await
+            .expect("and held for the whole frame");
         drop((a, b));
         assert_eq!((narrow.held_bytes(), wide.held_bytes(), process.held_bytes()), (0, 0, 0));
     }

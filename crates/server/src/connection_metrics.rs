@@ -100,7 +100,7 @@ impl Collector for Held {
         let gauges = [
             (
                 "mainstem_request_bytes_held",
-                "Memory that requests hold, of 3/2 of queued.max.request.bytes",
+                "Memory that requests hold, of 13/8 of queued.max.request.bytes",
                 self.0.budget.held_bytes(),
             ),
             (

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use crate::budget::{Budget, SMALL_FRAME_BYTES, Share, waits};
+use crate::budget::{Budget, Part, SMALL_FRAME_BYTES, Share, waits};
 use crate::connection::Closing;
 use crate::transport::Source;
 
@@ -67,8 +67,8 @@ struct Partial {
     size: usize,
     bytes: Vec<u8>,
     share: Share,
-    /// Which part of the budget the share is of, once it holds something: that of those who wait, or not.
-    patient: bool,
+    /// Which part of the budget the share is of, once it holds something.
+    part: Part,
 }
 
 impl Inbound {
@@ -169,7 +169,7 @@ impl Inbound {
             Ok(size) if size > 0 && size <= self.frame_bytes_max => {
                 self.taken += SIZE_BYTES;
                 self.frame =
-                    Some(Partial { size, bytes: Vec::new(), share: Share::default(), patient: false });
+                    Some(Partial { size, bytes: Vec::new(), share: Share::default(), part: Part::Control });
                 Ok(true)
             }
             _ => Err(Closing::Size { claimed, max: self.frame_bytes_max, hint: hint(*prefix) }),
@@ -183,8 +183,8 @@ impl Inbound {
         if held < frame.bytes.capacity() || held == frame.size {
             return;
         }
-        let waits = waits(if held == 0 { &self.buffer[self.taken..] } else { &frame.bytes });
-        let step = match waits {
+        let known = if held == 0 { &self.buffer[self.taken..] } else { &frame.bytes };
+        let step = match waits(known) {
             None => FIRST_STEP_BYTES,
             Some(_) if held == 0 => self.step_bytes,
             Some(_) => held * 2,
@@ -194,9 +194,9 @@ impl Inbound {
         let stalled_from = self.stalled_from.take();
         if step > SMALL_FRAME_BYTES {
             if frame.share.is_empty() {
-                frame.patient = waits.unwrap_or(false) || behind;
+                frame.part = Part::of(known, frame.size, behind);
             }
-            budget.grow(&mut frame.share, frame.patient, step).await;
+            budget.grow(&mut frame.share, frame.part, step).await;
         }
         // A frame that begins to hold memory of the budget has less time from now on.
         let begins_to_hold = step > SMALL_FRAME_BYTES && held <= SMALL_FRAME_BYTES;

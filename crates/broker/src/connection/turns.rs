@@ -24,6 +24,8 @@ pub(super) const SMALL_BYTES: usize = 64 * 1024;
 const MIDDLING_BYTES: usize = 4 * 1024 * 1024;
 /// What elements become while they are worked on and answered, in times their own size.
 const DERIVED: usize = 4;
+/// Frames of more than this may be of a large request.
+const TRIED_BYTES: usize = 256 * 1024;
 const MIDDLING_TOGETHER_BYTES: usize = 48 * 1024 * 1024;
 /// Answers up to this size take no room.
 const ANSWER_BYTES: usize = 1024 * 1024;
@@ -35,6 +37,8 @@ const UNIT_BYTES: usize = 16 * 1024;
 #[derive(Debug)]
 pub struct Turns {
     middling: Arc<Semaphore>,
+    /// Held while a frame that may be large is tried as a middling one.
+    trials: Semaphore,
     large: Arc<Semaphore>,
     answers: Arc<Semaphore>,
     /// Told when much memory was freed.
@@ -46,6 +50,7 @@ impl Default for Turns {
         let units = |bytes: usize| Arc::new(Semaphore::new(bytes / UNIT_BYTES));
         Turns {
             middling: units(MIDDLING_TOGETHER_BYTES),
+            trials: Semaphore::new(1),
             large: Arc::new(Semaphore::new(1)),
             answers: units(ANSWERS_TOGETHER_BYTES),
             freed: Arc::default(),
@@ -77,6 +82,9 @@ impl Turns {
         reader: Reader,
         version: i16,
     ) -> Result<(M, Turn), DecodeError> {
+        // One such frame at a time, so that others that are middling do not queue behind all of them.
+        let tried = reader.remaining() > TRIED_BYTES;
+        let trial = if tried { Some(self.trials.acquire().await.expect("it is never closed")) } else { None };
         let mut permit = take(&self.middling, MIDDLING_BYTES * DERIVED).await;
         let mut bounded = reader.limited(MIDDLING_BYTES);
         match beside(true, || M::decode(&mut bounded, version)) {
@@ -87,7 +95,7 @@ impl Turns {
                 return decoded.map(|message| (message, self.turn(permit, false)));
             }
         }
-        drop((permit, bounded));
+        drop((permit, bounded, trial));
         let turn = self.turn(take(&self.large, 1).await, true);
         let mut reader = reader;
         Ok((beside(true, || M::decode(&mut reader, version))?, turn))
