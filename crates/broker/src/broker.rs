@@ -13,7 +13,7 @@ use storage::{AdmitError, AppendError, Clock, SystemClock};
 use wire::{ErrorCode, Text};
 
 use crate::api::init_producer_id::ProducerIds;
-use crate::api::produce_records::Walks;
+use crate::blocking::blocking;
 use crate::caller::Origin;
 use crate::compaction::Compactor;
 use crate::config::Config;
@@ -34,6 +34,7 @@ use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::transactions::TransactionCoordinator;
 use crate::users::Users;
+use crate::walks::Walks;
 
 /// Name of the metadata store in the data directory.
 pub(crate) const META_FILE: &str = "meta.redb";
@@ -74,7 +75,7 @@ pub struct Broker {
     pub(crate) producer_ids: ProducerIds,
     pub(crate) transactions: Arc<TransactionCoordinator>,
     compactor: Compactor,
-    pub(crate) walks: Walks,
+    pub(crate) walks: Arc<Walks>,
     pub(crate) turns: Turns,
     pub(crate) metrics: Arc<Metrics>,
     clock: Arc<SystemClock>,
@@ -127,7 +128,7 @@ impl Broker {
             producer_ids: ProducerIds::default(),
             transactions: Arc::new(TransactionCoordinator::new(broker.clone())),
             compactor: Compactor::default(),
-            walks: Walks::default(),
+            walks: Arc::default(),
             turns: Turns::default(),
             metrics,
             clock,
@@ -292,10 +293,7 @@ impl Broker {
         work: impl FnOnce(&Arc<Broker>) -> T + Send + 'static,
     ) -> T {
         let broker = self.clone();
-        match tokio::task::spawn_blocking(move || work(&broker)).await {
-            Ok(result) => result,
-            Err(error) => std::panic::resume_unwind(error.into_panic()),
-        }
+        blocking(move || work(&broker)).await
     }
 
     pub(crate) async fn create_topic(

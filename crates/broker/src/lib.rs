@@ -8,6 +8,7 @@ pub mod groups;
 
 mod accepted_settings;
 mod api;
+mod blocking;
 mod broker;
 mod caller;
 mod compaction;
@@ -34,6 +35,7 @@ mod topic_config;
 mod topics;
 mod transactions;
 pub mod users;
+mod walks;
 
 pub use broker::{Broker, OpenError};
 pub use caller::{Listener, Origin, Principal};

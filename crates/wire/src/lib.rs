@@ -39,5 +39,5 @@ pub use messages::ApiKey;
 pub use reader::{DecodeError, Part, Reader};
 pub use text::Text;
 pub use uuid::Uuid;
-pub use walk::{Walked, find, walk};
+pub use walk::{Keyed, VisitKeys, Walked, find, visit_keys, walk};
 pub use writer::{EncodeError, SHARE_BYTES_MIN, Tags, Writer};

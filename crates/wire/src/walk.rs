@@ -36,19 +36,24 @@ pub struct Walked {
 /// header says, and nothing follows them: else an error. Blocks for as long as decompression takes.
 pub fn walk(header: &BatchHeader, packed: &[u8], limits: Limits) -> Result<Walked, RecordError> {
     let mut walked = Walked { max_timestamp: Timestamp::NONE, min_timestamp: None, keyless: false };
-    let passed = pass(header, packed, limits, |record| {
-        if record.offset_delta != record.index {
-            // Kafka: "does not have incremental offsets".
-            return Err(DecodeError::Length(i64::from(record.offset_delta)));
-        }
-        walked.keyless |= record.keyless;
-        walked.max_timestamp = walked.max_timestamp.max(record.timestamp);
-        if record.timestamp != Timestamp::NONE {
-            let min = walked.min_timestamp.map_or(record.timestamp, |min| min.min(record.timestamp));
-            walked.min_timestamp = Some(min);
-        }
-        Ok(true)
-    });
+    let passed = pass(
+        header,
+        packed,
+        limits,
+        OnRecord(|record: &Seen| {
+            if record.offset_delta != record.index {
+                // Kafka: "does not have incremental offsets".
+                return Err(DecodeError::Length(i64::from(record.offset_delta)));
+            }
+            walked.keyless |= record.keyless;
+            walked.max_timestamp = walked.max_timestamp.max(record.timestamp);
+            if record.timestamp != Timestamp::NONE {
+                let min = walked.min_timestamp.map_or(record.timestamp, |min| min.min(record.timestamp));
+                walked.min_timestamp = Some(min);
+            }
+            Ok(true)
+        }),
+    );
     passed.map(|()| walked)
 }
 
@@ -61,12 +66,76 @@ pub fn find(
     mut wanted: impl FnMut(i32, Timestamp) -> bool,
 ) -> Result<Option<(i32, Timestamp)>, RecordError> {
     let mut found = None;
-    pass(header, packed, limits, |record| {
+    let see = OnRecord(|record: &Seen| {
         found =
             wanted(record.offset_delta, record.timestamp).then_some((record.offset_delta, record.timestamp));
         Ok(found.is_none())
-    })?;
+    });
+    pass(header, packed, limits, see)?;
     Ok(found)
+}
+
+/// Shows the keys of a batch to `visitor`, until it has seen enough; `packed` and `limits` as of [`walk`].
+pub fn visit_keys(
+    header: &BatchHeader,
+    packed: &[u8],
+    limits: Limits,
+    visitor: &mut impl VisitKeys,
+) -> Result<(), RecordError> {
+    pass(header, packed, limits, OnKey(visitor))
+}
+
+/// What is shown the keys of a batch. A key may be as large as the batch, so it comes in pieces.
+pub trait VisitKeys {
+    /// The next piece of the key of the record that is told of next. Not called for an empty key.
+    fn piece(&mut self, piece: &[u8]);
+
+    /// The record, whose key was shown; false when enough was seen.
+    fn record(&mut self, record: Keyed) -> bool;
+}
+
+/// A record without its contents.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Keyed {
+    /// After the batch's base.
+    pub offset_delta: i32,
+    /// Whether it has a key, which may be empty.
+    pub has_key: bool,
+    /// Whether it has a value, which may be empty; one without is a tombstone.
+    pub has_value: bool,
+}
+
+/// What [`pass`] shows of a batch.
+trait See {
+    /// A piece of the key of the record that is told of next.
+    fn key(&mut self, _piece: &[u8]) {}
+
+    /// A record; false when enough was seen.
+    fn record(&mut self, record: &Seen) -> Result<bool, DecodeError>;
+}
+
+struct OnRecord<F>(F);
+
+impl<F: FnMut(&Seen) -> Result<bool, DecodeError>> See for OnRecord<F> {
+    #[inline]
+    fn record(&mut self, record: &Seen) -> Result<bool, DecodeError> {
+        (self.0)(record)
+    }
+}
+
+struct OnKey<'a, V>(&'a mut V);
+
+impl<V: VisitKeys> See for OnKey<'_, V> {
+    #[inline]
+    fn key(&mut self, piece: &[u8]) {
+        self.0.piece(piece);
+    }
+
+    #[inline]
+    fn record(&mut self, record: &Seen) -> Result<bool, DecodeError> {
+        let Seen { offset_delta, keyless, has_value, .. } = *record;
+        Ok(self.0.record(Keyed { offset_delta, has_key: !keyless, has_value }))
+    }
 }
 
 /// What is looked at of a record.
@@ -76,15 +145,11 @@ struct Seen {
     offset_delta: i32,
     timestamp: Timestamp,
     keyless: bool,
+    has_value: bool,
 }
 
 /// Shows each record to `see`, until that has seen enough.
-fn pass(
-    header: &BatchHeader,
-    packed: &[u8],
-    limits: Limits,
-    see: impl FnMut(&Seen) -> Result<bool, DecodeError>,
-) -> Result<(), RecordError> {
+fn pass(header: &BatchHeader, packed: &[u8], limits: Limits, see: impl See) -> Result<(), RecordError> {
     let limit_bytes = limits.decompressed;
     match header.compression() {
         Compression::None if packed.len() > limit_bytes => {
@@ -129,16 +194,18 @@ trait Source {
         Ok(byte)
     }
 
-    /// Passes `left` bytes.
+    /// Passes `left` bytes, and shows them.
     #[inline]
-    fn skip(&mut self, mut left: u64) -> Result<(), Fault> {
+    fn skip(&mut self, mut left: u64, mut show: impl FnMut(&[u8])) -> Result<(), Fault> {
         while left > 0 {
-            let have = self.at_hand()?.len();
+            let pieces = self.at_hand()?;
+            let have = pieces.len();
             if have == 0 {
                 let need = usize::try_from(left).unwrap_or(usize::MAX);
                 return Err(DecodeError::Truncated { need, have }.into());
             }
             let step = usize::try_from(left).map_or(have, |left| left.min(have));
+            show(&pieces[..step]);
             self.advance(step);
             left -= step as u64;
         }
@@ -247,11 +314,7 @@ impl<R: Read> Source for Packed<R> {
     }
 }
 
-fn pass_from(
-    header: &BatchHeader,
-    mut source: impl Source,
-    mut see: impl FnMut(&Seen) -> Result<bool, DecodeError>,
-) -> Result<(), RecordError> {
+fn pass_from(header: &BatchHeader, mut source: impl Source, mut see: impl See) -> Result<(), RecordError> {
     for index in 0..header.count {
         let failed = |fault| match fault {
             Fault::Decode(error) => RecordError::Decode { index, error },
@@ -260,13 +323,13 @@ fn pass_from(
         let claimed =
             source.length().and_then(|length| Ok(length.ok_or(DecodeError::Null)?)).map_err(failed)?;
         let from = source.position();
-        let seen = pass_record(header, index, &mut source, from + claimed).map_err(failed)?;
+        let seen = pass_record(header, index, &mut source, from + claimed, &mut see).map_err(failed)?;
         let taken = source.position() - from;
         if taken != claimed {
             let bytes = |count| usize::try_from(count).unwrap_or(usize::MAX);
             return Err(RecordError::Length { index, claimed: bytes(claimed), taken: bytes(taken) });
         }
-        if !see(&seen).map_err(|error| failed(error.into()))? {
+        if !see.record(&seen).map_err(|error| failed(error.into()))? {
             return Ok(());
         }
     }
@@ -280,15 +343,25 @@ fn pass_from(
 
 /// One record, which says that it ends at `end`.
 #[inline]
-fn pass_record(header: &BatchHeader, index: i32, source: &mut impl Source, end: u64) -> Result<Seen, Fault> {
+fn pass_record(
+    header: &BatchHeader,
+    index: i32,
+    source: &mut impl Source,
+    end: u64,
+    see: &mut impl See,
+) -> Result<Seen, Fault> {
     // Within the record: a length that reaches beyond it is not read as far.
-    let field = |source: &mut _, length: u64| {
+    let check = |source: &mut _, length: u64| {
         let have = end.saturating_sub(Source::position(source));
         if length > have {
             let bytes = |count| usize::try_from(count).unwrap_or(usize::MAX);
             return Err(Fault::from(DecodeError::Truncated { need: bytes(length), have: bytes(have) }));
         }
-        Source::skip(source, length)
+        Ok(())
+    };
+    let field = |source: &mut _, length: u64| {
+        check(source, length)?;
+        Source::skip(source, length, |_| {})
     };
     let _attributes = source.byte()?;
     let timestamp = Timestamp(header.base_timestamp.0.wrapping_add(source.zigzag(64)?));
@@ -296,9 +369,11 @@ fn pass_record(header: &BatchHeader, index: i32, source: &mut impl Source, end: 
     let offset_delta = i32::try_from(offset_delta).map_err(|_| DecodeError::Length(offset_delta))?;
     let key = source.length()?;
     if let Some(length) = key {
-        field(source, length)?;
+        check(source, length)?;
+        source.skip(length, |piece| see.key(piece))?;
     }
-    if let Some(length) = source.length()? {
+    let value = source.length()?;
+    if let Some(length) = value {
         field(source, length)?;
     }
     let headers = source.length()?.ok_or(DecodeError::Null)?;
@@ -313,7 +388,7 @@ fn pass_record(header: &BatchHeader, index: i32, source: &mut impl Source, end: 
             field(source, value)?;
         }
     }
-    Ok(Seen { index, offset_delta, timestamp, keyless: key.is_none() })
+    Ok(Seen { index, offset_delta, timestamp, keyless: key.is_none(), has_value: value.is_some() })
 }
 
 #[cfg(test)]
@@ -373,6 +448,41 @@ mod tests {
                 "{codec:?} {error}"
             );
             walked(&batch, 300_100).unwrap();
+        }
+    }
+
+    #[test]
+    fn keys_come_in_pieces_and_in_order() {
+        #[derive(Default)]
+        struct Gathered(Vec<u8>, Vec<(Vec<u8>, Keyed)>);
+        impl VisitKeys for Gathered {
+            fn piece(&mut self, piece: &[u8]) {
+                self.0.extend_from_slice(piece);
+            }
+            fn record(&mut self, record: Keyed) -> bool {
+                self.1.push((std::mem::take(&mut self.0), record));
+                self.1.len() < 3
+            }
+        }
+        for codec in CODECS {
+            let long: Vec<u8> = (0..100_000u32).flat_map(u32::to_be_bytes).collect();
+            let mut builder = BatchBuilder::new(codec);
+            builder.push(Timestamp(1), Some(&long), Some(b""));
+            builder.push(Timestamp(1), None, None);
+            builder.push_at(7, Timestamp(1), Some(b""), Some(b"v"), &[]);
+            builder.push_at(9, Timestamp(1), Some(b"unseen"), None, &[]);
+            let batch = builder.finish();
+            let header = BatchHeader::parse(&batch).unwrap();
+            let mut found = Gathered::default();
+            let limits = Limits { decompressed: 1 << 20, held: usize::MAX };
+            visit_keys(&header, &batch[HEADER_BYTES..], limits, &mut found).unwrap();
+            let keyed = |offset_delta, has_key, has_value| Keyed { offset_delta, has_key, has_value };
+            let expected = [
+                (long, keyed(0, true, true)),
+                (vec![], keyed(1, false, false)),
+                (vec![], keyed(7, true, true)),
+            ];
+            assert_eq!(found.1, expected, "{codec:?}");
         }
     }
 

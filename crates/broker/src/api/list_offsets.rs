@@ -19,7 +19,6 @@ use wire::messages::{ListOffsetsRequest, OffsetForLeaderEpochRequest};
 use wire::records::RecordError;
 use wire::{Bytes, ErrorCode, Limits};
 
-use crate::api::produce_records::Walks;
 use crate::api::reads::{READ_COMMITTED, check_leader_epoch, read_batches};
 use crate::broker::Broker;
 use crate::caller::Caller;
@@ -193,8 +192,7 @@ async fn search(
     let batch = Bytes::from(read_batches(&log.log, request).await?.chunks.concat());
     let start = stream.bounds().start;
     // A small batch may hold millions of records.
-    let found =
-        Walks::run(broker, SEARCH_BYTES_MAX, move |limits| record_in(&batch, timestamp, start, limits));
+    let found = broker.walks.run(SEARCH_BYTES_MAX, move |limits| record_in(&batch, timestamp, start, limits));
     found.await.map_err(|why| Failure::because(ErrorCode::CorruptMessage, why.to_string()))
 }
 

@@ -377,7 +377,7 @@ async fn append(
     if let Err(failure) = check_header(&header, &bytes, &config, naming.version) {
         return Err(refuse(failure, naming));
     }
-    let walked = match walk_records(broker, header, &bytes).await {
+    let walked = match walk_records(&broker.walks, header, &bytes).await {
         Ok(walked) => walked,
         Err(error) => return Err(Refusal::by_log(&home, undecodable(&error))),
     };

@@ -6,64 +6,21 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use model::{BatchHeader, Timestamp, TimestampType, batch};
-use tokio::sync::Semaphore;
 use wire::records::{DecompressError, RecordError};
 use wire::{ErrorCode, Limits, Walked};
 
-use crate::broker::Broker;
 use crate::compaction::filter::DECOMPRESSED_BYTES_MAX;
 use crate::failure::Failure;
 use crate::topic_config::TopicConfig;
+use crate::walks::{HELD_BYTES_MAX, Walks};
 
 /// Bytes of a batch, or of what one decompresses to, whose records are walked on the connection's own thread: less than a
 /// millisecond even of the smallest records. Other batches take a thread that may block, by turns ([`Walks`]).
 const WALKED_AT_ONCE_BYTES_MAX: usize = 128 * 1024;
 
-/// What a codec may hold of a batch whose walk has nothing else to wait for: more than compressors use by themselves (8 MiB is
-/// zstd's window at level 19).
-const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
-
-/// Threads for the records of large or compressed batches: as many as there are cores, and one more for batches that make
-/// their codec hold much (some 100 MiB at worst), which therefore wait only for each other.
-#[derive(Debug)]
-pub struct Walks {
-    ordinary: Semaphore,
-    large: Semaphore,
-}
-
-impl Default for Walks {
-    fn default() -> Walks {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Walks { ordinary: Semaphore::new(cores), large: Semaphore::new(1) }
-    }
-}
-
-impl Walks {
-    /// Does `work`, to which records decompress to `decompressed` bytes at most, once there is a thread for it; a second time
-    /// if its codec must hold much.
-    pub async fn run<T: Send + 'static>(
-        broker: &Arc<Broker>,
-        decompressed: usize,
-        work: impl Fn(Limits) -> Result<T, RecordError> + Send + Sync + 'static,
-    ) -> Result<T, RecordError> {
-        let work = Arc::new(work);
-        let turn = async |threads: &Semaphore, held| {
-            let _thread = threads.acquire().await.expect("the semaphore is never closed");
-            let work = work.clone();
-            broker.blocking(move |_| work(Limits { decompressed, held })).await
-        };
-        match turn(&broker.walks.ordinary, HELD_BYTES_MAX).await {
-            Err(RecordError::Decompress(DecompressError::Window { .. })) => {
-                turn(&broker.walks.large, usize::MAX).await
-            }
-            done => done,
-        }
-    }
-}
-
 /// Decodes the records of a batch as far as to believe it, see [`wire::walk`].
 pub(super) async fn walk_records(
-    broker: &Arc<Broker>,
+    walks: &Arc<Walks>,
     header: BatchHeader,
     bytes: &Bytes,
 ) -> Result<Walked, RecordError> {
@@ -77,7 +34,7 @@ pub(super) async fn walk_records(
             walked => return walked,
         }
     }
-    Walks::run(broker, DECOMPRESSED_BYTES_MAX, move |limits| wire::walk(&header, &packed, limits)).await
+    walks.run(DECOMPRESSED_BYTES_MAX, move |limits| wire::walk(&header, &packed, limits)).await
 }
 
 /// Why records that cannot be decoded are refused. No code of these is one that producers try again after.

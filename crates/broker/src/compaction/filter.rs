@@ -9,14 +9,16 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use model::batch::empty_like;
+use model::batch::{HEADER_BYTES, empty_like};
 use model::{BatchHeader, Offset, Timestamp, TimestampType};
 use parking_lot::Mutex;
 use storage::{Producers, Rewriter, Rewritten};
-use wire::records::{BatchBuilder, RecordView, TransactionResult, marker_of, records};
+use wire::records::{BatchBuilder, RecordError, RecordView, TransactionResult, marker_of, records};
+use wire::{Keyed, VisitKeys, visit_keys};
 
-use super::keys::Keys;
+use super::keys::{KeyHasher, Keys};
 use crate::transactions::AbortedTransaction;
+use crate::walks::{HELD_BYTES_MAX, Walks};
 
 /// What one batch may decompress to: a hostile one must not take all memory.
 pub const DECOMPRESSED_BYTES_MAX: usize = 128 * 1024 * 1024;
@@ -123,6 +125,8 @@ pub struct Filter {
     pub keys: Keys,
     /// Records from here on are not among `keys`: all of them stay.
     pub known_until: Offset,
+    /// The memory to decompress batches with.
+    pub walks: Arc<Walks>,
     /// See [`Transactions`].
     pub transactions: Transactions,
     /// For the last batch of each.
@@ -134,14 +138,36 @@ pub struct Filter {
 }
 
 impl Filter {
-    fn stays(&self, header: &BatchHeader, record: &RecordView) -> bool {
-        let offset = header.base_offset + i64::from(record.offset_delta);
+    /// `key` is the hash of the record's key, if it has one.
+    fn stays(&self, header: &BatchHeader, offset_delta: i32, key: Option<u128>, has_value: bool) -> bool {
+        let offset = header.base_offset + i64::from(offset_delta);
         if offset >= self.known_until {
             return true;
         }
-        let Some(key) = &record.key else { return false };
+        let Some(key) = key else { return false };
         let due = header.delete_horizon_ms().is_some_and(|horizon| self.now_ms >= horizon);
-        !self.keys.has_newer(key, offset) && (record.value.is_some() || !due)
+        !self.keys.has_newer(key, offset) && (has_value || !due)
+    }
+
+    fn view_stays(&self, header: &BatchHeader, record: &RecordView) -> bool {
+        let hash = |key: &Bytes| {
+            let mut hasher = self.keys.hasher();
+            hasher.write(key);
+            hasher.finish()
+        };
+        self.stays(header, record.offset_delta, record.key.as_ref().map(hash), record.value.is_some())
+    }
+
+    /// Counts what stays of a batch of data, without building its records.
+    fn count(&self, header: &BatchHeader, batch: &Bytes) -> Result<Counted, RecordError> {
+        let packed = &batch[HEADER_BYTES..header.total_bytes];
+        self.walks.run_blocking(DECOMPRESSED_BYTES_MAX, |limits| {
+            let empty = self.keys.hasher();
+            let mut counting =
+                Counting { filter: self, header, key: empty.clone(), empty, counted: Counted::default() };
+            visit_keys(header, packed, limits, &mut counting)?;
+            Ok(counting.counted)
+        })
     }
 
     /// Whether the batch is the last that its producer wrote here, so that it carries the producer's sequence.
@@ -156,30 +182,28 @@ impl Filter {
 
 impl Rewriter for Filter {
     fn rewrite(&mut self, header: &BatchHeader, batch: &Bytes) -> Result<Rewritten, String> {
-        let (_, all) = records(batch, DECOMPRESSED_BYTES_MAX).map_err(|error| error.to_string())?;
-        // Walked twice where some go: millions of records of one batch are not kept beside each other.
-        let mut ahead = all.clone();
+        // Control batches are the log's own, and small.
         let marker = match header.is_control() {
-            true => ahead.next().transpose().and_then(|first| first.map_or(Ok(None), marker_of)),
-            false => Ok(None),
+            true => {
+                let (_, mut all) = records(batch, HELD_BYTES_MAX).map_err(|error| error.to_string())?;
+                let first = all.next().transpose();
+                first
+                    .and_then(|first| first.map_or(Ok(None), marker_of))
+                    .map_err(|error| error.to_string())?
+            }
+            false => None,
         };
-        let marker = marker.map_err(|error| error.to_string())?.map(|(result, _)| result);
-        let verdict = self.transactions.judge(header, marker);
+        let verdict = self.transactions.judge(header, marker.map(|(result, _)| result));
         let discards = verdict != Verdict::Stays;
         let horizon = header.delete_horizon_ms();
         let due = horizon.is_some_and(|horizon| horizon <= self.now_ms);
-        let stays = |record: &RecordView| match header.is_control() {
-            true => !(verdict == Verdict::Goes && due),
-            false => !discards && self.stays(header, record),
+        let all_go = if header.is_control() { verdict == Verdict::Goes && due } else { discards };
+        let count = u32::try_from(header.count).map_err(|_| "the batch claims less than no records")?;
+        let Counted { kept, gone, tombstones } = match (all_go, header.is_control()) {
+            (true, _) => Counted { kept: 0, gone: count, tombstones: false },
+            (false, true) => Counted { kept: count, gone: 0, tombstones: false },
+            (false, false) => self.count(header, batch).map_err(|error| error.to_string())?,
         };
-        let (mut kept, mut gone, mut tombstones) = (0, 0, false);
-        for record in all.clone() {
-            let record = record.map_err(|error| error.to_string())?;
-            match stays(&record) {
-                true => (kept, tombstones) = (kept + 1, tombstones || record.value.is_none()),
-                false => gone += 1,
-            }
-        }
         if kept == 0 {
             let needed = header.is_idempotent() && self.is_last_of_producer(header)
                 || header.next_offset() == self.known_until;
@@ -197,8 +221,46 @@ impl Rewriter for Filter {
         }
         // Also where it becomes longer, as its producer compressed better: what stayed now would stay for good, and come
         // back once the tombstone that it was to go for is gone.
-        let kept = all.flatten().filter(stays);
+        let (all, _memory) =
+            self.walks.records(batch, DECOMPRESSED_BYTES_MAX).map_err(|error| error.to_string())?;
+        let kept = all.flatten().filter(|record| header.is_control() || self.view_stays(header, record));
         Ok(Rewritten::Replace(rebuild(header, kept, new_horizon.or(horizon))))
+    }
+}
+
+/// What stays of a batch.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    kept: u32,
+    gone: u32,
+    /// Whether there are tombstones among those that stay.
+    tombstones: bool,
+}
+
+struct Counting<'a> {
+    filter: &'a Filter,
+    header: &'a BatchHeader,
+    key: KeyHasher,
+    empty: KeyHasher,
+    counted: Counted,
+}
+
+impl VisitKeys for Counting<'_> {
+    fn piece(&mut self, piece: &[u8]) {
+        self.key.write(piece);
+    }
+
+    fn record(&mut self, record: Keyed) -> bool {
+        let key = std::mem::replace(&mut self.key, self.empty.clone()).finish();
+        let key = record.has_key.then_some(key);
+        match self.filter.stays(self.header, record.offset_delta, key, record.has_value) {
+            true => {
+                self.counted.kept += 1;
+                self.counted.tombstones |= !record.has_value;
+            }
+            false => self.counted.gone += 1,
+        }
+        true
     }
 }
 
@@ -267,7 +329,9 @@ mod tests {
         for bytes in batches {
             let (header, all) = records(bytes, DECOMPRESSED_BYTES_MAX).unwrap();
             for record in all.map(Result::unwrap).filter(|_| !header.is_control()) {
-                keys.put(&record.key.unwrap(), header.base_offset + i64::from(record.offset_delta));
+                let mut hasher = keys.hasher();
+                hasher.write(&record.key.unwrap());
+                keys.put(hasher.finish(), header.base_offset + i64::from(record.offset_delta));
             }
             producers.record(&header, header.base_offset, 0);
             known_until = header.next_offset();
@@ -275,6 +339,7 @@ mod tests {
         Filter {
             keys,
             known_until,
+            walks: Arc::default(),
             transactions: Transactions::default(),
             producers,
             now_ms,
@@ -407,7 +472,9 @@ mod tests {
         );
         assert_eq!((header.max_timestamp, header.compression()), (Timestamp(9), Compression::None));
         let mut newer = filter(&all, NOW_MS);
-        newer.keys.put(b"a", Offset(9));
+        let mut a = newer.keys.hasher();
+        a.write(b"a");
+        newer.keys.put(a.finish(), Offset(9));
         let left = run(&mut newer, &all[2..]);
         assert_eq!(BatchHeader::parse(&left[0]).unwrap().count, 0, "so that the end is known");
     }

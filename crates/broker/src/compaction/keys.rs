@@ -1,7 +1,7 @@
 //! Which offset is the newest of each key, in bounded memory.
 
 use std::collections::HashMap;
-use std::collections::hash_map::RandomState;
+use std::collections::hash_map::{DefaultHasher, RandomState};
 use std::hash::{BuildHasher, Hasher};
 
 use model::Offset;
@@ -28,14 +28,13 @@ impl Keys {
         }
     }
 
-    fn hash(&self, key: &[u8]) -> u128 {
-        let [low, high] = [0, 1].map(|n| u128::from(self.hashes[n].hash_one(key)));
-        high << 64 | low
+    /// Begins to take in a key.
+    pub fn hasher(&self) -> KeyHasher {
+        KeyHasher([0, 1].map(|n| self.hashes[n].build_hasher()))
     }
 
-    /// Records that `key` was written at `offset`, which is above all before; false when there is no room for it.
-    pub fn put(&mut self, key: &[u8], offset: Offset) -> bool {
-        let hash = self.hash(key);
+    /// Records that the key of `hash` was written at `offset`, which is above all before; false when there is no room for it.
+    pub fn put(&mut self, hash: u128, offset: Offset) -> bool {
         if self.newest.len() >= self.keys_max && !self.newest.contains_key(&hash) {
             return false;
         }
@@ -43,14 +42,31 @@ impl Keys {
         true
     }
 
-    /// Whether a newer record of `key` than the one at `offset` was seen.
-    pub fn has_newer(&self, key: &[u8], offset: Offset) -> bool {
-        self.newest.get(&self.hash(key)).is_some_and(|newest| *newest > offset)
+    /// Whether a newer record of the key of `hash` than the one at `offset` was seen.
+    pub fn has_newer(&self, hash: u128, offset: Offset) -> bool {
+        self.newest.get(&hash).is_some_and(|newest| *newest > offset)
     }
 
     /// How many keys there are.
     pub fn len(&self) -> usize {
         self.newest.len()
+    }
+}
+
+/// Takes in a key piece by piece: what it comes to does not depend on where one ends.
+#[derive(Clone, Debug)]
+pub struct KeyHasher([DefaultHasher; 2]);
+
+impl KeyHasher {
+    /// The next piece of the key.
+    pub fn write(&mut self, piece: &[u8]) {
+        self.0.iter_mut().for_each(|hasher| hasher.write(piece));
+    }
+
+    /// The hash of the whole key.
+    pub fn finish(&self) -> u128 {
+        let [low, high] = self.0.each_ref().map(|hasher| u128::from(hasher.finish()));
+        high << 64 | low
     }
 }
 
@@ -86,12 +102,40 @@ mod tests {
     #[test]
     fn the_newest_offset_counts_and_memory_is_bounded() {
         let mut keys = Keys::new(ENTRY_BYTES * 3);
+        let template = keys.hasher();
+        let hash = |key: &str| {
+            let mut hasher = template.clone();
+            hasher.write(key.as_bytes());
+            hasher.finish()
+        };
         for (offset, key) in (0..).zip(["a", "b", "a", "c"]) {
-            assert!(keys.put(key.as_bytes(), Offset(offset)));
+            assert!(keys.put(hash(key), Offset(offset)));
         }
-        assert!(!keys.put(b"d", Offset(4)) && keys.put(b"b", Offset(5)));
-        assert!(keys.has_newer(b"a", Offset(0)) && !keys.has_newer(b"a", Offset(2)));
-        assert!(keys.has_newer(b"b", Offset(1)) && !keys.has_newer(b"d", Offset(0)));
+        assert!(!keys.put(hash("d"), Offset(4)) && keys.put(hash("b"), Offset(5)));
+        assert!(keys.has_newer(hash("a"), Offset(0)) && !keys.has_newer(hash("a"), Offset(2)));
+        assert!(keys.has_newer(hash("b"), Offset(1)) && !keys.has_newer(hash("d"), Offset(0)));
         assert_eq!(keys.len(), 3);
+    }
+
+    #[test]
+    fn a_key_has_one_hash_however_it_comes() {
+        let keys = Keys::new(ENTRY_BYTES);
+        let key: Vec<u8> = (0..=255).collect();
+        let of = |pieces: &[usize]| {
+            let (mut hasher, mut at) = (keys.hasher(), 0);
+            for piece in pieces {
+                hasher.write(&key[at..at + piece]);
+                at += piece;
+            }
+            hasher.write(&key[at..]);
+            hasher.finish()
+        };
+        let whole = of(&[]);
+        for first in 0..20 {
+            for second in 0..20 {
+                assert_eq!(of(&[first, second]), whole, "{first} {second}");
+            }
+        }
+        assert_ne!(of(&[]), keys.hasher().finish());
     }
 }

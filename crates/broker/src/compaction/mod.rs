@@ -13,17 +13,19 @@ pub mod keys;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use model::batch::HEADER_BYTES;
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
 use storage::{Compaction, Log, ReadError, ReadRequest, Stream};
-use wire::records::records;
+use wire::{Keyed, VisitKeys, visit_keys};
 
 use self::filter::{DECOMPRESSED_BYTES_MAX, Filter, Gone, Transactions};
-use self::keys::Keys;
+use self::keys::{KeyHasher, Keys};
 use crate::broker::Broker;
 use crate::partition::Partition;
 use crate::topic_config::{CompactionConfig, TopicConfig};
 use crate::topics::OFFSETS_TOPIC;
+use crate::walks::Walks;
 
 /// Bytes read at once while keys are gathered.
 const READ_BYTES: usize = 1024 * 1024;
@@ -100,7 +102,7 @@ impl Compactor {
                 if log.is_closing() || due.partition.is_deleted() {
                     return None;
                 }
-                match prepare(log, &due, dedupe_bytes, now_ms) {
+                match prepare(log, &broker.walks, &due, dedupe_bytes, now_ms) {
                     Ok((job, gone)) => {
                         found.push((due.partition, gone));
                         Some(job)
@@ -189,13 +191,14 @@ fn look(
 /// Gathers the keys of what is new.
 fn prepare(
     log: &Log,
+    walks: &Arc<Walks>,
     due: &Due,
     dedupe_bytes: usize,
     now_ms: i64,
 ) -> Result<(Compaction<'static>, Gone), String> {
     let stream = due.stream.clone();
     let mut keys = Keys::new(dedupe_bytes);
-    let until = gather(log, due, &mut keys)?;
+    let until = gather(log, walks, due, &mut keys)?;
     if until <= due.clean_until {
         return Err("the keys of one batch do not fit log.cleaner.dedupe.buffer.size".into());
     }
@@ -206,6 +209,7 @@ fn prepare(
     let filter = Filter {
         keys,
         known_until: until,
+        walks: walks.clone(),
         transactions,
         producers: stream.producers(),
         now_ms,
@@ -216,7 +220,7 @@ fn prepare(
 
 /// Puts the keys of the records that are not clean yet into `keys`; returns how far they fitted. Those of aborted
 /// transactions supersede nothing.
-fn gather(log: &Log, due: &Due, keys: &mut Keys) -> Result<Offset, String> {
+fn gather(log: &Log, walks: &Walks, due: &Due, keys: &mut Keys) -> Result<Offset, String> {
     let (stream, from, until) = (&due.stream, due.clean_until, due.until);
     let mut aborted: HashMap<i64, Vec<(Offset, Offset)>> = HashMap::new();
     for of in due.partition.aborted_between(from, until) {
@@ -251,16 +255,42 @@ fn gather(log: &Log, due: &Due, keys: &mut Keys) -> Result<Offset, String> {
             if header.is_control() || header.next_offset() <= from || is_aborted(&header) {
                 continue;
             }
-            let (_, all) = records(&batch, DECOMPRESSED_BYTES_MAX).map_err(|error| error.to_string())?;
-            for record in all {
-                let record = record.map_err(|error| error.to_string())?;
-                let offset = header.base_offset + i64::from(record.offset_delta);
-                if record.key.is_some_and(|key| !keys.put(&key, offset)) {
-                    return Ok(header.base_offset);
-                }
+            let packed = &batch[HEADER_BYTES..];
+            let fitted = walks.run_blocking(DECOMPRESSED_BYTES_MAX, |limits| {
+                let empty = keys.hasher();
+                let mut gathered =
+                    Gathered { keys, base: header.base_offset, key: empty.clone(), empty, full: false };
+                visit_keys(&header, packed, limits, &mut gathered)?;
+                Ok(!gathered.full)
+            });
+            if !fitted.map_err(|error| error.to_string())? {
+                return Ok(header.base_offset);
             }
         }
         at = next;
     }
     Ok(until)
+}
+
+/// Puts the keys of one batch beside those of others.
+struct Gathered<'a> {
+    keys: &'a mut Keys,
+    base: Offset,
+    key: KeyHasher,
+    empty: KeyHasher,
+    /// Whether one of them had no room.
+    full: bool,
+}
+
+impl VisitKeys for Gathered<'_> {
+    fn piece(&mut self, piece: &[u8]) {
+        self.key.write(piece);
+    }
+
+    fn record(&mut self, record: Keyed) -> bool {
+        let key = std::mem::replace(&mut self.key, self.empty.clone()).finish();
+        let offset = self.base + i64::from(record.offset_delta);
+        self.full = record.has_key && !self.keys.put(key, offset);
+        !self.full
+    }
 }
