@@ -12,20 +12,17 @@ use parking_lot::Mutex;
 use storage::{AdmitError, AppendError, Clock, SystemClock};
 use wire::{ErrorCode, Text};
 
-use crate::api::init_producer_id::ProducerIds;
 use crate::blocking::blocking;
-use crate::caller::Origin;
 use crate::compaction::Compactor;
 use crate::config::Config;
-use crate::connection::Connection;
-use crate::connection::turns::Turns;
 use crate::coordinator::Coordinator;
 use crate::failure::Failure;
 use crate::group_config::ConsumerGroupConfig;
 use crate::groups::GroupConfig;
 use crate::logs::{LogDirectory, Logs, LogsError, OpenLog, Opening};
-use crate::metrics::{BrokerCollector, Metrics};
+use crate::metrics::Metrics;
 use crate::partition::{Home, Partition};
+use crate::producer_ids::ProducerIds;
 use crate::quotas::Quotas;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
 use crate::security::Authorizer;
@@ -33,6 +30,7 @@ use crate::session::Sessions;
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::transactions::TransactionCoordinator;
+use crate::turns::Turns;
 use crate::users::Users;
 use crate::walks::Walks;
 
@@ -216,11 +214,6 @@ impl Broker {
         }
     }
 
-    /// Takes a new client connection in.
-    pub fn connect(self: &Arc<Self>, origin: Origin) -> Connection {
-        Connection::new(self.clone(), origin)
-    }
-
     /// Who may log in with a password.
     pub fn users(&self) -> &Arc<Users> {
         &self.users
@@ -246,12 +239,6 @@ impl Broker {
     pub fn failed_logs(&self) -> Vec<String> {
         let logs = self.logs.all().iter();
         logs.filter_map(|log| log.failure().map(|error| format!("{}: {error}", log.path))).collect()
-    }
-
-    /// Adds all metrics to `registry`.
-    pub fn register_metrics(self: &Arc<Self>, registry: &mut prometheus_client::registry::Registry) {
-        self.metrics.register(registry);
-        registry.register_collector(Box::new(BrokerCollector(Arc::downgrade(self))));
     }
 
     /// Finishes what is in flight and closes the logs: nothing acknowledged or admitted is lost. No request may be begun

@@ -729,17 +729,6 @@ fn cases() -> Vec<Case> {
     [data(), groups(), transactions(), administration(), whole_cluster()].into_iter().flatten().collect()
 }
 
-/// What needs no right, as in Kafka.
-const FREE: [ApiKey; 6] = [
-    ApiKey::ApiVersions,
-    // Its nodes are told to everybody; what one may do to the cluster is asked for apart (below).
-    ApiKey::DescribeCluster,
-    ApiKey::GetTelemetrySubscriptions,
-    ApiKey::PushTelemetry,
-    ApiKey::SaslHandshake,
-    ApiKey::SaslAuthenticate,
-];
-
 fn connect_as(broker: &Arc<Broker>, user: &str) -> Connection {
     let address = "10.0.0.1:5000".parse().unwrap();
     broker.connect(Origin {
@@ -861,12 +850,24 @@ async fn every_advertised_api_is_in_the_table() {
     let answer: m::ApiVersionsResponse = call(&mut connection, 4, &common::api_versions()).await;
     let mut missing = Vec::new();
     for api in answer.api_keys.iter().filter_map(|api| ApiKey::from_i16(api.api_key)) {
-        let in_table = cases().iter().any(|case| case.api == api);
-        if in_table == FREE.contains(&api) {
+        let of_api: Vec<Case> = cases().into_iter().filter(|case| case.api == api).collect();
+        let row = broker::served().iter().find(|row| row.key == api).unwrap();
+        let as_in_the_row = match row.right {
+            broker::Right::Free => of_api.is_empty(),
+            broker::Right::PerResource => !of_api.is_empty(),
+            broker::Right::Cluster(operation) => {
+                !of_api.is_empty() && of_api.iter().all(|case| case.needs == [cluster(operation.code())])
+            }
+        };
+        if !as_in_the_row {
             missing.push(api.name());
         }
     }
-    assert_eq!(missing, Vec::<&str>::new(), "each is in the table or free, and not both");
+    assert_eq!(
+        missing,
+        Vec::<&str>::new(),
+        "each is in the cases, with the right of its row, or is free, and not both"
+    );
     let request = m::DescribeClusterRequest {
         include_cluster_authorized_operations: true,
         endpoint_type: 1,

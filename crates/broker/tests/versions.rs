@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use broker::Connection;
+use broker::{Connection, Right};
 use common::{call, connect, open, unframed};
 use wire::messages::{self as m, MESSAGES};
 use wire::{ApiKey, Bytes, Chunks, Message, Reader, Text, frame};
@@ -169,20 +169,30 @@ async fn table(connection: &mut Connection) -> String {
     let answer: m::ApiVersionsResponse = call(connection, 4, &common::api_versions()).await;
     let promised: BTreeMap<i16, (i16, i16)> =
         answer.api_keys.iter().map(|api| (api.api_key, (api.min_version, api.max_version))).collect();
-    let mut table = String::from("| key | API | versions | in Kafka 4.4's schemas |\n|---|---|---|---|\n");
+    let mut table = String::from(
+        "| key | API | versions | in Kafka 4.4's schemas | right | quota | when the client hangs up |\n|---|---|---|---|---|---|---|\n",
+    );
     let mut missing = Vec::new();
     for api_key in ApiKey::ALL {
         let schema = api_key.valid_versions();
         match promised.get(&api_key.code()) {
-            Some((min, max)) => writeln!(
-                table,
-                "| {} | {} | {min} to {max} | {} to {} |",
-                api_key.code(),
-                api_key.name(),
-                schema.start(),
-                schema.end()
-            )
-            .unwrap(),
+            Some((min, max)) => {
+                let row = broker::served().iter().find(|row| row.key == *api_key).unwrap();
+                let right = match row.right {
+                    Right::Free => "none".to_owned(),
+                    Right::PerResource => "by resource".to_owned(),
+                    Right::Cluster(operation) => format!("{operation:?} on the cluster"),
+                };
+                let quota = row.quota.map_or("request time", |quota| quota.name());
+                let end = if row.carried_through { "goes on" } else { "stops" };
+                let (code, name) = (api_key.code(), api_key.name());
+                let schema = format!("{} to {}", schema.start(), schema.end());
+                writeln!(
+                    table,
+                    "| {code} | {name} | {min} to {max} | {schema} | {right} | {quota} | {end} |"
+                )
+                .unwrap();
+            }
             None => missing.push(api_key.name()),
         }
     }

@@ -23,7 +23,6 @@
 
 use std::sync::Arc;
 
-use broker::WAITING;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wire::ApiKey;
 
@@ -47,7 +46,7 @@ const CONTROL_FRAME_BYTES: usize = 256 * 1024;
 /// Whether a frame is of a request that waits for somebody else; `None` where too little of it is known.
 pub fn waits(frame: &[u8]) -> Option<bool> {
     let key = ApiKey::from_i16(i16::from_be_bytes(*frame.first_chunk()?));
-    Some(key.is_some_and(|key| WAITING.contains(&key)))
+    Some(key.is_some_and(broker::waits))
 }
 
 /// The part of the budget that a large frame takes its share of.

@@ -1,8 +1,6 @@
 //! DescribeAcls, CreateAcls, DeleteAcls (KIP-140). Without an authorizer they are answered as Kafka does, that security is
 //! disabled: tools ask, MirrorMaker and Kafka's own tests among them, and go on after this answer, but not without one.
 
-use std::sync::Arc;
-
 use wire::messages as m;
 use wire::messages::create_acls_request::AclCreation;
 use wire::messages::create_acls_response::AclCreationResult;
@@ -11,9 +9,8 @@ use wire::messages::delete_acls_response::{DeleteAclsFilterResult, DeleteAclsMat
 use wire::messages::describe_acls_response::{AclDescription, DescribeAclsResource};
 use wire::{ErrorCode, Text};
 
-use crate::broker::Broker;
-use crate::caller::Caller;
 use crate::failure::Failure;
+use crate::request::Request;
 use crate::security::acl::{Acl, AclFilter, CLUSTER_NAME, PatternType, Permission};
 use crate::security::{Operation, ResourceType, audit};
 
@@ -31,7 +28,8 @@ fn disabled(why: &str) -> Failure {
 }
 
 /// Answers DescribeAcls.
-pub fn describe(broker: &Broker, request: &m::DescribeAclsRequest) -> m::DescribeAclsResponse {
+pub async fn describe(request: Request<m::DescribeAclsRequest>) -> m::DescribeAclsResponse {
+    let Request { broker, body: request, .. } = &request;
     let filter = AclFilter {
         resource: request.resource_type_filter,
         name: request.resource_name_filter.as_ref().map(ToString::to_string),
@@ -118,9 +116,7 @@ fn acl_of(creation: &AclCreation) -> Result<Acl, Failure> {
 
 /// Answers CreateAcls, when they are durable.
 pub async fn create(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: m::CreateAclsRequest,
+    Request { broker, caller, body: request, .. }: Request<m::CreateAclsRequest>,
 ) -> m::CreateAclsResponse {
     let mut results: Vec<Result<Acl, Failure>> = match broker.authorizer.is_enabled() {
         false => request.creations.iter().map(|_| Err(disabled("No Authorizer is configured."))).collect(),
@@ -168,9 +164,7 @@ fn filter_of(filter: &DeleteAclsFilter) -> AclFilter {
 
 /// Answers DeleteAcls, when they are gone for good.
 pub async fn delete(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: m::DeleteAclsRequest,
+    Request { broker, caller, body: request, .. }: Request<m::DeleteAclsRequest>,
 ) -> m::DeleteAclsResponse {
     let mut results: Vec<Result<Vec<Acl>, Failure>> = Vec::with_capacity(request.filters.len());
     if broker.authorizer.is_enabled() {

@@ -12,18 +12,14 @@ use wire::messages::{
 use wire::{ErrorCode, Text};
 
 use super::api_versions::FEATURES;
-use crate::broker::Broker;
-use crate::caller::Caller;
+use crate::request::Request;
 
 /// Kafka's log of the cluster's metadata: here the metadata store, whose revisions stand for offsets.
 const METADATA_TOPIC: &str = "__cluster_metadata";
 
 /// Answers DescribeQuorum. Blocks.
-pub fn describe_quorum(
-    broker: &Broker,
-    caller: &Caller,
-    request: &DescribeQuorumRequest,
-) -> DescribeQuorumResponse {
+pub async fn describe_quorum(request: Request<DescribeQuorumRequest>) -> DescribeQuorumResponse {
+    let Request { broker, caller, body: request, .. } = &request;
     let node_id = broker.config.node_id;
     let now_ms = broker.now_ms();
     let revision = match broker.store.revision() {
@@ -84,11 +80,9 @@ pub fn describe_quorum(
 
 /// Answers UpdateFeatures (KIP-584, KIP-1022): all or none. The levels are those of the program: to ask for one that it has
 /// is no change, and there are no others.
-pub fn update_features(
-    broker: &Broker,
-    request: &UpdateFeaturesRequest,
-    version: i16,
-) -> UpdateFeaturesResponse {
+pub async fn update_features(request: Request<UpdateFeaturesRequest>) -> UpdateFeaturesResponse {
+    let version = request.version;
+    let Request { broker, body: request, .. } = &request;
     let node_id = broker.config.node_id;
     let problem = |feature: &str, level: i16, downgrades: bool| {
         match FEATURES.iter().find(|(name, _)| *name == feature) {
@@ -139,7 +133,8 @@ pub fn update_features(
 }
 
 /// Answers UnregisterBroker: the one there is cannot go.
-pub fn unregister_broker(broker: &Broker, request: &UnregisterBrokerRequest) -> UnregisterBrokerResponse {
+pub async fn unregister_broker(request: Request<UnregisterBrokerRequest>) -> UnregisterBrokerResponse {
+    let Request { broker, body: request, .. } = &request;
     let (error, why) = match request.broker_id {
         id if id == broker.config.node_id => {
             (ErrorCode::InvalidRequest, "The only broker of a cluster cannot be unregistered.".to_owned())

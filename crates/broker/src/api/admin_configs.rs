@@ -16,6 +16,7 @@ use crate::caller::{Caller, Origin};
 use crate::config::{Kind, Setting};
 use crate::failure::Failure;
 use crate::group_config::GROUP_SETTINGS;
+use crate::request::Request;
 use crate::resource_configs::{ResourceKind, is_dynamic};
 use crate::security::Operation;
 use crate::telemetry::subscription::SUBSCRIPTION_SETTINGS;
@@ -252,11 +253,8 @@ fn check_node(broker: &Broker, name: &str, or: &str) -> Result<(), Failure> {
 }
 
 /// Answers DescribeConfigs. Takes long where many are asked for.
-pub fn describe(
-    broker: &Broker,
-    caller: &Caller,
-    request: &DescribeConfigsRequest,
-) -> DescribeConfigsResponse {
+pub async fn describe(request: Request<DescribeConfigsRequest>) -> DescribeConfigsResponse {
+    let Request { broker, caller, body: request, .. } = &request;
     // A resource that is named many times is described once: the answer stays in proportion.
     let mut named = HashSet::new();
     let resources = request.resources.iter().filter(|r| named.insert((r.resource_type, &r.resource_name)));
@@ -325,11 +323,11 @@ fn describe_one(
 }
 
 /// Answers ListConfigResources (KIP-1142): what has settings. Version 0 asks for client metrics only.
-pub fn list_resources(
-    broker: &Broker,
-    request: &m::ListConfigResourcesRequest,
-    version: i16,
+pub async fn list_resources(
+    request: Request<m::ListConfigResourcesRequest>,
 ) -> m::ListConfigResourcesResponse {
+    let version = request.version;
+    let Request { broker, body: request, .. } = &request;
     const ALL: [i8; 5] = [TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP];
     let types = match request.resource_types.as_slice() {
         _ if version == 0 => &[CLIENT_METRICS],

@@ -1,7 +1,6 @@
 //! DescribeGroups, ListGroups, DeleteGroups.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use wire::messages::delete_groups_response::{DeletableGroupResult, DeleteGroupsResponse};
 use wire::messages::describe_groups_response::{
@@ -15,6 +14,7 @@ use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::groups::{CONSUMER_PROTOCOL_TYPE, Group, GroupDescription, State};
+use crate::request::Request;
 use crate::security::{Operation, ResourceType, audit};
 
 /// Types of groups.
@@ -24,12 +24,9 @@ const CONSUMER: &str = "consumer";
 const NOT_FOUND_FROM_VERSION: i16 = 6;
 
 /// Answers DescribeGroups.
-pub fn describe(
-    broker: &Broker,
-    caller: &Caller,
-    request: &DescribeGroupsRequest,
-    version: i16,
-) -> DescribeGroupsResponse {
+pub async fn describe(request: Request<DescribeGroupsRequest>) -> DescribeGroupsResponse {
+    let version = request.version;
+    let Request { broker, caller, body: request, .. } = &request;
     let describe_one = |id: &Text| {
         if let Err(error) = broker.authorizer.group(caller, Operation::Describe, id) {
             return DescribedGroup {
@@ -96,7 +93,8 @@ fn describe_into(described: &mut DescribedGroup, group: GroupDescription) {
 }
 
 /// Answers ListGroups; the filters are by state (KIP-518) and type (KIP-848), in any case.
-pub fn list(broker: &Broker, caller: &Caller, request: &ListGroupsRequest) -> ListGroupsResponse {
+pub async fn list(request: Request<ListGroupsRequest>) -> ListGroupsResponse {
+    let Request { broker, caller, body: request, .. } = &request;
     let all = broker.authorizer.shows_cluster(caller, Operation::Describe);
     let shown =
         |id: &str| all || broker.authorizer.shows(caller, Operation::Describe, ResourceType::Group, id);
@@ -128,9 +126,7 @@ pub fn list(broker: &Broker, caller: &Caller, request: &ListGroupsRequest) -> Li
 
 /// Answers DeleteGroups.
 pub async fn delete(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: DeleteGroupsRequest,
+    Request { broker, caller, body: request, .. }: Request<DeleteGroupsRequest>,
 ) -> DeleteGroupsResponse {
     let mut results = Vec::with_capacity(request.groups_names.len());
     // Each once, however often it is named.

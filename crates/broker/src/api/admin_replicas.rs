@@ -13,10 +13,10 @@ use wire::{ErrorCode, Text};
 
 use crate::api::metadata::NO_LEADER;
 use crate::broker::Broker;
-use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::logs::OpenLog;
 use crate::partition::{LEADER_EPOCH, Partition};
+use crate::request::Request;
 use crate::security::{Operation, ResourceType};
 use crate::topics::{TOPIC_NAME_MAX, Topic, check_name};
 
@@ -29,10 +29,10 @@ const PARTITIONS_MAX: usize = 2000;
 
 /// Answers AlterReplicaLogDirs (KIP-113): a partition that lies there already is done with. None is moved yet, and to ask for
 /// that is refused.
-pub fn alter_replica_log_dirs(
-    broker: &Broker,
-    request: &m::AlterReplicaLogDirsRequest,
+pub async fn alter_replica_log_dirs(
+    request: Request<m::AlterReplicaLogDirsRequest>,
 ) -> m::AlterReplicaLogDirsResponse {
+    let Request { broker, body: request, .. } = &request;
     use m::alter_replica_log_dirs_response as ard;
     let check = |log: Option<&Arc<OpenLog>>, topic: Option<&Topic>, index: i32| {
         let log = log.ok_or(ErrorCode::LogDirNotFound)?;
@@ -68,7 +68,9 @@ fn known(bytes: Option<u64>) -> i64 {
 }
 
 /// Answers DescribeLogDirs.
-pub fn describe_log_dirs(broker: &Broker, request: m::DescribeLogDirsRequest) -> m::DescribeLogDirsResponse {
+pub async fn describe_log_dirs(
+    Request { ref broker, body: request, .. }: Request<m::DescribeLogDirsRequest>,
+) -> m::DescribeLogDirsResponse {
     let asked: Option<BTreeMap<Text, BTreeSet<i32>>> = request.topics.map(|topics| {
         topics.into_iter().map(|topic| (topic.topic, topic.partitions.into_iter().collect())).collect()
     });
@@ -121,11 +123,9 @@ pub fn describe_log_dirs(broker: &Broker, request: m::DescribeLogDirsRequest) ->
 }
 
 /// Answers ElectLeaders: the only replica leads, if it is there.
-pub fn elect_leaders(
-    broker: &Broker,
-    request: &m::ElectLeadersRequest,
-    version: i16,
-) -> m::ElectLeadersResponse {
+pub async fn elect_leaders(request: Request<m::ElectLeadersRequest>) -> m::ElectLeadersResponse {
+    let version = request.version;
+    let Request { broker, body: request, .. } = &request;
     const PREFERRED: i8 = 0;
     const UNCLEAN: i8 = 1;
     if request.timeout_ms <= 0 {
@@ -228,9 +228,8 @@ fn elected_nothing(request: &m::ElectLeadersRequest, version: i16) -> m::ElectLe
 }
 
 /// Answers AlterPartitionReassignments: every partition stays on the only server.
-pub fn alter_reassignments(
-    broker: &Broker,
-    request: m::AlterPartitionReassignmentsRequest,
+pub async fn alter_reassignments(
+    Request { ref broker, body: request, .. }: Request<m::AlterPartitionReassignmentsRequest>,
 ) -> m::AlterPartitionReassignmentsResponse {
     if request.timeout_ms <= 0 {
         return m::AlterPartitionReassignmentsResponse {
@@ -292,7 +291,9 @@ pub fn alter_reassignments(
 }
 
 /// Answers ListPartitionReassignments: there is never one.
-pub fn list_reassignments() -> m::ListPartitionReassignmentsResponse {
+pub async fn list_reassignments(
+    _: Request<m::ListPartitionReassignmentsRequest>,
+) -> m::ListPartitionReassignmentsResponse {
     m::ListPartitionReassignmentsResponse {
         error_message: None,
         ..m::ListPartitionReassignmentsResponse::default()
@@ -300,10 +301,8 @@ pub fn list_reassignments() -> m::ListPartitionReassignmentsResponse {
 }
 
 /// Answers DescribeTopicPartitions: topics by name, so many partitions at once, and where to go on.
-pub fn describe_topic_partitions(
-    broker: &Broker,
-    caller: &Caller,
-    request: m::DescribeTopicPartitionsRequest,
+pub async fn describe_topic_partitions(
+    Request { ref broker, ref caller, body: request, .. }: Request<m::DescribeTopicPartitionsRequest>,
 ) -> m::DescribeTopicPartitionsResponse {
     let mut forbidden = Vec::new();
     let everything = request.topics.is_empty();

@@ -20,6 +20,7 @@ use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::quotas::Payer;
+use crate::request::Request;
 use crate::security::{Operation, ResourceType, audit};
 use crate::topic_config::{conflict, topic_setting};
 use crate::topics::Topic;
@@ -59,10 +60,7 @@ fn told_of(failure: &Failure) -> Option<Text> {
 
 /// Answers CreateTopics.
 pub async fn create(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: CreateTopicsRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<CreateTopicsRequest>,
 ) -> CreateTopicsResponse {
     let strict = version >= CREATE_STRICT_FROM_VERSION;
     let mut mutations = Mutations { broker: broker.clone(), payer: caller.payer(), strict, throttle_ms: 0 };
@@ -235,10 +233,7 @@ fn check_replicas(broker: &Broker, replicas: &[i32]) -> Result<(), Failure> {
 
 /// Answers DeleteTopics.
 pub async fn delete(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: DeleteTopicsRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<DeleteTopicsRequest>,
 ) -> DeleteTopicsResponse {
     let strict = version >= DELETE_STRICT_FROM_VERSION;
     let mut mutations = Mutations { broker: broker.clone(), payer: caller.payer(), strict, throttle_ms: 0 };
@@ -381,10 +376,7 @@ async fn give_up_lost(broker: &Arc<Broker>, topic: Arc<Topic>) -> Result<Arc<Top
 
 /// Answers CreatePartitions (KIP-195).
 pub async fn create_partitions(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: CreatePartitionsRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<CreatePartitionsRequest>,
 ) -> CreatePartitionsResponse {
     let strict = version >= GROW_STRICT_FROM_VERSION;
     let mut mutations = Mutations { broker: broker.clone(), payer: caller.payer(), strict, throttle_ms: 0 };

@@ -18,6 +18,7 @@ use crate::caller::Caller;
 use crate::config::Kind;
 use crate::failure::Failure;
 use crate::group_config::check_group_configs;
+use crate::request::Request;
 use crate::resource_configs::{Overrides, ResourceKind, check_broker_configs};
 use crate::security::{Operation, audit};
 use crate::telemetry::subscription::Subscription;
@@ -42,9 +43,7 @@ fn refused(why: impl Into<String>) -> Failure {
 
 /// Answers IncrementalAlterConfigs.
 pub async fn alter(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: IncrementalAlterConfigsRequest,
+    Request { broker, caller, body: request, .. }: Request<IncrementalAlterConfigsRequest>,
 ) -> IncrementalAlterConfigsResponse {
     let twice = named_twice(&request.resources);
     let mut responses = Vec::with_capacity(request.resources.len());
@@ -65,9 +64,7 @@ pub async fn alter(
 
 /// Answers AlterConfigs, the older API: what is not named goes back to its default.
 pub async fn replace(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: m::AlterConfigsRequest,
+    Request { broker, caller, body: request, .. }: Request<m::AlterConfigsRequest>,
 ) -> m::AlterConfigsResponse {
     let set = |config: m::alter_configs_request::AlterableConfig| AlterableConfig {
         name: config.name,

@@ -4,9 +4,11 @@ use wire::messages::ApiVersionsRequest;
 use wire::messages::api_versions_response::{
     ApiVersion, ApiVersionsResponse, FinalizedFeatureKey, SupportedFeatureKey,
 };
-use wire::{ApiKey, ErrorCode, Text};
+use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
+use crate::call::api::Api;
+use crate::request::Request;
 
 /// Features that clients look for (KIP-584), with their levels. `group.version` 1: groups of the consumer protocol
 /// (KIP-848). `transaction.version` 2: a producer need not announce its
@@ -20,22 +22,26 @@ pub const SOFTWARE_FROM_VERSION: i16 = 3;
 const FEATURES_FROM_ZERO_FROM_VERSION: i16 = 4;
 
 /// Answers a request of a version that is not known, in version 0: with the versions of ApiVersions itself alone, as Kafka.
-pub fn unsupported() -> ApiVersionsResponse {
+pub fn unsupported(own: &Api) -> ApiVersionsResponse {
     ApiVersionsResponse {
         error_code: ErrorCode::UnsupportedVersion.code(),
-        api_keys: versions_of(ApiKey::ApiVersions).into_iter().collect(),
+        api_keys: vec![versions_of(own)],
         ..ApiVersionsResponse::default()
     }
 }
 
-fn versions_of(api_key: ApiKey) -> Option<ApiVersion> {
-    let versions = super::advertised(api_key)?;
-    let (min_version, max_version) = (*versions.start(), *versions.end());
-    Some(ApiVersion { api_key: api_key.code(), min_version, max_version })
+fn versions_of(api: &Api) -> ApiVersion {
+    let versions = api.advertised();
+    ApiVersion { api_key: api.key.code(), min_version: *versions.start(), max_version: *versions.end() }
 }
 
-/// Answers ApiVersions.
-pub fn answer(broker: &Broker, request: &ApiVersionsRequest, version: i16) -> ApiVersionsResponse {
+/// Answers ApiVersions; `served` are the rows of all APIs.
+pub async fn answer(request: Request<ApiVersionsRequest>, served: &'static [Api]) -> ApiVersionsResponse {
+    let version = request.version;
+    let Request { broker, software, body: request, .. } = &request;
+    if version >= SOFTWARE_FROM_VERSION {
+        software.tell(&request.client_software_name, &request.client_software_version);
+    }
     if version >= SOFTWARE_FROM_VERSION
         && ![&request.client_software_name, &request.client_software_version]
             .into_iter()
@@ -64,7 +70,7 @@ pub fn answer(broker: &Broker, request: &ApiVersionsRequest, version: i16) -> Ap
     };
     ApiVersionsResponse {
         error_code: error.code(),
-        api_keys: ApiKey::ALL.iter().filter_map(|api_key| versions_of(*api_key)).collect(),
+        api_keys: served.iter().map(versions_of).collect(),
         supported_features: FEATURES.iter().map(feature).filter(taken).collect(),
         finalized_features_epoch: 0,
         finalized_features: FEATURES.iter().map(finalized).collect(),

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, ToSocketAddrs};
-use std::sync::Arc;
 
 use wire::messages::alter_client_quotas_request::{EntryData, OpData};
 use wire::messages::{
@@ -10,10 +9,9 @@ use wire::messages::{
 };
 use wire::{ErrorCode, Text};
 
-use crate::broker::Broker;
-use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::quotas::{CLIENT_ID, ENTITIES_MAX, Entity, IP, Quota, USER, Values};
+use crate::request::Request;
 use crate::security::audit;
 
 /// Bytes of a name: names are held in memory.
@@ -32,10 +30,8 @@ fn refused(why: impl Into<String>) -> Failure {
 }
 
 /// Answers DescribeClientQuotas.
-pub fn describe(
-    broker: &Broker,
-    request: &m::DescribeClientQuotasRequest,
-) -> m::DescribeClientQuotasResponse {
+pub async fn describe(request: Request<m::DescribeClientQuotasRequest>) -> m::DescribeClientQuotasResponse {
+    let Request { broker, body: request, .. } = &request;
     let filter = match Filter::new(request) {
         Ok(filter) => filter,
         Err(failure) => {
@@ -130,9 +126,7 @@ impl Filter {
 
 /// Answers AlterClientQuotas. All entities that can be changed are changed at once.
 pub async fn alter(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: m::AlterClientQuotasRequest,
+    Request { broker, caller, body: request, .. }: Request<m::AlterClientQuotasRequest>,
 ) -> m::AlterClientQuotasResponse {
     let validate_only = request.validate_only;
     let shown: Vec<String> = request.entries.iter().map(|entry| format!("{:?}", entry.ops)).collect();

@@ -1,20 +1,18 @@
 //! GetTelemetrySubscriptions and PushTelemetry (KIP-714): what clients are asked for, and what they push.
 
-use std::sync::Arc;
-
 use wire::Text;
 use wire::messages as m;
 
-use crate::broker::Broker;
+use crate::request::Request;
 use crate::telemetry::codecs;
 use crate::telemetry::subscription::ClientLabels;
 
 /// Answers GetTelemetrySubscriptions.
-pub fn get(
-    broker: &Broker,
-    labels: ClientLabels,
-    request: &m::GetTelemetrySubscriptionsRequest,
+pub async fn get(
+    request: Request<m::GetTelemetrySubscriptionsRequest>,
 ) -> m::GetTelemetrySubscriptionsResponse {
+    let labels = labels_of(&request);
+    let Request { broker, body: request, .. } = &request;
     let default = m::GetTelemetrySubscriptionsResponse::default();
     match broker.telemetry.get(request.client_instance_id, labels) {
         Ok(asked) => m::GetTelemetrySubscriptionsResponse {
@@ -32,13 +30,25 @@ pub fn get(
 }
 
 /// Answers PushTelemetry.
-pub async fn push(
-    broker: Arc<Broker>,
-    labels: ClientLabels,
-    request: m::PushTelemetryRequest,
-) -> m::PushTelemetryResponse {
+pub async fn push(request: Request<m::PushTelemetryRequest>) -> m::PushTelemetryResponse {
+    let labels = labels_of(&request);
+    let Request { broker, body: request, .. } = request;
     // To decompress and decode takes too long for a thread that serves other connections.
     let pushed = broker.blocking(move |broker| broker.telemetry.push(&request, labels)).await;
     let error_code = pushed.err().map_or(0, |error| error.code());
     m::PushTelemetryResponse { error_code, ..m::PushTelemetryResponse::default() }
+}
+
+/// What the client is known by.
+fn labels_of<Q>(request: &Request<Q>) -> ClientLabels {
+    let (software_name, software_version) = request.software.told();
+    let origin = &request.caller.origin;
+    ClientLabels {
+        instance_id: String::new(),
+        id: request.caller.client_id.to_string(),
+        software_name,
+        software_version,
+        source_address: origin.host().to_string(),
+        source_port: origin.peer.port().to_string(),
+    }
 }

@@ -19,6 +19,7 @@ use crate::groups::consumer::{
     ConsumerGroup, ConsumerMember, HeartbeatReply, HeartbeatRequest, Partitions, Refused, listed,
 };
 use crate::groups::{Group, GroupError, State};
+use crate::request::Request;
 use crate::security::{Operation, ResourceType};
 
 /// Kinds of members in ConsumerGroupDescribe.
@@ -27,10 +28,7 @@ const CONSUMER_MEMBER: i8 = 1;
 
 /// Answers ConsumerGroupHeartbeat, when what it changed is durable.
 pub async fn heartbeat(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: ConsumerGroupHeartbeatRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<ConsumerGroupHeartbeatRequest>,
 ) -> ConsumerGroupHeartbeatResponse {
     let refused = |error: ErrorCode, message: Option<String>| ConsumerGroupHeartbeatResponse {
         error_code: error.code(),
@@ -125,12 +123,9 @@ async fn beat(
 }
 
 /// Answers ConsumerGroupDescribe.
-pub fn describe(
-    broker: &Broker,
-    caller: &Caller,
-    request: &ConsumerGroupDescribeRequest,
-    version: i16,
-) -> ConsumerGroupDescribeResponse {
+pub async fn describe(request: Request<ConsumerGroupDescribeRequest>) -> ConsumerGroupDescribeResponse {
+    let version = request.version;
+    let Request { broker, caller, body: request, .. } = &request;
     let describe_one = |id: &Text| {
         let refused = |error: ErrorCode, message: Text| described::DescribedGroup {
             error_code: error.code(),

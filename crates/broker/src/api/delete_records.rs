@@ -12,9 +12,8 @@ use wire::messages::delete_records_response::{
 };
 use wire::messages::{DeleteRecordsRequest, delete_records_request::DeleteRecordsPartition};
 
-use crate::broker::Broker;
-use crate::caller::Caller;
 use crate::failure::Failure;
+use crate::request::Request;
 use crate::security::{Operation, audit};
 use crate::topics::Topic;
 
@@ -35,9 +34,7 @@ impl Completion for Trimmed {
 
 /// Answers DeleteRecords once the new starts are durable.
 pub async fn answer(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: DeleteRecordsRequest,
+    Request { broker, caller, body: request, .. }: Request<DeleteRecordsRequest>,
 ) -> DeleteRecordsResponse {
     let mut topics = Vec::with_capacity(request.topics.len());
     for asked in request.topics {

@@ -22,6 +22,7 @@ use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::partition::{Home, LEADER_EPOCH};
 use crate::quotas::{Payer, Quota};
+use crate::request::Request;
 use crate::session::{Session, Slot, Slots, next_epoch};
 
 /// The first version with sessions, and the first that names topics by id.
@@ -81,10 +82,7 @@ fn refused(error: ErrorCode, session_id: i32) -> FetchResponse {
 
 /// Answers Fetch.
 pub async fn answer(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: FetchRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<FetchRequest>,
 ) -> FetchResponse {
     let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).unwrap_or(0));
     // What a request of very many partitions makes is not kept while it waits for data.

@@ -1,7 +1,5 @@
 //! JoinGroup, SyncGroup, Heartbeat, LeaveGroup: being a member of a classic consumer group.
 
-use std::sync::Arc;
-
 use wire::messages::join_group_response::{JoinGroupResponse, JoinGroupResponseMember};
 use wire::messages::leave_group_response::{LeaveGroupResponse, MemberResponse};
 use wire::messages::{
@@ -11,10 +9,9 @@ use wire::messages::{
 use wire::{ErrorCode, Text};
 
 use super::offsets::ready;
-use crate::broker::Broker;
-use crate::caller::Caller;
 use crate::failure::group_code;
 use crate::groups::{GroupError, JoinReply, JoinRequest, LeaveMember, Protocol, SyncRequest};
+use crate::request::Request;
 use crate::security::Operation;
 
 /// The first version of SyncGroup that has to name the protocol (KIP-559).
@@ -39,10 +36,7 @@ fn refused_join(error: ErrorCode, member_id: Text, version: i16) -> JoinGroupRes
 
 /// Answers JoinGroup, when the rebalance is through.
 pub async fn join(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: JoinGroupRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<JoinGroupRequest>,
 ) -> JoinGroupResponse {
     let refuse = |error: ErrorCode| refused_join(error, request.member_id.clone(), version);
     if let Err(error) = broker.authorizer.group(&caller, Operation::Read, &request.group_id) {
@@ -125,10 +119,7 @@ fn join_response(reply: JoinReply, version: i16) -> JoinGroupResponse {
 
 /// Answers SyncGroup, when the leader's assignment is durable.
 pub async fn sync(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: SyncGroupRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<SyncGroupRequest>,
 ) -> SyncGroupResponse {
     let refuse = |error: ErrorCode| SyncGroupResponse {
         error_code: error.code(),
@@ -178,7 +169,8 @@ pub async fn sync(
 }
 
 /// Answers Heartbeat.
-pub fn heartbeat(broker: &Arc<Broker>, caller: &Caller, request: &HeartbeatRequest) -> HeartbeatResponse {
+pub async fn heartbeat(request: Request<HeartbeatRequest>) -> HeartbeatResponse {
+    let Request { broker, caller, body: request, .. } = &request;
     let error = if let Err(error) = broker.authorizer.group(caller, Operation::Read, &request.group_id) {
         error
     } else if request.group_id.is_empty() {
@@ -200,12 +192,9 @@ pub fn heartbeat(broker: &Arc<Broker>, caller: &Caller, request: &HeartbeatReque
 }
 
 /// Answers LeaveGroup; before version 3 it names one member.
-pub fn leave(
-    broker: &Arc<Broker>,
-    caller: &Caller,
-    request: &LeaveGroupRequest,
-    version: i16,
-) -> LeaveGroupResponse {
+pub async fn leave(request: Request<LeaveGroupRequest>) -> LeaveGroupResponse {
+    let version = request.version;
+    let Request { broker, caller, body: request, .. } = &request;
     let failed =
         |error: ErrorCode| LeaveGroupResponse { error_code: error.code(), ..LeaveGroupResponse::default() };
     if let Err(error) = broker.authorizer.group(caller, Operation::Read, &request.group_id) {

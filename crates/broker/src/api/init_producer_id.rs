@@ -1,54 +1,19 @@
-//! InitProducerId: an id for an idempotent producer, and an epoch for a transactional one (KIP-98). Ids are taken from the metadata store in blocks, so that
-//! one is never given out twice, whatever crashes.
+//! InitProducerId: an id for an idempotent producer, an id and an epoch for a transactional one (KIP-98).
 
-use std::sync::Arc;
-
-use meta::{Change, Compare, MetaError, Store};
-use parking_lot::Mutex;
 use wire::ErrorCode;
 use wire::messages::{InitProducerIdRequest, InitProducerIdResponse};
 
-use crate::broker::Broker;
-use crate::caller::Caller;
 use crate::failure::transaction_code;
+use crate::request::Request;
 use crate::security::{Operation, ResourceType};
-use crate::stored;
 use crate::transactions::TransactionError;
 
-/// Ids taken from the store at once.
-const BLOCK_IDS: i64 = 1000;
 /// The first version whose clients know PRODUCER_FENCED.
 const FENCED_FROM_VERSION: i16 = 4;
-const NEXT_BLOCK_KEY: &str = "next_producer_id";
-
-/// Hands out producer ids.
-#[derive(Debug, Default)]
-pub struct ProducerIds(Mutex<std::ops::Range<i64>>);
-
-impl ProducerIds {
-    /// An id that was never given out. Blocks now and then.
-    pub fn take(&self, store: &Store) -> Result<i64, MetaError> {
-        let mut block = self.0.lock();
-        if block.is_empty() {
-            let stored = store.find(NEXT_BLOCK_KEY)?;
-            let revision = stored.as_ref().map(|value| value.revision);
-            let stored = stored.map(|value| stored::read(NEXT_BLOCK_KEY, &value)).transpose()?;
-            let first: i64 = stored.unwrap_or(0);
-            let bytes = serde_json::to_vec(&(first + BLOCK_IDS)).expect("a number can be written as JSON");
-            let compare = Compare { key: NEXT_BLOCK_KEY.into(), revision };
-            store.commit(&[compare], &[Change::Put { key: NEXT_BLOCK_KEY.into(), bytes }])?;
-            *block = first..first + BLOCK_IDS;
-        }
-        Ok(block.next().expect("the block was just filled if it was empty"))
-    }
-}
 
 /// Answers InitProducerId.
 pub async fn answer(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: InitProducerIdRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<InitProducerIdRequest>,
 ) -> InitProducerIdResponse {
     let refused = |error: ErrorCode| InitProducerIdResponse {
         error_code: error.code(),

@@ -21,9 +21,9 @@ use wire::{Bytes, ErrorCode, Limits};
 
 use crate::api::reads::{READ_COMMITTED, check_leader_epoch, read_batches};
 use crate::broker::Broker;
-use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::partition::{Home, LEADER_EPOCH, Partition};
+use crate::request::Request;
 use crate::security::Operation;
 
 /// Timestamps with a meaning of their own.
@@ -44,10 +44,7 @@ const SEARCH_BYTES_MAX: usize = 256 * 1024 * 1024;
 
 /// Answers ListOffsets.
 pub async fn answer(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: ListOffsetsRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<ListOffsetsRequest>,
 ) -> ListOffsetsResponse {
     let stable = request.isolation_level == READ_COMMITTED;
     let levels = 0..=READ_COMMITTED;
@@ -215,10 +212,8 @@ fn record_in(
 }
 
 /// Answers OffsetForLeaderEpoch (KIP-279): there is one epoch, and it ends where the partition ends.
-pub fn offset_for_leader_epoch(
-    broker: &Broker,
-    caller: &Caller,
-    request: OffsetForLeaderEpochRequest,
+pub async fn offset_for_leader_epoch(
+    Request { ref broker, ref caller, body: request, .. }: Request<OffsetForLeaderEpochRequest>,
 ) -> OffsetForLeaderEpochResponse {
     let mut topics = Vec::with_capacity(request.topics.len());
     // Of another server it would be a replica's question.

@@ -15,6 +15,7 @@ use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::partition::LEADER_EPOCH;
+use crate::request::Request;
 use crate::security::acl::CLUSTER_NAME;
 use crate::security::{Operation, ResourceType, audit};
 use crate::topics::{Topic, check_name};
@@ -32,10 +33,7 @@ const CREATED_MAX: usize = 100;
 pub const NO_LEADER: i32 = -1;
 /// Answers Metadata.
 pub async fn answer(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: MetadataRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<MetadataRequest>,
 ) -> MetadataResponse {
     let with_operations = request.include_topic_authorized_operations;
     let describe = |topic: &Topic| {
@@ -229,11 +227,8 @@ fn described(broker: &Broker, topic: &Topic, operations: i32) -> MetadataRespons
 }
 
 /// Answers DescribeCluster (KIP-700).
-pub fn describe_cluster(
-    broker: &Broker,
-    caller: &Caller,
-    request: &DescribeClusterRequest,
-) -> DescribeClusterResponse {
+pub async fn describe_cluster(request: Request<DescribeClusterRequest>) -> DescribeClusterResponse {
+    let Request { broker, caller, body: request, .. } = &request;
     const BROKERS: i8 = 1;
     const CONTROLLERS: i8 = 2;
     if !(BROKERS..=CONTROLLERS).contains(&request.endpoint_type) {

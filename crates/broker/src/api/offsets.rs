@@ -25,6 +25,7 @@ use crate::caller::Caller;
 use crate::coordinator::Entry;
 use crate::failure::group_code;
 use crate::groups::{CommitRequest, Group, GroupError, OffsetCommit, OffsetKey, State};
+use crate::request::Request;
 use crate::security::{Operation, ResourceType, audit};
 use crate::topics::TOPIC_NAME_MAX;
 
@@ -41,10 +42,7 @@ const ERROR_FROM_VERSION: i16 = 2;
 
 /// Answers FindCoordinator: this server coordinates everything.
 pub async fn find_coordinator(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: FindCoordinatorRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<FindCoordinatorRequest>,
 ) -> FindCoordinatorResponse {
     let may = |key: &Text| match request.key_type {
         GROUP => broker.authorizer.group(&caller, Operation::Describe, key),
@@ -207,10 +205,7 @@ pub async fn group_for_commit(
 
 /// Answers OffsetCommit, when the offsets are durable.
 pub async fn commit(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: OffsetCommitRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<OffsetCommitRequest>,
 ) -> OffsetCommitResponse {
     let allowed = broker.authorizer.group(&caller, Operation::Read, &request.group_id);
     let mut asked = Asked::default();
@@ -392,11 +387,8 @@ fn check_member(broker: &Broker, asked: &OffsetFetchRequestGroup) -> i16 {
 }
 
 /// Answers OffsetFetch.
-pub fn fetch(
-    broker: &Broker,
-    caller: &Caller,
-    request: OffsetFetchRequest,
-    version: i16,
+pub async fn fetch(
+    Request { ref broker, ref caller, version, body: request, .. }: Request<OffsetFetchRequest>,
 ) -> OffsetFetchResponse {
     let error_of = |group: &str| {
         let allowed = broker.authorizer.group(caller, Operation::Describe, group);
@@ -490,9 +482,7 @@ fn unfetched(asked: Vec<OffsetFetchRequestTopics>) -> Vec<OffsetFetchResponseTop
 
 /// Answers OffsetDelete (KIP-496).
 pub async fn delete(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: OffsetDeleteRequest,
+    Request { broker, caller, body: request, .. }: Request<OffsetDeleteRequest>,
 ) -> OffsetDeleteResponse {
     let refused = |error: ErrorCode| OffsetDeleteResponse {
         error_code: error.code(),

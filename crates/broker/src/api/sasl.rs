@@ -1,17 +1,19 @@
-//! SaslHandshake and SaslAuthenticate where they have no place: who speaks SASL is dealt with before requests get here.
+//! SaslHandshake and SaslAuthenticate where they have no place: connections on SASL listeners log in before requests get here.
 
 use wire::messages as m;
 use wire::{ErrorCode, Text};
 
+use crate::request::Request;
+
 const CODE: i16 = ErrorCode::IllegalSaslState.code();
 
-/// Answers SaslHandshake on a listener without SASL, or after log-in where nobody has to log in again.
-pub fn handshake() -> m::SaslHandshakeResponse {
+/// Answers SaslHandshake on a listener without SASL, or after a log-in that need not be repeated.
+pub async fn handshake(_: Request<m::SaslHandshakeRequest>) -> m::SaslHandshakeResponse {
     m::SaslHandshakeResponse { error_code: CODE, mechanisms: Vec::new() }
 }
 
 /// The same for SaslAuthenticate.
-pub fn authenticate() -> m::SaslAuthenticateResponse {
+pub async fn authenticate(_: Request<m::SaslAuthenticateRequest>) -> m::SaslAuthenticateResponse {
     m::SaslAuthenticateResponse {
         error_code: CODE,
         error_message: Some(Text::from_static(

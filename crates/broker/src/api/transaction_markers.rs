@@ -12,19 +12,17 @@ use wire::{ErrorCode, Text};
 
 use crate::api::produce::admit;
 use crate::broker::Broker;
-use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::internal::Told;
 use crate::partition::{MARKER_BYTES, Order, Partition};
+use crate::request::Request;
 use crate::security::{Operation, audit};
 use crate::topics::{OFFSETS_TOPIC, Topic};
 use crate::transactions::TransactionIndex;
 
 /// Answers WriteTxnMarkers, which here is how `kafka-transactions.sh abort` ends a transaction without a coordinator.
 pub async fn write_markers(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: m::WriteTxnMarkersRequest,
+    Request { broker, caller, body: request, .. }: Request<m::WriteTxnMarkersRequest>,
 ) -> m::WriteTxnMarkersResponse {
     let allowed = match broker.authorizer.shows_cluster(&caller, Operation::Alter) {
         true => Ok(()),

@@ -19,10 +19,10 @@ use wire::{ErrorCode, Text};
 
 use crate::api::offsets::{Asked, Committed, group_for_commit, name_of, readable};
 use crate::broker::Broker;
-use crate::caller::Caller;
 use crate::coordinator::Transactional;
 use crate::failure::{Failure, group_code, transaction_code};
 use crate::groups::{CommitRequest, GroupError, OffsetCommit};
+use crate::request::Request;
 use crate::security::{Operation, ResourceType};
 use crate::topics::{OFFSETS_TOPIC, Topic, check_name};
 use crate::transactions::{End, Status, TopicPartition, TransactionError};
@@ -50,10 +50,7 @@ fn code(error: TransactionError, version: i16) -> ErrorCode {
 
 /// Answers AddPartitionsToTxn.
 pub async fn add_partitions(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: m::AddPartitionsToTxnRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<m::AddPartitionsToTxnRequest>,
 ) -> AddPartitionsToTxnResponse {
     if version < BATCHED_FROM_VERSION {
         let one = m::add_partitions_to_txn_request::AddPartitionsToTxnTransaction {
@@ -189,10 +186,7 @@ async fn add_one(
 
 /// Answers AddOffsetsToTxn.
 pub async fn add_offsets(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: m::AddOffsetsToTxnRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<m::AddOffsetsToTxnRequest>,
 ) -> m::AddOffsetsToTxnResponse {
     let refused = |error: ErrorCode| m::AddOffsetsToTxnResponse {
         error_code: error.code(),
@@ -224,10 +218,7 @@ pub async fn add_offsets(
 
 /// Answers EndTxn, when the end is durable.
 pub async fn end(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: m::EndTxnRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<m::EndTxnRequest>,
 ) -> m::EndTxnResponse {
     let id = &request.transactional_id;
     let named = if id.is_empty() { Err(ErrorCode::InvalidRequest) } else { Ok(()) };
@@ -262,10 +253,7 @@ pub async fn end(
 
 /// Answers TxnOffsetCommit, when the offsets are durable.
 pub async fn commit_offsets(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: m::TxnOffsetCommitRequest,
-    version: i16,
+    Request { broker, caller, version, body: request, .. }: Request<m::TxnOffsetCommitRequest>,
 ) -> TxnOffsetCommitResponse {
     let (authorizer, id) = (&broker.authorizer, &request.transactional_id);
     let allowed = authorizer
@@ -365,10 +353,8 @@ async fn commit_all(
 }
 
 /// Answers DescribeProducers.
-pub fn describe_producers(
-    broker: &Broker,
-    caller: &Caller,
-    request: m::DescribeProducersRequest,
+pub async fn describe_producers(
+    Request { ref broker, ref caller, body: request, .. }: Request<m::DescribeProducersRequest>,
 ) -> m::DescribeProducersResponse {
     let describe = |found: Option<&Topic>, allowed: Result<(), ErrorCode>, partition_index: i32| {
         let partition = found.and_then(|topic| topic.partition(partition_index));
@@ -422,10 +408,8 @@ pub fn describe_producers(
 }
 
 /// Answers DescribeTransactions.
-pub fn describe(
-    broker: &Broker,
-    caller: &Caller,
-    request: m::DescribeTransactionsRequest,
+pub async fn describe(
+    Request { ref broker, ref caller, body: request, .. }: Request<m::DescribeTransactionsRequest>,
 ) -> m::DescribeTransactionsResponse {
     let describe = |transactional_id: Text| {
         let failed = |error: ErrorCode| dt::TransactionState {
@@ -477,11 +461,8 @@ pub fn describe(
 }
 
 /// Answers ListTransactions.
-pub fn list(
-    broker: &Broker,
-    caller: &Caller,
-    request: &m::ListTransactionsRequest,
-) -> m::ListTransactionsResponse {
+pub async fn list(request: Request<m::ListTransactionsRequest>) -> m::ListTransactionsResponse {
+    let Request { broker, caller, body: request, .. } = &request;
     // A state of Kafka's that no transaction is seen in.
     let known = |name: &Text| {
         name.as_str() == "Dead" || Status::ALL.iter().any(|status| status.name() == name.as_str())

@@ -11,9 +11,8 @@ use wire::messages::{
 };
 use wire::{ErrorCode, Text};
 
-use crate::broker::Broker;
-use crate::caller::Caller;
 use crate::failure::Failure;
+use crate::request::Request;
 use crate::security::audit;
 use crate::users::{Credentials, ITERATIONS_MAX, ITERATIONS_MIN, USERS_MAX, UserChange};
 
@@ -34,10 +33,10 @@ fn hash_of(code: i8) -> Option<Hash> {
 }
 
 /// Answers DescribeUserScramCredentials.
-pub fn describe(
-    broker: &Broker,
-    request: &m::DescribeUserScramCredentialsRequest,
+pub async fn describe(
+    request: Request<m::DescribeUserScramCredentialsRequest>,
 ) -> m::DescribeUserScramCredentialsResponse {
+    let Request { broker, body: request, .. } = &request;
     let all = broker.users.all();
     let mut asked: Vec<(Text, bool)> = Vec::new();
     match &request.users {
@@ -91,9 +90,7 @@ fn result(
 
 /// Answers AlterUserScramCredentials. All that can be changed is changed at once, and durable when it is answered.
 pub async fn alter(
-    broker: Arc<Broker>,
-    caller: Caller,
-    request: m::AlterUserScramCredentialsRequest,
+    Request { broker, caller, body: request, .. }: Request<m::AlterUserScramCredentialsRequest>,
 ) -> m::AlterUserScramCredentialsResponse {
     let (results, request) = broker
         .blocking(move |broker| {

@@ -1,5 +1,7 @@
 //! One request on its way through: decoded, worked on, charged to its client, answered.
 
+pub mod api;
+
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -9,22 +11,28 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use wire::frame::{self, RequestHeader};
-use wire::{ApiKey, Chunks, DecodeError, Message, Reader};
+use wire::{Chunks, DecodeError, Message, Reader};
 
-use super::turns::{self, Turn, Turns};
-use super::{Answer, Refused};
-use crate::api;
-use crate::api::cluster_requests::ClusterRequest;
+use self::api::{Api, Memory, Right};
 use crate::broker::Broker;
 use crate::caller::Caller;
+use crate::cluster_requests::ClusterRequest;
 use crate::quotas::Quota;
+use crate::request::{Request, Software};
+use crate::turns::{self, Turn, Turns};
 
-/// Requests that are answered when data comes, or the other members of a group do.
-pub const WAITING: [ApiKey; 3] = [ApiKey::Fetch, ApiKey::JoinGroup, ApiKey::SyncGroup];
+/// The answer to one request, still to be awaited. Answers are awaited and sent one after the other, in the order of
+/// the requests.
+pub type Answer = Pin<Box<dyn Future<Output = Result<Chunks, Refused>> + Send>>;
+
+/// Why a connection must be closed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
 
 /// Until when a connection is not read, since its client is over a quota (KIP-219).
 #[derive(Debug, Default)]
-pub(super) struct Muted {
+pub struct Muted {
     /// Milliseconds after `opened`.
     until_ms: AtomicU64,
     opened: OnceLock<Instant>,
@@ -37,7 +45,7 @@ impl Muted {
         self.until_ms.fetch_max(u64::try_from(until_ms).unwrap_or(u64::MAX), Ordering::Release);
     }
 
-    pub(super) fn until(&self) -> Option<Instant> {
+    pub fn until(&self) -> Option<Instant> {
         let until_ms = self.until_ms.load(Ordering::Acquire);
         let opened = self.opened.get().filter(|_| until_ms > 0)?;
         opened.checked_add(Duration::from_millis(until_ms))
@@ -45,23 +53,26 @@ impl Muted {
 }
 
 /// One request on its way through.
-pub(super) struct Call {
-    pub(super) header: RequestHeader,
-    pub(super) reader: Reader,
-    pub(super) request_bytes: usize,
-    pub(super) begun: Instant,
-    /// What threads spent on it; counted where somebody has a quota of that.
-    pub(super) spent: Option<Duration>,
-    pub(super) caller: Caller,
-    /// Held where the request has many elements.
-    pub(super) turn: Option<Arc<Turn>>,
-    pub(super) muted: Arc<Muted>,
-    pub(super) broker: Arc<Broker>,
+pub(crate) struct Call {
+    /// The API that it asks for.
+    pub api: &'static Api,
+    pub header: RequestHeader,
+    pub reader: Reader,
+    pub request_bytes: usize,
+    pub begun: Instant,
+    /// Time that threads spent on it; counted while somebody has a quota of request time.
+    pub spent: Option<Duration>,
+    pub caller: Caller,
+    /// Held while a request of many elements is worked on.
+    pub turn: Option<Arc<Turn>>,
+    pub muted: Arc<Muted>,
+    pub software: Arc<Software>,
+    pub broker: Arc<Broker>,
 }
 
 /// Polls `work`, and counts the time that a thread is at it in [`Call::spent`]: waiting costs nothing. What is done on a
 /// thread for blocking work is not counted.
-pub(super) fn timed<T>(spent: &mut Option<Duration>, work: impl FnOnce() -> T) -> T {
+pub fn timed<T>(spent: &mut Option<Duration>, work: impl FnOnce() -> T) -> T {
     let Some(spent) = spent else { return work() };
     let begun = Instant::now();
     let polled = work();
@@ -71,13 +82,13 @@ pub(super) fn timed<T>(spent: &mut Option<Duration>, work: impl FnOnce() -> T) -
 
 impl Call {
     fn garbled(&self, error: &DecodeError) -> Refused {
-        let (name, version) = (self.header.api_key.name(), self.header.version);
+        let (name, version) = (self.api.key.name(), self.header.version);
         Refused(format!("a {name} request of version {version} cannot be decoded: {error}"))
     }
 
     /// Decodes a small request; `None` where it is not small. Bytes behind the message are let pass, as Kafka does:
     /// librdkafka's Metadata v13 has some.
-    pub(super) fn decode_small<M: Message>(&mut self) -> Result<Option<M>, Refused> {
+    pub fn decode_small<M: Message>(&mut self) -> Result<Option<M>, Refused> {
         let version = self.header.version;
         let mut reader = self.reader.limited(turns::SMALL_BYTES);
         match timed(&mut self.spent, || M::decode(&mut reader, version)) {
@@ -87,14 +98,8 @@ impl Call {
         }
     }
 
-    /// Decodes a request that is always small.
-    pub(super) fn decode_at_once<M: Message>(&mut self) -> Result<M, Refused> {
-        let name = self.header.api_key.name();
-        self.decode_small()?.ok_or_else(|| Refused(format!("a {name} request has too many elements")))
-    }
-
     /// Decodes any request; one that is not small waits for its turn, and keeps it.
-    pub(super) async fn decode<M: Message>(&mut self) -> Result<M, Refused> {
+    pub async fn decode<M: Message>(&mut self) -> Result<M, Refused> {
         if let Some(small) = self.decode_small()? {
             return Ok(small);
         }
@@ -104,17 +109,17 @@ impl Call {
         Ok(message)
     }
 
-    pub(super) fn is_large(&self) -> bool {
+    pub fn is_large(&self) -> bool {
         self.turn.as_ref().is_some_and(|turn| turn.large)
     }
 
     /// Counts the request against its client's quotas, mutes the connection for as long as one of them says, which
     /// may be `throttle_ms` for one that was asked before, and returns how long that is, in milliseconds.
-    pub(super) fn charge(&self, mut throttle_ms: i32) -> i32 {
+    pub fn charge(&self, mut throttle_ms: i32) -> i32 {
         let quotas = &self.broker.quotas;
         if quotas.any() {
             let payer = self.caller.payer();
-            if self.header.api_key == ApiKey::Produce {
+            if self.api.quota == Some(Quota::Produce) {
                 // As in Kafka the whole request, which is little more than its records.
                 let bytes = f64::from(u32::try_from(self.request_bytes).unwrap_or(u32::MAX));
                 throttle_ms = throttle_ms.max(quotas.record(Quota::Produce, &payer, bytes));
@@ -131,13 +136,14 @@ impl Call {
         throttle_ms
     }
 
-    pub(super) fn encode<M: Message>(&self, message: &mut M) -> Result<Chunks, Refused> {
+    pub fn encode<M: Message>(&self, message: &mut M) -> Result<Chunks, Refused> {
         let asked_ms = message.throttle_time_ms().map_or(0, |ms| *ms);
         let throttle_ms = self.charge(asked_ms);
         if let Some(ms) = message.throttle_time_ms() {
             *ms = throttle_ms;
         }
-        let RequestHeader { api_key, version, correlation_id, .. } = self.header;
+        let RequestHeader { version, correlation_id, .. } = self.header;
+        let api_key = self.api.key;
         let encoded = frame::encode_response(correlation_id, api_key, version, message).map_err(|error| {
             let name = api_key.name();
             tracing::error!(api = name, version, %error, "an answer cannot be encoded, which is a bug");
@@ -148,46 +154,44 @@ impl Call {
     }
 
     /// Counts the request, and its answer of so many bytes, in the metrics.
-    pub(super) fn count(&self, bytes_out: usize) {
-        if let Some(metrics) = self.broker.metrics.of(self.header.api_key) {
-            metrics.requests.inc();
-            metrics.bytes_in.inc_by(self.request_bytes as u64);
-            metrics.bytes_out.inc_by(bytes_out as u64);
-            metrics.seconds.observe(self.begun.elapsed().as_secs_f64());
-        }
+    pub fn count(&self, bytes_out: usize) {
+        let metrics = self.broker.metrics.of(self.api.key);
+        metrics.requests.inc();
+        metrics.bytes_in.inc_by(self.request_bytes as u64);
+        metrics.bytes_out.inc_by(bytes_out as u64);
+        metrics.seconds.observe(self.begun.elapsed().as_secs_f64());
     }
 
     /// An answer that depends on nothing that earlier requests may still change.
-    pub(super) fn ready<M: Message>(self, mut message: M) -> Answer {
+    pub fn ready<M: Message>(self, mut message: M) -> Answer {
         let encoded = self.encode(&mut message);
         Box::pin(std::future::ready(encoded))
     }
 
-    /// The answer to a request that needs a right to the cluster; refused to whom has not got it.
-    pub(super) fn for_cluster<Q, W>(self, work: impl FnOnce(Q) -> W + Send + 'static) -> Answer
-    where
-        Q: ClusterRequest + Message + 'static,
-        W: Future<Output = Q::Answer> + Send + 'static,
-    {
-        let (broker, caller) = (self.broker.clone(), self.caller.clone());
-        self.carried_through(|request: Q| async move {
-            match broker.authorizer.cluster(&caller, Q::OPERATION) {
-                Ok(()) => work(request).await,
-                Err(error) => request.refused(error),
-            }
-        })
+    fn request<Q>(&self, body: Q) -> Request<Q> {
+        Request {
+            broker: self.broker.clone(),
+            caller: self.caller.clone(),
+            software: self.software.clone(),
+            version: self.header.version,
+            body,
+        }
     }
 
-    /// As [`Call::later`], for what changes something: once begun it goes on to its end, and into the audit log, also where
-    /// the client does not wait for the answer.
-    pub(super) fn carried_through<Q, M, W>(self, work: impl FnOnce(Q) -> W + Send + 'static) -> Answer
+    /// Answers with what `handler` returns. It is called after the answers before it were sent, so that it sees what those
+    /// requests did.
+    pub fn answer<Q, M, W>(self, handler: impl FnOnce(Request<Q>) -> W + Send + 'static) -> Answer
     where
         Q: Message + Send + 'static,
         M: Message + Send + Sync + 'static,
         W: Future<Output = M> + Send + 'static,
     {
-        let begin = |request, turn: Option<Arc<Turn>>| -> Work<M> {
-            let mut work = Box::pin(work(request));
+        let carried_through = self.api.carried_through;
+        let begin = move |request, turn: Option<Arc<Turn>>| -> Work<M> {
+            if !carried_through {
+                return Box::pin(handler(request));
+            }
+            let mut work = Box::pin(handler(request));
             let polled = move |context: &mut Context<'_>| {
                 turns::beside(turn.is_some(), || work.as_mut().poll(context))
             };
@@ -202,15 +206,21 @@ impl Call {
         Box::pin(Later { call: self, stage: Stage::Begin(Some(begin)), request: PhantomData })
     }
 
-    /// An answer that is worked out when its turn comes: it sees what the requests before it did.
-    pub(super) fn later<Q, M, W>(self, work: impl FnOnce(Q) -> W + Send + 'static) -> Answer
+    /// As [`Call::answer`], for an API whose row names a right to the cluster: a caller without it is refused.
+    pub fn answer_for_cluster<Q, W>(self, handler: impl FnOnce(Request<Q>) -> W + Send + 'static) -> Answer
     where
-        Q: Message + Send + 'static,
-        M: Message + Send + Sync + 'static,
-        W: Future<Output = M> + Send + 'static,
+        Q: ClusterRequest + Message + 'static,
+        W: Future<Output = Q::Answer> + Send + 'static,
     {
-        let begin = |request, _: Option<Arc<Turn>>| -> Work<M> { Box::pin(work(request)) };
-        Box::pin(Later { call: self, stage: Stage::Begin(Some(begin)), request: PhantomData })
+        let Right::Cluster(operation) = self.api.right else {
+            panic!("the row of {} names no right to the cluster", self.api.key.name())
+        };
+        self.answer(move |request: Request<Q>| async move {
+            match request.broker.authorizer.cluster(&request.caller, operation) {
+                Ok(()) => handler(request).await,
+                Err(error) => request.body.refused(error),
+            }
+        })
     }
 }
 
@@ -242,7 +252,7 @@ impl<Q, F, M> Future for Later<Q, F, M>
 where
     Q: Message + Send + 'static,
     M: Message,
-    F: FnOnce(Q, Option<Arc<Turn>>) -> Work<M>,
+    F: FnOnce(Request<Q>, Option<Arc<Turn>>) -> Work<M>,
 {
     type Output = Result<Chunks, Refused>;
 
@@ -251,9 +261,14 @@ where
         loop {
             *stage = match stage {
                 Stage::Begin(begin) => match call.decode_small()? {
-                    Some(request) => {
+                    Some(body) => {
                         let begin = begin.take().expect("it begins once");
+                        let request = call.request(body);
                         Stage::Working(timed(&mut call.spent, || begin(request, None)))
+                    }
+                    None if call.api.memory == Memory::Small => {
+                        let name = call.api.key.name();
+                        return Poll::Ready(Err(Refused(format!("a {name} request has too many elements"))));
                     }
                     None => {
                         let (broker, reader, version) =
@@ -263,11 +278,11 @@ where
                     }
                 },
                 Stage::Decoding(begin, decoded) => {
-                    let (request, turn) =
+                    let (body, turn) =
                         ready!(decoded.as_mut().poll(context)).map_err(|error| call.garbled(&error))?;
                     let begin = begin.take().expect("it begins once");
                     call.turn = Some(Arc::new(turn));
-                    let turn = call.turn.clone();
+                    let (request, turn) = (call.request(body), call.turn.clone());
                     Stage::Working(timed(&mut call.spent, || begin(request, turn)))
                 }
                 Stage::Working(work) => {
@@ -275,16 +290,17 @@ where
                     let polled =
                         timed(&mut call.spent, || turns::beside(long, || work.as_mut().poll(context)));
                     let Poll::Ready(mut message) = polled else {
-                        // Who waits for somebody else keeps nobody waiting. A large fetch does not wait.
-                        let fetches = call.header.api_key == ApiKey::Fetch;
-                        if WAITING.contains(&call.header.api_key) && !(fetches && call.is_large()) {
-                            call.turn = None;
+                        // A request that waits for other clients must not keep those waiting.
+                        match call.api.memory {
+                            Memory::Records if call.is_large() => {}
+                            Memory::Waiting | Memory::Records => call.turn = None,
+                            Memory::Small | Memory::Elements => {}
                         }
                         return Poll::Pending;
                     };
                     let encoded = turns::beside(long, || call.encode(&mut message))?;
                     // Records are the log's, and in no answer twice.
-                    let counted = call.header.api_key != ApiKey::Fetch || long;
+                    let counted = call.api.memory != Memory::Records || long;
                     match call.broker.turns.room_for(encoded.len()).filter(|_| counted) {
                         Some(room) => Stage::Answered(Box::pin(Turns::hold(room, encoded))),
                         None => return Poll::Ready(Ok(encoded)),
@@ -293,32 +309,5 @@ where
                 Stage::Answered(held) => return held.as_mut().poll(context).map(Ok),
             };
         }
-    }
-}
-
-/// A produce request whose batches are on their way.
-pub(super) struct Producing {
-    pub(super) call: Call,
-    pub(super) begun: api::produce::Begun,
-    /// Its answer, which waits for room.
-    pub(super) answered: Option<Pin<Box<dyn Future<Output = Chunks> + Send>>>,
-}
-
-impl Future for Producing {
-    type Output = Result<Chunks, Refused>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Producing { call, begun, answered } = self.get_mut();
-        if let Some(answered) = answered {
-            return answered.as_mut().poll(context).map(Ok);
-        }
-        let large = call.is_large();
-        let answer = || turns::beside(large, || begun.poll_answer(context, &call.broker));
-        let mut message = ready!(timed(&mut call.spent, answer));
-        let encoded = call.encode(&mut message)?;
-        let Some(room) = call.broker.turns.room_for(encoded.len()) else {
-            return Poll::Ready(Ok(encoded));
-        };
-        answered.insert(Box::pin(Turns::hold(room, encoded))).as_mut().poll(context).map(Ok)
     }
 }

@@ -1,16 +1,12 @@
-//! Requests that need one right to the cluster for all that they ask: which it is, and how they are refused.
+//! Requests that need one right to the cluster for all that they ask: how they are refused. Which right it is stands in the table of APIs.
 
 use std::collections::BTreeSet;
 
 use wire::messages as m;
 use wire::{ErrorCode, Message, Text};
 
-use crate::security::Operation;
-
 /// A request that is answered whole or refused whole.
 pub trait ClusterRequest: Send {
-    /// The right to the cluster that it needs.
-    const OPERATION: Operation;
     /// Its answer.
     type Answer: Message + Send + Sync + 'static;
 
@@ -24,9 +20,8 @@ fn message(error: ErrorCode) -> Option<Text> {
 
 /// Those whose answers have an error of their own, with or without a message.
 macro_rules! refused_at_the_top {
-    ($($request:ident $answer:ident $operation:ident { $($field:ident: $value:expr),* }),+ $(,)?) => {
+    ($($request:ident $answer:ident { $($field:ident: $value:expr),* }),+ $(,)?) => {
         $(impl ClusterRequest for m::$request {
-            const OPERATION: Operation = Operation::$operation;
             type Answer = m::$answer;
 
             fn refused(&self, error: ErrorCode) -> m::$answer {
@@ -37,21 +32,20 @@ macro_rules! refused_at_the_top {
 }
 
 refused_at_the_top! {
-    DescribeAclsRequest DescribeAclsResponse Describe { error_message: message },
-    DescribeUserScramCredentialsRequest DescribeUserScramCredentialsResponse Describe { error_message: message },
-    DescribeQuorumRequest DescribeQuorumResponse Describe { error_message: message },
-    UpdateFeaturesRequest UpdateFeaturesResponse Alter { error_message: message },
-    UnregisterBrokerRequest UnregisterBrokerResponse Alter { error_message: message },
-    ListPartitionReassignmentsRequest ListPartitionReassignmentsResponse Describe { error_message: message },
-    DescribeClientQuotasRequest DescribeClientQuotasResponse DescribeConfigs {
+    DescribeAclsRequest DescribeAclsResponse { error_message: message },
+    DescribeUserScramCredentialsRequest DescribeUserScramCredentialsResponse { error_message: message },
+    DescribeQuorumRequest DescribeQuorumResponse { error_message: message },
+    UpdateFeaturesRequest UpdateFeaturesResponse { error_message: message },
+    UnregisterBrokerRequest UnregisterBrokerResponse { error_message: message },
+    ListPartitionReassignmentsRequest ListPartitionReassignmentsResponse { error_message: message },
+    DescribeClientQuotasRequest DescribeClientQuotasResponse {
         error_message: |_| None, entries: |_| None
     },
-    DescribeLogDirsRequest DescribeLogDirsResponse Describe {},
-    ListConfigResourcesRequest ListConfigResourcesResponse DescribeConfigs {},
+    DescribeLogDirsRequest DescribeLogDirsResponse {},
+    ListConfigResourcesRequest ListConfigResourcesResponse {},
 }
 
 impl ClusterRequest for m::CreateAclsRequest {
-    const OPERATION: Operation = Operation::Alter;
     type Answer = m::CreateAclsResponse;
 
     fn refused(&self, error: ErrorCode) -> m::CreateAclsResponse {
@@ -65,7 +59,6 @@ impl ClusterRequest for m::CreateAclsRequest {
 }
 
 impl ClusterRequest for m::DeleteAclsRequest {
-    const OPERATION: Operation = Operation::Alter;
     type Answer = m::DeleteAclsResponse;
 
     fn refused(&self, error: ErrorCode) -> m::DeleteAclsResponse {
@@ -80,7 +73,6 @@ impl ClusterRequest for m::DeleteAclsRequest {
 }
 
 impl ClusterRequest for m::AlterClientQuotasRequest {
-    const OPERATION: Operation = Operation::AlterConfigs;
     type Answer = m::AlterClientQuotasResponse;
 
     fn refused(&self, error: ErrorCode) -> m::AlterClientQuotasResponse {
@@ -104,7 +96,6 @@ impl ClusterRequest for m::AlterClientQuotasRequest {
 }
 
 impl ClusterRequest for m::AlterUserScramCredentialsRequest {
-    const OPERATION: Operation = Operation::Alter;
     type Answer = m::AlterUserScramCredentialsResponse;
 
     fn refused(&self, error: ErrorCode) -> m::AlterUserScramCredentialsResponse {
@@ -122,7 +113,6 @@ impl ClusterRequest for m::AlterUserScramCredentialsRequest {
 }
 
 impl ClusterRequest for m::ElectLeadersRequest {
-    const OPERATION: Operation = Operation::Alter;
     type Answer = m::ElectLeadersResponse;
 
     fn refused(&self, error: ErrorCode) -> m::ElectLeadersResponse {
@@ -146,7 +136,6 @@ impl ClusterRequest for m::ElectLeadersRequest {
 }
 
 impl ClusterRequest for m::AlterPartitionReassignmentsRequest {
-    const OPERATION: Operation = Operation::Alter;
     type Answer = m::AlterPartitionReassignmentsResponse;
 
     fn refused(&self, error: ErrorCode) -> m::AlterPartitionReassignmentsResponse {
@@ -171,7 +160,6 @@ impl ClusterRequest for m::AlterPartitionReassignmentsRequest {
 }
 
 impl ClusterRequest for m::AlterReplicaLogDirsRequest {
-    const OPERATION: Operation = Operation::Alter;
     type Answer = m::AlterReplicaLogDirsResponse;
 
     fn refused(&self, error: ErrorCode) -> m::AlterReplicaLogDirsResponse {

@@ -19,7 +19,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use wire::{Chunks, DecodeError, Message, Reader};
 
 /// Element memory of a small request: a thousand elements, worked on in a millisecond or so.
-pub(super) const SMALL_BYTES: usize = 64 * 1024;
+pub const SMALL_BYTES: usize = 64 * 1024;
 /// Element memory of a middling one.
 const MIDDLING_BYTES: usize = 4 * 1024 * 1024;
 /// What elements become while they are worked on and answered, in times their own size.
@@ -60,10 +60,10 @@ impl Default for Turns {
 
 /// What a request of many elements holds until it is answered.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub struct Turn {
     _permit: OwnedSemaphorePermit,
     /// Whether it is the one of a large request.
-    pub(super) large: bool,
+    pub large: bool,
     freed: Arc<Notify>,
 }
 
@@ -77,11 +77,7 @@ impl Drop for Turn {
 
 impl Turns {
     /// Decodes a message that is not small, once there is room for it.
-    pub(super) async fn decode<M: Message>(
-        &self,
-        reader: Reader,
-        version: i16,
-    ) -> Result<(M, Turn), DecodeError> {
+    pub async fn decode<M: Message>(&self, reader: Reader, version: i16) -> Result<(M, Turn), DecodeError> {
         // One such frame at a time, so that others that are middling do not queue behind all of them.
         let tried = reader.remaining() > TRIED_BYTES;
         let trial = if tried { Some(self.trials.acquire().await.expect("it is never closed")) } else { None };
@@ -106,12 +102,12 @@ impl Turns {
     }
 
     /// Waits until a large request was answered since the last call: the allocator may hold what it needed.
-    pub(crate) async fn freed(&self) {
+    pub async fn freed(&self) {
         self.freed.notified().await;
     }
 
     /// Waits for room for an answer; it is given back once the last of its bytes is dropped.
-    pub(super) async fn hold(answers: Arc<Semaphore>, mut answer: Chunks) -> Chunks {
+    pub async fn hold(answers: Arc<Semaphore>, mut answer: Chunks) -> Chunks {
         let permit = take(&answers, answer.len().min(ANSWERS_TOGETHER_BYTES)).await;
         if let Some(last) = answer.parts.pop() {
             answer.parts.push(Bytes::from_owner(Held { bytes: last, _permit: permit }));
@@ -120,7 +116,7 @@ impl Turns {
     }
 
     /// Where an answer of so many bytes takes room, if it does.
-    pub(super) fn room_for(&self, bytes: usize) -> Option<Arc<Semaphore>> {
+    pub fn room_for(&self, bytes: usize) -> Option<Arc<Semaphore>> {
         (bytes > ANSWER_BYTES).then(|| self.answers.clone())
     }
 }
@@ -146,7 +142,7 @@ static BESIDE: Mutex<()> = Mutex::new(());
 
 /// Does what may take long; with `long`, what else waits for this thread is handed to another one before. Not to be called
 /// within itself.
-pub(super) fn beside<T>(long: bool, work: impl FnOnce() -> T) -> T {
+pub fn beside<T>(long: bool, work: impl FnOnce() -> T) -> T {
     let others = || Handle::try_current().is_ok_and(|it| it.runtime_flavor() == RuntimeFlavor::MultiThread);
     if long && others() {
         tokio::task::block_in_place(|| {

@@ -1,0 +1,229 @@
+//! What is looked up in the broker when its metrics are asked for.
+
+use std::sync::{Arc, Weak};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use storage::Statistics;
+
+use crate::broker::Broker;
+use crate::groups::Group;
+use crate::table;
+use crate::topics::Topic;
+
+impl Broker {
+    /// Adds all metrics to `registry`.
+    pub fn register_metrics(self: &Arc<Self>, registry: &mut Registry) {
+        // Of each API from the start, so that a scraper sees its first request as a step from 0.
+        for api in table::served() {
+            self.metrics.of(api.key);
+        }
+        self.metrics.register(registry);
+        registry.register_collector(Box::new(BrokerCollector(Arc::downgrade(self))));
+    }
+}
+
+/// What is looked up when somebody asks.
+#[derive(Debug)]
+struct BrokerCollector(Weak<Broker>);
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LagLabel {
+    group: String,
+    topic: String,
+    partition: i32,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StateLabel {
+    state: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct DirLabel {
+    dir: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LogDirectoryLabel {
+    logdirectory: String,
+}
+
+fn count(value: usize) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+impl Collector for BrokerCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
+        let Some(broker) = self.0.upgrade() else { return Ok(()) };
+        let topics = broker.topics.all();
+        let partitions = topics.iter().map(|topic| topic.partitions().len()).sum::<usize>();
+        let lost = |topic: &Arc<Topic>| topic.partitions().iter().filter(|p| p.home().is_err()).count();
+        let offline = broker.logs.lost().len() + broker.failed_logs().len();
+        let gauges = [
+            ("kafka_server_replicamanager_partitioncount", "Partitions", count(partitions)),
+            ("kafka_controller_kafkacontroller_globaltopiccount", "Topics", count(topics.len())),
+            (
+                "kafka_server_fetchsessioncache_numincrementalfetchsessions",
+                "Fetch sessions",
+                count(broker.sessions.count()),
+            ),
+            (
+                "kafka_log_logmanager_offlinelogdirectorycount",
+                "Log directories that could not be used or have failed since",
+                count(offline),
+            ),
+            (
+                "kafka_server_replicamanager_offlinereplicacount",
+                "Partitions whose log directory could not be used",
+                topics.iter().map(|topic| count(lost(topic))).sum(),
+            ),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = ConstGauge::new(value);
+            let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+            gauge.encode(metric)?;
+        }
+        encode_logs(&broker, &mut encoder)?;
+        encode_telemetry(&broker, &mut encoder)?;
+        encode_groups(&broker, &mut encoder)
+    }
+}
+
+/// Labels that every number of a client has; an attribute of the same name is left out.
+const OWN_LABELS: [&str; 3] = ["client_instance_id", "client_id", "metric"];
+
+/// What clients pushed last (KIP-714): one family, in which the metric's own name is a label, since clients choose it.
+fn encode_telemetry(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
+    let zero = ConstGauge::new(0f64);
+    let help = "Metrics that clients pushed, as they were last";
+    let mut family = encoder.encode_descriptor("mainstem_client_metric", help, None, zero.metric_type())?;
+    let clients = broker.telemetry.show(|instance, client, series, value| {
+        let own = OWN_LABELS.map(str::to_owned).into_iter();
+        let values = [instance, client, &series.name].map(|value| plain(value, '_'));
+        let attribute = |(key, value): &(String, String)| (label_name(key), value.clone());
+        let mut labels: Vec<(String, String)> = own.zip(values).collect();
+        for (key, value) in series.attributes.iter().map(attribute) {
+            if labels.iter().all(|(other, _)| *other != key) {
+                labels.push((key, value));
+            }
+        }
+        ConstGauge::new(value).encode(family.encode_family(&labels)?)
+    })?;
+    let name = "kafka_server_client_metrics_instance_count";
+    let gauge = ConstGauge::new(count(clients));
+    let help = "Clients that are asked for their metrics";
+    let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+    gauge.encode(metric)
+}
+
+/// `text` without what a label's value would have to quote.
+fn plain(text: &str, instead: char) -> String {
+    text.chars().map(|c| if c.is_control() || matches!(c, '"' | '\\') { instead } else { c }).collect()
+}
+
+/// `text` as the name of a label.
+fn label_name(text: &str) -> String {
+    let name: String =
+        text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect();
+    if name.starts_with(|c: char| c.is_ascii_alphabetic()) { name } else { format!("attribute_{name}") }
+}
+
+/// What is known of each log, by its directory.
+fn encode_logs(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
+    type Value = fn(&Statistics) -> usize;
+    let gauges: [(&str, &str, Value); 6] = [
+        ("mainstem_log_segments", "Segments that hold part of the log", |of| of.segments),
+        ("mainstem_log_prepared_segments", "Segments prepared ahead", |of| of.prepared_segments),
+        ("mainstem_log_streams", "Streams in the log", |of| of.streams),
+        ("mainstem_log_tail_cache_bytes", "Bytes in the tail cache", |of| of.tail_bytes),
+        ("mainstem_log_read_cache_bytes", "Bytes in the cache of regions read back", |of| of.region_bytes),
+        ("mainstem_log_index_cache_bytes", "Bytes in the cache of sealed indexes", |of| of.index_bytes),
+    ];
+    type Count = fn(&Statistics) -> u64;
+    let counters: [(&str, &str, Count); 6] = [
+        ("mainstem_log_tail_cache_hits", "Batches read from the tail cache", |of| of.tail_hits),
+        ("mainstem_log_cold_reads", "Reads that the caches could not answer", |of| of.cold_reads),
+        ("mainstem_log_read_cache_hits", "Look-ups that found all regions cached", |of| of.region_hits),
+        ("mainstem_log_read_cache_misses", "Regions that were read from disk", |of| of.region_misses),
+        ("mainstem_log_cleaner_read_bytes", "Bytes that the cleaner and compaction read", |of| {
+            of.cleaner_read_bytes
+        }),
+        ("mainstem_log_cleaner_written_bytes", "Bytes that they wrote", |of| of.cleaner_written_bytes),
+    ];
+    let logs: Vec<(DirLabel, Statistics, bool)> = broker
+        .logs
+        .all()
+        .iter()
+        .map(|log| (DirLabel { dir: log.path.clone() }, log.log.statistics(), log.log.stopped().is_some()))
+        .collect();
+    let (gauge, counter) = (ConstGauge::new(0i64).metric_type(), ConstCounter::new(0u64).metric_type());
+    for (name, help, value) in gauges {
+        let mut family = encoder.encode_descriptor(name, help, None, gauge)?;
+        for (dir, statistics, _) in &logs {
+            ConstGauge::new(count(value(statistics))).encode(family.encode_family(dir)?)?;
+        }
+    }
+    for (name, help, value) in counters {
+        let mut family = encoder.encode_descriptor(name, help, None, counter)?;
+        for (dir, statistics, _) in &logs {
+            ConstCounter::new(value(statistics)).encode(family.encode_family(dir)?)?;
+        }
+    }
+    let help = "1 when the log has stopped and takes no more appends";
+    let mut family = encoder.encode_descriptor("mainstem_log_stopped", help, None, gauge)?;
+    for (dir, _, stopped) in &logs {
+        ConstGauge::new(i64::from(*stopped)).encode(family.encode_family(dir)?)?;
+    }
+    let help = "1 while appends are refused since the disk is full";
+    let mut family = encoder.encode_descriptor("mainstem_log_full", help, None, gauge)?;
+    for log in broker.logs.all() {
+        let label = DirLabel { dir: log.path.clone() };
+        ConstGauge::new(i64::from(log.log.is_full())).encode(family.encode_family(&label)?)?;
+    }
+    let (name, help) = ("kafka_log_logmanager_logdirectoryoffline", "1 when a log directory is offline");
+    let mut family = encoder.encode_descriptor(name, help, None, gauge)?;
+    let open = broker.logs.all().iter().map(|log| (&log.path, log.failure().is_some()));
+    for (path, offline) in open.chain(broker.logs.lost().iter().map(|lost| (&lost.path, true))) {
+        let label = LogDirectoryLabel { logdirectory: path.clone() };
+        ConstGauge::new(i64::from(offline)).encode(family.encode_family(&label)?)?;
+    }
+    Ok(())
+}
+
+fn encode_groups(broker: &Arc<Broker>, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
+    let (mut lags, mut states) = (Vec::new(), std::collections::BTreeMap::<&str, i64>::new());
+    for entry in broker.coordinator.all() {
+        entry.with(|group: &Group| {
+            *states.entry(group.state().name()).or_default() += 1;
+            for (key, offset) in group.offsets() {
+                let partition =
+                    broker.topics.find(&key.topic).and_then(|topic| topic.partition(key.partition));
+                if let Some(home) = partition.as_ref().and_then(|partition| partition.home().ok()) {
+                    let lag = (home.stream.bounds().committed.0 - offset.offset).max(0);
+                    let label = LagLabel {
+                        group: entry.id().to_owned(),
+                        topic: key.topic.to_string(),
+                        partition: key.partition,
+                    };
+                    lags.push((label, lag));
+                }
+            }
+        });
+    }
+    let zero = ConstGauge::new(0i64);
+    let help = "Records that the group has not committed yet";
+    let mut family = encoder.encode_descriptor("kafka_consumergroup_lag", help, None, zero.metric_type())?;
+    for (label, lag) in lags {
+        ConstGauge::new(lag).encode(family.encode_family(&label)?)?;
+    }
+    let name = "kafka_coordinator_group_groupcount";
+    let mut family = encoder.encode_descriptor(name, "Groups by state", None, zero.metric_type())?;
+    for (state, groups) in states {
+        ConstGauge::new(groups).encode(family.encode_family(&StateLabel { state: state.to_owned() })?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,229 @@
+//! The table of APIs: each has one row, which names everything that differs between APIs but the work itself.
+//!
+//! To add an API, write its handler in [`crate::api`] and add its row here.
+
+use wire::ApiKey;
+
+use crate::api::{
+    acls, admin_cluster, admin_configs, admin_groups, admin_replicas, admin_topics, alter_configs,
+    api_versions, client_quotas, client_telemetry, consumer_groups, delete_records, fetch, group_membership,
+    init_producer_id, list_offsets, metadata, offsets, sasl, transaction_markers, transactions,
+    user_credentials,
+};
+use crate::call::api::{Api, Handler, Memory, Right, Versions};
+use crate::quotas::Quota;
+use crate::security::Operation;
+
+/// All APIs that are served, by key.
+static APIS: &[Api] = &[
+    // librdkafka takes a Produce without version 0 for that of an old broker (KAFKA-18659). 0 to 2 are refused.
+    Api {
+        versions: Versions::FromZero,
+        quota: Some(Quota::Produce),
+        handler: Handler::Produce,
+        ..Api::new(ApiKey::Produce, |_| unreachable!("produce requests begin in order"))
+    },
+    Api {
+        memory: Memory::Records,
+        quota: Some(Quota::Fetch),
+        ..Api::new(ApiKey::Fetch, |call| call.answer(fetch::answer))
+    },
+    Api::new(ApiKey::ListOffsets, |call| call.answer(list_offsets::answer)),
+    Api {
+        quota: Some(Quota::ControllerMutation),
+        ..Api::new(ApiKey::Metadata, |call| call.answer(metadata::answer))
+    },
+    Api::new(ApiKey::OffsetCommit, |call| call.answer(offsets::commit)),
+    Api::new(ApiKey::OffsetFetch, |call| call.answer(offsets::fetch)),
+    // Version 6 belongs to share groups.
+    Api {
+        versions: Versions::UpTo(5),
+        ..Api::new(ApiKey::FindCoordinator, |call| call.answer(offsets::find_coordinator))
+    },
+    Api {
+        memory: Memory::Waiting,
+        ..Api::new(ApiKey::JoinGroup, |call| call.answer(group_membership::join))
+    },
+    Api::new(ApiKey::Heartbeat, |call| call.answer(group_membership::heartbeat)),
+    Api::new(ApiKey::LeaveGroup, |call| call.answer(group_membership::leave)),
+    Api {
+        memory: Memory::Waiting,
+        ..Api::new(ApiKey::SyncGroup, |call| call.answer(group_membership::sync))
+    },
+    Api::new(ApiKey::DescribeGroups, |call| call.answer(admin_groups::describe)),
+    Api::new(ApiKey::ListGroups, |call| call.answer(admin_groups::list)),
+    Api {
+        right: Right::Free,
+        memory: Memory::Small,
+        ..Api::new(ApiKey::SaslHandshake, |call| call.answer(sasl::handshake))
+    },
+    Api {
+        right: Right::Free,
+        memory: Memory::Small,
+        ..Api::new(ApiKey::ApiVersions, |call| call.answer(|request| api_versions::answer(request, served())))
+    },
+    Api {
+        quota: Some(Quota::ControllerMutation),
+        carried_through: true,
+        ..Api::new(ApiKey::CreateTopics, |call| call.answer(admin_topics::create))
+    },
+    Api {
+        quota: Some(Quota::ControllerMutation),
+        carried_through: true,
+        ..Api::new(ApiKey::DeleteTopics, |call| call.answer(admin_topics::delete))
+    },
+    Api {
+        carried_through: true,
+        ..Api::new(ApiKey::DeleteRecords, |call| call.answer(delete_records::answer))
+    },
+    // The last version of the schema belongs to two-phase commit.
+    Api {
+        versions: Versions::UpTo(5),
+        ..Api::new(ApiKey::InitProducerId, |call| call.answer(init_producer_id::answer))
+    },
+    Api::new(ApiKey::OffsetForLeaderEpoch, |call| call.answer(list_offsets::offset_for_leader_epoch)),
+    Api::new(ApiKey::AddPartitionsToTxn, |call| call.answer(transactions::add_partitions)),
+    Api::new(ApiKey::AddOffsetsToTxn, |call| call.answer(transactions::add_offsets)),
+    Api::new(ApiKey::EndTxn, |call| call.answer(transactions::end)),
+    Api {
+        carried_through: true,
+        ..Api::new(ApiKey::WriteTxnMarkers, |call| call.answer(transaction_markers::write_markers))
+    },
+    Api::new(ApiKey::TxnOffsetCommit, |call| call.answer(transactions::commit_offsets)),
+    Api::of_cluster(ApiKey::DescribeAcls, Operation::Describe, |call| {
+        call.answer_for_cluster(acls::describe)
+    }),
+    Api {
+        carried_through: true,
+        ..Api::of_cluster(ApiKey::CreateAcls, Operation::Alter, |call| call.answer_for_cluster(acls::create))
+    },
+    Api {
+        carried_through: true,
+        ..Api::of_cluster(ApiKey::DeleteAcls, Operation::Alter, |call| call.answer_for_cluster(acls::delete))
+    },
+    Api::new(ApiKey::DescribeConfigs, |call| call.answer(admin_configs::describe)),
+    Api {
+        carried_through: true,
+        ..Api::new(ApiKey::AlterConfigs, |call| call.answer(alter_configs::replace))
+    },
+    Api::of_cluster(ApiKey::AlterReplicaLogDirs, Operation::Alter, |call| {
+        call.answer_for_cluster(admin_replicas::alter_replica_log_dirs)
+    }),
+    Api::of_cluster(ApiKey::DescribeLogDirs, Operation::Describe, |call| {
+        call.answer_for_cluster(admin_replicas::describe_log_dirs)
+    }),
+    Api {
+        right: Right::Free,
+        memory: Memory::Small,
+        ..Api::new(ApiKey::SaslAuthenticate, |call| call.answer(sasl::authenticate))
+    },
+    Api {
+        quota: Some(Quota::ControllerMutation),
+        carried_through: true,
+        ..Api::new(ApiKey::CreatePartitions, |call| call.answer(admin_topics::create_partitions))
+    },
+    Api { carried_through: true, ..Api::new(ApiKey::DeleteGroups, |call| call.answer(admin_groups::delete)) },
+    Api::of_cluster(ApiKey::ElectLeaders, Operation::Alter, |call| {
+        call.answer_for_cluster(admin_replicas::elect_leaders)
+    }),
+    Api {
+        carried_through: true,
+        ..Api::new(ApiKey::IncrementalAlterConfigs, |call| call.answer(alter_configs::alter))
+    },
+    Api::of_cluster(ApiKey::AlterPartitionReassignments, Operation::Alter, |call| {
+        call.answer_for_cluster(admin_replicas::alter_reassignments)
+    }),
+    Api::of_cluster(ApiKey::ListPartitionReassignments, Operation::Describe, |call| {
+        call.answer_for_cluster(admin_replicas::list_reassignments)
+    }),
+    Api { carried_through: true, ..Api::new(ApiKey::OffsetDelete, |call| call.answer(offsets::delete)) },
+    Api::of_cluster(ApiKey::DescribeClientQuotas, Operation::DescribeConfigs, |call| {
+        call.answer_for_cluster(client_quotas::describe)
+    }),
+    Api {
+        carried_through: true,
+        ..Api::of_cluster(ApiKey::AlterClientQuotas, Operation::AlterConfigs, |call| {
+            call.answer_for_cluster(client_quotas::alter)
+        })
+    },
+    Api::of_cluster(ApiKey::DescribeUserScramCredentials, Operation::Describe, |call| {
+        call.answer_for_cluster(user_credentials::describe)
+    }),
+    Api {
+        carried_through: true,
+        ..Api::of_cluster(ApiKey::AlterUserScramCredentials, Operation::Alter, |call| {
+            call.answer_for_cluster(user_credentials::alter)
+        })
+    },
+    Api::of_cluster(ApiKey::DescribeQuorum, Operation::Describe, |call| {
+        call.answer_for_cluster(admin_cluster::describe_quorum)
+    }),
+    Api::of_cluster(ApiKey::UpdateFeatures, Operation::Alter, |call| {
+        call.answer_for_cluster(admin_cluster::update_features)
+    }),
+    // The nodes are told to everybody; the handler asks which operations on the cluster the caller may do.
+    Api {
+        right: Right::Free,
+        ..Api::new(ApiKey::DescribeCluster, |call| call.answer(metadata::describe_cluster))
+    },
+    Api::new(ApiKey::DescribeProducers, |call| call.answer(transactions::describe_producers)),
+    Api::of_cluster(ApiKey::UnregisterBroker, Operation::Alter, |call| {
+        call.answer_for_cluster(admin_cluster::unregister_broker)
+    }),
+    Api::new(ApiKey::DescribeTransactions, |call| call.answer(transactions::describe)),
+    Api::new(ApiKey::ListTransactions, |call| call.answer(transactions::list)),
+    Api::new(ApiKey::ConsumerGroupHeartbeat, |call| call.answer(consumer_groups::heartbeat)),
+    Api::new(ApiKey::ConsumerGroupDescribe, |call| call.answer(consumer_groups::describe)),
+    Api {
+        right: Right::Free,
+        ..Api::new(ApiKey::GetTelemetrySubscriptions, |call| call.answer(client_telemetry::get))
+    },
+    Api { right: Right::Free, ..Api::new(ApiKey::PushTelemetry, |call| call.answer(client_telemetry::push)) },
+    Api::of_cluster(ApiKey::ListConfigResources, Operation::DescribeConfigs, |call| {
+        call.answer_for_cluster(admin_configs::list_resources)
+    }),
+    Api::new(ApiKey::DescribeTopicPartitions, |call| call.answer(admin_replicas::describe_topic_partitions)),
+];
+
+/// The rows of all APIs, by key.
+pub fn served() -> &'static [Api] {
+    APIS
+}
+
+/// Whether requests of `key` may wait for other clients.
+pub fn waits(key: ApiKey) -> bool {
+    row(key).is_some_and(Api::waits)
+}
+
+/// The row of `key`; `None` if the API is not served.
+pub fn row(key: ApiKey) -> Option<&'static Api> {
+    ROWS.get(usize::try_from(key.code()).ok()?).copied().flatten()
+}
+
+/// One more than the largest key.
+const KEYS: usize = 128;
+
+static ROWS: [Option<&'static Api>; KEYS] = {
+    let mut rows: [Option<&'static Api>; KEYS] = [None; KEYS];
+    let mut at = 0;
+    while at < APIS.len() {
+        rows[APIS[at].key as usize] = Some(&APIS[at]);
+        at += 1;
+    }
+    rows
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_one_row_for_a_key_and_they_are_in_order() {
+        assert!(APIS.windows(2).all(|pair| pair[0].key.code() < pair[1].key.code()));
+        for api in APIS {
+            assert_eq!(row(api.key).map(|row| row.key), Some(api.key));
+            let (versions, schema) = (api.advertised(), api.key.valid_versions());
+            assert!(versions.end() <= schema.end(), "{}", api.key.name());
+        }
+    }
+}
