@@ -305,7 +305,7 @@ pub fn partition_for(group_id: &str, partitions: i32) -> i32 {
 
 #[cfg(test)]
 mod tests {
-    use super::partition_for;
+    use super::*;
 
     #[test]
     fn partition_follows_java_hash() {
@@ -315,5 +315,14 @@ mod tests {
         assert_eq!(partition_for("polygenelubricants", 50), 0);
         // Outside the basic plane a character is two units: "\u{1F600}".hashCode() == 0xD83D * 31 + 0xDE00 == 1772899.
         assert_eq!(partition_for("\u{1F600}", 1_000_000), 772_899);
+    }
+
+    #[test]
+    fn a_session_timeout_lies_within_its_bounds() {
+        let check = |ms| GroupConfig::default().check_session_timeout(ms);
+        assert_eq!((check(6000), check(1_800_000)), (Ok(()), Ok(())));
+        for outside in [5999, 1_800_001, 0, -1] {
+            assert_eq!(check(outside), Err(GroupError::InvalidSessionTimeout));
+        }
     }
 }
