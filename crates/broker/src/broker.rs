@@ -294,7 +294,7 @@ impl Broker {
             // Should a topic of this name have been deleted while the log took no records: what was committed for it does
             // not count for the new one, also not after a crash.
             let forget = || {
-                let forgotten = broker.coordinator.forget_topics(|topic| topic == name);
+                let forgotten = broker.coordinator.forget_topic(&name);
                 forgotten.into_iter().all(|gone| gone.blocking_recv().is_ok())
             };
             broker.topics.create(&name, partitions, configs, forget)
@@ -324,7 +324,7 @@ impl Broker {
     pub(crate) async fn delete_topic(self: &Arc<Self>, topic: &Arc<Topic>) -> Result<(), Failure> {
         let topic = topic.clone();
         self.blocking(move |broker| {
-            broker.topics.delete(&topic, |name| drop(broker.coordinator.forget_topics(|topic| topic == name)))
+            broker.topics.delete(&topic, |name| drop(broker.coordinator.forget_topic(name)))
         })
         .await
         .map_err(|error: TopicError| error.into())

@@ -460,9 +460,13 @@ impl Logs {
         })
     }
 
-    /// Chooses logs for `count` new partitions, where `held` is what each log has already: the one with the most free
+    /// Chooses logs for `count` new partitions, where `held` is what each log has already, asked for where there is a choice: the one with the most free
     /// bytes after what is promised, of equal ones that with the fewest partitions. Says why if none takes any. Blocks.
-    pub fn place(&self, count: usize, mut held: HashMap<Uuid, Held>) -> Result<Vec<Uuid>, String> {
+    pub fn place(
+        &self,
+        count: usize,
+        held: impl FnOnce() -> HashMap<Uuid, Held>,
+    ) -> Result<Vec<Uuid>, String> {
         let (mut taking, mut refusals) = (Vec::new(), Vec::new());
         for log in &self.open {
             match log.free_bytes() {
@@ -471,6 +475,7 @@ impl Logs {
             }
         }
         refusals.extend(self.lost.iter().map(|lost| format!("{}: {}", lost.path, lost.why)));
+        let mut held = if taking.len() > 1 { held() } else { HashMap::new() };
         let mut placed = Vec::with_capacity(count);
         for _ in 0..count {
             let better = |(at, (id, free)): &(usize, &(Uuid, u64))| {
@@ -571,7 +576,7 @@ mod tests {
 
     /// How many of `count` partitions go to each log.
     fn spread(logs: &Logs, count: usize, held: &HashMap<Uuid, Held>) -> Result<Vec<usize>, String> {
-        let placed = logs.place(count, held.clone())?;
+        let placed = logs.place(count, || held.clone())?;
         Ok(logs.all().iter().map(|log| placed.iter().filter(|id| **id == log.id).count()).collect())
     }
 
@@ -585,7 +590,7 @@ mod tests {
         assert!(spread_of_many[0].abs_diff(70) <= 1, "{spread_of_many:?}");
         assert!(spread_of_many[1].abs_diff(spread_of_many[2]) <= 1, "{spread_of_many:?}");
         // What was placed before counts too, as long as it has no records.
-        let before = logs.place(45, HashMap::new()).unwrap();
+        let before = logs.place(45, HashMap::new).unwrap();
         let promised = Held { partitions: 45, promised_bytes: 45 * logs.promise(0) };
         let held = HashMap::from([(before[0], promised)]);
         let later = spread(&logs, 30, &held).unwrap();

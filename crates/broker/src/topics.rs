@@ -3,7 +3,7 @@
 //! The store is written first, synced, and then what is in memory follows; a crash between the two is made good when
 //! the broker opens. Stream ids are never used twice.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -139,13 +139,47 @@ impl Topic {
     }
 }
 
+/// Topics by name.
+#[derive(Debug, Default)]
+struct Names {
+    topics: HashMap<Text, Arc<Topic>>,
+    /// Names with a period or an underscore, after their metric's name, in which those are the same.
+    by_metric: BTreeSet<(String, Text)>,
+}
+
+impl Names {
+    fn insert(&mut self, topic: Arc<Topic>) {
+        self.by_metric.extend(metric_of(&topic.name).map(|metric| (metric, topic.name.clone())));
+        self.topics.insert(topic.name.clone(), topic);
+    }
+
+    fn remove(&mut self, name: &Text) {
+        self.topics.remove(name);
+        if let Some(metric) = metric_of(name) {
+            self.by_metric.remove(&(metric, name.clone()));
+        }
+    }
+
+    /// A topic whose metrics would have the same name.
+    fn collision(&self, name: &str) -> Option<&Text> {
+        let metric = metric_of(name)?;
+        let first = self.by_metric.range((metric.clone(), Text::default())..).next();
+        first.filter(|(other, _)| *other == metric).map(|(_, name)| name)
+    }
+}
+
+/// The name that metrics of a topic have, where it is not the topic's own or may be that of another one.
+fn metric_of(name: &str) -> Option<String> {
+    name.contains(['.', '_']).then(|| name.replace('.', "_"))
+}
+
 /// All topics.
 #[derive(Debug)]
 pub struct Topics {
     store: Arc<Store>,
     logs: Arc<Logs>,
     configs: Arc<ResourceConfigs>,
-    by_name: RwLock<HashMap<Text, Arc<Topic>>>,
+    by_name: RwLock<Names>,
     by_id: RwLock<HashMap<Uuid, Arc<Topic>>>,
     by_stream: RwLock<HashMap<StreamId, Arc<Partition>>>,
     /// One change at a time.
@@ -195,7 +229,7 @@ impl Topics {
     /// The topic of this name.
     pub fn find(&self, name: &str) -> Option<Arc<Topic>> {
         // A request may name one of 32 KB with a hundred thousand indexes.
-        (name.len() <= TOPIC_NAME_MAX).then(|| self.by_name.read().get(name).cloned()).flatten()
+        (name.len() <= TOPIC_NAME_MAX).then(|| self.by_name.read().topics.get(name).cloned()).flatten()
     }
 
     /// The topic of this id.
@@ -219,7 +253,7 @@ impl Topics {
 
     /// All topics, by name.
     pub fn all(&self) -> Vec<Arc<Topic>> {
-        let mut all: Vec<_> = self.by_name.read().values().cloned().collect();
+        let mut all: Vec<_> = self.by_name.read().topics.values().cloned().collect();
         all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         all
     }
@@ -231,14 +265,11 @@ impl Topics {
             return Err(TopicError::Prohibited);
         }
         let by_name = self.by_name.read();
-        if by_name.contains_key(name) {
+        if by_name.topics.contains_key(name) {
             return Err(TopicError::Exists(name.to_owned()));
         }
         // Kafka refuses names that would give the same metric name.
-        let folded = name.replace('.', "_");
-        if name.contains(['.', '_'])
-            && let Some(other) = by_name.keys().find(|other| other.replace('.', "_") == folded)
-        {
+        if let Some(other) = by_name.collision(name) {
             return Err(TopicError::Name(format!("Topic '{name}' collides with existing topic: {other}")));
         }
         Ok(())
@@ -354,7 +385,7 @@ impl Topics {
         let topic = self.find_id(&topic.id).ok_or(TopicError::Unknown)?;
         let name = topic.name.as_str();
         self.store.commit(&[], &[Change::Delete { key: format!("{TOPIC_PREFIX}{name}") }])?;
-        self.by_name.write().remove(name);
+        self.by_name.write().remove(&topic.name);
         self.by_id.write().remove(&topic.id);
         self.note_change();
         for partition in topic.partitions().iter() {
@@ -417,7 +448,7 @@ impl Topics {
 
     /// Hands out `count` new stream ids and chooses their logs, with the change that makes the ids used.
     fn new_streams(&self, count: i32) -> Result<(Vec<(StreamId, Uuid)>, Change), TopicError> {
-        let logs = self.logs.place(usize::try_from(count).unwrap_or(0), self.held());
+        let logs = self.logs.place(usize::try_from(count).unwrap_or(0), || self.held());
         let logs = logs.map_err(TopicError::NoLog)?;
         let next = self.store.find(NEXT_STREAM_KEY)?;
         let next = next.map(|value| stored::read(NEXT_STREAM_KEY, &value)).transpose()?;
@@ -446,7 +477,7 @@ impl Topics {
             config: RwLock::new(Arc::new(TopicConfig::new(&record.configs, &self.configs.now()))),
         });
         self.by_id.write().insert(record.id, topic.clone());
-        self.by_name.write().insert(name, topic);
+        self.by_name.write().insert(topic);
     }
 }
 
@@ -470,4 +501,37 @@ pub fn check_name(name: &str) -> Result<(), TopicError> {
         return Ok(());
     };
     Err(TopicError::Name(format!("Topic name is invalid: {problem}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_whose_metrics_are_the_same_collide() {
+        let topic = |name: &str| {
+            Arc::new(Topic {
+                name: Text::copied(name),
+                id: Uuid::new_v4(),
+                partitions: RwLock::new(Arc::new([])),
+                overrides: RwLock::default(),
+                config: RwLock::new(Arc::new(TopicConfig::new(&BTreeMap::new(), &crate::Config::default()))),
+            })
+        };
+        let mut names = Names::default();
+        for name in ["a.b", "plain", "x_", "x_y.z", "x-y"] {
+            names.insert(topic(name));
+        }
+        for (name, other) in [
+            ("a_b", Some("a.b")),
+            ("x.y_z", Some("x_y.z")),
+            ("x.", Some("x_")),
+            ("plain", None),
+            ("x_y", None),
+        ] {
+            assert_eq!(names.collision(name).map(Text::as_str), other, "{name}");
+        }
+        names.remove(&Text::from_static("a.b"));
+        assert_eq!((names.collision("a_b"), names.topics.len()), (None, 4));
+    }
 }

@@ -4,6 +4,7 @@
 //! One lock per group. Records are put into the log's queue under it, so that the order in the log is the order in the
 //! group; what follows when they are durable runs as a task of its own, never on the writer's thread.
 
+mod committed_topics;
 mod consumer;
 mod load;
 mod offsets;
@@ -20,6 +21,7 @@ use storage::{AppendError, Completion, Durability};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
+use self::committed_topics::{CommittedTopics, OfGroup};
 use self::consumer::Settling;
 use self::load::{Loaded, load_partition};
 use self::offsets::InFlight;
@@ -56,6 +58,8 @@ struct State {
     stored: Option<GroupSnapshot>,
     /// Offset commits of producers whose records are in the log's queue.
     transactional: HashMap<i64, InFlight>,
+    /// The topics under which the group is in [`Coordinator::committed_topics`].
+    topics: OfGroup,
 }
 
 /// One group.
@@ -73,6 +77,7 @@ pub struct Coordinator {
     groups: Mutex<HashMap<String, Arc<Entry>>>,
     /// Groups with offsets of open transactions, by producer; some may have none any more.
     uncommitted: Mutex<HashMap<i64, Vec<Arc<Entry>>>>,
+    committed_topics: CommittedTopics,
     /// Partitions of `__consumer_offsets` that could not be read: what their groups committed is not known.
     unread: Mutex<HashSet<i32>>,
     /// The partition of `__consumer_offsets` in which commits wait until it is rewritten.
@@ -163,6 +168,7 @@ impl Coordinator {
             runtime: Handle::current(),
             groups: Mutex::default(),
             uncommitted: Mutex::default(),
+            committed_topics: CommittedTopics::default(),
             unread: Mutex::default(),
             held: watch::Sender::new(None),
             held_in_vain: Mutex::default(),
@@ -211,11 +217,13 @@ impl Coordinator {
             let mut state = entry.state.lock();
             state.stored = loaded.snapshot;
             for (key, (value, position)) in loaded.offsets {
+                self.committed_topics.list(&entry, &mut state.topics, &key.topic);
                 state.group.restore_offset(key, value, position, None);
             }
             for (producer_id, offsets) in loaded.uncommitted {
                 self.note_uncommitted(producer_id, &entry);
                 for (key, (value, position)) in offsets {
+                    self.committed_topics.list(&entry, &mut state.topics, &key.topic);
                     state.group.restore_offset(key, value, position, Some(producer_id));
                 }
             }
@@ -234,6 +242,7 @@ impl Coordinator {
             settling: Settling::default(),
             stored: None,
             transactional: HashMap::new(),
+            topics: OfGroup::default(),
         };
         let entry = Arc::new(Entry { id: id.clone(), state: Mutex::new(state) });
         self.groups.lock().entry(id).or_insert(entry).clone()
@@ -349,7 +358,7 @@ impl Coordinator {
             let (this, of) = (self.clone(), entry.clone());
             self.append_then(entry, &mut state, records, move |state, position| {
                 match position {
-                    Some(_) => this.forget(&of),
+                    Some(_) => this.forget(&of, state),
                     None => state.group.undelete(),
                 }
                 // A client that went away no longer waits for it.
@@ -365,7 +374,9 @@ impl Coordinator {
     /// was deleted, the log may have taken no records.
     pub fn expire(self: &Arc<Self>) {
         if let Some(broker) = self.broker.upgrade() {
-            self.forget_topics(|name| broker.topics.find(name).is_none());
+            for topic in self.committed_topics.topics(|name| broker.topics.find(name).is_none()) {
+                self.forget_topic(&topic);
+            }
         }
         for entry in self.all() {
             let mut state = entry.state.lock();
@@ -379,7 +390,7 @@ impl Coordinator {
                 if let Some(position) = position {
                     state.group.remove_offsets(&gone, position.0);
                     if expired.group && state.group.retire_if_unused() {
-                        this.forget(&of);
+                        this.forget(&of, state);
                     }
                 }
                 Vec::new()
@@ -387,7 +398,8 @@ impl Coordinator {
         }
     }
 
-    fn forget(&self, entry: &Arc<Entry>) {
+    fn forget(&self, entry: &Arc<Entry>, state: &mut State) {
+        self.committed_topics.remove(entry, &mut state.topics);
         let mut groups = self.groups.lock();
         if groups.get(&entry.id).is_some_and(|other| Arc::ptr_eq(other, entry)) {
             groups.remove(&entry.id);

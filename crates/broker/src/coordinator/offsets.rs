@@ -74,6 +74,9 @@ impl Coordinator {
                     return other.map(|_| results).map_err(|_| GroupError::UnknownServer);
                 }
             };
+            for (key, _) in prepared.accepted() {
+                self.committed_topics.list(entry, &mut state.topics, &key.topic);
+            }
             let (sender, receiver) = oneshot::channel();
             if let Some(Transactional { producer_id, .. }) = transactional {
                 self.note_uncommitted(producer_id, entry);
@@ -186,28 +189,33 @@ impl Coordinator {
         receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
     }
 
-    /// Drops what all groups committed for topics that were deleted. Of each group that had such offsets comes whether
-    /// they are gone for good; nothing where that is not so.
-    pub fn forget_topics(
-        self: &Arc<Self>,
-        is_deleted: impl Fn(&str) -> bool,
-    ) -> Vec<oneshot::Receiver<Offset>> {
+    /// Drops what groups committed for a topic that was deleted. Of each group that had such offsets comes whether they are
+    /// gone for good; nothing where that is not so.
+    pub fn forget_topic(self: &Arc<Self>, topic: &str) -> Vec<oneshot::Receiver<Offset>> {
         let mut forgotten = Vec::new();
-        for entry in self.all() {
+        for entry in self.committed_topics.take(topic) {
             let mut state = entry.state.lock();
+            state.topics.remove(topic);
             // Also what is on its way and what an open transaction committed: it counts later.
-            let gone = state.group.offset_keys(|key| is_deleted(&key.topic));
-            if gone.is_empty() {
-                continue;
-            }
+            let gone = state.group.offset_keys(|key| *key.topic == *topic);
+            let Some(first) = gone.first() else { continue };
+            let topic = first.topic.clone();
             let (sender, receiver) = oneshot::channel();
             forgotten.push(receiver);
-            let Ok(records) = tombstones(&state.group, &gone, false) else { continue };
+            let Ok(records) = tombstones(&state.group, &gone, false) else {
+                self.committed_topics.list(&entry, &mut state.topics, &topic);
+                continue;
+            };
+            let (this, of) = (self.clone(), entry.clone());
             self.append_then(&entry, &mut state, records, move |state, position| {
-                if let Some(position) = position {
-                    state.group.remove_offsets(&gone, position.0);
-                    // Not everybody waits for it.
-                    let _ = sender.send(position);
+                match position {
+                    Some(position) => {
+                        state.group.remove_offsets(&gone, position.0);
+                        // Not everybody waits for it.
+                        let _ = sender.send(position);
+                    }
+                    // The next look finds them.
+                    None => this.committed_topics.list(&of, &mut state.topics, &topic),
                 }
                 Vec::new()
             });
