@@ -6,9 +6,8 @@
 
 use crate::config::Kind::{Boolean, Double, Int, Long, Short, String as Word};
 use crate::failure::Failure;
-use crate::resource_configs::Overrides;
-use crate::topic_config::DefaultFrom::{Fixed, OfCluster};
-use crate::topic_config::{ResourceSetting, setting};
+use crate::resource_setting::DefaultFrom::{Fixed, OfCluster};
+use crate::resource_setting::{DefaultFrom, Overrides, ResourceSetting, setting};
 use wire::ErrorCode;
 
 const THREADS: &str = "Accepted for Kafka's tools; there are as many threads as the machine has use for.";
@@ -118,6 +117,30 @@ const THREAD_COUNTS: [&str; 10] = [
 /// The table's row for `name`.
 pub fn accepted_setting(name: &str) -> Option<&'static ResourceSetting> {
     ACCEPTED_SETTINGS.iter().find(|setting| setting.name == name)
+}
+
+/// The default of another resource's setting that is that of `name`. For tables: panics where there is no such row.
+pub const fn accepted(name: &'static str) -> DefaultFrom {
+    let mut at = 0;
+    while at < ACCEPTED_SETTINGS.len() {
+        let row = &ACCEPTED_SETTINGS[at];
+        if same(row.name, name)
+            && let Fixed(text) | OfCluster(text) = row.default
+        {
+            return DefaultFrom::Accepted(name, text);
+        }
+        at += 1;
+    }
+    panic!("the table has no row of this name with a default of its own")
+}
+
+const fn same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut at = 0;
+    while at < a.len() && at < b.len() && a[at] == b[at] {
+        at += 1;
+    }
+    a.len() == b.len() && at == a.len()
 }
 
 /// Whether it can be set for one broker only, and not for all, as Kafka's `PerBrokerConfigs`.

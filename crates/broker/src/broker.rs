@@ -15,11 +15,11 @@ use wire::{ErrorCode, Text};
 use crate::blocking::blocking;
 use crate::compaction::Compactor;
 use crate::config::Config;
-use crate::coordinator::Coordinator;
+use crate::coordinator::{Coordinator, TransactionCoordinator};
 use crate::failure::Failure;
 use crate::group_config::ConsumerGroupConfig;
 use crate::groups::GroupConfig;
-use crate::logs::{LogDirectory, Logs, LogsError, OpenLog, Opening};
+use crate::logs::{LogDirectory, Logs, LogsError, OpenLog, Opening, Streams};
 use crate::metrics::Metrics;
 use crate::partition::{Home, Partition};
 use crate::producer_ids::ProducerIds;
@@ -27,15 +27,13 @@ use crate::quotas::Quotas;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
 use crate::security::Authorizer;
 use crate::session::Sessions;
+use crate::stored;
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
-use crate::transactions::TransactionCoordinator;
 use crate::turns::Turns;
 use crate::users::Users;
 use crate::walks::Walks;
 
-/// Name of the metadata store in the data directory.
-pub(crate) const META_FILE: &str = "meta.redb";
 const CLUSTER_ID_KEY: &str = "cluster_id";
 /// How often a wait for a commit looks whether the log has stopped meanwhile.
 const STOPPED_CHECK: Duration = Duration::from_millis(500);
@@ -70,7 +68,7 @@ pub struct Broker {
     pub(crate) topics: Arc<Topics>,
     pub(crate) sessions: Sessions,
     pub(crate) coordinator: Arc<Coordinator>,
-    pub(crate) producer_ids: ProducerIds,
+    pub(crate) producer_ids: Arc<ProducerIds>,
     pub(crate) transactions: Arc<TransactionCoordinator>,
     compactor: Compactor,
     pub(crate) walks: Arc<Walks>,
@@ -85,7 +83,7 @@ impl Broker {
     /// inside a tokio runtime. A log that cannot be had takes only its partitions down while there is another.
     pub fn open(config: Config, logs: Vec<LogDirectory>, directory: &Path) -> Result<Arc<Broker>, OpenError> {
         let config = Arc::new(config);
-        let store = Arc::new(Store::open(&directory.join(META_FILE))?);
+        let store = Arc::new(Store::open(&directory.join(stored::META_FILE))?);
         let cluster_id = cluster_id(&store)?;
         let metrics = Arc::new(Metrics::default());
         let clock = Arc::new(SystemClock::default());
@@ -95,7 +93,7 @@ impl Broker {
         let logs = Arc::new(Logs::open(logs, &opening, &store, directory, &placed)?);
         let configs = Arc::new(ResourceConfigs::open(store.clone(), config.clone())?);
         let topics = Arc::new(Topics::open(store.clone(), logs.clone(), configs.clone())?);
-        assert!(topics_later.set(Arc::downgrade(&topics)).is_ok(), "set once");
+        assert!(topics_later.set(Arc::downgrade(&topics) as Weak<dyn Streams>).is_ok(), "set once");
         let group_config = GroupConfig {
             session_timeout_ms_min: config.group_session_timeout_ms_min,
             session_timeout_ms_max: config.group_session_timeout_ms_max,
@@ -110,9 +108,20 @@ impl Broker {
         let authorizer = Authorizer::open(store.clone(), &config)?;
         let users = Arc::new(Users::open(store.clone())?);
         let telemetry = Telemetry::new(configs.clone(), config.telemetry_max_bytes);
-        let broker = Arc::new_cyclic(|broker: &Weak<Broker>| Broker {
+        let producer_ids = Arc::new(ProducerIds::new(store.clone()));
+        let coordinator = Arc::new(Coordinator::new(&topics, clock.clone(), group_config));
+        let transactions = TransactionCoordinator::new(
+            &topics,
+            &producer_ids,
+            coordinator.clone(),
+            config.clone(),
+            clock.clone(),
+        );
+        let walks = Arc::new(Walks::default());
+        let compactor = Compactor::new(topics.clone(), logs.clone(), configs.clone(), walks.clone());
+        let broker = Arc::new(Broker {
             sessions: Sessions::new(usize::try_from(config.fetch_sessions_max).unwrap_or(0)),
-            coordinator: Arc::new(Coordinator::new(broker.clone(), group_config)),
+            coordinator,
             config,
             configs,
             quotas,
@@ -123,10 +132,10 @@ impl Broker {
             store,
             logs,
             topics,
-            producer_ids: ProducerIds::default(),
-            transactions: Arc::new(TransactionCoordinator::new(broker.clone())),
-            compactor: Compactor::default(),
-            walks: Arc::default(),
+            producer_ids,
+            transactions: Arc::new(transactions),
+            compactor,
+            walks,
             turns: Turns::default(),
             metrics,
             clock,
@@ -165,7 +174,7 @@ impl Broker {
         };
         let compact = |broker: &Arc<Broker>| {
             if broker.config.cleaner_enable {
-                broker.compactor.run(broker);
+                broker.compactor.run(broker.now_ms());
             }
         };
         let tasks = [

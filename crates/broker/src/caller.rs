@@ -6,8 +6,6 @@ use std::sync::Arc;
 
 use wire::Text;
 
-use crate::quotas::Payer;
-
 /// The type of all principals that authentication gives, as in Kafka.
 const USER: &str = "User";
 /// The name of who has not authenticated.
@@ -98,11 +96,6 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Whose quotas the request is counted against.
-    pub fn payer(&self) -> Payer {
-        Payer { user: self.origin.principal.name.clone(), client_id: self.client_id.clone() }
-    }
-
     /// Its address, as Kafka shows it.
     pub fn host_shown(&self) -> String {
         format!("/{}", self.origin.host())

@@ -2,9 +2,8 @@
 
 use crate::config::{Config, Kind};
 use crate::failure::Failure;
-use crate::resource_configs::Overrides;
-use crate::topic_config::DefaultFrom::Broker;
-use crate::topic_config::{ResourceSetting, setting};
+use crate::resource_setting::DefaultFrom::Broker;
+use crate::resource_setting::{Overrides, ResourceSetting, setting};
 use wire::ErrorCode;
 
 const SESSION_TIMEOUT: &str = "consumer.session.timeout.ms";

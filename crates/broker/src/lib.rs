@@ -1,7 +1,7 @@
 //! What each Kafka API means: topics, partitions, producers, fetches, consumer groups.
 //!
 //! Frames come in as bytes and go out as chunks; sockets are the server's business, bytes on disk are storage's. The
-//! only crate that knows Kafka's error codes ([`failure`] maps them).
+//! only crate that knows Kafka's error codes ([`error_codes`] maps them).
 
 mod config;
 pub mod groups;
@@ -17,6 +17,7 @@ mod collector;
 mod compaction;
 mod connection;
 mod coordinator;
+mod error_codes;
 mod failure;
 mod group_config;
 mod internal;
@@ -26,10 +27,12 @@ mod metrics;
 mod offline;
 mod oldest;
 mod partition;
+mod placement;
 mod producer_ids;
 mod quotas;
 mod request;
 mod resource_configs;
+mod resource_setting;
 mod security;
 mod sequence;
 mod session;

@@ -17,14 +17,13 @@ use meta::{Change, MetaError, Store};
 use model::{Offset, StreamId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use storage::{AdmitError, AppendError, Committed, Listener, Log, SystemClock};
+use storage::{Admission, AdmitError, AppendError, Committed, Listener, Log, SystemClock};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::stored;
-use crate::topics::Topics;
 use crate::transactions::{StoredTransactions, TransactionIndex};
 
 /// Threads of each log for reads that miss the caches.
@@ -43,6 +42,8 @@ const CACHE_BYTES_MIN: usize = 4 * 1024 * 1024;
 const LOG_PREFIX: &str = "logs/";
 /// The log of the partitions whose records in the metadata name none: there was one only when they were made.
 const FIRST_LOG_KEY: &str = "first_log";
+/// How long an append waits for the preparer to make room before it is refused.
+const ROOM_PATIENCE: Duration = Duration::from_secs(10);
 /// What to do about a log that is not there.
 const REMEDY: &str = "bring it back and restart, or delete the topics to give the records up";
 
@@ -109,6 +110,18 @@ pub struct OpenLog {
 }
 
 impl OpenLog {
+    /// Waits for room for `bytes`, for [`ROOM_PATIENCE`] at most.
+    pub async fn admit(&self, bytes: usize) -> Result<Admission, AdmitError> {
+        let deadline = tokio::time::Instant::now() + ROOM_PATIENCE;
+        loop {
+            let room = self.room.notified();
+            match self.log.admit(bytes) {
+                Err(AdmitError::Busy) if tokio::time::timeout_at(deadline, room).await.is_ok() => {}
+                admitted => return admitted,
+            }
+        }
+    }
+
     /// Why it takes no more appends although nobody closed it, if it does not.
     pub fn failure(&self) -> Option<AppendError> {
         self.log.stopped().filter(|error| matches!(error, AppendError::Poisoned(_)))
@@ -185,13 +198,19 @@ pub struct Opening<'a> {
     /// The clock of all logs.
     pub clock: &'a Arc<SystemClock>,
     /// Set once the topics are there.
-    pub topics: &'a Arc<OnceLock<Weak<Topics>>>,
+    pub topics: &'a Arc<OnceLock<Weak<dyn Streams>>>,
+}
+
+/// Hears of what is committed, by the stream.
+pub trait Streams: std::fmt::Debug + Send + Sync {
+    /// Records of so many bytes more are committed in a stream.
+    fn grown(&self, stream: StreamId, bytes: usize);
 }
 
 /// Hears from one log's writer and tells partitions and waiting appends.
 struct LogListener {
     /// Weak, since the topics hold the logs and a log holds its listener.
-    topics: Arc<OnceLock<Weak<Topics>>>,
+    topics: Arc<OnceLock<Weak<dyn Streams>>>,
     metrics: Arc<Metrics>,
     room: Arc<Notify>,
     path: String,
@@ -203,9 +222,7 @@ impl Listener for LogListener {
     fn committed(&self, streams: &[Committed]) {
         let Some(topics) = self.topics.get().and_then(Weak::upgrade) else { return };
         for grown in streams {
-            if let Some(partition) = topics.of_stream(grown.stream.id()) {
-                partition.subscribers.mark(usize::try_from(grown.bytes).unwrap_or(usize::MAX));
-            }
+            topics.grown(grown.stream.id(), usize::try_from(grown.bytes).unwrap_or(usize::MAX));
         }
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use meta::{MetaError, Store};
 use model::StreamId;
 
-use crate::broker::META_FILE;
+use crate::stored::META_FILE;
 use crate::topics::{TOPIC_PREFIX, TopicRecord};
 
 /// Topic and partition of each stream, as the metadata in `directory` says; nothing is written there. Blocks.

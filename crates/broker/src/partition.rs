@@ -15,14 +15,12 @@ use wire::Text;
 use wire::records::{TransactionResult, end_transaction_marker};
 
 use crate::logs::{Lost, OpenLog};
+use crate::placement::LEADER_EPOCH;
 use crate::sequence::{self, Sequence, SequenceError};
 use crate::signal::Subscribers;
 use crate::transactions::{
     AbortedTransaction, Check, PartitionTransactions, StoredTransactions, TransactionIndex,
 };
-
-/// The only leader epoch there is: one server, and nothing that consumers saw is ever truncated.
-pub const LEADER_EPOCH: i32 = 0;
 
 /// A partition of a topic.
 #[derive(Debug)]

@@ -1,5 +1,7 @@
 //! Producer ids, taken from the metadata store in blocks: an id is never handed out twice, whatever crashes.
 
+use std::sync::Arc;
+
 use meta::{Change, Compare, MetaError, Store};
 use parking_lot::Mutex;
 
@@ -10,21 +12,29 @@ const BLOCK_IDS: i64 = 1000;
 const NEXT_BLOCK_KEY: &str = "next_producer_id";
 
 /// Hands out producer ids.
-#[derive(Debug, Default)]
-pub struct ProducerIds(Mutex<std::ops::Range<i64>>);
+#[derive(Debug)]
+pub struct ProducerIds {
+    store: Arc<Store>,
+    block: Mutex<std::ops::Range<i64>>,
+}
 
 impl ProducerIds {
+    /// With nothing taken yet.
+    pub fn new(store: Arc<Store>) -> ProducerIds {
+        ProducerIds { store, block: Mutex::default() }
+    }
+
     /// An id that was never given out. Blocks now and then.
-    pub fn take(&self, store: &Store) -> Result<i64, MetaError> {
-        let mut block = self.0.lock();
+    pub fn take(&self) -> Result<i64, MetaError> {
+        let mut block = self.block.lock();
         if block.is_empty() {
-            let stored = store.find(NEXT_BLOCK_KEY)?;
+            let stored = self.store.find(NEXT_BLOCK_KEY)?;
             let revision = stored.as_ref().map(|value| value.revision);
             let stored = stored.map(|value| stored::read(NEXT_BLOCK_KEY, &value)).transpose()?;
             let first: i64 = stored.unwrap_or(0);
             let bytes = serde_json::to_vec(&(first + BLOCK_IDS)).expect("a number can be written as JSON");
             let compare = Compare { key: NEXT_BLOCK_KEY.into(), revision };
-            store.commit(&[compare], &[Change::Put { key: NEXT_BLOCK_KEY.into(), bytes }])?;
+            self.store.commit(&[compare], &[Change::Put { key: NEXT_BLOCK_KEY.into(), bytes }])?;
             *block = first..first + BLOCK_IDS;
         }
         Ok(block.next().expect("the block was just filled if it was empty"))

@@ -16,6 +16,7 @@ use crate::accepted_settings::{
 };
 use crate::config::{Config, Setting};
 use crate::failure::Failure;
+use crate::resource_setting::Overrides;
 use crate::stored;
 
 const PREFIX: &str = "configs/";
@@ -75,9 +76,6 @@ impl ResourceKind {
         format!("{PREFIX}{folder}/")
     }
 }
-
-/// Settings by name, as text.
-pub type Overrides = BTreeMap<String, String>;
 
 /// All of them.
 #[derive(Debug)]

@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 use wire::Text;
 
-use crate::broker::Broker;
 use crate::caller::{Caller, Principal};
 use crate::partition::Partition;
-use crate::security::Operation;
+use crate::security::{Authorizer, Operation};
 use crate::signal::Signal;
+use crate::topics::Topics;
 
 /// A session that was used so recently is not evicted for a new one (Kafka's `min.incremental.fetch.session.eviction.ms`).
 const EVICTION_AGE: Duration = Duration::from_secs(120);
@@ -140,12 +140,12 @@ impl Slots {
 
     /// Looks again for the partitions of topics that are known by name and were not there: clients name them once, and a
     /// topic that was deleted may have been created again.
-    pub fn find_missing(&mut self, broker: &Broker) {
+    pub fn find_missing(&mut self, topics: &Topics) {
         for number in std::mem::take(&mut self.missing) {
             let Some(slot) = &self.slots[number] else { continue };
             let found = match slot.topic_id.is_nil() {
-                true => broker.topics.find(&slot.topic),
-                false => broker.topics.find_id(&slot.topic_id),
+                true => topics.find(&slot.topic),
+                false => topics.find_id(&slot.topic_id),
             };
             if let Some(topic) = found
                 && let Some(partition) = topic.partition(slot.index)
@@ -171,8 +171,7 @@ impl Slots {
     }
 
     /// Finds out which slots the client may read: those that are new, or all of them once the ACLs have changed.
-    pub fn authorize(&mut self, broker: &Broker, caller: &Caller) {
-        let authorizer = &broker.authorizer;
+    pub fn authorize(&mut self, authorizer: &Authorizer, caller: &Caller) {
         let mut numbers = std::mem::take(&mut self.unauthorized);
         if !authorizer.is_enabled() {
             return;

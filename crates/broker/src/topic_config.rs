@@ -7,64 +7,11 @@ use std::collections::BTreeMap;
 
 use model::TimestampType;
 
-use crate::accepted_settings::accepted_setting;
+use crate::accepted_settings::accepted;
 use crate::config::{Config, Kind};
+use crate::resource_setting::{DefaultFrom, ResourceSetting, setting};
 
-/// One setting of a resource's table.
-#[derive(Debug)]
-pub struct ResourceSetting {
-    /// Kafka's name.
-    pub name: &'static str,
-    /// Its type.
-    pub kind: Kind,
-    /// The broker's setting that gives the default, if there is one, else the default itself.
-    pub default: DefaultFrom,
-    /// The words allowed, if only some are.
-    pub words: &'static [&'static str],
-    /// The least and the greatest number allowed.
-    pub bounds: (i64, i64),
-    /// What it is for.
-    pub doc: &'static str,
-}
-
-/// Where a default comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DefaultFrom {
-    /// The broker setting of this name.
-    Broker(&'static str),
-    /// The setting of this name that brokers only accept.
-    Accepted(&'static str),
-    /// This text.
-    Fixed(&'static str),
-    /// This text, which new clusters have as the setting of all brokers (KIP-966).
-    OfCluster(&'static str),
-}
-
-/// A row of a table.
-pub const fn setting(
-    name: &'static str,
-    kind: Kind,
-    default: DefaultFrom,
-    words: &'static [&'static str],
-    doc: &'static str,
-) -> ResourceSetting {
-    ResourceSetting { name, kind, default, words, bounds: (i64::MIN, i64::MAX), doc }
-}
-
-impl ResourceSetting {
-    /// The row with a least number.
-    pub const fn at_least(self, least: i64) -> ResourceSetting {
-        self.between(least, i64::MAX)
-    }
-
-    /// The row with a least and a greatest number.
-    pub const fn between(mut self, least: i64, most: i64) -> ResourceSetting {
-        self.bounds = (least, most);
-        self
-    }
-}
-
-use DefaultFrom::{Accepted, Broker, Fixed, OfCluster};
+use DefaultFrom::{Broker, Fixed, OfCluster};
 use Kind::{Boolean, Double, Int, List, Long, String as Word};
 
 const NO_EFFECT: &str =
@@ -86,16 +33,16 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         &["compact", "delete"],
         "What happens to old records: delete, compact, or both.",
     ),
-    setting("compression.gzip.level", Int, Accepted("compression.gzip.level"), &[], NOT_RECOMPRESSED).between(1, 9),
-    setting("compression.lz4.level", Int, Accepted("compression.lz4.level"), &[], NOT_RECOMPRESSED).between(1, 17),
+    setting("compression.gzip.level", Int, accepted("compression.gzip.level"), &[], NOT_RECOMPRESSED).between(1, 9),
+    setting("compression.lz4.level", Int, accepted("compression.lz4.level"), &[], NOT_RECOMPRESSED).between(1, 17),
     setting(
         "compression.type",
         Word,
-        Accepted("compression.type"),
+        accepted("compression.type"),
         &["uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"],
         NOT_RECOMPRESSED,
     ),
-    setting("compression.zstd.level", Int, Accepted("compression.zstd.level"), &[], NOT_RECOMPRESSED).between(-131_072, 22),
+    setting("compression.zstd.level", Int, accepted("compression.zstd.level"), &[], NOT_RECOMPRESSED).between(-131_072, 22),
     setting(
         "delete.retention.ms",
         Long,
@@ -104,14 +51,14 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         "How long a tombstone stays in a compacted topic, in milliseconds.",
     )
     .at_least(0),
-    setting("file.delete.delay.ms", Long, Accepted("log.segment.delete.delay.ms"), &[], NO_EFFECT).at_least(0),
+    setting("file.delete.delay.ms", Long, accepted("log.segment.delete.delay.ms"), &[], NO_EFFECT).at_least(0),
     setting("flush.messages", Long, Broker("log.flush.interval.messages"), &[], NO_EFFECT).at_least(1),
     setting("flush.ms", Long, Fixed("9223372036854775807"), &[], NO_EFFECT).at_least(0),
     setting("follower.replication.throttled.replicas", List, Fixed(""), &[], ONE_COPY),
-    setting("index.interval.bytes", Int, Accepted("log.index.interval.bytes"), &[], NO_EFFECT).at_least(0),
+    setting("index.interval.bytes", Int, accepted("log.index.interval.bytes"), &[], NO_EFFECT).at_least(0),
     setting("leader.replication.throttled.replicas", List, Fixed(""), &[], ONE_COPY),
-    setting("local.retention.bytes", Long, Accepted("log.local.retention.bytes"), &[], NO_TIERS).at_least(-2),
-    setting("local.retention.ms", Long, Accepted("log.local.retention.ms"), &[], NO_TIERS).at_least(-2),
+    setting("local.retention.bytes", Long, accepted("log.local.retention.bytes"), &[], NO_TIERS).at_least(-2),
+    setting("local.retention.ms", Long, accepted("log.local.retention.ms"), &[], NO_TIERS).at_least(-2),
     setting(
         "max.compaction.lag.ms",
         Long,
@@ -175,7 +122,7 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         "There is one copy, and it is synced before acks=all is answered.",
     )
     .at_least(1),
-    setting("preallocate", Boolean, Accepted("log.preallocate"), &[], NO_EFFECT),
+    setting("preallocate", Boolean, accepted("log.preallocate"), &[], NO_EFFECT),
     setting("remote.log.copy.disable", Boolean, Fixed("false"), &[], NO_TIERS),
     setting("remote.log.delete.on.disable", Boolean, Fixed("false"), &[], NO_TIERS),
     setting("remote.storage.enable", Boolean, Fixed("false"), &[], NO_TIERS),
@@ -202,7 +149,7 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         "So many new bytes of a compacted topic's partition are due for compaction; partitions share the log's segments.",
     )
     .at_least(1_048_576),
-    setting("segment.index.bytes", Int, Accepted("log.index.size.max.bytes"), &[], NO_EFFECT).at_least(4),
+    setting("segment.index.bytes", Int, accepted("log.index.size.max.bytes"), &[], NO_EFFECT).at_least(4),
     setting("segment.jitter.ms", Long, Fixed("0"), &[], NO_EFFECT).at_least(0),
     setting(
         "segment.ms",
@@ -212,7 +159,7 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         "New records of a compacted topic are due for compaction when the oldest is so many milliseconds old.",
     )
     .at_least(1),
-    setting("unclean.leader.election.enable", Boolean, Accepted("unclean.leader.election.enable"), &[], NO_EFFECT),
+    setting("unclean.leader.election.enable", Boolean, accepted("unclean.leader.election.enable"), &[], NO_EFFECT),
 ];
 
 /// Not in the table, since it is not shown.
@@ -244,96 +191,6 @@ pub fn conflict(overrides: &BTreeMap<String, String>, config: &Config) -> Option
 fn value_of(overrides: &BTreeMap<String, String>, config: &Config, name: &str) -> String {
     let setting = topic_setting(name).expect("only names of the table are asked for");
     overrides.get(name).cloned().unwrap_or_else(|| setting.default_value(config))
-}
-
-impl ResourceSetting {
-    /// Why `value` cannot be a value of this setting, if it cannot; in Kafka's words where it has some.
-    pub fn problem(&self, value: &str) -> Option<String> {
-        let invalid =
-            |why: &str| Some(format!("Invalid value {value} for configuration {}: {why}", self.name));
-        if let Some(why) = self.kind.problem(value) {
-            return invalid(why);
-        }
-        let (least, most) = self.bounds;
-        match self.kind {
-            Kind::Double => match value.trim().parse::<f64>().unwrap_or(f64::NAN) {
-                share if share < least as f64 => invalid(&format!("Value must be at least {least}")),
-                share if share > most as f64 => invalid(&format!("Value must be no more than {most}")),
-                _ => None,
-            },
-            Kind::Short | Kind::Int | Kind::Long => {
-                let number = value.trim().parse::<i64>().ok()?;
-                // As Kafka: the number as it was read.
-                let beyond = |why: String| {
-                    Some(format!("Invalid value {number} for configuration {}: {why}", self.name))
-                };
-                let of_level = self.fixed_default() == Some("-1");
-                match number {
-                    // What a level is by default lies outside the levels.
-                    -1 if of_level => None,
-                    _ if of_level && !(least..=most).contains(&number) => {
-                        beyond(format!("Value must be between {least} and {most} or equal to -1"))
-                    }
-                    _ if number < least => beyond(format!("Value must be at least {least}")),
-                    _ if number > most => beyond(format!("Value must be no more than {most}")),
-                    _ => None,
-                }
-            }
-            Kind::String if !self.words.is_empty() && !self.words.contains(&value.trim()) => {
-                invalid(&format!("String must be one of: {}", self.words.join(", ")))
-            }
-            Kind::List => self.problem_of_list(value),
-            _ => None,
-        }
-    }
-
-    fn problem_of_list(&self, value: &str) -> Option<String> {
-        let of = |word: &str, why: String| {
-            Some(format!("Invalid value {word} for configuration {}: {why}", self.name))
-        };
-        let value = value.trim();
-        if value.is_empty() {
-            return None;
-        }
-        let mut words = value.split(',').map(str::trim);
-        if self.name.ends_with(".throttled.replicas") {
-            let pair = |word: &str| {
-                word.split_once(':')
-                    .is_some_and(|(a, b)| a.parse::<u32>().is_ok() && b.parse::<u32>().is_ok())
-            };
-            // As Java splits: what is empty at the end is no word.
-            let mut words =
-                value.trim_end_matches(|c: char| c == ',' || c.is_whitespace()).split(',').map(str::trim);
-            let fits = value == "*" || words.all(pair);
-            let why = "must be the literal '*' or a list of replicas in the following format: [partitionId]:[brokerId],[partitionId]:[brokerId],...";
-            return if fits { None } else { of(value, why.to_owned()) };
-        }
-        if self.words.is_empty() {
-            return None;
-        }
-        if words.clone().any(str::is_empty) {
-            return Some(format!("Configuration '{}' values must not be empty.", self.name));
-        }
-        let wrong = words.find(|word| !self.words.contains(word))?;
-        of(wrong, format!("String must be one of: {}", self.words.join(", ")))
-    }
-
-    /// The default, where that is a text.
-    pub fn fixed_default(&self) -> Option<&'static str> {
-        match self.default {
-            Fixed(text) | OfCluster(text) => Some(text),
-            Accepted(name) => accepted_setting(name)?.fixed_default(),
-            Broker(_) => None,
-        }
-    }
-
-    /// The value that holds where the topic has none of its own.
-    pub fn default_value(&self, config: &Config) -> String {
-        match self.default {
-            Fixed(_) | OfCluster(_) | Accepted(_) => self.fixed_default().unwrap_or_default().to_owned(),
-            Broker(name) => config.value(name).expect("the table names broker settings that exist"),
-        }
-    }
 }
 
 /// A topic's settings as the broker uses them.

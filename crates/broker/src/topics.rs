@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use wire::Text;
 
-use crate::logs::{Held, Logs};
+use crate::logs::{Held, Logs, Streams};
 use crate::partition::Partition;
 use crate::resource_configs::ResourceConfigs;
 use crate::stored;
@@ -478,6 +478,14 @@ impl Topics {
         });
         self.by_id.write().insert(record.id, topic.clone());
         self.by_name.write().insert(topic);
+    }
+}
+
+impl Streams for Topics {
+    fn grown(&self, stream: StreamId, bytes: usize) {
+        if let Some(partition) = self.of_stream(stream) {
+            partition.subscribers.mark(bytes);
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 //! | file | rules |
 //! |---|---|
 //! | `layers` | who may depend on whom, against the table in `ARCHITECTURE.md` |
+//! | `rooms` | which modules of a crate import from which: no circles, and down only where `ARCHITECTURE.md` has a table |
 //! | `licences` | where dependencies come from, and what their licences allow, against `deny.toml` |
 //! | `manifests` | dependencies are named once, used, and explained |
 //! | `source` | what a Rust file looks like: `//!` first, its size, where `unsafe` may stand |
@@ -23,6 +24,8 @@ mod licences;
 mod manifests;
 #[cfg(test)]
 mod repository;
+#[cfg(test)]
+mod rooms;
 #[cfg(test)]
 mod source;
 #[cfg(test)]

@@ -1,15 +1,32 @@
 //! Every rule, asked of the files that are in the repository or would be after `git add`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-use crate::{documents, layers, licences, manifests, source, text};
+use crate::{documents, layers, licences, manifests, rooms, source, text};
 
 /// Files that are longer than the aim, with the lines that they may have: they may shrink, never grow.
 const LONG_FILES: &[(&str, usize)] = &[("crates/wire-gen/src/emit.rs", 700)];
+
+/// Import circles that are known: a room of one may leave, none may enter.
+const CIRCLES: &[(&str, &[&str])] = &[
+    ("bench", &["measurement", "run"]),
+    ("sasl", &["jwks", "jwt"]),
+    ("server", &["settings", "tls"]),
+    ("server", &["connection", "inbound", "outbound"]),
+    ("server", &["connection_metrics", "listener"]),
+    (
+        "storage",
+        &[
+            "cleaner", "log", "overlay", "preparer", "read", "recovery", "rewrite", "scan", "source",
+            "spares", "writer",
+        ],
+    ),
+    ("storage", &["examine", "remains", "resolve", "survey"]),
+];
 
 /// Code for tests that cannot do without `unsafe`.
 const UNSAFE_IN_TESTS: &[&str] = &[
@@ -89,6 +106,44 @@ fn dependencies_between_crates_go_down() {
     let (crates, arrows) = layers::crates_and_arrows(&metadata);
     assert!(crates.len() > 5 && arrows.len() > 5, "the metadata was not understood");
     none(layers::violations(&layers::layers(file("ARCHITECTURE.md")), &crates, &arrows));
+}
+
+/// The imports between the rooms of each crate, without tests.
+fn imports() -> BTreeMap<&'static str, rooms::Imports> {
+    let mut files: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
+    for file in of("rs").filter(|file| !source::is_test(&file.path) && !source::is_generated(&file.path)) {
+        let Some((name, path)) = file.path.strip_prefix("crates/").and_then(|path| path.split_once("/src/"))
+        else {
+            continue;
+        };
+        let code = file.text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or("");
+        files.entry(name).or_default().push((path, code));
+    }
+    files.into_iter().map(|(name, files)| (name, rooms::imports(files))).collect()
+}
+
+#[test]
+fn rooms_of_a_crate_import_in_no_circle() {
+    let imports = imports();
+    assert!(imports.len() > 5 && imports["broker"].len() > 20, "the files were not understood");
+    let known = |name: &str, circle: &BTreeSet<String>| {
+        let mut of = CIRCLES.iter().filter(|(other, _)| *other == name);
+        of.any(|(_, rooms)| circle.iter().all(|room| rooms.contains(&room.as_str())))
+    };
+    let new = imports.iter().flat_map(|(name, imports)| {
+        let circles = rooms::circles(imports).into_iter().filter(|circle| !known(name, circle));
+        circles.map(move |circle| format!("{name}: the rooms {circle:?} import from each other"))
+    });
+    none(new);
+}
+
+#[test]
+fn rooms_of_a_crate_import_from_rows_below() {
+    let (architecture, imports) = (file("ARCHITECTURE.md"), imports());
+    let tables = imports.iter().map(|(name, imports)| (name, rooms::rows(architecture, name), imports));
+    let tables: Vec<_> = tables.filter(|(_, rows, _)| !rows.is_empty()).collect();
+    assert!(!tables.is_empty(), "no crate has a table of its rooms");
+    none(tables.into_iter().flat_map(|(name, rows, imports)| rooms::violations(name, &rows, imports)));
 }
 
 #[test]

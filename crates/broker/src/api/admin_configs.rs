@@ -18,9 +18,10 @@ use crate::failure::Failure;
 use crate::group_config::GROUP_SETTINGS;
 use crate::request::Request;
 use crate::resource_configs::{ResourceKind, is_dynamic};
+use crate::resource_setting::{DefaultFrom, ResourceSetting};
 use crate::security::Operation;
 use crate::telemetry::subscription::SUBSCRIPTION_SETTINGS;
-use crate::topic_config::{DefaultFrom, ResourceSetting, TOPIC_SETTINGS};
+use crate::topic_config::TOPIC_SETTINGS;
 use crate::topics::check_name;
 
 /// Kinds of resources.
@@ -95,7 +96,7 @@ fn described_by_table(
                     synonyms.push((setting.name.to_owned(), text.to_owned(), source));
                 }
             }
-            DefaultFrom::Accepted(name) => {
+            DefaultFrom::Accepted(name, _) => {
                 let row = accepted_setting(name).expect("the table names settings that are accepted");
                 synonyms.extend(of_broker.accepted(row));
             }

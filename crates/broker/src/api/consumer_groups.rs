@@ -14,7 +14,8 @@ use super::admin_groups::operations;
 use super::offsets::ready;
 use crate::broker::Broker;
 use crate::caller::Caller;
-use crate::failure::group_code;
+use crate::coordinator::Asking;
+use crate::error_codes::group_code;
 use crate::groups::consumer::{
     ConsumerGroup, ConsumerMember, HeartbeatReply, HeartbeatRequest, Partitions, Refused, listed,
 };
@@ -105,6 +106,7 @@ async fn beat(
         interval_ms: times.heartbeat_interval_ms,
     };
     heartbeat.validate()?;
+    let by = Asking { caller: &caller, authorizer: &broker.authorizer };
     // A group that was removed while it was looked up is looked up once more.
     for _ in 0..2 {
         let found = broker.coordinator.find(&request.group_id);
@@ -113,7 +115,7 @@ async fn beat(
         }
         heartbeat.validate_regex()?;
         let entry = found.unwrap_or_else(|| broker.coordinator.find_or_create(&request.group_id));
-        match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone(), &caller).await {
+        match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone(), by).await {
             Err(Refused { error: GroupError::CoordinatorNotAvailable, .. })
                 if entry.with(Group::state) == State::Dead => {}
             reply => return reply,

@@ -20,7 +20,8 @@ use crate::api::reads::{READ_COMMITTED, check_leader_epoch, read_later, unknown_
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
-use crate::partition::{Home, LEADER_EPOCH};
+use crate::partition::Home;
+use crate::placement::LEADER_EPOCH;
 use crate::quotas::{Payer, Quota};
 use crate::request::Request;
 use crate::session::{Session, Slot, Slots, next_epoch};
@@ -139,7 +140,7 @@ async fn full(
 ) -> FetchResponse {
     let mut slots = Slots::default();
     put_slots(broker, &mut slots, request, version);
-    slots.authorize(broker, &limits.caller);
+    slots.authorize(&broker.authorizer, &limits.caller);
     let looks = look_and_wait(&mut slots, limits, true).await;
     let throttle_time_ms = charge(broker, limits, &looks);
     if throttle_time_ms > 0 {
@@ -189,8 +190,8 @@ async fn incremental(
         broker.sessions.remove(session.id);
         return FetchResponse::default();
     }
-    state.slots.find_missing(broker);
-    state.slots.authorize(broker, &limits.caller);
+    state.slots.find_missing(&broker.topics);
+    state.slots.authorize(&broker.authorizer, &limits.caller);
     let looks = look_and_wait(&mut state.slots, limits, false).await;
     let throttle_time_ms = charge(broker, limits, &looks);
     if throttle_time_ms > 0 {

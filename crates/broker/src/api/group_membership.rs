@@ -9,7 +9,8 @@ use wire::messages::{
 use wire::{ErrorCode, Text};
 
 use super::offsets::ready;
-use crate::failure::group_code;
+use crate::coordinator::Asking;
+use crate::error_codes::group_code;
 use crate::groups::{GroupError, JoinReply, JoinRequest, LeaveMember, Protocol, SyncRequest};
 use crate::request::Request;
 use crate::security::Operation;
@@ -74,6 +75,7 @@ pub async fn join(
             .collect(),
         uuid: uuid::Uuid::new_v4().to_string(),
     };
+    let by = Asking { caller: &caller, authorizer: &broker.authorizer };
     // A group that was removed while it was looked up is looked up once more.
     for _ in 0..2 {
         let entry = if join.member_id.is_empty() {
@@ -84,7 +86,7 @@ pub async fn join(
                 None => return refuse(ErrorCode::UnknownMemberId),
             }
         };
-        let reply = broker.coordinator.join(&entry, join.clone(), &caller).await;
+        let reply = broker.coordinator.join(&entry, join.clone(), by).await;
         match reply {
             Ok(JoinReply { result: Err(GroupError::CoordinatorNotAvailable), .. }) => continue,
             Ok(reply) => return join_response(reply, version),

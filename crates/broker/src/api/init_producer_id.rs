@@ -3,7 +3,7 @@
 use wire::ErrorCode;
 use wire::messages::{InitProducerIdRequest, InitProducerIdResponse};
 
-use crate::failure::transaction_code;
+use crate::error_codes::transaction_code;
 use crate::request::Request;
 use crate::security::{Operation, ResourceType};
 use crate::transactions::TransactionError;
@@ -57,7 +57,7 @@ pub async fn answer(
     {
         return refused(error);
     }
-    let taken = broker.blocking(|broker| broker.producer_ids.take(&broker.store)).await;
+    let taken = broker.blocking(|broker| broker.producer_ids.take()).await;
     match taken {
         Ok(producer_id) => {
             InitProducerIdResponse { producer_id, producer_epoch: 0, ..InitProducerIdResponse::default() }

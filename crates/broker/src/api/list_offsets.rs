@@ -22,7 +22,8 @@ use wire::{Bytes, ErrorCode, Limits};
 use crate::api::reads::{READ_COMMITTED, check_leader_epoch, read_batches};
 use crate::broker::Broker;
 use crate::failure::Failure;
-use crate::partition::{Home, LEADER_EPOCH, Partition};
+use crate::partition::{Home, Partition};
+use crate::placement::LEADER_EPOCH;
 use crate::request::Request;
 use crate::security::Operation;
 

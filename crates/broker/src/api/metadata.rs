@@ -14,7 +14,7 @@ use wire::{ErrorCode, Text};
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
-use crate::partition::LEADER_EPOCH;
+use crate::placement::LEADER_EPOCH;
 use crate::request::Request;
 use crate::security::acl::CLUSTER_NAME;
 use crate::security::{Operation, ResourceType, audit};

@@ -23,7 +23,7 @@ use wire::{ErrorCode, Text};
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::coordinator::Entry;
-use crate::failure::group_code;
+use crate::error_codes::group_code;
 use crate::groups::{CommitRequest, Group, GroupError, OffsetCommit, OffsetKey, State};
 use crate::request::Request;
 use crate::security::{Operation, ResourceType, audit};

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use model::{BatchError, BatchHeader, Compression, Timestamp, batch};
 use parking_lot::Mutex;
-use storage::{Admission, AdmitError, AppendError, Completion, Durability};
+use storage::{AppendError, Completion, Durability};
 use tokio::time::Sleep;
 use wire::messages::ProduceRequest;
 use wire::messages::produce_request::{PartitionProduceData, TopicProduceData};
@@ -28,7 +28,6 @@ use crate::api::produce_transactions::{ADDS_FROM_VERSION, Transactions};
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
-use crate::logs::OpenLog;
 use crate::partition::{Appended, Checked, Home, Order, Partition};
 use crate::security::Operation;
 use crate::topic_config::TopicConfig;
@@ -49,8 +48,6 @@ const RECORD_ERRORS_FROM_VERSION: i16 = 8;
 const RECORD_BYTES_MIN: usize = 7;
 /// How long a batch is waited for that is on its way to the disk, however little time a client gives.
 const DISK_PATIENCE: Duration = Duration::from_secs(5);
-/// How long an append waits for the preparer to make room before it is refused.
-const ROOM_PATIENCE: Duration = Duration::from_secs(10);
 
 /// One partition's part of a request, once its batch is on its way.
 struct Part {
@@ -391,9 +388,9 @@ async fn append(
     if batch.header.is_transactional() {
         // Without a transactional id it is nobody's transaction.
         check = transaction.ok_or(ErrorCode::TransactionalIdAuthorizationFailed)??;
-        index_room = Some(admit(&home.log, TransactionIndex::RECORD_BYTES).await?);
+        index_room = Some(home.log.admit(TransactionIndex::RECORD_BYTES).await?);
     }
-    let admission = admit(&home.log, batch.bytes.len()).await?;
+    let admission = home.log.admit(batch.bytes.len()).await?;
     if partition.is_deleted() {
         return Err(ErrorCode::UnknownTopicOrPartition.into());
     }
@@ -413,23 +410,6 @@ async fn append(
     }
     let appended = appended.map_err(|error| Refusal::by_log(&home, error))?;
     Ok((partition, home, appended, log_append_time))
-}
-
-/// Waits for room in a log.
-pub async fn admit(log: &OpenLog, bytes: usize) -> Result<Admission, Failure> {
-    let deadline = tokio::time::Instant::now() + ROOM_PATIENCE;
-    loop {
-        let room = log.room.notified();
-        match log.log.admit(bytes) {
-            Ok(admission) => return Ok(admission),
-            Err(error @ AdmitError::Busy) => {
-                if tokio::time::timeout_at(deadline, room).await.is_err() {
-                    return Err(error.into());
-                }
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 /// The only batch of a partition's part of a request.

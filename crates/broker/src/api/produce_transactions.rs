@@ -9,7 +9,8 @@ use wire::messages::ProduceRequest;
 
 use crate::api::transactions::BUMPING;
 use crate::broker::Broker;
-use crate::failure::{Failure, transaction_code};
+use crate::error_codes::transaction_code;
+use crate::failure::Failure;
 use crate::partition::Partition;
 use crate::topics::Topic;
 use crate::transactions::{Check, TransactionError};

@@ -6,7 +6,7 @@ use wire::messages::fetch_request::{FetchPartition, FetchTopic};
 use wire::messages::fetch_response::{FetchResponse, FetchableTopicResponse, PartitionData};
 use wire::{ErrorCode, Records};
 
-use crate::partition::LEADER_EPOCH;
+use crate::placement::LEADER_EPOCH;
 
 /// `isolation_level` of consumers that see no open or aborted transaction, and the greatest there is.
 pub const READ_COMMITTED: i8 = 1;

@@ -10,7 +10,6 @@ use wire::messages::write_txn_markers_response as wm;
 use wire::records::TransactionResult;
 use wire::{ErrorCode, Text};
 
-use crate::api::produce::admit;
 use crate::broker::Broker;
 use crate::failure::Failure;
 use crate::internal::Told;
@@ -91,8 +90,8 @@ async fn begin_marker(
     let partition: Option<Arc<Partition>> = topic.and_then(|topic| topic.partition(index));
     let partition = partition.ok_or(ErrorCode::UnknownTopicOrPartition)?;
     let home = partition.home()?.clone();
-    let admission = admit(&home.log, MARKER_BYTES).await?;
-    let index_room = admit(&home.log, TransactionIndex::RECORD_BYTES).await?;
+    let admission = home.log.admit(MARKER_BYTES).await?;
+    let index_room = home.log.admit(TransactionIndex::RECORD_BYTES).await?;
     let (sender, landed) = oneshot::channel();
     let order = Order {
         admission,

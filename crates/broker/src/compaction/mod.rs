@@ -21,10 +21,11 @@ use wire::{Keyed, VisitKeys, visit_keys};
 
 use self::filter::{DECOMPRESSED_BYTES_MAX, Filter, Gone, Transactions};
 use self::keys::{KeyHasher, Keys};
-use crate::broker::Broker;
+use crate::logs::Logs;
 use crate::partition::Partition;
+use crate::resource_configs::ResourceConfigs;
 use crate::topic_config::{CompactionConfig, TopicConfig};
-use crate::topics::OFFSETS_TOPIC;
+use crate::topics::{OFFSETS_TOPIC, Topics};
 use crate::walks::Walks;
 
 /// Bytes read at once while keys are gathered.
@@ -35,8 +36,12 @@ const DIRTY_BYTES_ENOUGH: u64 = 64 * 1024 * 1024;
 const REST_AFTER_FAILURE_MS: i64 = 600_000;
 
 /// What is remembered from one look to the next.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Compactor {
+    topics: Arc<Topics>,
+    logs: Arc<Logs>,
+    configs: Arc<ResourceConfigs>,
+    walks: Arc<Walks>,
     running: Mutex<()>,
     /// Partitions that failed, and until when they are left alone.
     failed: Mutex<HashMap<StreamId, i64>>,
@@ -56,21 +61,30 @@ struct Due {
 }
 
 impl Compactor {
-    /// Compacts what is due. Blocks.
-    pub fn run(&self, broker: &Arc<Broker>) {
+    /// A compactor of these topics.
+    pub fn new(
+        topics: Arc<Topics>,
+        logs: Arc<Logs>,
+        configs: Arc<ResourceConfigs>,
+        walks: Arc<Walks>,
+    ) -> Compactor {
+        Compactor { topics, logs, configs, walks, running: Mutex::default(), failed: Mutex::default() }
+    }
+
+    /// Compacts what is due at `now_ms`, in milliseconds since the Unix epoch. Blocks.
+    pub fn run(&self, now_ms: i64) {
         // A look that finds another one still at work has nothing to do.
         let Some(_running) = self.running.try_lock() else { return };
-        let now_ms = broker.now_ms();
         self.failed.lock().retain(|_, until| *until > now_ms);
-        for log in broker.logs.all() {
-            self.compact(broker, &log.log, self.due(broker, &log.log, now_ms), now_ms);
+        for log in self.logs.all() {
+            self.compact(&log.log, self.due(&log.log, now_ms), now_ms);
         }
     }
 
     /// The partitions in `log` that are due; those with the largest part that is new come first.
-    fn due(&self, broker: &Broker, log: &Arc<Log>, now_ms: i64) -> Vec<Due> {
+    fn due(&self, log: &Arc<Log>, now_ms: i64) -> Vec<Due> {
         let mut due = Vec::new();
-        for topic in broker.topics.all() {
+        for topic in self.topics.all() {
             let config = topic.config();
             let Some(rules) = config.compaction.as_ref().filter(|_| topic.name.as_str() != OFFSETS_TOPIC)
             else {
@@ -91,18 +105,18 @@ impl Compactor {
         due
     }
 
-    fn compact(&self, broker: &Broker, log: &Log, due: Vec<Due>, now_ms: i64) {
+    fn compact(&self, log: &Log, due: Vec<Due>, now_ms: i64) {
         let partitions: HashMap<_, _> =
             due.iter().map(|due| (due.stream.id(), due.partition.clone())).collect();
         let mut due = due.into_iter();
-        let dedupe_bytes = usize::try_from(broker.configs.now().cleaner_dedupe_bytes).unwrap_or(usize::MAX);
+        let dedupe_bytes = usize::try_from(self.configs.now().cleaner_dedupe_bytes).unwrap_or(usize::MAX);
         loop {
             let mut found = Vec::new();
             let mut jobs = due.by_ref().filter_map(|due| {
                 if log.is_closing() || due.partition.is_deleted() {
                     return None;
                 }
-                match prepare(log, &broker.walks, &due, dedupe_bytes, now_ms) {
+                match prepare(log, &self.walks, &due, dedupe_bytes, now_ms) {
                     Ok((job, gone)) => {
                         found.push((due.partition, gone));
                         Some(job)

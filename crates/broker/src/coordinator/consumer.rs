@@ -8,11 +8,10 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::{Coordinator, Entry, State, Waiter};
-use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::groups::consumer::{HeartbeatReply, HeartbeatRequest, Refused, TopicSource, Unwritten};
 use crate::groups::{Action, GroupError, JoinReply, JoinRequest};
-use crate::security::{Operation, ResourceType};
+use crate::security::{Authorizer, Operation, ResourceType};
 use crate::topics::Topics;
 
 impl TopicSource for Topics {
@@ -30,27 +29,36 @@ impl TopicSource for Topics {
     }
 }
 
+/// The client that a request of a group comes from, and who says what it may see.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking<'a> {
+    /// The client.
+    pub caller: &'a Caller,
+    /// The decisions.
+    pub authorizer: &'a Authorizer,
+}
+
 /// The topics as a member sees them: a pattern stands only for those that it may describe. As in Kafka, whoever asks first
 /// after a change finds out for all members with that pattern.
 struct Seen<'a> {
-    broker: &'a Broker,
-    caller: &'a Caller,
+    topics: &'a Topics,
+    by: Asking<'a>,
 }
 
 impl TopicSource for Seen<'_> {
     fn version(&self) -> u64 {
         // Both only grow.
-        self.broker.topics.version() + self.broker.authorizer.version()
+        self.topics.version() + self.by.authorizer.version()
     }
 
     fn shape(&self, name: &str) -> Option<(Uuid, i32)> {
-        self.broker.topics.shape(name)
+        self.topics.shape(name)
     }
 
     fn names(&self) -> Vec<String> {
-        let mut names = self.broker.topics.names();
-        let describe = Operation::Describe;
-        names.retain(|name| self.broker.authorizer.shows(self.caller, describe, ResourceType::Topic, name));
+        let mut names = self.topics.names();
+        let Asking { caller, authorizer } = self.by;
+        names.retain(|name| authorizer.shows(caller, Operation::Describe, ResourceType::Topic, name));
         names
     }
 }
@@ -61,14 +69,14 @@ impl Coordinator {
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         request: HeartbeatRequest,
-        caller: &Caller,
+        by: Asking<'_>,
     ) -> Result<HeartbeatReply, Refused> {
-        let Some(broker) = self.broker.upgrade() else { return Err(GroupError::NotCoordinator.into()) };
+        let Some(topics) = self.topics.upgrade() else { return Err(GroupError::NotCoordinator.into()) };
         let (sender, receiver) = oneshot::channel();
         {
             let mut state = entry.state.lock();
             let token = state.token(Waiter::Heartbeat(sender));
-            let topics = Seen { broker: &broker, caller };
+            let topics = Seen { topics: &topics, by };
             let actions = state.group.consumer_heartbeat(self.now(), request, &topics, token);
             self.carry_out(entry, &mut state, actions);
         }
@@ -80,14 +88,14 @@ impl Coordinator {
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         request: JoinRequest,
-        caller: &Caller,
+        by: Asking<'_>,
     ) -> oneshot::Receiver<JoinReply> {
         let (sender, receiver) = oneshot::channel();
         let mut state = entry.state.lock();
         let token = state.token(Waiter::Join(sender));
-        let actions = match self.broker.upgrade() {
-            Some(broker) if state.group.consumer().is_some() => {
-                state.group.consumer_join(self.now(), request, &Seen { broker: &broker, caller }, token)
+        let actions = match self.topics.upgrade() {
+            Some(topics) if state.group.consumer().is_some() => {
+                state.group.consumer_join(self.now(), request, &Seen { topics: &topics, by }, token)
             }
             _ => state.group.join(self.now(), request, token),
         };

@@ -9,6 +9,7 @@ mod consumer;
 mod load;
 mod offsets;
 mod rewrite;
+mod transactions;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::AtomicUsize;
@@ -17,16 +18,17 @@ use std::time::{Duration, Instant};
 
 use model::Offset;
 use parking_lot::Mutex;
-use storage::{AppendError, Completion, Durability};
+use storage::{AppendError, Clock, Completion, Durability, SystemClock};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
 use self::committed_topics::{CommittedTopics, OfGroup};
+pub use self::consumer::Asking;
 use self::consumer::Settling;
 use self::load::{Loaded, load_partition};
 use self::offsets::InFlight;
 pub use self::offsets::Transactional;
-use crate::broker::Broker;
+pub use self::transactions::TransactionCoordinator;
 use crate::groups::consumer::{ConsumerGroup, HeartbeatReply, Refused};
 use crate::groups::{
     Action, Group, GroupConfig, GroupError, GroupSnapshot, JoinReply, Now, OffsetKey, PersistId, ReplyToken,
@@ -70,7 +72,9 @@ pub struct Entry {
 
 /// All groups.
 pub struct Coordinator {
-    broker: Weak<Broker>,
+    /// Weak: timers do not keep the files of a broker that is gone.
+    topics: Weak<Topics>,
+    clock: Arc<SystemClock>,
     config: Arc<GroupConfig>,
     started: Instant,
     runtime: Handle,
@@ -160,9 +164,10 @@ impl Completion for RecordsDone {
 
 impl Coordinator {
     /// A coordinator without groups; must be called inside a tokio runtime.
-    pub fn new(broker: Weak<Broker>, config: GroupConfig) -> Coordinator {
+    pub fn new(topics: &Arc<Topics>, clock: Arc<SystemClock>, config: GroupConfig) -> Coordinator {
         Coordinator {
-            broker,
+            topics: Arc::downgrade(topics),
+            clock,
             config: Arc::new(config),
             started: Instant::now(),
             runtime: Handle::current(),
@@ -258,18 +263,16 @@ impl Coordinator {
     /// Whether the records of group `id` can be read. Where they are in a lost log directory, Kafka says of every group
     /// in it that the coordinator is elsewhere, and that it is not available.
     pub fn serves(&self, id: &str) -> bool {
-        self.partition_of(id).is_none_or(|(_, partition)| {
+        self.partition_of(id).is_none_or(|partition| {
             partition.home().is_ok() && !self.unread.lock().contains(&partition.index)
         })
     }
 
     /// The partition of `__consumer_offsets` that group `id` is in, once there is that topic.
-    fn partition_of(&self, id: &str) -> Option<(Arc<Broker>, Arc<Partition>)> {
-        let broker = self.broker.upgrade()?;
-        let topic = broker.topics.find(OFFSETS_TOPIC)?;
+    fn partition_of(&self, id: &str) -> Option<Arc<Partition>> {
+        let topic = self.topics.upgrade()?.find(OFFSETS_TOPIC)?;
         let count = i32::try_from(topic.partitions().len()).ok()?;
-        let partition = topic.partition(partition_for(id, count))?;
-        Some((broker, partition))
+        topic.partition(partition_for(id, count))
     }
 
     /// The group `id`.
@@ -373,8 +376,8 @@ impl Coordinator {
     /// Removes offsets and groups whose time has passed (KIP-211), and offsets of topics that are no more: when the topic
     /// was deleted, the log may have taken no records.
     pub fn expire(self: &Arc<Self>) {
-        if let Some(broker) = self.broker.upgrade() {
-            for topic in self.committed_topics.topics(|name| broker.topics.find(name).is_none()) {
+        if let Some(topics) = self.topics.upgrade() {
+            for topic in self.committed_topics.topics(|name| topics.find(name).is_none()) {
                 self.forget_topic(&topic);
             }
         }
@@ -492,10 +495,9 @@ impl Coordinator {
             this.arm(&of, &mut state);
         };
         let done = RecordsDone::new(&self.runtime, finish);
-        let appended =
-            self.partition_of(&entry.id).filter(|_| !records.is_empty()).and_then(|(broker, partition)| {
-                append_records(&broker, &partition, &records, transactional, done.clone())
-            });
+        let appended = self.partition_of(&entry.id).filter(|_| !records.is_empty()).and_then(|partition| {
+            append_records(&partition, &records, transactional, done.clone(), self.clock.now_ms())
+        });
         match appended {
             Some(offset) => {
                 if let Some(waiting) = state.line.get(number) {
@@ -564,14 +566,13 @@ fn tombstones(group: &Group, keys: &[OffsetKey], whole: bool) -> Result<Vec<Inte
 
 /// Puts records into the log's queue as one batch; the offset of the first, or `None` when the log takes none.
 fn append_records(
-    broker: &Broker,
     partition: &Partition,
     records: &[InternalRecord],
     transactional: Option<Transactional>,
     done: Arc<dyn Completion>,
+    now_ms: i64,
 ) -> Option<Offset> {
     let home = partition.home().ok()?;
-    let now_ms = broker.now_ms();
     let batch = batch_of(records, now_ms, transactional.map(|of| (of.producer_id, of.epoch)));
     let admit = |bytes: usize| {
         let admitted = home.log.log.admit(bytes);

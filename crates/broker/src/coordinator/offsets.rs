@@ -7,7 +7,6 @@ use model::Offset;
 use tokio::sync::oneshot;
 
 use super::{Coordinator, Entry, State, tombstones};
-use crate::api::produce::admit;
 use crate::groups::{
     CommitRequest, CommittedOffset, GroupError, OffsetCommit, OffsetKey, RecordError, encode_offset,
     encode_offset_key,
@@ -108,7 +107,7 @@ impl Coordinator {
     /// Waits as a produce request does where room in the log is being prepared, but not as long: heartbeats may wait behind
     /// it. What it finds is not reserved, and where there is none in the end, the append says so.
     async fn wait_for_room(&self, entry: &Entry, request: &CommitRequest) {
-        let Some((_, partition)) = self.partition_of(&entry.id) else { return };
+        let Some(partition) = self.partition_of(&entry.id) else { return };
         let Ok(home) = partition.home() else { return };
         let of = |commit: &OffsetCommit| {
             RECORD_BYTES
@@ -117,13 +116,12 @@ impl Coordinator {
                 + commit.metadata.as_ref().map_or(0, String::len)
         };
         let bytes = request.offsets.iter().map(of).sum();
-        let _ = tokio::time::timeout(ROOM_PATIENCE, admit(&home.log, bytes)).await;
+        let _ = tokio::time::timeout(ROOM_PATIENCE, home.log.admit(bytes)).await;
     }
 
     /// A producer's transaction has ended in a partition of `__consumer_offsets`: its groups' offsets count, or never do.
     pub fn end_transaction(&self, partition: i32, producer_id: i64, committed: bool) {
-        let here =
-            |entry: &Arc<Entry>| self.partition_of(&entry.id).is_some_and(|(_, of)| of.index == partition);
+        let here = |entry: &Arc<Entry>| self.partition_of(&entry.id).is_some_and(|of| of.index == partition);
         let ended = {
             let mut uncommitted = self.uncommitted.lock();
             let all = uncommitted.remove(&producer_id).unwrap_or_default();
@@ -152,7 +150,7 @@ impl Coordinator {
 
     /// The partition of `__consumer_offsets` of group `id`, for a transaction that is to have it.
     pub fn offsets_partition(&self, id: &str) -> Option<Arc<Partition>> {
-        self.partition_of(id).map(|(_, partition)| partition)
+        self.partition_of(id)
     }
 
     /// OffsetDelete: a result for each key.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use storage::Clock;
 use tokio::sync::watch;
 
 use super::{Coordinator, Entry, RecordsDone, State, append_records};
@@ -96,7 +97,7 @@ impl Coordinator {
         if self.held.borrow().is_none() {
             return;
         }
-        let Some((_, partition)) = self.partition_of(group) else { return };
+        let Some(partition) = self.partition_of(group) else { return };
         let mut held = self.held.subscribe();
         // Then it is no longer held back, or has waited for long enough.
         let _ = tokio::time::timeout(HOLD_MAX, held.wait_for(|held| *held != Some(partition.index))).await;
@@ -135,7 +136,9 @@ impl Coordinator {
                 }
             }
         }
-        let Some(broker) = self.broker.upgrade() else { return Some(()) };
+        if self.topics.strong_count() == 0 {
+            return Some(());
+        }
         // Not what is there now: a group that is new since `entries` is only in what came after.
         let first = bounds.committed;
         let left = Arc::new(AtomicUsize::new(batches.len()));
@@ -158,7 +161,7 @@ impl Coordinator {
                     drop_old(left);
                 }
             });
-            if append_records(&broker, partition, &batch, None, done).is_none() {
+            if append_records(partition, &batch, None, done, self.clock.now_ms()).is_none() {
                 break;
             }
         }

@@ -17,6 +17,7 @@ use meta::{Change, MetaError, Store};
 use parking_lot::{Mutex, RwLock};
 use wire::Text;
 
+use crate::caller::Caller;
 use crate::config::Config;
 use crate::oldest::forget_oldest;
 use crate::stored;
@@ -40,6 +41,13 @@ pub struct Payer {
     pub user: Text,
     /// As the client calls itself; empty where it does not.
     pub client_id: Text,
+}
+
+impl Caller {
+    /// Whose quotas the request is counted against.
+    pub fn payer(&self) -> Payer {
+        Payer { user: self.origin.principal.name.clone(), client_id: self.client_id.clone() }
+    }
 }
 
 /// What one client used lately.

@@ -5,9 +5,8 @@ use wire::ErrorCode;
 
 use crate::config::Kind;
 use crate::failure::Failure;
-use crate::resource_configs::Overrides;
-use crate::topic_config::DefaultFrom::Fixed;
-use crate::topic_config::{ResourceSetting, setting};
+use crate::resource_setting::DefaultFrom::Fixed;
+use crate::resource_setting::{Overrides, ResourceSetting, setting};
 
 const INTERVAL: &str = "interval.ms";
 const MATCH: &str = "match";

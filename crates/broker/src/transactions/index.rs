@@ -24,7 +24,7 @@ use storage::{Admission, Append, AppendError, Completion, Durability, Log, ReadE
 use wire::records::{BatchBuilder, RecordView, TransactionResult, records};
 
 use super::partition::AbortedTransaction;
-use crate::partition::LEADER_EPOCH;
+use crate::placement::LEADER_EPOCH;
 
 /// The stream of the index; those of partitions are numbered from 1 on.
 pub const INDEX_STREAM: StreamId = StreamId(0);

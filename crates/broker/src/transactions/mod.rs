@@ -1,12 +1,10 @@
-//! Transactions (KIP-98, KIP-890): what each partition knows of them, what a log stores of that, and their coordinator.
+//! Transactions (KIP-98, KIP-890): what each partition knows of them, what a log stores of that, and what a transaction may do next.
 
-mod coordinator;
 mod index;
 mod partition;
-mod records;
+pub mod records;
 mod state;
 
-pub use coordinator::TransactionCoordinator;
 pub use index::{INDEX_STREAM, StoredTransactions, TransactionIndex};
 pub use partition::{AbortedTransaction, Check, PartitionTransactions};
-pub use state::{End, Status, TopicPartition, Transaction, TransactionError};
+pub use state::{End, EndStep, Status, TopicPartition, Transaction, TransactionError};

@@ -13,8 +13,7 @@ use parking_lot::{Mutex, RwLock};
 use sasl::scram::{Credential, Hash};
 use serde::{Deserialize, Serialize};
 
-use crate::broker::META_FILE;
-use crate::stored;
+use crate::stored::{self, META_FILE};
 
 const PREFIX: &str = "scram/";
 /// Users that there may be: they are held in memory.

@@ -1,4 +1,4 @@
-//! The transaction coordinator around the pure logic of [`super::state`]: one lock per transactional id, the records in
+//! The transaction coordinator around the pure logic of [`crate::transactions`]: one lock per transactional id, the records in
 //! `__transaction_state`, the markers, and the timers.
 //!
 //! A lock is held until the step is durable, so requests for one transactional id follow each other where Kafka answers
@@ -10,20 +10,22 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use storage::{Admission, AppendError, Durability, ReadError};
+use storage::{Admission, AppendError, Clock, Durability, ReadError, SystemClock};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 use wire::records::{RecordView, TransactionResult};
 
-use super::index::TransactionIndex;
-use super::records;
-use super::state::{End, EndStep, Status, TopicPartition, Transaction, TransactionError};
-use crate::api::produce::admit;
-use crate::broker::Broker;
+use super::Coordinator;
+use crate::blocking::blocking;
+use crate::config::Config;
 use crate::groups::partition_for;
 use crate::internal::{InternalRecord, Told, batch_of, read_records};
 use crate::logs::{Logs, OpenLog};
 use crate::partition::{Checked, Home, MARKER_BYTES, Order, Partition};
+use crate::producer_ids::ProducerIds;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topics};
+use crate::transactions::{
+    End, EndStep, Status, TopicPartition, Transaction, TransactionError, TransactionIndex, records,
+};
 
 /// How often overdue transactions and unused transactional ids are looked for.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -44,7 +46,12 @@ pub type EndResult = Result<(i64, i16), TransactionError>;
 
 /// All transactional ids.
 pub struct TransactionCoordinator {
-    broker: Weak<Broker>,
+    /// Weak, as is what else holds files: steps that are under way do not keep those of a broker that is gone.
+    topics: Weak<Topics>,
+    producer_ids: Weak<ProducerIds>,
+    groups: Arc<Coordinator>,
+    config: Arc<Config>,
+    clock: Arc<SystemClock>,
     entries: Mutex<HashMap<String, Arc<Entry>>>,
     /// Partitions of `__transaction_state` that could not be read.
     unread: Mutex<HashSet<i32>>,
@@ -77,7 +84,7 @@ struct Target {
 }
 
 async fn room(log: &OpenLog, bytes: usize) -> Result<Admission, TransactionError> {
-    admit(log, bytes).await.map_err(|_| TransactionError::NotAvailable)
+    log.admit(bytes).await.map_err(|_| TransactionError::NotAvailable)
 }
 
 /// Runs a step to its end, whatever becomes of the client that asked for it.
@@ -93,8 +100,22 @@ async fn whole<T: Send + 'static>(
 
 impl TransactionCoordinator {
     /// Without transactional ids.
-    pub fn new(broker: Weak<Broker>) -> TransactionCoordinator {
-        TransactionCoordinator { broker, entries: Mutex::default(), unread: Mutex::default() }
+    pub fn new(
+        topics: &Arc<Topics>,
+        producer_ids: &Arc<ProducerIds>,
+        groups: Arc<Coordinator>,
+        config: Arc<Config>,
+        clock: Arc<SystemClock>,
+    ) -> TransactionCoordinator {
+        TransactionCoordinator {
+            topics: Arc::downgrade(topics),
+            producer_ids: Arc::downgrade(producer_ids),
+            groups,
+            config,
+            clock,
+            entries: Mutex::default(),
+            unread: Mutex::default(),
+        }
     }
 
     /// Restores all states from `__transaction_state`. Blocks.
@@ -125,17 +146,18 @@ impl TransactionCoordinator {
         let this = self.clone();
         tokio::spawn(async move {
             loop {
-                let Some(broker) = this.broker.upgrade() else { return };
-                this.look_after(&broker).await;
-                drop(broker);
+                if this.topics.strong_count() == 0 {
+                    return;
+                }
+                this.look_after().await;
                 tokio::time::sleep(LOOK_INTERVAL).await;
             }
         })
     }
 
-    async fn look_after(self: &Arc<Self>, broker: &Arc<Broker>) {
-        let now_ms = broker.now_ms();
-        let expiry_ms = broker.config.transactional_id_expiry_ms;
+    async fn look_after(self: &Arc<Self>) {
+        let now_ms = self.clock.now_ms();
+        let expiry_ms = self.config.transactional_id_expiry_ms;
         let all: Vec<_> = self.entries.lock().values().cloned().collect();
         for entry in all {
             // Without a state its first record is being written, or never was.
@@ -174,10 +196,10 @@ impl TransactionCoordinator {
     }
 
     async fn expire(&self, entry: &Arc<Entry>, mut state: Locked) -> Result<(), TransactionError> {
-        let (broker, partition, home) = self.place_of(&entry.id)?;
-        let batch = record_of(&broker, &entry.id, None)?;
+        let (_, partition, home) = self.place_of(&entry.id)?;
+        let batch = self.record_of(&entry.id, None)?;
         let room = room(&home.log, batch.bytes.len()).await?;
-        landed(append(&broker, &partition, &home, batch, room)).await?;
+        landed(self.append(&partition, &home, batch, room)).await?;
         *state = None;
         *entry.shown.lock() = None;
         self.entries.lock().remove(&entry.id);
@@ -186,25 +208,25 @@ impl TransactionCoordinator {
 
     /// Whether the records of the transactional id can be read.
     pub fn serves(&self, id: &str) -> bool {
-        let Some(broker) = self.broker.upgrade() else { return false };
-        let Some(topic) = broker.topics.find(TRANSACTIONS_TOPIC) else { return true };
+        let Some(topics) = self.topics.upgrade() else { return false };
+        let Some(topic) = topics.find(TRANSACTIONS_TOPIC) else { return true };
         let count = i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
         topic.partition(partition_for(id, count)).is_some_and(|partition| {
             partition.home().is_ok() && !self.unread.lock().contains(&partition.index)
         })
     }
 
-    fn place_of(&self, id: &str) -> Result<(Arc<Broker>, Arc<Partition>, Home), TransactionError> {
+    fn place_of(&self, id: &str) -> Result<(Arc<Topics>, Arc<Partition>, Home), TransactionError> {
         let gone = TransactionError::NotAvailable;
-        let broker = self.broker.upgrade().ok_or(gone)?;
-        let topic = broker.topics.find(TRANSACTIONS_TOPIC).ok_or(gone)?;
+        let topics = self.topics.upgrade().ok_or(gone)?;
+        let topic = topics.find(TRANSACTIONS_TOPIC).ok_or(gone)?;
         let count = i32::try_from(topic.partitions().len()).map_err(|_| gone)?;
         let partition = topic.partition(partition_for(id, count)).ok_or(gone)?;
         let home = partition.home().map_err(|_| gone)?.clone();
         if self.unread.lock().contains(&partition.index) {
             return Err(gone);
         }
-        Ok((broker, partition, home))
+        Ok((topics, partition, home))
     }
 
     fn find(&self, id: &str) -> Option<Arc<Entry>> {
@@ -220,8 +242,8 @@ impl TransactionCoordinator {
     ) -> Result<(i64, i16), TransactionError> {
         let this = self.clone();
         whole(async move {
-            let (broker, ..) = this.place_of(&id)?;
-            if timeout_ms <= 0 || timeout_ms > broker.config.transaction_timeout_ms_max {
+            this.place_of(&id)?;
+            if timeout_ms <= 0 || timeout_ms > this.config.transaction_timeout_ms_max {
                 return Err(TransactionError::Timeout);
             }
             loop {
@@ -235,10 +257,10 @@ impl TransactionCoordinator {
                     // It expired meanwhile.
                     continue;
                 }
-                let now_ms = broker.now_ms();
+                let now_ms = this.clock.now_ms();
                 let mut expected = expected;
                 let current = match state.clone() {
-                    None => Transaction::new(fresh_id(&broker).await?, timeout_ms, now_ms),
+                    None => Transaction::new(this.fresh_id().await?, timeout_ms, now_ms),
                     Some(current) => {
                         current.check_expected(expected)?;
                         if current.status == Status::Ongoing {
@@ -256,7 +278,7 @@ impl TransactionCoordinator {
                         state.clone().ok_or(TransactionError::NotAvailable)?
                     }
                 };
-                let fresh = if current.epoch_is_exhausted() { fresh_id(&broker).await? } else { -1 };
+                let fresh = if current.epoch_is_exhausted() { this.fresh_id().await? } else { -1 };
                 let next = current.initialize(expected, timeout_ms, fresh, now_ms)?;
                 let answer = (next.producer_id, next.epoch);
                 if state.as_ref() != Some(&next) {
@@ -281,7 +303,7 @@ impl TransactionCoordinator {
         whole(async move {
             let mut state = this.settled(&entry).await?;
             let current = state.as_ref().ok_or(TransactionError::ProducerIdMapping)?;
-            let now_ms = this.broker.upgrade().ok_or(TransactionError::NotAvailable)?.now_ms();
+            let now_ms = this.clock.now_ms();
             match current.add(producer_id, epoch, partitions.into_iter(), client_version, now_ms)? {
                 Some(next) => this.persist(&entry, &mut state, next).await,
                 None => Ok(()),
@@ -309,10 +331,9 @@ impl TransactionCoordinator {
         whole(async move {
             let state = this.settled(&entry).await?;
             let current = state.as_ref().ok_or(TransactionError::ProducerIdMapping)?;
-            let broker = this.broker.upgrade().ok_or(TransactionError::NotAvailable)?;
-            let fresh = if current.epoch_is_exhausted() { fresh_id(&broker).await? } else { -1 };
+            let fresh = if current.epoch_is_exhausted() { this.fresh_id().await? } else { -1 };
             let answer = |state: &Transaction| (state.producer_id, state.epoch);
-            match current.end(end, fresh, broker.now_ms())? {
+            match current.end(end, fresh, this.clock.now_ms())? {
                 EndStep::Done => Ok(answer(current)),
                 EndStep::Prepare(next) => {
                     // As it will be, whether or not all markers can be written now.
@@ -350,10 +371,10 @@ impl TransactionCoordinator {
         state: &mut Locked,
         next: Transaction,
     ) -> Result<(), TransactionError> {
-        let (broker, partition, home) = self.place_of(&entry.id)?;
-        let batch = record_of(&broker, &entry.id, Some(&next))?;
+        let (_, partition, home) = self.place_of(&entry.id)?;
+        let batch = self.record_of(&entry.id, Some(&next))?;
         let room = room(&home.log, batch.bytes.len()).await?;
-        landed(append(&broker, &partition, &home, batch, room)).await?;
+        landed(self.append(&partition, &home, batch, room)).await?;
         entry.set(state, next);
         Ok(())
     }
@@ -367,20 +388,20 @@ impl TransactionCoordinator {
         prepared: Transaction,
         new: bool,
     ) -> Result<Locked, TransactionError> {
-        let (broker, partition, home) = self.place_of(&entry.id)?;
+        let (topics, partition, home) = self.place_of(&entry.id)?;
         let Some(result) = prepared.status.ending() else { return Err(TransactionError::InvalidState) };
-        let completed = prepared.completed(broker.now_ms());
-        let decision = record_of(&broker, &entry.id, Some(&prepared))?;
-        let completion = record_of(&broker, &entry.id, Some(&completed))?;
+        let completed = prepared.completed(self.clock.now_ms());
+        let decision = self.record_of(&entry.id, Some(&prepared))?;
+        let completion = self.record_of(&entry.id, Some(&completed))?;
         // All room there may be need of, before the first step: nothing stops in the middle for a full disk.
         let decision_room = room(&home.log, decision.bytes.len()).await?;
         let completion_room = room(&home.log, completion.bytes.len()).await?;
-        let (targets, offline) = targets(&broker, &prepared).await;
+        let (targets, offline) = targets(&topics, &prepared).await;
         let one_log = targets.iter().all(|target| Arc::ptr_eq(&target.home.log, &home.log));
 
         let mut own = Vec::new();
         if new {
-            own.push(append(&broker, &partition, &home, decision, decision_room));
+            own.push(self.append(&partition, &home, decision, decision_room));
             entry.set(&mut state, prepared.clone());
             if !one_log {
                 all_landed(&mut own).await?;
@@ -396,7 +417,7 @@ impl TransactionCoordinator {
                 begins_anew: false,
                 durability: Durability::Synced,
                 done: Some(Arc::new(Told::new(sender))),
-                now_ms: broker.now_ms(),
+                now_ms: self.clock.now_ms(),
             };
             let producer = (prepared.producer_id, prepared.epoch);
             match target.partition.append_marker(&target.home, producer, result, order) {
@@ -409,8 +430,7 @@ impl TransactionCoordinator {
             }
         }
         let mut last = Some((completion, completion_room));
-        let mut complete =
-            || last.take().map(|(batch, room)| append(&broker, &partition, &home, batch, room));
+        let mut complete = || last.take().map(|(batch, room)| self.append(&partition, &home, batch, room));
         if one_log && offline.is_empty() {
             // Behind the markers in the same log: a crash does not keep it without them.
             own.extend(complete());
@@ -420,7 +440,7 @@ impl TransactionCoordinator {
             match landed(done).await {
                 Ok(()) if marked.topic.as_str() == OFFSETS_TOPIC => {
                     let committed = result == TransactionResult::Commit;
-                    broker.coordinator.end_transaction(marked.index, prepared.producer_id, committed);
+                    self.groups.end_transaction(marked.index, prepared.producer_id, committed);
                 }
                 Ok(()) => {}
                 Err(error) => failed = Some(error),
@@ -439,6 +459,34 @@ impl TransactionCoordinator {
         all_landed(&mut own).await?;
         entry.set(&mut state, completed);
         Ok(state)
+    }
+
+    async fn fresh_id(&self) -> Result<i64, TransactionError> {
+        let ids = self.producer_ids.upgrade().ok_or(TransactionError::NotAvailable)?;
+        blocking(move || ids.take()).await.map_err(|error| {
+            tracing::error!(%error, "no producer id could be taken");
+            TransactionError::NotAvailable
+        })
+    }
+
+    fn record_of(&self, id: &str, state: Option<&Transaction>) -> Result<Checked, TransactionError> {
+        let failed = |error: wire::EncodeError| {
+            tracing::error!(transactional_id = id, %error, "a transaction's record cannot be written");
+            TransactionError::NotAvailable
+        };
+        let key = records::encode_key(id).map_err(failed)?;
+        let value = state.map(records::encode_value).transpose().map_err(failed)?;
+        let record: InternalRecord = (key, value);
+        Ok(batch_of(&[record], self.clock.now_ms(), None))
+    }
+
+    fn append(&self, partition: &Partition, home: &Home, batch: Checked, room: Admission) -> Landed {
+        let (sender, landed) = oneshot::channel();
+        let done = Arc::new(Told::new(sender));
+        let order = Order::plain(room, Durability::Synced, Some(done), self.clock.now_ms());
+        let appended = partition.append(home, batch, order);
+        debug_assert!(appended.is_ok(), "a batch without a producer is always new");
+        landed
     }
 
     /// The states of all transactional ids, by id.
@@ -467,20 +515,12 @@ impl Entry {
     }
 }
 
-async fn fresh_id(broker: &Arc<Broker>) -> Result<i64, TransactionError> {
-    let taken = broker.blocking(|broker| broker.producer_ids.take(&broker.store)).await;
-    taken.map_err(|error| {
-        tracing::error!(%error, "no producer id could be taken");
-        TransactionError::NotAvailable
-    })
-}
-
 /// Where markers go, and the partitions that can have none now: their log is lost, has stopped or is full. Those that were
 /// deleted need none.
-async fn targets(broker: &Broker, of: &Transaction) -> (Vec<Target>, BTreeSet<TopicPartition>) {
+async fn targets(topics: &Topics, of: &Transaction) -> (Vec<Target>, BTreeSet<TopicPartition>) {
     let (mut targets, mut offline) = (Vec::new(), BTreeSet::new());
     for (topic, index) in &of.partitions {
-        let partition = broker.topics.find(topic).and_then(|topic| topic.partition(*index));
+        let partition = topics.find(topic).and_then(|topic| topic.partition(*index));
         let Some(partition) = partition.filter(|partition| !partition.is_deleted()) else { continue };
         match target(partition).await {
             Some(target) => targets.push(target),
@@ -497,26 +537,6 @@ async fn target(partition: Arc<Partition>) -> Option<Target> {
     let marker = room(&home.log, MARKER_BYTES).await.ok()?;
     let index_room = room(&home.log, TransactionIndex::RECORD_BYTES).await.ok()?;
     Some(Target { partition, home, room: marker, index_room })
-}
-
-fn record_of(broker: &Broker, id: &str, state: Option<&Transaction>) -> Result<Checked, TransactionError> {
-    let failed = |error: wire::EncodeError| {
-        tracing::error!(transactional_id = id, %error, "a transaction's record cannot be written");
-        TransactionError::NotAvailable
-    };
-    let key = records::encode_key(id).map_err(failed)?;
-    let value = state.map(records::encode_value).transpose().map_err(failed)?;
-    let record: InternalRecord = (key, value);
-    Ok(batch_of(&[record], broker.now_ms(), None))
-}
-
-fn append(broker: &Broker, partition: &Partition, home: &Home, batch: Checked, room: Admission) -> Landed {
-    let (sender, landed) = oneshot::channel();
-    let done = Arc::new(Told::new(sender));
-    let order = Order::plain(room, Durability::Synced, Some(done), broker.now_ms());
-    let appended = partition.append(home, batch, order);
-    debug_assert!(appended.is_ok(), "a batch without a producer is always new");
-    landed
 }
 
 fn take_in(found: &mut HashMap<String, Transaction>, record: &RecordView) {

@@ -1,0 +1,142 @@
+//! Kafka's error codes for what goes wrong below: the one place where they are chosen.
+
+use storage::{AdmitError, AppendError, ReadError};
+use wire::ErrorCode;
+
+use crate::failure::Failure;
+use crate::groups::GroupError;
+use crate::logs::Lost;
+use crate::sequence::SequenceError;
+use crate::topics::TopicError;
+use crate::transactions::TransactionError;
+
+impl From<AdmitError> for Failure {
+    fn from(error: AdmitError) -> Failure {
+        let message = error.to_string();
+        match error {
+            AdmitError::TooLarge { .. } => Failure::because(ErrorCode::MessageTooLarge, message),
+            // Kafka takes a full log directory offline and answers so; it is retriable, and here it passes by itself.
+            AdmitError::Full | AdmitError::Busy => Failure::because(ErrorCode::KafkaStorageError, message),
+            AdmitError::Stopped(error) => error.into(),
+        }
+    }
+}
+
+impl From<&Lost> for Failure {
+    fn from(lost: &Lost) -> Failure {
+        Failure::because(ErrorCode::KafkaStorageError, lost.to_string())
+    }
+}
+
+impl From<AppendError> for Failure {
+    fn from(error: AppendError) -> Failure {
+        let message = error.to_string();
+        match error {
+            AppendError::Poisoned(_) => Failure::because(ErrorCode::KafkaStorageError, message),
+            AppendError::Closed => Failure::because(ErrorCode::NotLeaderOrFollower, message),
+        }
+    }
+}
+
+impl From<SequenceError> for Failure {
+    fn from(error: SequenceError) -> Failure {
+        let message = error.to_string();
+        match error {
+            SequenceError::OutOfOrder { .. } => {
+                Failure::because(ErrorCode::OutOfOrderSequenceNumber, message)
+            }
+            SequenceError::Epoch { .. } => Failure::because(ErrorCode::InvalidProducerEpoch, message),
+            // Clients of all versions try again.
+            SequenceError::AnotherTransaction { .. } => {
+                Failure::because(ErrorCode::NotEnoughReplicas, message)
+            }
+            SequenceError::NotInTransaction { .. } | SequenceError::NotTransactional { .. } => {
+                Failure::because(ErrorCode::InvalidTxnState, message)
+            }
+        }
+    }
+}
+
+impl From<ReadError> for Failure {
+    fn from(error: ReadError) -> Failure {
+        let message = error.to_string();
+        match error {
+            ReadError::OutOfRange { .. } => Failure::because(ErrorCode::OffsetOutOfRange, message),
+            ReadError::Deleted => Failure::because(ErrorCode::UnknownTopicOrPartition, message),
+            ReadError::Damaged { .. } | ReadError::Io(_) => {
+                Failure::because(ErrorCode::KafkaStorageError, message)
+            }
+            ReadError::Closed => Failure::because(ErrorCode::NotLeaderOrFollower, message),
+        }
+    }
+}
+
+impl From<TopicError> for Failure {
+    fn from(error: TopicError) -> Failure {
+        let message = error.to_string();
+        let code = match error {
+            TopicError::Exists(_) => ErrorCode::TopicAlreadyExists,
+            TopicError::Unknown => ErrorCode::UnknownTopicOrPartition,
+            TopicError::Name(_) => ErrorCode::InvalidTopicException,
+            TopicError::Prohibited => ErrorCode::InvalidRequest,
+            TopicError::Partitions(_) => ErrorCode::InvalidPartitions,
+            TopicError::NoLog(_) | TopicError::Offsets => ErrorCode::KafkaStorageError,
+            TopicError::Meta(error) => return error.into(),
+        };
+        Failure::because(code, message)
+    }
+}
+
+impl From<meta::MetaError> for Failure {
+    fn from(error: meta::MetaError) -> Failure {
+        let message = error.to_string();
+        tracing::error!(message, "a change of the metadata failed");
+        Failure::because(ErrorCode::KafkaStorageError, message)
+    }
+}
+
+impl From<GroupError> for Failure {
+    fn from(error: GroupError) -> Failure {
+        Failure::because(group_code(error), error.to_string())
+    }
+}
+
+/// The code of the transaction coordinator's refusal.
+pub fn transaction_code(error: TransactionError) -> ErrorCode {
+    match error {
+        TransactionError::ProducerIdMapping => ErrorCode::InvalidProducerIdMapping,
+        TransactionError::Fenced => ErrorCode::ProducerFenced,
+        TransactionError::InvalidState => ErrorCode::InvalidTxnState,
+        TransactionError::Concurrent => ErrorCode::ConcurrentTransactions,
+        TransactionError::NotInTransaction => ErrorCode::TransactionAbortable,
+        TransactionError::Timeout => ErrorCode::InvalidTransactionTimeout,
+        TransactionError::NotAvailable => ErrorCode::CoordinatorNotAvailable,
+    }
+}
+
+/// The code of a coordinator's refusal.
+pub fn group_code(error: GroupError) -> ErrorCode {
+    match error {
+        GroupError::MemberIdRequired => ErrorCode::MemberIdRequired,
+        GroupError::InvalidSessionTimeout => ErrorCode::InvalidSessionTimeout,
+        GroupError::GroupMaxSizeReached => ErrorCode::GroupMaxSizeReached,
+        GroupError::InconsistentGroupProtocol => ErrorCode::InconsistentGroupProtocol,
+        GroupError::UnknownMemberId => ErrorCode::UnknownMemberId,
+        GroupError::FencedInstanceId => ErrorCode::FencedInstanceId,
+        GroupError::IllegalGeneration => ErrorCode::IllegalGeneration,
+        GroupError::RebalanceInProgress => ErrorCode::RebalanceInProgress,
+        GroupError::CoordinatorNotAvailable => ErrorCode::CoordinatorNotAvailable,
+        GroupError::NotCoordinator => ErrorCode::NotCoordinator,
+        GroupError::UnknownServer => ErrorCode::UnknownServerError,
+        GroupError::NonEmptyGroup => ErrorCode::NonEmptyGroup,
+        GroupError::GroupIdNotFound => ErrorCode::GroupIdNotFound,
+        GroupError::InvalidRequest => ErrorCode::InvalidRequest,
+        GroupError::FencedMemberEpoch => ErrorCode::FencedMemberEpoch,
+        GroupError::StaleMemberEpoch => ErrorCode::StaleMemberEpoch,
+        GroupError::UnreleasedInstanceId => ErrorCode::UnreleasedInstanceId,
+        GroupError::UnsupportedAssignor => ErrorCode::UnsupportedAssignor,
+        GroupError::InvalidRegularExpression => ErrorCode::InvalidRegularExpression,
+        GroupError::OffsetMetadataTooLarge => ErrorCode::OffsetMetadataTooLarge,
+        GroupError::GroupSubscribedToTopic => ErrorCode::GroupSubscribedToTopic,
+    }
+}
