@@ -3,6 +3,7 @@
 //! It sees a server by its protocol only, and, where the server runs on the same machine, by what the kernel says about
 //! its process and its device.
 
+mod arguments;
 mod certificate;
 mod child;
 mod clock;
@@ -51,7 +52,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run workloads on servers and write OMB's JSON
-    Run(run::RunArguments),
+    Run(arguments::RunArguments),
     /// Run workloads on servers that it starts, side by side, and print the ratios
     Compare(compare::CompareArguments),
     /// Draw results as one page

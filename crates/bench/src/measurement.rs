@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::bail;
 
+use crate::arguments::{Engine, RunArguments};
 use crate::clock::{Nanos, nanos};
 use crate::driver::Driver;
 use crate::phase::{BacklogPlan, PROGRESS_TIMEOUT, Phases, Step, seconds};
@@ -16,7 +17,6 @@ use crate::plan::{Plan, Run};
 use crate::progress::Progress;
 use crate::rate::{CONTROL_PERIOD, FIRST_RATE, RateController};
 use crate::result::{Bench, LatencySeries, TestResult};
-use crate::run::{Engine, RunArguments};
 use crate::stats::{Latencies, Totals, aggregate, summary};
 use crate::usage::{Observer, Stolen, environment};
 use crate::workload::Workload;

@@ -8,7 +8,7 @@ use ring::signature;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::jwt::Algorithm;
+use crate::algorithm::Algorithm;
 
 /// Keys of one document: providers have a few, and a token without a key id is tried with each.
 const KEYS_MAX: usize = 100;

@@ -9,65 +9,13 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::algorithm::Algorithm;
 use crate::jwks::KeySet;
 
 /// Larger tokens are not looked at: those with long lists of groups have some ten thousand bytes.
 pub const TOKEN_BYTES_MAX: usize = 64 * 1024;
 /// Longer key ids are not one that any provider gives.
 const KEY_ID_BYTES_MAX: usize = 1000;
-
-/// How a token is signed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Algorithm {
-    /// RSA with PKCS#1 padding.
-    Rs256,
-    /// RSA with PKCS#1 padding.
-    Rs384,
-    /// RSA with PKCS#1 padding.
-    Rs512,
-    /// RSA with PSS padding.
-    Ps256,
-    /// RSA with PSS padding.
-    Ps384,
-    /// RSA with PSS padding.
-    Ps512,
-    /// ECDSA on P-256.
-    Es256,
-    /// ECDSA on P-384.
-    Es384,
-}
-
-impl Algorithm {
-    /// All there are.
-    pub const ALL: [Algorithm; 8] = [
-        Algorithm::Rs256,
-        Algorithm::Rs384,
-        Algorithm::Rs512,
-        Algorithm::Ps256,
-        Algorithm::Ps384,
-        Algorithm::Ps512,
-        Algorithm::Es256,
-        Algorithm::Es384,
-    ];
-
-    /// As RFC 7518 has it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Algorithm::Rs256 => "RS256",
-            Algorithm::Rs384 => "RS384",
-            Algorithm::Rs512 => "RS512",
-            Algorithm::Ps256 => "PS256",
-            Algorithm::Ps384 => "PS384",
-            Algorithm::Ps512 => "PS512",
-            Algorithm::Es256 => "ES256",
-            Algorithm::Es384 => "ES384",
-        }
-    }
-
-    pub(crate) fn is_rsa(self) -> bool {
-        !matches!(self, Algorithm::Es256 | Algorithm::Es384)
-    }
-}
 
 /// What a token must say.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,6 +9,7 @@
 //! - What proves an identity (passwords, keys, tokens) is never part of an error, nor of what `Debug` shows.
 //! - Proofs are compared in constant time.
 
+pub mod algorithm;
 pub mod jaas;
 pub mod jwks;
 pub mod jwt;

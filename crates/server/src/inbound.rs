@@ -15,7 +15,7 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use crate::budget::{Budget, Part, SMALL_FRAME_BYTES, Share, waits};
-use crate::connection::Closing;
+use crate::closing::Closing;
 use crate::transport::Source;
 
 /// Bytes of the buffer from which small frames are cut.

@@ -18,10 +18,12 @@ use tokio::task::{JoinError, JoinSet};
 
 use crate::admission::{Admission, Admitted, Rejection};
 use crate::budget::Budget;
-use crate::connection::{self, Closing, Handler, Limits};
+use crate::closing::Closing;
+use crate::connection::{self, Handler, Limits};
 use crate::connection_metrics::{Counters, Reason};
 use crate::lobby::{Lobby, Place};
-use crate::tls::{self, HandshakeError, Keys, MappingRules};
+use crate::principal_mapping::MappingRules;
+use crate::tls::{self, HandshakeError, Keys};
 use crate::turns::Turns;
 
 /// Connections that the kernel keeps for us until they are accepted.

@@ -20,7 +20,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::AsyncWrite;
 
 use crate::budget::Share;
-use crate::connection::Closing;
+use crate::closing::Closing;
 
 /// More answers are gathered for one write only below this.
 const GATHER_BYTES: usize = 64 * 1024;

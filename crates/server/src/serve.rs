@@ -19,7 +19,7 @@ use crate::log_dirs::{self, Locks};
 use crate::process;
 use crate::sasl::Report;
 use crate::settings::{LogFormat, Settings};
-use crate::{connection_metrics, listener, network};
+use crate::{listener, listener_collector, network};
 
 /// Runs the server until it is told to stop.
 pub fn run(settings: Settings) -> anyhow::Result<()> {
@@ -78,7 +78,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let report = Report::default();
     admin.register(|registry| {
         broker.register_metrics(registry);
-        connection_metrics::register(&shared, registry);
+        listener_collector::register(&shared, registry);
         report.register(registry);
     });
 

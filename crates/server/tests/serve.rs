@@ -189,7 +189,7 @@ fn the_documents_name_all_metrics() {
     let sources = [
         "crates/broker/src/metrics.rs",
         "crates/broker/src/collector.rs",
-        "crates/server/src/connection_metrics.rs",
+        "crates/server/src/listener_collector.rs",
         "crates/server/src/admin.rs",
         "crates/server/src/process.rs",
         "crates/server/src/sasl/report.rs",

@@ -15,9 +15,10 @@ use tokio_rustls::client::TlsStream;
 use super::tests::{LONG, Server, framed, until};
 use super::*;
 use crate::listener::{Bounds, Tls};
+use crate::principal_mapping::MappingRules;
 use crate::settings::ClientAuthentication;
 use crate::tls::tests::{Authority, Identity, client_config, key_store, ssl_settings};
-use crate::tls::{HANDSHAKE_BYTES_MAX, Keys, MappingRules};
+use crate::tls::{HANDSHAKE_BYTES_MAX, Keys};
 
 /// A server with TLS, and what its clients need.
 struct Secured {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::spelling::{host_port, list};
 use super::table::{Row, Scope, Text, Texts, find_for_one};
-use crate::tls::MappingRules;
+use crate::principal_mapping::MappingRules;
 
 /// What a listener speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -11,7 +11,7 @@ use broker::{Config, ConfigError};
 
 use super::listeners::{self, ClientAuthentication, TlsVersion};
 use super::spelling::list;
-use crate::tls::MappingRules;
+use crate::principal_mapping::MappingRules;
 
 /// What secrets are shown as.
 pub const HIDDEN: &str = "[hidden]";

@@ -9,7 +9,6 @@
 //! - A certificate whose subject cannot be read or fits no rule ends the connection; it never becomes ANONYMOUS.
 
 mod keys;
-mod mapping;
 mod stream;
 mod subject;
 #[cfg(test)]
@@ -24,9 +23,10 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 pub use keys::Keys;
-pub use mapping::MappingRules;
 pub use stream::TlsStream;
 use subject::Holder;
+
+use crate::principal_mapping::MappingRules;
 
 /// Enough for a chain of certificates; Java's bound on handshake messages is the same.
 pub const HANDSHAKE_BYTES_MAX: usize = 32 * 1024;

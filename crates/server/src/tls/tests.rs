@@ -8,6 +8,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::*;
+use crate::principal_mapping::MappingRules;
 use crate::settings::{ClientAuthentication, Pem, SslSettings, TlsVersion};
 
 /// An authority, and what it signs.
