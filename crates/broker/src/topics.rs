@@ -173,6 +173,16 @@ fn metric_of(name: &str) -> Option<String> {
     name.contains(['.', '_']).then(|| name.replace('.', "_"))
 }
 
+/// Streams for new partitions.
+struct NewStreams {
+    /// The id and the log of each.
+    places: Vec<(StreamId, Uuid)>,
+    /// Holds as long as nobody else has taken the ids.
+    unused: Compare,
+    /// Makes the ids used.
+    used: Change,
+}
+
 /// All topics.
 #[derive(Debug)]
 pub struct Topics {
@@ -299,11 +309,11 @@ impl Topics {
         if !forget() {
             return Err(TopicError::Offsets);
         }
-        let (places, next_stream) = self.new_streams(partitions)?;
+        let streams = self.new_streams(partitions)?;
         let mut record = TopicRecord::new(Uuid::new_v4(), configs);
-        places.into_iter().for_each(|place| record.push(place));
-        let compare = Compare { key: format!("{TOPIC_PREFIX}{name}"), revision: None };
-        self.store.commit(&[compare], &[next_stream, put(name, &record)])?;
+        streams.places.into_iter().for_each(|place| record.push(place));
+        let absent = Compare { key: format!("{TOPIC_PREFIX}{name}"), revision: None };
+        self.store.commit(&[absent, streams.unused], &[streams.used, put(name, &record)])?;
         self.insert(Text::from(name.to_owned()), &record);
         self.note_change();
         tracing::info!(topic = name, partitions, "created a topic");
@@ -317,10 +327,10 @@ impl Topics {
         let old = topic.partitions();
         self.check_total(&topic, total)?;
         let more = total - i32::try_from(old.len()).unwrap_or(i32::MAX);
-        let (places, next_stream) = self.new_streams(more)?;
+        let streams = self.new_streams(more)?;
         let mut record = topic.record(topic.overrides());
-        places.into_iter().for_each(|place| record.push(place));
-        self.store.commit(&[], &[next_stream, put(name, &record)])?;
+        streams.places.into_iter().for_each(|place| record.push(place));
+        self.store.commit(&[streams.unused], &[streams.used, put(name, &record)])?;
         let mut partitions = old.to_vec();
         for (index, place) in (0..).zip(record.places()).skip(old.len()) {
             partitions.push(self.partition(&topic.name, index, place));
@@ -408,12 +418,13 @@ impl Topics {
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
         let mut partitions = topic.partitions().to_vec();
         let lost: Vec<usize> = (0..partitions.len()).filter(|at| partitions[*at].home().is_err()).collect();
-        let (places, next_stream) = self.new_streams(i32::try_from(lost.len()).unwrap_or(i32::MAX))?;
+        let NewStreams { places, unused, used } =
+            self.new_streams(i32::try_from(lost.len()).unwrap_or(i32::MAX))?;
         let mut record = topic.record(topic.overrides());
         for (at, (stream, log)) in lost.iter().zip(&places) {
             (record.streams[*at], record.logs[*at]) = (stream.0, *log);
         }
-        self.store.commit(&[], &[next_stream, put(name, &record)])?;
+        self.store.commit(&[unused], &[used, put(name, &record)])?;
         for (at, place) in lost.iter().zip(places) {
             let old = partitions[*at].clone();
             partitions[*at] = self.partition(&topic.name, old.index, place);
@@ -446,17 +457,19 @@ impl Topics {
         all
     }
 
-    /// Hands out `count` new stream ids and chooses their logs, with the change that makes the ids used.
-    fn new_streams(&self, count: i32) -> Result<(Vec<(StreamId, Uuid)>, Change), TopicError> {
+    /// Hands out `count` new stream ids and chooses their logs.
+    fn new_streams(&self, count: i32) -> Result<NewStreams, TopicError> {
         let logs = self.logs.place(usize::try_from(count).unwrap_or(0), || self.held());
         let logs = logs.map_err(TopicError::NoLog)?;
         let next = self.store.find(NEXT_STREAM_KEY)?;
+        let unused =
+            Compare { key: NEXT_STREAM_KEY.into(), revision: next.as_ref().map(|value| value.revision) };
         let next = next.map(|value| stored::read(NEXT_STREAM_KEY, &value)).transpose()?;
         let first: u64 = next.unwrap_or(1);
         let next = first + u64::from(count.unsigned_abs());
         let bytes = serde_json::to_vec(&next).expect("a number can be written as JSON");
         let places = (first..next).map(StreamId).zip(logs).collect();
-        Ok((places, Change::Put { key: NEXT_STREAM_KEY.into(), bytes }))
+        Ok(NewStreams { places, unused, used: Change::Put { key: NEXT_STREAM_KEY.into(), bytes } })
     }
 
     fn partition(&self, topic: &Text, index: i32, (stream, log): (StreamId, Uuid)) -> Arc<Partition> {
