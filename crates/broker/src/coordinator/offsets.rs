@@ -191,29 +191,28 @@ impl Coordinator {
     /// gone for good; nothing where that is not so.
     pub fn forget_topic(self: &Arc<Self>, topic: &str) -> Vec<oneshot::Receiver<Offset>> {
         let mut forgotten = Vec::new();
-        for entry in self.committed_topics.take(topic) {
+        for entry in self.committed_topics.groups(topic) {
             let mut state = entry.state.lock();
-            state.topics.remove(topic);
             // Also what is on its way and what an open transaction committed: it counts later.
             let gone = state.group.offset_keys(|key| *key.topic == *topic);
-            let Some(first) = gone.first() else { continue };
+            let Some(first) = gone.first() else {
+                self.committed_topics.unlist(&entry, &mut state.topics, topic);
+                continue;
+            };
             let topic = first.topic.clone();
             let (sender, receiver) = oneshot::channel();
             forgotten.push(receiver);
-            let Ok(records) = tombstones(&state.group, &gone, false) else {
-                self.committed_topics.list(&entry, &mut state.topics, &topic);
-                continue;
-            };
+            let Ok(records) = tombstones(&state.group, &gone, false) else { continue };
             let (this, of) = (self.clone(), entry.clone());
             self.append_then(&entry, &mut state, records, move |state, position| {
-                match position {
-                    Some(position) => {
-                        state.group.remove_offsets(&gone, position.0);
-                        // Not everybody waits for it.
-                        let _ = sender.send(position);
+                // Otherwise the next look finds them again.
+                if let Some(position) = position {
+                    state.group.remove_offsets(&gone, position.0);
+                    if state.group.offset_keys(|key| key.topic == topic).is_empty() {
+                        this.committed_topics.unlist(&of, &mut state.topics, &topic);
                     }
-                    // The next look finds them.
-                    None => this.committed_topics.list(&of, &mut state.topics, &topic),
+                    // Not everybody waits for it.
+                    let _ = sender.send(position);
                 }
                 Vec::new()
             });
