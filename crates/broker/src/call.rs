@@ -5,8 +5,7 @@ pub mod api;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -17,8 +16,9 @@ use self::api::{Api, Memory, Right};
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::cluster_requests::ClusterRequest;
+use crate::connection_state::ConnectionState;
 use crate::quotas::Quota;
-use crate::request::{Request, Software};
+use crate::request::Request;
 use crate::turns::{self, Turn, Turns};
 
 /// The answer to one request, still to be awaited. Answers are awaited and sent one after the other, in the order of
@@ -29,28 +29,6 @@ pub type Answer = Pin<Box<dyn Future<Output = Result<Chunks, Refused>> + Send>>;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
-
-/// Until when a connection is not read, since its client is over a quota (KIP-219).
-#[derive(Debug, Default)]
-pub struct Muted {
-    /// Milliseconds after `opened`.
-    until_ms: AtomicU64,
-    opened: OnceLock<Instant>,
-}
-
-impl Muted {
-    fn mute(&self, ms: i32) {
-        let opened = self.opened.get_or_init(Instant::now);
-        let until_ms = opened.elapsed().as_millis() + u128::from(ms.unsigned_abs());
-        self.until_ms.fetch_max(u64::try_from(until_ms).unwrap_or(u64::MAX), Ordering::Release);
-    }
-
-    pub fn until(&self) -> Option<Instant> {
-        let until_ms = self.until_ms.load(Ordering::Acquire);
-        let opened = self.opened.get().filter(|_| until_ms > 0)?;
-        opened.checked_add(Duration::from_millis(until_ms))
-    }
-}
 
 /// One request on its way through.
 pub(crate) struct Call {
@@ -65,8 +43,7 @@ pub(crate) struct Call {
     pub caller: Caller,
     /// Held while a request of many elements is worked on.
     pub turn: Option<Arc<Turn>>,
-    pub muted: Arc<Muted>,
-    pub software: Arc<Software>,
+    pub connection: Arc<ConnectionState>,
     pub broker: Arc<Broker>,
 }
 
@@ -131,7 +108,7 @@ impl Call {
             }
         }
         if throttle_ms > 0 {
-            self.muted.mute(throttle_ms);
+            self.connection.muted.mute(throttle_ms);
         }
         throttle_ms
     }
@@ -172,7 +149,7 @@ impl Call {
         Request {
             broker: self.broker.clone(),
             caller: self.caller.clone(),
-            software: self.software.clone(),
+            connection: self.connection.clone(),
             version: self.header.version,
             body,
         }

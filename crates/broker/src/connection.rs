@@ -13,10 +13,10 @@ use wire::{ApiKey, Chunks, Reader, frame};
 use crate::api;
 use crate::broker::Broker;
 use crate::call::api::Handler;
-use crate::call::{Answer, Call, Muted, Refused, timed};
+use crate::call::{Answer, Call, Refused, timed};
 use crate::caller::{Caller, Origin, Principal};
+use crate::connection_state::ConnectionState;
 use crate::quotas::Quota;
-use crate::request::Software;
 use crate::table;
 use crate::turns::{self, Turns};
 
@@ -26,8 +26,7 @@ impl Broker {
         Connection {
             broker: self.clone(),
             origin: Arc::new(origin),
-            software: Arc::default(),
-            muted: Arc::default(),
+            state: Arc::default(),
         }
     }
 }
@@ -37,8 +36,7 @@ impl Broker {
 pub struct Connection {
     broker: Arc<Broker>,
     origin: Arc<Origin>,
-    software: Arc<Software>,
-    muted: Arc<Muted>,
+    state: Arc<ConnectionState>,
 }
 
 impl Connection {
@@ -49,7 +47,7 @@ impl Connection {
 
     /// Until when no further request may be read: the client was told to wait so long.
     pub fn muted_until(&self) -> Option<Instant> {
-        self.muted.until()
+        self.state.muted.until()
     }
 
     /// Begins a request: `frame` is everything after the 4-byte size. What must happen in the order of the requests
@@ -69,7 +67,7 @@ impl Connection {
         else {
             return Err(Refused(format!("{} version {version} is not supported", api_key.name())));
         };
-        let (broker, muted, software) = (self.broker.clone(), self.muted.clone(), self.software.clone());
+        let (broker, connection) = (self.broker.clone(), self.state.clone());
         let mut call = Call {
             api,
             header,
@@ -79,8 +77,7 @@ impl Connection {
             spent,
             caller,
             turn: None,
-            muted,
-            software,
+            connection,
             broker,
         };
         if served.is_none() {

@@ -16,6 +16,7 @@ mod cluster_requests;
 mod collector;
 mod compaction;
 mod connection;
+mod connection_state;
 mod coordinator;
 mod error_codes;
 mod failure;

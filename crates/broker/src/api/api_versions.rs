@@ -38,9 +38,9 @@ fn versions_of(api: &Api) -> ApiVersion {
 /// Answers ApiVersions; `served` are the rows of all APIs.
 pub async fn answer(request: Request<ApiVersionsRequest>, served: &'static [Api]) -> ApiVersionsResponse {
     let version = request.version;
-    let Request { broker, software, body: request, .. } = &request;
+    let Request { broker, connection, body: request, .. } = &request;
     if version >= SOFTWARE_FROM_VERSION {
-        software.tell(&request.client_software_name, &request.client_software_version);
+        connection.software.tell(&request.client_software_name, &request.client_software_version);
     }
     if version >= SOFTWARE_FROM_VERSION
         && ![&request.client_software_name, &request.client_software_version]

@@ -41,7 +41,7 @@ pub async fn push(request: Request<m::PushTelemetryRequest>) -> m::PushTelemetry
 
 /// What the client is known by.
 fn labels_of<Q>(request: &Request<Q>) -> ClientLabels {
-    let (software_name, software_version) = request.software.told();
+    let (software_name, software_version) = request.connection.software.told();
     let origin = &request.caller.origin;
     ClientLabels {
         instance_id: String::new(),
