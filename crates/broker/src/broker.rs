@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use meta::{Change, Compare, MetaError, Store};
+use meta::{Change, Compare, Embedded, MetaError, Store};
 use model::{Offset, Timestamp};
 use parking_lot::Mutex;
 use storage::{AdmitError, AppendError, Clock, SystemClock};
@@ -19,6 +19,7 @@ use crate::coordinator::{Coordinator, TransactionCoordinator};
 use crate::failure::Failure;
 use crate::group_config::ConsumerGroupConfig;
 use crate::groups::GroupConfig;
+use crate::image::Metadata;
 use crate::logs::{LogDirectory, Logs, LogsError, OpenLog, Opening, Streams};
 use crate::metrics::Metrics;
 use crate::partition::{Home, Partition};
@@ -58,12 +59,12 @@ pub struct Broker {
     /// As it was started; what may change since is in `configs`.
     pub(crate) config: Arc<Config>,
     pub(crate) configs: Arc<ResourceConfigs>,
-    pub(crate) quotas: Quotas,
-    pub(crate) authorizer: Authorizer,
+    pub(crate) quotas: Arc<Quotas>,
+    pub(crate) authorizer: Arc<Authorizer>,
     pub(crate) users: Arc<Users>,
-    pub(crate) telemetry: Telemetry,
+    pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) cluster_id: Text,
-    pub(crate) store: Arc<Store>,
+    pub(crate) metadata: Arc<Metadata>,
     pub(crate) logs: Arc<Logs>,
     pub(crate) topics: Arc<Topics>,
     pub(crate) sessions: Sessions,
@@ -83,16 +84,18 @@ impl Broker {
     /// inside a tokio runtime. A log that cannot be had takes only its partitions down while there is another.
     pub fn open(config: Config, logs: Vec<LogDirectory>, directory: &Path) -> Result<Arc<Broker>, OpenError> {
         let config = Arc::new(config);
-        let store = Arc::new(Store::open(&directory.join(stored::META_FILE))?);
-        let cluster_id = cluster_id(&store)?;
+        let store: Arc<dyn Store> = Arc::new(Embedded::open(&directory.join(stored::META_FILE))?);
+        let cluster_id = cluster_id(&*store)?;
+        let metadata = Metadata::open(store.clone())?;
         let metrics = Arc::new(Metrics::default());
         let clock = Arc::new(SystemClock::default());
         let topics_later = Arc::new(OnceLock::new());
         let opening = Opening { config: &config, metrics: &metrics, clock: &clock, topics: &topics_later };
-        let placed = Topics::placed(&store)?;
-        let logs = Arc::new(Logs::open(logs, &opening, &store, directory, &placed)?);
-        let configs = Arc::new(ResourceConfigs::open(store.clone(), config.clone())?);
-        let topics = Arc::new(Topics::open(store.clone(), logs.clone(), configs.clone())?);
+        let placed = Topics::placed(&metadata.image());
+        let logs = Arc::new(Logs::open(logs, &opening, &*store, directory, &placed)?);
+        metadata.refresh()?;
+        let configs = ResourceConfigs::new(metadata.clone(), config.clone());
+        let topics = Topics::open(metadata.clone(), logs.clone(), configs.clone());
         assert!(topics_later.set(Arc::downgrade(&topics) as Weak<dyn Streams>).is_ok(), "set once");
         let group_config = GroupConfig {
             session_timeout_ms_min: config.group_session_timeout_ms_min,
@@ -104,11 +107,11 @@ impl Broker {
             consumer_session_timeout_ms: config.consumer_session_timeout_ms,
             consumer_size_max: usize::try_from(config.consumer_group_size_max).unwrap_or(usize::MAX),
         };
-        let quotas = Quotas::open(store.clone(), &config)?;
-        let authorizer = Authorizer::open(store.clone(), &config)?;
-        let users = Arc::new(Users::open(store.clone())?);
-        let telemetry = Telemetry::new(configs.clone(), config.telemetry_max_bytes);
-        let producer_ids = Arc::new(ProducerIds::new(store.clone()));
+        let quotas = Quotas::new(metadata.clone(), &config);
+        let authorizer = Authorizer::new(metadata.clone(), &config);
+        let users = Arc::new(Users::new(metadata.clone()));
+        let telemetry = Telemetry::new(&metadata, configs.clone(), config.telemetry_max_bytes);
+        let producer_ids = Arc::new(ProducerIds::new(metadata.clone()));
         let coordinator = Arc::new(Coordinator::new(&topics, clock.clone(), group_config));
         let transactions = TransactionCoordinator::new(
             &topics,
@@ -129,7 +132,7 @@ impl Broker {
             users,
             telemetry,
             cluster_id,
-            store,
+            metadata,
             logs,
             topics,
             producer_ids,
@@ -375,7 +378,7 @@ impl Broker {
 }
 
 /// The cluster's id, made up once (22 letters, as Kafka's are).
-fn cluster_id(store: &Store) -> Result<Text, MetaError> {
+fn cluster_id(store: &dyn Store) -> Result<Text, MetaError> {
     if let Some(found) = store.find(CLUSTER_ID_KEY)? {
         return Ok(Text::from(String::from_utf8_lossy(&found.bytes).into_owned()));
     }
@@ -383,8 +386,6 @@ fn cluster_id(store: &Store) -> Result<Text, MetaError> {
     let random = uuid::Uuid::new_v4().as_u128();
     let letter = |n: u32| char::from(LETTERS[usize::try_from(random >> (6 * n) & 63).expect("below 64")]);
     let id: String = (0..22).map(|n| if n == 21 { 'A' } else { letter(n) }).collect();
-    let compare = Compare { key: CLUSTER_ID_KEY.into(), revision: None };
-    store
-        .commit(&[compare], &[Change::Put { key: CLUSTER_ID_KEY.into(), bytes: id.clone().into_bytes() }])?;
+    store.commit(&[Compare::absent(CLUSTER_ID_KEY)], &[Change::put(CLUSTER_ID_KEY, id.clone())])?;
     Ok(Text::from(id))
 }

@@ -23,11 +23,7 @@ use crate::turns::{self, Turns};
 impl Broker {
     /// Takes a new client connection in.
     pub fn connect(self: &Arc<Self>, origin: Origin) -> Connection {
-        Connection {
-            broker: self.clone(),
-            origin: Arc::new(origin),
-            state: Arc::default(),
-        }
+        Connection { broker: self.clone(), origin: Arc::new(origin), state: Arc::default() }
     }
 }
 
@@ -68,18 +64,8 @@ impl Connection {
             return Err(Refused(format!("{} version {version} is not supported", api_key.name())));
         };
         let (broker, connection) = (self.broker.clone(), self.state.clone());
-        let mut call = Call {
-            api,
-            header,
-            reader,
-            request_bytes,
-            begun,
-            spent,
-            caller,
-            turn: None,
-            connection,
-            broker,
-        };
+        let mut call =
+            Call { api, header, reader, request_bytes, begun, spent, caller, turn: None, connection, broker };
         if served.is_none() {
             // A client learns from an ApiVersions answer of version 0 what it may ask.
             call.header.version = 0;

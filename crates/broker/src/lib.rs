@@ -7,6 +7,7 @@ mod config;
 pub mod groups;
 
 mod accepted_settings;
+mod acl;
 mod api;
 mod blocking;
 mod broker;
@@ -21,6 +22,7 @@ mod coordinator;
 mod error_codes;
 mod failure;
 mod group_config;
+mod image;
 mod internal;
 mod logs;
 mod memory;

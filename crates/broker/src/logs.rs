@@ -318,7 +318,7 @@ impl Logs {
     pub fn open(
         directories: Vec<LogDirectory>,
         opening: &Opening,
-        store: &Store,
+        store: &dyn Store,
         home: &Path,
         placed: &BTreeMap<Uuid, usize>,
     ) -> Result<Logs, LogsError> {
@@ -349,9 +349,7 @@ impl Logs {
         let old = placed.contains_key(&Uuid::nil());
         if first.is_none() && old {
             first = logs.first_of(&known);
-            changes.extend(
-                first.map(|id| Change::Put { key: FIRST_LOG_KEY.into(), bytes: id.to_string().into_bytes() }),
-            );
+            changes.extend(first.map(|id| Change::put(FIRST_LOG_KEY, id.to_string())));
         }
         logs.lose_strangers(&known, first);
         let is_first = |id: &Uuid| if id.is_nil() { first } else { Some(*id) };
@@ -395,7 +393,7 @@ impl Logs {
             if known.insert(log.id, log.path.clone()).as_ref() != Some(&log.path) {
                 let record = LogRecord { path: log.path.clone() };
                 let bytes = serde_json::to_vec(&record).expect("a path can be written as JSON");
-                changes.push(Change::Put { key: format!("{LOG_PREFIX}{}", log.id), bytes });
+                changes.push(Change::put(format!("{LOG_PREFIX}{}", log.id), bytes));
             }
         }
         if !changes.is_empty() {
@@ -538,9 +536,9 @@ fn look(directory: &LogDirectory) -> io::Result<Option<(Arc<dyn Disk>, bool)>> {
     }
 }
 
-fn known_logs(store: &Store) -> Result<BTreeMap<Uuid, String>, MetaError> {
+fn known_logs(store: &dyn Store) -> Result<BTreeMap<Uuid, String>, MetaError> {
     let mut known = BTreeMap::new();
-    for (key, value) in store.list(LOG_PREFIX)? {
+    for (key, value) in store.list(LOG_PREFIX)?.entries {
         let id = uuid(&key, &key[LOG_PREFIX.len()..])?;
         let record: LogRecord = stored::read(&key, &value)?;
         known.insert(id, record.path);
@@ -548,7 +546,7 @@ fn known_logs(store: &Store) -> Result<BTreeMap<Uuid, String>, MetaError> {
     Ok(known)
 }
 
-fn first_log(store: &Store) -> Result<Option<Uuid>, MetaError> {
+fn first_log(store: &dyn Store) -> Result<Option<Uuid>, MetaError> {
     let found = store.find(FIRST_LOG_KEY)?;
     found.map(|value| uuid(FIRST_LOG_KEY, &String::from_utf8_lossy(&value.bytes))).transpose()
 }
@@ -574,7 +572,7 @@ mod tests {
     /// Logs in directories of these names and sizes, and the disks they are on.
     fn open(sizes: &[(&'static str, u64)]) -> (Logs, Vec<SimDisk>) {
         let home = tempfile::tempdir().unwrap();
-        let store = Store::open(&home.path().join("meta")).unwrap();
+        let store = meta::Memory::default();
         let disks: Vec<SimDisk> = (0..).zip(sizes).map(|(seed, _)| SimDisk::new(seed)).collect();
         let directories = sizes.iter().zip(&disks).map(|((path, bytes), disk)| {
             disk.set_capacity(*bytes);

@@ -4,20 +4,22 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use meta::{MetaError, Store};
+use meta::{Embedded, MetaError, Store};
 use model::StreamId;
 
+use crate::image::Record;
+use crate::image::records::TopicRecord;
 use crate::stored::META_FILE;
-use crate::topics::{TOPIC_PREFIX, TopicRecord};
 
 /// Topic and partition of each stream, as the metadata in `directory` says; nothing is written there. Blocks.
 pub fn stream_names(directory: &Path) -> Result<BTreeMap<StreamId, (String, i32)>, MetaError> {
-    let store = Store::open_copy(&directory.join(META_FILE))?;
+    let store = Embedded::open_copy(&directory.join(META_FILE))?;
     let mut names = BTreeMap::new();
-    for (key, value) in store.list(TOPIC_PREFIX)? {
-        let Ok(record) = serde_json::from_slice::<TopicRecord>(&value.bytes) else { continue };
+    for (key, value) in store.list(TopicRecord::PREFIX)?.entries {
+        let Some(name) = key.strip_prefix(TopicRecord::PREFIX) else { continue };
+        let Ok(record) = TopicRecord::parse(name, &value.bytes) else { continue };
         for (partition, stream) in (0..).zip(record.streams) {
-            names.insert(StreamId(stream), (key[TOPIC_PREFIX.len()..].to_owned(), partition));
+            names.insert(StreamId(stream), (name.to_owned(), partition));
         }
     }
     Ok(names)

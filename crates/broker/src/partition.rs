@@ -10,7 +10,6 @@ use bytes::Bytes;
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
 use storage::{Admission, Append, AppendError, Completion, Durability, Producers, RememberedBatch, Stream};
-use uuid::Uuid;
 use wire::Text;
 use wire::records::{TransactionResult, end_transaction_marker};
 
@@ -31,8 +30,6 @@ pub struct Partition {
     pub index: i32,
     /// Its stream, in whichever log.
     pub stream_id: StreamId,
-    /// The log of its stream, as the metadata names it.
-    pub log_id: Uuid,
     home: Result<Home, Arc<Lost>>,
     /// Who waits for it.
     pub subscribers: Subscribers,
@@ -143,12 +140,11 @@ pub struct Checked {
 }
 
 impl Partition {
-    /// The partition whose records are in the stream `stream_id` of the log `log_id`, which is found or lost.
+    /// The partition whose records are in the stream `stream_id` of `log`, which is there or lost.
     pub fn new(
         topic: Text,
         index: i32,
         stream_id: StreamId,
-        log_id: Uuid,
         log: Result<Arc<OpenLog>, Arc<Lost>>,
     ) -> Partition {
         let home = log.map(|log| Home { stream: log.log.stream(stream_id), log });
@@ -171,7 +167,6 @@ impl Partition {
             topic,
             index,
             stream_id,
-            log_id,
             home,
             subscribers: Subscribers::default(),
             state: Mutex::new(state),

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use meta::{Change, Compare, MetaError, Store};
+use meta::{Change, Compare, MetaError};
 use parking_lot::Mutex;
 
+use crate::image::{Metadata, Update};
 use crate::stored;
 
 /// Ids taken from the store at once.
@@ -14,27 +15,34 @@ const NEXT_BLOCK_KEY: &str = "next_producer_id";
 /// Hands out producer ids.
 #[derive(Debug)]
 pub struct ProducerIds {
-    store: Arc<Store>,
+    metadata: Arc<Metadata>,
     block: Mutex<std::ops::Range<i64>>,
 }
 
 impl ProducerIds {
     /// With nothing taken yet.
-    pub fn new(store: Arc<Store>) -> ProducerIds {
-        ProducerIds { store, block: Mutex::default() }
+    pub fn new(metadata: Arc<Metadata>) -> ProducerIds {
+        ProducerIds { metadata, block: Mutex::default() }
     }
 
     /// An id that was never given out. Blocks now and then.
     pub fn take(&self) -> Result<i64, MetaError> {
         let mut block = self.block.lock();
         if block.is_empty() {
-            let stored = self.store.find(NEXT_BLOCK_KEY)?;
-            let revision = stored.as_ref().map(|value| value.revision);
-            let stored = stored.map(|value| stored::read(NEXT_BLOCK_KEY, &value)).transpose()?;
-            let first: i64 = stored.unwrap_or(0);
-            let bytes = serde_json::to_vec(&(first + BLOCK_IDS)).expect("a number can be written as JSON");
-            let compare = Compare { key: NEXT_BLOCK_KEY.into(), revision };
-            self.store.commit(&[compare], &[Change::Put { key: NEXT_BLOCK_KEY.into(), bytes }])?;
+            let first = self.metadata.update(|_| {
+                let stored = self.metadata.store().find(NEXT_BLOCK_KEY)?;
+                let revision = stored.as_ref().map(|value| value.revision);
+                let stored = stored.map(|value| stored::read(NEXT_BLOCK_KEY, &value)).transpose()?;
+                let first: i64 = stored.unwrap_or(0);
+                let bytes =
+                    serde_json::to_vec(&(first + BLOCK_IDS)).expect("a number can be written as JSON");
+                let compares = vec![Compare { key: NEXT_BLOCK_KEY.into(), revision }];
+                Ok::<_, MetaError>(Update {
+                    compares,
+                    changes: vec![Change::put(NEXT_BLOCK_KEY, bytes)],
+                    result: first,
+                })
+            })?;
             *block = first..first + BLOCK_IDS;
         }
         Ok(block.next().expect("the block was just filled if it was empty"))

@@ -1,14 +1,12 @@
 //! The settings that clients changed: of the broker, of groups, of client-metrics subscriptions. Kept in the metadata;
 //! those of topics lie with the topics.
 //!
-//! The store is written first, synced, and then what is in memory follows. Values are kept as the text that was sent,
-//! and were checked before; what a later start does not know any more is passed over.
+//! Values are kept as the text that was sent, and were checked before; what a later start does not know any more is passed
+//! over.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use meta::{Change, MetaError, Store};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use wire::ErrorCode;
 
 use crate::accepted_settings::{
@@ -16,10 +14,9 @@ use crate::accepted_settings::{
 };
 use crate::config::{Config, Setting};
 use crate::failure::Failure;
+use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
 use crate::resource_setting::Overrides;
-use crate::stored;
 
-const PREFIX: &str = "configs/";
 /// Groups and subscriptions with settings of their own, each: they are held in memory, and clients name them.
 const RESOURCES_MAX: usize = 10_000;
 /// And subscriptions of client metrics.
@@ -64,56 +61,55 @@ pub enum ResourceKind {
 }
 
 impl ResourceKind {
-    const ALL: [ResourceKind; 3] = [ResourceKind::Broker, ResourceKind::Group, ResourceKind::ClientMetrics];
+    /// What the names of its resources begin with in the metadata.
+    fn prefix(self) -> &'static str {
+        match self {
+            ResourceKind::Broker => "brokers/",
+            ResourceKind::Group => "groups/",
+            ResourceKind::ClientMetrics => "client-metrics/",
+        }
+    }
 
-    /// Where the metadata keeps them.
-    fn prefix(self) -> String {
-        let folder = match self {
-            ResourceKind::Broker => "brokers",
-            ResourceKind::Group => "groups",
-            ResourceKind::ClientMetrics => "client-metrics",
-        };
-        format!("{PREFIX}{folder}/")
+    /// Whether settings of such a resource changed.
+    pub fn is_in(self, delta: &Delta) -> bool {
+        delta.configs.iter().any(|name| name.starts_with(self.prefix()))
+    }
+
+    /// Under which name the metadata has the settings of a resource.
+    fn stored(self, name: &str) -> String {
+        format!("{}{name}", self.prefix())
     }
 }
 
 /// All of them.
 #[derive(Debug)]
 pub struct ResourceConfigs {
-    store: Arc<Store>,
+    metadata: Arc<Metadata>,
     start: Arc<Config>,
+    /// The broker's settings in force, worked out from the image.
     now: RwLock<Arc<Config>>,
-    resources: RwLock<BTreeMap<(ResourceKind, String), Arc<Overrides>>>,
-    /// One change at a time.
-    change: Mutex<()>,
 }
 
 impl ResourceConfigs {
-    /// Loads what is stored, on top of the settings that the broker was started with.
-    pub fn open(store: Arc<Store>, start: Arc<Config>) -> Result<ResourceConfigs, MetaError> {
-        let mut resources = BTreeMap::new();
-        for kind in ResourceKind::ALL {
-            let prefix = kind.prefix();
-            for (key, value) in store.list(&prefix)? {
-                let overrides: Overrides = stored::read(&key, &value)?;
-                resources.insert((kind, key[prefix.len()..].to_owned()), Arc::new(overrides));
-            }
-        }
-        let (resources, now) = (RwLock::new(resources), RwLock::new(start.clone()));
-        let configs = ResourceConfigs { store, start, now, resources, change: Mutex::default() };
+    /// With what the metadata has, on top of the settings that the broker was started with.
+    pub fn new(metadata: Arc<Metadata>, start: Arc<Config>) -> Arc<ResourceConfigs> {
+        let now = RwLock::new(start.clone());
+        let configs = Arc::new(ResourceConfigs { metadata, start, now });
         configs.apply_to_broker();
-        Ok(configs)
+        let observer = Arc::downgrade(&configs);
+        configs.metadata.observe(observer);
+        configs
     }
 
     /// The settings of one resource; none where nobody set any.
     pub fn of(&self, kind: ResourceKind, name: &str) -> Arc<Overrides> {
-        self.resources.read().get(&(kind, name.to_owned())).cloned().unwrap_or_default()
+        self.metadata.image().configs.get(&kind.stored(name)).cloned().unwrap_or_default()
     }
 
     /// The names of all resources of a kind that have settings.
     pub fn names(&self, kind: ResourceKind) -> Vec<String> {
-        let resources = self.resources.read();
-        resources.keys().filter(|key| key.0 == kind).map(|key| key.1.clone()).collect()
+        let image = self.metadata.image();
+        image.configs.below(kind.prefix()).map(|(name, _)| name.to_owned()).collect()
     }
 
     /// The broker's settings in force.
@@ -138,44 +134,18 @@ impl ResourceConfigs {
         &self,
         kind: ResourceKind,
         name: &str,
-        change: impl FnOnce(&Overrides) -> Result<Overrides, Failure>,
+        change: impl Fn(&Overrides) -> Result<Overrides, Failure>,
     ) -> Result<(), Failure> {
-        let _one = self.change.lock();
-        let overrides = change(&self.of(kind, name))?;
-        let key = (kind, name.to_owned());
-        let stored = format!("{}{name}", kind.prefix());
-        if overrides.is_empty() {
-            self.store.commit(&[], &[Change::Delete { key: stored }])?;
-            self.resources.write().remove(&key);
-        } else {
-            self.check_bounds(&key, &overrides)?;
-            let bytes = serde_json::to_vec(&overrides).expect("texts can be written as JSON");
-            self.store.commit(&[], &[Change::Put { key: stored, bytes }])?;
-            self.resources.write().insert(key, Arc::new(overrides));
-        }
-        self.apply_to_broker();
-        Ok(())
-    }
-
-    fn check_bounds(&self, key: &(ResourceKind, String), overrides: &Overrides) -> Result<(), Failure> {
-        let refused = |why: String| Err(Failure::because(ErrorCode::InvalidRequest, why));
-        if key.1.len() > NAME_BYTES_MAX {
-            return refused(format!("a resource's name may have {NAME_BYTES_MAX} bytes at most"));
-        }
-        if overrides.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > VALUES_BYTES_MAX {
-            return refused(format!("a resource's settings may have {VALUES_BYTES_MAX} bytes at most"));
-        }
-        let resources = self.resources.read();
-        let like = resources.keys().filter(|other| other.0 == key.0).count();
-        let most = match key.0 {
-            // Each is held ready for use, patterns and all.
-            ResourceKind::ClientMetrics => SUBSCRIPTIONS_MAX,
-            ResourceKind::Broker | ResourceKind::Group => RESOURCES_MAX,
-        };
-        if like >= most && !resources.contains_key(key) {
-            return refused(format!("{most} of this kind have settings already: delete some"));
-        }
-        Ok(())
+        let stored = kind.stored(name);
+        self.metadata.update(|image| {
+            let old = image.configs.get(&stored);
+            let overrides = change(&old.cloned().unwrap_or_default())?;
+            if overrides.is_empty() {
+                return Ok(Update::new(vec![Overrides::delete(&stored)], ()));
+            }
+            check_bounds(image, kind, name, &overrides)?;
+            Ok(Update::new(vec![overrides.put(&stored)], ()))
+        })
     }
 
     /// Works out the broker's settings in force: its own come before those for all brokers, and those before what it
@@ -190,6 +160,34 @@ impl ResourceConfigs {
         }
         *self.now.write() = Arc::new(config);
     }
+}
+
+impl Observer for ResourceConfigs {
+    fn changed(&self, _image: &Arc<Image>, delta: &Delta) {
+        if ResourceKind::Broker.is_in(delta) {
+            self.apply_to_broker();
+        }
+    }
+}
+
+fn check_bounds(image: &Image, kind: ResourceKind, name: &str, overrides: &Overrides) -> Result<(), Failure> {
+    let refused = |why: String| Err(Failure::because(ErrorCode::InvalidRequest, why));
+    if name.len() > NAME_BYTES_MAX {
+        return refused(format!("a resource's name may have {NAME_BYTES_MAX} bytes at most"));
+    }
+    if overrides.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > VALUES_BYTES_MAX {
+        return refused(format!("a resource's settings may have {VALUES_BYTES_MAX} bytes at most"));
+    }
+    let most = match kind {
+        // Each is held ready for use, patterns and all.
+        ResourceKind::ClientMetrics => SUBSCRIPTIONS_MAX,
+        ResourceKind::Broker | ResourceKind::Group => RESOURCES_MAX,
+    };
+    let is_new = image.configs.get(&kind.stored(name)).is_none();
+    if is_new && image.configs.below(kind.prefix()).count() >= most {
+        return refused(format!("{most} of this kind have settings already: delete some"));
+    }
+    Ok(())
 }
 
 /// What `overrides` of the broker's settings cannot be, as a whole; `now` are all that clients set and that are in force,
@@ -241,12 +239,15 @@ mod tests {
         let mut start = Config::default();
         start.set("message.max.bytes", "1000").unwrap();
         let start = Arc::new(start);
-        let open = || ResourceConfigs::open(Arc::new(Store::open(&path).unwrap()), start.clone()).unwrap();
+        let open = || {
+            let store = Arc::new(meta::Embedded::open(&path).unwrap());
+            ResourceConfigs::new(Metadata::open(store).unwrap(), start.clone())
+        };
         let configs = open();
         assert_eq!(configs.now().message_max_bytes, 1000);
         let set = |configs: &ResourceConfigs, name: &str, value: &str| {
             let value = overrides(&[("message.max.bytes", value)]);
-            configs.change(ResourceKind::Broker, name, |_| Ok(value)).unwrap();
+            configs.change(ResourceKind::Broker, name, |_| Ok(value.clone())).unwrap();
             configs.now().message_max_bytes
         };
         assert_eq!(set(&configs, "", "3000"), 3000);
@@ -262,12 +263,11 @@ mod tests {
 
     #[test]
     fn what_clients_may_store_is_bounded() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(&directory.path().join("meta.redb")).unwrap());
-        let configs = ResourceConfigs::open(store, Arc::new(Config::default())).unwrap();
+        let metadata = Metadata::open(Arc::new(meta::Memory::default())).unwrap();
+        let configs = ResourceConfigs::new(metadata, Arc::new(Config::default()));
         let set = |name: &str, value: String| {
             let value = overrides(&[("metrics", value.as_str())]);
-            configs.change(ResourceKind::ClientMetrics, name, |_| Ok(value))
+            configs.change(ResourceKind::ClientMetrics, name, |_| Ok(value.clone()))
         };
         assert!(set("a", "x".repeat(60_000)).is_ok());
         assert!(set("a", "x".repeat(70_000)).is_err());

@@ -7,16 +7,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use meta::{Change, Compare, MetaError, Store};
+use meta::{Change, Compare, MetaError};
 use model::StreamId;
 use parking_lot::{Mutex, RwLock};
-use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use wire::Text;
 
+use crate::image::records::TopicRecord;
+use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
 use crate::logs::{Held, Logs, Streams};
 use crate::partition::Partition;
-use crate::resource_configs::ResourceConfigs;
+use crate::resource_configs::{ResourceConfigs, ResourceKind};
+use crate::resource_setting::Overrides;
 use crate::stored;
 use crate::topic_config::TopicConfig;
 use crate::transactions::INDEX_STREAM;
@@ -30,7 +32,6 @@ const METADATA_TOPIC: &str = "__cluster_metadata";
 /// Letters a topic's name may have at most.
 pub const TOPIC_NAME_MAX: usize = 249;
 
-pub(crate) const TOPIC_PREFIX: &str = "topics/";
 const NEXT_STREAM_KEY: &str = "next_stream";
 
 /// Why a change was refused.
@@ -64,35 +65,6 @@ pub enum TopicError {
     Meta(#[from] MetaError),
 }
 
-/// A topic as the metadata store keeps it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct TopicRecord {
-    id: Uuid,
-    pub streams: Vec<u64>,
-    /// The log of each stream. Records from when there was one log only have none: nil stands for that one.
-    #[serde(default)]
-    logs: Vec<Uuid>,
-    #[serde(default)]
-    configs: BTreeMap<String, String>,
-}
-
-impl TopicRecord {
-    fn new(id: Uuid, configs: BTreeMap<String, String>) -> TopicRecord {
-        TopicRecord { id, streams: Vec::new(), logs: Vec::new(), configs }
-    }
-
-    /// The stream of each partition, and its log.
-    fn places(&self) -> impl Iterator<Item = (StreamId, Uuid)> {
-        let logs = self.logs.iter().copied().chain(std::iter::repeat(Uuid::nil()));
-        self.streams.iter().map(|stream| StreamId(*stream)).zip(logs)
-    }
-
-    fn push(&mut self, (stream, log): (StreamId, Uuid)) {
-        self.streams.push(stream.0);
-        self.logs.push(log);
-    }
-}
-
 /// A topic.
 #[derive(Debug)]
 pub struct Topic {
@@ -101,7 +73,8 @@ pub struct Topic {
     /// Its id (KIP-516).
     pub id: Uuid,
     partitions: RwLock<Arc<[Arc<Partition>]>>,
-    overrides: RwLock<BTreeMap<String, String>>,
+    /// What the metadata has of it.
+    record: RwLock<Arc<TopicRecord>>,
     config: RwLock<Arc<TopicConfig>>,
 }
 
@@ -121,16 +94,9 @@ impl Topic {
         self.config.read().clone()
     }
 
-    /// The settings that differ from the defaults, as text.
-    pub fn overrides(&self) -> BTreeMap<String, String> {
-        self.overrides.read().clone()
-    }
-
-    /// What the metadata has of it, with these settings.
-    fn record(&self, configs: BTreeMap<String, String>) -> TopicRecord {
-        let mut record = TopicRecord::new(self.id, configs);
-        self.partitions().iter().for_each(|partition| record.push((partition.stream_id, partition.log_id)));
-        record
+    /// What the metadata has of it: among others the settings that differ from the defaults, as text.
+    pub fn record(&self) -> Arc<TopicRecord> {
+        self.record.read().clone()
     }
 
     /// Kept by the server for itself.
@@ -183,10 +149,17 @@ struct NewStreams {
     used: Change,
 }
 
+impl NewStreams {
+    /// The update that makes `change`, which names the streams.
+    fn taken(self, change: Change) -> Update<()> {
+        Update { compares: vec![self.unused], changes: vec![self.used, change], result: () }
+    }
+}
+
 /// All topics.
 #[derive(Debug)]
 pub struct Topics {
-    store: Arc<Store>,
+    metadata: Arc<Metadata>,
     logs: Arc<Logs>,
     configs: Arc<ResourceConfigs>,
     by_name: RwLock<Names>,
@@ -199,14 +172,10 @@ pub struct Topics {
 }
 
 impl Topics {
-    /// Loads all topics, and drops streams that no topic owns: what a crash in the middle of a deletion left.
-    pub fn open(
-        store: Arc<Store>,
-        logs: Arc<Logs>,
-        configs: Arc<ResourceConfigs>,
-    ) -> Result<Topics, MetaError> {
-        let topics = Topics {
-            store,
+    /// Opens the topics of the metadata, and drops streams that no topic owns: what a crash in the middle of a deletion left.
+    pub fn open(metadata: Arc<Metadata>, logs: Arc<Logs>, configs: Arc<ResourceConfigs>) -> Arc<Topics> {
+        let topics = Arc::new(Topics {
+            metadata,
             logs,
             configs,
             by_name: RwLock::default(),
@@ -214,11 +183,9 @@ impl Topics {
             by_stream: RwLock::default(),
             change: Mutex::default(),
             changes: AtomicU64::new(0),
-        };
-        for (key, value) in topics.store.list(TOPIC_PREFIX)? {
-            let name = &key[TOPIC_PREFIX.len()..];
-            // Without the topic its records would be nobody's, and dropped.
-            topics.insert(Text::from(name.to_owned()), &stored::read::<TopicRecord>(&key, &value)?);
+        });
+        for (name, record) in topics.metadata.image().topics.iter() {
+            topics.insert(Text::from(name.to_owned()), record);
         }
         for log in topics.logs.all() {
             let orphans = log.log.streams().into_iter().filter(|stream| {
@@ -233,7 +200,9 @@ impl Topics {
                 log.log.delete(&orphan, None);
             }
         }
-        Ok(topics)
+        let observer = Arc::downgrade(&topics);
+        topics.metadata.observe(observer);
+        topics
     }
 
     /// The topic of this name.
@@ -300,7 +269,7 @@ impl Topics {
         &self,
         name: &str,
         partitions: i32,
-        configs: BTreeMap<String, String>,
+        configs: Overrides,
         forget: impl FnOnce() -> bool,
     ) -> Result<Arc<Topic>, TopicError> {
         let _one = self.change.lock();
@@ -309,35 +278,32 @@ impl Topics {
         if !forget() {
             return Err(TopicError::Offsets);
         }
-        let streams = self.new_streams(partitions)?;
-        let mut record = TopicRecord::new(Uuid::new_v4(), configs);
-        streams.places.into_iter().for_each(|place| record.push(place));
-        let absent = Compare { key: format!("{TOPIC_PREFIX}{name}"), revision: None };
-        self.store.commit(&[absent, streams.unused], &[streams.used, put(name, &record)])?;
-        self.insert(Text::from(name.to_owned()), &record);
-        self.note_change();
+        let id = Uuid::new_v4();
+        self.metadata.update(|image| {
+            if image.topics.get(name).is_some() {
+                return Err(TopicError::Exists(name.to_owned()));
+            }
+            let streams = self.new_streams(partitions)?;
+            let mut record = TopicRecord::new(id, configs.clone());
+            streams.places.iter().for_each(|place| record.push(*place));
+            Ok(streams.taken(record.put(name)))
+        })?;
         tracing::info!(topic = name, partitions, "created a topic");
-        Ok(self.find(name).expect("it was just inserted"))
+        self.find_id(&id).ok_or(TopicError::Unknown)
     }
 
     /// Adds partitions up to `total`. Durable on return; blocks.
     pub fn add_partitions(&self, name: &str, total: i32) -> Result<(), TopicError> {
         let _one = self.change.lock();
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
-        let old = topic.partitions();
         self.check_total(&topic, total)?;
-        let more = total - i32::try_from(old.len()).unwrap_or(i32::MAX);
-        let streams = self.new_streams(more)?;
-        let mut record = topic.record(topic.overrides());
-        streams.places.into_iter().for_each(|place| record.push(place));
-        self.store.commit(&[streams.unused], &[streams.used, put(name, &record)])?;
-        let mut partitions = old.to_vec();
-        for (index, place) in (0..).zip(record.places()).skip(old.len()) {
-            partitions.push(self.partition(&topic.name, index, place));
-        }
-        *topic.partitions.write() = partitions.into();
-        self.note_change();
-        Ok(())
+        self.metadata.update(|image| {
+            let mut record = TopicRecord::clone(found(image, name, &topic.id)?);
+            let now = i32::try_from(record.streams.len()).unwrap_or(i32::MAX);
+            let streams = self.new_streams(total.saturating_sub(now))?;
+            streams.places.iter().for_each(|place| record.push(*place));
+            Ok(streams.taken(record.put(name)))
+        })
     }
 
     /// Checks whether a topic could have `total` partitions.
@@ -360,28 +326,26 @@ impl Topics {
     }
 
     /// Replaces the settings of a topic by what `change` makes of them. Durable on return; blocks.
-    pub fn configure<E: From<TopicError>>(
+    pub fn configure<E: From<TopicError> + From<MetaError>>(
         &self,
         name: &str,
-        change: impl FnOnce(&BTreeMap<String, String>) -> Result<BTreeMap<String, String>, E>,
+        change: impl Fn(&Overrides) -> Result<Overrides, E>,
     ) -> Result<(), E> {
         let _one = self.change.lock();
-        let topic = self.find(name).ok_or(TopicError::Unknown)?;
-        let record = topic.record(change(&topic.overrides())?);
-        self.store.commit(&[], &[put(name, &record)]).map_err(TopicError::from)?;
-        *topic.config.write() = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
-        *topic.overrides.write() = record.configs;
-        Ok(())
+        self.metadata.update(|image| {
+            let old = image.topics.get(name).ok_or(TopicError::Unknown)?;
+            let record = TopicRecord { configs: change(&old.configs)?, ..TopicRecord::clone(old) };
+            Ok(Update::new(vec![record.put(name)], ()))
+        })
     }
 
     /// Works out the settings of all topics anew, after the broker's, which give the defaults, have changed.
-    pub fn reconfigure(&self) {
-        let _one = self.change.lock();
+    fn reconfigure(&self) {
         let now = self.configs.now();
         // Most topics have none of their own: they share one.
-        let mut worked_out: BTreeMap<BTreeMap<String, String>, Arc<TopicConfig>> = BTreeMap::new();
+        let mut worked_out: HashMap<Overrides, Arc<TopicConfig>> = HashMap::new();
         for topic in self.all() {
-            let config = worked_out.entry(topic.overrides());
+            let config = worked_out.entry(topic.record().configs.clone());
             let config = config.or_insert_with_key(|overrides| Arc::new(TopicConfig::new(overrides, &now)));
             *topic.config.write() = config.clone();
         }
@@ -394,18 +358,10 @@ impl Topics {
         // Not another one that has its name by now.
         let topic = self.find_id(&topic.id).ok_or(TopicError::Unknown)?;
         let name = topic.name.as_str();
-        self.store.commit(&[], &[Change::Delete { key: format!("{TOPIC_PREFIX}{name}") }])?;
-        self.by_name.write().remove(&topic.name);
-        self.by_id.write().remove(&topic.id);
-        self.note_change();
-        for partition in topic.partitions().iter() {
-            self.by_stream.write().remove(&partition.stream_id);
-            partition.set_deleted();
-            // Those in a lost directory are dropped once it is back, as streams that no topic owns.
-            if let Ok(home) = partition.home() {
-                home.log.log.delete(&home.stream, None);
-            }
-        }
+        self.metadata.update(|image| {
+            found(image, name, &topic.id)?;
+            Ok::<_, TopicError>(Update::new(vec![TopicRecord::delete(name)], ()))
+        })?;
         forget(name);
         tracing::info!(topic = name, "deleted a topic");
         Ok(())
@@ -416,34 +372,27 @@ impl Topics {
     pub fn give_up_lost(&self, name: &str) -> Result<usize, TopicError> {
         let _one = self.change.lock();
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
-        let mut partitions = topic.partitions().to_vec();
+        let partitions = topic.partitions();
         let lost: Vec<usize> = (0..partitions.len()).filter(|at| partitions[*at].home().is_err()).collect();
-        let NewStreams { places, unused, used } =
-            self.new_streams(i32::try_from(lost.len()).unwrap_or(i32::MAX))?;
-        let mut record = topic.record(topic.overrides());
-        for (at, (stream, log)) in lost.iter().zip(&places) {
-            (record.streams[*at], record.logs[*at]) = (stream.0, *log);
-        }
-        self.store.commit(&[unused], &[used, put(name, &record)])?;
-        for (at, place) in lost.iter().zip(places) {
-            let old = partitions[*at].clone();
-            partitions[*at] = self.partition(&topic.name, old.index, place);
-            self.by_stream.write().remove(&old.stream_id);
-            old.set_deleted();
-        }
-        *topic.partitions.write() = partitions.into();
+        self.metadata.update(|image| {
+            let mut record = TopicRecord::clone(found(image, name, &topic.id)?);
+            let streams = self.new_streams(i32::try_from(lost.len()).unwrap_or(i32::MAX))?;
+            for (at, place) in lost.iter().zip(&streams.places) {
+                record.replace(*at, *place);
+            }
+            Ok::<_, TopicError>(streams.taken(record.put(name)))
+        })?;
         tracing::warn!(topic = name, partitions = lost.len(), "gave up lost partitions; they begin anew");
         Ok(lost.len())
     }
 
-    /// How many partitions the metadata in `store` has in each log; under nil those in the first one.
-    pub fn placed(store: &Store) -> Result<BTreeMap<Uuid, usize>, MetaError> {
+    /// How many partitions the metadata has in each log; under nil those in the first one.
+    pub fn placed(image: &Image) -> BTreeMap<Uuid, usize> {
         let mut placed = BTreeMap::new();
-        for (key, value) in store.list(TOPIC_PREFIX)? {
-            let record: TopicRecord = stored::read(&key, &value)?;
+        for (_, record) in image.topics.iter() {
             record.places().for_each(|(_, log)| *placed.entry(log).or_default() += 1);
         }
-        Ok(placed)
+        placed
     }
 
     /// What each log has.
@@ -461,7 +410,7 @@ impl Topics {
     fn new_streams(&self, count: i32) -> Result<NewStreams, TopicError> {
         let logs = self.logs.place(usize::try_from(count).unwrap_or(0), || self.held());
         let logs = logs.map_err(TopicError::NoLog)?;
-        let next = self.store.find(NEXT_STREAM_KEY)?;
+        let next = self.metadata.store().find(NEXT_STREAM_KEY)?;
         let unused =
             Compare { key: NEXT_STREAM_KEY.into(), revision: next.as_ref().map(|value| value.revision) };
         let next = next.map(|value| stored::read(NEXT_STREAM_KEY, &value)).transpose()?;
@@ -469,29 +418,99 @@ impl Topics {
         let next = first + u64::from(count.unsigned_abs());
         let bytes = serde_json::to_vec(&next).expect("a number can be written as JSON");
         let places = (first..next).map(StreamId).zip(logs).collect();
-        Ok(NewStreams { places, unused, used: Change::Put { key: NEXT_STREAM_KEY.into(), bytes } })
+        Ok(NewStreams { places, unused, used: Change::put(NEXT_STREAM_KEY, bytes) })
     }
 
     fn partition(&self, topic: &Text, index: i32, (stream, log): (StreamId, Uuid)) -> Arc<Partition> {
-        let partition = Partition::new(topic.clone(), index, stream, log, self.logs.find(log));
+        let partition = Partition::new(topic.clone(), index, stream, self.logs.find(log));
         let partition = Arc::new(partition);
         self.by_stream.write().insert(stream, partition.clone());
         partition
     }
 
-    fn insert(&self, name: Text, record: &TopicRecord) {
+    fn insert(&self, name: Text, record: &Arc<TopicRecord>) {
         let partitions: Vec<_> =
             (0..).zip(record.places()).map(|(index, place)| self.partition(&name, index, place)).collect();
         let topic = Arc::new(Topic {
             name: name.clone(),
             id: record.id,
             partitions: RwLock::new(partitions.into()),
-            overrides: RwLock::new(record.configs.clone()),
+            record: RwLock::new(record.clone()),
             config: RwLock::new(Arc::new(TopicConfig::new(&record.configs, &self.configs.now()))),
         });
         self.by_id.write().insert(record.id, topic.clone());
         self.by_name.write().insert(topic);
+        self.note_change();
     }
+
+    fn remove(&self, topic: &Topic) {
+        self.by_name.write().remove(&topic.name);
+        self.by_id.write().remove(&topic.id);
+        self.note_change();
+        topic.partitions().iter().for_each(|partition| self.close(partition));
+    }
+
+    /// A partition whose records are nobody's any more.
+    fn close(&self, partition: &Partition) {
+        self.by_stream.write().remove(&partition.stream_id);
+        partition.set_deleted();
+        // Those in a lost directory are dropped once it is back, as streams that no topic owns.
+        if let Ok(home) = partition.home() {
+            home.log.log.delete(&home.stream, None);
+        }
+    }
+
+    /// Makes a topic what the metadata says.
+    fn replace(&self, topic: &Topic, record: &Arc<TopicRecord>) {
+        let old = std::mem::replace(&mut *topic.record.write(), record.clone());
+        if old.configs != record.configs {
+            *topic.config.write() = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
+        }
+        if old.streams == record.streams {
+            return;
+        }
+        let before = topic.partitions();
+        let kept = |index: usize, stream| before.get(index).filter(|old| old.stream_id == stream).cloned();
+        let partitions = (0..).zip(record.places()).map(|(index, place)| {
+            let at = usize::try_from(index).unwrap_or(usize::MAX);
+            kept(at, place.0).unwrap_or_else(|| self.partition(&topic.name, index, place))
+        });
+        let partitions: Arc<[Arc<Partition>]> = partitions.collect();
+        *topic.partitions.write() = partitions.clone();
+        let replaced = before.iter().enumerate().filter(|(at, old)| {
+            partitions.get(*at).is_none_or(|partition| partition.stream_id != old.stream_id)
+        });
+        replaced.for_each(|(_, old)| self.close(old));
+        self.note_change();
+    }
+}
+
+impl Observer for Topics {
+    fn changed(&self, image: &Arc<Image>, delta: &Delta) {
+        if ResourceKind::Broker.is_in(delta) {
+            self.reconfigure();
+        }
+        for name in &delta.topics {
+            let (there, record) = (self.find(name), image.topics.get(name));
+            match (there, record) {
+                (Some(topic), Some(record)) if topic.id == record.id => self.replace(&topic, record),
+                (there, record) => {
+                    if let Some(topic) = there {
+                        self.remove(&topic);
+                    }
+                    if let Some(record) = record {
+                        self.insert(Text::from(name.clone()), record);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The record of a topic that still is the one of this id.
+fn found<'a>(image: &'a Image, name: &str, id: &Uuid) -> Result<&'a TopicRecord, TopicError> {
+    let record = image.topics.get(name).filter(|record| record.id == *id);
+    record.map(|record| &**record).ok_or(TopicError::Unknown)
 }
 
 impl Streams for Topics {
@@ -500,11 +519,6 @@ impl Streams for Topics {
             partition.subscribers.mark(bytes);
         }
     }
-}
-
-fn put(name: &str, record: &TopicRecord) -> Change {
-    let bytes = serde_json::to_vec(record).expect("a topic record can be written as JSON");
-    Change::Put { key: format!("{TOPIC_PREFIX}{name}"), bytes }
 }
 
 /// Kafka's rules for names.
@@ -535,8 +549,8 @@ mod tests {
                 name: Text::copied(name),
                 id: Uuid::new_v4(),
                 partitions: RwLock::new(Arc::new([])),
-                overrides: RwLock::default(),
-                config: RwLock::new(Arc::new(TopicConfig::new(&BTreeMap::new(), &crate::Config::default()))),
+                record: RwLock::new(Arc::new(TopicRecord::new(Uuid::new_v4(), Overrides::new()))),
+                config: RwLock::new(Arc::new(TopicConfig::new(&Overrides::new(), &crate::Config::default()))),
             })
         };
         let mut names = Names::default();

@@ -15,6 +15,7 @@ use common::{
 };
 use disk::sim::Fault;
 use disk::{Disk, SimDisk};
+use meta::{Change, Embedded, Store};
 use model::{Compression, Timestamp};
 use parking_lot::Mutex;
 use wire::messages as m;
@@ -101,7 +102,7 @@ impl Machine {
 
     /// The directory of each partition, as the metadata of a stopped server has it.
     fn places(&self, topic: &str) -> Vec<String> {
-        let store = meta::Store::open(&self.metadata.path().join("meta.redb")).unwrap();
+        let store = Embedded::open(&self.metadata.path().join("meta.redb")).unwrap();
         let read = |key: &str| -> serde_json::Value {
             serde_json::from_slice(&store.find(key).unwrap().unwrap().bytes).unwrap()
         };
@@ -120,12 +121,12 @@ impl Machine {
 
     /// Puts a value under a key of the metadata, or nothing; returns what was there.
     fn replace(&self, key: &str, bytes: impl Into<Option<Vec<u8>>>) -> Option<Vec<u8>> {
-        let store = meta::Store::open(&self.metadata.path().join("meta.redb")).unwrap();
+        let store = Embedded::open(&self.metadata.path().join("meta.redb")).unwrap();
         let before = store.find(key).unwrap().map(|value| value.bytes);
         let key = key.to_owned();
         let change = match bytes.into() {
-            Some(bytes) => meta::Change::Put { key, bytes },
-            None => meta::Change::Delete { key },
+            Some(bytes) => Change::put(key, bytes),
+            None => Change::delete(key),
         };
         store.commit(&[], &[change]).unwrap();
         before
@@ -133,14 +134,14 @@ impl Machine {
 
     /// Makes the metadata what a version wrote that knew one log only.
     fn age(&self) {
-        let store = meta::Store::open(&self.metadata.path().join("meta.redb")).unwrap();
-        let gone = |(key, _)| meta::Change::Delete { key };
-        let mut changes: Vec<_> = store.list("logs/").unwrap().into_iter().map(gone).collect();
-        changes.push(meta::Change::Delete { key: "first_log".into() });
-        for (key, value) in store.list("topics/").unwrap() {
+        let store = Embedded::open(&self.metadata.path().join("meta.redb")).unwrap();
+        let gone = |(key, _)| Change::delete(key);
+        let mut changes: Vec<_> = store.list("logs/").unwrap().entries.into_iter().map(gone).collect();
+        changes.push(Change::delete("first_log"));
+        for (key, value) in store.list("topics/").unwrap().entries {
             let mut record: serde_json::Value = serde_json::from_slice(&value.bytes).unwrap();
             record.as_object_mut().unwrap().remove("logs").expect("a record names its logs");
-            changes.push(meta::Change::Put { key, bytes: serde_json::to_vec(&record).unwrap() });
+            changes.push(Change::put(key, serde_json::to_vec(&record).unwrap()));
         }
         store.commit(&[], &changes).unwrap();
     }

@@ -1,30 +1,29 @@
-//! Small consistent state: topics, their configuration, ids. Keys and values with compare-and-set, in the shape etcd has,
-//! so that a cluster can keep them there; standalone they live in one file of an embedded engine in the data directory.
+//! Small consistent state: topics, settings, users, ids. Keys and values with compare-and-set, watches and leases, in the shape
+//! that etcd has, so that a cluster can keep them there.
 //!
-//! Never written per batch. Every commit is synced before it returns, so what was answered survives `kill -9`.
+//! [`Store`] is what the broker uses; [`Embedded`] keeps the state in a file of the data directory, [`Memory`] in memory.
+//! A store is never written per batch.
 
-use std::fs::{OpenOptions, Permissions};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
-use std::sync::{Mutex, PoisonError, RwLock};
+mod embedded;
+mod history;
+mod leases;
+mod local;
+mod memory;
 
-use redb::backends::{FileBackend, InMemoryBackend};
-use redb::{Database, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition};
+use std::error::Error;
+use std::fmt;
+use std::time::Duration;
 
-/// The permissions of the file.
-const OWNER_ONLY: u32 = 0o600;
-const TABLE: TableDefinition<&str, (u64, &[u8])> = TableDefinition::new("meta");
-/// The revision of the last commit, under a key that no caller can use (keys are not empty).
-const REVISION_KEY: &str = "";
-/// Bytes of the engine's page cache: the whole state is small, and the broker keeps its own view of it.
-const CACHE_BYTES: usize = 4 * 1024 * 1024;
+pub use embedded::Embedded;
+pub use local::Clock;
+pub use memory::Memory;
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MetaError {
-    /// The file cannot be read or written.
+    /// The engine cannot read or write.
     #[error("the metadata store failed: {0}")]
-    Store(Box<redb::Error>),
+    Store(Box<dyn Error + Send + Sync>),
     /// A compare did not hold; nothing was changed.
     #[error("the metadata changed meanwhile: {key}")]
     Conflict {
@@ -39,12 +38,9 @@ pub enum MetaError {
         /// What is wrong with it.
         why: String,
     },
-}
-
-impl<E: Into<redb::Error>> From<E> for MetaError {
-    fn from(error: E) -> MetaError {
-        MetaError::Store(Box::new(error.into()))
-    }
+    /// The lease has expired, or was revoked, or never was.
+    #[error("the lease {} is not held", .0.0)]
+    NoLease(LeaseId),
 }
 
 /// A stored value.
@@ -57,7 +53,7 @@ pub struct Value {
 }
 
 /// One change of a commit.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Writes `bytes` under `key`.
     Put {
@@ -65,6 +61,8 @@ pub enum Change {
         key: String,
         /// Anything.
         bytes: Vec<u8>,
+        /// The key goes when this lease ends. Without one it stays, also if an earlier put had one.
+        lease: Option<LeaseId>,
     },
     /// Removes `key`; nothing happens where it does not exist.
     Delete {
@@ -73,8 +71,32 @@ pub enum Change {
     },
 }
 
+impl Change {
+    /// Writes `bytes` under `key` for good.
+    pub fn put(key: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Change {
+        Change::Put { key: key.into(), bytes: bytes.into(), lease: None }
+    }
+
+    /// Writes `bytes` under `key` for as long as `lease` is held.
+    pub fn put_leased(key: impl Into<String>, bytes: impl Into<Vec<u8>>, lease: LeaseId) -> Change {
+        Change::Put { key: key.into(), bytes: bytes.into(), lease: Some(lease) }
+    }
+
+    /// Removes `key`.
+    pub fn delete(key: impl Into<String>) -> Change {
+        Change::Delete { key: key.into() }
+    }
+
+    /// The key that is changed.
+    pub fn key(&self) -> &str {
+        match self {
+            Change::Put { key, .. } | Change::Delete { key } => key,
+        }
+    }
+}
+
 /// A condition of a commit: `key` has this revision, or does not exist (`None`).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compare {
     /// Not empty.
     pub key: String,
@@ -82,353 +104,87 @@ pub struct Compare {
     pub revision: Option<u64>,
 }
 
-type Open = dyn Fn() -> Result<Database, MetaError> + Send + Sync;
-
-/// The embedded store.
-///
-/// The engine does nothing more after an error of its file, which may be that of a disk that was full for a moment: then
-/// the file is opened again, and says what became of the commit.
-pub struct Store {
-    open: Box<Open>,
-    /// `None` while it could not be opened again.
-    database: RwLock<Option<Database>>,
-    /// One commit at a time; reads go on meanwhile.
-    commit: Mutex<()>,
-}
-
-impl std::fmt::Debug for Store {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Store").field("database", &self.database).finish_non_exhaustive()
+impl Compare {
+    /// Holds while there is nothing under `key`.
+    pub fn absent(key: impl Into<String>) -> Compare {
+        Compare { key: key.into(), revision: None }
     }
 }
 
-impl Store {
-    /// Opens the store in `file`, or begins one. It holds what passwords are checked against, so it is for its owner only,
-    /// also where it was not. Blocks.
-    pub fn open(file: &Path) -> Result<Store, MetaError> {
-        let file = file.to_owned();
-        let store = Store::with(Box::new(move || {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false).mode(OWNER_ONLY);
-            let opened = options.open(&file).map_err(redb::Error::Io)?;
-            let mode = opened.metadata().map_err(redb::Error::Io)?.permissions().mode();
-            if mode & 0o777 != OWNER_ONLY {
-                opened.set_permissions(Permissions::from_mode(OWNER_ONLY)).map_err(redb::Error::Io)?;
-            }
-            database(FileBackend::new(opened)?)
-        }))?;
-        store.begin()?;
-        Ok(store)
-    }
+/// All keys below a prefix at one revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// The revision of the last commit that it shows; 0 before the first.
+    pub revision: u64,
+    /// In the order of the keys.
+    pub entries: Vec<(String, Value)>,
+}
 
-    /// Opens a copy in memory of the store in `file`, which is only read and may be in use. Blocks.
-    pub fn open_copy(file: &Path) -> Result<Store, MetaError> {
-        let file = file.to_owned();
-        let store = Store::with(Box::new(move || {
-            let bytes = std::fs::read(&file).map_err(redb::Error::Io)?;
-            let copy = InMemoryBackend::new();
-            copy.set_len(bytes.len() as u64).and_then(|()| copy.write(0, &bytes)).map_err(redb::Error::Io)?;
-            database(copy)
-        }))?;
-        // A file without the table is none of ours.
-        store.reading(|database| {
-            database.begin_read()?.open_table(TABLE)?;
-            Ok(())
-        })?;
-        Ok(store)
-    }
+/// A change as a watch tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The key that was changed.
+    pub key: String,
+    /// The revision of the commit that changed it.
+    pub revision: u64,
+    /// What was written; `None`: the key was removed.
+    pub bytes: Option<Vec<u8>>,
+}
 
-    fn with(open: Box<Open>) -> Result<Store, MetaError> {
-        let database = RwLock::new(Some(open()?));
-        Ok(Store { open, database, commit: Mutex::new(()) })
-    }
+/// The commits that a watch has seen since it was asked last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Events {
+    /// All commits up to this revision are told.
+    pub revision: u64,
+    /// In the order of the commits; all changes of a commit stand in one answer.
+    pub changes: Vec<Event>,
+}
 
-    /// Makes the table where there is none.
-    fn begin(&self) -> Result<(), MetaError> {
-        self.reading(|database| {
-            if database.begin_read()?.open_table(TABLE).is_err() {
-                let create = database.begin_write()?;
-                create.open_table(TABLE)?;
-                create.commit()?;
-            }
-            Ok(())
-        })
-    }
+/// Names a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseId(pub i64);
 
+/// Why a watch cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    /// Commits that it has not told are forgotten: list the keys, and watch from the revision of the listing on.
+    #[error("the changes since revision {0} are no longer known")]
+    Compacted(u64),
+    /// The store failed; the watch may be asked again.
+    #[error(transparent)]
+    Meta(#[from] MetaError),
+}
+
+/// Tells the changes of a store from some revision on.
+pub trait Watch: Send {
+    /// The next commits, as soon as there is one; without changes once `patience` is over. Blocks.
+    fn next(&mut self, patience: Duration) -> Result<Events, WatchError>;
+}
+
+/// A store of keys and values. All its methods block.
+pub trait Store: fmt::Debug + Send + Sync {
     /// The value under `key`.
-    pub fn find(&self, key: &str) -> Result<Option<Value>, MetaError> {
-        self.reading(|database| {
-            let table = database.begin_read()?.open_table(TABLE)?;
-            Ok(table.get(key)?.map(|entry| value_of(entry.value())))
-        })
-    }
+    fn find(&self, key: &str) -> Result<Option<Value>, MetaError>;
 
-    /// All keys that begin with `prefix`, in order, with their values.
-    pub fn list(&self, prefix: &str) -> Result<Vec<(String, Value)>, MetaError> {
-        self.reading(|database| {
-            let table = database.begin_read()?.open_table(TABLE)?;
-            let mut found = Vec::new();
-            for entry in table.range(prefix..)? {
-                let (key, value) = entry?;
-                if !key.value().starts_with(prefix) {
-                    break;
-                }
-                if key.value() != REVISION_KEY {
-                    found.push((key.value().to_owned(), value_of(value.value())));
-                }
-            }
-            Ok(found)
-        })
-    }
+    /// All keys that begin with `prefix`.
+    fn list(&self, prefix: &str) -> Result<Listing, MetaError>;
 
-    /// The revision of the last commit; 0 before the first. Blocks.
-    pub fn revision(&self) -> Result<u64, MetaError> {
-        self.reading(|database| {
-            let table = database.begin_read()?.open_table(TABLE)?;
-            Ok(table.get(REVISION_KEY)?.map_or(0, |entry| entry.value().0))
-        })
-    }
-
-    /// Makes all `changes` or, where a compare does not hold, none. Durable on return; returns the new revision. Blocks.
+    /// Makes all `changes` or, where a compare does not hold, none. Durable on return; returns the new revision, or that of
+    /// the last commit if nothing was changed. A key is changed once.
     ///
-    /// After [`MetaError::Store`] nothing was changed either, unless the file failed again while it was found out: then
-    /// that is not known before the next start.
-    pub fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<u64, MetaError> {
-        let _one_at_a_time = self.commit.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = self.revision()? + 1;
-        match self.once(|database| commit(database, next, compares, changes)) {
-            Err(error @ MetaError::Store(_)) => {
-                self.open_again()?;
-                if self.revision()? != next {
-                    return Err(error);
-                }
-                // It is in the file, but what could not be synced may be gone with the power.
-                self.once(write_anew)?;
-            }
-            result => result?,
-        }
-        Ok(next)
-    }
+    /// After [`MetaError::Store`] nothing was changed either, unless the engine failed again while that was found out: then
+    /// only a later listing, or a watch, says what became of the commit.
+    fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<u64, MetaError>;
 
-    /// Reads, for a second time if the file has failed.
-    fn reading<T>(&self, read: impl Fn(&Database) -> Result<T, MetaError>) -> Result<T, MetaError> {
-        match self.once(&read) {
-            Err(MetaError::Store(_)) => {
-                self.open_again()?;
-                self.once(&read)
-            }
-            result => result,
-        }
-    }
+    /// Tells the changes of keys that begin with `prefix`, of commits after the revision `after`.
+    fn watch(&self, prefix: &str, after: u64) -> Box<dyn Watch>;
 
-    fn once<T>(&self, act: impl Fn(&Database) -> Result<T, MetaError>) -> Result<T, MetaError> {
-        match &*self.database.read().unwrap_or_else(PoisonError::into_inner) {
-            Some(database) => act(database),
-            None => Err(redb::Error::PreviousIo.into()),
-        }
-    }
+    /// Begins a lease that ends `ttl` after it was kept alive last. Its keys are then removed in one commit.
+    fn grant(&self, ttl: Duration) -> Result<LeaseId, MetaError>;
 
-    fn open_again(&self) -> Result<(), MetaError> {
-        let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
-        // Its lock on the file goes with it.
-        drop(database.take());
-        *database = Some((self.open)()?);
-        Ok(())
-    }
-}
+    /// Begins the time of a lease anew.
+    fn keep_alive(&self, lease: LeaseId) -> Result<(), MetaError>;
 
-fn database(backend: impl StorageBackend) -> Result<Database, MetaError> {
-    Ok(Database::builder().set_cache_size(CACHE_BYTES).create_with_backend(backend)?)
-}
-
-fn commit(
-    database: &Database,
-    revision: u64,
-    compares: &[Compare],
-    changes: &[Change],
-) -> Result<(), MetaError> {
-    let transaction = database.begin_write()?;
-    {
-        let mut table = transaction.open_table(TABLE)?;
-        for compare in compares {
-            assert!(!compare.key.is_empty(), "keys are not empty");
-            let found = table.get(compare.key.as_str())?.map(|entry| entry.value().0);
-            if found != compare.revision {
-                return Err(MetaError::Conflict { key: compare.key.clone() });
-            }
-        }
-        for change in changes {
-            match change {
-                Change::Put { key, bytes } => {
-                    assert!(!key.is_empty(), "keys are not empty");
-                    table.insert(key.as_str(), (revision, bytes.as_slice()))?;
-                }
-                Change::Delete { key } => {
-                    table.remove(key.as_str())?;
-                }
-            }
-        }
-        table.insert(REVISION_KEY, (revision, [].as_slice()))?;
-    }
-    transaction.commit()?;
-    Ok(())
-}
-
-/// Writes every entry again, to other places of the file.
-fn write_anew(database: &Database) -> Result<(), MetaError> {
-    let transaction = database.begin_write()?;
-    {
-        let mut table = transaction.open_table(TABLE)?;
-        let mut all = Vec::new();
-        for entry in table.iter()? {
-            let (key, value) = entry?;
-            all.push((key.value().to_owned(), value_of(value.value())));
-        }
-        for (key, value) in all {
-            table.insert(key.as_str(), (value.revision, value.bytes.as_slice()))?;
-        }
-    }
-    transaction.commit()?;
-    Ok(())
-}
-
-fn value_of((revision, bytes): (u64, &[u8])) -> Value {
-    Value { revision, bytes: bytes.to_vec() }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicI64, Ordering};
-
-    use super::*;
-
-    fn put(key: &str, bytes: &[u8]) -> Change {
-        Change::Put { key: key.into(), bytes: bytes.into() }
-    }
-
-    #[test]
-    fn the_file_is_for_its_owner_only() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("meta.redb");
-        let mode = || std::fs::metadata(&file).unwrap().permissions().mode() & 0o777;
-        drop(Store::open(&file).unwrap());
-        assert_eq!(mode(), 0o600);
-        std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
-        drop(Store::open(&file).unwrap());
-        assert_eq!(mode(), 0o600);
-    }
-
-    /// A file in memory whose operations fail once, after so many.
-    #[derive(Clone, Debug, Default)]
-    struct Faulty {
-        bytes: Arc<Mutex<Vec<u8>>>,
-        fails_after: Arc<AtomicI64>,
-    }
-
-    impl Faulty {
-        fn may_fail(&self) -> io::Result<()> {
-            match self.fails_after.fetch_sub(1, Ordering::Relaxed) {
-                0 => Err(io::ErrorKind::StorageFull.into()),
-                _ => Ok(()),
-            }
-        }
-
-        fn store(&self) -> Store {
-            let backend = self.clone();
-            let store = Store::with(Box::new(move || database(backend.clone()))).unwrap();
-            store.begin().unwrap();
-            store
-        }
-    }
-
-    impl StorageBackend for Faulty {
-        fn len(&self) -> io::Result<u64> {
-            Ok(self.bytes.lock().unwrap().len() as u64)
-        }
-
-        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-            let at = usize::try_from(offset).unwrap();
-            out.copy_from_slice(&self.bytes.lock().unwrap()[at..at + out.len()]);
-            Ok(())
-        }
-
-        fn set_len(&self, length: u64) -> io::Result<()> {
-            self.may_fail()?;
-            self.bytes.lock().unwrap().resize(usize::try_from(length).unwrap(), 0);
-            Ok(())
-        }
-
-        fn sync_data(&self) -> io::Result<()> {
-            self.may_fail()
-        }
-
-        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-            self.may_fail()?;
-            let at = usize::try_from(offset).unwrap();
-            self.bytes.lock().unwrap()[at..at + data.len()].copy_from_slice(data);
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn a_file_that_fails_once_says_what_became_of_the_commit_and_works_on() {
-        let (mut refused, mut done) = (0, 0);
-        for fails_after in 0..200 {
-            let file = Faulty { fails_after: Arc::new(AtomicI64::new(-1)), ..Faulty::default() };
-            let store = file.store();
-            store.commit(&[], &[put("before", b"x")]).unwrap();
-            file.fails_after.store(fails_after, Ordering::Relaxed);
-            let result = store.commit(&[], &[put("a", &vec![7; 100_000])]);
-            let untouched = file.fails_after.swap(-1, Ordering::Relaxed) >= 0;
-            refused += u32::from(result.is_err());
-            done += u32::from(result.is_ok() && !untouched);
-            let there = store.find("a").unwrap().is_some();
-            assert_eq!(there, result.is_ok(), "after {fails_after}");
-            let next = store.commit(&[], &[put("b", b"y")]).unwrap();
-            assert_eq!(next, if there { 3 } else { 2 });
-            drop(store);
-            let store = file.store();
-            let keys: Vec<String> = store.list("").unwrap().into_iter().map(|(key, _)| key).collect();
-            let expected = if there { vec!["a", "b", "before"] } else { vec!["b", "before"] };
-            assert_eq!(keys, expected, "after {fails_after}");
-            if untouched {
-                assert!(refused > 3, "{refused} refused, {done} done all the same");
-                return;
-            }
-        }
-        panic!("a commit has fewer steps");
-    }
-
-    #[test]
-    fn commits_compare_and_survive_reopening() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("meta.redb");
-        let store = Store::open(&file).unwrap();
-        let absent = |key: &str| Compare { key: key.into(), revision: None };
-        let first =
-            store.commit(&[absent("a/1")], &[put("a/1", b"x"), put("a/2", b"y"), put("b", b"z")]).unwrap();
-        assert!(
-            matches!(store.commit(&[absent("a/1")], &[put("c", b"w")]), Err(MetaError::Conflict { key }) if key == "a/1")
-        );
-        assert_eq!(store.find("c").unwrap(), None);
-        let same = Compare { key: "a/1".into(), revision: Some(first) };
-        let second = store
-            .commit(std::slice::from_ref(&same), &[put("a/1", b"v"), Change::Delete { key: "b".into() }])
-            .unwrap();
-        assert!(second > first);
-        assert!(store.commit(&[same], &[]).is_err());
-        let copy = Store::open_copy(&file).unwrap();
-        assert_eq!(copy.list("").unwrap(), store.list("").unwrap());
-        drop(store);
-        let store = Store::open(&file).unwrap();
-        let listed = store.list("a/").unwrap();
-        assert_eq!(
-            listed.iter().map(|(key, value)| (key.as_str(), value.bytes.as_slice())).collect::<Vec<_>>(),
-            [("a/1", b"v".as_slice()), ("a/2", b"y".as_slice())]
-        );
-        assert_eq!(store.find("b").unwrap(), None);
-        assert_eq!(store.list("").unwrap().len(), 2);
-    }
+    /// Ends a lease now.
+    fn revoke(&self, lease: LeaseId) -> Result<(), MetaError>;
 }

@@ -17,19 +17,12 @@ use crate::request::Request;
 /// Kafka's log of the cluster's metadata: here the metadata store, whose revisions stand for offsets.
 const METADATA_TOPIC: &str = "__cluster_metadata";
 
-/// Answers DescribeQuorum. Blocks.
+/// Answers DescribeQuorum.
 pub async fn describe_quorum(request: Request<DescribeQuorumRequest>) -> DescribeQuorumResponse {
     let Request { broker, caller, body: request, .. } = &request;
     let node_id = broker.config.node_id;
     let now_ms = broker.now_ms();
-    let revision = match broker.store.revision() {
-        Ok(revision) => i64::try_from(revision).unwrap_or(i64::MAX),
-        Err(error) => {
-            let error_message = Some(Text::from(error.to_string()));
-            let error_code = ErrorCode::KafkaStorageError.code();
-            return DescribeQuorumResponse { error_code, error_message, ..DescribeQuorumResponse::default() };
-        }
-    };
+    let revision = i64::try_from(broker.metadata.image().revision).unwrap_or(i64::MAX);
     let partition = |topic: &Text, asked: &AskedPartition| {
         let partition_index = asked.partition_index;
         if topic.as_str() != METADATA_TOPIC || partition_index != 0 {

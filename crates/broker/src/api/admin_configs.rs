@@ -208,7 +208,7 @@ fn described(
         TOPIC => {
             check_name(name)?;
             match broker.topics.find(name) {
-                Some(topic) => Ok(described_topic_configs(broker, &topic.overrides(), keys)),
+                Some(topic) => Ok(described_topic_configs(broker, &topic.record().configs, keys)),
                 // As Kafka, which says nothing more then.
                 None => Err(Failure::because(ErrorCode::UnknownTopicOrPartition, "")),
             }

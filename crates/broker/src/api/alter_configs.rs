@@ -195,13 +195,7 @@ async fn alter_allowed(
         if validate_only {
             return changed(&broker.configs.of(kind, &name)).map(drop);
         }
-        broker.configs.change(kind, &name, changed)?;
-        match kind {
-            ResourceKind::Broker => broker.topics.reconfigure(),
-            ResourceKind::ClientMetrics => broker.telemetry.resubscribe(),
-            ResourceKind::Group => {}
-        }
-        Ok(())
+        broker.configs.change(kind, &name, changed)
     };
     broker.blocking(change).await
 }
@@ -256,7 +250,7 @@ async fn alter_topic(
         }
     };
     if validate_only {
-        return change(broker, &topic.overrides()).map(drop);
+        return change(broker, &topic.record().configs).map(drop);
     }
     // Worked out under the lock of changes, so that of two at a time neither undoes the other.
     broker.blocking(move |broker| broker.topics.configure(&name, |old| change(broker, old))).await

@@ -138,7 +138,7 @@ pub async fn alter(
             let checked = request.entries.iter().map(|entry| (entity_of(entry, &mut hosts), entry));
             let checked: Vec<_> = checked.collect();
             broker.quotas.change(|old| {
-                let (results, changed) = change_all(old, checked);
+                let (results, changed) = change_all(old, checked.clone());
                 (results, if request.validate_only { BTreeMap::new() } else { changed })
             })
         })

@@ -14,7 +14,7 @@ use wire::{ErrorCode, Text};
 use crate::failure::Failure;
 use crate::request::Request;
 use crate::security::audit;
-use crate::users::{Credentials, ITERATIONS_MAX, ITERATIONS_MIN, USERS_MAX, UserChange};
+use crate::users::{Credentials, ITERATIONS_MAX, ITERATIONS_MIN, USERS_MAX, UserChange, Users};
 
 /// Bytes of a name: names are held in memory.
 const NAME_BYTES_MAX: usize = 1024;
@@ -37,7 +37,6 @@ pub async fn describe(
     request: Request<m::DescribeUserScramCredentialsRequest>,
 ) -> m::DescribeUserScramCredentialsResponse {
     let Request { broker, body: request, .. } = &request;
-    let all = broker.users.all();
     let mut asked: Vec<(Text, bool)> = Vec::new();
     match &request.users {
         Some(users) if !users.is_empty() => {
@@ -55,17 +54,13 @@ pub async fn describe(
                 }
             }
         }
-        _ => asked.extend(all.keys().map(|user| (Text::copied(user), false))),
+        _ => asked.extend(broker.users.all().into_keys().map(|user| (Text::from(user), false))),
     }
-    let results = asked.into_iter().map(|(user, twice)| result(user, twice, &all)).collect();
+    let results = asked.into_iter().map(|(user, twice)| result(user, twice, &broker.users)).collect();
     m::DescribeUserScramCredentialsResponse { results, ..Default::default() }
 }
 
-fn result(
-    user: Text,
-    twice: bool,
-    all: &BTreeMap<String, Credentials>,
-) -> described::DescribeUserScramCredentialsResult {
+fn result(user: Text, twice: bool, users: &Users) -> described::DescribeUserScramCredentialsResult {
     let failed = |code: ErrorCode, why: &str| described::DescribeUserScramCredentialsResult {
         error_code: code.code(),
         error_message: Some(Text::from(format!("{why}: {user}"))),
@@ -76,7 +71,7 @@ fn result(
         let why = "Cannot describe SCRAM credentials for the same user twice in a single request";
         return failed(ErrorCode::DuplicateResource, why);
     }
-    let Some(credentials) = all.get(user.as_str()) else {
+    let Some(credentials) = users.of(&user) else {
         let why = "Attempt to describe a user credential that does not exist";
         return failed(ErrorCode::ResourceNotFound, why);
     };

@@ -1,9 +1,9 @@
 //! Which quotas there are, and which of them holds for a client.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::net::IpAddr;
 
-use serde::{Deserialize, Serialize};
+use crate::image::records::{Entity, Values};
 
 /// The parts of an entity, as Kafka calls them.
 pub const USER: &str = "user";
@@ -11,21 +11,6 @@ pub const USER: &str = "user";
 pub const CLIENT_ID: &str = "client-id";
 /// See [`USER`].
 pub const IP: &str = "ip";
-
-/// Whom quotas are for: a name for each part; none stands for everybody without a quota of their own.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Entity(pub BTreeMap<String, Option<String>>);
-
-impl Entity {
-    /// The name of a part, if the entity has the part.
-    pub fn part(&self, part: &str) -> Option<Option<&str>> {
-        self.0.get(part).map(Option::as_deref)
-    }
-}
-
-/// The values of an entity's quotas, by name.
-pub type Values = BTreeMap<String, f64>;
 
 /// What a quota limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -155,6 +140,8 @@ pub fn shown(address: IpAddr) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]

@@ -13,19 +13,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use meta::{Change, MetaError, Store};
+use meta::MetaError;
 use parking_lot::{Mutex, RwLock};
 use wire::Text;
 
 use crate::caller::Caller;
 use crate::config::Config;
+use crate::image::records::ClientQuota;
+pub use crate::image::records::{Entity, Values};
+use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
 use crate::oldest::forget_oldest;
-use crate::stored;
-pub use limits::{CLIENT_ID, Entity, IP, Limit, Limits, Quota, USER, Values};
+pub use limits::{CLIENT_ID, IP, Limit, Limits, Quota, USER};
 use meter::Bucket;
 pub use meter::{Rate, Window};
 
-const PREFIX: &str = "quotas/";
 /// Entities that may have quotas.
 pub const ENTITIES_MAX: usize = 10_000;
 /// Clients whose use of one quota is known at a time: clients choose their ids. Beyond it, those that were not heard of
@@ -73,10 +74,7 @@ struct Account {
 /// All quotas.
 #[derive(Debug)]
 pub struct Quotas {
-    store: Arc<Store>,
-    entities: RwLock<Arc<BTreeMap<Entity, Values>>>,
-    /// One change at a time.
-    change: Mutex<()>,
+    metadata: Arc<Metadata>,
     /// A bit for each quota that anybody has.
     enabled: AtomicU8,
     accounts: [Account; 5],
@@ -86,68 +84,52 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// Loads what is stored.
-    pub fn open(store: Arc<Store>, config: &Config) -> Result<Quotas, MetaError> {
-        let mut entities = BTreeMap::new();
-        for (key, value) in store.list(PREFIX)? {
-            let entity = serde_json::from_str::<Entity>(&key[PREFIX.len()..]);
-            let entity = entity.map_err(|error| stored::unreadable(&key, error))?;
-            entities.insert(entity, stored::read(&key, &value)?);
-        }
+    /// With the quotas of the metadata.
+    pub fn new(metadata: Arc<Metadata>, config: &Config) -> Arc<Quotas> {
         let window = |samples: i32, seconds: i32| Window {
             samples: i64::from(samples),
             sample_ms: i64::from(seconds) * 1000,
         };
-        let quotas = Quotas {
-            store,
-            entities: RwLock::new(Arc::new(entities)),
-            change: Mutex::default(),
+        let quotas = Arc::new(Quotas {
+            metadata,
             enabled: AtomicU8::new(0),
             accounts: Default::default(),
             window: window(config.quota_samples, config.quota_sample_seconds),
             mutation_window: window(config.mutation_quota_samples, config.mutation_quota_sample_seconds),
             started: Instant::now(),
-        };
+        });
         quotas.apply();
-        Ok(quotas)
+        let observer = Arc::downgrade(&quotas);
+        quotas.metadata.observe(observer);
+        quotas
     }
 
     /// The quotas of all entities.
-    pub fn entities(&self) -> Arc<BTreeMap<Entity, Values>> {
-        self.entities.read().clone()
+    pub fn entities(&self) -> BTreeMap<Entity, Values> {
+        entities(&self.metadata.image())
     }
 
     /// Replaces the quotas of the entities that `change` names; no values: it has none any more. Durable on return;
     /// blocks.
     pub fn change<T>(
         &self,
-        change: impl FnOnce(&BTreeMap<Entity, Values>) -> (T, BTreeMap<Entity, Values>),
+        change: impl Fn(&BTreeMap<Entity, Values>) -> (T, BTreeMap<Entity, Values>),
     ) -> Result<T, MetaError> {
-        let _one = self.change.lock();
-        let mut entities = BTreeMap::clone(&self.entities());
-        let (result, changed) = change(&entities);
-        let mut changes = Vec::with_capacity(changed.len());
-        for (entity, values) in changed {
-            if entities.get(&entity).map_or(values.is_empty(), |old| *old == values) {
-                continue;
-            }
-            let name = serde_json::to_string(&entity).expect("texts can be written as JSON");
-            let key = format!("{PREFIX}{name}");
-            if values.is_empty() {
-                changes.push(Change::Delete { key });
-                entities.remove(&entity);
-            } else {
-                let bytes = serde_json::to_vec(&values).expect("finite numbers can be written as JSON");
-                changes.push(Change::Put { key, bytes });
-                entities.insert(entity, values);
-            }
-        }
-        if !changes.is_empty() {
-            self.store.commit(&[], &changes)?;
-            *self.entities.write() = Arc::new(entities);
-            self.apply();
-        }
-        Ok(result)
+        self.metadata.update(|image| {
+            let old = entities(image);
+            let (result, changed) = change(&old);
+            let changed = changed
+                .into_iter()
+                .filter(|(entity, values)| old.get(entity).unwrap_or(&Values::new()) != values);
+            let changes = changed.map(|(entity, values)| {
+                let name = ClientQuota::name(&entity);
+                match values.is_empty() {
+                    true => ClientQuota::delete(&name),
+                    false => ClientQuota { entity, values }.put(&name),
+                }
+            });
+            Ok(Update::new(changes.collect(), result))
+        })
     }
 
     /// Puts what is stored into force.
@@ -302,6 +284,19 @@ impl Quotas {
     }
 }
 
+impl Observer for Quotas {
+    fn changed(&self, _image: &Arc<Image>, delta: &Delta) {
+        if !delta.quotas.is_empty() {
+            self.apply();
+        }
+    }
+}
+
+fn entities(image: &Image) -> BTreeMap<Entity, Values> {
+    let quotas = image.quotas.iter();
+    quotas.map(|(_, quota)| (quota.entity.clone(), quota.values.clone())).collect()
+}
+
 fn throttle(ms: i64) -> i32 {
     i32::try_from(ms).unwrap_or(i32::MAX)
 }
@@ -310,9 +305,8 @@ fn throttle(ms: i64) -> i32 {
 mod tests {
     use super::*;
 
-    fn quotas(directory: &std::path::Path) -> Quotas {
-        Quotas::open(Arc::new(Store::open(&directory.join("meta.redb")).unwrap()), &Config::default())
-            .unwrap()
+    fn quotas() -> Arc<Quotas> {
+        Quotas::new(Metadata::open(Arc::new(meta::Memory::default())).unwrap(), &Config::default())
     }
 
     fn payer(client_id: &str) -> Payer {
@@ -324,14 +318,13 @@ mod tests {
 
     fn set(quotas: &Quotas, quota: Quota, value: Option<f64>) {
         let entity = Entity(BTreeMap::from([(CLIENT_ID.to_owned(), None)]));
-        let values = value.map(|value| (quota.name().to_owned(), value)).into_iter().collect();
-        quotas.change(|_| ((), BTreeMap::from([(entity, values)]))).unwrap();
+        let values: Values = value.map(|value| (quota.name().to_owned(), value)).into_iter().collect();
+        quotas.change(|_| ((), BTreeMap::from([(entity.clone(), values.clone())]))).unwrap();
     }
 
     #[test]
     fn each_client_has_its_own_and_nothing_is_counted_without_a_quota() {
-        let directory = tempfile::tempdir().unwrap();
-        let quotas = quotas(directory.path());
+        let quotas = quotas();
         assert!(!quotas.any() && quotas.record(Quota::Produce, &payer("a"), 1e9) == 0);
         set(&quotas, Quota::Produce, Some(1000.0));
         assert!(quotas.enabled(Quota::Produce) && !quotas.enabled(Quota::Fetch));
@@ -345,8 +338,7 @@ mod tests {
 
     #[test]
     fn what_is_not_given_is_not_counted() {
-        let directory = tempfile::tempdir().unwrap();
-        let quotas = quotas(directory.path());
+        let quotas = quotas();
         set(&quotas, Quota::Fetch, Some(1000.0));
         assert_eq!(quotas.window_max(Quota::Fetch, &payer("a")), 10_000.0);
         for _ in 0..100 {
@@ -357,8 +349,7 @@ mod tests {
 
     #[test]
     fn clients_that_make_up_ids_take_no_more_memory_than_the_bound() {
-        let directory = tempfile::tempdir().unwrap();
-        let quotas = quotas(directory.path());
+        let quotas = quotas();
         set(&quotas, Quota::Produce, Some(1.0));
         for number in 0..METERS_MAX * 2 {
             quotas.record(Quota::Produce, &payer(&number.to_string()), 1.0);
@@ -371,12 +362,11 @@ mod tests {
 
     #[test]
     fn an_address_has_a_rate_of_connections() {
-        let directory = tempfile::tempdir().unwrap();
-        let quotas = quotas(directory.path());
+        let quotas = quotas();
         let limit = |address: Option<&str>, value: f64| {
             let entity = Entity(BTreeMap::from([(IP.to_owned(), address.map(ToOwned::to_owned))]));
             let values = Values::from([(Quota::Connections.name().to_owned(), value)]);
-            quotas.change(|_| ((), BTreeMap::from([(entity, values)]))).unwrap();
+            quotas.change(|_| ((), BTreeMap::from([(entity.clone(), values.clone())]))).unwrap();
         };
         let address: IpAddr = "::ffff:10.0.0.1".parse().unwrap();
         assert_eq!(quotas.record_connection(address), None);
@@ -391,8 +381,7 @@ mod tests {
 
     #[test]
     fn a_strict_client_in_debt_changes_nothing() {
-        let directory = tempfile::tempdir().unwrap();
-        let quotas = quotas(directory.path());
+        let quotas = quotas();
         set(&quotas, Quota::ControllerMutation, Some(1.0));
         assert_eq!(quotas.record_mutations(&payer("a"), 13.0, true), Ok(0));
         assert!(quotas.record_mutations(&payer("a"), 1.0, true).is_err_and(|ms| ms > 1000));

@@ -2,30 +2,28 @@
 //! of what administrators changed.
 //!
 //! Without an authorizer (`authorizer.class.name` empty) everybody may do everything, and none of this is asked.
-//! ACLs are kept in the metadata; the store is written first, synced, and then what is in memory follows.
+//! ACLs are kept in the metadata.
 
-pub mod acl;
 pub mod audit;
 mod rules;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use meta::{Change, MetaError, Store};
-use parking_lot::{Mutex, RwLock};
+use meta::MetaError;
+use parking_lot::RwLock;
 use wire::ErrorCode;
 
+pub(crate) use crate::acl;
 use crate::caller::{Caller, Principal};
 use crate::config::{AuthorizerClass, Config};
-use crate::stored;
+use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
 use acl::{Acl, AclFilter, CLUSTER_NAME, Permission};
 pub use acl::{Operation, ResourceType};
 use audit::Audit;
 use rules::{Rules, Verdict};
-
-const PREFIX: &str = "acls/";
 
 /// The decisions, and the ACLs behind them.
 #[derive(Debug)]
@@ -34,9 +32,8 @@ pub struct Authorizer {
     /// As `super.users` names them.
     super_users: HashSet<Principal>,
     allow_if_no_acl: bool,
-    store: Arc<Store>,
-    /// By the name that the metadata has for each.
-    acls: Mutex<BTreeMap<Acl, String>>,
+    metadata: Arc<Metadata>,
+    /// The ACLs of the image, arranged for decisions.
     rules: RwLock<Rules>,
     /// Grows with every change of the ACLs.
     version: AtomicU64,
@@ -44,23 +41,21 @@ pub struct Authorizer {
 }
 
 impl Authorizer {
-    /// Loads the stored ACLs.
-    pub fn open(store: Arc<Store>, config: &Config) -> Result<Authorizer, MetaError> {
-        let mut acls = BTreeMap::new();
-        for (key, value) in store.list(PREFIX)? {
-            acls.insert(stored::read(&key, &value)?, key);
-        }
-        let rules = RwLock::new(Rules::new(acls.keys()));
-        Ok(Authorizer {
+    /// With the ACLs of the metadata.
+    pub fn new(metadata: Arc<Metadata>, config: &Config) -> Arc<Authorizer> {
+        let rules = RwLock::new(Rules::new(distinct(&metadata.image()).into_iter()));
+        let authorizer = Arc::new(Authorizer {
             enabled: config.authorizer == AuthorizerClass::Standard,
             super_users: config.super_users.principals().collect(),
             allow_if_no_acl: config.allow_everyone_if_no_acl,
-            store,
-            acls: Mutex::new(acls),
+            metadata,
             rules,
             version: AtomicU64::new(1),
             audit: Audit::default(),
-        })
+        });
+        let observer = Arc::downgrade(&authorizer);
+        authorizer.metadata.observe(observer);
+        authorizer
     }
 
     /// Whether anybody can be refused anything.
@@ -179,66 +174,51 @@ impl Authorizer {
 
     /// The ACLs that `filter` means, in the order of a listing.
     pub fn list(&self, filter: &AclFilter) -> Vec<Acl> {
-        self.acls.lock().keys().filter(|acl| filter.matches(acl)).cloned().collect()
+        let image = self.metadata.image();
+        distinct(&image).into_iter().filter(|acl| filter.matches(acl)).cloned().collect()
     }
 
     /// Adds ACLs; nothing happens for those that are there. Durable on return; blocks.
     pub fn add(&self, new: &[Acl]) -> Result<(), MetaError> {
-        let mut acls = self.acls.lock();
-        let mut changed = acls.clone();
-        let mut changes = Vec::new();
-        for acl in new {
-            if changed.contains_key(acl) {
-                continue;
-            }
-            let key = format!("{PREFIX}{}", uuid::Uuid::new_v4());
-            let bytes = serde_json::to_vec(acl).expect("texts can be written as JSON");
-            changes.push(Change::Put { key: key.clone(), bytes });
-            changed.insert(acl.clone(), key);
-        }
-        self.commit(&mut acls, changed, changes)
+        self.metadata.update(|image| {
+            let mut there = distinct(image);
+            let added = new.iter().filter(|acl| there.insert(acl));
+            Ok(Update::new(added.map(|acl| acl.put(&uuid::Uuid::new_v4().to_string())).collect(), ()))
+        })
     }
 
     /// Removes the ACLs that each filter means, and returns them by filter. Durable on return; blocks.
     pub fn remove(&self, filters: &[AclFilter]) -> Result<Vec<Vec<Acl>>, MetaError> {
-        let mut acls = self.acls.lock();
-        let mut changed = acls.clone();
-        let mut changes = Vec::new();
-        let mut removed = Vec::new();
-        for filter in filters {
+        self.metadata.update(|image| {
+            let there = distinct(image);
             // As in Kafka, one that several filters mean is in the answer to each.
-            let meant: Vec<Acl> = acls.keys().filter(|acl| filter.matches(acl)).cloned().collect();
-            for acl in &meant {
-                if let Some(key) = changed.remove(acl) {
-                    changes.push(Change::Delete { key });
-                }
-            }
-            removed.push(meant);
-        }
-        self.commit(&mut acls, changed, changes)?;
-        Ok(removed)
-    }
-
-    fn commit(
-        &self,
-        acls: &mut BTreeMap<Acl, String>,
-        changed: BTreeMap<Acl, String>,
-        changes: Vec<Change>,
-    ) -> Result<(), MetaError> {
-        if changes.is_empty() {
-            return Ok(());
-        }
-        self.store.commit(&[], &changes)?;
-        *acls = changed;
-        *self.rules.write() = Rules::new(acls.keys());
-        self.version.fetch_add(1, Ordering::Release);
-        Ok(())
+            let meant = |filter: &AclFilter| {
+                there.iter().filter(|acl| filter.matches(acl)).map(|acl| Acl::clone(acl)).collect()
+            };
+            let removed = filters.iter().map(meant).collect();
+            let gone = image.acls.iter().filter(|(_, acl)| filters.iter().any(|filter| filter.matches(acl)));
+            Ok(Update::new(gone.map(|(name, _)| Acl::delete(name)).collect(), removed))
+        })
     }
 
     /// The record of denials.
     pub fn audit(&self) -> &Audit {
         &self.audit
     }
+}
+
+impl Observer for Authorizer {
+    fn changed(&self, image: &Arc<Image>, delta: &Delta) {
+        if !delta.acls.is_empty() {
+            *self.rules.write() = Rules::new(distinct(image).into_iter());
+            self.version.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+/// The ACLs, in the order of a listing. Two brokers may have added the same one at once.
+fn distinct(image: &Image) -> BTreeSet<&Acl> {
+    image.acls.iter().map(|(_, acl)| &**acl).collect()
 }
 
 /// Why something was allowed or denied.

@@ -32,19 +32,18 @@ fn acls(text: &str) -> Vec<Acl> {
 }
 
 struct Place {
-    authorizer: Authorizer,
-    directory: tempfile::TempDir,
+    authorizer: Arc<Authorizer>,
+    metadata: Arc<Metadata>,
 }
 
 fn place(settings: &[(&str, &str)]) -> Place {
-    let directory = tempfile::tempdir().unwrap();
-    let store = Arc::new(Store::open(&directory.path().join("meta.redb")).unwrap());
+    let metadata = Metadata::open(Arc::new(meta::Memory::default())).unwrap();
     let mut config = Config::default();
     config.set("authorizer.class.name", "org.apache.kafka.metadata.authorizer.StandardAuthorizer").unwrap();
     for (name, value) in settings {
         config.set(name, value).unwrap();
     }
-    Place { authorizer: Authorizer::open(store, &config).unwrap(), directory }
+    Place { authorizer: Authorizer::new(metadata.clone(), &config), metadata }
 }
 
 impl Place {
@@ -184,10 +183,8 @@ fn acls_are_kept_once_found_by_filter_removed_and_stored() {
     let both = [named(4, "to"), AclFilter { operation: 3, ..any() }];
     let removed = place.authorizer.remove(&both).unwrap();
     assert_eq!(removed.iter().map(Vec::len).collect::<Vec<_>>(), [1, 2]);
-    let Place { authorizer, directory } = place;
-    drop(authorizer);
-    let store = Arc::new(Store::open(&directory.path().join("meta.redb")).unwrap());
-    let again = Authorizer::open(store, &Config::default()).unwrap();
+    let again = Metadata::open(place.metadata.store().clone()).unwrap();
+    let again = Authorizer::new(again, &Config::default());
     assert_eq!(again.list(&any()), acls("Deny User:b Write Literal * *"));
     assert!(
         again.allows(&caller("User:b", "10.0.0.1"), Write, ResourceType::Topic, "t"),

@@ -14,6 +14,7 @@ use uuid::Uuid;
 use wire::messages::PushTelemetryRequest;
 use wire::{Bytes, ErrorCode, decompress};
 
+use crate::image::{Delta, Image, Metadata, Observer};
 use crate::oldest::forget_oldest;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
 use otlp::Series;
@@ -116,8 +117,6 @@ impl Subscriptions {
 pub struct Telemetry {
     configs: Arc<ResourceConfigs>,
     subscriptions: RwLock<Arc<Subscriptions>>,
-    /// One change of them at a time, from reading what is stored to putting it in force.
-    resubscribing: Mutex<()>,
     /// One push is decoded at a time: each takes memory.
     decoding: Mutex<()>,
     instances: Mutex<HashMap<Uuid, Instance>>,
@@ -127,23 +126,23 @@ pub struct Telemetry {
 
 impl Telemetry {
     /// With the subscriptions that are stored.
-    pub fn new(configs: Arc<ResourceConfigs>, bytes_max: i32) -> Telemetry {
-        let telemetry = Telemetry {
+    pub fn new(metadata: &Metadata, configs: Arc<ResourceConfigs>, bytes_max: i32) -> Arc<Telemetry> {
+        let telemetry = Arc::new(Telemetry {
             configs,
             subscriptions: RwLock::default(),
-            resubscribing: Mutex::default(),
             decoding: Mutex::default(),
             instances: Mutex::default(),
             bytes_max: usize::try_from(bytes_max).unwrap_or(0),
             started: Instant::now(),
-        };
+        });
         telemetry.resubscribe();
+        let observer = Arc::downgrade(&telemetry);
+        metadata.observe(observer);
         telemetry
     }
 
     /// Takes up the subscriptions anew, after some were changed. Clients learn of it with their next request.
-    pub fn resubscribe(&self) {
-        let _one = self.resubscribing.lock();
+    fn resubscribe(&self) {
         let names = self.configs.names(ResourceKind::ClientMetrics);
         // Those that a later version wrote may mean nothing here.
         let parsed =
@@ -343,4 +342,12 @@ fn base64(id: Uuid) -> String {
 /// The codes of the codecs that a push may be compressed with.
 pub fn codecs() -> Vec<i8> {
     CODECS.iter().filter_map(|codec| i8::try_from(codec.bits()).ok()).collect()
+}
+
+impl Observer for Telemetry {
+    fn changed(&self, _image: &Arc<Image>, delta: &Delta) {
+        if ResourceKind::ClientMetrics.is_in(delta) {
+            self.resubscribe();
+        }
+    }
 }

@@ -1,21 +1,19 @@
 //! The users that prove who they are by a password (KIP-554): what is stored of it, under `scram/<mechanism>/<user>`.
 //!
-//! All of it is in memory too: whoever connects is looked up here. No password is stored, and nothing of a credential is
-//! ever shown.
+//! No password is stored, and nothing of a credential is ever shown.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
 
-use meta::{Change, MetaError, Store};
-use parking_lot::{Mutex, RwLock};
+use meta::{Embedded, MetaError};
 use sasl::scram::{Credential, Hash};
-use serde::{Deserialize, Serialize};
 
-use crate::stored::{self, META_FILE};
+use crate::image::records::credential_name;
+use crate::image::{Image, Metadata, Record, Update};
+use crate::stored::META_FILE;
 
-const PREFIX: &str = "scram/";
 /// Users that there may be: they are held in memory.
 pub(crate) const USERS_MAX: usize = 100_000;
 /// What a password costs where nothing else is said: twice the least, half of the most, so that whoever steals the
@@ -58,106 +56,91 @@ impl Credentials {
 /// A change of one user's credentials; without one, it is deleted.
 pub type UserChange = (String, Hash, Option<Credential>);
 
-/// A credential as it is stored, as JSON.
-#[derive(Deserialize, Serialize)]
-struct Record {
-    iterations: NonZeroU32,
-    salt: Vec<u8>,
-    stored_key: Vec<u8>,
-    server_key: Vec<u8>,
-}
-
 /// All users.
 #[derive(Debug)]
-pub struct Users {
-    store: Arc<Store>,
-    all: RwLock<Arc<BTreeMap<String, Credentials>>>,
-    /// One change at a time.
-    change: Mutex<()>,
-}
+pub struct Users(Arc<Metadata>);
 
 impl Users {
-    /// Loads what is stored.
-    pub(crate) fn open(store: Arc<Store>) -> Result<Users, MetaError> {
-        let mut all: BTreeMap<String, Credentials> = BTreeMap::new();
-        for (key, value) in store.list(PREFIX)? {
-            let named = key[PREFIX.len()..].split_once('/');
-            let named = named.and_then(|(mechanism, user)| Some((Hash::from_mechanism(mechanism)?, user)));
-            let (hash, user) =
-                named.ok_or_else(|| stored::unreadable(&key, "it is of an unknown mechanism"))?;
-            let Record { iterations, salt, stored_key, server_key } = stored::read(&key, &value)?;
-            let credential = Arc::new(Credential { iterations, salt, stored_key, server_key });
-            all.entry(user.to_owned()).or_default().set(hash, Some(credential));
-        }
-        Ok(Users { store, all: RwLock::new(Arc::new(all)), change: Mutex::default() })
+    /// Those of the metadata.
+    pub(crate) fn new(metadata: Arc<Metadata>) -> Users {
+        Users(metadata)
     }
 
     /// The users in the data directory of a server that does not run: whoever calls holds its lock. Blocks.
     pub fn of_directory(directory: &Path) -> Result<Users, MetaError> {
-        Users::open(Arc::new(Store::open(&directory.join(META_FILE))?))
+        Ok(Users(Metadata::open(Arc::new(Embedded::open(&directory.join(META_FILE))?))?))
     }
 
     /// What is stored of this user's password for one mechanism.
     pub fn find(&self, hash: Hash, user: &str) -> Option<Arc<Credential>> {
-        self.all.read().get(user)?.of(hash).cloned()
+        self.0.image().credentials.get(&credential_name(hash, user)).cloned()
+    }
+
+    /// Everything that is stored of a user's password; `None`: there is no such user.
+    pub fn of(&self, user: &str) -> Option<Credentials> {
+        let image = self.0.image();
+        let mut of = Credentials::default();
+        for hash in Hash::ALL {
+            of.set(hash, image.credentials.get(&credential_name(hash, user)).cloned());
+        }
+        let exists = of.iter().next().is_some();
+        exists.then_some(of)
     }
 
     /// What is stored of this user's password for any mechanism, the strongest first.
     pub fn find_any(&self, user: &str) -> Option<(Hash, Arc<Credential>)> {
-        let all = self.all.read();
-        let (hash, credential) = all.get(user)?.iter().last()?;
-        Some((hash, credential.clone()))
+        let of = self.of(user)?;
+        of.iter().last().map(|(hash, credential)| (hash, credential.clone()))
     }
 
     /// What checking a password costs, for a user that there is not: as for some that there is.
     pub fn usual_cost(&self) -> (Hash, NonZeroU32) {
-        let all = self.all.read();
-        let some = all.values().next().and_then(|credentials| credentials.iter().last());
+        let image = self.0.image();
+        let some = image.credentials.iter().next().and_then(|(name, _)| self.find_any(split(name)?.1));
         some.map_or((Hash::Sha256, ITERATIONS), |(hash, credential)| (hash, credential.iterations))
     }
 
-    /// All users with what is stored of them.
-    pub fn all(&self) -> Arc<BTreeMap<String, Credentials>> {
-        self.all.read().clone()
+    /// All users by name.
+    pub fn all(&self) -> BTreeMap<String, Credentials> {
+        all(&self.0.image())
     }
 
-    /// Makes the changes that `change` wants, all or none. Durable on return; blocks.
+    /// Makes the changes that `change` wants, given all users: all or none. Durable on return; blocks.
     pub fn change<T>(
         &self,
-        change: impl FnOnce(&BTreeMap<String, Credentials>) -> (T, Vec<UserChange>),
+        change: impl Fn(&BTreeMap<String, Credentials>) -> (T, Vec<UserChange>),
     ) -> Result<T, MetaError> {
-        let _one = self.change.lock();
-        let mut all = BTreeMap::clone(&self.all());
-        let (result, wanted) = change(&all);
-        let mut changes = Vec::with_capacity(wanted.len());
-        for (user, hash, credential) in wanted {
-            let key = format!("{PREFIX}{}/{user}", hash.mechanism());
-            changes.push(match &credential {
-                Some(credential) => Change::Put { key, bytes: encode(credential) },
-                None => Change::Delete { key },
+        self.0.update(|image| {
+            let (result, wanted) = change(&all(image));
+            let changes = wanted.into_iter().map(|(user, hash, credential)| {
+                let name = credential_name(hash, &user);
+                credential.map_or_else(|| Credential::delete(&name), |credential| credential.put(&name))
             });
-            let credentials = all.entry(user.clone()).or_default();
-            credentials.set(hash, credential.map(Arc::new));
-            if credentials.iter().next().is_none() {
-                all.remove(&user);
-            }
-        }
-        if !changes.is_empty() {
-            self.store.commit(&[], &changes)?;
-            *self.all.write() = Arc::new(all);
-        }
-        Ok(result)
+            Ok(Update::new(changes.collect(), result))
+        })
     }
 }
 
-fn encode(credential: &Credential) -> Vec<u8> {
-    let Credential { iterations, salt, stored_key, server_key } = credential.clone();
-    let record = Record { iterations, salt, stored_key, server_key };
-    serde_json::to_vec(&record).expect("numbers can be written as JSON")
+/// Mechanism and user of a credential's name.
+fn split(name: &str) -> Option<(Hash, &str)> {
+    let (mechanism, user) = name.split_once('/')?;
+    Some((Hash::from_mechanism(mechanism)?, user))
+}
+
+fn all(image: &Image) -> BTreeMap<String, Credentials> {
+    let mut all: BTreeMap<String, Credentials> = BTreeMap::new();
+    for (name, credential) in image.credentials.iter() {
+        // Others are not read at all.
+        let Some((hash, user)) = split(name) else { continue };
+        all.entry(user.to_owned()).or_default().set(hash, Some(credential.clone()));
+    }
+    all
 }
 
 #[cfg(test)]
 mod tests {
+    use meta::{Change, Memory, Store};
+
     use super::*;
 
     fn credential(password: &str) -> Credential {
@@ -170,7 +153,7 @@ mod tests {
         let users = Users::of_directory(directory.path()).unwrap();
         let put = |user: &str, hash, password| {
             let change = (user.to_owned(), hash, Some(credential(password)));
-            users.change(|_| ((), vec![change])).unwrap();
+            users.change(|_| ((), vec![change.clone()])).unwrap();
         };
         put("a/b", Hash::Sha256, "one");
         put("a/b", Hash::Sha512, "two");
@@ -193,28 +176,27 @@ mod tests {
         let users = Users::of_directory(directory.path()).unwrap();
         assert_eq!(users.all().keys().collect::<Vec<_>>(), ["", "a/b"]);
         assert_eq!(users.find_any("a/b").unwrap().0, Hash::Sha512);
-        let shown = format!("{users:?}");
+        let shown = format!("{:?}", users.0.image());
         assert!(shown.contains("[hidden]") && !shown.contains(&format!("{:?}", b"salt")), "{shown}");
     }
 
     #[test]
     fn what_cannot_be_read_is_named() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(&directory.path().join(META_FILE)).unwrap());
+        let store: Arc<dyn Store> = Arc::new(Memory::default());
         let change = |change: Change| store.commit(&[], &[change]).unwrap();
-        let put = |key: &str, bytes: &[u8]| change(Change::Put { key: key.into(), bytes: bytes.into() });
-        put("scram/SCRAM-SHA-256/good", &encode(&credential("x")));
+        let put = |key: &str, bytes: &[u8]| change(Change::put(key, bytes));
+        put("scram/SCRAM-SHA-256/good", &credential("x").encode());
         let zero = br#"{"iterations":0,"salt":[],"stored_key":[],"server_key":[]}"#;
         for (key, bytes) in [
-            ("scram/SCRAM-SHA-1/old", &encode(&credential("x"))[..]),
+            ("scram/SCRAM-SHA-1/old", &credential("x").encode()[..]),
             ("scram/SCRAM-SHA-256/empty", b""),
             ("scram/SCRAM-SHA-256/zero", zero),
         ] {
             put(key, bytes);
-            let error = Users::open(store.clone()).unwrap_err().to_string();
+            let error = Metadata::open(store.clone()).unwrap_err().to_string();
             assert!(error.contains(key), "{error}");
-            change(Change::Delete { key: key.into() });
+            change(Change::delete(key));
         }
-        assert_eq!(Users::open(store).unwrap().all().keys().collect::<Vec<_>>(), ["good"]);
+        assert_eq!(Users::new(Metadata::open(store).unwrap()).all().keys().collect::<Vec<_>>(), ["good"]);
     }
 }

@@ -179,7 +179,8 @@ impl Place {
         match self {
             Place::Stopped(users, _) => {
                 let credential = Credential::new(hash, password, salt, iterations);
-                Ok(users.change(|_| ((), vec![(name.to_owned(), hash, Some(credential))]))?)
+                let change = (name.to_owned(), hash, Some(credential));
+                Ok(users.change(|_| ((), vec![change.clone()]))?)
             }
             Place::Server(cluster) => alter(
                 cluster,

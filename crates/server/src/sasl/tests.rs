@@ -81,7 +81,7 @@ fn users(directory: &Path) -> Arc<Users> {
         (name.to_owned(), hash, Some(credential))
     };
     let all = vec![put("alice", Hash::Sha256), put("alice", Hash::Sha512), put("bob", Hash::Sha512)];
-    users.change(|_| ((), all)).unwrap();
+    users.change(|_| ((), all.clone())).unwrap();
     Arc::new(users)
 }
 

@@ -1,0 +1,171 @@
+//! What the metadata keeps, as JSON.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use model::StreamId;
+use sasl::scram::{Credential, Hash};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::table::Record;
+use crate::acl::Acl;
+use crate::resource_setting::Overrides;
+
+/// Reads JSON.
+fn json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
+    serde_json::from_slice(bytes).map_err(|error| error.to_string())
+}
+
+fn to_json(record: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(record).expect("texts and finite numbers can be written as JSON")
+}
+
+/// A topic.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TopicRecord {
+    pub id: Uuid,
+    pub streams: Vec<u64>,
+    /// The log of each stream. Records from when there was one log only have none: nil stands for that one.
+    #[serde(default)]
+    pub logs: Vec<Uuid>,
+    #[serde(default)]
+    pub configs: Overrides,
+}
+
+impl TopicRecord {
+    /// A topic without partitions.
+    pub fn new(id: Uuid, configs: Overrides) -> TopicRecord {
+        TopicRecord { id, streams: Vec::new(), logs: Vec::new(), configs }
+    }
+
+    /// The stream of each partition, and its log.
+    pub fn places(&self) -> impl Iterator<Item = (StreamId, Uuid)> {
+        let logs = self.logs.iter().copied().chain(std::iter::repeat(Uuid::nil()));
+        self.streams.iter().map(|stream| StreamId(*stream)).zip(logs)
+    }
+
+    /// Adds a partition.
+    pub fn push(&mut self, (stream, log): (StreamId, Uuid)) {
+        self.fill_logs();
+        self.streams.push(stream.0);
+        self.logs.push(log);
+    }
+
+    /// Moves the partition `at` to another stream.
+    pub fn replace(&mut self, at: usize, (stream, log): (StreamId, Uuid)) {
+        self.fill_logs();
+        (self.streams[at], self.logs[at]) = (stream.0, log);
+    }
+
+    fn fill_logs(&mut self) {
+        self.logs.resize(self.streams.len(), Uuid::nil());
+    }
+}
+
+impl Record for TopicRecord {
+    const PREFIX: &'static str = "topics/";
+
+    fn parse(_name: &str, bytes: &[u8]) -> Result<TopicRecord, String> {
+        json(bytes)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        to_json(self)
+    }
+}
+
+impl Record for Overrides {
+    const PREFIX: &'static str = "configs/";
+
+    fn parse(_name: &str, bytes: &[u8]) -> Result<Overrides, String> {
+        json(bytes)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        to_json(self)
+    }
+}
+
+impl Record for Acl {
+    const PREFIX: &'static str = "acls/";
+
+    fn parse(_name: &str, bytes: &[u8]) -> Result<Acl, String> {
+        json(bytes)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        to_json(self)
+    }
+}
+
+/// A credential as it is stored.
+#[derive(Deserialize, Serialize)]
+struct CredentialRecord {
+    iterations: NonZeroU32,
+    salt: Vec<u8>,
+    stored_key: Vec<u8>,
+    server_key: Vec<u8>,
+}
+
+impl Record for Credential {
+    const PREFIX: &'static str = "scram/";
+
+    fn parse(name: &str, bytes: &[u8]) -> Result<Credential, String> {
+        let mechanism = name.split_once('/').and_then(|(mechanism, _)| Hash::from_mechanism(mechanism));
+        mechanism.ok_or("it is of an unknown mechanism")?;
+        let CredentialRecord { iterations, salt, stored_key, server_key } = json(bytes)?;
+        Ok(Credential { iterations, salt, stored_key, server_key })
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let Credential { iterations, salt, stored_key, server_key } = self.clone();
+        to_json(&CredentialRecord { iterations, salt, stored_key, server_key })
+    }
+}
+
+/// Under which name the image has a user's credential.
+pub fn credential_name(hash: Hash, user: &str) -> String {
+    format!("{}/{user}", hash.mechanism())
+}
+
+/// Whom quotas are for: a name for each part; none stands for everybody without a quota of their own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Entity(pub BTreeMap<String, Option<String>>);
+
+impl Entity {
+    /// The name of a part, if the entity has the part.
+    pub fn part(&self, part: &str) -> Option<Option<&str>> {
+        self.0.get(part).map(Option::as_deref)
+    }
+}
+
+/// The values of an entity's quotas, by name.
+pub type Values = BTreeMap<String, f64>;
+
+/// The quotas of one entity.
+#[derive(Clone, Debug)]
+pub struct ClientQuota {
+    pub entity: Entity,
+    pub values: Values,
+}
+
+impl ClientQuota {
+    /// Under which name the image has an entity.
+    pub fn name(entity: &Entity) -> String {
+        String::from_utf8(to_json(entity)).expect("JSON is UTF-8")
+    }
+}
+
+impl Record for ClientQuota {
+    const PREFIX: &'static str = "quotas/";
+
+    fn parse(name: &str, bytes: &[u8]) -> Result<ClientQuota, String> {
+        Ok(ClientQuota { entity: json(name.as_bytes())?, values: json(bytes)? })
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        to_json(&self.values)
+    }
+}

@@ -1,0 +1,183 @@
+//! A store in this process: an engine that keeps the values, and the commits, watches and leases above it.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::history::History;
+use crate::leases::Leases;
+use crate::{Change, Compare, Event, Events, LeaseId, Listing, MetaError, Store, Value, Watch, WatchError};
+
+/// The time since some moment, which never goes back.
+pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// The time since now.
+pub fn clock() -> Clock {
+    let begun = Instant::now();
+    Arc::new(move || begun.elapsed())
+}
+
+/// Keeps keys and values. One commit is made at a time.
+pub trait Engine: fmt::Debug + Send + Sync + 'static {
+    fn find(&self, key: &str) -> Result<Option<Value>, MetaError>;
+
+    fn list(&self, prefix: &str) -> Result<Listing, MetaError>;
+
+    /// The revision of the last commit; 0 before the first.
+    fn revision(&self) -> Result<u64, MetaError>;
+
+    /// As [`Store::commit`], as the commit `revision`, which follows the last one. Remembers which keys have leases.
+    fn commit(&self, revision: u64, compares: &[Compare], changes: &[Change]) -> Result<(), MetaError>;
+
+    /// The keys that were put with a lease.
+    fn leased(&self) -> Result<Vec<String>, MetaError>;
+}
+
+/// A store in this process.
+#[derive(Debug)]
+pub struct Local<E>(Arc<Shared<E>>);
+
+struct Shared<E> {
+    engine: E,
+    history: History,
+    /// Held by whoever commits; reads go on meanwhile.
+    leases: Mutex<Leases>,
+    clock: Clock,
+}
+
+impl<E: fmt::Debug> fmt::Debug for Shared<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Local").field("engine", &self.engine).finish_non_exhaustive()
+    }
+}
+
+impl<E: Engine> Local<E> {
+    /// Removes the keys whose leases were held when the engine was used last: leases end with the process.
+    pub(crate) fn new(engine: E, clock: Clock) -> Result<Local<E>, MetaError> {
+        let history = History::new(engine.revision()?);
+        let local = Local(Arc::new(Shared { engine, history, leases: Mutex::default(), clock }));
+        let gone: Vec<Change> = local.0.engine.leased()?.into_iter().map(Change::delete).collect();
+        if !gone.is_empty() {
+            local.0.commit(&mut local.0.lock(), &[], &gone)?;
+        }
+        Ok(local)
+    }
+}
+
+impl<E: Engine> Shared<E> {
+    fn lock(&self) -> MutexGuard<'_, Leases> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The leases, without those whose time is over.
+    fn current(&self) -> Result<MutexGuard<'_, Leases>, MetaError> {
+        let mut leases = self.lock();
+        while let Some(over) = leases.over((self.clock)()) {
+            self.end(&mut leases, over)?;
+        }
+        Ok(leases)
+    }
+
+    fn end(&self, leases: &mut Leases, lease: LeaseId) -> Result<(), MetaError> {
+        let removal = leases.removal(lease)?;
+        if !removal.is_empty() {
+            self.commit(leases, &[], &removal)?;
+        }
+        leases.end(lease);
+        Ok(())
+    }
+
+    /// `changes` without the removal of keys that do not exist.
+    fn effective(&self, changes: &[Change]) -> Result<Vec<Change>, MetaError> {
+        let mut effective = Vec::with_capacity(changes.len());
+        for change in changes {
+            if matches!(change, Change::Put { .. }) || self.engine.find(change.key())?.is_some() {
+                effective.push(change.clone());
+            }
+        }
+        Ok(effective)
+    }
+
+    fn commit(
+        &self,
+        leases: &mut Leases,
+        compares: &[Compare],
+        changes: &[Change],
+    ) -> Result<u64, MetaError> {
+        leases.check(changes)?;
+        let changes = self.effective(changes)?;
+        // As in etcd, a commit that changes nothing is none.
+        let revision = self.engine.revision()? + u64::from(!changes.is_empty());
+        self.engine.commit(revision, compares, &changes)?;
+        if changes.is_empty() {
+            return Ok(revision);
+        }
+        leases.follow(&changes);
+        let event = |change| match change {
+            Change::Put { key, bytes, .. } => Event { key, revision, bytes: Some(bytes) },
+            Change::Delete { key } => Event { key, revision, bytes: None },
+        };
+        self.history.push(revision, changes.into_iter().map(event));
+        Ok(revision)
+    }
+}
+
+impl<E: Engine> Store for Local<E> {
+    fn find(&self, key: &str) -> Result<Option<Value>, MetaError> {
+        drop(self.0.current()?);
+        self.0.engine.find(key)
+    }
+
+    fn list(&self, prefix: &str) -> Result<Listing, MetaError> {
+        drop(self.0.current()?);
+        self.0.engine.list(prefix)
+    }
+
+    fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<u64, MetaError> {
+        let mut keys: Vec<&str> = changes.iter().map(Change::key).collect();
+        let compared = compares.iter().map(|compare| compare.key.as_str());
+        assert!(keys.iter().copied().chain(compared).all(|key| !key.is_empty()), "keys are not empty");
+        keys.sort_unstable();
+        assert!(keys.windows(2).all(|pair| pair[0] != pair[1]), "a commit changes a key once");
+        self.0.commit(&mut *self.0.current()?, compares, changes)
+    }
+
+    fn watch(&self, prefix: &str, after: u64) -> Box<dyn Watch> {
+        Box::new(LocalWatch { shared: self.0.clone(), prefix: prefix.to_owned(), after })
+    }
+
+    fn grant(&self, ttl: Duration) -> Result<LeaseId, MetaError> {
+        Ok(self.0.current()?.grant(ttl, (self.0.clock)()))
+    }
+
+    fn keep_alive(&self, lease: LeaseId) -> Result<(), MetaError> {
+        self.0.current()?.keep_alive(lease, (self.0.clock)())
+    }
+
+    fn revoke(&self, lease: LeaseId) -> Result<(), MetaError> {
+        self.0.end(&mut *self.0.current()?, lease)
+    }
+}
+
+struct LocalWatch<E> {
+    shared: Arc<Shared<E>>,
+    prefix: String,
+    after: u64,
+}
+
+impl<E: Engine> Watch for LocalWatch<E> {
+    fn next(&mut self, patience: Duration) -> Result<Events, WatchError> {
+        let deadline = (self.shared.clock)() + patience;
+        loop {
+            // Nobody else may be there to end a lease.
+            let first_end = self.shared.current()?.first_end();
+            let now = (self.shared.clock)();
+            let until = first_end.map_or(deadline, |end| end.min(deadline));
+            let events = self.shared.history.wait(&self.prefix, self.after, until.saturating_sub(now))?;
+            self.after = events.revision;
+            if !events.changes.is_empty() || (self.shared.clock)() >= deadline {
+                return Ok(events);
+            }
+        }
+    }
+}
