@@ -1,9 +1,11 @@
 //! Internal topics: batches of the server's own records, written and read back.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use model::{BatchHeader, Compression, Offset, Timestamp};
 use parking_lot::Mutex;
-use storage::{AppendError, Completion, ReadRequest};
+use storage::{AppendError, Completion, ReadRequest, ReadStep, Stretch};
 use tokio::sync::oneshot;
 use wire::records::{self, BatchBuilder};
 
@@ -50,25 +52,81 @@ pub fn batch_of(records: &[InternalRecord], now_ms: i64, producer: Option<(i64, 
     Checked { header, bytes, append_time: None }
 }
 
-/// Reads a partition of an internal topic. What cannot be decoded is reported and passed over. Blocks.
+/// Reads partitions of an internal topic, and tells of each record with the place of its partition in `partitions`. What cannot
+/// be decoded is reported and passed over. Returns what became of each partition. Blocks.
+///
+/// The partitions are read together, in the order in which their batches stand in the log: their batches lie between each
+/// other, so that reading one partition after the other would read the log as often as there are partitions.
 pub fn read_records(
-    partition: &Partition,
-    home: &Home,
-    mut take: impl FnMut(&BatchHeader, &records::RecordView),
-) -> Result<(), storage::ReadError> {
-    let mut from = home.stream.bounds().start;
-    loop {
-        let request = ReadRequest {
-            stream: home.stream.clone(),
-            from,
+    partitions: &[(&Partition, &Home)],
+    mut take: impl FnMut(usize, &BatchHeader, &records::RecordView),
+) -> Vec<Result<(), storage::ReadError>> {
+    let mut readers: Vec<_> =
+        partitions.iter().map(|(partition, home)| Reader::new(partition, home)).collect();
+    let mut ended: Vec<Result<(), storage::ReadError>> = partitions.iter().map(|_| Ok(())).collect();
+    let mut waiting = BTreeSet::new();
+    let mut read_on = |at: usize, from_disk: bool, waiting: &mut BTreeSet<_>| {
+        let log = partitions[at].1.log.id;
+        match readers[at].read_on(from_disk, |header, record| take(at, header, record)) {
+            Ok(Some((stretch, position))) => drop(waiting.insert((log, stretch, position, at))),
+            Ok(None) => {}
+            Err(error) => ended[at] = Err(error),
+        }
+    };
+    (0..partitions.len()).for_each(|at| read_on(at, false, &mut waiting));
+    while let Some((.., at)) = waiting.pop_first() {
+        read_on(at, true, &mut waiting);
+    }
+    ended
+}
+
+/// Reads one partition.
+struct Reader<'a> {
+    partition: &'a Partition,
+    home: &'a Home,
+    from: Offset,
+}
+
+impl<'a> Reader<'a> {
+    fn new(partition: &'a Partition, home: &'a Home) -> Reader<'a> {
+        Reader { partition, home, from: home.stream.bounds().start }
+    }
+
+    /// Reads what the caches hold and, with `from_disk`, the stretch of the log before it. Returns which stretch it needs
+    /// next; `None` at the end.
+    fn read_on(
+        &mut self,
+        from_disk: bool,
+        mut take: impl FnMut(&BatchHeader, &records::RecordView),
+    ) -> Result<Option<(Stretch, u32)>, storage::ReadError> {
+        let log = &self.home.log.log;
+        let mut request = ReadRequest {
+            stream: self.home.stream.clone(),
+            from: self.from,
             until: Offset(i64::MAX),
-            bytes_max: LOAD_READ_BYTES,
+            // One batch brings its stretch into the cache.
+            bytes_max: 1,
             at_least_one: true,
         };
-        let batches = home.log.log.read_blocking(&request)?;
-        let Some(next) = batches.next else { return Ok(()) };
-        let mut bytes = Bytes::from(batches.chunks.concat());
-        let (topic, index) = (partition.topic.as_str(), partition.index);
+        let mut read = match from_disk {
+            true => ReadStep::Ready(log.read_blocking(&request)?),
+            false => log.read(&request)?,
+        };
+        request.bytes_max = LOAD_READ_BYTES;
+        loop {
+            let batches = match read {
+                ReadStep::Ready(batches) => batches,
+                ReadStep::Cold { stretch, position } => return Ok(Some((stretch, position))),
+            };
+            let Some(next) = batches.next else { return Ok(None) };
+            self.take_in(Bytes::from(batches.chunks.concat()), &mut take);
+            (self.from, request.from) = (next, next);
+            read = log.read(&request)?;
+        }
+    }
+
+    fn take_in(&self, mut bytes: Bytes, mut take: impl FnMut(&BatchHeader, &records::RecordView)) {
+        let (topic, index) = (self.partition.topic.as_str(), self.partition.index);
         while !bytes.is_empty() {
             match records::records(&bytes, RECORDS_BYTES_MAX) {
                 Ok((header, records)) => {
@@ -88,6 +146,5 @@ pub fn read_records(
                 }
             }
         }
-        from = next;
     }
 }

@@ -1,14 +1,12 @@
 //! What the records of `__consumer_offsets` say of each group.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use model::BatchHeader;
 use wire::records::{self, TransactionResult};
 
 use crate::groups::consumer::{ConsumerRecords, decode_consumer_record};
 use crate::groups::{CommittedOffset, GroupRecord, GroupSnapshot, OffsetKey, decode_record};
-use crate::internal::read_records;
-use crate::partition::{Home, Partition};
 
 /// Offsets with the positions of their records.
 pub type LoadedOffsets = BTreeMap<OffsetKey, (CommittedOffset, i64)>;
@@ -26,60 +24,72 @@ pub struct Loaded {
     pub uncommitted: HashMap<i64, LoadedOffsets>,
 }
 
-/// Adds what a partition says. Blocks.
-pub fn load_partition(
-    partition: &Partition,
-    home: &Home,
-    found: &mut HashMap<String, Loaded>,
-) -> Result<(), storage::ReadError> {
-    read_records(partition, home, |header, record| {
-        if header.is_control() {
-            end_loaded(found, header, record);
-        } else {
-            take_in(found, header, record);
-        }
-    })
+/// What the records of a partition of `__consumer_offsets` say.
+#[derive(Default)]
+pub struct LoadedPartition {
+    /// By group.
+    pub groups: HashMap<String, Loaded>,
+    /// Groups with offsets of open transactions, by producer; some may have none any more.
+    open: HashMap<i64, HashSet<String>>,
 }
 
-/// A marker: the offsets of its producer count, or never do.
-fn end_loaded(found: &mut HashMap<String, Loaded>, header: &BatchHeader, record: &records::RecordView) {
-    let Ok(Some((result, _))) = records::marker_of(record.clone()) else { return };
-    for loaded in found.values_mut() {
-        let Some(offsets) = loaded.uncommitted.remove(&header.producer_id) else { continue };
-        if result == TransactionResult::Commit {
-            for (key, (value, position)) in offsets {
-                // Of two records for one key the one at the higher position counts.
-                if loaded.offsets.get(&key).is_none_or(|(_, before)| *before < position) {
-                    loaded.offsets.insert(key, (value, position));
+impl LoadedPartition {
+    /// Adds a record.
+    pub fn take_in(&mut self, header: &BatchHeader, record: &records::RecordView) {
+        match header.is_control() {
+            true => self.end_transaction(header, record),
+            false => self.take_in_data(header, record),
+        }
+    }
+
+    /// A marker: the offsets of its producer count, or never do.
+    fn end_transaction(&mut self, header: &BatchHeader, record: &records::RecordView) {
+        let Ok(Some((result, _))) = records::marker_of(record.clone()) else { return };
+        for group in self.open.remove(&header.producer_id).unwrap_or_default() {
+            let Some(loaded) = self.groups.get_mut(&group) else { continue };
+            let Some(offsets) = loaded.uncommitted.remove(&header.producer_id) else { continue };
+            if result == TransactionResult::Commit {
+                for (key, (value, position)) in offsets {
+                    // Of two records for one key the one at the higher position counts.
+                    if loaded.offsets.get(&key).is_none_or(|(_, before)| *before < position) {
+                        loaded.offsets.insert(key, (value, position));
+                    }
                 }
             }
         }
     }
-}
 
-fn take_in(found: &mut HashMap<String, Loaded>, header: &BatchHeader, record: &records::RecordView) {
-    let position = header.base_offset.0 + i64::from(record.offset_delta);
-    let Some(key) = &record.key else { return };
-    match decode_record(key, record.value.as_deref()) {
-        Ok(GroupRecord::Offset { group, key, value: Some(value) }) => {
-            let loaded = found.entry(group).or_default();
-            let into = match header.is_transactional() {
-                true => loaded.uncommitted.entry(header.producer_id).or_default(),
-                false => &mut loaded.offsets,
-            };
-            into.insert(key, (value, position));
-        }
-        Ok(GroupRecord::Offset { group, key, value: None }) => {
-            let loaded = found.entry(group).or_default();
-            loaded.offsets.remove(&key);
-            loaded.uncommitted.values_mut().for_each(|offsets| drop(offsets.remove(&key)));
-        }
-        Ok(GroupRecord::Group { group, value }) => found.entry(group).or_default().snapshot = value,
-        Ok(GroupRecord::Unknown { version }) => match decode_consumer_record(key, record.value.as_ref()) {
-            Ok(Some((group, key, value))) => found.entry(group).or_default().consumer.take_in(key, value),
-            Ok(None) => tracing::debug!(version, "a group record of an unknown kind was skipped"),
+    fn take_in_data(&mut self, header: &BatchHeader, record: &records::RecordView) {
+        let position = header.base_offset.0 + i64::from(record.offset_delta);
+        let Some(key) = &record.key else { return };
+        match decode_record(key, record.value.as_deref()) {
+            Ok(GroupRecord::Offset { group, key, value: Some(value) }) => {
+                if header.is_transactional() {
+                    self.open.entry(header.producer_id).or_default().insert(group.clone());
+                }
+                let loaded = self.groups.entry(group).or_default();
+                let into = match header.is_transactional() {
+                    true => loaded.uncommitted.entry(header.producer_id).or_default(),
+                    false => &mut loaded.offsets,
+                };
+                into.insert(key, (value, position));
+            }
+            Ok(GroupRecord::Offset { group, key, value: None }) => {
+                let loaded = self.groups.entry(group).or_default();
+                loaded.offsets.remove(&key);
+                loaded.uncommitted.values_mut().for_each(|offsets| drop(offsets.remove(&key)));
+            }
+            Ok(GroupRecord::Group { group, value }) => self.groups.entry(group).or_default().snapshot = value,
+            Ok(GroupRecord::Unknown { version }) => {
+                match decode_consumer_record(key, record.value.as_ref()) {
+                    Ok(Some((group, key, value))) => {
+                        self.groups.entry(group).or_default().consumer.take_in(key, value);
+                    }
+                    Ok(None) => tracing::debug!(version, "a group record of an unknown kind was skipped"),
+                    Err(error) => tracing::error!(%error, "a group record cannot be decoded"),
+                }
+            }
             Err(error) => tracing::error!(%error, "a group record cannot be decoded"),
-        },
-        Err(error) => tracing::error!(%error, "a group record cannot be decoded"),
+        }
     }
 }

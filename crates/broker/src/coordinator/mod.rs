@@ -25,7 +25,7 @@ use tokio::sync::{oneshot, watch};
 use self::committed_topics::{CommittedTopics, OfGroup};
 pub use self::consumer::Asking;
 use self::consumer::Settling;
-use self::load::{Loaded, load_partition};
+use self::load::{Loaded, LoadedPartition};
 use self::offsets::InFlight;
 pub use self::offsets::Transactional;
 pub use self::transactions::TransactionCoordinator;
@@ -34,7 +34,7 @@ use crate::groups::{
     Action, Group, GroupConfig, GroupError, GroupSnapshot, JoinReply, Now, OffsetKey, PersistId, ReplyToken,
     SyncRequest, Synced, encode_group, encode_group_key, encode_offset_key, partition_for,
 };
-use crate::internal::{InternalRecord, batch_of};
+use crate::internal::{InternalRecord, batch_of, read_records};
 use crate::logs::Logs;
 use crate::partition::{Appended, Order, Partition};
 use crate::topics::{OFFSETS_TOPIC, Topics};
@@ -184,12 +184,15 @@ impl Coordinator {
     /// Restores all groups from `__consumer_offsets`. Blocks.
     pub fn load(self: &Arc<Self>, topics: &Topics, logs: &Logs) -> Result<(), storage::ReadError> {
         let Some(topic) = topics.find(OFFSETS_TOPIC) else { return Ok(()) };
+        let partitions = topic.partitions();
+        let there: Vec<_> =
+            partitions.iter().filter_map(|partition| Some((&**partition, partition.home().ok()?))).collect();
+        let mut loaded: Vec<LoadedPartition> = there.iter().map(|_| LoadedPartition::default()).collect();
+        let read = read_records(&there, |at, header, record| loaded[at].take_in(header, record));
         let mut found: HashMap<String, Loaded> = HashMap::new();
-        for partition in topic.partitions().iter() {
-            let Ok(home) = partition.home() else { continue };
-            let mut loaded = HashMap::new();
-            match load_partition(partition, home, &mut loaded) {
-                Ok(()) => found.extend(loaded),
+        for (((partition, home), loaded), read) in there.iter().zip(loaded).zip(read) {
+            match read {
+                Ok(()) => found.extend(loaded.groups),
                 Err(error) if logs.all().len() == 1 => return Err(error),
                 Err(error) => {
                     let (directory, partition) = (&home.log.path, partition.index);

@@ -121,10 +121,13 @@ impl TransactionCoordinator {
     /// Restores all states from `__transaction_state`. Blocks.
     pub fn load(&self, topics: &Topics, logs: &Logs) -> Result<(), ReadError> {
         let Some(topic) = topics.find(TRANSACTIONS_TOPIC) else { return Ok(()) };
-        for partition in topic.partitions().iter() {
-            let Ok(home) = partition.home() else { continue };
-            let mut found = HashMap::new();
-            match read_records(partition, home, |_, record| take_in(&mut found, record)) {
+        let partitions = topic.partitions();
+        let there: Vec<_> =
+            partitions.iter().filter_map(|partition| Some((&**partition, partition.home().ok()?))).collect();
+        let mut loaded: Vec<HashMap<_, _>> = there.iter().map(|_| HashMap::new()).collect();
+        let read = read_records(&there, |at, _, record| take_in(&mut loaded[at], record));
+        for (((partition, home), found), read) in there.iter().zip(loaded).zip(read) {
+            match read {
                 Ok(()) => {}
                 Err(error) if logs.all().len() == 1 => return Err(error),
                 Err(error) => {
