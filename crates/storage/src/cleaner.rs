@@ -14,9 +14,9 @@ use model::{Offset, StreamId};
 
 use crate::footer;
 use crate::format::{CLEANED, DIRECTORY_ROW_BYTES, index};
-use crate::log::Shared;
 use crate::rewrite::{Output, Pacer, RewriteError, RewriteReport};
 use crate::segment::{Segment, is_cleaned};
+use crate::shared::Shared;
 use crate::source::{RangePlan, Source};
 use crate::stream::Stream;
 

@@ -6,10 +6,11 @@ use model::{Offset, StreamId};
 
 use crate::format::ROW_COMPACTED;
 use crate::index::BatchPlace;
-use crate::log::{Log, Shared};
+use crate::log::Log;
 use crate::read::ReadError;
 use crate::rewrite::{Output, Pacer, RewriteError, RewriteReport, Rewriter};
 use crate::segment::Segment;
+use crate::shared::Shared;
 use crate::source::{RangePlan, Source, with_slack};
 use crate::stream::{SealedExtent, Stream};
 

@@ -32,6 +32,7 @@ mod rewrite;
 pub mod salvage;
 mod scan;
 mod segment;
+mod shared;
 mod source;
 mod spares;
 mod stream;

@@ -5,152 +5,27 @@
 
 mod background;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use disk::{BufferPool, Disk};
 use model::{Offset, StreamId, Timestamp};
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::Mutex;
 
 use self::background::{run_cleaner, run_preparer};
 use crate::cleaner::Cleaner;
-use crate::cold::{Indexes, Regions};
-use crate::format::{BLOCK_HEADER_BYTES, Lsn, SECTOR};
+use crate::format::Lsn;
 use crate::options::{Clock, Options};
 use crate::preparer::{FIRST_SEGMENT_BYTES, Preparer};
 use crate::read::{ReadDone, ReadError, ReadRequest};
 use crate::recovery::{self, OpenError, RecoveryReport};
-use crate::request::{
-    Admission, AdmitError, Append, AppendError, Completion, Listener, Queue, Request, Room,
-};
-use crate::rewrite::Rewriting;
-use crate::segment::{Segment, Segments};
+use crate::request::{Admission, AdmitError, Append, AppendError, Completion, Listener, Queue, Request};
+use crate::segment::Segment;
+use crate::shared::{Left, Shared};
 use crate::stream::Stream;
-use crate::tail::{TailBounds, TailCache};
 use crate::writer::{Patience, Position, QUEUE_DEPTH, WRITE_BUFFER_BYTES, Writer};
-
-/// What the writer, the preparer and the readers share.
-pub(crate) struct Shared {
-    pub options: Options,
-    pub disk: Arc<dyn Disk>,
-    pub clock: Arc<dyn Clock>,
-    pub listener: Arc<dyn Listener>,
-    pub queue: Queue,
-    pub buffers: BufferPool,
-    pub tail: TailCache,
-    pub regions: Regions,
-    pub indexes: Indexes,
-    pub segments: Segments,
-    streams: RwLock<HashMap<StreamId, Arc<Stream>>>,
-    prepared: Mutex<VecDeque<Arc<Segment>>>,
-    /// Upper bound of the stream table as of the last roll.
-    table_bytes: AtomicUsize,
-    pub synced: AtomicU64,
-    pub rewriting: Mutex<Rewriting>,
-    next_generation: AtomicU64,
-    pub cleaner_read: AtomicU64,
-    pub cleaner_written: AtomicU64,
-    preparer_news: Mutex<PreparerNews>,
-    preparer_wake: Condvar,
-    /// Told, with the news of the preparer, when the log is closed.
-    cleaner_wake: Condvar,
-    pub tail_hits: AtomicU64,
-    cold_reads: AtomicU64,
-}
-
-#[derive(Default)]
-struct PreparerNews {
-    pending: bool,
-    stop: bool,
-}
-
-impl Shared {
-    pub fn streams(&self) -> Vec<Arc<Stream>> {
-        self.streams.read().values().cloned().collect()
-    }
-
-    /// The stream `id`, if it is known.
-    pub fn find_stream(&self, id: StreamId) -> Option<Arc<Stream>> {
-        self.streams.read().get(&id).cloned()
-    }
-
-    /// A generation that no file of the log ever had.
-    pub fn next_generation(&self) -> u64 {
-        self.next_generation.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Whether the log is closed and what is being copied may be dropped.
-    pub fn cleaner_stops(&self) -> bool {
-        self.preparer_stops() || self.queue.is_stopping()
-    }
-
-    pub fn set_synced(&self, synced: Lsn) {
-        self.synced.store(synced.0, Ordering::Release);
-    }
-
-    pub fn apply_trim(&self, stream: &Stream, to: Offset) {
-        recovery::trim(stream, to, &self.segments);
-        self.wake_preparer();
-    }
-
-    pub fn apply_delete(&self, stream: &Arc<Stream>) {
-        self.streams.write().remove(&stream.id());
-        recovery::delete(stream, &self.segments);
-        self.wake_preparer();
-    }
-
-    pub fn prepared_count(&self) -> usize {
-        self.prepared.lock().len()
-    }
-
-    /// The next prepared segment; counts as room until the writer calls [`Shared::count_prepared`].
-    pub fn take_prepared(&self) -> Option<Arc<Segment>> {
-        let taken = self.prepared.lock().pop_front();
-        self.wake_preparer();
-        taken
-    }
-
-    pub fn add_prepared(&self, segment: Arc<Segment>) {
-        {
-            let mut prepared = self.prepared.lock();
-            prepared.push_back(segment);
-            self.set_prepared(&prepared);
-        }
-        self.queue.room.set_out_of_space(false);
-        self.queue.wake();
-        self.listener.room();
-    }
-
-    /// Records what the prepared segments take when their stream tables take `table_bytes`.
-    pub fn count_prepared(&self, table_bytes: usize) {
-        let prepared = self.prepared.lock();
-        self.table_bytes.store(table_bytes, Ordering::Relaxed);
-        self.set_prepared(&prepared);
-    }
-
-    /// The list stays locked meanwhile, so that the newest one is what is counted.
-    fn set_prepared(&self, prepared: &VecDeque<Arc<Segment>>) {
-        let footer =
-            crate::format::sectors(BLOCK_HEADER_BYTES + self.table_bytes.load(Ordering::Relaxed)) + SECTOR;
-        self.queue.room.set_prepared(prepared.iter().map(|segment| {
-            let free = segment.data_end() - Segment::data_start();
-            Room::of_segment(segment.length, free, footer)
-        }));
-    }
-
-    /// Whether the log is closed and needs no more segments.
-    pub fn preparer_stops(&self) -> bool {
-        self.preparer_news.lock().stop
-    }
-
-    pub fn wake_preparer(&self) {
-        self.preparer_news.lock().pending = true;
-        self.preparer_wake.notify_one();
-    }
-}
 
 /// Counters for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -230,54 +105,36 @@ pub(crate) fn assemble(
     options.log_id = recovered.log_id.unwrap_or(options.log_id);
     let ring = disk.queue(QUEUE_DEPTH).map_err(io("setting up the write queue"))?;
     let queue = Queue::new(ring.waker(), options.batch_bytes_max());
-    let shared = Arc::new(Shared {
-        tail: TailCache::new(TailBounds {
-            bytes_max: options.tail_cache_bytes,
-            bytes_kept: options.tail_kept_bytes,
-            kept_for: Duration::from_millis(options.tail_cache_ms),
-        }),
-        regions: Regions::new(options.region_cache_bytes),
-        indexes: Indexes::new(options.index_cache_bytes),
-        buffers: BufferPool::new(WRITE_BUFFER_BYTES, 8),
-        options,
-        disk,
-        clock,
-        listener,
-        queue,
-        segments: recovered.segments,
-        streams: RwLock::new(recovered.streams),
-        prepared: Mutex::new(recovered.prepared.into()),
-        table_bytes: AtomicUsize::new(0),
-        synced: AtomicU64::new(recovered.report.end.0),
-        rewriting: Mutex::new(Rewriting::new(recovered.next_cleaned)),
-        next_generation: AtomicU64::new(next_generation),
-        cleaner_read: AtomicU64::new(0),
-        cleaner_written: AtomicU64::new(0),
-        preparer_news: Mutex::default(),
-        preparer_wake: Condvar::new(),
-        cleaner_wake: Condvar::new(),
-        tail_hits: AtomicU64::new(0),
-        cold_reads: AtomicU64::new(0),
-    });
+    let mut prepared = VecDeque::from(recovered.prepared);
     let last_length = recovered.active.as_ref().map_or(0, |(segment, _)| u64::from(segment.length));
-    let grown = shared.prepared.lock().back().map(|segment| u64::from(segment.length)).unwrap_or(last_length);
-    let first_length = FIRST_SEGMENT_BYTES.min(shared.options.segment_bytes);
+    let grown = prepared.back().map(|segment| u64::from(segment.length)).unwrap_or(last_length);
+    let first_length = FIRST_SEGMENT_BYTES.min(options.segment_bytes);
+    let begun = recovered.active.or_else(|| {
+        let next = prepared.pop_front()?;
+        recovered.segments.insert(next.clone());
+        Some((next, Segment::data_start()))
+    });
+    let buffers = BufferPool::new(WRITE_BUFFER_BYTES, 8);
+    let left = Left {
+        streams: recovered.streams,
+        segments: recovered.segments,
+        prepared,
+        end: recovered.report.end,
+        next_generation,
+        next_cleaned: recovered.next_cleaned,
+    };
+    let shared = Arc::new(Shared::new(disk, options, clock, listener, queue, buffers, left));
     let mut preparer = Preparer::new(shared.clone(), recovered.next_sequence, grown.max(first_length / 4));
-    let (segment, position) = match recovered.active {
-        Some(active) => active,
+    let (segment, position) = match begun {
+        Some(begun) => begun,
         None => {
-            let next = match shared.prepared.lock().pop_front() {
-                Some(next) => next,
-                None => preparer.prepare_from_reserve().map_err(io("preparing the first segment"))?,
-            };
+            let next = preparer.prepare_from_reserve().map_err(io("preparing the first segment"))?;
             shared.segments.insert(next.clone());
             (next, Segment::data_start())
         }
     };
-    let touched = {
-        let here = |stream: &&Arc<Stream>| stream.lock().active.is_some();
-        shared.streams.read().values().filter(here).cloned().collect()
-    };
+    let here = |stream: &Arc<Stream>| stream.lock().active.is_some();
+    let touched = shared.streams().into_iter().filter(here).collect();
     let synced = Lsn::new(segment.sequence, position);
     let at = Position { segment, position, epoch: recovered.next_epoch, touched, synced };
     let mut writer = Writer::new(shared.clone(), ring, at);
@@ -369,10 +226,7 @@ impl Log {
 
     /// The stream `id`, new and empty if it was never seen.
     pub fn stream(&self, id: StreamId) -> Arc<Stream> {
-        if let Some(stream) = self.shared.streams.read().get(&id) {
-            return stream.clone();
-        }
-        self.shared.streams.write().entry(id).or_insert_with(|| Arc::new(Stream::new(id))).clone()
+        self.shared.stream(id)
     }
 
     /// All streams there are.
@@ -457,7 +311,7 @@ impl Log {
             index_bytes: self.shared.indexes.bytes(),
             segments: self.shared.segments.count(),
             prepared_segments: self.shared.prepared_count(),
-            streams: self.shared.streams.read().len(),
+            streams: self.shared.stream_count(),
             cleaner_read_bytes: self.shared.cleaner_read.load(Ordering::Relaxed),
             cleaner_written_bytes: self.shared.cleaner_written.load(Ordering::Relaxed),
         }
@@ -471,12 +325,7 @@ impl Log {
         if threads.next().is_some_and(|writer| writer.join().is_err()) {
             tracing::error!("the writer of the log panicked");
         }
-        {
-            let mut news = self.shared.preparer_news.lock();
-            news.stop = true;
-            self.shared.preparer_wake.notify_all();
-            self.shared.cleaner_wake.notify_all();
-        }
+        self.shared.stop_background();
         *self.cold.lock() = None;
         for thread in threads {
             if thread.join().is_err() {

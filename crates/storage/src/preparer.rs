@@ -17,16 +17,12 @@ use std::time::{Duration, Instant};
 
 use disk::{AlignedBuffer, File};
 
-use crate::format::{SEGMENT_HEADER_BYTES, SegmentHeader};
-use crate::log::Shared;
+use crate::format::SegmentHeader;
 use crate::rewrite::{REST_FACTOR, REST_MAX};
-use crate::segment::{Segment, file_name};
+use crate::segment::{PREPARING, Segment, file_name, write_header};
+use crate::shared::Shared;
 use crate::spares::Spares;
 
-/// Name of a file that is being prepared.
-pub(crate) const PREPARING: &str = "preparing";
-/// Name of a file that the cleaner writes; whatever a crash leaves under that name is worthless.
-pub(crate) const CLEANING: &str = "cleaning";
 /// Segments kept prepared: the next one, and one more while that one is being filled.
 pub(crate) const PREPARED_TARGET: usize = 2;
 /// Length of the first segment of an empty log: zero-filled in some 10 ms, so the server is ready at once.
@@ -244,12 +240,4 @@ impl Preparer {
     pub fn spares(&self) -> usize {
         self.spares.count()
     }
-}
-
-/// Makes a segment's header durable.
-pub(crate) fn write_header(file: &dyn File, header: &SegmentHeader) -> io::Result<()> {
-    let mut sector = AlignedBuffer::zeroed(SEGMENT_HEADER_BYTES);
-    sector.copy_from_slice(&header.encode());
-    file.write_at(0, &sector)?;
-    file.sync()
 }

@@ -10,8 +10,9 @@ use model::{BatchHeader, Offset, Timestamp};
 use crate::cold::Stretch;
 use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index};
 use crate::index::{BatchIndex, BatchPlace};
-use crate::log::{Log, Shared};
+use crate::log::Log;
 use crate::segment::Segment;
+use crate::shared::Shared;
 use crate::stream::{ActiveExtent, Stream};
 
 /// Why a read failed.

@@ -21,10 +21,11 @@ use crate::format::{
     SegmentHeader, TRAILER_BYTES, Trailer, index, length32, seeded_crc,
 };
 use crate::overlay::Coverage;
-use crate::preparer::{CLEANING, PREPARING, write_header};
 use crate::scan::{Found, SCAN_READ_BYTES, ScanEnd, Scanner, place_of, scan, scan_indexes};
-use crate::segment::{Segment, Segments, file_name, is_cleaned, sequence_of};
-use crate::spares::REMOVING;
+use crate::segment::{
+    CLEANING, PREPARING, REMOVING, Segment, Segments, delete, file_name, is_cleaned, sequence_of, trim,
+    write_header,
+};
 use crate::stream::{SealedExtent, Stream, clamp_timestamp};
 
 /// Sequence number of the first segment of a log.
@@ -570,31 +571,4 @@ fn apply(
         EntryKind::Range => return Err(contradicts()),
     }
     Ok(())
-}
-
-/// Moves a stream's start and releases the extents that are no longer live.
-pub(crate) fn trim(stream: &Stream, to: Offset, segments: &Segments) {
-    let mut dropped = Vec::new();
-    stream.lock().trim(to, |sequence, bytes| dropped.push((sequence, bytes)));
-    release(&dropped, segments);
-}
-
-/// Drops all that a deleted stream had.
-pub(crate) fn delete(stream: &Stream, segments: &Segments) {
-    let mut state = stream.lock();
-    state.deleted = true;
-    state.active = None;
-    state.bytes = 0;
-    let dropped: Vec<(u32, u32)> =
-        state.sealed.drain(..).map(|extent| (extent.segment, extent.bytes)).collect();
-    drop(state);
-    release(&dropped, segments);
-}
-
-fn release(dropped: &[(u32, u32)], segments: &Segments) {
-    for (sequence, bytes) in dropped {
-        if let Some(segment) = segments.find(*sequence) {
-            segment.release(*bytes);
-        }
-    }
 }

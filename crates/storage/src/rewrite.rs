@@ -24,10 +24,9 @@ use crate::format::{
     length32, sectors, seeded_crc,
 };
 use crate::index::{BatchIndex, BatchPlace};
-use crate::log::Shared;
-use crate::preparer::CLEANING;
 use crate::read::ReadError;
-use crate::segment::{Segment, file_name};
+use crate::segment::{CLEANING, Segment, file_name};
+use crate::shared::{Rewriting, Shared};
 use crate::source::{RangePlan, Source, load, with_slack};
 use crate::stream::{Moved, SealedExtent, Stream, clamp_timestamp};
 
@@ -122,20 +121,6 @@ impl RewriteReport {
         self.read_bytes += other.read_bytes;
         self.written_bytes += other.written_bytes;
         self.segments += other.segments;
-    }
-}
-
-/// The right to copy: one at a time, so that no two copies are made of one extent.
-pub(crate) struct Rewriting {
-    next_sequence: u32,
-    /// Set when a file could be neither finished nor removed: should it come back at the next opening, nothing may
-    /// have been copied since that it would hide.
-    broken: bool,
-}
-
-impl Rewriting {
-    pub fn new(next_sequence: u32) -> Rewriting {
-        Rewriting { next_sequence, broken: false }
     }
 }
 

@@ -5,43 +5,24 @@
 //! live records in it, and it is not the newest sealed one, it goes back to the preparer. The cleaner makes segments of
 //! its own, which are sealed from the beginning.
 
+mod name;
+mod release;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use bytes::Bytes;
-use disk::File;
+use disk::{AlignedBuffer, File};
 use parking_lot::Mutex;
 
+pub(crate) use self::name::{CLEANING, PREPARING, REMOVING, file_name, is_cleaned, sequence_of};
+pub(crate) use self::release::{delete, trim};
 use crate::format::{
-    CLEANED, DIRECTORY_ROW_BYTES, DirectoryRow, SECTOR, SEGMENT_HEADER_BYTES, TRAILER_BYTES, Trailer, index,
+    CLEANED, DIRECTORY_ROW_BYTES, DirectoryRow, SECTOR, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES,
+    Trailer, index,
 };
 use crate::index::BatchIndex;
-
-/// Name of the file of segment `sequence`.
-pub(crate) fn file_name(sequence: u32) -> String {
-    if is_cleaned(sequence) {
-        format!("{:010}.cleaned", sequence & !CLEANED)
-    } else {
-        format!("{sequence:010}.log")
-    }
-}
-
-/// The sequence number in a segment's file name.
-pub(crate) fn sequence_of(name: &str) -> Option<u32> {
-    let (digits, kind) = match name.strip_suffix(".log") {
-        Some(digits) => (digits, 0),
-        None => (name.strip_suffix(".cleaned")?, CLEANED),
-    };
-    let valid = digits.len() == 10 && digits.bytes().all(|b| b.is_ascii_digit());
-    let number: u32 = valid.then(|| digits.parse().ok())??;
-    (number < CLEANED).then_some(number | kind)
-}
-
-/// Whether the cleaner wrote the segment; the others hold what the writer wrote.
-pub(crate) fn is_cleaned(sequence: u32) -> bool {
-    sequence & CLEANED != 0
-}
 
 /// One segment file of the log.
 #[derive(Debug)]
@@ -174,7 +155,7 @@ impl Segment {
     pub fn read(&self, position: u32, length: usize) -> std::io::Result<Bytes> {
         let from = index(position) / SECTOR * SECTOR;
         let to = (index(position) + length).div_ceil(SECTOR) * SECTOR;
-        let mut buffer = disk::AlignedBuffer::zeroed(to - from);
+        let mut buffer = AlignedBuffer::zeroed(to - from);
         self.file.read_at(from as u64, &mut buffer)?;
         let skip = index(position) - from;
         Ok(buffer.into_bytes().slice(skip..skip + length))
@@ -245,4 +226,12 @@ impl Segments {
         let sequences: Vec<u32> = segments.values().filter(|s| dead(s)).map(|s| s.sequence).collect();
         sequences.into_iter().filter_map(|sequence| segments.remove(&sequence)).collect()
     }
+}
+
+/// Makes a segment's header durable.
+pub(crate) fn write_header(file: &dyn File, header: &SegmentHeader) -> std::io::Result<()> {
+    let mut sector = AlignedBuffer::zeroed(SEGMENT_HEADER_BYTES);
+    sector.copy_from_slice(&header.encode());
+    file.write_at(0, &sector)?;
+    file.sync()
 }

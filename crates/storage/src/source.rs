@@ -12,10 +12,10 @@ use crate::format::{
     DIRECTORY_ROW_BYTES, ENTRY_HEADER_BYTES, Lsn, RANGE_BODY_BYTES, SECTOR, index, length32,
 };
 use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
-use crate::log::Shared;
 use crate::read::{ReadError, check_entry};
 use crate::rewrite::{BLOCK_BYTES, Pacer, RewriteError};
 use crate::segment::Segment;
+use crate::shared::Shared;
 use crate::stream::Stream;
 
 /// Batches that are closer to each other are read as one.

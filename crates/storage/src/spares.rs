@@ -14,12 +14,10 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::log::Shared;
 use crate::rewrite::Pacer;
-use crate::segment::{Segment, file_name};
+use crate::segment::{REMOVING, Segment, file_name};
+use crate::shared::Shared;
 
-/// Name of a file that is being removed; whatever a crash leaves under that name is worthless.
-pub(crate) const REMOVING: &str = "removing";
 /// Kept in any case, for a time without news.
 const SPARES_MIN: usize = 4;
 /// How long it is remembered that a segment was wanted.

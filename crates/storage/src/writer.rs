@@ -28,10 +28,10 @@ use crate::format::{
     length32, sectors, seeded_crc,
 };
 use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
-use crate::log::Shared;
 use crate::pace::{Pace, Wait};
 use crate::request::{AppendError, Committed, Durability, Request, Room};
 use crate::segment::Segment;
+use crate::shared::Shared;
 use crate::stream::Stream;
 
 /// Size of a write buffer and so of the largest ordinary block: large enough for sequential speed, small enough to be

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Shared;
 use crate::cleaner::{Cleaner, LOOK_EVERY, REST_AFTER_FAILURE_MAX, Turn};
 use crate::preparer::{PREPARED_TARGET, Preparer};
+use crate::shared::Shared;
 
 /// How long the preparer sleeps before it looks again whether a full disk has room.
 const FULL_DISK_RETRY: Duration = Duration::from_secs(1);

@@ -8,7 +8,8 @@ use super::crash::seeds;
 use super::support::{Left, World, small_options};
 use crate::options::Options;
 use crate::request::Durability;
-use crate::spares::{REMOVING, Spares};
+use crate::segment::REMOVING;
+use crate::spares::Spares;
 use crate::writer::Patience;
 
 /// Appends so many segments and lets all of them die; then a minute passes.

@@ -1,0 +1,35 @@
+//! Names of the files of a log.
+
+use crate::format::CLEANED;
+
+/// Name of a file that is being prepared; whatever a crash leaves under that name is worthless.
+pub(crate) const PREPARING: &str = "preparing";
+/// Name of a file that the cleaner writes; whatever a crash leaves under that name is worthless.
+pub(crate) const CLEANING: &str = "cleaning";
+/// Name of a file that is being removed; whatever a crash leaves under that name is worthless.
+pub(crate) const REMOVING: &str = "removing";
+
+/// Name of the file of segment `sequence`.
+pub(crate) fn file_name(sequence: u32) -> String {
+    if is_cleaned(sequence) {
+        format!("{:010}.cleaned", sequence & !CLEANED)
+    } else {
+        format!("{sequence:010}.log")
+    }
+}
+
+/// The sequence number in a segment's file name.
+pub(crate) fn sequence_of(name: &str) -> Option<u32> {
+    let (digits, kind) = match name.strip_suffix(".log") {
+        Some(digits) => (digits, 0),
+        None => (name.strip_suffix(".cleaned")?, CLEANED),
+    };
+    let valid = digits.len() == 10 && digits.bytes().all(|b| b.is_ascii_digit());
+    let number: u32 = valid.then(|| digits.parse().ok())??;
+    (number < CLEANED).then_some(number | kind)
+}
+
+/// Whether the cleaner wrote the segment; the others hold what the writer wrote.
+pub(crate) fn is_cleaned(sequence: u32) -> bool {
+    sequence & CLEANED != 0
+}

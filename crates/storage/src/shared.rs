@@ -1,0 +1,224 @@
+//! What the parts of an open log share: its settings, its queue, its caches, its streams and segments, and how the
+//! parts wake each other.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use disk::{BufferPool, Disk};
+use model::{Offset, StreamId};
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::cold::{Indexes, Regions};
+use crate::format::{BLOCK_HEADER_BYTES, Lsn, SECTOR, sectors};
+use crate::options::{Clock, Options};
+use crate::request::{Listener, Queue, Room};
+use crate::segment::{self, Segment, Segments};
+use crate::stream::Stream;
+use crate::tail::{TailBounds, TailCache};
+
+/// What the writer, the preparer and the readers share.
+pub(crate) struct Shared {
+    pub options: Options,
+    pub disk: Arc<dyn Disk>,
+    pub clock: Arc<dyn Clock>,
+    pub listener: Arc<dyn Listener>,
+    pub queue: Queue,
+    pub buffers: BufferPool,
+    pub tail: TailCache,
+    pub regions: Regions,
+    pub indexes: Indexes,
+    pub segments: Segments,
+    streams: RwLock<HashMap<StreamId, Arc<Stream>>>,
+    prepared: Mutex<VecDeque<Arc<Segment>>>,
+    /// Upper bound of the stream table as of the last roll.
+    table_bytes: AtomicUsize,
+    pub synced: AtomicU64,
+    pub rewriting: Mutex<Rewriting>,
+    next_generation: AtomicU64,
+    pub cleaner_read: AtomicU64,
+    pub cleaner_written: AtomicU64,
+    pub preparer_news: Mutex<PreparerNews>,
+    pub preparer_wake: Condvar,
+    /// Told, with the news of the preparer, when the log is closed.
+    pub cleaner_wake: Condvar,
+    pub tail_hits: AtomicU64,
+    pub cold_reads: AtomicU64,
+}
+
+/// What the preparer is told.
+#[derive(Default)]
+pub(crate) struct PreparerNews {
+    /// There may be something to do.
+    pub pending: bool,
+    /// The log is closed.
+    pub stop: bool,
+}
+
+/// The right to copy: one at a time, so that no two copies are made of one extent.
+pub(crate) struct Rewriting {
+    /// Number of the next segment that is written.
+    pub next_sequence: u32,
+    /// Set when a file could be neither finished nor removed: should it come back at the next opening, nothing may
+    /// have been copied since that it would hide.
+    pub broken: bool,
+}
+
+/// What opening found, as far as the parts of the log share it.
+pub(crate) struct Left {
+    pub streams: HashMap<StreamId, Arc<Stream>>,
+    pub segments: Segments,
+    pub prepared: VecDeque<Arc<Segment>>,
+    /// Where the log ended.
+    pub end: Lsn,
+    pub next_generation: u64,
+    /// Number of the next segment that the cleaner writes.
+    pub next_cleaned: u32,
+}
+
+impl Shared {
+    /// What is shared in a log that holds what is in `left`.
+    pub fn new(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        clock: Arc<dyn Clock>,
+        listener: Arc<dyn Listener>,
+        queue: Queue,
+        buffers: BufferPool,
+        left: Left,
+    ) -> Shared {
+        Shared {
+            tail: TailCache::new(TailBounds {
+                bytes_max: options.tail_cache_bytes,
+                bytes_kept: options.tail_kept_bytes,
+                kept_for: Duration::from_millis(options.tail_cache_ms),
+            }),
+            regions: Regions::new(options.region_cache_bytes),
+            indexes: Indexes::new(options.index_cache_bytes),
+            buffers,
+            options,
+            disk,
+            clock,
+            listener,
+            queue,
+            segments: left.segments,
+            streams: RwLock::new(left.streams),
+            prepared: Mutex::new(left.prepared),
+            table_bytes: AtomicUsize::new(0),
+            synced: AtomicU64::new(left.end.0),
+            rewriting: Mutex::new(Rewriting { next_sequence: left.next_cleaned, broken: false }),
+            next_generation: AtomicU64::new(left.next_generation),
+            cleaner_read: AtomicU64::new(0),
+            cleaner_written: AtomicU64::new(0),
+            preparer_news: Mutex::default(),
+            preparer_wake: Condvar::new(),
+            cleaner_wake: Condvar::new(),
+            tail_hits: AtomicU64::new(0),
+            cold_reads: AtomicU64::new(0),
+        }
+    }
+
+    /// The stream `id`, new and empty if it was never seen.
+    pub fn stream(&self, id: StreamId) -> Arc<Stream> {
+        if let Some(stream) = self.streams.read().get(&id) {
+            return stream.clone();
+        }
+        self.streams.write().entry(id).or_insert_with(|| Arc::new(Stream::new(id))).clone()
+    }
+
+    /// How many streams there are.
+    pub fn stream_count(&self) -> usize {
+        self.streams.read().len()
+    }
+
+    pub fn streams(&self) -> Vec<Arc<Stream>> {
+        self.streams.read().values().cloned().collect()
+    }
+
+    /// The stream `id`, if it is known.
+    pub fn find_stream(&self, id: StreamId) -> Option<Arc<Stream>> {
+        self.streams.read().get(&id).cloned()
+    }
+
+    /// A generation that no file of the log ever had.
+    pub fn next_generation(&self) -> u64 {
+        self.next_generation.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether the log is closed and what is being copied may be dropped.
+    pub fn cleaner_stops(&self) -> bool {
+        self.preparer_stops() || self.queue.is_stopping()
+    }
+
+    pub fn set_synced(&self, synced: Lsn) {
+        self.synced.store(synced.0, Ordering::Release);
+    }
+
+    pub fn apply_trim(&self, stream: &Stream, to: Offset) {
+        segment::trim(stream, to, &self.segments);
+        self.wake_preparer();
+    }
+
+    pub fn apply_delete(&self, stream: &Arc<Stream>) {
+        self.streams.write().remove(&stream.id());
+        segment::delete(stream, &self.segments);
+        self.wake_preparer();
+    }
+
+    pub fn prepared_count(&self) -> usize {
+        self.prepared.lock().len()
+    }
+
+    /// The next prepared segment; counts as room until the writer calls [`Shared::count_prepared`].
+    pub fn take_prepared(&self) -> Option<Arc<Segment>> {
+        let taken = self.prepared.lock().pop_front();
+        self.wake_preparer();
+        taken
+    }
+
+    pub fn add_prepared(&self, segment: Arc<Segment>) {
+        {
+            let mut prepared = self.prepared.lock();
+            prepared.push_back(segment);
+            self.set_prepared(&prepared);
+        }
+        self.queue.room.set_out_of_space(false);
+        self.queue.wake();
+        self.listener.room();
+    }
+
+    /// Records what the prepared segments take when their stream tables take `table_bytes`.
+    pub fn count_prepared(&self, table_bytes: usize) {
+        let prepared = self.prepared.lock();
+        self.table_bytes.store(table_bytes, Ordering::Relaxed);
+        self.set_prepared(&prepared);
+    }
+
+    /// The list stays locked meanwhile, so that the newest one is what is counted.
+    fn set_prepared(&self, prepared: &VecDeque<Arc<Segment>>) {
+        let footer = sectors(BLOCK_HEADER_BYTES + self.table_bytes.load(Ordering::Relaxed)) + SECTOR;
+        self.queue.room.set_prepared(prepared.iter().map(|segment| {
+            let free = segment.data_end() - Segment::data_start();
+            Room::of_segment(segment.length, free, footer)
+        }));
+    }
+
+    /// Whether the log is closed and needs no more segments.
+    pub fn preparer_stops(&self) -> bool {
+        self.preparer_news.lock().stop
+    }
+
+    pub fn wake_preparer(&self) {
+        self.preparer_news.lock().pending = true;
+        self.preparer_wake.notify_one();
+    }
+
+    /// Has the threads of the preparer and of the cleaner end.
+    pub fn stop_background(&self) {
+        let mut news = self.preparer_news.lock();
+        news.stop = true;
+        self.preparer_wake.notify_all();
+        self.cleaner_wake.notify_all();
+    }
+}
