@@ -3,8 +3,13 @@
 //!
 //! It waits until a segment has stopped dying by itself, as the segments of one retention do within a moment. Then it takes
 //! the segments with the least live data first, writes what is live in them into one new segment sorted by
-//! stream ([`crate::rewrite`]), and leaves the emptied ones to the preparer, which recycles them. It rests while appends
+//! stream ([`rewrite`]), and leaves the emptied ones to the preparer, which recycles them. It rests while appends
 //! come in, except when the disk is full: then its copies are what makes room, and the preparer has left some for them.
+
+mod compact;
+mod outcome;
+mod rewrite;
+mod source;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,12 +17,16 @@ use std::time::Duration;
 
 use model::{Offset, StreamId};
 
+pub use self::compact::{CompactError, Compaction};
+pub use self::outcome::{RewriteError, RewriteReport};
+use self::rewrite::Output;
+pub use self::rewrite::{Rewriter, Rewritten};
+use self::source::{RangePlan, Source};
 use crate::footer;
 use crate::format::{CLEANED, DIRECTORY_ROW_BYTES, index};
-use crate::rewrite::{Output, Pacer, RewriteError, RewriteReport};
+use crate::pacer::Pacer;
 use crate::segment::{Segment, is_cleaned};
 use crate::shared::Shared;
-use crate::source::{RangePlan, Source};
 use crate::stream::Stream;
 
 /// A segment is worth cleaning when at most this part of it is live: one byte is written for at least one that is freed.
@@ -32,9 +41,8 @@ const DYING: u64 = 16;
 /// Cleaned segments that are smaller than this part of an ordinary one are put together once there are so many.
 const SMALL: u64 = 8;
 const SMALL_MAX: usize = 8;
-/// How often it looks for something to do, and how long it rests after a failure at most.
+/// How often it looks for something to do.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
-pub(crate) const REST_AFTER_FAILURE_MAX: Duration = Duration::from_secs(300);
 
 /// What one turn of the cleaner did.
 #[derive(Debug)]

@@ -13,13 +13,13 @@ pub mod index;
 mod block;
 mod cleaner;
 mod cold;
-mod compact;
 mod contents;
 mod footer;
 mod log;
 mod options;
 mod overlay;
 mod pace;
+mod pacer;
 mod preparer;
 mod producers;
 mod ranges;
@@ -28,12 +28,10 @@ mod recovery;
 mod remains;
 mod request;
 mod resolve;
-mod rewrite;
 pub mod salvage;
 mod scan;
 mod segment;
 mod shared;
-mod source;
 mod spares;
 mod stream;
 mod survey;
@@ -47,8 +45,8 @@ pub mod fuzzing;
 #[cfg(test)]
 mod tests;
 
+pub use cleaner::{CompactError, Compaction, RewriteError, RewriteReport, Rewriter, Rewritten};
 pub use cold::Stretch;
-pub use compact::{CompactError, Compaction};
 pub use log::{Log, Statistics};
 pub use options::{Clock, Options, SystemClock};
 pub use producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
@@ -57,5 +55,4 @@ pub use recovery::{OpenError, RecoveryReport};
 pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
 };
-pub use rewrite::{RewriteError, RewriteReport, Rewriter, Rewritten};
 pub use stream::{Bounds, Stream};

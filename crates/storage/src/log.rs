@@ -15,9 +15,10 @@ use model::{Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
 
 use self::background::{run_cleaner, run_preparer};
-use crate::cleaner::Cleaner;
+use crate::cleaner::{Cleaner, CompactError, Compaction, RewriteReport};
 use crate::format::Lsn;
 use crate::options::{Clock, Options};
+use crate::pacer::Pacer;
 use crate::preparer::{FIRST_SEGMENT_BYTES, Preparer};
 use crate::read::{ReadDone, ReadError, ReadRequest};
 use crate::recovery::{self, OpenError, RecoveryReport};
@@ -286,6 +287,18 @@ impl Log {
     /// Drops a stream and all its records; `done` is called when that is durable.
     pub fn delete(&self, stream: &Arc<Stream>, done: Option<Arc<dyn Completion>>) {
         self.shared.queue.push(Request::Delete { stream: stream.clone(), done });
+    }
+
+    /// Compacts streams, one after the other: what their rewriters leave is copied into segments of its own, and takes
+    /// the place of all batches below `until`. Several streams may share a segment, so what is done for one may show
+    /// only when the next ones are done. Streams that were deleted are passed over. With an error, what was finished
+    /// before stays, and the rest is as it was. Blocks.
+    pub fn compact<'a>(
+        &self,
+        jobs: &mut dyn Iterator<Item = Compaction<'a>>,
+    ) -> Result<RewriteReport, CompactError> {
+        let mut pacer = Pacer::new(self.shared.clone(), true);
+        self.shared.compact(jobs, &mut pacer)
     }
 
     /// Why the log takes no more appends, if it does not.

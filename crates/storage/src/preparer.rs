@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use disk::{AlignedBuffer, File};
 
 use crate::format::SegmentHeader;
-use crate::rewrite::{REST_FACTOR, REST_MAX};
+use crate::pacer::{REST_FACTOR, REST_MAX};
 use crate::segment::{PREPARING, Segment, file_name, write_header};
 use crate::shared::Shared;
 use crate::spares::Spares;

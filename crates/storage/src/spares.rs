@@ -14,7 +14,7 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::rewrite::Pacer;
+use crate::pacer::Pacer;
 use crate::segment::{REMOVING, Segment, file_name};
 use crate::shared::Shared;
 

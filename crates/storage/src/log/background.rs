@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cleaner::{Cleaner, LOOK_EVERY, REST_AFTER_FAILURE_MAX, Turn};
+use crate::cleaner::{Cleaner, LOOK_EVERY, Turn};
+use crate::pacer::REST_AFTER_FAILURE_MAX;
 use crate::preparer::{PREPARED_TARGET, Preparer};
 use crate::shared::Shared;
 

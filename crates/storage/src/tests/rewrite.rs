@@ -12,13 +12,12 @@ use model::{Offset, StreamId};
 use parking_lot::Mutex;
 
 use super::support::{Left, World, open, small_options};
-use crate::cleaner::Turn;
-use crate::compact::{CompactError, Compaction};
+use crate::cleaner::{CompactError, Compaction, RewriteError, RewriteReport, Rewriter, Rewritten, Turn};
 use crate::options::Options;
+use crate::pacer::Pacer;
 use crate::read::{ReadError, ReadRequest};
 use crate::recovery::OpenError;
 use crate::request::Durability;
-use crate::rewrite::{Pacer, RewriteError, RewriteReport, Rewriter, Rewritten};
 
 const KEPT: u64 = 1;
 const FLEETING: u64 = 2;

@@ -9,14 +9,13 @@ use disk::SimDisk;
 use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc, set_log_append_time};
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 
-use crate::cleaner::Turn;
-use crate::compact::Compaction;
+use crate::cleaner::{Compaction, Rewriter, Rewritten, Turn};
 use crate::log::{Parts, assemble};
 use crate::options::{Clock, Options};
+use crate::pacer::Pacer;
 use crate::read::{ReadError, ReadRequest, ReadStep};
 use crate::recovery::OpenError;
 use crate::request::{Append, AppendError, Committed, Completion, Durability, Listener};
-use crate::rewrite::{Pacer, Rewriter, Rewritten};
 use crate::stream::Stream;
 use crate::writer::Patience;
 

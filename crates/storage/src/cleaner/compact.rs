@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use model::{Offset, StreamId};
 
+use super::outcome::{RewriteError, RewriteReport};
+use super::rewrite::{Output, Rewriter};
+use super::source::{RangePlan, Source, with_slack};
 use crate::format::ROW_COMPACTED;
 use crate::index::BatchPlace;
-use crate::log::Log;
+use crate::pacer::Pacer;
 use crate::read::ReadError;
-use crate::rewrite::{Output, Pacer, RewriteError, RewriteReport, Rewriter};
 use crate::segment::Segment;
 use crate::shared::Shared;
-use crate::source::{RangePlan, Source, with_slack};
 use crate::stream::{SealedExtent, Stream};
 
 /// Compaction begins a segment at least so large, for the small streams that come next; it is cut to its length.
@@ -100,7 +101,7 @@ impl Shared {
         Ok(sources)
     }
 
-    /// See [`Log::compact`].
+    /// See [`crate::Log::compact`].
     pub fn compact<'a>(
         self: &Arc<Shared>,
         jobs: &mut dyn Iterator<Item = Compaction<'a>>,
@@ -171,19 +172,5 @@ impl Shared {
         let first = estimates.take(1).sum();
         let bytes = wanted.max(first);
         if bytes > room { Err(RewriteError::Full { bytes }) } else { Ok(bytes) }
-    }
-}
-
-impl Log {
-    /// Compacts streams, one after the other: what their rewriters leave is copied into segments of its own, and takes
-    /// the place of all batches below `until`. Several streams may share a segment, so what is done for one may show
-    /// only when the next ones are done. Streams that were deleted are passed over. With an error, what was finished
-    /// before stays, and the rest is as it was. Blocks.
-    pub fn compact<'a>(
-        &self,
-        jobs: &mut dyn Iterator<Item = Compaction<'a>>,
-    ) -> Result<RewriteReport, CompactError> {
-        let mut pacer = Pacer::new(self.shared.clone(), true);
-        self.shared.compact(jobs, &mut pacer)
     }
 }

@@ -7,17 +7,19 @@ use std::time::Instant;
 use bytes::Bytes;
 use model::Offset;
 
-use crate::cleaner::REST_AFTER_FAILURE_MAX;
+use super::outcome::RewriteError;
 use crate::format::{
     DIRECTORY_ROW_BYTES, ENTRY_HEADER_BYTES, Lsn, RANGE_BODY_BYTES, SECTOR, index, length32,
 };
 use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
+use crate::pacer::{Pacer, REST_AFTER_FAILURE_MAX};
 use crate::read::{ReadError, check_entry};
-use crate::rewrite::{BLOCK_BYTES, Pacer, RewriteError};
 use crate::segment::Segment;
 use crate::shared::Shared;
 use crate::stream::Stream;
 
+/// Largest block of a copy that is filled with several entries.
+pub(crate) const BLOCK_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
 /// Batches that are closer to each other are read as one.
 const GAP_BYTES: u32 = 64 * 1024;
 /// Bytes of one read at most.

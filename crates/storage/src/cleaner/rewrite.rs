@@ -11,12 +11,14 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use disk::{AlignedBuffer, File};
 use model::{BatchHeader, Offset, StreamId};
 
+use super::outcome::{RewriteError, RewriteReport, writing};
+use super::source::{BLOCK_BYTES, RangePlan, Source, load, with_slack};
 use crate::footer::{self, SealedStream};
 use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, DirectoryRow, ENTRY_HEADER_BYTES, EntryHeader, EntryKind,
@@ -24,14 +26,11 @@ use crate::format::{
     length32, sectors, seeded_crc,
 };
 use crate::index::{BatchIndex, BatchPlace};
-use crate::read::ReadError;
+use crate::pacer::Pacer;
 use crate::segment::{CLEANING, Segment, file_name};
 use crate::shared::{Rewriting, Shared};
-use crate::source::{RangePlan, Source, load, with_slack};
 use crate::stream::{Moved, SealedExtent, Stream, clamp_timestamp};
 
-/// Largest block that is filled with several entries.
-pub(crate) const BLOCK_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
 /// Bytes of batches that are read before they are written: what copying takes in memory.
 const CHUNK_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 8 * 1024 * 1024 };
 /// What a copy that became longer than it was thought is made longer by, beyond what it needs at once.
@@ -40,53 +39,8 @@ const GROWTH_BYTES: u64 = if cfg!(test) { 256 * 1024 } else { 16 * 1024 * 1024 }
 const RESERVE_KEPT: u64 = 4;
 /// Positions in a file have 32 bits.
 pub(crate) const OUTPUT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024 - 1024 * 1024;
-/// While appends come in, copying and preparing rest so many times as long as the last piece took, and so long at most: a
-/// quarter of the device is enough for them.
-pub(crate) const REST_FACTOR: u32 = 3;
-pub(crate) const REST_MAX: Duration = Duration::from_millis(20);
 /// The stream table of a cleaned segment: none.
 const NO_TABLE: [u8; 2] = [1, 0];
-
-/// Why extents were not copied. Nothing changed then.
-#[derive(Debug, thiserror::Error)]
-pub enum RewriteError {
-    /// What is to be copied is damaged or cannot be read.
-    #[error(transparent)]
-    Read(#[from] ReadError),
-    /// Writing failed.
-    #[error("{doing}: {source}")]
-    Write {
-        /// What was being done.
-        doing: &'static str,
-        /// How it failed.
-        source: io::Error,
-    },
-    /// The disk has no room for the copy.
-    #[error("the disk has no room for a copy of {bytes} bytes")]
-    Full {
-        /// How much was wanted.
-        bytes: u64,
-    },
-    /// What compaction makes of a batch cannot be stored.
-    #[error("{0}")]
-    Rewriter(String),
-    /// The log is closed, or an earlier failure left a file that may come back.
-    #[error("the log takes no more copies")]
-    Stopped,
-}
-
-impl From<io::Error> for RewriteError {
-    fn from(error: io::Error) -> RewriteError {
-        RewriteError::Read(ReadError::Io(error))
-    }
-}
-
-pub(crate) fn writing(doing: &'static str) -> impl FnOnce(io::Error) -> RewriteError {
-    move |source| match source.kind() {
-        io::ErrorKind::StorageFull => RewriteError::Full { bytes: 0 },
-        _ => RewriteError::Write { doing, source },
-    }
-}
 
 /// What becomes of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,71 +57,6 @@ pub enum Rewritten {
 pub trait Rewriter {
     /// `batch` is one whole batch whose CRC was checked, `header` its parsed header.
     fn rewrite(&mut self, header: &BatchHeader, batch: &Bytes) -> Result<Rewritten, String>;
-}
-
-/// What was copied.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RewriteReport {
-    /// Bytes of the batches that were read.
-    pub read_bytes: u64,
-    /// Bytes of the batches that stayed.
-    pub written_bytes: u64,
-    /// Segments that were written.
-    pub segments: u32,
-}
-
-impl RewriteReport {
-    pub(crate) fn add(&mut self, other: RewriteReport) {
-        self.read_bytes += other.read_bytes;
-        self.written_bytes += other.written_bytes;
-        self.segments += other.segments;
-    }
-}
-
-/// Rests for the sake of appends, and says when the log is closed.
-pub(crate) struct Pacer {
-    shared: Arc<Shared>,
-    synced: u64,
-    paced: bool,
-}
-
-impl Pacer {
-    pub fn new(shared: Arc<Shared>, paced: bool) -> Pacer {
-        let synced = shared.synced.load(Ordering::Relaxed);
-        Pacer { shared, synced, paced }
-    }
-
-    /// How long to rest after a piece of work that took so long: not at all where no appends come, or room is short.
-    pub fn rest_after(&mut self, took: Duration, at_most: Duration) -> Duration {
-        let synced = self.shared.synced.load(Ordering::Relaxed);
-        let appends = std::mem::replace(&mut self.synced, synced) != synced;
-        let room = &self.shared.queue.room;
-        if appends && !room.is_refusing() && !room.out_of_space() {
-            (took * REST_FACTOR).min(at_most)
-        } else {
-            Duration::ZERO
-        }
-    }
-
-    pub fn did(&mut self, bytes: usize, begun: Instant) -> Result<(), RewriteError> {
-        if self.shared.cleaner_stops() {
-            return Err(RewriteError::Stopped);
-        }
-        if !self.paced {
-            return Ok(());
-        }
-        let took = begun.elapsed();
-        let mut rest = self.rest_after(took, REST_MAX);
-        let limit = self.shared.options.cleaner_bytes_per_second;
-        if limit > 0 {
-            let due = Duration::from_secs_f64(bytes as f64 / limit as f64);
-            rest = rest.max(due.saturating_sub(took));
-        }
-        if !rest.is_zero() {
-            std::thread::sleep(rest);
-        }
-        Ok(())
-    }
 }
 
 /// A cleaned segment that is being written.
@@ -422,7 +311,7 @@ impl<'a> Output<'a> {
         self.position += length32(total);
         self.filled = BLOCK_HEADER_BYTES;
         self.entries = 0;
-        self.pacer.did(total, begun)
+        Ok(self.pacer.did(total, begun)?)
     }
 
     /// Completes the file, makes it part of the log and points the streams at it.

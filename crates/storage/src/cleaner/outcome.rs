@@ -1,0 +1,73 @@
+//! What copying comes to: a report of what was copied, or the error for which nothing was.
+
+use std::io;
+
+use crate::pacer::Stopped;
+use crate::read::ReadError;
+
+/// What was copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RewriteReport {
+    /// Bytes of the batches that were read.
+    pub read_bytes: u64,
+    /// Bytes of the batches that stayed.
+    pub written_bytes: u64,
+    /// Segments that were written.
+    pub segments: u32,
+}
+
+impl RewriteReport {
+    pub(crate) fn add(&mut self, other: RewriteReport) {
+        self.read_bytes += other.read_bytes;
+        self.written_bytes += other.written_bytes;
+        self.segments += other.segments;
+    }
+}
+
+/// Why extents were not copied. Nothing changed then.
+#[derive(Debug, thiserror::Error)]
+pub enum RewriteError {
+    /// What is to be copied is damaged or cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// Writing failed.
+    #[error("{doing}: {source}")]
+    Write {
+        /// What was being done.
+        doing: &'static str,
+        /// How it failed.
+        source: io::Error,
+    },
+    /// The disk has no room for the copy.
+    #[error("the disk has no room for a copy of {bytes} bytes")]
+    Full {
+        /// How much was wanted.
+        bytes: u64,
+    },
+    /// What compaction makes of a batch cannot be stored.
+    #[error("{0}")]
+    Rewriter(String),
+    /// The log is closed, or an earlier failure left a file that may come back.
+    #[error("the log takes no more copies")]
+    Stopped,
+}
+
+impl From<io::Error> for RewriteError {
+    fn from(error: io::Error) -> RewriteError {
+        RewriteError::Read(ReadError::Io(error))
+    }
+}
+
+impl From<Stopped> for RewriteError {
+    fn from(_: Stopped) -> RewriteError {
+        RewriteError::Stopped
+    }
+}
+
+/// Makes an error of the disk one of a copy.
+pub(crate) fn writing(doing: &'static str) -> impl FnOnce(io::Error) -> RewriteError {
+    move |source| match source.kind() {
+        io::ErrorKind::StorageFull => RewriteError::Full { bytes: 0 },
+        _ => RewriteError::Write { doing, source },
+    }
+}

@@ -1,0 +1,65 @@
+//! How long those rest that share the device with appends: the cleaner, compaction and the preparer.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::shared::Shared;
+
+/// While appends come in, copying and preparing rest so many times as long as the last piece took, and so long at most: a
+/// quarter of the device is enough for them.
+pub(crate) const REST_FACTOR: u32 = 3;
+pub(crate) const REST_MAX: Duration = Duration::from_millis(20);
+/// How long the cleaner rests after a failure at most.
+pub(crate) const REST_AFTER_FAILURE_MAX: Duration = Duration::from_secs(300);
+
+/// The log is closed: what is being copied may be dropped.
+#[derive(Debug)]
+pub(crate) struct Stopped;
+
+/// Rests for the sake of appends, and says when the log is closed.
+pub(crate) struct Pacer {
+    shared: Arc<Shared>,
+    synced: u64,
+    paced: bool,
+}
+
+impl Pacer {
+    pub fn new(shared: Arc<Shared>, paced: bool) -> Pacer {
+        let synced = shared.synced.load(Ordering::Relaxed);
+        Pacer { shared, synced, paced }
+    }
+
+    /// How long to rest after a piece of work that took so long: not at all where no appends come, or room is short.
+    pub fn rest_after(&mut self, took: Duration, at_most: Duration) -> Duration {
+        let synced = self.shared.synced.load(Ordering::Relaxed);
+        let appends = std::mem::replace(&mut self.synced, synced) != synced;
+        let room = &self.shared.queue.room;
+        if appends && !room.is_refusing() && !room.out_of_space() {
+            (took * REST_FACTOR).min(at_most)
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// Rests after a piece of work on so many bytes.
+    pub fn did(&mut self, bytes: usize, begun: Instant) -> Result<(), Stopped> {
+        if self.shared.cleaner_stops() {
+            return Err(Stopped);
+        }
+        if !self.paced {
+            return Ok(());
+        }
+        let took = begun.elapsed();
+        let mut rest = self.rest_after(took, REST_MAX);
+        let limit = self.shared.options.cleaner_bytes_per_second;
+        if limit > 0 {
+            let due = Duration::from_secs_f64(bytes as f64 / limit as f64);
+            rest = rest.max(due.saturating_sub(took));
+        }
+        if !rest.is_zero() {
+            std::thread::sleep(rest);
+        }
+        Ok(())
+    }
+}
