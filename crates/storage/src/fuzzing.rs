@@ -19,7 +19,7 @@ use crate::index::BatchIndex;
 use crate::log::{Parts, assemble};
 use crate::options::{Clock, Options};
 use crate::producers::Producers;
-use crate::read::ReadRequest;
+use crate::reader::ReadRequest;
 use crate::request::{Append, Durability, NoListener};
 use crate::segment::{Segment, sequence_of};
 use crate::writer::Patience;

@@ -23,7 +23,7 @@ mod pacer;
 mod preparer;
 mod producers;
 mod ranges;
-mod read;
+mod reader;
 mod recovery;
 mod remains;
 mod request;
@@ -50,7 +50,7 @@ pub use cold::Stretch;
 pub use log::{Log, Statistics};
 pub use options::{Clock, Options, SystemClock};
 pub use producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
-pub use read::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
+pub use reader::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
 pub use recovery::{OpenError, RecoveryReport};
 pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,

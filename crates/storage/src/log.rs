@@ -17,10 +17,11 @@ use parking_lot::Mutex;
 use self::background::{run_cleaner, run_preparer};
 use crate::cleaner::{Cleaner, CompactError, Compaction, RewriteReport};
 use crate::format::Lsn;
+use crate::index::BatchPlace;
 use crate::options::{Clock, Options};
 use crate::pacer::Pacer;
 use crate::preparer::{FIRST_SEGMENT_BYTES, Preparer};
-use crate::read::{ReadDone, ReadError, ReadRequest};
+use crate::reader::{Batches, ReadDone, ReadError, ReadRequest, ReadStep, Reader, jobs};
 use crate::recovery::{self, OpenError, RecoveryReport};
 use crate::request::{Admission, AdmitError, Append, AppendError, Completion, Listener, Queue, Request};
 use crate::segment::Segment;
@@ -57,14 +58,12 @@ pub struct Statistics {
     pub cleaner_written_bytes: u64,
 }
 
-type Job = Box<dyn FnOnce() + Send>;
-
 /// An open log.
 pub struct Log {
     pub(crate) shared: Arc<Shared>,
+    pub(crate) reader: Reader,
     report: RecoveryReport,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    cold: Mutex<Option<std::sync::mpsc::Sender<Job>>>,
 }
 
 impl std::fmt::Debug for Log {
@@ -147,7 +146,8 @@ pub(crate) fn assemble(
         doing: "writing the first block of a new epoch".into(),
         source: std::io::Error::other(error.to_string()),
     })?;
-    let log = Log { shared, report: recovered.report, threads: Mutex::default(), cold: Mutex::new(None) };
+    let reader = Reader::new(shared.clone());
+    let log = Log { shared, reader, report: recovered.report, threads: Mutex::default() };
     let cleaner = Cleaner::new(log.shared.clone(), false);
     Ok(Parts { log, writer, preparer, cleaner })
 }
@@ -185,22 +185,14 @@ impl Log {
         })?;
         let shared = log.shared.clone();
         threads.push(spawn("log-preparer".into(), Box::new(move || run_preparer(&shared, &mut preparer)))?);
-        let (sender, receiver) = std::sync::mpsc::channel::<Job>();
-        let receiver = Arc::new(Mutex::new(receiver));
+        let (sender, jobs) = jobs();
         for n in 0..cold_threads {
-            let receiver = receiver.clone();
-            let work = move || {
-                loop {
-                    let job = receiver.lock().recv();
-                    let Ok(job) = job else { return };
-                    job();
-                }
-            };
-            threads.push(spawn(format!("log-reader-{n}"), Box::new(work))?);
+            let jobs = jobs.clone();
+            threads.push(spawn(format!("log-reader-{n}"), Box::new(move || jobs.work()))?);
         }
         let shared = log.shared.clone();
         threads.push(spawn("log-cleaner".into(), Box::new(move || run_cleaner(&shared)))?);
-        *log.cold.lock() = Some(sender);
+        log.reader.set_threads(Some(sender));
         *log.threads.lock() = threads;
         Ok(log)
     }
@@ -289,6 +281,57 @@ impl Log {
         self.shared.queue.push(Request::Delete { stream: stream.clone(), done });
     }
 
+    /// Reads what the caches hold; never blocks. Gives less where the room for readers is short.
+    pub fn read(&self, request: &ReadRequest) -> Result<ReadStep, ReadError> {
+        self.reader.read(request)
+    }
+
+    /// As [`Log::read`], but reads from disk where it must. Blocks.
+    pub fn read_blocking(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
+        self.reader.read_blocking(request)
+    }
+
+    /// Reads from disk where it must, on a thread of the log, and tells `done` there; at once when the log is closed.
+    /// What it returns ends with the stretch of the log where it begins on disk.
+    ///
+    /// All requests together return `bytes_max` bytes at most, but for a first batch that is larger; those for which
+    /// nothing is left come back empty. In the order of their positions they cost the fewest reads. What stands behind them
+    /// is read ahead once `done` was told.
+    pub fn read_later(&self, requests: Vec<ReadRequest>, bytes_max: usize, done: Box<dyn ReadDone>) {
+        self.reader.read_later(requests, bytes_max, done);
+    }
+
+    /// The first batch from the start on whose max timestamp is at least `timestamp` (`ListOffsets`): its base offset
+    /// and max timestamp. Blocks.
+    pub fn first_at_or_after(
+        &self,
+        stream: &Stream,
+        timestamp: Timestamp,
+    ) -> Result<Option<BatchPlace>, ReadError> {
+        self.reader.first_at_or_after(stream, timestamp)
+    }
+
+    /// The first batch that has the largest timestamp of the stream (KIP-734). Blocks.
+    pub fn with_max_timestamp(&self, stream: &Stream) -> Result<Option<BatchPlace>, ReadError> {
+        self.reader.with_max_timestamp(stream)
+    }
+
+    /// Bytes of the batches that begin in `from..until`. Blocks.
+    pub fn bytes_between(&self, stream: &Stream, from: Offset, until: Offset) -> Result<u64, ReadError> {
+        self.reader.bytes_between(stream, from, until)
+    }
+
+    /// The first batch that ends above `offset`, if one is committed. Blocks.
+    pub fn batch_from(&self, stream: &Stream, offset: Offset) -> Result<Option<BatchPlace>, ReadError> {
+        self.reader.batch_from(stream, offset)
+    }
+
+    /// Runs `job` on a thread of the cold readers; dropped without a call when the log is closed.
+    pub fn spawn_read(&self, job: impl FnOnce(&Log) + Send + 'static) {
+        let log = self.handle();
+        self.reader.spawn(move || job(&log));
+    }
+
     /// Compacts streams, one after the other: what their rewriters leave is copied into segments of its own, and takes
     /// the place of all batches below `until`. Several streams may share a segment, so what is done for one may show
     /// only when the next ones are done. Streams that were deleted are passed over. With an error, what was finished
@@ -339,72 +382,11 @@ impl Log {
             tracing::error!("the writer of the log panicked");
         }
         self.shared.stop_background();
-        *self.cold.lock() = None;
+        self.reader.set_threads(None);
         for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("a thread of the log panicked");
             }
-        }
-    }
-
-    /// Reads from disk where it must, on a thread of the log, and tells `done` there; at once when the log is closed.
-    /// What it returns ends with the stretch of the log where it begins on disk.
-    ///
-    /// All requests together return `bytes_max` bytes at most, but for a first batch that is larger; those for which
-    /// nothing is left come back empty. In the order of their positions they cost the fewest reads. What stands behind them
-    /// is read ahead once `done` was told.
-    pub fn read_later(&self, requests: Vec<ReadRequest>, bytes_max: usize, done: Box<dyn ReadDone>) {
-        self.shared.cold_reads.fetch_add(1, Ordering::Relaxed);
-        let Some(sender) = self.cold.lock().clone() else {
-            return done.done(requests.iter().map(|_| Err(ReadError::Closed)).collect());
-        };
-        let log = self.reader();
-        let job: Job = Box::new(move || {
-            if !done.waits() {
-                return;
-            }
-            let mut bytes = 0;
-            let read = |mut request: ReadRequest| {
-                request.bytes_max = request.bytes_max.min(bytes_max - bytes.min(bytes_max));
-                request.at_least_one &= bytes == 0;
-                let result = log.read_stretch(&request);
-                bytes += result.as_ref().map_or(0, |batches| batches.bytes);
-                result
-            };
-            done.done(requests.into_iter().map(read).collect());
-            if log.shared.regions.begin_ahead() {
-                log.read_ahead();
-            }
-        });
-        if sender.send(job).is_err() {
-            tracing::error!("the readers of the log are gone, which is a bug");
-        }
-    }
-
-    /// Has a thread of the log read what those who scan it will ask for next, when little of that is there.
-    pub(crate) fn keep_ahead(&self) {
-        if self.shared.regions.begin_ahead() {
-            self.spawn_read(Log::read_ahead);
-        }
-    }
-
-    /// Reads what those who scan the log will ask for next. What fails here fails again for those who need it.
-    fn read_ahead(&self) {
-        let shared = &self.shared;
-        while !shared.cleaner_stops()
-            && let Some((sequence, region)) = shared.regions.next_ahead()
-            && let Some(segment) = shared.segments.find(sequence)
-            && let Ok(true) = shared.regions.read_ahead(&segment, region, self.stable_end(&segment))
-        {}
-        shared.regions.end_ahead();
-    }
-
-    /// Runs `job` on a thread of the cold readers; dropped without a call when the log is closed.
-    pub fn spawn_read(&self, job: impl FnOnce(&Log) + Send + 'static) {
-        let log = self.reader();
-        if let Some(sender) = self.cold.lock().as_ref() {
-            // A closed channel means a closed log; the caller sees its answer channel dropped.
-            let _ = sender.send(Box::new(move || job(&log)));
         }
     }
 
@@ -420,12 +402,12 @@ impl Log {
     }
 
     /// Another handle to the same log, without its threads.
-    fn reader(&self) -> Log {
+    fn handle(&self) -> Log {
         Log {
             shared: self.shared.clone(),
+            reader: Reader::new(self.shared.clone()),
             report: self.report.clone(),
             threads: Mutex::default(),
-            cold: Mutex::new(None),
         }
     }
 }

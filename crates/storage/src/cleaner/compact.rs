@@ -10,7 +10,7 @@ use super::source::{RangePlan, Source, with_slack};
 use crate::format::ROW_COMPACTED;
 use crate::index::BatchPlace;
 use crate::pacer::Pacer;
-use crate::read::ReadError;
+use crate::reader::ReadError;
 use crate::segment::Segment;
 use crate::shared::Shared;
 use crate::stream::{SealedExtent, Stream};

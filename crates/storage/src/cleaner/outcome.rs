@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::pacer::Stopped;
-use crate::read::ReadError;
+use crate::reader::ReadError;
 
 /// What was copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use crate::format::{
 };
 use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
 use crate::pacer::{Pacer, REST_AFTER_FAILURE_MAX};
-use crate::read::{ReadError, check_entry};
+use crate::reader::{ReadError, check_entry};
 use crate::segment::Segment;
 use crate::shared::Shared;
 use crate::stream::Stream;

@@ -15,7 +15,7 @@ use super::support::{Left, World, open, small_options};
 use crate::cleaner::{CompactError, Compaction, RewriteError, RewriteReport, Rewriter, Rewritten, Turn};
 use crate::options::Options;
 use crate::pacer::Pacer;
-use crate::read::{ReadError, ReadRequest};
+use crate::reader::{ReadError, ReadRequest};
 use crate::recovery::OpenError;
 use crate::request::Durability;
 

@@ -13,7 +13,7 @@ use crate::cleaner::{Compaction, Rewriter, Rewritten, Turn};
 use crate::log::{Parts, assemble};
 use crate::options::{Clock, Options};
 use crate::pacer::Pacer;
-use crate::read::{ReadError, ReadRequest, ReadStep};
+use crate::reader::{ReadError, ReadRequest, ReadStep};
 use crate::recovery::OpenError;
 use crate::request::{Append, AppendError, Committed, Completion, Durability, Listener};
 use crate::stream::Stream;

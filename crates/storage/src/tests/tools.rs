@@ -14,7 +14,7 @@ use super::support::{Left, World, open, small_options};
 use crate::examine::{Finding, Item, Severity, entries, inspect, verify};
 use crate::log::Parts;
 use crate::options::{Options, SystemClock};
-use crate::read::{ReadError, ReadRequest};
+use crate::reader::{ReadError, ReadRequest};
 use crate::resolve::resolve;
 use crate::salvage::{Salvaged, salvage};
 use crate::segment::{is_cleaned, sequence_of};

@@ -11,7 +11,7 @@ use super::support::{Left, Outcome, World, batch, open, small_options};
 use crate::format::{BlockHeader, BlockKind, Lsn, SECTOR};
 use crate::log::Log;
 use crate::options::{Clock, Options, SystemClock};
-use crate::read::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
+use crate::reader::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
 use crate::recovery::OpenError;
 use crate::request::{Append, AppendError, Committed, Completion, Durability, Listener, NoListener};
 use crate::segment::file_name;
@@ -136,14 +136,14 @@ fn readers_that_keep_what_they_were_given_hold_a_bounded_part_of_the_memory() {
     }
     let bases: Vec<Offset> = world.streams[&1].appended.iter().map(|appended| appended.base).collect();
     for base in bases {
-        kept.push(world.parts.log.read_stretch(&request(&world, base)).unwrap());
+        kept.push(world.parts.log.reader.read_stretch(&request(&world, base)).unwrap());
     }
     let held: usize = kept.iter().map(|batches| batches.bytes).sum();
     assert!(kept.iter().all(|batches| batches.bytes >= BATCH) && held > 60_000_000, "{held}");
     // Beside it one read of four regions, and what the writer fills.
     let most = 2 * caches + (4 << 20) + (1 << 20) + 2 * WRITE_BUFFER_BYTES;
     assert!(out(&world) <= most, "{} of {most} bytes, {held} are kept", out(&world));
-    let short = world.parts.log.readers_room();
+    let short = world.parts.log.reader.readers_room();
     assert!(short < 4 * 64 * 1024, "they took what there was, but {short}");
     // Who keeps up still gets more than a batch at a time.
     let (from, count) = (Offset(0), 40);
@@ -159,7 +159,7 @@ fn readers_that_keep_what_they_were_given_hold_a_bounded_part_of_the_memory() {
     world.compare();
 
     kept.clear();
-    let first = world.parts.log.read_stretch(&request(&world, Offset(0))).unwrap();
+    let first = world.parts.log.reader.read_stretch(&request(&world, Offset(0))).unwrap();
     assert!(first.bytes >= 2 * BATCH, "all that fits, once there is room again: {}", first.bytes);
 }
 

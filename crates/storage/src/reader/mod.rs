@@ -1,109 +1,28 @@
 //! Reading: where the batches of a stream stand, and their bytes from the tail cache, the region cache or the disk.
 
+mod entry;
+mod jobs;
+mod request;
+mod search;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
 
 use bytes::Bytes;
-use model::batch::HEADER_BYTES;
-use model::{BatchHeader, Offset, Timestamp};
+use model::Offset;
+use parking_lot::Mutex;
 
+pub(crate) use self::entry::check_entry;
+use self::jobs::Job;
+pub(crate) use self::jobs::jobs;
+pub use self::request::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
 use crate::cold::Stretch;
-use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index};
+use crate::format::{ENTRY_HEADER_BYTES, Lsn, index};
 use crate::index::{BatchIndex, BatchPlace};
-use crate::log::Log;
 use crate::segment::Segment;
 use crate::shared::Shared;
-use crate::stream::{ActiveExtent, Stream};
-
-/// Why a read failed.
-#[derive(Debug, thiserror::Error)]
-pub enum ReadError {
-    /// The offset is below the start or above the committed end.
-    #[error("offset {offset} is outside {start}..={committed}")]
-    OutOfRange {
-        /// Asked for.
-        offset: Offset,
-        /// First offset there is.
-        start: Offset,
-        /// The end.
-        committed: Offset,
-    },
-    /// The stream was deleted.
-    #[error("the stream was deleted")]
-    Deleted,
-    /// What the disk returned is not what was written.
-    #[error("damaged data at {lsn}: {what}")]
-    Damaged {
-        /// Where.
-        lsn: Lsn,
-        /// What was found.
-        what: &'static str,
-    },
-    /// The disk did not answer.
-    #[error("reading failed: {0}")]
-    Io(#[from] std::io::Error),
-    /// The log is closed.
-    #[error("the log is closed")]
-    Closed,
-}
-
-/// Consecutive batches of one stream.
-#[derive(Clone, Debug, Default)]
-pub struct Batches {
-    /// Their bytes, in order; a batch may span two chunks.
-    pub chunks: Vec<Bytes>,
-    /// Bytes of all chunks.
-    pub bytes: usize,
-    /// Where to read on.
-    pub next: Option<Offset>,
-}
-
-/// What to read.
-#[derive(Clone, Debug)]
-pub struct ReadRequest {
-    /// The stream.
-    pub stream: Arc<Stream>,
-    /// The first batch returned is the one that holds this offset.
-    pub from: Offset,
-    /// Batches from here on are not returned (the last stable offset, for read_committed).
-    pub until: Offset,
-    /// Bytes at most.
-    pub bytes_max: usize,
-    /// Return the first batch even if it alone is larger than `bytes_max` (KIP-74).
-    pub at_least_one: bool,
-}
-
-/// The outcome of a read that must not block.
-#[derive(Debug)]
-pub enum ReadStep {
-    /// All that there is, or as much as was asked for.
-    Ready(Batches),
-    /// The caches do not have it: use [`Log::read_later`]. Many readers that read what is oldest first, one stretch at a
-    /// time and in the order of their positions, scan the log once.
-    Cold {
-        /// The stretch that has the first batch which the caches do not have.
-        stretch: Stretch,
-        /// The byte of its segment at which that batch stands, as far as that is known.
-        position: u32,
-    },
-}
-
-/// Who asked for a [`Log::read_later`]; told once, from a thread of the log.
-pub trait ReadDone: Send {
-    /// Whether it still waits: otherwise nothing is read, and it is not told.
-    fn waits(&self) -> bool {
-        true
-    }
-
-    /// Takes an answer for each request.
-    fn done(self: Box<Self>, results: Vec<Result<Batches, ReadError>>);
-}
-
-impl<F: FnOnce(Vec<Result<Batches, ReadError>>) + Send> ReadDone for F {
-    fn done(self: Box<Self>, results: Vec<Result<Batches, ReadError>>) {
-        self(results);
-    }
-}
+use crate::stream::Stream;
 
 /// What a read may ask of the disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -129,19 +48,31 @@ const OWN_BYTES: usize = 64 * 1024;
 /// Batches looked up at once: the writer waits for the stream's lock as long as that takes.
 const PLAN_BATCHES_MAX: usize = 512;
 
-impl Log {
-    /// Reads what the caches hold; never blocks. Gives less where [`Log::readers_room`] is short.
+/// Reads the log.
+pub(crate) struct Reader {
+    shared: Arc<Shared>,
+    /// Where its jobs go, while there are threads for them.
+    threads: Mutex<Option<Sender<Job>>>,
+}
+
+impl Reader {
+    /// A reader without threads: what would be left to them is not done.
+    pub fn new(shared: Arc<Shared>) -> Reader {
+        Reader { shared, threads: Mutex::new(None) }
+    }
+
+    /// See [`crate::Log::read`].
     pub fn read(&self, request: &ReadRequest) -> Result<ReadStep, ReadError> {
         self.gather_in_room(request, Disk::Nothing)
     }
 
-    /// As [`Log::read`], but reads from disk where it must. Blocks.
+    /// See [`crate::Log::read_blocking`].
     pub fn read_blocking(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
         self.gather(request, request.bytes_max, Disk::AsMuchAsAsked).map(ready)
     }
 
-    /// As [`Log::read_blocking`], but ends with the stretch of the log where it had to begin reading from disk.
-    pub(crate) fn read_stretch(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
+    /// As [`Reader::read_blocking`], but ends with the stretch of the log where it had to begin reading from disk.
+    pub fn read_stretch(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
         self.gather_in_room(request, Disk::OneStretch).map(ready)
     }
 
@@ -151,7 +82,7 @@ impl Log {
     /// is dead holds its answer for as long as the server waits for it. So all buffers together are bounded: by what the
     /// caches may hold and `readers_bytes`, and what the caches take in when there is no room any more. Beyond that a reader gets
     /// [`OWN_BYTES`] or one batch, in memory of its own, which is not counted here.
-    pub(crate) fn readers_room(&self) -> usize {
+    pub fn readers_room(&self) -> usize {
         let Shared { buffers, regions, options, .. } = &*self.shared;
         let most = options
             .tail_cache_bytes
@@ -160,7 +91,7 @@ impl Log {
         most.saturating_sub(buffers.out_bytes() + regions.out_bytes())
     }
 
-    /// As [`Log::gather`], within a part of the room, so that many at once do not all count on the same one.
+    /// As [`Reader::gather`], within a part of the room, so that many at once do not all count on the same one.
     fn gather_in_room(&self, request: &ReadRequest, disk: Disk) -> Result<ReadStep, ReadError> {
         let part = self.readers_room() / READERS_PART;
         let least = if request.at_least_one { OWN_BYTES } else { 0 };
@@ -171,126 +102,6 @@ impl Log {
             batches.chunks.iter_mut().for_each(|chunk| *chunk = Bytes::copy_from_slice(chunk));
         }
         Ok(step)
-    }
-
-    /// The first batch from the start on whose max timestamp is at least `timestamp` (`ListOffsets`): its base offset
-    /// and max timestamp. Blocks.
-    pub fn first_at_or_after(
-        &self,
-        stream: &Stream,
-        timestamp: Timestamp,
-    ) -> Result<Option<BatchPlace>, ReadError> {
-        self.search(
-            stream,
-            |max| max >= timestamp,
-            |index, from, _| index.first_at_or_after(from, timestamp),
-            true,
-        )
-    }
-
-    /// The first batch that has the largest timestamp of the stream (KIP-734). Blocks.
-    pub fn with_max_timestamp(&self, stream: &Stream) -> Result<Option<BatchPlace>, ReadError> {
-        self.search(stream, |_| true, |index, from, until| index.with_max_timestamp_until(from, until), false)
-    }
-
-    /// Bytes of the batches that begin in `from..until`. Blocks.
-    pub fn bytes_between(&self, stream: &Stream, from: Offset, until: Offset) -> Result<u64, ReadError> {
-        let (sealed, active) = {
-            let state = stream.lock();
-            let ends = (0..state.sealed.len()).map(|at| state.sealed_end(at));
-            let sealed: Vec<_> = state.sealed.iter().copied().zip(ends).collect();
-            let here = state.active.as_ref().map(|active| (active.from, active.index.clone()));
-            (sealed, here)
-        };
-        let count = |index: &BatchIndex, from: Offset, end: Offset| -> u64 {
-            let inside = index.from_offset(from).skip_while(|place| place.base_offset < from);
-            inside.take_while(|place| place.base_offset < end).map(|place| u64::from(place.length)).sum()
-        };
-        let mut bytes = 0;
-        for (extent, end) in sealed {
-            let (first, last) = (extent.base_offset.max(from), end.min(until));
-            if (first, last) == (extent.base_offset, end) {
-                bytes += u64::from(extent.bytes);
-            } else if first < last
-                && let Some(segment) = self.shared.segments.find(extent.segment)
-            {
-                bytes += count(&*self.load_index(&segment, extent.row)?, first, last);
-            }
-        }
-        if let Some((moved_to, index)) = active {
-            bytes += count(&index, moved_to.max(from), until);
-        }
-        Ok(bytes)
-    }
-
-    /// The first batch that ends above `offset`, if one is committed. Blocks.
-    pub fn batch_from(&self, stream: &Stream, offset: Offset) -> Result<Option<BatchPlace>, ReadError> {
-        let at = offset.max(stream.bounds().start);
-        self.search_from(stream, at, |_| true, |index, from, _| index.from_offset(from).next(), true)
-    }
-
-    fn search(
-        &self,
-        stream: &Stream,
-        candidate: impl Fn(Timestamp) -> bool,
-        find: impl Fn(&BatchIndex, Offset, Offset) -> Option<BatchPlace>,
-        first_wins: bool,
-    ) -> Result<Option<BatchPlace>, ReadError> {
-        let start = stream.bounds().start;
-        self.search_from(stream, start, candidate, find, first_wins)
-    }
-
-    fn search_from(
-        &self,
-        stream: &Stream,
-        start: Offset,
-        candidate: impl Fn(Timestamp) -> bool,
-        find: impl Fn(&BatchIndex, Offset, Offset) -> Option<BatchPlace>,
-        first_wins: bool,
-    ) -> Result<Option<BatchPlace>, ReadError> {
-        let committed = stream.bounds().committed;
-        let mut best: Option<BatchPlace> = None;
-        let mut consider = |place: Option<BatchPlace>| {
-            if let Some(place) = place.filter(|place| place.next_offset() <= committed)
-                && best.is_none_or(|best| place.max_timestamp > best.max_timestamp)
-            {
-                best = Some(place);
-            }
-            best
-        };
-        let mut at = start;
-        loop {
-            // The active extent may be sealed while an older one is searched, so each is looked up in its turn.
-            // Its segment is taken under the same lock: the cleaner may move the extent at any time.
-            let (extent, end, segment) = {
-                let state = stream.lock();
-                match state.sealed_at(at) {
-                    Some((extent, end)) => (extent, end, self.shared.segments.find(extent.segment)),
-                    None => {
-                        let find =
-                            |active: &ActiveExtent| find(&active.index, at.max(active.from), committed);
-                        return Ok(consider(state.active.as_ref().and_then(find)));
-                    }
-                }
-            };
-            // Where compaction cut an extent, its index still has what is no longer there.
-            let from = at.max(extent.base_offset);
-            if end <= at {
-                return Ok(best);
-            }
-            at = end;
-            let at_most = Timestamp(i64::from(extent.max_timestamp_s).saturating_mul(1000));
-            if extent.max_timestamp_s != u32::MAX && !candidate(at_most) {
-                continue;
-            }
-            let Some(segment) = segment else { continue };
-            let index = self.load_index(&segment, extent.row)?;
-            if let Some(found) = consider(find(&index, from, committed.min(end)))
-                && first_wins
-            {
-                return Ok(Some(found));
-            }
-        }
     }
 
     fn load_index(&self, segment: &Segment, row: u32) -> Result<Arc<BatchIndex>, ReadError> {
@@ -455,7 +266,7 @@ impl Log {
     }
 
     /// The position in `segment` below which nothing is written any more.
-    pub(crate) fn stable_end(&self, segment: &Segment) -> u32 {
+    fn stable_end(&self, segment: &Segment) -> u32 {
         let synced = Lsn(self.shared.synced.load(Ordering::Acquire));
         if synced.sequence() == segment.sequence { synced.byte() } else { segment.data_end() }
     }
@@ -506,53 +317,4 @@ fn ready(step: ReadStep) -> Batches {
         ReadStep::Ready(batches) => batches,
         ReadStep::Cold { .. } => unreachable!("a read that may block finds everything"),
     }
-}
-
-/// Checks an entry that came from disk against what the index says of it and against its own CRCs; returns its body.
-pub(crate) fn check_entry(
-    parts: Vec<Bytes>,
-    stream: &Stream,
-    segment: &Segment,
-    place: &BatchPlace,
-) -> Result<Vec<Bytes>, ReadError> {
-    let lsn = Lsn::new(segment.sequence, place.position);
-    let damaged = |what| ReadError::Damaged { lsn, what };
-    let mut head = [0u8; ENTRY_HEADER_BYTES + HEADER_BYTES];
-    let mut filled = 0;
-    for part in &parts {
-        let take = part.len().min(head.len() - filled);
-        head[filled..filled + take].copy_from_slice(&part[..take]);
-        filled += take;
-    }
-    let entry =
-        EntryHeader::decode(&head, segment.generation).ok_or(damaged("the entry header is invalid"))?;
-    let expected = (stream.id(), place.base_offset, place.length, EntryKind::Batch);
-    if (entry.stream, entry.base_offset, entry.length, entry.kind) != expected {
-        return Err(damaged("the entry is not the one that the index names"));
-    }
-    let header = BatchHeader::parse_header(&head[ENTRY_HEADER_BYTES..filled])
-        .map_err(|_| damaged("the batch header is invalid"))?;
-    if header.total_bytes != index(place.length) || header.base_offset != place.base_offset {
-        return Err(damaged("the batch contradicts its entry"));
-    }
-    let mut skip = ENTRY_HEADER_BYTES;
-    let mut body = Vec::with_capacity(parts.len());
-    for part in parts {
-        let drop = skip.min(part.len());
-        skip -= drop;
-        if part.len() > drop {
-            body.push(part.slice(drop..));
-        }
-    }
-    let mut before_crc = model::batch::CRC_FROM;
-    let mut crc = 0;
-    for part in &body {
-        let drop = before_crc.min(part.len());
-        before_crc -= drop;
-        crc = model::crc32c_append(crc, &part[drop..]);
-    }
-    if crc != header.crc {
-        return Err(damaged("the batch does not match its crc"));
-    }
-    Ok(body)
 }

@@ -1,0 +1,100 @@
+//! What is asked of a reader, and what it answers.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use model::Offset;
+
+use crate::cold::Stretch;
+use crate::format::Lsn;
+use crate::stream::Stream;
+
+/// Why a read failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The offset is below the start or above the committed end.
+    #[error("offset {offset} is outside {start}..={committed}")]
+    OutOfRange {
+        /// Asked for.
+        offset: Offset,
+        /// First offset there is.
+        start: Offset,
+        /// The end.
+        committed: Offset,
+    },
+    /// The stream was deleted.
+    #[error("the stream was deleted")]
+    Deleted,
+    /// What the disk returned is not what was written.
+    #[error("damaged data at {lsn}: {what}")]
+    Damaged {
+        /// Where.
+        lsn: Lsn,
+        /// What was found.
+        what: &'static str,
+    },
+    /// The disk did not answer.
+    #[error("reading failed: {0}")]
+    Io(#[from] std::io::Error),
+    /// The log is closed.
+    #[error("the log is closed")]
+    Closed,
+}
+
+/// Consecutive batches of one stream.
+#[derive(Clone, Debug, Default)]
+pub struct Batches {
+    /// Their bytes, in order; a batch may span two chunks.
+    pub chunks: Vec<Bytes>,
+    /// Bytes of all chunks.
+    pub bytes: usize,
+    /// Where to read on.
+    pub next: Option<Offset>,
+}
+
+/// What to read.
+#[derive(Clone, Debug)]
+pub struct ReadRequest {
+    /// The stream.
+    pub stream: Arc<Stream>,
+    /// The first batch returned is the one that holds this offset.
+    pub from: Offset,
+    /// Batches from here on are not returned (the last stable offset, for read_committed).
+    pub until: Offset,
+    /// Bytes at most.
+    pub bytes_max: usize,
+    /// Return the first batch even if it alone is larger than `bytes_max` (KIP-74).
+    pub at_least_one: bool,
+}
+
+/// The outcome of a read that must not block.
+#[derive(Debug)]
+pub enum ReadStep {
+    /// All that there is, or as much as was asked for.
+    Ready(Batches),
+    /// The caches do not have it: use [`crate::Log::read_later`]. Many readers that read what is oldest first, one stretch at a
+    /// time and in the order of their positions, scan the log once.
+    Cold {
+        /// The stretch that has the first batch which the caches do not have.
+        stretch: Stretch,
+        /// The byte of its segment at which that batch stands, as far as that is known.
+        position: u32,
+    },
+}
+
+/// Who asked for a [`crate::Log::read_later`]; told once, from a thread of the log.
+pub trait ReadDone: Send {
+    /// Whether it still waits: otherwise nothing is read, and it is not told.
+    fn waits(&self) -> bool {
+        true
+    }
+
+    /// Takes an answer for each request.
+    fn done(self: Box<Self>, results: Vec<Result<Batches, ReadError>>);
+}
+
+impl<F: FnOnce(Vec<Result<Batches, ReadError>>) + Send> ReadDone for F {
+    fn done(self: Box<Self>, results: Vec<Result<Batches, ReadError>>) {
+        self(results);
+    }
+}
