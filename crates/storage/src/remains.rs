@@ -15,7 +15,7 @@ use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, HeaderError, Lsn, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES,
     Trailer, index, length32,
 };
-use crate::scan::Scanner;
+use crate::recovery::scan::Scanner;
 use crate::segment::{Segment, is_cleaned, sequence_of};
 
 /// How far from the known generations the one of a file without a header is searched.

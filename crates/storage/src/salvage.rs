@@ -1,7 +1,7 @@
 //! Making a new log of everything that is still valid in a damaged one.
 //!
 //! Batches keep their bytes and their offsets: they are appended to the new log as they were to the old one. A log has no
-//! holes in a stream ([`crate::overlay`]), so where records are lost, or were compacted away, a batch without records
+//! holes in a stream (`recovery/coverage.rs`), so where records are lost, or were compacted away, a batch without records
 //! takes their offsets; consumers skip it as they skip what compaction leaves. Batches that are gone but that the log
 //! still knew their producers by are stood in for the same way, so that a producer which goes on is recognized. What
 //! stands below a stream's start is trimmed again in the end.
@@ -25,9 +25,9 @@ use crate::log::Log;
 use crate::options::{Clock, Options};
 use crate::producers::RememberedBatch;
 use crate::recovery::OpenError;
+use crate::recovery::scan::Found;
 use crate::request::{AdmitError, Append, AppendError, Completion, Durability, NoListener};
 use crate::resolve::{Lost, resolve};
-use crate::scan::Found;
 use crate::segment::Segment;
 use crate::stream::Stream;
 use crate::survey::{Known, Survey};

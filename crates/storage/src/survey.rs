@@ -20,8 +20,8 @@ use crate::format::{
 };
 use crate::index::{BatchIndex, BatchPlace};
 use crate::producers::Producers;
+use crate::recovery::scan::{Found, Scanner};
 use crate::remains::{LogFiles, Remains};
-use crate::scan::{Found, Scanner};
 use crate::segment::{Segment, file_name};
 use crate::walk::{Step, checked_batch, walk};
 

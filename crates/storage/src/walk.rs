@@ -1,7 +1,7 @@
 //! Going over a segment of which nothing is taken for granted: every block and entry that is valid, and every place
 //! where there should be one and is not.
 //!
-//! Where [`crate::scan`] ends at the first block that is invalid, this goes on: what a later block or a trailer says was
+//! Where [`crate::recovery::scan`] ends at the first block that is invalid, this goes on: what a later block or a trailer says was
 //! synced must be there, so an invalid block below that is damage. Behind it the next valid block is searched at every
 //! sector, and inside of it batches at every byte. That is safe because all CRCs are seeded with the generation, and
 //! because nothing stale can lie below what was synced.
@@ -13,7 +13,7 @@ use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, index, length32,
 };
 use crate::index::BatchPlace;
-use crate::scan::{Found, Scanner, place_of};
+use crate::recovery::scan::{Found, Scanner, place_of};
 use crate::segment::Segment;
 
 /// What a walk meets, in the order of the file.

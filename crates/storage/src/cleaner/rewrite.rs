@@ -1,7 +1,7 @@
 //! Copying extents into a segment of their own: what the cleaner does to free segments, and compaction to drop records.
 //!
 //! The copy is written to a file that is worthless until it is complete and synced; its name makes it part of the log at
-//! once and for ever ([`crate::overlay`] says how the next opening chooses between copy and source). Only then the
+//! once and for ever (`recovery/overlay.rs` says how the next opening chooses between copy and source). Only then the
 //! streams are pointed at it, one by one under their locks. So at every moment, and after a crash at any moment, a
 //! reader finds either the one or the other.
 //!

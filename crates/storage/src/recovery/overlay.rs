@@ -10,44 +10,14 @@ use std::sync::Arc;
 
 use model::{Offset, StreamId};
 
+use super::outcome::{OpenError, damaged, doing};
+use super::scan::{ScanEnd, scan_indexes};
+use super::sealed::{directory_in, load_sealed};
+use super::state::State;
 use crate::format::{DirectoryRow, ROW_COMPACTED, length32};
 use crate::ranges::OffsetRanges;
-use crate::recovery::{OpenError, State, directory_in, load_sealed};
-use crate::scan::{ScanEnd, scan_indexes};
 use crate::segment::{Segment, Segments};
-use crate::stream::{SealedExtent, Stream, StreamState, clamp_timestamp};
-
-/// Which offsets of each stream some segment has.
-#[derive(Default)]
-pub(crate) struct Coverage(HashMap<StreamId, OffsetRanges>);
-
-impl Coverage {
-    /// Records that `from..to` is there.
-    pub fn add(&mut self, stream: StreamId, from: Offset, to: Offset) {
-        self.0.entry(stream).or_default().add((from, to));
-    }
-
-    /// The stream was deleted.
-    pub fn forget(&mut self, stream: StreamId) {
-        self.0.remove(&stream);
-    }
-
-    /// Refuses a log in which a stream has no segment for some of its offsets.
-    pub fn check(&mut self, streams: &HashMap<StreamId, Arc<Stream>>) -> Result<(), OpenError> {
-        for (id, stream) in streams {
-            let (start, next) = {
-                let state = stream.lock();
-                (state.start, state.next)
-            };
-            let ranges = self.0.entry(*id).or_default();
-            let end = ranges.end().map_or(next, |end| end.max(next));
-            if let Some((from, to)) = ranges.gaps((start, end)).first() {
-                return Err(OpenError::Lost { stream: *id, from: *from, to: *to });
-            }
-        }
-        Ok(())
-    }
-}
+use crate::stream::{SealedExtent, StreamState, clamp_timestamp};
 
 /// An extent that a stream may have.
 struct Candidate {
@@ -108,11 +78,9 @@ impl State {
                 segment.set_footer(trailer, Some((payload_position, payload.into())));
                 Ok(rows)
             }
-            (_, ScanEnd::Open { position }) => Err(crate::recovery::damaged(
-                segment.sequence,
-                position,
-                "a block that was synced is invalid",
-            )),
+            (_, ScanEnd::Open { position }) => {
+                Err(damaged(segment.sequence, position, "a block that was synced is invalid"))
+            }
         }
     }
 }
@@ -176,9 +144,7 @@ fn bytes_between(
 ) -> Result<u32, OpenError> {
     let segment =
         segments.find(extent.segment).expect("the extents of a stream are in segments that are there");
-    let index = segment
-        .load_index(extent.row)
-        .map_err(crate::recovery::doing(format!("reading {}", segment.name())))?;
+    let index = segment.load_index(extent.row).map_err(doing(format!("reading {}", segment.name())))?;
     // A damaged index is met again, and named, when somebody reads.
     let Some(index) = index else { return Ok(extent.bytes) };
     let inside = index.from_offset(from).take_while(|place| place.base_offset < to);

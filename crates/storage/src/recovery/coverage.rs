@@ -1,0 +1,42 @@
+//! Which offsets of each stream the segments have: a log in which some are missing is refused.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use model::{Offset, StreamId};
+
+use super::outcome::OpenError;
+use crate::ranges::OffsetRanges;
+use crate::stream::Stream;
+
+/// Which offsets of each stream some segment has.
+#[derive(Default)]
+pub(crate) struct Coverage(HashMap<StreamId, OffsetRanges>);
+
+impl Coverage {
+    /// Records that `from..to` is there.
+    pub fn add(&mut self, stream: StreamId, from: Offset, to: Offset) {
+        self.0.entry(stream).or_default().add((from, to));
+    }
+
+    /// The stream was deleted.
+    pub fn forget(&mut self, stream: StreamId) {
+        self.0.remove(&stream);
+    }
+
+    /// Refuses a log in which a stream has no segment for some of its offsets.
+    pub fn check(&mut self, streams: &HashMap<StreamId, Arc<Stream>>) -> Result<(), OpenError> {
+        for (id, stream) in streams {
+            let (start, next) = {
+                let state = stream.lock();
+                (state.start, state.next)
+            };
+            let ranges = self.0.entry(*id).or_default();
+            let end = ranges.end().map_or(next, |end| end.max(next));
+            if let Some((from, to)) = ranges.gaps((start, end)).first() {
+                return Err(OpenError::Lost { stream: *id, from: *from, to: *to });
+            }
+        }
+        Ok(())
+    }
+}
