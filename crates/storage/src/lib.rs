@@ -6,14 +6,12 @@
 //!
 //! No async here and no Kafka API: batches have headers, streams have offsets, that is all it knows of Kafka.
 
-pub mod examine;
 pub mod format;
 pub mod index;
 
 mod block;
 mod cleaner;
 mod cold;
-mod contents;
 mod footer;
 mod log;
 mod options;
@@ -24,18 +22,13 @@ mod producers;
 mod ranges;
 mod reader;
 mod recovery;
-mod remains;
 mod request;
-mod resolve;
-pub mod salvage;
 mod segment;
 mod shared;
 mod spares;
 mod stream;
-mod survey;
 mod tail;
-mod unwritten;
-mod walk;
+mod tools;
 mod writer;
 
 #[cfg(any(test, feature = "fuzzing"))]
@@ -54,3 +47,4 @@ pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
 };
 pub use stream::{Bounds, Stream};
+pub use tools::{examine, salvage};

@@ -11,14 +11,14 @@ use model::{BatchHeader, Offset, StreamId};
 use super::crash::seeds;
 use super::long::{Seen, run};
 use super::support::{Left, World, open, small_options};
-use crate::examine::{Finding, Item, Severity, entries, inspect, verify};
 use crate::log::Parts;
 use crate::options::{Options, SystemClock};
 use crate::reader::{ReadError, ReadRequest};
-use crate::resolve::resolve;
-use crate::salvage::{Salvaged, salvage};
 use crate::segment::{is_cleaned, sequence_of};
-use crate::survey::Survey;
+use crate::tools::examine::{Finding, Item, Severity, entries, inspect, verify};
+use crate::tools::resolve::resolve;
+use crate::tools::salvage::{Salvaged, salvage};
+use crate::tools::survey::Survey;
 
 /// A log that went through much, without anything in it that was not acknowledged.
 fn world(seed: u64) -> World {

@@ -18,7 +18,10 @@ use model::batch::{HEADER_BYTES, empty_like};
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use parking_lot::{Condvar, Mutex};
 
-use crate::examine::{Finding, Hit, Severity};
+use super::finding::{Finding, Hit, Severity};
+use super::resolve::{Lost, resolve};
+use super::survey::{Known, Survey};
+use super::walk::checked_batch;
 use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, index, length32};
 use crate::index::BatchPlace;
 use crate::log::Log;
@@ -27,11 +30,8 @@ use crate::producers::RememberedBatch;
 use crate::recovery::OpenError;
 use crate::recovery::scan::Found;
 use crate::request::{AdmitError, Append, AppendError, Completion, Durability, NoListener};
-use crate::resolve::{Lost, resolve};
 use crate::segment::Segment;
 use crate::stream::Stream;
-use crate::survey::{Known, Survey};
-use crate::walk::checked_batch;
 
 /// Bytes on their way into the new log at most.
 const FLIGHT_BYTES_MAX: usize = 32 * 1024 * 1024;

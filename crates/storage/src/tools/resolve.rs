@@ -7,11 +7,11 @@ use std::cmp::Reverse;
 
 use model::{Offset, StreamId};
 
+use super::survey::{Damage, Extent, Survey};
 use crate::format::Lsn;
 use crate::index::BatchPlace;
 use crate::ranges::OffsetRanges;
 use crate::segment::{file_name, is_cleaned, sequence_of};
-use crate::survey::{Damage, Extent, Survey};
 
 /// A part of an extent that is read.
 pub(crate) struct Part {

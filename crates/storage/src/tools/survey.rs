@@ -11,8 +11,10 @@ use bytes::Bytes;
 use disk::Disk;
 use model::{Offset, StreamId};
 
-use crate::contents::{Contents, Ranges, collect_range};
-use crate::examine::{Checked, Finding, Hit, Severity};
+use super::contents::{Contents, Ranges, collect_range};
+use super::finding::{Checked, Finding, Hit, Severity};
+use super::remains::{LogFiles, Remains};
+use super::walk::{Step, checked_batch, walk};
 use crate::footer::{self, TRAILER_COPY_BYTES, TableRow};
 use crate::format::{
     BLOCK_HEADER_BYTES, DIRECTORY_ROW_BYTES, DirectoryRow, ENTRY_HEADER_BYTES, EntryKind, Lsn, RangeBody,
@@ -21,9 +23,7 @@ use crate::format::{
 use crate::index::{BatchIndex, BatchPlace};
 use crate::producers::Producers;
 use crate::recovery::scan::{Found, Scanner};
-use crate::remains::{LogFiles, Remains};
 use crate::segment::{Segment, file_name};
-use crate::walk::{Step, checked_batch, walk};
 
 /// What the log says of a stream.
 #[derive(Default)]

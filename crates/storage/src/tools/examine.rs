@@ -10,83 +10,17 @@ use std::sync::Arc;
 use disk::Disk;
 use model::{BatchHeader, Offset, StreamId};
 
-use crate::format::{EntryHeader, EntryKind, Lsn, ROW_COMPACTED, SegmentHeader};
+pub use super::finding::{Checked, Finding, Hit, Severity};
+use super::remains::LogFiles;
+use super::resolve::{Lost, resolve};
+use super::survey::{Known, Survey};
+use super::unwritten::Unwritten;
+use super::walk::{Step, checked_batch, walk};
+use crate::format::{CLEANED, EntryHeader, EntryKind, Lsn, ROW_COMPACTED, SegmentHeader};
 use crate::ranges::OffsetRanges;
 use crate::recovery::{OpenError, Recovered, RecoveryReport, recover};
-use crate::remains::LogFiles;
-use crate::resolve::{Lost, resolve};
 use crate::segment::{Segment, file_name, is_cleaned, sequence_of};
-use crate::survey::Survey;
-use crate::unwritten::Unwritten;
-use crate::walk::{Step, checked_batch, walk};
-
-/// How bad a finding is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Severity {
-    /// As a crash may leave a log: opening makes it good, and nothing is lost.
-    Note,
-    /// Damage that costs nothing: opening makes it good, or nothing that is still needed stands there.
-    Warning,
-    /// Opening refuses it, or somebody who reads gets an error.
-    Error,
-}
-
-/// Records of one stream.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Hit {
-    /// Whose.
-    pub stream: StreamId,
-    /// The first.
-    pub from: Offset,
-    /// Behind the last.
-    pub to: Offset,
-    /// In how many batches, where that is known.
-    pub batches: Option<u64>,
-}
-
-/// Something about a file.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Finding {
-    /// How bad it is.
-    pub severity: Severity,
-    /// The file's name; of one that is missing the name it would have, or nothing.
-    pub file: String,
-    /// The bytes in question.
-    pub from: u64,
-    /// Behind the last of them.
-    pub to: u64,
-    /// What it is.
-    pub what: String,
-    /// The records that stood there, as far as it is known.
-    pub hits: Vec<Hit>,
-}
-
-impl Finding {
-    pub(crate) fn new(
-        severity: Severity,
-        file: &str,
-        from: u64,
-        to: u64,
-        what: impl Into<String>,
-    ) -> Finding {
-        Finding { severity, file: file.to_owned(), from, to, what: what.into(), hits: Vec::new() }
-    }
-}
-
-/// How much was looked at.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Checked {
-    /// Segments.
-    pub segments: u64,
-    /// Valid blocks.
-    pub blocks: u64,
-    /// Valid entries, batches and others.
-    pub entries: u64,
-    /// Valid batches.
-    pub batches: u64,
-    /// Bytes of valid blocks.
-    pub bytes: u64,
-}
+use crate::stream::Stream;
 
 /// What [`verify`] found.
 #[derive(Debug)]
@@ -258,7 +192,7 @@ pub fn inspect(disk: &dyn Disk) -> io::Result<Inspected> {
         log_id = log_id.or(header.map(|header| header.log_id));
         segments.push(SegmentSummary {
             name,
-            sequence: sequence & !crate::format::CLEANED,
+            sequence: sequence & !CLEANED,
             generation: header.map_or(0, |header| header.generation),
             length: file.length(),
             state: if is_cleaned(sequence) { "cleaned" } else { "unknown" },
@@ -310,7 +244,7 @@ fn fill(summaries: &mut [SegmentSummary], recovered: &Recovered) {
 }
 
 fn streams_of(recovered: &Recovered) -> Vec<StreamSummary> {
-    let summary = |(id, stream): (&StreamId, &Arc<crate::Stream>)| {
+    let summary = |(id, stream): (&StreamId, &Arc<Stream>)| {
         let state = stream.lock();
         StreamSummary {
             stream: *id,
@@ -329,7 +263,7 @@ fn streams_of(recovered: &Recovered) -> Vec<StreamSummary> {
 
 fn surveyed(disk: &dyn Disk) -> io::Result<Vec<StreamSummary>> {
     let survey = Survey::of(disk)?;
-    let summary = |(id, known): (&StreamId, &crate::survey::Known)| {
+    let summary = |(id, known): (&StreamId, &Known)| {
         let parts = resolve(&survey, *id).parts;
         let extents = survey.extents.get(id).map_or(&[][..], Vec::as_slice);
         let compacted = |at: &usize| extents[*at].flags & ROW_COMPACTED != 0;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use disk::{AlignedBuffer, Disk, SECTOR};
 
-use crate::examine::{Finding, Severity};
+use super::finding::{Finding, Severity};
 use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, HeaderError, Lsn, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES,
     Trailer, index, length32,
