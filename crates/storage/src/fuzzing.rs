@@ -18,10 +18,10 @@ use crate::format::{
 use crate::index::BatchIndex;
 use crate::log::{Parts, assemble};
 use crate::options::{Clock, Options};
-use crate::producers::Producers;
 use crate::reader::ReadRequest;
 use crate::request::{Append, Durability, NoListener};
 use crate::segment::{Segment, sequence_of};
+use crate::stream::Producers;
 use crate::writer::Patience;
 
 /// Parses `data` as a record batch and checks its CRC.
@@ -58,7 +58,7 @@ pub fn decoders(data: &[u8]) {
         producers.encode(&mut stored);
         assert_eq!(Producers::decode(&mut &stored[..]), Some(producers));
     }
-    let _ = crate::footer::decode_table(data);
+    let _ = crate::segment::footer::decode_table(data);
     let _ = DirectoryRow::decode(data);
     let _ = (SegmentHeader::decode(data), BlockHeader::decode(data, 1, Lsn(0)), EntryHeader::decode(data, 1));
     if data.len() >= 60 {
@@ -68,7 +68,7 @@ pub fn decoders(data: &[u8]) {
         sector[56..60].copy_from_slice(&crc.to_le_bytes());
         if let Some(trailer) = Trailer::decode(&sector, 1, 1 << 20) {
             assert_eq!(trailer.encode(1)[..44], sector[..44]);
-            let _ = crate::footer::decode_directory(data, &trailer, 1);
+            let _ = crate::segment::footer::decode_directory(data, &trailer, 1);
         }
     }
 }

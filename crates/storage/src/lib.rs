@@ -9,25 +9,19 @@
 pub mod format;
 pub mod index;
 
-mod block;
+mod cache;
 mod cleaner;
-mod cold;
-mod footer;
 mod log;
 mod options;
-mod pace;
 mod pacer;
 mod preparer;
-mod producers;
 mod ranges;
 mod reader;
 mod recovery;
 mod request;
 mod segment;
 mod shared;
-mod spares;
 mod stream;
-mod tail;
 mod tools;
 mod writer;
 
@@ -36,15 +30,14 @@ pub mod fuzzing;
 #[cfg(test)]
 mod tests;
 
+pub use cache::Stretch;
 pub use cleaner::{CompactError, Compaction, RewriteError, RewriteReport, Rewriter, Rewritten};
-pub use cold::Stretch;
 pub use log::{Log, Statistics};
 pub use options::{Clock, Options, SystemClock};
-pub use producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
 pub use reader::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
 pub use recovery::{OpenError, RecoveryReport};
 pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
 };
-pub use stream::{Bounds, Stream};
+pub use stream::{Bounds, Producer, Producers, REMEMBERED_BATCHES, RememberedBatch, Stream};
 pub use tools::{examine, salvage};

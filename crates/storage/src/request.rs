@@ -12,9 +12,9 @@ use disk::Waker;
 use model::{BatchHeader, Offset, Timestamp};
 use parking_lot::Mutex;
 
-use crate::footer::{STREAM_FOOTER_BYTES, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES};
 use crate::format::{BLOCK_HEADER_BYTES, ENTRY_HEADER_BYTES, SECTOR};
 use crate::index::BATCH_INDEX_BYTES_MAX;
+use crate::segment::footer::{STREAM_FOOTER_BYTES, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES};
 use crate::stream::Stream;
 
 /// When an append is answered.

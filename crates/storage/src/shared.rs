@@ -10,13 +10,12 @@ use disk::{BufferPool, Disk};
 use model::{Offset, StreamId};
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::cold::{Indexes, Regions};
+use crate::cache::{Indexes, Regions, TailBounds, TailCache};
 use crate::format::{BLOCK_HEADER_BYTES, Lsn, SECTOR, sectors};
 use crate::options::{Clock, Options};
 use crate::request::{Listener, Queue, Room};
 use crate::segment::{self, Segment, Segments};
 use crate::stream::Stream;
-use crate::tail::{TailBounds, TailCache};
 
 /// What the writer, the preparer and the readers share.
 pub(crate) struct Shared {

@@ -19,7 +19,6 @@ use model::{BatchHeader, Offset, StreamId};
 
 use super::outcome::{RewriteError, RewriteReport, writing};
 use super::source::{BLOCK_BYTES, RangePlan, Source, load, with_slack};
-use crate::footer::{self, SealedStream};
 use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, DirectoryRow, ENTRY_HEADER_BYTES, EntryHeader, EntryKind,
     Lsn, ROW_COMPACTED, RangeBody, SECTOR, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, index,
@@ -27,6 +26,7 @@ use crate::format::{
 };
 use crate::index::{BatchIndex, BatchPlace};
 use crate::pacer::Pacer;
+use crate::segment::footer::{self, SealedStream};
 use crate::segment::{CLEANING, Segment, file_name};
 use crate::shared::{Rewriting, Shared};
 use crate::stream::{Moved, SealedExtent, Stream, clamp_timestamp};

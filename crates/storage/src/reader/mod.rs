@@ -17,7 +17,7 @@ pub(crate) use self::entry::check_entry;
 use self::jobs::Job;
 pub(crate) use self::jobs::jobs;
 pub use self::request::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
-use crate::cold::Stretch;
+use crate::cache::Stretch;
 use crate::format::{ENTRY_HEADER_BYTES, Lsn, index};
 use crate::index::{BatchIndex, BatchPlace};
 use crate::segment::Segment;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use model::Offset;
 
-use crate::cold::Stretch;
+use crate::cache::Stretch;
 use crate::format::Lsn;
 use crate::stream::Stream;
 

@@ -27,10 +27,10 @@ pub use self::outcome::{OpenError, RecoveryReport};
 use self::outcome::{damaged, doing};
 use self::sealed::{load_sealed, load_table};
 use self::state::State;
-use crate::footer::TableRow;
 use crate::format::{
     CLEANED, DirectoryRow, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, Trailer, index,
 };
+use crate::segment::footer::TableRow;
 use crate::segment::{CLEANING, PREPARING, REMOVING, Segment, Segments, file_name, is_cleaned, sequence_of};
 use crate::stream::Stream;
 

@@ -7,12 +7,12 @@ use disk::{AlignedBuffer, SECTOR};
 use model::{BatchHeader, Offset, StreamId};
 
 use super::outcome::{OpenError, RecoveryReport, damaged, doing};
-use crate::footer::{self, SealedStream};
 use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, RangeBody,
     Trailer, index, length32, seeded_crc,
 };
 use crate::index::{BatchIndex, BatchPlace};
+use crate::segment::footer::{self, SealedStream};
 use crate::segment::{Segment, file_name};
 
 /// Bytes of one read of a scan: large enough for the device's full sequential speed.

@@ -8,11 +8,11 @@ use model::StreamId;
 
 use super::outcome::{OpenError, RecoveryReport, damaged, doing};
 use super::scan::{ScanEnd, scan_indexes};
-use crate::footer::{self, TableRow};
 use crate::format::{
     BLOCK_HEADER_BYTES, DIRECTORY_ROW_BYTES, DirectoryRow, TRAILER_BYTES, Trailer, index, length32,
     seeded_crc,
 };
+use crate::segment::footer::{self, TableRow};
 use crate::segment::{Segment, file_name};
 
 /// Trailer and directory of a sealed segment; `None` when it has no valid trailer. A valid trailer with a damaged

@@ -8,7 +8,7 @@ use model::{Offset, Timestamp};
 use super::support::batch;
 use crate::fuzzing;
 use crate::index::{BatchIndex, BatchPlace};
-use crate::producers::Producers;
+use crate::stream::Producers;
 
 fn run(target: fn(&[u8]), mut input: impl FnMut(&mut fastrand::Rng) -> Vec<u8>) -> u64 {
     let seconds =

@@ -7,9 +7,9 @@ use disk::{Disk, SimDisk};
 use super::crash::seeds;
 use super::support::{Left, World, small_options};
 use crate::options::Options;
+use crate::preparer::spares::Spares;
 use crate::request::Durability;
 use crate::segment::REMOVING;
-use crate::spares::Spares;
 use crate::writer::Patience;
 
 /// Appends so many segments and lets all of them die; then a minute passes.

@@ -26,12 +26,11 @@ use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, index, length32};
 use crate::index::BatchPlace;
 use crate::log::Log;
 use crate::options::{Clock, Options};
-use crate::producers::RememberedBatch;
 use crate::recovery::OpenError;
 use crate::recovery::scan::Found;
 use crate::request::{AdmitError, Append, AppendError, Completion, Durability, NoListener};
 use crate::segment::Segment;
-use crate::stream::Stream;
+use crate::stream::{RememberedBatch, Stream};
 
 /// Bytes on their way into the new log at most.
 const FLIGHT_BYTES_MAX: usize = 32 * 1024 * 1024;

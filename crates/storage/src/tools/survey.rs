@@ -15,15 +15,15 @@ use super::contents::{Contents, Ranges, collect_range};
 use super::finding::{Checked, Finding, Hit, Severity};
 use super::remains::{LogFiles, Remains};
 use super::walk::{Step, checked_batch, walk};
-use crate::footer::{self, TRAILER_COPY_BYTES, TableRow};
 use crate::format::{
     BLOCK_HEADER_BYTES, DIRECTORY_ROW_BYTES, DirectoryRow, ENTRY_HEADER_BYTES, EntryKind, Lsn, RangeBody,
     Trailer, index, length32, seeded_crc,
 };
 use crate::index::{BatchIndex, BatchPlace};
-use crate::producers::Producers;
 use crate::recovery::scan::{Found, Scanner};
+use crate::segment::footer::{self, TRAILER_COPY_BYTES, TableRow};
 use crate::segment::{Segment, file_name};
+use crate::stream::Producers;
 
 /// What the log says of a stream.
 #[derive(Default)]

@@ -3,10 +3,10 @@
 
 use disk::{Finished, SECTOR};
 
+use super::block::{Effect, InFlight, Progress};
+use super::pace::Wait;
 use super::{BYTES_MEANWHILE, IDLE_MARK_AFTER, Patience, Writer};
-use crate::block::{Effect, InFlight, Progress};
 use crate::format::Lsn;
-use crate::pace::Wait;
 use crate::request::{AppendError, Enough};
 
 impl Writer {

@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use model::Offset;
 
+use super::block::OpenBlock;
 use super::{Writer, producer_bytes_max};
-use crate::block::OpenBlock;
-use crate::footer::{self, SealedStream};
 use crate::format::{BLOCK_HEADER_BYTES, BlockHeader, BlockKind, Lsn, length32, sectors, seeded_crc};
 use crate::segment::Segment;
+use crate::segment::footer::{self, SealedStream};
 use crate::stream::{SealedExtent, clamp_timestamp};
 
 impl Writer {

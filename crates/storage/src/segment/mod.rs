@@ -5,6 +5,7 @@
 //! live records in it, and it is not the newest sealed one, it goes back to the preparer. The cleaner makes segments of
 //! its own, which are sealed from the beginning.
 
+pub(crate) mod footer;
 mod name;
 mod release;
 

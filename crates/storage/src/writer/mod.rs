@@ -7,10 +7,12 @@
 //! Invariants: `committed = synced <= written <= submitted`; what is submitted is never written again; offsets of a
 //! stream rise; a failed write or sync ends the log (no retry), because what the device holds is then unknown.
 //!
-//! The writer has no clock and no thread of its own: [`Writer::turn`] does one round of work, `log.rs` loops it on a
+//! The writer has no clock and no thread of its own: [`Writer::turn`] does one round of work, the log loops it on a
 //! thread and the tests call it step by step.
 
+mod block;
 mod complete;
+mod pace;
 mod roll;
 
 use std::collections::VecDeque;
@@ -21,16 +23,18 @@ use bytes::Bytes;
 use disk::{FillBuffer, Finished, SECTOR};
 use model::{Offset, Timestamp};
 
-use crate::block::{Effect, InFlight, OpenBlock, Progress};
-use crate::footer::{self, STREAM_FOOTER_BYTES, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES, TableBound};
+use self::block::{Effect, InFlight, OpenBlock, Progress};
+use self::pace::{Pace, Wait};
 use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, index,
     length32, sectors, seeded_crc,
 };
 use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
-use crate::pace::{Pace, Wait};
 use crate::request::{AppendError, Committed, Durability, Request, Room};
 use crate::segment::Segment;
+use crate::segment::footer::{
+    self, STREAM_FOOTER_BYTES, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES, TableBound,
+};
 use crate::shared::Shared;
 use crate::stream::Stream;
 

@@ -4,6 +4,8 @@
 //! batches below `committed` only. Invariants: `start <= committed <= next`; the extents' base offsets rise; all sealed
 //! extents lie before the active one.
 
+mod producers;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,8 +13,8 @@ use std::sync::Arc;
 use model::{Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
 
+pub use self::producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
 use crate::index::{BatchIndex, BatchPlace};
-use crate::producers::Producers;
 
 /// A sealed extent as it is kept in memory: at most 24 bytes per (stream, segment). Everything else about it stands in
 /// the segment's footer.

@@ -17,8 +17,7 @@ use model::{Offset, StreamId};
 
 use crate::format::{DirectoryRow, Trailer, index, length32, put_varint, seeded_crc, take_varint};
 use crate::index::BatchIndex;
-use crate::producers::Producers;
-use crate::stream::Stream;
+use crate::stream::{Producers, Stream};
 
 const TABLE_VERSION: u8 = 1;
 /// Bytes of the footer that one more stream in the segment costs: directory row and head of its index.
@@ -27,7 +26,7 @@ pub(crate) const STREAM_FOOTER_BYTES: usize = crate::format::DIRECTORY_ROW_BYTES
 pub(crate) const TABLE_STREAM_BYTES: usize = 10 + 10 + 10 + 10;
 /// Bytes of the stream table for one producer on one stream, at most.
 pub(crate) const TABLE_PRODUCER_BYTES: usize =
-    10 + 3 + 10 + 1 + crate::producers::REMEMBERED_BATCHES * (5 + 10 + 5 + 10);
+    10 + 3 + 10 + 1 + crate::stream::REMEMBERED_BATCHES * (5 + 10 + 5 + 10);
 /// The last bytes of a footer's payload repeat the trailer, for when the sector at the end of the file was not written.
 pub(crate) const TRAILER_COPY_BYTES: usize = 60;
 

@@ -11,17 +11,19 @@
 //!
 //! A file under preparation is named [`PREPARING`]; whatever a crash leaves under that name is worthless.
 
+pub(crate) mod spares;
+
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use disk::{AlignedBuffer, File};
 
+use self::spares::Spares;
 use crate::format::SegmentHeader;
 use crate::pacer::{REST_FACTOR, REST_MAX};
 use crate::segment::{PREPARING, Segment, file_name, write_header};
 use crate::shared::Shared;
-use crate::spares::Spares;
 
 /// Segments kept prepared: the next one, and one more while that one is being filled.
 pub(crate) const PREPARED_TARGET: usize = 2;

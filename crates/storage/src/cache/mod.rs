@@ -1,0 +1,10 @@
+//! What readers need not fetch from disk: the newest blocks, regions of segment files, and batch indexes.
+
+mod indexes;
+mod regions;
+mod tail;
+
+pub(crate) use self::indexes::Indexes;
+pub(crate) use self::regions::Regions;
+pub use self::regions::Stretch;
+pub(crate) use self::tail::{TailBounds, TailCache};
