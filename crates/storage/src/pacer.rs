@@ -1,4 +1,4 @@
-//! How long those rest that share the device with appends: the cleaner, compaction and the preparer.
+//! The pacer: the cleaner, compaction and the preparer share the device with appends, and rest for their sake.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,5 @@
-//! What the parts of an open log share: its settings, its queue, its caches, its streams and segments, and how the
-//! parts wake each other.
+//! The state that the parts of an open log share: settings, queue, caches, streams and segments, and how the parts wake
+//! each other.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

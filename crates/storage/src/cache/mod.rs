@@ -1,4 +1,4 @@
-//! What readers need not fetch from disk: the newest blocks, regions of segment files, and batch indexes.
+//! The caches of the readers: the newest blocks, regions of segment files, and batch indexes.
 
 mod indexes;
 mod regions;

@@ -1,4 +1,5 @@
-//! Reading what the tail cache no longer holds: regions of segment files, read ahead, kept in a bounded cache.
+//! The region cache: regions of segment files, for what the tail cache no longer holds. They are read ahead, and the cache is
+//! bounded.
 //!
 //! A region serves every stream that has batches in it, so readers that lag together share one scan. Read-ahead grows
 //! while misses follow each other and falls back when they do not. Nothing here is seen by the write path: cold reads

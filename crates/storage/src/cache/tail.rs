@@ -1,7 +1,7 @@
 //! The tail cache: the write buffers of the newest blocks, kept for the readers that follow the end of the log.
 //!
 //! It holds no copy: what it keeps are the frozen slices that were written. Bounded in bytes; the oldest block goes
-//! first. A slice that a slow reader still holds keeps its buffer alive beyond that bound: `Reader::readers_room` says how far.
+//! first. A slice that a slow reader still holds keeps its buffer alive beyond that bound; `Reader::readers_room` bounds those.
 //!
 //! A reader that once fell out of it reads from the disk, and where the disk is busy with writing that is too slow ever to
 //! come back. So it is to outlast a short stall of all readers; of a log that takes little that needs little memory.

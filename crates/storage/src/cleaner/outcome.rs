@@ -1,4 +1,4 @@
-//! What copying comes to: a report of what was copied, or the error for which nothing was.
+//! The outcome of a copy: a report of what was copied, or the error for which nothing was.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Reads that may block: jobs for a few threads of their own, which nobody else waits for.
+//! Jobs: reads that may block, done by a few threads that do nothing else.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

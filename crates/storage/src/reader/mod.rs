@@ -1,4 +1,5 @@
-//! Reading: where the batches of a stream stand, and their bytes from the tail cache, the region cache or the disk.
+//! The reader: finds the batches from an offset of a stream on, and takes their bytes from the tail cache, the region cache or the
+//! disk.
 
 mod entry;
 mod jobs;

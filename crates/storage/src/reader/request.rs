@@ -1,4 +1,4 @@
-//! What is asked of a reader, and what it answers.
+//! Questions to a reader, and its answers.
 
 use std::sync::Arc;
 

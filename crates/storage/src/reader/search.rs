@@ -1,4 +1,4 @@
-//! Where the batches of a stream stand: found in the batch indexes, without reading a batch.
+//! Searches for single batches of a stream: the batch indexes are read, the batches are not.
 
 use model::{Offset, Timestamp};
 

@@ -1,4 +1,4 @@
-//! Which offsets of each stream the segments have: a log in which some are missing is refused.
+//! Coverage: the offsets of each stream that some segment has. A log in which some are missing is refused.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What opening a log comes to: a report of what was found, or the error for which the log is refused.
+//! The outcome of opening a log: a report of what was found, or the error for which the log is refused.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! What a sealed segment says of itself: its trailer, its directory and its stream table, or what its data says where
-//! those are damaged.
+//! Sealed segments: their trailer, directory and stream table are read; a directory that is damaged is made anew from the
+//! data.
 
 use std::collections::HashMap;
 use std::sync::Arc;

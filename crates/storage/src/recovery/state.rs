@@ -1,4 +1,4 @@
-//! What is known of a log while it is opened: its streams, and the segments that were taken in.
+//! The state of a log while it is opened: its streams, and the segments that were taken in.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a stream loses when it is trimmed or deleted is no longer live in the segments that hold it.
+//! Trimming and deleting streams: the segments that held their records count them as live no longer.
 
 use model::Offset;
 

@@ -1,4 +1,4 @@
-//! What is said about the files of a log: findings, the records that they cost, and how much was looked at.
+//! Findings about the files of a log, the records that each costs, and how much was looked at.
 
 use model::{Offset, StreamId};
 

@@ -1,5 +1,5 @@
-//! What the `log` commands do with a log that nobody has open: they look at it, check it, and make a new one of what is
-//! left of it. Nothing here writes to the log that it looks at.
+//! The tools behind the `log` commands, for a log that nobody has open: they inspect it, verify it, and salvage what is left
+//! of it into a new one. No tool writes to the log that it reads.
 
 mod contents;
 pub mod examine;

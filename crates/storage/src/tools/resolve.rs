@@ -1,7 +1,7 @@
 //! Which copy of each record of a stream is the one to read, of all that is left, and which records no copy has.
 //!
-//! The rule is that of the opening of a log (`recovery/overlay.rs`), with one more: where the copy that goes first is damaged, an older one stands
-//! in for it. A copy that is whole hides older ones also where it has no batch, for compaction removed what was there.
+//! The rule is that of opening (`recovery/overlay.rs`), with one more: where the copy that goes first is damaged, an older one
+//! stands in for it. A copy that is whole hides older ones also where it has no batch, for compaction removed what was there.
 
 use std::cmp::Reverse;
 
