@@ -17,13 +17,15 @@ use crate::request::{Listener, Queue, Room};
 use crate::segment::{self, Segment, Segments};
 use crate::stream::Stream;
 
-/// What the writer, the preparer and the readers share.
+/// The state that the writer, the preparer, the cleaner and the readers share.
 pub(crate) struct Shared {
     pub options: Options,
     pub disk: Arc<dyn Disk>,
     pub clock: Arc<dyn Clock>,
     pub listener: Arc<dyn Listener>,
+    /// Requests to the writer, and the room for them.
     pub queue: Queue,
+    /// Write buffers, whose bytes the tail cache and its readers hold.
     pub buffers: BufferPool,
     pub tail: TailCache,
     pub regions: Regions,
@@ -33,20 +35,25 @@ pub(crate) struct Shared {
     prepared: Mutex<VecDeque<Arc<Segment>>>,
     /// Upper bound of the stream table as of the last roll.
     table_bytes: AtomicUsize,
+    /// The position below which everything is on the device, as the number of an [`Lsn`].
     pub synced: AtomicU64,
     pub rewriting: Mutex<Rewriting>,
     next_generation: AtomicU64,
+    /// Bytes that the cleaner and compaction read.
     pub cleaner_read: AtomicU64,
+    /// Bytes that the cleaner and compaction wrote.
     pub cleaner_written: AtomicU64,
     pub preparer_news: Mutex<PreparerNews>,
     pub preparer_wake: Condvar,
     /// Told, with the news of the preparer, when the log is closed.
     pub cleaner_wake: Condvar,
+    /// Batches that were served from the tail cache.
     pub tail_hits: AtomicU64,
+    /// Reads that went to the threads of the readers.
     pub cold_reads: AtomicU64,
 }
 
-/// What the preparer is told.
+/// News for the preparer.
 #[derive(Default)]
 pub(crate) struct PreparerNews {
     /// There may be something to do.
@@ -64,7 +71,7 @@ pub(crate) struct Rewriting {
     pub broken: bool,
 }
 
-/// What opening found, as far as the parts of the log share it.
+/// The part of what opening found that the parts of the log share.
 pub(crate) struct Left {
     pub streams: HashMap<StreamId, Arc<Stream>>,
     pub segments: Segments,
@@ -77,7 +84,7 @@ pub(crate) struct Left {
 }
 
 impl Shared {
-    /// What is shared in a log that holds what is in `left`.
+    /// The shared state of a log that was opened with what is in `left`.
     pub fn new(
         disk: Arc<dyn Disk>,
         options: Options,

@@ -1,4 +1,7 @@
-//! Reading a segment from front to back: every block and entry that is valid, up to the first that is not.
+//! Scans: a segment is read from front to back, every block and entry that is valid, up to the first that is not.
+//!
+//! It is not the walk of the tools (`tools/walk.rs`): here the first block that is not valid ends the segment, and a read that
+//! fails ends the opening, for what cannot be read must not pass for the end of the log.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -94,6 +97,19 @@ pub(crate) struct Found<'a> {
     pub body: &'a [u8],
 }
 
+/// The entry that begins at `at` in the payload of a block, which stands at `payload_position`.
+pub(crate) fn entry_at(
+    payload: &[u8],
+    at: usize,
+    payload_position: u32,
+    generation: u64,
+) -> Option<Found<'_>> {
+    let entry = EntryHeader::decode(payload.get(at..)?, generation)?;
+    let from = at + ENTRY_HEADER_BYTES;
+    let body = payload.get(from..from + index(entry.length))?;
+    Some(Found { entry, position: payload_position + length32(at), body })
+}
+
 /// Where a scan of one segment ended.
 pub(crate) enum ScanEnd {
     /// With its footer, whose trailer copy and payload are these.
@@ -145,13 +161,7 @@ pub(crate) fn scan(
         }
         let mut at = 0;
         for _ in 0..header.entries {
-            let found = (|| {
-                let entry = EntryHeader::decode(payload.get(at..)?, segment.generation)?;
-                let from = at + ENTRY_HEADER_BYTES;
-                let body = payload.get(from..from + index(entry.length))?;
-                Some(Found { entry, position: payload_position + length32(at), body })
-            })();
-            let found = found.ok_or_else(|| {
+            let found = entry_at(payload, at, payload_position, segment.generation).ok_or_else(|| {
                 damaged(segment.sequence, position, "an entry of a valid block contradicts itself")
             })?;
             at += ENTRY_HEADER_BYTES + found.body.len();

@@ -3,6 +3,9 @@
 //! Nothing is written, and a file is refused only when nothing can be made of it: a length that is not what the header
 //! says is made good with, and where the header itself is lost, its generation is searched for near those of the other
 //! files, for without it no CRC can be checked.
+//!
+//! The passes over block headers here come before a walk ([`super::walk`]): it needs the generation and the highest position
+//! that was synced, which they find.
 
 use std::collections::HashMap;
 use std::io;

@@ -1,7 +1,8 @@
 //! Going over a segment of which nothing is taken for granted: every block and entry that is valid, and every place
 //! where there should be one and is not.
 //!
-//! Where [`crate::recovery::scan`] ends at the first block that is invalid, this goes on: what a later block or a trailer says was
+//! It is not the scan of recovery ([`crate::recovery::scan`]), which ends at the first block that is invalid and at a read that
+//! fails. The walk goes on behind both: what a later block or a trailer says was
 //! synced must be there, so an invalid block below that is damage. Behind it the next valid block is searched at every
 //! sector, and inside of it batches at every byte. That is safe because all CRCs are seeded with the generation, and
 //! because nothing stale can lie below what was synced.
@@ -13,7 +14,7 @@ use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, index, length32,
 };
 use crate::index::BatchPlace;
-use crate::recovery::scan::{Found, Scanner, place_of};
+use crate::recovery::scan::{Found, Scanner, entry_at, place_of};
 use crate::segment::Segment;
 
 /// What a walk meets, in the order of the file.
@@ -98,13 +99,6 @@ pub(crate) fn walk(
         position = end;
     }
     Walked { end: position, epoch, footer: false }
-}
-
-fn entry_at(payload: &[u8], at: usize, payload_position: u32, generation: u64) -> Option<Found<'_>> {
-    let entry = EntryHeader::decode(payload.get(at..)?, generation)?;
-    let from = at + ENTRY_HEADER_BYTES;
-    let body = payload.get(from..from + index(entry.length))?;
-    Some(Found { entry, position: payload_position + length32(at), body })
 }
 
 /// The next place behind `position` where a block begins that may follow, at most `to`.
