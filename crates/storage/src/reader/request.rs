@@ -15,11 +15,11 @@ pub enum ReadError {
     /// The offset is below the start or above the committed end.
     #[error("offset {offset} is outside {start}..={committed}")]
     OutOfRange {
-        /// Asked for.
+        /// The offset that was asked for.
         offset: Offset,
-        /// First offset there is.
+        /// The first offset of the stream.
         start: Offset,
-        /// The end.
+        /// The committed end of the stream.
         committed: Offset,
     },
     /// The stream was deleted.
@@ -28,7 +28,7 @@ pub enum ReadError {
     /// What the disk returned is not what was written.
     #[error("damaged data at {lsn}: {what}")]
     Damaged {
-        /// Where.
+        /// Where the damage is.
         lsn: Lsn,
         /// What was found.
         what: &'static str,
@@ -52,7 +52,7 @@ pub struct Batches {
     pub next: Option<Offset>,
 }
 
-/// What to read.
+/// A question: which batches to read.
 #[derive(Clone, Debug)]
 pub struct ReadRequest {
     /// The stream.
@@ -61,7 +61,7 @@ pub struct ReadRequest {
     pub from: Offset,
     /// Batches from here on are not returned (the last stable offset, for read_committed).
     pub until: Offset,
-    /// Bytes at most.
+    /// Bytes of the batches at most.
     pub bytes_max: usize,
     /// Return the first batch even if it alone is larger than `bytes_max` (KIP-74).
     pub at_least_one: bool,
@@ -84,7 +84,7 @@ pub enum ReadStep {
 
 /// Who asked for a [`crate::Log::read_later`]; told once, from a thread of the log.
 pub trait ReadDone: Send {
-    /// Whether it still waits: otherwise nothing is read, and it is not told.
+    /// Whether somebody still waits. Otherwise nothing is read, and nobody is told.
     fn waits(&self) -> bool {
         true
     }

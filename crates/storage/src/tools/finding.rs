@@ -1,45 +1,45 @@
-//! Findings about the files of a log, the records that each costs, and how much was looked at.
+//! Findings about the files of a log, the records that each costs, and how much was checked.
 
 use model::{Offset, StreamId};
 
 /// How bad a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Severity {
-    /// As a crash may leave a log: opening makes it good, and nothing is lost.
+    /// A crash may leave a log so: opening makes it good, and nothing is lost.
     Note,
-    /// Damage that costs nothing: opening makes it good, or nothing that is still needed stands there.
+    /// The damage costs nothing: opening makes it good, or nothing that is still needed stands there.
     Warning,
-    /// Opening refuses it, or somebody who reads gets an error.
+    /// Opening refuses the log, or a reader gets an error.
     Error,
 }
 
 /// Records of one stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hit {
-    /// Whose.
+    /// The stream of the records.
     pub stream: StreamId,
-    /// The first.
+    /// The first offset.
     pub from: Offset,
-    /// Behind the last.
+    /// The offset behind the last.
     pub to: Offset,
-    /// In how many batches, where that is known.
+    /// The number of their batches, where it is known.
     pub batches: Option<u64>,
 }
 
-/// Something about a file.
+/// What was found out about a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
-    /// The file's name; of one that is missing the name it would have, or nothing.
+    /// The file's name. A file that is missing has the name that it would have, or none.
     pub file: String,
-    /// The bytes in question.
+    /// The first of the bytes in question.
     pub from: u64,
-    /// Behind the last of them.
+    /// The position behind the last of them.
     pub to: u64,
-    /// What it is.
+    /// What is wrong, in words.
     pub what: String,
-    /// The records that stood there, as far as it is known.
+    /// The records that stood there, as far as they are known.
     pub hits: Vec<Hit>,
 }
 
@@ -55,7 +55,7 @@ impl Finding {
     }
 }
 
-/// How much was looked at.
+/// How much was checked.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Checked {
     /// Segments.
