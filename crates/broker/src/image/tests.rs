@@ -1,3 +1,5 @@
+//! The image follows the store, and every change of two brokers is made once.
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
