@@ -22,7 +22,8 @@ use crate::groups::GroupConfig;
 use crate::image::Metadata;
 use crate::logs::{LogDirectory, Logs, LogsError, OpenLog, Opening, Streams};
 use crate::metrics::Metrics;
-use crate::partition::{Home, Partition};
+use crate::partition::{Elsewhere, Home, Partition, Replica};
+use crate::placement::{Leader, Listeners, Placement};
 use crate::producer_ids::ProducerIds;
 use crate::quotas::Quotas;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
@@ -67,11 +68,12 @@ pub struct Broker {
     pub(crate) metadata: Arc<Metadata>,
     pub(crate) logs: Arc<Logs>,
     pub(crate) topics: Arc<Topics>,
+    pub(crate) placement: Arc<Placement>,
     pub(crate) sessions: Sessions,
     pub(crate) coordinator: Arc<Coordinator>,
     pub(crate) producer_ids: Arc<ProducerIds>,
     pub(crate) transactions: Arc<TransactionCoordinator>,
-    compactor: Compactor,
+    compactor: Arc<Compactor>,
     pub(crate) walks: Arc<Walks>,
     pub(crate) turns: Turns,
     pub(crate) metrics: Arc<Metrics>,
@@ -94,8 +96,9 @@ impl Broker {
         let placed = Topics::placed(&metadata.image());
         let logs = Arc::new(Logs::open(logs, &opening, &*store, directory, &placed)?);
         metadata.refresh()?;
+        let placement = Arc::new(Placement::alone(config.node_id));
         let configs = ResourceConfigs::new(metadata.clone(), config.clone());
-        let topics = Topics::open(metadata.clone(), logs.clone(), configs.clone());
+        let topics = Topics::open(metadata.clone(), logs.clone(), configs.clone(), placement.clone());
         assert!(topics_later.set(Arc::downgrade(&topics) as Weak<dyn Streams>).is_ok(), "set once");
         let group_config = GroupConfig {
             session_timeout_ms_min: config.group_session_timeout_ms_min,
@@ -121,7 +124,8 @@ impl Broker {
             clock.clone(),
         );
         let walks = Arc::new(Walks::default());
-        let compactor = Compactor::new(topics.clone(), logs.clone(), configs.clone(), walks.clone());
+        let compactor =
+            Arc::new(Compactor::new(topics.clone(), logs.clone(), configs.clone(), walks.clone()));
         let broker = Arc::new(Broker {
             sessions: Sessions::new(usize::try_from(config.fetch_sessions_max).unwrap_or(0)),
             coordinator,
@@ -135,6 +139,7 @@ impl Broker {
             metadata,
             logs,
             topics,
+            placement,
             producer_ids,
             transactions: Arc::new(transactions),
             compactor,
@@ -265,6 +270,56 @@ impl Broker {
         }
     }
 
+    /// Another broker of the cluster, on the logs, the metadata and the coordinators of this one: what a second broker is to
+    /// clients. It does nothing by itself in the background. For tests.
+    #[doc(hidden)]
+    pub fn beside(&self, node: i32) -> Arc<Broker> {
+        Arc::new(Broker {
+            config: self.config.clone(),
+            configs: self.configs.clone(),
+            quotas: self.quotas.clone(),
+            authorizer: self.authorizer.clone(),
+            users: self.users.clone(),
+            telemetry: self.telemetry.clone(),
+            cluster_id: self.cluster_id.clone(),
+            metadata: self.metadata.clone(),
+            logs: self.logs.clone(),
+            topics: self.topics.clone(),
+            placement: Arc::new(Placement::alone(node)),
+            sessions: Sessions::new(usize::try_from(self.config.fetch_sessions_max).unwrap_or(0)),
+            coordinator: self.coordinator.clone(),
+            producer_ids: self.producer_ids.clone(),
+            transactions: self.transactions.clone(),
+            compactor: self.compactor.clone(),
+            walks: self.walks.clone(),
+            turns: Turns::default(),
+            metrics: self.metrics.clone(),
+            clock: self.clock.clone(),
+            background: Mutex::default(),
+        })
+    }
+
+    /// Replaces what is known of the other brokers: their listeners by name. For tests.
+    #[doc(hidden)]
+    pub fn set_others(&self, others: BTreeMap<i32, Listeners>) {
+        self.placement.set_others(others);
+    }
+
+    /// Has every partition led by the broker that `choose` says, given its topic, its index and its leader: if that is another
+    /// one, with the next epoch. For tests.
+    #[doc(hidden)]
+    pub fn place(&self, mut choose: impl FnMut(&str, i32, i32) -> i32) {
+        for topic in self.topics.all() {
+            for partition in topic.partitions().iter() {
+                let Leader { node, epoch } = partition.leader();
+                let chosen = choose(&topic.name, partition.index, node);
+                if chosen != node {
+                    partition.lead(Leader { node: chosen, epoch: epoch + 1 });
+                }
+            }
+        }
+    }
+
     /// Its settings.
     pub fn config(&self) -> &Config {
         &self.config
@@ -274,6 +329,11 @@ impl Broker {
     pub(crate) fn group_config(&self, group_id: &str) -> ConsumerGroupConfig {
         let overrides = self.configs.of(ResourceKind::Group, group_id);
         ConsumerGroupConfig::new(&overrides, &self.configs.now())
+    }
+
+    /// The partition, if this broker leads it.
+    pub(crate) fn replica<'a>(&self, partition: &'a Partition) -> Result<Replica<'a>, Elsewhere<'a>> {
+        partition.replica(self.placement.local())
     }
 
     /// Milliseconds since the Unix epoch.

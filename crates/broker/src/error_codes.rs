@@ -6,6 +6,7 @@ use wire::ErrorCode;
 use crate::failure::Failure;
 use crate::groups::GroupError;
 use crate::logs::Lost;
+use crate::partition::Elsewhere;
 use crate::sequence::SequenceError;
 use crate::topics::TopicError;
 use crate::transactions::TransactionError;
@@ -28,6 +29,15 @@ impl From<&Lost> for Failure {
     }
 }
 
+impl From<Elsewhere<'_>> for Failure {
+    fn from(elsewhere: Elsewhere<'_>) -> Failure {
+        match elsewhere {
+            Elsewhere::Remote => ErrorCode::NotLeaderOrFollower.into(),
+            Elsewhere::Offline(lost) => lost.into(),
+        }
+    }
+}
+
 impl From<AppendError> for Failure {
     fn from(error: AppendError) -> Failure {
         let message = error.to_string();
@@ -45,6 +55,7 @@ impl From<SequenceError> for Failure {
             SequenceError::OutOfOrder { .. } => {
                 Failure::because(ErrorCode::OutOfOrderSequenceNumber, message)
             }
+            SequenceError::Moved => Failure::because(ErrorCode::NotLeaderOrFollower, message),
             SequenceError::Epoch { .. } => Failure::because(ErrorCode::InvalidProducerEpoch, message),
             // Clients of all versions try again.
             SequenceError::AnotherTransaction { .. } => {

@@ -148,3 +148,99 @@ impl<'a> Reader<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashMap};
+    use std::sync::Arc;
+
+    use disk::{Disk, SimDisk};
+    use model::StreamId;
+    use storage::{AdmitError, Durability};
+    use wire::Text;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::logs::{LogDirectory, Logs, Opening};
+    use crate::partition::Order;
+    use crate::placement::Leader;
+
+    const PARTITIONS: u64 = 20;
+    const ROUNDS: u32 = 150;
+    const RECORD_BYTES: usize = 8 * 1024;
+    const LOG_BYTES: u64 = PARTITIONS * ROUNDS as u64 * RECORD_BYTES as u64;
+    const LEADER: Leader = Leader { node: 1, epoch: 0 };
+    const MIB: i64 = 1 << 20;
+    /// What the readers of a log read at once, at the least.
+    const REGION_BYTES: u64 = 256 * 1024;
+
+    fn open(disk: &SimDisk, store: &meta::Memory, home: &std::path::Path) -> (Logs, Vec<Partition>) {
+        let disk = disk.clone();
+        let directory = LogDirectory::new("a", move |_| Ok(Arc::new(disk.clone()) as Arc<dyn Disk>));
+        let config = Config {
+            reserve_bytes: 0,
+            segment_bytes: 4 * MIB,
+            read_cache_bytes: 4 * MIB,
+            tail_cache_bytes: 4 * MIB,
+            ..Config::default()
+        };
+        let opening = Opening {
+            config: &config,
+            metrics: &Arc::default(),
+            clock: &Arc::default(),
+            topics: &Arc::default(),
+        };
+        let logs = Logs::open(vec![directory], &opening, store, home, &BTreeMap::new()).unwrap();
+        let log = logs.all()[0].clone();
+        let partition = |index: u64| {
+            let topic = Text::from_static("__consumer_offsets");
+            Partition::new(topic, i32::try_from(index).unwrap(), StreamId(index + 1), Ok(log.clone()), LEADER)
+        };
+        (logs, (0..PARTITIONS).map(partition).collect())
+    }
+
+    fn append(partition: &Partition, record: InternalRecord) {
+        let home = partition.home().unwrap();
+        let batch = batch_of(&[record], 0, None);
+        let admission = loop {
+            match home.log.log.admit(batch.bytes.len()) {
+                Ok(admission) => break admission,
+                // Another segment is being prepared.
+                Err(AdmitError::Busy) => std::thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let order = Order::plain(admission, Durability::Written, None, 0);
+        partition.append(home, batch, order).unwrap();
+    }
+
+    #[test]
+    fn partitions_that_lie_between_each_other_are_read_in_one_pass() {
+        let (disk, store) = (SimDisk::new(0), meta::Memory::default());
+        let home = tempfile::tempdir().unwrap();
+        let (logs, partitions) = open(&disk, &store, home.path());
+        let value = Bytes::from(vec![7; RECORD_BYTES]);
+        for round in 0..ROUNDS {
+            for partition in &partitions {
+                append(partition, (Bytes::copy_from_slice(&round.to_be_bytes()), Some(value.clone())));
+            }
+        }
+        logs.close();
+        let (logs, partitions) = open(&disk, &store, home.path());
+        let there: Vec<_> =
+            partitions.iter().map(|partition| (partition, partition.home().unwrap())).collect();
+        let mut found: HashMap<usize, Vec<u32>> = HashMap::new();
+        let read = read_records(&there, |at, _, record| {
+            let key = record.key.as_ref().unwrap();
+            found.entry(at).or_default().push(u32::from_be_bytes(key[..].try_into().unwrap()));
+        });
+        assert!(read.iter().all(Result::is_ok));
+        let all: Vec<u32> = (0..ROUNDS).collect();
+        assert_eq!(found.len(), partitions.len());
+        assert!(found.values().all(|rounds| *rounds == all));
+        // Once each, and a few twice where they end or where the readers come back for a second batch.
+        let regions = logs.all()[0].log.statistics().region_misses;
+        assert!(regions <= 2 * LOG_BYTES / REGION_BYTES, "{regions} regions were read");
+        logs.close();
+    }
+}

@@ -14,7 +14,7 @@ use wire::Text;
 use wire::records::{TransactionResult, end_transaction_marker};
 
 use crate::logs::{Lost, OpenLog};
-use crate::placement::LEADER_EPOCH;
+use crate::placement::{Leader, Leadership};
 use crate::sequence::{self, Sequence, SequenceError};
 use crate::signal::Subscribers;
 use crate::transactions::{
@@ -31,6 +31,7 @@ pub struct Partition {
     /// Its stream, in whichever log.
     pub stream_id: StreamId,
     home: Result<Home, Arc<Lost>>,
+    leadership: Leadership,
     /// Who waits for it.
     pub subscribers: Subscribers,
     state: Mutex<State>,
@@ -59,6 +60,8 @@ impl Completion for Forgotten {
 #[derive(Debug)]
 struct State {
     next_offset: Offset,
+    /// The epochs of the leaders, and the offset that was next when each began.
+    epochs: Vec<(i32, Offset)>,
     producers: Producers,
     transactions: PartitionTransactions,
 }
@@ -76,6 +79,8 @@ pub struct Order {
     pub check: Option<Check>,
     /// Whether its producer has a new epoch for each transaction, so that here it begins with sequence 0 (KIP-890).
     pub begins_anew: bool,
+    /// The epoch of the leader that admitted the batch. The server's own batches have none.
+    pub leader_epoch: Option<i32>,
     /// When `done` is called.
     pub durability: Durability,
     /// Called in the end.
@@ -85,14 +90,23 @@ pub struct Order {
 }
 
 impl Order {
-    /// Of a batch without a transaction.
+    /// Of a batch of the server's own, without a transaction.
     pub fn plain(
         admission: Admission,
         durability: Durability,
         done: Option<Arc<dyn Completion>>,
         now_ms: i64,
     ) -> Order {
-        Order { admission, index_room: None, check: None, begins_anew: false, durability, done, now_ms }
+        Order {
+            admission,
+            index_room: None,
+            check: None,
+            begins_anew: false,
+            leader_epoch: None,
+            durability,
+            done,
+            now_ms,
+        }
     }
 }
 
@@ -109,6 +123,24 @@ pub struct ActiveProducer {
     pub last_append_ms: i64,
     /// Where its open transaction begins.
     pub first_offset: Option<Offset>,
+}
+
+/// A partition as its leader has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Replica<'a> {
+    /// Where its records are.
+    pub home: &'a Home,
+    /// The leader's epoch.
+    pub epoch: i32,
+}
+
+/// Why a broker cannot serve a partition.
+#[derive(Clone, Copy, Debug)]
+pub enum Elsewhere<'a> {
+    /// Another broker leads it.
+    Remote,
+    /// Its log directory is lost.
+    Offline(&'a Lost),
 }
 
 /// What became of an append.
@@ -146,11 +178,13 @@ impl Partition {
         index: i32,
         stream_id: StreamId,
         log: Result<Arc<OpenLog>, Arc<Lost>>,
+        leader: Leader,
     ) -> Partition {
         let home = log.map(|log| Home { stream: log.log.stream(stream_id), log });
         let state = home.as_ref().map_or_else(
             |_| State {
                 next_offset: Offset::ZERO,
+                epochs: vec![(leader.epoch, Offset::ZERO)],
                 producers: Producers::default(),
                 transactions: PartitionTransactions::default(),
             },
@@ -158,6 +192,7 @@ impl Partition {
                 let StoredTransactions { open, aborted } = log.take_stored_transactions(stream.id());
                 State {
                     next_offset: stream.bounds().committed,
+                    epochs: vec![(leader.epoch, Offset::ZERO)],
                     producers: stream.producers(),
                     transactions: PartitionTransactions::restored(&open, aborted),
                 }
@@ -168,20 +203,69 @@ impl Partition {
             index,
             stream_id,
             home,
+            leadership: Leadership::new(leader),
             subscribers: Subscribers::default(),
             state: Mutex::new(state),
             deleted: AtomicBool::new(false),
         }
     }
 
-    /// Where its records are; refused while its log directory is lost.
+    /// Who leads it.
+    pub fn leader(&self) -> Leader {
+        self.leadership.get()
+    }
+
+    /// The partition as the broker `node` leads it.
+    pub fn replica(&self, node: i32) -> Result<Replica<'_>, Elsewhere<'_>> {
+        let leader = self.leader();
+        if leader.node != node {
+            return Err(Elsewhere::Remote);
+        }
+        let home = self.home().map_err(Elsewhere::Offline)?;
+        Ok(Replica { home, epoch: leader.epoch })
+    }
+
+    /// Has another leader from now on. What the one before has admitted and not appended yet is refused, and who waits for
+    /// records here looks again. Nothing happens if the epoch is not higher.
+    pub fn lead(&self, leader: Leader) {
+        let mut state = self.state.lock();
+        if leader.epoch <= self.leader().epoch {
+            return;
+        }
+        let next_offset = state.next_offset;
+        state.epochs.push((leader.epoch, next_offset));
+        self.leadership.set(leader);
+        drop(state);
+        self.subscribers.mark(usize::MAX);
+    }
+
+    /// Where the records of an epoch end: the largest epoch up to `epoch` and the offset after its last record, which is `end`
+    /// for the current one (KIP-320). `None` for an epoch that is still to come.
+    pub fn epoch_end(&self, epoch: i32, end: Offset) -> Option<(i32, Offset)> {
+        let state = self.state.lock();
+        let next = state.epochs.partition_point(|(began, _)| *began <= epoch);
+        let last = next.checked_sub(1).map(|at| state.epochs[at].0);
+        match (last, state.epochs.get(next)) {
+            (Some(last), Some((_, begins))) => Some((last, *begins)),
+            (Some(last), None) if last == epoch => Some((epoch, end)),
+            // As Kafka: the epochs before the first have no records.
+            (None, Some((_, begins))) => Some((epoch, *begins)),
+            (_, None) => None,
+        }
+    }
+
+    /// Where its records are, whoever leads it; refused while its log directory is lost.
     pub fn home(&self) -> Result<&Home, &Lost> {
         self.home.as_ref().map_err(|lost| &**lost)
     }
 
     /// Appends a batch to its log, which is `home`, unless it repeats one or does not continue its producer's sequence.
-    pub fn append(&self, home: &Home, batch: Checked, order: Order) -> Result<Appended, SequenceError> {
+    pub fn append(&self, home: &Home, batch: Checked, mut order: Order) -> Result<Appended, SequenceError> {
         let mut state = self.state.lock();
+        let leader_epoch = self.leader().epoch;
+        if order.leader_epoch.is_some_and(|epoch| epoch != leader_epoch) {
+            return Err(SequenceError::Moved);
+        }
         if let Sequence::Duplicate(RememberedBatch { base_offset, offset_count, .. }) =
             sequence::check(&state.producers, &batch.header, order.begins_anew)?
         {
@@ -201,7 +285,8 @@ impl Partition {
                 });
             }
             if state.transactions.begin(producer_id, base_offset) {
-                let room = order.index_room.expect("a transactional batch comes with room for the index");
+                let room =
+                    order.index_room.take().expect("a transactional batch comes with room for the index");
                 let log = &home.log;
                 log.transactions.begin(
                     &log.log,
@@ -214,7 +299,7 @@ impl Partition {
         } else if batch.header.is_idempotent() && state.transactions.first_offset(producer_id).is_some() {
             return Err(SequenceError::NotTransactional { producer_id });
         }
-        state.place(home, batch, order.admission, order.durability, order.done, order.now_ms);
+        state.place(home, batch, leader_epoch, order);
         Ok(Appended::New { base_offset })
     }
 
@@ -224,7 +309,7 @@ impl Partition {
         home: &Home,
         (producer_id, epoch): (i64, i16),
         result: TransactionResult,
-        order: Order,
+        mut order: Order,
     ) -> Result<Offset, SequenceError> {
         let bytes = end_transaction_marker(producer_id, epoch, result, 0, Timestamp(order.now_ms));
         let header = BatchHeader::parse(&bytes).expect("the batch was just built");
@@ -236,7 +321,7 @@ impl Partition {
         }
         let offset = state.next_offset;
         if let Some(first) = state.transactions.end(producer_id, offset, result) {
-            let room = order.index_room.expect("a marker comes with room for the index");
+            let room = order.index_room.take().expect("a marker comes with room for the index");
             let log = &home.log;
             log.transactions.end(
                 &log.log,
@@ -248,7 +333,8 @@ impl Partition {
             );
         }
         let marker = Checked { header, bytes, append_time: None };
-        state.place(home, marker, order.admission, order.durability, order.done, order.now_ms);
+        let leader_epoch = self.leader().epoch;
+        state.place(home, marker, leader_epoch, order);
         Ok(offset)
     }
 
@@ -354,15 +440,8 @@ impl State {
         self.producers.find(producer_id).map(|producer| producer.epoch)
     }
 
-    fn place(
-        &mut self,
-        home: &Home,
-        batch: Checked,
-        admission: Admission,
-        durability: Durability,
-        done: Option<Arc<dyn Completion>>,
-        now_ms: i64,
-    ) {
+    fn place(&mut self, home: &Home, batch: Checked, leader_epoch: i32, order: Order) {
+        let Order { admission, durability, done, now_ms, .. } = order;
         let base_offset = self.next_offset;
         self.next_offset = base_offset + batch.header.offset_count();
         self.producers.record(&batch.header, base_offset, now_ms);
@@ -372,7 +451,7 @@ impl State {
             header: batch.header,
             batch: batch.bytes,
             append_time: batch.append_time,
-            leader_epoch: LEADER_EPOCH,
+            leader_epoch,
             durability,
             done,
             admission,

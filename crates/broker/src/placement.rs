@@ -1,4 +1,131 @@
-//! Who leads a partition.
+//! Which broker leads a partition, and where brokers are reached. Nothing else knows the id of this broker.
 
-/// The only leader epoch: there is one server, and nothing that consumers saw is ever truncated.
-pub const LEADER_EPOCH: i32 = 0;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLock;
+use wire::Text;
+
+use crate::caller::{Endpoint, Origin};
+
+/// The epoch of the first leader of a partition.
+pub const FIRST_EPOCH: i32 = 0;
+
+/// The broker that leads a partition, and since which epoch (KIP-101): each further leader has a higher one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// Its id.
+    pub node: i32,
+    /// Its epoch.
+    pub epoch: i32,
+}
+
+/// The leader of a partition; it is read and changed as a whole.
+pub struct Leadership(AtomicU64);
+
+impl Leadership {
+    pub fn new(leader: Leader) -> Leadership {
+        Leadership(AtomicU64::new(pack(leader)))
+    }
+
+    pub fn get(&self) -> Leader {
+        let packed = self.0.load(Ordering::Acquire);
+        let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).expect("half of it").cast_signed();
+        Leader { node: half(packed >> 32), epoch: half(packed) }
+    }
+
+    pub fn set(&self, leader: Leader) {
+        self.0.store(pack(leader), Ordering::Release);
+    }
+}
+
+fn pack(leader: Leader) -> u64 {
+    u64::from(leader.node.cast_unsigned()) << 32 | u64::from(leader.epoch.cast_unsigned())
+}
+
+impl fmt::Debug for Leadership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
+/// The listeners of a broker by name, as clients reach them.
+pub type Listeners = BTreeMap<String, (String, u16)>;
+
+/// The brokers of the cluster, as one of them sees them.
+#[derive(Debug)]
+pub struct Placement {
+    local: i32,
+    others: RwLock<Arc<BTreeMap<i32, Listeners>>>,
+}
+
+impl Placement {
+    /// As the broker `local` sees it, which is alone.
+    pub fn alone(local: i32) -> Placement {
+        Placement { local, others: RwLock::default() }
+    }
+
+    /// The id of this broker.
+    pub fn local(&self) -> i32 {
+        self.local
+    }
+
+    /// The leader of a new partition.
+    pub fn first_leader(&self) -> Leader {
+        Leader { node: self.local, epoch: FIRST_EPOCH }
+    }
+
+    /// The broker that changes the metadata: the one with the lowest id.
+    pub fn controller(&self) -> i32 {
+        self.others.read().keys().next().map_or(self.local, |first| self.local.min(*first))
+    }
+
+    /// Whether there is a broker of this id.
+    pub fn has(&self, node: i32) -> bool {
+        node == self.local || self.others.read().contains_key(&node)
+    }
+
+    /// Replaces what is known of the other brokers.
+    pub fn set_others(&self, others: BTreeMap<i32, Listeners>) {
+        *self.others.write() = Arc::new(others);
+    }
+
+    /// The brokers that a client of this origin can reach, by id, and where: this one where the client reached it, the others
+    /// by their listeners of the same name.
+    pub fn nodes(&self, origin: &Origin) -> Vec<(i32, Endpoint)> {
+        let others = self.others.read().clone();
+        let endpoint = |listeners: &Listeners| {
+            let (host, port) = listeners.get(&origin.listener.name)?;
+            Some(Endpoint { host: Text::copied(host), port: i32::from(*port) })
+        };
+        let others = others.iter().filter_map(|(node, listeners)| Some((*node, endpoint(listeners)?)));
+        let mut nodes: Vec<_> = std::iter::once((self.local, origin.endpoint())).chain(others).collect();
+        nodes.sort_unstable_by_key(|(node, _)| *node);
+        nodes
+    }
+
+    /// Where a client of this origin reaches a broker.
+    pub fn endpoint(&self, node: i32, origin: &Origin) -> Option<Endpoint> {
+        if node == self.local {
+            return Some(origin.endpoint());
+        }
+        self.nodes(origin).into_iter().find(|(id, _)| *id == node).map(|(_, endpoint)| endpoint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leaders_come_back_as_they_were_set() {
+        for leader in [(1, 0), (0, i32::MAX), (i32::MAX, 7), (-1, -1)] {
+            let leader = Leader { node: leader.0, epoch: leader.1 };
+            let leadership = Leadership::new(Leader { node: 5, epoch: 5 });
+            leadership.set(leader);
+            assert_eq!(leadership.get(), leader);
+        }
+    }
+}

@@ -53,6 +53,9 @@ pub enum SequenceError {
         /// The producer.
         producer_id: i64,
     },
+    /// Another broker leads the partition since the batch was admitted.
+    #[error("The leader of the partition has changed")]
+    Moved,
     /// A batch outside of the transaction that is open.
     #[error("Expected transactional write from producer {producer_id}")]
     NotTransactional {

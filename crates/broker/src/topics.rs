@@ -17,6 +17,7 @@ use crate::image::records::TopicRecord;
 use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
 use crate::logs::{Held, Logs, Streams};
 use crate::partition::Partition;
+use crate::placement::Placement;
 use crate::resource_configs::{ResourceConfigs, ResourceKind};
 use crate::resource_setting::Overrides;
 use crate::stored;
@@ -162,6 +163,7 @@ pub struct Topics {
     metadata: Arc<Metadata>,
     logs: Arc<Logs>,
     configs: Arc<ResourceConfigs>,
+    placement: Arc<Placement>,
     by_name: RwLock<Names>,
     by_id: RwLock<HashMap<Uuid, Arc<Topic>>>,
     by_stream: RwLock<HashMap<StreamId, Arc<Partition>>>,
@@ -173,11 +175,17 @@ pub struct Topics {
 
 impl Topics {
     /// Opens the topics of the metadata, and drops streams that no topic owns: what a crash in the middle of a deletion left.
-    pub fn open(metadata: Arc<Metadata>, logs: Arc<Logs>, configs: Arc<ResourceConfigs>) -> Arc<Topics> {
+    pub fn open(
+        metadata: Arc<Metadata>,
+        logs: Arc<Logs>,
+        configs: Arc<ResourceConfigs>,
+        placement: Arc<Placement>,
+    ) -> Arc<Topics> {
         let topics = Arc::new(Topics {
             metadata,
             logs,
             configs,
+            placement,
             by_name: RwLock::default(),
             by_id: RwLock::default(),
             by_stream: RwLock::default(),
@@ -422,7 +430,8 @@ impl Topics {
     }
 
     fn partition(&self, topic: &Text, index: i32, (stream, log): (StreamId, Uuid)) -> Arc<Partition> {
-        let partition = Partition::new(topic.clone(), index, stream, self.logs.find(log));
+        let partition =
+            Partition::new(topic.clone(), index, stream, self.logs.find(log), self.placement.first_leader());
         let partition = Arc::new(partition);
         self.by_stream.write().insert(stream, partition.clone());
         partition

@@ -64,7 +64,7 @@ class Server:
             raise ServerFailed(f"{place.MAINSTEM} is missing, build it first: cargo build --release")
         self.bootstrap = self.listen or f"127.0.0.1:{free_port()}"
         with open(self.log_path, "ab") as log:
-            self.process = subprocess.Popen(self.command(), stdout=subprocess.PIPE, stderr=log, env=environment())
+            self.process = self.popen(log)
         lines, output = queue.Queue(), self.process.stdout
 
         def pump():
@@ -75,6 +75,9 @@ class Server:
 
         threading.Thread(target=pump, daemon=True).start()
         return lines
+
+    def popen(self, log, **options):
+        return subprocess.Popen(self.command(), stdout=subprocess.PIPE, stderr=log, env=environment(), **options)
 
     def command(self):
         command = [place.MAINSTEM, "serve", "--data-dir", self.directory / "data", "--listen", self.bootstrap]

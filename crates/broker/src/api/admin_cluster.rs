@@ -20,7 +20,7 @@ const METADATA_TOPIC: &str = "__cluster_metadata";
 /// Answers DescribeQuorum.
 pub async fn describe_quorum(request: Request<DescribeQuorumRequest>) -> DescribeQuorumResponse {
     let Request { broker, caller, body: request, .. } = &request;
-    let node_id = broker.config.node_id;
+    let node_id = broker.placement.local();
     let now_ms = broker.now_ms();
     let revision = i64::try_from(broker.metadata.image().revision).unwrap_or(i64::MAX);
     let partition = |topic: &Text, asked: &AskedPartition| {
@@ -76,7 +76,7 @@ pub async fn describe_quorum(request: Request<DescribeQuorumRequest>) -> Describ
 pub async fn update_features(request: Request<UpdateFeaturesRequest>) -> UpdateFeaturesResponse {
     let version = request.version;
     let Request { broker, body: request, .. } = &request;
-    let node_id = broker.config.node_id;
+    let node_id = broker.placement.local();
     let problem = |feature: &str, level: i16, downgrades: bool| {
         match FEATURES.iter().find(|(name, _)| *name == feature) {
         _ if level < 0 => Some("A feature version cannot be less than 0.".to_owned()),
@@ -129,7 +129,7 @@ pub async fn update_features(request: Request<UpdateFeaturesRequest>) -> UpdateF
 pub async fn unregister_broker(request: Request<UnregisterBrokerRequest>) -> UnregisterBrokerResponse {
     let Request { broker, body: request, .. } = &request;
     let (error, why) = match request.broker_id {
-        id if id == broker.config.node_id => {
+        id if id == broker.placement.local() => {
             (ErrorCode::InvalidRequest, "The only broker of a cluster cannot be unregistered.".to_owned())
         }
         id => (ErrorCode::BrokerIdNotRegistered, format!("Broker ID {id} is not currently registered")),

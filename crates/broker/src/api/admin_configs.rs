@@ -245,7 +245,7 @@ fn described(
 /// Whether `name` is this broker's id.
 fn check_node(broker: &Broker, name: &str, or: &str) -> Result<(), Failure> {
     let refused = |why: String| Err(Failure::because(ErrorCode::InvalidRequest, why));
-    let node = broker.config.node_id;
+    let node = broker.placement.local();
     match name.parse::<i32>() {
         Ok(id) if id == node => Ok(()),
         Ok(_) => refused(format!("Unexpected broker id, expected {node}{or} but received {name}")),
@@ -350,7 +350,7 @@ pub async fn list_resources(
     for kind in ALL.iter().filter(|kind| types.contains(kind)) {
         match *kind {
             TOPIC => broker.topics.all().iter().for_each(|topic| add(TOPIC, topic.name.clone())),
-            BROKER | BROKER_LOGGER => add(*kind, Text::from(broker.config.node_id.to_string())),
+            BROKER | BROKER_LOGGER => add(*kind, Text::from(broker.placement.local().to_string())),
             CLIENT_METRICS => broker
                 .configs
                 .names(ResourceKind::ClientMetrics)

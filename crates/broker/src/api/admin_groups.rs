@@ -52,7 +52,9 @@ pub async fn describe(request: Request<DescribeGroupsRequest>) -> DescribeGroups
             ..DescribedGroup::default()
         };
         match found {
-            _ if !broker.coordinator.serves(id) => described.error_code = ErrorCode::NotCoordinator.code(),
+            _ if !broker.coordinator.serves(id, broker.placement.local()) => {
+                described.error_code = ErrorCode::NotCoordinator.code()
+            }
             Some(group) => describe_into(&mut described, group),
             None if version >= NOT_FOUND_FROM_VERSION => {
                 described.error_code = ErrorCode::GroupIdNotFound.code();
@@ -135,7 +137,9 @@ pub async fn delete(
         let allowed = broker.authorizer.group(&caller, Operation::Delete, &group_id);
         let result = match broker.coordinator.find(&group_id) {
             _ if let Err(error) = allowed => Err(Failure::new(error)),
-            _ if !broker.coordinator.serves(&group_id) => Err(Failure::new(ErrorCode::NotCoordinator)),
+            _ if !broker.coordinator.serves(&group_id, broker.placement.local()) => {
+                Err(Failure::new(ErrorCode::NotCoordinator))
+            }
             None => Err(Failure::new(ErrorCode::GroupIdNotFound)),
             Some(entry) => broker.coordinator.delete(&entry).await.map_err(Failure::from),
         };

@@ -12,11 +12,10 @@ use wire::messages::elect_leaders_response as el;
 use wire::{ErrorCode, Text};
 
 use crate::api::metadata::NO_LEADER;
-use crate::broker::Broker;
 use crate::failure::Failure;
 use crate::logs::OpenLog;
 use crate::partition::Partition;
-use crate::placement::LEADER_EPOCH;
+use crate::placement::Leader;
 use crate::request::Request;
 use crate::security::{Operation, ResourceType};
 use crate::topics::{TOPIC_NAME_MAX, Topic, check_name};
@@ -239,7 +238,6 @@ pub async fn alter_reassignments(
             ..m::AlterPartitionReassignmentsResponse::default()
         };
     }
-    let node = broker.config.node_id;
     let too_many = request.topics.iter().any(|topic| topic.partitions.len() > NAMED_MAX);
     let reassign = |name: &Text, found: Option<&Topic>, index: i32, replicas: Option<&[i32]>| {
         let unknown = |what: String| Err(Failure::because(ErrorCode::UnknownTopicOrPartition, what));
@@ -256,12 +254,13 @@ pub async fn alter_reassignments(
         match replicas {
             None => Err(ErrorCode::NoReassignmentInProgress.into()),
             Some([]) => invalid("The manual partition assignment includes an empty replica list.".into()),
-            Some(replicas) => match replicas.iter().find(|replica| **replica != node) {
+            Some(replicas) => match replicas.iter().find(|replica| !broker.placement.has(**replica)) {
                 Some(other) => invalid(format!(
                     "The manual partition assignment includes broker {other}, but no such broker is registered."
                 )),
                 None if replicas.len() > 1 => invalid(format!(
-                    "The manual partition assignment includes the broker {node} more than once."
+                    "The manual partition assignment includes the broker {} more than once.",
+                    replicas[0]
                 )),
                 None => Ok(()),
             },
@@ -363,7 +362,7 @@ pub async fn describe_topic_partitions(
             continue;
         };
         let partitions = topic.partitions();
-        let shown: Vec<_> = partitions.iter().skip(from).take(left).map(|p| described(broker, p)).collect();
+        let shown: Vec<_> = partitions.iter().skip(from).take(left).map(|p| described(p)).collect();
         left -= shown.len();
         let next = from + shown.len();
         if next < partitions.len() {
@@ -412,14 +411,14 @@ fn with_partitions(
     }
 }
 
-fn described(broker: &Broker, partition: &Partition) -> dtp::DescribeTopicPartitionsResponsePartition {
-    let (node, lost) = (broker.config.node_id, partition.home().is_err());
+fn described(partition: &Partition) -> dtp::DescribeTopicPartitionsResponsePartition {
+    let (Leader { node, epoch: leader_epoch }, lost) = (partition.leader(), partition.home().is_err());
     let error = if lost { ErrorCode::LeaderNotAvailable } else { ErrorCode::None };
     dtp::DescribeTopicPartitionsResponsePartition {
         error_code: error.code(),
         partition_index: partition.index,
         leader_id: if lost { NO_LEADER } else { node },
-        leader_epoch: LEADER_EPOCH,
+        leader_epoch,
         replica_nodes: vec![node],
         isr_nodes: vec![node],
         eligible_leader_replicas: Some(Vec::new()),

@@ -216,7 +216,7 @@ fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure
 
 /// Checks the replicas that a client chose for a partition; there is one server to put the only one on.
 fn check_replicas(broker: &Broker, replicas: &[i32]) -> Result<(), Failure> {
-    let node = broker.config.node_id;
+    let node = broker.placement.local();
     let invalid = |why: String| {
         let why = format!("The manual partition assignment includes {why}");
         Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why))

@@ -172,7 +172,7 @@ async fn alter_allowed(
         TOPIC => return alter_topic(broker, resource, validate_only, replace).await,
         BROKER_LOGGER if !replace => return alter_logger(broker, &name, &resource.configs),
         BROKER => {
-            let node = broker.config.node_id;
+            let node = broker.placement.local();
             if !name.is_empty() && node_of(&name)? != node {
                 return Err(refused(format!("Unexpected broker id, expected {node}, but received {name}")));
             }
@@ -258,7 +258,7 @@ async fn alter_topic(
 
 /// There is no logger whose level could be set while the server runs: what is logged is chosen at the start.
 fn alter_logger(broker: &Broker, name: &str, configs: &[AlterableConfig]) -> Result<(), Failure> {
-    let node = broker.config.node_id;
+    let node = broker.placement.local();
     if node_of(name)? != node {
         return Err(refused(format!("Unexpected node id. Expected {node}, but received {name}")));
     }

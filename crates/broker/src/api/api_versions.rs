@@ -90,5 +90,5 @@ fn is_word(text: &str) -> bool {
 fn is_meant_for(broker: &Broker, request: &ApiVersionsRequest) -> bool {
     let Some(cluster_id) = &request.cluster_id else { return true };
     request.node_id < 0
-        || (cluster_id.as_str() == broker.cluster_id.as_str() && request.node_id == broker.config.node_id)
+        || (cluster_id.as_str() == broker.cluster_id.as_str() && request.node_id == broker.placement.local())
 }

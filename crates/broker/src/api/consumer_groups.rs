@@ -143,7 +143,7 @@ pub async fn describe(request: Request<ConsumerGroupDescribeRequest>) -> Consume
             let refused = refused(ErrorCode::InvalidGroupId, Text::default());
             return described::DescribedGroup { error_message: None, ..refused };
         }
-        if !broker.coordinator.serves(id) {
+        if !broker.coordinator.serves(id, broker.placement.local()) {
             return refused(
                 ErrorCode::NotCoordinator,
                 Text::from_static(ErrorCode::NotCoordinator.message()),

@@ -12,6 +12,7 @@ use wire::messages::delete_records_response::{
 };
 use wire::messages::{DeleteRecordsRequest, delete_records_request::DeleteRecordsPartition};
 
+use crate::broker::Broker;
 use crate::failure::Failure;
 use crate::request::Request;
 use crate::security::{Operation, audit};
@@ -44,7 +45,9 @@ pub async fn answer(
         let begun: Vec<_> = asked
             .partitions
             .iter()
-            .map(|partition| allowed.map_err(Failure::from).and_then(|()| begin(topic.as_deref(), partition)))
+            .map(|partition| {
+                allowed.map_err(Failure::from).and_then(|()| begin(&broker, topic.as_deref(), partition))
+            })
             .collect();
         let mut partitions = Vec::with_capacity(begun.len());
         for (asked, begun) in asked.partitions.iter().zip(begun) {
@@ -86,7 +89,7 @@ impl Begun {
     }
 }
 
-fn begin(topic: Option<&Topic>, asked: &DeleteRecordsPartition) -> Result<Begun, Failure> {
+fn begin(broker: &Broker, topic: Option<&Topic>, asked: &DeleteRecordsPartition) -> Result<Begun, Failure> {
     let topic = topic.ok_or(ErrorCode::UnknownTopicOrPartition)?;
     if topic.is_internal() {
         return Err(ErrorCode::InvalidTopicException.into());
@@ -95,7 +98,7 @@ fn begin(topic: Option<&Topic>, asked: &DeleteRecordsPartition) -> Result<Begun,
     if !topic.config().deletes {
         return Err(ErrorCode::PolicyViolation.into());
     }
-    let home = partition.home()?;
+    let home = broker.replica(&partition)?.home;
     let bounds = home.stream.bounds();
     let to = if asked.offset == ALL { bounds.committed } else { Offset(asked.offset) };
     if to < Offset::ZERO || to > bounds.committed {

@@ -16,12 +16,14 @@ use wire::messages::fetch_response::{
 };
 use wire::{ErrorCode, Records};
 
-use crate::api::reads::{READ_COMMITTED, check_leader_epoch, read_later, unknown_isolation, without_records};
+use crate::api::reads::{
+    READ_COMMITTED, check_leader_epoch, leaders_told, read_later, unknown_isolation, without_records,
+};
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
 use crate::partition::Home;
-use crate::placement::LEADER_EPOCH;
+use crate::placement::Leader;
 use crate::quotas::{Payer, Quota};
 use crate::request::Request;
 use crate::session::{Session, Slot, Slots, next_epoch};
@@ -62,8 +64,10 @@ struct Limits {
     read_committed: bool,
     /// Whether topics are named by id.
     by_id: bool,
-    /// Who leads all partitions, where the answer has room for that (KIP-951).
-    leader_told: Option<i32>,
+    /// The broker that is asked.
+    node: i32,
+    /// Whether the answer has room for the leader of a partition that is not led here (KIP-951).
+    leader_told: bool,
     /// Why nothing is read, whatever there is.
     refusal: Option<ErrorCode>,
 }
@@ -106,7 +110,8 @@ pub async fn answer(
         deadline: Instant::now() + if many { Duration::ZERO } else { wait },
         read_committed: request.isolation_level == READ_COMMITTED,
         by_id: version >= IDS_FROM_VERSION,
-        leader_told: (version >= LEADER_TOLD_FROM_VERSION).then_some(broker.config.node_id),
+        node: broker.placement.local(),
+        leader_told: version >= LEADER_TOLD_FROM_VERSION,
         refusal: if replica >= 0 {
             // There is no other server, so none that follows.
             Some(ErrorCode::NotLeaderOrFollower)
@@ -158,7 +163,8 @@ async fn full(
             session_id = session.id;
         }
     }
-    FetchResponse { session_id, responses, ..FetchResponse::default() }
+    let node_endpoints = leaders_told(broker, &limits.caller, &responses);
+    FetchResponse { session_id, responses, node_endpoints, ..FetchResponse::default() }
 }
 
 async fn incremental(
@@ -200,7 +206,8 @@ async fn incremental(
         return FetchResponse { throttle_time_ms, session_id: session.id, ..FetchResponse::default() };
     }
     let responses = response_of(&mut state.slots, looks, version, false);
-    FetchResponse { session_id: session.id, responses, ..FetchResponse::default() }
+    let node_endpoints = leaders_told(broker, &limits.caller, &responses);
+    FetchResponse { session_id: session.id, responses, node_endpoints, ..FetchResponse::default() }
 }
 
 /// Counts the answer against the client's quota. Where it is too much, the client gets an empty one and waits as many
@@ -439,10 +446,13 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
                 ErrorCode::TopicAuthorizationFailed,
             ];
             look.data.aborted_transactions = unseen.contains(&failure.code).then(Vec::new);
-            if let Some(leader_id) = limits.leader_told
-                && failure.code == ErrorCode::NotLeaderOrFollower
+            let moved = [ErrorCode::NotLeaderOrFollower, ErrorCode::FencedLeaderEpoch];
+            if limits.leader_told
+                && moved.contains(&failure.code)
+                && let Some(partition) = &slot.partition
             {
-                look.data.current_leader = LeaderIdAndEpoch { leader_id, leader_epoch: LEADER_EPOCH };
+                let Leader { node: leader_id, epoch: leader_epoch } = partition.leader();
+                look.data.current_leader = LeaderIdAndEpoch { leader_id, leader_epoch };
             }
         }
     }
@@ -458,18 +468,19 @@ fn home_of<'a>(slot: &'a Slot, limits: &Limits, data: &mut PartitionData) -> Res
     }
     let partition = slot.partition.as_ref().filter(|partition| !partition.is_deleted()).ok_or(missing)?;
     // Here any negative one stands for none.
-    check_leader_epoch(slot.leader_epoch.max(-1))?;
+    let epoch = partition.leader().epoch;
+    check_leader_epoch(slot.leader_epoch.max(-1), epoch)?;
     if let Some(error) = limits.refusal {
         return Err(error.into());
     }
     if slot.bytes_max < 0 {
         return Err(ErrorCode::UnknownServerError.into());
     }
-    if slot.last_fetched_epoch > LEADER_EPOCH {
+    if slot.last_fetched_epoch > epoch {
         // Of records that were never here.
         return Err(ErrorCode::OffsetOutOfRange.into());
     }
-    let home = partition.home()?;
+    let home = partition.replica(limits.node)?.home;
     let bounds = home.stream.bounds();
     data.high_watermark = bounds.committed.0;
     data.last_stable_offset = partition.last_stable_offset(bounds.committed).0;

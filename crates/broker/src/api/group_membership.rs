@@ -140,7 +140,7 @@ pub async fn sync(
     if request.group_id.is_empty() {
         return refuse(ErrorCode::InvalidGroupId);
     }
-    if !broker.coordinator.serves(&request.group_id) {
+    if !broker.coordinator.serves(&request.group_id, broker.placement.local()) {
         return refuse(ErrorCode::NotCoordinator);
     }
     let Some(entry) = broker.coordinator.find(&request.group_id) else {
@@ -177,7 +177,7 @@ pub async fn heartbeat(request: Request<HeartbeatRequest>) -> HeartbeatResponse 
         error
     } else if request.group_id.is_empty() {
         ErrorCode::InvalidGroupId
-    } else if !broker.coordinator.serves(&request.group_id) {
+    } else if !broker.coordinator.serves(&request.group_id, broker.placement.local()) {
         ErrorCode::NotCoordinator
     } else {
         match broker.coordinator.find(&request.group_id) {
@@ -205,7 +205,7 @@ pub async fn leave(request: Request<LeaveGroupRequest>) -> LeaveGroupResponse {
     if request.group_id.is_empty() {
         return failed(ErrorCode::InvalidGroupId);
     }
-    if !broker.coordinator.serves(&request.group_id) {
+    if !broker.coordinator.serves(&request.group_id, broker.placement.local()) {
         return failed(ErrorCode::NotCoordinator);
     }
     let leaving: Vec<LeaveMember> = if version < 3 {

@@ -32,6 +32,9 @@ pub async fn answer(
         if broker.transactions_topic().await.is_err() {
             return refused(ErrorCode::CoordinatorNotAvailable);
         }
+        if broker.transactions.is_elsewhere(&id, broker.placement.local()) {
+            return refused(ErrorCode::NotCoordinator);
+        }
         let expected = match (request.producer_id, request.producer_epoch) {
             (-1, -1) => None,
             (-1, _) | (_, -1) => return refused(ErrorCode::InvalidRequest),

@@ -22,8 +22,8 @@ use wire::{Bytes, ErrorCode, Limits};
 use crate::api::reads::{READ_COMMITTED, check_leader_epoch, read_batches};
 use crate::broker::Broker;
 use crate::failure::Failure;
-use crate::partition::{Home, Partition};
-use crate::placement::LEADER_EPOCH;
+use crate::partition::{Home, Partition, Replica};
+use crate::placement::FIRST_EPOCH;
 use crate::request::Request;
 use crate::security::Operation;
 
@@ -63,7 +63,8 @@ pub async fn answer(
                 continue;
             }
             let unknown = version < first_version_of(asked.timestamp);
-            let result = match (partition, check_leader_epoch(asked.current_leader_epoch)) {
+            let epoch = partition.as_ref().map_or(FIRST_EPOCH, |partition| partition.leader().epoch);
+            let result = match (partition, check_leader_epoch(asked.current_leader_epoch, epoch)) {
                 _ if allowed.is_err() => Err(ErrorCode::TopicAuthorizationFailed.into()),
                 _ if !levels.contains(&request.isolation_level) => Err(ErrorCode::UnknownServerError.into()),
                 _ if is_repeated.is_some() => Err(ErrorCode::InvalidRequest.into()),
@@ -84,7 +85,7 @@ pub async fn answer(
                 Ok(Some((offset, timestamp))) => {
                     (answer.offset, answer.timestamp) = (offset.0, timestamp.0);
                     if version >= LEADER_EPOCH_FROM_VERSION {
-                        answer.leader_epoch = LEADER_EPOCH;
+                        answer.leader_epoch = epoch;
                     }
                 }
                 Ok(None) => {}
@@ -138,7 +139,7 @@ async fn find(
     timestamp: i64,
     stable: bool,
 ) -> Result<Place, Failure> {
-    let home = partition.home()?;
+    let home = broker.replica(partition)?.home;
     if !matches!(timestamp, EARLIEST | EARLIEST_LOCAL) {
         // What was acknowledged with acks=1 is there, so it is waited for until it can be seen, a group commit at most. Where
         // the log has stopped, or the disk stands still, what can be seen is the answer.
@@ -212,7 +213,7 @@ fn record_in(
     Ok(found.map(|(delta, own)| (offset(delta), time(own))))
 }
 
-/// Answers OffsetForLeaderEpoch (KIP-279): there is one epoch, and it ends where the partition ends.
+/// Answers OffsetForLeaderEpoch (KIP-279): where the records of an epoch end.
 pub async fn offset_for_leader_epoch(
     Request { ref broker, ref caller, body: request, .. }: Request<OffsetForLeaderEpochRequest>,
 ) -> OffsetForLeaderEpochResponse {
@@ -226,20 +227,20 @@ pub async fn offset_for_leader_epoch(
         for asked in topic.partitions {
             let partition = found.as_ref().and_then(|topic| topic.partition(asked.partition));
             let mut answer = EpochEndOffset { partition: asked.partition, ..EpochEndOffset::default() };
-            match (partition, check_leader_epoch(asked.current_leader_epoch)) {
+            let epoch = partition.as_ref().map_or(FIRST_EPOCH, |partition| partition.leader().epoch);
+            match (partition, check_leader_epoch(asked.current_leader_epoch, epoch)) {
                 _ if !allowed => answer.error_code = ErrorCode::TopicAuthorizationFailed.code(),
                 (None, _) => answer.error_code = ErrorCode::UnknownTopicOrPartition.code(),
                 (_, Err(error)) => answer.error_code = error.code(),
-                (Some(partition), Ok(())) => match partition.home() {
-                    Err(lost) => answer.error_code = Failure::from(lost).code.code(),
-                    Ok(home) if asked.leader_epoch == LEADER_EPOCH => {
-                        answer.leader_epoch = LEADER_EPOCH;
-                        answer.end_offset = home.stream.bounds().committed.0;
-                    }
-                    // As Kafka: before the first epoch lies nothing.
-                    Ok(home) if asked.leader_epoch < -1 => {
-                        answer.leader_epoch = asked.leader_epoch;
-                        answer.end_offset = home.stream.bounds().start.0;
+                (Some(partition), Ok(())) => match broker.replica(&partition) {
+                    Err(elsewhere) => answer.error_code = Failure::from(elsewhere).code.code(),
+                    Ok(Replica { home, .. }) if asked.leader_epoch != -1 => {
+                        let bounds = home.stream.bounds();
+                        if let Some((epoch, end)) = partition.epoch_end(asked.leader_epoch, bounds.committed)
+                        {
+                            answer.leader_epoch = epoch;
+                            answer.end_offset = end.max(bounds.start).0;
+                        }
                     }
                     Ok(_) => {}
                 },

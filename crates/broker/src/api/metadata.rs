@@ -12,9 +12,9 @@ use wire::messages::{DescribeClusterRequest, MetadataRequest};
 use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
-use crate::caller::Caller;
+use crate::caller::{Caller, Endpoint};
 use crate::failure::Failure;
-use crate::placement::LEADER_EPOCH;
+use crate::placement::Leader;
 use crate::request::Request;
 use crate::security::acl::CLUSTER_NAME;
 use crate::security::{Operation, ResourceType, audit};
@@ -38,7 +38,7 @@ pub async fn answer(
     let with_operations = request.include_topic_authorized_operations;
     let describe = |topic: &Topic| {
         let operations = || broker.authorizer.operations(&caller, ResourceType::Topic, &topic.name);
-        described(&broker, topic, if with_operations { operations() } else { OPERATIONS_UNKNOWN })
+        described(topic, if with_operations { operations() } else { OPERATIONS_UNKNOWN })
     };
     if let Some(refused) = wrongly_named(&request, version) {
         return refused;
@@ -88,16 +88,12 @@ pub async fn answer(
             found
         }
     };
-    let endpoint = caller.origin.endpoint();
+    let node =
+        |(node_id, Endpoint { host, port })| MetadataResponseBroker { node_id, host, port, rack: None };
     MetadataResponse {
-        brokers: vec![MetadataResponseBroker {
-            node_id: broker.config.node_id,
-            host: endpoint.host,
-            port: endpoint.port,
-            rack: None,
-        }],
+        brokers: broker.placement.nodes(&caller.origin).into_iter().map(node).collect(),
         cluster_id: Some(broker.cluster_id.clone()),
-        controller_id: broker.config.node_id,
+        controller_id: broker.placement.controller(),
         topics,
         cluster_authorized_operations: cluster_operations(
             &broker,
@@ -197,8 +193,7 @@ fn cluster_operations(broker: &Broker, caller: &Caller, asked: bool) -> i32 {
     }
 }
 
-fn described(broker: &Broker, topic: &Topic, operations: i32) -> MetadataResponseTopic {
-    let node = broker.config.node_id;
+fn described(topic: &Topic, operations: i32) -> MetadataResponseTopic {
     let partitions = topic.partitions();
     MetadataResponseTopic {
         error_code: 0,
@@ -211,11 +206,12 @@ fn described(broker: &Broker, topic: &Topic, operations: i32) -> MetadataRespons
                 // As Kafka shows the only replica when its log directory is offline (KIP-112, KIP-858).
                 let lost = partition.home().is_err();
                 let error = if lost { ErrorCode::LeaderNotAvailable } else { ErrorCode::None };
+                let Leader { node, epoch: leader_epoch } = partition.leader();
                 MetadataResponsePartition {
                     error_code: error.code(),
                     partition_index: partition.index,
                     leader_id: if lost { NO_LEADER } else { node },
-                    leader_epoch: LEADER_EPOCH,
+                    leader_epoch,
                     replica_nodes: vec![node],
                     isr_nodes: vec![node],
                     offline_replicas: if lost { vec![node] } else { Vec::new() },
@@ -250,19 +246,19 @@ pub async fn describe_cluster(request: Request<DescribeClusterRequest>) -> Descr
             ..DescribeClusterResponse::default()
         };
     }
-    let endpoint = caller.origin.endpoint();
+    let node = |(broker_id, Endpoint { host, port })| DescribeClusterBroker {
+        broker_id,
+        host,
+        port,
+        rack: None,
+        is_fenced: false,
+    };
     DescribeClusterResponse {
         error_message: None,
         endpoint_type: BROKERS,
         cluster_id: broker.cluster_id.clone(),
-        controller_id: broker.config.node_id,
-        brokers: vec![DescribeClusterBroker {
-            broker_id: broker.config.node_id,
-            host: endpoint.host,
-            port: endpoint.port,
-            rack: None,
-            is_fenced: false,
-        }],
+        controller_id: broker.placement.controller(),
+        brokers: broker.placement.nodes(&caller.origin).into_iter().map(node).collect(),
         cluster_authorized_operations: cluster_operations(
             broker,
             caller,

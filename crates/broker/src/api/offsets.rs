@@ -21,7 +21,7 @@ use wire::messages::{FindCoordinatorRequest, OffsetCommitRequest, OffsetDeleteRe
 use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
-use crate::caller::Caller;
+use crate::caller::{Caller, Endpoint};
 use crate::coordinator::Entry;
 use crate::error_codes::group_code;
 use crate::groups::{CommitRequest, Group, GroupError, OffsetCommit, OffsetKey, State};
@@ -61,25 +61,30 @@ pub async fn find_coordinator(
             TRANSACTION => broker.transactions_topic().await.is_ok(),
             _ => broker.offsets_topic().await.is_ok(),
         };
-    let endpoint = caller.origin.endpoint();
     let find = |(key, allowed): (&Text, Result<(), ErrorCode>)| {
         let serves = match request.key_type {
-            GROUP => Some(broker.coordinator.serves(key)),
-            TRANSACTION => Some(broker.transactions.serves(key)),
-            _ => None,
+            GROUP => Ok(broker.coordinator.served_by(key)),
+            TRANSACTION => Ok(broker.transactions.served_by(key)),
+            _ => Err(ErrorCode::InvalidRequest),
         };
-        let error = match serves {
-            _ if let Err(error) = allowed => error,
-            None => ErrorCode::InvalidRequest,
-            Some(true) if ready => ErrorCode::None,
-            Some(_) => ErrorCode::CoordinatorNotAvailable,
+        let place = match serves {
+            _ if let Err(error) = allowed => Err(error),
+            Err(error) => Err(error),
+            Ok(node) => {
+                let node = node.filter(|_| ready);
+                let place =
+                    node.and_then(|node| Some((node, broker.placement.endpoint(node, &caller.origin)?)));
+                place.ok_or(ErrorCode::CoordinatorNotAvailable)
+            }
         };
-        let found = error == ErrorCode::None;
+        let (found, error) = (place.is_ok(), place.as_ref().err().copied().unwrap_or(ErrorCode::None));
+        let (node_id, Endpoint { host, port }) =
+            place.unwrap_or((-1, Endpoint { host: Text::default(), port: -1 }));
         Coordinator {
             key: key.clone(),
-            node_id: if found { broker.config.node_id } else { -1 },
-            host: if found { endpoint.host.clone() } else { Text::default() },
-            port: if found { endpoint.port } else { -1 },
+            node_id,
+            host,
+            port,
             error_code: error.code(),
             error_message: match allowed {
                 Ok(()) if !found => Some(Text::from_static(error.message())),
@@ -181,7 +186,7 @@ pub async fn ready(broker: &Arc<Broker>, id: &str) -> Result<(), ErrorCode> {
     if broker.offsets_topic().await.is_err() {
         return Err(ErrorCode::CoordinatorNotAvailable);
     }
-    if !broker.coordinator.serves(id) {
+    if !broker.coordinator.serves(id, broker.placement.local()) {
         return Err(ErrorCode::NotCoordinator);
     }
     Ok(())
@@ -392,7 +397,7 @@ pub async fn fetch(
 ) -> OffsetFetchResponse {
     let error_of = |group: &str| {
         let allowed = broker.authorizer.group(caller, Operation::Describe, group);
-        let serves = broker.coordinator.serves(group);
+        let serves = broker.coordinator.serves(group, broker.placement.local());
         allowed.err().unwrap_or(if serves { ErrorCode::None } else { ErrorCode::NotCoordinator }).code()
     };
     if version < GROUPS_FROM_VERSION {
@@ -494,7 +499,7 @@ pub async fn delete(
     if request.group_id.is_empty() {
         return refused(ErrorCode::InvalidGroupId);
     }
-    if !broker.coordinator.serves(&request.group_id) {
+    if !broker.coordinator.serves(&request.group_id, broker.placement.local()) {
         return refused(ErrorCode::NotCoordinator);
     }
     let Some(entry) = broker.coordinator.find(&request.group_id) else {

@@ -3,6 +3,7 @@
 //! Everything up to the place in the log happens in [`begin`], in the order of the connection's requests; the answer is
 //! awaited apart, so that several requests share a group commit.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +19,8 @@ use tokio::time::Sleep;
 use wire::messages::ProduceRequest;
 use wire::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use wire::messages::produce_response::{
-    BatchIndexAndErrorMessage, PartitionProduceResponse, ProduceResponse, TopicProduceResponse,
+    BatchIndexAndErrorMessage, LeaderIdAndEpoch, NodeEndpoint, PartitionProduceResponse, ProduceResponse,
+    TopicProduceResponse,
 };
 use wire::records::{RecordView, records};
 use wire::{ErrorCode, Records};
@@ -26,9 +28,10 @@ use wire::{ErrorCode, Records};
 use crate::api::produce_records::{believed, check_records, out_of_range, undecodable, walk_records};
 use crate::api::produce_transactions::{ADDS_FROM_VERSION, Transactions};
 use crate::broker::Broker;
-use crate::caller::Caller;
+use crate::caller::{Caller, Endpoint};
 use crate::failure::Failure;
-use crate::partition::{Appended, Checked, Home, Order, Partition};
+use crate::partition::{Appended, Checked, Home, Order, Partition, Replica};
+use crate::placement::Leader;
 use crate::security::Operation;
 use crate::topic_config::TopicConfig;
 use crate::topics::Topic;
@@ -46,6 +49,8 @@ const WRONG_BYTES_MAX: usize = 1024 * 1024;
 const RECORD_ERRORS_FROM_VERSION: i16 = 8;
 /// Bytes of the smallest record: its length, attributes, two deltas, two lengths and the count of headers.
 const RECORD_BYTES_MIN: usize = 7;
+/// The first version that has room for the leader of a partition that is not led here (KIP-951).
+const LEADER_TOLD_FROM_VERSION: i16 = 10;
 /// How long a batch is waited for that is on its way to the disk, however little time a client gives.
 const DISK_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -148,7 +153,7 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
         responses: Vec::with_capacity(request.topic_data.len()),
         ..ProduceResponse::default()
     };
-    let mut parts = Vec::new();
+    let (mut parts, mut elsewhere) = (Vec::new(), BTreeSet::new());
     let mut naming = Naming::of(request.acks, version);
     for (at_topic, data) in request.topic_data.into_iter().enumerate() {
         let TopicProduceData { name, topic_id, partition_data } = data;
@@ -181,6 +186,15 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
                 }
                 Err(refusal) => {
                     refuse(&mut answer, &refusal.failure);
+                    if refusal.failure.code == ErrorCode::NotLeaderOrFollower
+                        && version >= LEADER_TOLD_FROM_VERSION
+                        && let Ok(topic) = topic
+                        && let Some(partition) = topic.partition(index)
+                    {
+                        let Leader { node, epoch: leader_epoch } = partition.leader();
+                        answer.current_leader = LeaderIdAndEpoch { leader_id: node, leader_epoch };
+                        elsewhere.insert(node);
+                    }
                     answer.log_start_offset = refusal.log_start_offset;
                     answer.record_errors = refusal.records;
                 }
@@ -189,6 +203,11 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
         }
         response.responses.push(TopicProduceResponse { name, topic_id, partition_responses: answers });
     }
+    let endpoint = |node_id: i32| {
+        let Endpoint { host, port } = broker.placement.endpoint(node_id, &caller.origin)?;
+        Some(NodeEndpoint { node_id, host, port, rack: None })
+    };
+    response.node_endpoints = elsewhere.into_iter().filter_map(endpoint).collect();
     tally.finish_one();
     // In Kafka it bounds the wait for other replicas; our own disk is waited for in any case.
     let timeout = Duration::from_millis(u64::try_from(request.timeout_ms).unwrap_or(0)).max(DISK_PATIENCE);
@@ -360,7 +379,8 @@ async fn append(
     if topic.is_internal() {
         return Err(ErrorCode::InvalidTopicException.into());
     }
-    let home = partition.home()?.clone();
+    let Replica { home, epoch } = broker.replica(&partition)?;
+    let home = home.clone();
     let now_ms = broker.now_ms();
     let (header, bytes) = parse(data.records)?;
     let config = topic.config();
@@ -403,7 +423,16 @@ async fn append(
     let waits = done.is_some();
     let durability = durability.unwrap_or(Durability::Written);
     let begins_anew = check.is_some() && naming.version >= ADDS_FROM_VERSION;
-    let order = Order { admission, index_room, check, begins_anew, durability, done, now_ms };
+    let order = Order {
+        admission,
+        index_room,
+        check,
+        begins_anew,
+        leader_epoch: Some(epoch),
+        durability,
+        done,
+        now_ms,
+    };
     let appended = partition.append(&home, batch, order);
     if waits && !matches!(appended, Ok(Appended::New { .. })) {
         tally.finish_one();

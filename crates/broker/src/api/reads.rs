@@ -1,12 +1,15 @@
 //! What Fetch and ListOffsets have in common: reads of batches, and answers without any.
 
+use std::collections::BTreeSet;
+
 use storage::{Batches, Log, ReadDone, ReadError, ReadRequest, ReadStep};
 use wire::messages::FetchRequest;
 use wire::messages::fetch_request::{FetchPartition, FetchTopic};
-use wire::messages::fetch_response::{FetchResponse, FetchableTopicResponse, PartitionData};
+use wire::messages::fetch_response::{FetchResponse, FetchableTopicResponse, NodeEndpoint, PartitionData};
 use wire::{ErrorCode, Records};
 
-use crate::placement::LEADER_EPOCH;
+use crate::broker::Broker;
+use crate::caller::{Caller, Endpoint};
 
 /// `isolation_level` of consumers that see no open or aborted transaction, and the greatest there is.
 pub const READ_COMMITTED: i8 = 1;
@@ -81,11 +84,28 @@ pub async fn read_later(
     receiver.await.unwrap_or_else(|_| (0..count).map(|_| Err(ReadError::Closed)).collect())
 }
 
-/// Refuses a client that believes in another leader epoch (KIP-320).
-pub fn check_leader_epoch(epoch: i32) -> Result<(), ErrorCode> {
+/// Where the leaders are reached that an answer names.
+pub fn leaders_told(
+    broker: &Broker,
+    caller: &Caller,
+    responses: &[FetchableTopicResponse],
+) -> Vec<NodeEndpoint> {
+    let partitions = responses.iter().flat_map(|topic| &topic.partitions);
+    let told = partitions.map(|partition| partition.current_leader.leader_id).filter(|node| *node >= 0);
+    let told: BTreeSet<i32> = told.collect();
+    let endpoint = |node_id: i32| {
+        let Endpoint { host, port } = broker.placement.endpoint(node_id, &caller.origin)?;
+        Some(NodeEndpoint { node_id, host, port, rack: None })
+    };
+    told.into_iter().filter_map(endpoint).collect()
+}
+
+/// Refuses a client that believes in another leader epoch than `current` (KIP-320); -1 stands for none.
+pub fn check_leader_epoch(epoch: i32, current: i32) -> Result<(), ErrorCode> {
     match epoch {
-        -1 | LEADER_EPOCH => Ok(()),
-        ..LEADER_EPOCH => Err(ErrorCode::FencedLeaderEpoch),
-        _ => Err(ErrorCode::UnknownLeaderEpoch),
+        -1 => Ok(()),
+        _ if epoch < current => Err(ErrorCode::FencedLeaderEpoch),
+        _ if epoch > current => Err(ErrorCode::UnknownLeaderEpoch),
+        _ => Ok(()),
     }
 }

@@ -89,7 +89,7 @@ async fn begin_marker(
 ) -> Result<Landed, Failure> {
     let partition: Option<Arc<Partition>> = topic.and_then(|topic| topic.partition(index));
     let partition = partition.ok_or(ErrorCode::UnknownTopicOrPartition)?;
-    let home = partition.home()?.clone();
+    let home = broker.replica(&partition)?.home.clone();
     let admission = home.log.admit(MARKER_BYTES).await?;
     let index_room = home.log.admit(TransactionIndex::RECORD_BYTES).await?;
     let (sender, landed) = oneshot::channel();
@@ -98,6 +98,7 @@ async fn begin_marker(
         index_room: Some(index_room),
         check: None,
         begins_anew: false,
+        leader_epoch: None,
         durability: Durability::Synced,
         done: Some(Arc::new(Told::new(sender))),
         now_ms: broker.now_ms(),

@@ -137,6 +137,9 @@ async fn add_one(
         return refused_partitions(asked.topics, ErrorCode::InvalidRequest);
     }
     asked.topics = named_once(asked.topics);
+    if broker.transactions.is_elsewhere(&asked.transactional_id, broker.placement.local()) {
+        return refused_partitions(asked.topics, ErrorCode::NotCoordinator);
+    }
     let found: Vec<Result<Option<Arc<Topic>>, ErrorCode>> = asked
         .topics
         .iter()
@@ -203,6 +206,9 @@ pub async fn add_offsets(
     if id.is_empty() {
         return refused(ErrorCode::InvalidRequest);
     }
+    if broker.transactions.is_elsewhere(id, broker.placement.local()) {
+        return refused(ErrorCode::NotCoordinator);
+    }
     if broker.offsets_topic().await.is_err() {
         return refused(ErrorCode::CoordinatorNotAvailable);
     }
@@ -222,9 +228,13 @@ pub async fn end(
     Request { broker, caller, version, body: request, .. }: Request<m::EndTxnRequest>,
 ) -> m::EndTxnResponse {
     let id = &request.transactional_id;
-    let named = if id.is_empty() { Err(ErrorCode::InvalidRequest) } else { Ok(()) };
+    let here = match broker.transactions.is_elsewhere(id, broker.placement.local()) {
+        _ if id.is_empty() => Err(ErrorCode::InvalidRequest),
+        true => Err(ErrorCode::NotCoordinator),
+        false => Ok(()),
+    };
     let allowed = broker.authorizer.transactional_id(&caller, Operation::Write, id);
-    if let Err(error) = allowed.and(named) {
+    if let Err(error) = allowed.and(here) {
         return m::EndTxnResponse {
             error_code: error.code(),
             producer_id: -1,
@@ -362,7 +372,7 @@ pub async fn describe_producers(
         let error = match &partition {
             _ if let Err(error) = allowed => Some(Failure::new(error)),
             None => Some(Failure::new(ErrorCode::UnknownTopicOrPartition)),
-            Some(partition) => partition.home().err().map(Failure::from),
+            Some(partition) => broker.replica(partition).err().map(Failure::from),
         };
         let Some(partition) = partition.filter(|_| error.is_none()) else {
             let failure = error.unwrap_or_else(|| ErrorCode::UnknownServerError.into());
@@ -425,7 +435,7 @@ pub async fn describe(
         if transactional_id.is_empty() {
             return failed(ErrorCode::InvalidRequest);
         }
-        if !broker.transactions.serves(&transactional_id) {
+        if !broker.transactions.serves(&transactional_id, broker.placement.local()) {
             return failed(ErrorCode::NotCoordinator);
         }
         let Some(state) = broker.transactions.look(&transactional_id) else {

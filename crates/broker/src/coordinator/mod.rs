@@ -25,17 +25,15 @@ use tokio::sync::{oneshot, watch};
 use self::committed_topics::{CommittedTopics, OfGroup};
 pub use self::consumer::Asking;
 use self::consumer::Settling;
-use self::load::{Loaded, LoadedPartition};
 use self::offsets::InFlight;
 pub use self::offsets::Transactional;
 pub use self::transactions::TransactionCoordinator;
-use crate::groups::consumer::{ConsumerGroup, HeartbeatReply, Refused};
+use crate::groups::consumer::{HeartbeatReply, Refused};
 use crate::groups::{
     Action, Group, GroupConfig, GroupError, GroupSnapshot, JoinReply, Now, OffsetKey, PersistId, ReplyToken,
     SyncRequest, Synced, encode_group, encode_group_key, encode_offset_key, partition_for,
 };
-use crate::internal::{InternalRecord, batch_of, read_records};
-use crate::logs::Logs;
+use crate::internal::{InternalRecord, batch_of};
 use crate::partition::{Appended, Order, Partition};
 use crate::topics::{OFFSETS_TOPIC, Topics};
 use crate::transactions::TransactionIndex;
@@ -181,65 +179,6 @@ impl Coordinator {
         }
     }
 
-    /// Restores all groups from `__consumer_offsets`. Blocks.
-    pub fn load(self: &Arc<Self>, topics: &Topics, logs: &Logs) -> Result<(), storage::ReadError> {
-        let Some(topic) = topics.find(OFFSETS_TOPIC) else { return Ok(()) };
-        let partitions = topic.partitions();
-        let there: Vec<_> =
-            partitions.iter().filter_map(|partition| Some((&**partition, partition.home().ok()?))).collect();
-        let mut loaded: Vec<LoadedPartition> = there.iter().map(|_| LoadedPartition::default()).collect();
-        let read = read_records(&there, |at, header, record| loaded[at].take_in(header, record));
-        let mut found: HashMap<String, Loaded> = HashMap::new();
-        for (((partition, home), loaded), read) in there.iter().zip(loaded).zip(read) {
-            match read {
-                Ok(()) => found.extend(loaded.groups),
-                Err(error) if logs.all().len() == 1 => return Err(error),
-                Err(error) => {
-                    let (directory, partition) = (&home.log.path, partition.index);
-                    tracing::error!(directory, partition, %error, "the groups of a partition cannot be read");
-                    self.unread.lock().insert(partition);
-                }
-            }
-        }
-        let now = self.now();
-        for (id, loaded) in found {
-            let group = match loaded.snapshot {
-                _ if loaded.consumer.is_a_group() => {
-                    let timeout = self.config.consumer_session_timeout_ms;
-                    let group = ConsumerGroup::restore(id.clone(), loaded.consumer, topics, timeout, now);
-                    Group::from_consumer(group, self.config.clone(), now)
-                }
-                Some(ref snapshot) => {
-                    match Group::from_snapshot(id.clone(), snapshot.clone(), self.config.clone(), now) {
-                        Ok(group) => group,
-                        Err(error) => {
-                            tracing::error!(group = id, %error, "a group's record cannot be read; it starts empty");
-                            Group::new(id.clone(), self.config.clone(), now)
-                        }
-                    }
-                }
-                None if loaded.offsets.is_empty() && loaded.uncommitted.is_empty() => continue,
-                None => Group::new(id.clone(), self.config.clone(), now),
-            };
-            let entry = self.insert(id, group);
-            let mut state = entry.state.lock();
-            state.stored = loaded.snapshot;
-            for (key, (value, position)) in loaded.offsets {
-                self.committed_topics.list(&entry, &mut state.topics, &key.topic);
-                state.group.restore_offset(key, value, position, None);
-            }
-            for (producer_id, offsets) in loaded.uncommitted {
-                self.note_uncommitted(producer_id, &entry);
-                for (key, (value, position)) in offsets {
-                    self.committed_topics.list(&entry, &mut state.topics, &key.topic);
-                    state.group.restore_offset(key, value, position, Some(producer_id));
-                }
-            }
-            self.arm(&entry, &mut state);
-        }
-        Ok(())
-    }
-
     fn insert(&self, id: String, group: Group) -> Arc<Entry> {
         let state = State {
             group,
@@ -263,12 +202,23 @@ impl Coordinator {
         Now { monotonic_ms, wall_ms: i64::try_from(wall.as_millis()).unwrap_or(i64::MAX) }
     }
 
-    /// Whether the records of group `id` can be read. Where they are in a lost log directory, Kafka says of every group
+    /// Whether the broker `node` coordinates group `id`, whose records must be readable. Where they are in a lost log directory, Kafka says of every group
     /// in it that the coordinator is elsewhere, and that it is not available.
-    pub fn serves(&self, id: &str) -> bool {
-        self.partition_of(id).is_none_or(|partition| {
-            partition.home().is_ok() && !self.unread.lock().contains(&partition.index)
-        })
+    pub fn serves(&self, id: &str, node: i32) -> bool {
+        self.partition_of(id)
+            .is_none_or(|partition| partition.leader().node == node && self.has_read(&partition))
+    }
+
+    /// The broker that coordinates group `id`; `None` while there is none.
+    pub fn served_by(&self, id: &str) -> Option<i32> {
+        self.partition_of(id)
+            .filter(|partition| self.has_read(partition))
+            .map(|partition| partition.leader().node)
+    }
+
+    /// Whether the records of a partition of `__consumer_offsets` are known.
+    fn has_read(&self, partition: &Partition) -> bool {
+        partition.home().is_ok() && !self.unread.lock().contains(&partition.index)
     }
 
     /// The partition of `__consumer_offsets` that group `id` is in, once there is that topic.

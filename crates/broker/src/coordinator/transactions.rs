@@ -209,26 +209,41 @@ impl TransactionCoordinator {
         Ok(())
     }
 
-    /// Whether the records of the transactional id can be read.
-    pub fn serves(&self, id: &str) -> bool {
-        let Some(topics) = self.topics.upgrade() else { return false };
-        let Some(topic) = topics.find(TRANSACTIONS_TOPIC) else { return true };
-        let count = i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
-        topic.partition(partition_for(id, count)).is_some_and(|partition| {
-            partition.home().is_ok() && !self.unread.lock().contains(&partition.index)
-        })
+    /// The partition of `__transaction_state` that a transactional id is in, once there is that topic.
+    fn partition_of(&self, id: &str) -> Option<Arc<Partition>> {
+        let topic = self.topics.upgrade()?.find(TRANSACTIONS_TOPIC)?;
+        let count = i32::try_from(topic.partitions().len()).ok()?;
+        topic.partition(partition_for(id, count))
+    }
+
+    /// Whether the records of a partition of `__transaction_state` are known.
+    fn has_read(&self, partition: &Partition) -> bool {
+        partition.home().is_ok() && !self.unread.lock().contains(&partition.index)
+    }
+
+    /// Whether the broker `node` coordinates the transactional id, whose records must be readable.
+    pub fn serves(&self, id: &str, node: i32) -> bool {
+        self.partition_of(id)
+            .is_none_or(|partition| partition.leader().node == node && self.has_read(&partition))
+    }
+
+    /// The broker that coordinates the transactional id; `None` while there is none.
+    pub fn served_by(&self, id: &str) -> Option<i32> {
+        self.partition_of(id)
+            .filter(|partition| self.has_read(partition))
+            .map(|partition| partition.leader().node)
+    }
+
+    /// Whether another broker coordinates the transactional id.
+    pub fn is_elsewhere(&self, id: &str, node: i32) -> bool {
+        self.partition_of(id).is_some_and(|partition| partition.leader().node != node)
     }
 
     fn place_of(&self, id: &str) -> Result<(Arc<Topics>, Arc<Partition>, Home), TransactionError> {
         let gone = TransactionError::NotAvailable;
         let topics = self.topics.upgrade().ok_or(gone)?;
-        let topic = topics.find(TRANSACTIONS_TOPIC).ok_or(gone)?;
-        let count = i32::try_from(topic.partitions().len()).map_err(|_| gone)?;
-        let partition = topic.partition(partition_for(id, count)).ok_or(gone)?;
+        let partition = self.partition_of(id).filter(|partition| self.has_read(partition)).ok_or(gone)?;
         let home = partition.home().map_err(|_| gone)?.clone();
-        if self.unread.lock().contains(&partition.index) {
-            return Err(gone);
-        }
         Ok((topics, partition, home))
     }
 
@@ -353,7 +368,11 @@ impl TransactionCoordinator {
     }
 
     fn missing(&self, id: &str) -> TransactionError {
-        if self.serves(id) { TransactionError::ProducerIdMapping } else { TransactionError::NotAvailable }
+        if self.partition_of(id).is_none_or(|partition| self.has_read(&partition)) {
+            TransactionError::ProducerIdMapping
+        } else {
+            TransactionError::NotAvailable
+        }
     }
 
     /// The state's lock, with a transaction completed that was left in the middle.
@@ -418,6 +437,7 @@ impl TransactionCoordinator {
                 index_room: Some(target.index_room),
                 check: None,
                 begins_anew: false,
+                leader_epoch: None,
                 durability: Durability::Synced,
                 done: Some(Arc::new(Told::new(sender))),
                 now_ms: self.clock.now_ms(),

@@ -24,7 +24,7 @@ use storage::{Admission, Append, AppendError, Completion, Durability, Log, ReadE
 use wire::records::{BatchBuilder, RecordView, TransactionResult, records};
 
 use super::partition::AbortedTransaction;
-use crate::placement::LEADER_EPOCH;
+use crate::placement::FIRST_EPOCH;
 
 /// The stream of the index; those of partitions are numbered from 1 on.
 pub const INDEX_STREAM: StreamId = StreamId(0);
@@ -296,7 +296,7 @@ impl TransactionIndex {
             header,
             batch,
             append_time: None,
-            leader_epoch: LEADER_EPOCH,
+            leader_epoch: FIRST_EPOCH,
             // What it goes with is synced when it must be, and stands behind it in the log.
             durability,
             done,
