@@ -73,6 +73,8 @@ compat: build ## Real clients: kcat, Java, confluent-kafka, franz-go, Kafka's co
 
 clients: build ## Client libraries of many ages, and the clients' own test suites, with lists of what is skipped and why.
 	@tests/clients/run --short
+	@cargo build -q --locked --workspace --example two_brokers
+	@tests/clients/run --short --moving 200
 	@tests/compat/client-suites
 
 security: build ## TLS, log-ins and rights through real clients and raw sockets: what works, what is refused and how.

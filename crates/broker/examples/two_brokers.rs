@@ -1,15 +1,16 @@
 //! Two brokers on one log, which lead half of the partitions each and pass them to each other while clients run: what
-//! `tests/compat/moving` lets real clients follow.
+//! `tests/clients/run --moving` lets real clients follow.
 //!
 //!     two_brokers DIRECTORY PORT PORT MILLISECONDS
 //!
 //! Every so many milliseconds a part of all partitions moves, those of internal topics with their coordinators as well. Both
-//! ports print a line once they listen; the program ends with its standard input.
+//! ports print a line once they listen; the program ends with its standard input, and says how many partitions moved.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use broker::{Answer, Broker, Config, Listener, LogDirectory, Origin, Principal};
@@ -57,11 +58,16 @@ async fn serve(directory: PathBuf, ports: [u16; 2], every: Duration) -> Result<(
             }
         });
     }
-    let mover = one.clone();
+    let (mover, moves) = (one.clone(), Arc::new(AtomicUsize::new(0)));
+    let moved = moves.clone();
     tokio::spawn(async move {
         loop {
             tokio::time::sleep(every).await;
-            mover.place(|_, _, node| if fastrand::f64() < MOVING { 3 - node } else { node });
+            mover.place(|_, _, node| {
+                let moves = fastrand::f64() < MOVING;
+                moved.fetch_add(usize::from(moves), Ordering::Relaxed);
+                if moves { 3 - node } else { node }
+            });
         }
     });
     let mut input = [0];
@@ -70,6 +76,7 @@ async fn serve(directory: PathBuf, ports: [u16; 2], every: Duration) -> Result<(
         > 0
     {}
     one.close().await;
+    eprintln!("moved {} partitions", moves.load(Ordering::Relaxed));
     Ok(())
 }
 

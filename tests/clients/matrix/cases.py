@@ -151,7 +151,8 @@ def refused(program, operation, **arguments):
 def cluster(program):
     found = program.call("cluster")
     brokers = [broker["id"] for broker in found["brokers"]]
-    assert len(brokers) == 1 and all(b["address"].startswith("127.0.0.1:") for b in found["brokers"]), found
+    assert len(brokers) == program.brokers == len(set(brokers)), found
+    assert all(broker["address"].startswith("127.0.0.1:") for broker in found["brokers"]), found
     assert "cluster id" in program.lacks or found["cluster_id"], f"no cluster id: {found}"
     assert "controller" in program.lacks or found["controller"] in brokers, f"the controller is no broker: {found}"
 

@@ -3,12 +3,15 @@
 The program is crates/broker/examples/two_brokers.rs, which `cargo test` builds.
 """
 
+import re
 import subprocess
 import time
 
 from . import place
 from .server import STOP_SECONDS, Server, ServerFailed, free_port
 
+# Fewer in a run would show nothing.
+MOVES_MIN = 100
 PROGRAM = place.ROOT / "target" / "debug" / "examples" / "two_brokers"
 
 
@@ -33,4 +36,7 @@ class TwoBrokers(Server):
         code = self.process.wait(STOP_SECONDS)
         if code:
             raise ServerFailed(f"it ended with code {code}, see {self.log_path}")
+        moved = re.search(r"moved (\d+) partitions", self.log_path.read_text())
+        if not moved or int(moved[1]) < MOVES_MIN:
+            raise ServerFailed(f"hardly a partition moved, see {self.log_path}")
         return time.monotonic() - begin
