@@ -92,8 +92,8 @@ impl<'a> Reader<'a> {
         Reader { partition, home, from: home.stream.bounds().start }
     }
 
-    /// Reads what the caches hold and, with `from_disk`, the stretch of the log before it. Returns which stretch it needs
-    /// next; `None` at the end.
+    /// Reads what the caches hold; with `from_disk` first the partition's batches of one stretch of the log, from disk if they
+    /// are in no cache. Returns which stretch it needs next; `None` at the end.
     fn read_on(
         &mut self,
         from_disk: bool,
@@ -104,15 +104,13 @@ impl<'a> Reader<'a> {
             stream: self.home.stream.clone(),
             from: self.from,
             until: Offset(i64::MAX),
-            // One batch brings its stretch into the cache.
-            bytes_max: 1,
+            bytes_max: LOAD_READ_BYTES,
             at_least_one: true,
         };
         let mut read = match from_disk {
-            true => ReadStep::Ready(log.read_blocking(&request)?),
+            true => ReadStep::Ready(log.read_stretch(&request)?),
             false => log.read(&request)?,
         };
-        request.bytes_max = LOAD_READ_BYTES;
         loop {
             let batches = match read {
                 ReadStep::Ready(batches) => batches,
@@ -241,6 +239,30 @@ mod tests {
         // Once each, and a few twice where they end or where the readers come back for a second batch.
         let regions = logs.all()[0].log.statistics().region_misses;
         assert!(regions <= 2 * LOG_BYTES / REGION_BYTES, "{regions} regions were read");
+        logs.close();
+    }
+
+    #[test]
+    fn a_partition_of_many_small_batches_is_read_in_large_pieces() {
+        const BATCHES: u32 = 20_000;
+        let (disk, store) = (SimDisk::new(1), meta::Memory::default());
+        let home = tempfile::tempdir().unwrap();
+        let (logs, partitions) = open(&disk, &store, home.path());
+        for number in 0..BATCHES {
+            append(&partitions[0], (Bytes::copy_from_slice(&number.to_be_bytes()), None));
+        }
+        logs.close();
+        let (logs, partitions) = open(&disk, &store, home.path());
+        let mut expected = 0;
+        let read = read_records(&[(&partitions[0], partitions[0].home().unwrap())], |_, _, record| {
+            assert_eq!(record.key.as_ref().unwrap()[..], u32::to_be_bytes(expected));
+            expected += 1;
+        });
+        assert!(read[0].is_ok() && expected == BATCHES, "{expected}");
+        // Each batch is looked up a few times at most, whether in the cache or not.
+        let statistics = logs.all()[0].log.statistics();
+        let looked_up = statistics.region_hits + statistics.region_misses;
+        assert!(looked_up <= 3 * u64::from(BATCHES), "{looked_up} look-ups for {BATCHES} batches");
         logs.close();
     }
 }

@@ -225,14 +225,16 @@ impl Partition {
         Ok(Replica { home, epoch: leader.epoch })
     }
 
-    /// Has another leader from now on. What the one before has admitted and not appended yet is refused, and who waits for
-    /// records here looks again. Nothing happens if the epoch is not higher.
+    /// Has another leader from now on. Batches of clients that the leader before has admitted and not appended yet are refused,
+    /// and a fetch that waits for records is answered. Nothing happens if the epoch is not higher.
     pub fn lead(&self, leader: Leader) {
         let mut state = self.state.lock();
         if leader.epoch <= self.leader().epoch {
             return;
         }
         let next_offset = state.next_offset;
+        // As in Kafka, an epoch without records is forgotten.
+        state.epochs.retain(|(_, began)| *began < next_offset);
         state.epochs.push((leader.epoch, next_offset));
         self.leadership.set(leader);
         drop(state);
@@ -252,6 +254,13 @@ impl Partition {
             (None, Some((_, begins))) => Some((epoch, *begins)),
             (_, None) => None,
         }
+    }
+
+    /// The epoch of the leader that appended, or is to append, the record at `offset`.
+    pub fn epoch_at(&self, offset: Offset) -> i32 {
+        let state = self.state.lock();
+        let next = state.epochs.partition_point(|(_, began)| *began <= offset);
+        state.epochs[next.saturating_sub(1)].0
     }
 
     /// Where its records are, whoever leads it; refused while its log directory is lost.

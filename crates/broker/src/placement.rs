@@ -1,4 +1,4 @@
-//! Which broker leads a partition, and where brokers are reached. Nothing else knows the id of this broker.
+//! Which broker leads a partition, and where brokers are reached. Requests learn from here alone which broker this is.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -3,7 +3,7 @@
 //! The store is written first, synced, and then what is in memory follows; a crash between the two is made good when
 //! the broker opens. Stream ids are never used twice.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -304,20 +304,19 @@ impl Topics {
     pub fn add_partitions(&self, name: &str, total: i32) -> Result<(), TopicError> {
         let _one = self.change.lock();
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
-        self.check_total(&topic, total)?;
         self.metadata.update(|image| {
             let mut record = TopicRecord::clone(found(image, name, &topic.id)?);
+            // Somebody else may have added some meanwhile.
             let now = i32::try_from(record.streams.len()).unwrap_or(i32::MAX);
-            let streams = self.new_streams(total.saturating_sub(now))?;
+            self.check_total(&topic.name, now, total)?;
+            let streams = self.new_streams(total - now)?;
             streams.places.iter().for_each(|place| record.push(*place));
             Ok(streams.taken(record.put(name)))
         })
     }
 
-    /// Checks whether a topic could have `total` partitions.
-    pub fn check_total(&self, topic: &Topic, total: i32) -> Result<(), TopicError> {
-        let now = i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
-        let name = &topic.name;
+    /// Checks whether the topic `name`, which has `now` partitions, could have `total`.
+    pub fn check_total(&self, name: &str, now: i32, total: i32) -> Result<(), TopicError> {
         if total == now {
             return Err(TopicError::Partitions(format!("Topic already has {now} partition(s).")));
         }
@@ -381,17 +380,22 @@ impl Topics {
         let _one = self.change.lock();
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
         let partitions = topic.partitions();
-        let lost: Vec<usize> = (0..partitions.len()).filter(|at| partitions[*at].home().is_err()).collect();
-        self.metadata.update(|image| {
+        let lost: HashSet<u64> =
+            partitions.iter().filter(|it| it.home().is_err()).map(|it| it.stream_id.0).collect();
+        let count = self.metadata.update(|image| {
             let mut record = TopicRecord::clone(found(image, name, &topic.id)?);
+            // Others may have begun anew meanwhile, and have records.
+            let lost: Vec<usize> =
+                (0..record.streams.len()).filter(|at| lost.contains(&record.streams[*at])).collect();
             let streams = self.new_streams(i32::try_from(lost.len()).unwrap_or(i32::MAX))?;
             for (at, place) in lost.iter().zip(&streams.places) {
                 record.replace(*at, *place);
             }
-            Ok::<_, TopicError>(streams.taken(record.put(name)))
+            let Update { compares, changes, .. } = streams.taken(record.put(name));
+            Ok::<_, TopicError>(Update { compares, changes, result: lost.len() })
         })?;
-        tracing::warn!(topic = name, partitions = lost.len(), "gave up lost partitions; they begin anew");
-        Ok(lost.len())
+        tracing::warn!(topic = name, partitions = count, "gave up lost partitions; they begin anew");
+        Ok(count)
     }
 
     /// How many partitions the metadata has in each log; under nil those in the first one.
@@ -406,7 +410,8 @@ impl Topics {
     /// What each log has.
     fn held(&self) -> HashMap<Uuid, Held> {
         let mut all: HashMap<Uuid, Held> = HashMap::new();
-        for home in self.by_stream.read().values().filter_map(|partition| partition.home().ok()) {
+        let partitions: Vec<Arc<Partition>> = self.by_stream.read().values().cloned().collect();
+        for home in partitions.iter().filter_map(|partition| partition.home().ok()) {
             let held = all.entry(home.log.id).or_default();
             held.partitions += 1;
             held.promised_bytes += self.logs.promise(home.stream.bounds().bytes);

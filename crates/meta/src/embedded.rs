@@ -189,11 +189,15 @@ impl Engine for File {
         match self.once(|database| commit(database, revision, compares, changes)) {
             Err(failure @ Failure::Store(_)) => {
                 self.open_again()?;
-                if self.revision()? != revision || changes.is_empty() {
+                if self.revision()? != revision {
                     return Err(failure.into());
                 }
                 // It is in the file, but what could not be synced may be gone with the power.
-                Ok(self.once(write_anew)?)
+                self.once(write_anew).map_err(|failure| {
+                    // Otherwise the next commit would fail for this error.
+                    let _ = self.open_again();
+                    failure.into()
+                })
             }
             result => Ok(result?),
         }
@@ -304,12 +308,19 @@ mod tests {
     struct Faulty {
         bytes: Arc<Mutex<Vec<u8>>>,
         fails_after: Arc<AtomicI64>,
+        /// After the failure, so many operations go well, and then one fails again.
+        then: Arc<Mutex<Option<i64>>>,
     }
 
     impl Faulty {
         fn may_fail(&self) -> io::Result<()> {
             match self.fails_after.fetch_sub(1, Ordering::Relaxed) {
-                0 => Err(io::ErrorKind::StorageFull.into()),
+                0 => {
+                    if let Some(then) = self.then.lock().unwrap().take() {
+                        self.fails_after.store(then, Ordering::Relaxed);
+                    }
+                    Err(io::ErrorKind::StorageFull.into())
+                }
                 _ => Ok(()),
             }
         }
@@ -378,6 +389,39 @@ mod tests {
             }
         }
         panic!("a commit has fewer steps");
+    }
+
+    #[test]
+    fn a_commit_of_which_nothing_is_known_makes_watches_list_again() {
+        let mut unknown = 0;
+        for (first, second) in (0..30).flat_map(|first| (0..30).map(move |second| (first, second))) {
+            let file = Faulty { fails_after: Arc::new(AtomicI64::new(-1)), ..Faulty::default() };
+            let store = file.store();
+            let before = store.commit(&[], &[put("before", b"x")]).unwrap();
+            let mut watch = store.watch("", before);
+            file.fails_after.store(first, Ordering::Relaxed);
+            *file.then.lock().unwrap() = Some(second);
+            let result = store.commit(&[], &[put("a", b"y")]);
+            *file.then.lock().unwrap() = None;
+            file.fails_after.store(-1, Ordering::Relaxed);
+            let there = store.find("a").unwrap().is_some();
+            assert!(result.is_err() || there);
+            unknown += u32::from(result.is_err() && there);
+            // Told, or told that something is missing: never neither.
+            let next = store.commit(&[], &[put("b", b"z")]).unwrap();
+            let keys = match watch.next(std::time::Duration::ZERO) {
+                Ok(events) => events.changes.into_iter().map(|event| event.key).collect(),
+                Err(_) => vec!["listed".to_owned()],
+            };
+            let expected: &[&str] = match (&result, there) {
+                (Ok(_), _) => &["a", "b"],
+                (Err(_), true) => &["listed"],
+                (Err(_), false) => &["b"],
+            };
+            assert_eq!(keys, expected, "after {first} and {second}");
+            assert_eq!(next, before + 1 + u64::from(there));
+        }
+        assert!(unknown > 0, "no commit was kept and said to have failed");
     }
 
     #[test]

@@ -45,13 +45,11 @@ impl History {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the commit `revision`. If it does not follow the last one, what was between is unknown: the history begins anew.
+    /// Adds the commit `revision`. If it does not follow the last one, the changes between them are unknown, and the history
+    /// begins anew.
     pub fn push(&self, revision: u64, events: impl IntoIterator<Item = Event>) {
         let mut state = self.lock();
-        if revision != state.last + 1 {
-            state.events.clear();
-            (state.bytes, state.forgotten) = (0, revision - 1);
-        }
+        state.skip_to(revision - 1);
         state.last = revision;
         for event in events {
             state.bytes += size_of(&event);
@@ -59,6 +57,12 @@ impl History {
         }
         state.forget();
         drop(state);
+        self.grown.notify_all();
+    }
+
+    /// The last commit is `revision`. If it was not told, the history begins anew, and whoever watches must list the keys.
+    pub fn skip_to(&self, revision: u64) {
+        self.lock().skip_to(revision);
         self.grown.notify_all();
     }
 
@@ -78,6 +82,13 @@ impl History {
 }
 
 impl State {
+    fn skip_to(&mut self, revision: u64) {
+        if revision != self.last {
+            self.events.clear();
+            (self.bytes, self.forgotten, self.last) = (0, revision, revision);
+        }
+    }
+
     /// Forgets whole commits, from the oldest on, until the bounds hold. The last one stays.
     fn forget(&mut self) {
         while self.events.len() > EVENTS_MAX || self.bytes > BYTES_MAX {

@@ -173,7 +173,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// the last commit if nothing was changed. A key is changed once.
     ///
     /// After [`MetaError::Store`] nothing was changed either, unless the engine failed again while that was found out: then
-    /// only a later listing, or a watch, says what became of the commit.
+    /// only a later listing, or a watch that is told to list again, says what became of the commit.
     fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<u64, MetaError>;
 
     /// Tells the changes of keys that begin with `prefix`, of commits after the revision `after`.

@@ -1,6 +1,7 @@
 //! A store in this process: an engine that keeps the values, and the commits, watches and leases above it.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,8 @@ struct Shared<E> {
     history: History,
     /// Held by whoever commits; reads go on meanwhile.
     leases: Mutex<Leases>,
+    /// When the first lease ends, in milliseconds of the clock; `u64::MAX` while there is none.
+    first_end_ms: AtomicU64,
     clock: Clock,
 }
 
@@ -55,7 +58,13 @@ impl<E: Engine> Local<E> {
     /// Removes the keys whose leases were held when the engine was used last: leases end with the process.
     pub(crate) fn new(engine: E, clock: Clock) -> Result<Local<E>, MetaError> {
         let history = History::new(engine.revision()?);
-        let local = Local(Arc::new(Shared { engine, history, leases: Mutex::default(), clock }));
+        let local = Local(Arc::new(Shared {
+            engine,
+            history,
+            leases: Mutex::default(),
+            first_end_ms: AtomicU64::new(u64::MAX),
+            clock,
+        }));
         let gone: Vec<Change> = local.0.engine.leased()?.into_iter().map(Change::delete).collect();
         if !gone.is_empty() {
             local.0.commit(&mut local.0.lock(), &[], &gone)?;
@@ -84,6 +93,24 @@ impl<E: Engine> Shared<E> {
             self.commit(leases, &[], &removal)?;
         }
         leases.end(lease);
+        self.note_first_end(leases);
+        Ok(())
+    }
+
+    fn note_first_end(&self, leases: &Leases) {
+        let ms = |end: Duration| u64::try_from(end.as_millis()).unwrap_or(u64::MAX);
+        self.first_end_ms.store(leases.first_end().map_or(u64::MAX, ms), Ordering::Release);
+    }
+
+    fn first_end(&self) -> Duration {
+        Duration::from_millis(self.first_end_ms.load(Ordering::Acquire))
+    }
+
+    /// Ends the leases whose time is over.
+    fn expire(&self) -> Result<(), MetaError> {
+        if (self.clock)() >= self.first_end() {
+            drop(self.current()?);
+        }
         Ok(())
     }
 
@@ -98,6 +125,15 @@ impl<E: Engine> Shared<E> {
         Ok(effective)
     }
 
+    fn compare(&self, compares: &[Compare]) -> Result<(), MetaError> {
+        for Compare { key, revision } in compares {
+            if self.engine.find(key)?.map(|value| value.revision) != *revision {
+                return Err(MetaError::Conflict { key: key.clone() });
+            }
+        }
+        Ok(())
+    }
+
     fn commit(
         &self,
         leases: &mut Leases,
@@ -106,11 +142,18 @@ impl<E: Engine> Shared<E> {
     ) -> Result<u64, MetaError> {
         leases.check(changes)?;
         let changes = self.effective(changes)?;
-        // As in etcd, a commit that changes nothing is none.
-        let revision = self.engine.revision()? + u64::from(!changes.is_empty());
-        self.engine.commit(revision, compares, &changes)?;
+        let last = self.engine.revision()?;
         if changes.is_empty() {
-            return Ok(revision);
+            // As in etcd, a commit that changes nothing is none.
+            return self.compare(compares).map(|()| last);
+        }
+        let revision = last + 1;
+        if let Err(error) = self.engine.commit(revision, compares, &changes) {
+            // The engine may have kept the commit although it says that it failed.
+            if let Ok(last) = self.engine.revision() {
+                self.history.skip_to(last);
+            }
+            return Err(error);
         }
         leases.follow(&changes);
         let event = |change| match change {
@@ -124,12 +167,12 @@ impl<E: Engine> Shared<E> {
 
 impl<E: Engine> Store for Local<E> {
     fn find(&self, key: &str) -> Result<Option<Value>, MetaError> {
-        drop(self.0.current()?);
+        self.0.expire()?;
         self.0.engine.find(key)
     }
 
     fn list(&self, prefix: &str) -> Result<Listing, MetaError> {
-        drop(self.0.current()?);
+        self.0.expire()?;
         self.0.engine.list(prefix)
     }
 
@@ -147,11 +190,17 @@ impl<E: Engine> Store for Local<E> {
     }
 
     fn grant(&self, ttl: Duration) -> Result<LeaseId, MetaError> {
-        Ok(self.0.current()?.grant(ttl, (self.0.clock)()))
+        let mut leases = self.0.current()?;
+        let lease = leases.grant(ttl, (self.0.clock)());
+        self.0.note_first_end(&leases);
+        Ok(lease)
     }
 
     fn keep_alive(&self, lease: LeaseId) -> Result<(), MetaError> {
-        self.0.current()?.keep_alive(lease, (self.0.clock)())
+        let mut leases = self.0.current()?;
+        leases.keep_alive(lease, (self.0.clock)())?;
+        self.0.note_first_end(&leases);
+        Ok(())
     }
 
     fn revoke(&self, lease: LeaseId) -> Result<(), MetaError> {
@@ -170,9 +219,8 @@ impl<E: Engine> Watch for LocalWatch<E> {
         let deadline = (self.shared.clock)() + patience;
         loop {
             // Nobody else may be there to end a lease.
-            let first_end = self.shared.current()?.first_end();
-            let now = (self.shared.clock)();
-            let until = first_end.map_or(deadline, |end| end.min(deadline));
+            self.shared.expire()?;
+            let (now, until) = ((self.shared.clock)(), self.shared.first_end().min(deadline));
             let events = self.shared.history.wait(&self.prefix, self.after, until.saturating_sub(now))?;
             self.after = events.revision;
             if !events.changes.is_empty() || (self.shared.clock)() >= deadline {

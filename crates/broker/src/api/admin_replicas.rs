@@ -247,9 +247,10 @@ pub async fn alter_reassignments(
             }
             return unknown(format!("Unable to find a topic named {}.", shown(name)));
         };
-        if found.partition(index).is_none() {
+        let Some(partition) = found.partition(index) else {
             return unknown(format!("Unable to find partition {name}:{index}."));
-        }
+        };
+        let led_by = partition.leader().node;
         let invalid = |why: String| Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why));
         match replicas {
             None => Err(ErrorCode::NoReassignmentInProgress.into()),
@@ -258,9 +259,11 @@ pub async fn alter_reassignments(
                 Some(other) => invalid(format!(
                     "The manual partition assignment includes broker {other}, but no such broker is registered."
                 )),
+                None if replicas.iter().any(|replica| *replica != replicas[0]) || replicas[0] != led_by => {
+                    invalid("Partitions cannot be moved to other brokers by this request.".into())
+                }
                 None if replicas.len() > 1 => invalid(format!(
-                    "The manual partition assignment includes the broker {} more than once.",
-                    replicas[0]
+                    "The manual partition assignment includes the broker {led_by} more than once."
                 )),
                 None => Ok(()),
             },

@@ -417,7 +417,8 @@ async fn create_partitions_of(
     mutations: &mut Mutations,
 ) -> Result<(), Failure> {
     let topic = broker.topics.find(&asked.name).ok_or(ErrorCode::UnknownTopicOrPartition)?;
-    broker.topics.check_total(&topic, asked.count)?;
+    let now = i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
+    broker.topics.check_total(&topic.name, now, asked.count)?;
     let added = asked.count - i32::try_from(topic.partitions().len()).unwrap_or(i32::MAX);
     if let Some(assignments) = &asked.assignments {
         if i32::try_from(assignments.len()).ok() != Some(added) {

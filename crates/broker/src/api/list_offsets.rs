@@ -64,7 +64,7 @@ pub async fn answer(
             }
             let unknown = version < first_version_of(asked.timestamp);
             let epoch = partition.as_ref().map_or(FIRST_EPOCH, |partition| partition.leader().epoch);
-            let result = match (partition, check_leader_epoch(asked.current_leader_epoch, epoch)) {
+            let result = match (&partition, check_leader_epoch(asked.current_leader_epoch, epoch)) {
                 _ if allowed.is_err() => Err(ErrorCode::TopicAuthorizationFailed.into()),
                 _ if !levels.contains(&request.isolation_level) => Err(ErrorCode::UnknownServerError.into()),
                 _ if is_repeated.is_some() => Err(ErrorCode::InvalidRequest.into()),
@@ -72,7 +72,7 @@ pub async fn answer(
                 (_, Err(error)) => Err(error.into()),
                 // Kafka looks for neither; the client knows no such answer.
                 (Some(_), Ok(())) if unknown => Err(ErrorCode::UnsupportedVersion.into()),
-                (Some(partition), Ok(())) => find(&broker, &partition, asked.timestamp, stable).await,
+                (Some(partition), Ok(())) => find(&broker, partition, asked.timestamp, stable).await,
             };
             let mut answer = ListOffsetsPartitionResponse {
                 partition_index: asked.partition_index,
@@ -85,7 +85,8 @@ pub async fn answer(
                 Ok(Some((offset, timestamp))) => {
                     (answer.offset, answer.timestamp) = (offset.0, timestamp.0);
                     if version >= LEADER_EPOCH_FROM_VERSION {
-                        answer.leader_epoch = epoch;
+                        answer.leader_epoch =
+                            partition.map_or(FIRST_EPOCH, |partition| partition.epoch_at(offset));
                     }
                 }
                 Ok(None) => {}

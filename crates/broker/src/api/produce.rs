@@ -192,8 +192,11 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
                         && let Some(partition) = topic.partition(index)
                     {
                         let Leader { node, epoch: leader_epoch } = partition.leader();
-                        answer.current_leader = LeaderIdAndEpoch { leader_id: node, leader_epoch };
-                        elsewhere.insert(node);
+                        // A log that is being closed is not led elsewhere.
+                        if node != broker.placement.local() {
+                            answer.current_leader = LeaderIdAndEpoch { leader_id: node, leader_epoch };
+                            elsewhere.insert(node);
+                        }
                     }
                     answer.log_start_offset = refusal.log_start_offset;
                     answer.record_errors = refusal.records;

@@ -84,14 +84,16 @@ pub async fn read_later(
     receiver.await.unwrap_or_else(|_| (0..count).map(|_| Err(ReadError::Closed)).collect())
 }
 
-/// Where the leaders are reached that an answer names.
+/// Where the other brokers are reached that an answer names as leaders.
 pub fn leaders_told(
     broker: &Broker,
     caller: &Caller,
     responses: &[FetchableTopicResponse],
 ) -> Vec<NodeEndpoint> {
     let partitions = responses.iter().flat_map(|topic| &topic.partitions);
-    let told = partitions.map(|partition| partition.current_leader.leader_id).filter(|node| *node >= 0);
+    let told = partitions
+        .map(|partition| partition.current_leader.leader_id)
+        .filter(|node| *node >= 0 && *node != broker.placement.local());
     let told: BTreeSet<i32> = told.collect();
     let endpoint = |node_id: i32| {
         let Endpoint { host, port } = broker.placement.endpoint(node_id, &caller.origin)?;

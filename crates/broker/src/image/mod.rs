@@ -1,4 +1,4 @@
-//! The metadata as this broker knows it: an immutable [`Image`] a revision, made from the store's listing and its watch.
+//! The metadata as this broker knows it: an immutable [`Image`] for each revision, made from the store's listing and its watch.
 //!
 //! Nothing else keeps a copy of metadata. A room that works something out from it, such as an index of ACLs, observes the
 //! image ([`Observer`]). A request changes the store ([`Metadata::update`]), and sees its change in the image when it goes on.
@@ -24,7 +24,7 @@ use crate::resource_setting::Overrides;
 
 /// How long a commit is waited for until the watch tells it.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
-/// How often a change is tried again whose keys were changed by somebody else meanwhile.
+/// How often a change is tried again when somebody else has changed the same keys meanwhile.
 const TRIES_MAX: usize = 100;
 
 /// The metadata at one revision.
@@ -82,7 +82,7 @@ impl Image {
         quotas.follow(key, revision, bytes, &mut delta.quotas)
     }
 
-    /// Adds what `self`, read anew, has otherwise than `old` to a delta.
+    /// What `self`, which was read anew, has otherwise than `old`.
     fn differences(&self, old: &Image) -> Delta {
         Delta {
             topics: self.topics.differences(&old.topics),
@@ -169,7 +169,7 @@ impl Metadata {
         &self.store
     }
 
-    /// Tells `observer` of all images from the one after the next on. The order is that of the calls of this function.
+    /// Tells `observer` of each image that follows. Observers are called in the order in which they were added.
     pub fn observe(&self, observer: Weak<dyn Observer>) {
         self.following.lock().observers.push(observer);
     }
@@ -200,7 +200,11 @@ impl Metadata {
                 Err(MetaError::Conflict { .. }) if tries < TRIES_MAX => {
                     self.catch_up(image.revision + 1)?;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    // The store may have kept a commit although it says that it failed.
+                    let _ = self.refresh();
+                    return Err(error.into());
+                }
             }
         }
     }
@@ -241,6 +245,12 @@ impl Metadata {
             }
             Err(WatchError::Compacted(_)) => {
                 let image = Image::load(&*self.store)?;
+                if image.revision < old.revision {
+                    // To follow it would delete the streams of every topic that it does not have.
+                    let why =
+                        format!("the store went back from revision {} to {}", old.revision, image.revision);
+                    return Err(MetaError::Store(why.into()));
+                }
                 following.watch = self.store.watch("", image.revision);
                 let delta = image.differences(&old);
                 (image, delta)

@@ -71,7 +71,7 @@ impl<T: Record> Table<T> {
         self.0.iter().map(|(name, entry)| (name.as_str(), &entry.record))
     }
 
-    /// The entries whose names begin with `prefix`; without it.
+    /// The entries whose names begin with `prefix`. The names are given without it.
     pub fn below<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a Arc<T>)> {
         let from = self.0.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
         from.map_while(move |(name, entry)| Some((name.strip_prefix(prefix)?, &entry.record)))

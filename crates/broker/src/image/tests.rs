@@ -111,6 +111,25 @@ fn whoever_is_far_behind_reads_everything_anew() {
 }
 
 #[test]
+fn a_store_that_went_back_is_not_followed() {
+    let (_, [ours, _]) = two();
+    create(&ours, "a", 1).unwrap();
+    let earlier: Arc<dyn Store> = Arc::new(Memory::default());
+    let ours = Metadata {
+        store: earlier.clone(),
+        image: RwLock::new(ours.image()),
+        following: Mutex::new(Following {
+            watch: earlier.watch("", ours.image().revision),
+            observers: Vec::new(),
+        }),
+        update: Mutex::default(),
+    };
+    let error = ours.refresh().unwrap_err().to_string();
+    assert!(error.contains("went back"), "{error}");
+    assert!(ours.image().topics.get("a").is_some());
+}
+
+#[test]
 fn what_cannot_be_read_is_an_error_at_the_start_and_passed_over_later() {
     let (store, [ours, _]) = two();
     create(&ours, "a", 1).unwrap();

@@ -291,6 +291,12 @@ impl Log {
         self.reader.read_blocking(request)
     }
 
+    /// As [`Log::read_blocking`], but ends with the stretch of the log where it had to begin reading from disk. Many partitions
+    /// that are read so, each time the one whose next batch stands first, scan the log once. Blocks.
+    pub fn read_stretch(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
+        self.reader.read_stretch(request)
+    }
+
     /// Reads from disk where it must, on a thread of the log, and tells `done` there; at once when the log is closed.
     /// What it returns ends with the stretch of the log where it begins on disk.
     ///
