@@ -66,6 +66,8 @@ struct Limits {
     by_id: bool,
     /// The broker that is asked.
     node: i32,
+    /// Whether a replica asks.
+    by_replica: bool,
     /// Whether the answer has room for the leader of a partition that is not led here (KIP-951).
     leader_told: bool,
     /// Why nothing is read, whatever there is.
@@ -111,6 +113,7 @@ pub async fn answer(
         read_committed: request.isolation_level == READ_COMMITTED,
         by_id: version >= IDS_FROM_VERSION,
         node: broker.placement.local(),
+        by_replica: replica >= 0,
         leader_told: version >= LEADER_TOLD_FROM_VERSION,
         refusal: if replica >= 0 {
             // There is no other server, so none that follows.
@@ -163,7 +166,7 @@ async fn full(
             session_id = session.id;
         }
     }
-    let node_endpoints = leaders_told(broker, &limits.caller, &responses);
+    let node_endpoints = leaders_told(broker, &limits.caller, limits.by_replica, &responses);
     FetchResponse { session_id, responses, node_endpoints, ..FetchResponse::default() }
 }
 
@@ -206,7 +209,7 @@ async fn incremental(
         return FetchResponse { throttle_time_ms, session_id: session.id, ..FetchResponse::default() };
     }
     let responses = response_of(&mut state.slots, looks, version, false);
-    let node_endpoints = leaders_told(broker, &limits.caller, &responses);
+    let node_endpoints = leaders_told(broker, &limits.caller, limits.by_replica, &responses);
     FetchResponse { session_id: session.id, responses, node_endpoints, ..FetchResponse::default() }
 }
 

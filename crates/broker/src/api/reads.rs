@@ -84,16 +84,16 @@ pub async fn read_later(
     receiver.await.unwrap_or_else(|_| (0..count).map(|_| Err(ReadError::Closed)).collect())
 }
 
-/// Where the other brokers are reached that an answer names as leaders.
+/// Where the leaders are reached that an answer names. As in Kafka, a fetch of a replica is not told.
 pub fn leaders_told(
     broker: &Broker,
     caller: &Caller,
+    by_replica: bool,
     responses: &[FetchableTopicResponse],
 ) -> Vec<NodeEndpoint> {
+    let responses = if by_replica { &[] } else { responses };
     let partitions = responses.iter().flat_map(|topic| &topic.partitions);
-    let told = partitions
-        .map(|partition| partition.current_leader.leader_id)
-        .filter(|node| *node >= 0 && *node != broker.placement.local());
+    let told = partitions.map(|partition| partition.current_leader.leader_id).filter(|node| *node >= 0);
     let told: BTreeSet<i32> = told.collect();
     let endpoint = |node_id: i32| {
         let Endpoint { host, port } = broker.placement.endpoint(node_id, &caller.origin)?;
