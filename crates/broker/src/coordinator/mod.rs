@@ -202,8 +202,8 @@ impl Coordinator {
         Now { monotonic_ms, wall_ms: i64::try_from(wall.as_millis()).unwrap_or(i64::MAX) }
     }
 
-    /// Whether the broker `node` coordinates group `id`, whose records must be readable. Where they are in a lost log directory, Kafka says of every group
-    /// in it that the coordinator is elsewhere, and that it is not available.
+    /// Whether the broker `node` coordinates group `id`, whose records must be readable. Kafka answers NOT_COORDINATOR for every
+    /// group whose records are in a lost log directory, and COORDINATOR_NOT_AVAILABLE to whoever looks for its coordinator.
     pub fn serves(&self, id: &str, node: i32) -> bool {
         self.partition_of(id)
             .is_none_or(|partition| partition.leader().node == node && self.has_read(&partition))
