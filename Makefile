@@ -25,10 +25,6 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 CACHE := $(or $(MAINSTEM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mainstem)
 KAFKA_CLIENTS := $(CACHE)/java/clients/kafka-clients-4.4.0.jar
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
-ifneq ($(TARGET_DIR),target)
-export MAINSTEM_BIN := $(abspath $(TARGET_DIR))/release/mainstem
-export MAINSTEM_BENCH_BIN := $(abspath $(TARGET_DIR))/release/mainstem-bench
-endif
 
 STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction transactions real-input crash power hostile bench-load fuzz
 

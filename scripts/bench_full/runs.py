@@ -16,6 +16,8 @@ from pathlib import Path
 from .figures import Result, Unmeasured, best_seconds, holds, median_moved
 
 ROOT = Path(__file__).resolve().parents[2]
+# Where cargo builds.
+TARGET = ROOT / (os.environ.get("CARGO_TARGET_DIR") or "target")
 WORKLOADS = ROOT / "workloads"
 OURS, KAFKA = "mainstem", "kafka"
 # Kafka's compiler needs so long; a server of ours needs only its first segments.

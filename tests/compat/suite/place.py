@@ -14,8 +14,10 @@ CACHE = Path(
 )
 # Variables that speak to the tests and not to the server.
 OWN_VARIABLES = ("MAINSTEM_BIN", "MAINSTEM_BENCH_BIN", "MAINSTEM_CACHE")
-MAINSTEM = Path(os.environ.get("MAINSTEM_BIN") or ROOT / "target" / "release" / "mainstem")
-MAINSTEM_BENCH = Path(os.environ.get("MAINSTEM_BENCH_BIN") or ROOT / "target" / "release" / "mainstem-bench")
+# Where cargo builds. A relative folder is one below the repository: cargo is run there.
+TARGET = ROOT / (os.environ.get("CARGO_TARGET_DIR") or "target")
+MAINSTEM = Path(os.environ.get("MAINSTEM_BIN") or TARGET / "release" / "mainstem")
+MAINSTEM_BENCH = Path(os.environ.get("MAINSTEM_BENCH_BIN") or TARGET / "release" / "mainstem-bench")
 
 # Small heaps and the serial collector: several JVMs share a machine of two cores with the server.
 JVM = ["java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]

@@ -1,6 +1,6 @@
 """Two brokers on one log that pass their partitions, and with them their coordinators, to each other while clients run.
 
-The program is crates/broker/examples/two_brokers.rs, which `cargo test` builds.
+The program is crates/broker/examples/two_brokers.rs.
 """
 
 import re
@@ -12,7 +12,7 @@ from .server import STOP_SECONDS, Server, ServerFailed, free_port
 
 # Fewer in a run would show nothing.
 MOVES_MIN = 100
-PROGRAM = place.ROOT / "target" / "debug" / "examples" / "two_brokers"
+PROGRAM = place.TARGET / "debug" / "examples" / "two_brokers"
 
 
 class TwoBrokers(Server):
