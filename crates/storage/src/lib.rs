@@ -1,10 +1,12 @@
 //! The log: every stream of one disk in one sequence of segments.
 //!
-//! What an append promises: once its completion says [`Durability::Synced`], the batch survives `kill -9` and power
-//! loss, and it becomes visible to readers only then. What was admitted is written or the whole log fails. What was
-//! read is what was written: everything that comes from disk is checked.
+//! Promises:
+//! - When the completion of an append says [`Durability::Synced`], the batch survives `kill -9` and power loss. Readers
+//!   see the batch only from then on.
+//! - An admitted batch is written, or the whole log fails.
+//! - A read returns the bytes that were written: everything from disk is checked.
 //!
-//! No async here and no Kafka API: batches have headers, streams have offsets, that is all it knows of Kafka.
+//! No async and no Kafka API. Of Kafka, this crate knows only the batch header and the offsets of a stream.
 
 pub mod format;
 pub mod index;

@@ -1,4 +1,4 @@
-//! What the cleaner's and the preparer's threads do until the log is closed.
+//! The loops of the cleaner's and the preparer's threads. They run until the log is closed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use crate::pacer::REST_AFTER_FAILURE_MAX;
 use crate::preparer::{PREPARED_TARGET, Preparer};
 use crate::shared::Shared;
 
-/// How long the preparer sleeps before it looks again whether a full disk has room.
+/// How long the preparer sleeps before it checks again whether a full disk has room.
 const FULL_DISK_RETRY: Duration = Duration::from_secs(1);
 
 pub(super) fn run_cleaner(shared: &Arc<Shared>) {
@@ -24,7 +24,7 @@ pub(super) fn run_cleaner(shared: &Arc<Shared>) {
                 tracing::warn!(%error, "cleaning failed; it is tried again in {rest:?}");
             }
         }
-        // Here, since nothing else wakes up while no appends come.
+        // This thread expires the tail cache, because no other thread wakes up while no appends come.
         shared.tail.expire(shared.clock.nanos());
         let mut news = shared.preparer_news.lock();
         if !news.stop {
@@ -42,7 +42,7 @@ pub(super) fn run_preparer(shared: &Shared, preparer: &mut Preparer) {
         while preparer.turn() {
             let until = Instant::now() + preparer.rest();
             let mut news = shared.preparer_news.lock();
-            // News are mostly of more that has died, which can wait.
+            // Most news report more dead segments, and these can wait.
             while !news.stop
                 && shared.prepared_count() >= PREPARED_TARGET
                 && !shared.preparer_wake.wait_until(&mut news, until).timed_out()

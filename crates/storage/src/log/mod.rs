@@ -1,7 +1,7 @@
-//! The log as its users see it: open, append, read, trim, close.
+//! The public face of the log: open, append, read, trim, close.
 //!
-//! All methods are callable from any thread. None blocks, except those that say so; the work is done by the writer, the
-//! preparer and the cold readers, each on threads of its own.
+//! All methods are callable from any thread. A method blocks only if its comment says so. The writer, the preparer and
+//! the cold readers do the work, each on threads of its own.
 
 mod background;
 
@@ -34,11 +34,11 @@ use crate::writer::{Patience, Position, QUEUE_DEPTH, WRITE_BUFFER_BYTES, Writer}
 pub struct Statistics {
     /// Batches served from the tail cache.
     pub tail_hits: u64,
-    /// Reads that had to go to the cold readers.
+    /// Reads that went to the cold readers.
     pub cold_reads: u64,
-    /// Region look-ups that found everything cached.
+    /// Region look-ups that found all regions cached.
     pub region_hits: u64,
-    /// Regions that were read.
+    /// Regions that were read from disk.
     pub region_misses: u64,
     /// Bytes in the tail cache.
     pub tail_bytes: usize,
@@ -50,11 +50,11 @@ pub struct Statistics {
     pub segments: usize,
     /// Segments prepared ahead.
     pub prepared_segments: usize,
-    /// Streams there are.
+    /// Streams in the log.
     pub streams: usize,
     /// Bytes that the cleaner and compaction read.
     pub cleaner_read_bytes: u64,
-    /// Bytes that they wrote.
+    /// Bytes that the cleaner and compaction wrote.
     pub cleaner_written_bytes: u64,
 }
 
@@ -72,7 +72,7 @@ impl std::fmt::Debug for Log {
     }
 }
 
-/// A log whose writer and preparer are driven by hand.
+/// A log for tests that drive its writer and preparer by hand.
 pub(crate) struct Parts {
     pub log: Log,
     pub writer: Writer,
@@ -81,7 +81,7 @@ pub(crate) struct Parts {
     pub cleaner: Cleaner,
 }
 
-/// Builds a log without threads: recovers, prepares what must be there, and writes the barrier of a new epoch.
+/// Builds a log without threads: recovers it, prepares the first segments, and writes the barrier of a new epoch.
 pub(crate) fn assemble(
     disk: Arc<dyn Disk>,
     options: Options,
@@ -97,8 +97,8 @@ pub(crate) fn assemble(
         }
     };
     let recovered = recovery::recover(&*disk, clock.now_ms())?;
-    // Generations of a log count on from a number that nobody can guess: a client that could would put bytes into its
-    // records which pass for a block, should they ever lie behind the end of the log.
+    // The generations of a log begin at a secret number. A client that knew it could put bytes into its records that
+    // pass for a block, if the records ever lie behind the end of the log.
     let first_generation = 1 + u64::try_from(options.log_id >> 65).expect("63 bits are left");
     let next_generation =
         if recovered.log_id.is_some() { recovered.next_generation } else { first_generation };
@@ -153,7 +153,7 @@ pub(crate) fn assemble(
 }
 
 impl Log {
-    /// Opens the log on `disk`, or begins one where there is none, and starts its threads. Blocks while it recovers.
+    /// Opens the log on `disk`, or creates one if there is none, and starts its threads. Blocks during recovery.
     pub fn open(
         disk: Arc<dyn Disk>,
         options: Options,
@@ -166,11 +166,11 @@ impl Log {
             spawned.map_err(|source| OpenError::Io { doing: "starting a thread".into(), source })
         };
         // A ring belongs to the thread that first waits on it, so the writer's own thread opens the log and writes the
-        // barrier. It comes first: `close` ends the threads in this order.
+        // barrier. The writer's thread is first in the list, because `close` ends the threads in this order.
         let (opened, opening) = std::sync::mpsc::sync_channel(1);
         let work = move || match assemble(disk, options, clock, listener) {
             Ok(Parts { log, mut writer, preparer, .. }) => {
-                // If nobody waits any more, the process is on its way out.
+                // Without a receiver, the process is about to end.
                 let _ = opened.send(Ok((log, preparer)));
                 while writer.turn(Patience::Block) {}
             }
@@ -202,32 +202,32 @@ impl Log {
         Ok(disk.list()?.iter().any(|name| crate::segment::sequence_of(name).is_some()))
     }
 
-    /// Identifies this log: given to it when it was begun, and kept in each of its segments.
+    /// The id of this log. The log gets it at its creation and keeps it in each of its segments.
     pub fn id(&self) -> u128 {
         self.shared.options.log_id
     }
 
-    /// What opening found.
+    /// The findings of recovery.
     pub fn recovery(&self) -> &RecoveryReport {
         &self.report
     }
 
-    /// The largest batch it takes, in bytes.
+    /// The largest batch that the log takes, in bytes.
     pub fn batch_bytes_max(&self) -> usize {
         self.shared.options.batch_bytes_max()
     }
 
-    /// The stream `id`, new and empty if it was never seen.
+    /// The stream `id`. An unknown stream is created empty.
     pub fn stream(&self, id: StreamId) -> Arc<Stream> {
         self.shared.stream(id)
     }
 
-    /// All streams there are.
+    /// All streams of the log.
     pub fn streams(&self) -> Vec<Arc<Stream>> {
         self.shared.streams()
     }
 
-    /// Reserves room for a batch of `bytes`. Do this before giving out offsets: what was admitted is never refused
+    /// Reserves room for a batch of `bytes`. Call this before giving out offsets: an admitted batch is never refused
     /// while the log works.
     pub fn admit(&self, bytes: usize) -> Result<Admission, AdmitError> {
         let result = self.shared.queue.admit(bytes);
@@ -237,18 +237,18 @@ impl Log {
         result
     }
 
-    /// Whether the disk is full: an append was refused for that, and would be now.
+    /// Whether the disk is full: an append was refused for lack of space, and would be refused now.
     pub fn is_full(&self) -> bool {
         self.shared.queue.room.is_full()
     }
 
-    /// Appends a batch. Calls for one stream must come in the order of their offsets; after a failure the completion
-    /// is called at once.
+    /// Appends a batch. Calls for one stream must come in the order of their offsets. After a failure the log calls the
+    /// completion at once.
     pub fn append(&self, append: Append) {
         self.shared.queue.push(Request::Append(append));
     }
 
-    /// Moves the start of a stream up to `to`, at most to its committed end; `done` is called when that is durable.
+    /// Moves the start of a stream up to `to`, at most to its committed end. `done` is called when the trim is durable.
     pub fn trim(&self, stream: &Arc<Stream>, to: Offset, done: Option<Arc<dyn Completion>>) {
         let to = {
             let mut state = stream.lock();
@@ -259,8 +259,8 @@ impl Log {
         self.shared.queue.push(Request::Trim { stream: stream.clone(), to, done });
     }
 
-    /// Applies `retention.ms` (as the oldest timestamp to keep) and `retention.bytes` to a stream; returns the new
-    /// start when it moves.
+    /// Applies `retention.ms` (as the oldest timestamp to keep) and `retention.bytes` to a stream. Returns the new
+    /// start if it moves.
     pub fn retain(
         &self,
         stream: &Arc<Stream>,
@@ -276,33 +276,33 @@ impl Log {
         Some(to)
     }
 
-    /// Drops a stream and all its records; `done` is called when that is durable.
+    /// Drops a stream and all its records. `done` is called when the deletion is durable.
     pub fn delete(&self, stream: &Arc<Stream>, done: Option<Arc<dyn Completion>>) {
         self.shared.queue.push(Request::Delete { stream: stream.clone(), done });
     }
 
-    /// Reads what the caches hold; never blocks. Gives less where the room for readers is short.
+    /// Reads from the caches; never blocks. Returns less when the memory for readers is short.
     pub fn read(&self, request: &ReadRequest) -> Result<ReadStep, ReadError> {
         self.reader.read(request)
     }
 
-    /// As [`Log::read`], but reads from disk where it must. Blocks.
+    /// Like [`Log::read`], but also reads from disk. Blocks.
     pub fn read_blocking(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
         self.reader.read_blocking(request)
     }
 
-    /// As [`Log::read_blocking`], but ends with the stretch of the log where it had to begin reading from disk. Many partitions
-    /// that are read so, each time the one whose next batch stands first, scan the log once. Blocks.
+    /// Like [`Log::read_blocking`], but ends with the stretch of the log in which the disk read began. A caller that
+    /// always reads the partition whose next batch is first in the log reads many partitions in one scan. Blocks.
     pub fn read_stretch(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
         self.reader.read_stretch(request)
     }
 
-    /// Reads from disk where it must, on a thread of the log, and tells `done` there; at once when the log is closed.
-    /// What it returns ends with the stretch of the log where it begins on disk.
+    /// Reads on a thread of the log, also from disk, and calls `done` there; calls it at once when the log is closed.
+    /// Each result ends with the stretch of the log in which its disk read began.
     ///
-    /// All requests together return `bytes_max` bytes at most, but for a first batch that is larger; those for which
-    /// nothing is left come back empty. In the order of their positions they cost the fewest reads. What stands behind them
-    /// is read ahead once `done` was told.
+    /// All requests together return at most `bytes_max` bytes, except that a first batch may be larger. Requests for
+    /// which no bytes are left return empty. Requests in the order of their positions cost the fewest reads. After
+    /// `done`, the thread reads ahead behind them.
     pub fn read_later(&self, requests: Vec<ReadRequest>, bytes_max: usize, done: Box<dyn ReadDone>) {
         self.reader.read_later(requests, bytes_max, done);
     }
@@ -327,21 +327,21 @@ impl Log {
         self.reader.bytes_between(stream, from, until)
     }
 
-    /// The first batch that ends above `offset`, if one is committed. Blocks.
+    /// The first committed batch that ends above `offset`. Blocks.
     pub fn batch_from(&self, stream: &Stream, offset: Offset) -> Result<Option<BatchPlace>, ReadError> {
         self.reader.batch_from(stream, offset)
     }
 
-    /// Runs `job` on a thread of the cold readers; dropped without a call when the log is closed.
+    /// Runs `job` on a thread of the cold readers. If the log is closed, drops it without a call.
     pub fn spawn_read(&self, job: impl FnOnce(&Log) + Send + 'static) {
         let log = self.handle();
         self.reader.spawn(move || job(&log));
     }
 
-    /// Compacts streams, one after the other: what their rewriters leave is copied into segments of its own, and takes
-    /// the place of all batches below `until`. Several streams may share a segment, so what is done for one may show
-    /// only when the next ones are done. Streams that were deleted are passed over. With an error, what was finished
-    /// before stays, and the rest is as it was. Blocks.
+    /// Compacts streams, one after the other. The batches that a stream's rewriter keeps are copied into new segments
+    /// and replace all batches below `until`. Several streams may share a new segment, so the effect of one stream may
+    /// show only when the next streams are done. Deleted streams are skipped. After an error, finished segments stay,
+    /// and the rest is unchanged. Blocks.
     pub fn compact<'a>(
         &self,
         jobs: &mut dyn Iterator<Item = Compaction<'a>>,
@@ -350,12 +350,12 @@ impl Log {
         self.shared.compact(jobs, &mut pacer)
     }
 
-    /// Why the log takes no more appends, if it does not.
+    /// The error for which the log takes no more appends, if any.
     pub fn stopped(&self) -> Option<AppendError> {
         self.shared.queue.stopped()
     }
 
-    /// Whether it was closed, or stopped by itself.
+    /// Whether the log was closed, or stopped by itself.
     pub fn is_closing(&self) -> bool {
         self.shared.queue.is_stopping()
     }
@@ -379,10 +379,10 @@ impl Log {
         }
     }
 
-    /// Finishes what was appended, syncs it, and ends the threads. Blocks until that is done.
+    /// Finishes and syncs all appends, and ends the threads. Blocks until that is done.
     pub fn close(&self) {
         self.shared.queue.ask_to_stop();
-        // What was appended may need one more segment, so the preparer ends after the writer.
+        // The last appends may need one more segment, so the preparer ends after the writer.
         let mut threads = std::mem::take(&mut *self.threads.lock()).into_iter();
         if threads.next().is_some_and(|writer| writer.join().is_err()) {
             tracing::error!("the writer of the log panicked");

@@ -1,4 +1,4 @@
-//! Blocks on their way: the one that is being gathered, and those that were handed to the device.
+//! Blocks: the open block, and the blocks that were handed to the device.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use crate::request::{Admission, Committed, Completion};
 use crate::segment::Segment;
 use crate::stream::Stream;
 
-/// How far a block's write has come.
+/// How far the write of a block has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Progress {
     Submitted,
-    /// On its way to the device but not durable: waits for a sync.
+    /// The write is complete but not durable: the block waits for a sync.
     Written,
     Synced,
 }
 
-/// What a block's entries did, to be announced when it is synced.
+/// The effect of one entry, announced when its block is synced.
 pub(crate) enum Effect {
     Grew { committed: Committed },
     Trimmed { stream: Arc<Stream>, to: Offset },
@@ -35,16 +35,16 @@ pub(crate) struct InFlight {
     pub progress: Progress,
     pub submitted_ns: u64,
     pub effects: Vec<Effect>,
-    /// Answered when the block is written.
+    /// Completed when the block is written.
     pub on_written: Vec<Arc<dyn Completion>>,
-    /// Answered when the block is synced.
+    /// Completed when the block is synced.
     pub on_synced: Vec<Arc<dyn Completion>>,
     pub written_answered: bool,
-    /// Set for a footer block: its segment, whose trailer is due when it is synced.
+    /// Set for a footer block: its segment, whose trailer is due when the block is synced.
     pub footer_of: Option<Arc<Segment>>,
 }
 
-/// The block that is being gathered, in the unfilled part of the write buffer.
+/// The block under construction, in the unfilled part of the write buffer.
 pub(crate) struct OpenBlock {
     pub bytes: usize,
     pub entries: u32,
@@ -52,7 +52,7 @@ pub(crate) struct OpenBlock {
     pub effects: Vec<Effect>,
     pub on_written: Vec<Arc<dyn Completion>>,
     pub on_synced: Vec<Arc<dyn Completion>>,
-    /// What its batches reserved: given back once the block's position counts instead.
+    /// The reservations of its batches. They are given back once the block's position counts instead.
     pub admission: Option<Admission>,
 }
 

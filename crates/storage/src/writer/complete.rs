@@ -1,5 +1,5 @@
-//! What finished on the device: followed by the syncs and trailers it allows, and told to those who wait, in log order. And
-//! how the log ends where something fails.
+//! Completions: finished operations, the syncs and trailers that they allow, and the calls to waiting callers, in log
+//! order. Also the end of the log after a failure.
 
 use disk::{Finished, SECTOR};
 
@@ -18,7 +18,8 @@ impl Writer {
         {
             let (covers, segment) = (last.token, last.lsn.sequence());
             let token = self.token();
-            // Blocks of an earlier segment end with a durable footer, but only their own file's sync covers them.
+            // The blocks of an earlier segment end with a durable footer. Still, only a sync of their own file covers
+            // them.
             let first = self.in_flight.iter().find(|block| block.progress == Progress::Written);
             let oldest = first.map_or(segment, |block| block.lsn.sequence());
             let covers = if oldest == segment { covers } else { self.last_written_of(oldest) };
@@ -55,8 +56,9 @@ impl Writer {
             .map_or(0, |b| b.token)
     }
 
-    /// Takes finished operations and answers what they complete. `wait` is why the open block was not submitted: asked for
-    /// again here, it might have ended meanwhile, and then nothing would be left to wake the writer.
+    /// Takes finished operations and completes their callers. `wait` is the reason why the open block was not
+    /// submitted. This function must not evaluate that reason again: it might have ended meanwhile, and nothing would
+    /// wake the writer.
     pub(super) fn reap(&mut self, patience: Patience, wait: Option<Wait>) {
         let mut finished = std::mem::take(&mut self.finished);
         let busy = self.queue.in_flight() > 0;
@@ -66,7 +68,7 @@ impl Writer {
         let timeout = mark_due.then_some(IDLE_MARK_AFTER).or(wait.map(|wait| wait.time));
         let enough = match wait {
             Some(wait) => wait.enough,
-            // What comes is written once what is in flight is done.
+            // New requests are written after the writes in flight have finished.
             None if writing => Enough { appends: usize::MAX, bytes: BYTES_MEANWHILE },
             None => Enough::ANY,
         };
@@ -111,7 +113,7 @@ impl Writer {
         }
     }
 
-    /// Answers, in log order, all that is written or synced without a gap.
+    /// Completes, in log order, all blocks that are written or synced without a gap.
     fn announce(&mut self) {
         for block in self.in_flight.iter_mut().take_while(|block| block.progress != Progress::Submitted) {
             if !block.written_answered {
@@ -120,7 +122,8 @@ impl Writer {
             }
         }
         let mut grown = Vec::new();
-        // A block leaves the list only when it is answered: should the listener panic, its callers are still told.
+        // A block leaves the list only after its callers are completed. If the listener panics, `drop` still completes
+        // them.
         while let Some(block) = self.in_flight.front_mut().filter(|block| block.progress == Progress::Synced)
         {
             self.synced = Lsn(block.lsn.0 + block.bytes as u64);
@@ -138,7 +141,8 @@ impl Writer {
                 }
             }
             self.trailers_due.extend(block.footer_of.take());
-            // Before the answers: who was answered finds what it appended, also in what is told of commits.
+            // The listener comes before the completions: a completed caller must find its append in everything that
+            // follows from commits.
             if !grown.is_empty() {
                 self.shared.listener.committed(&grown);
                 grown.clear();
@@ -148,7 +152,7 @@ impl Writer {
         }
     }
 
-    /// Ends the log: what the device holds of the failed operation is unknown, so nothing after it may be promised.
+    /// Ends the log. After a failed operation the content of the device is unknown, so no later write may be promised.
     fn poison(&mut self, why: &str) {
         tracing::error!(why, "the log takes no more appends; restart the server once the disk is well again");
         let error = AppendError::Poisoned(why.into());
@@ -168,17 +172,17 @@ impl Writer {
         let open = std::mem::take(&mut self.open);
         open.on_written.into_iter().chain(open.on_synced).for_each(|done| done.complete(Err(error.clone())));
         self.requests.drain(..).for_each(|request| request.fail(error));
-        // Whoever waits for room learns that there will be none.
+        // Callers that wait for room learn that there will be none.
         self.shared.listener.room();
     }
 }
 
 impl Drop for Writer {
-    /// A writer that panicked must not leave its callers waiting.
+    /// A panic of the writer must not leave its callers waiting.
     fn drop(&mut self) {
         if std::thread::panicking() {
             let error = AppendError::Poisoned("the log's writer panicked, which is a bug".into());
-            // What panicked may be the listener or a completion, and a second panic would end the process.
+            // The panic may come from the listener or a completion, and a second panic would end the process.
             let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.fail_all(&error)));
             if told.is_err() {
                 tracing::error!("the log's writer panicked again while it told its callers");

@@ -1,14 +1,15 @@
-//! The writer: the one owner of the active segment and of the ring that writes it.
+//! The writer: the one owner of the active segment and of the ring (the disk queue) that writes it.
 //!
-//! Requests come in on a bounded queue, leave as commit blocks, and are completed in log order. Group commit adapts: with
-//! nothing in flight a block is written at once, or waits a little for many callers (see [`Pace`]); with a write in
-//! flight it gathers until that write finishes or the write buffer is full; a few writes may be in flight.
+//! Requests come in on a bounded queue, leave as commit blocks, and complete in log order. Group commit adapts:
+//! - With no write in flight, a block is written at once, or waits a little for more callers (see [`Pace`]).
+//! - With a write in flight, the block gathers entries until that write finishes or the write buffer is full.
+//! - A few writes may be in flight.
 //!
-//! Invariants: `committed = synced <= written <= submitted`; what is submitted is never written again; offsets of a
-//! stream rise; a failed write or sync ends the log (no retry), because what the device holds is then unknown.
+//! Invariants: `committed = synced <= written <= submitted`; submitted bytes are never written again; the offsets of a
+//! stream rise. A failed write or sync ends the log without a retry, because the content of the device is then unknown.
 //!
-//! The writer has no clock and no thread of its own: [`Writer::turn`] does one round of work, the log loops it on a
-//! thread and the tests call it step by step.
+//! The writer has no clock and no thread of its own. [`Writer::turn`] does one round of work. The log loops it on a
+//! thread; tests call it step by step.
 
 mod block;
 mod complete;
@@ -38,19 +39,19 @@ use crate::segment::footer::{
 use crate::shared::Shared;
 use crate::stream::Stream;
 
-/// Size of a write buffer and so of the largest ordinary block: large enough for sequential speed, small enough to be
-/// filled quickly. The tests' segments are small, and so are their buffers: several writes must be in flight there too.
+/// Size of a write buffer, and so of the largest ordinary block: large enough for sequential speed, small enough to
+/// fill quickly. Tests have small segments and therefore small buffers, so that several writes are in flight there too.
 pub(crate) const WRITE_BUFFER_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
-/// Block writes in flight. More than one hides the device's turn-around; each may hold a whole write buffer.
+/// Block writes in flight. More than one hides the device's turn-around time; each may hold a whole write buffer.
 const WRITES_IN_FLIGHT_MAX: usize = 4;
-/// Blocks that are written and wait for a sync, at most: a sync that takes long holds those up that do not wait for it.
+/// Bound of the blocks that are written and wait for a sync. A slow sync also holds up callers that do not wait for it.
 const UNSYNCED_BLOCKS_MAX: usize = 64;
 /// Depth of the ring: block writes, one sync, and trailers.
 pub(crate) const QUEUE_DEPTH: usize = WRITES_IN_FLIGHT_MAX + 4;
-/// What is copied into the next block while a write is in flight comes in such portions at least: to wake the writer for
-/// each append costs more than the copy.
+/// While a write is in flight, the writer is woken only for so many new bytes. A wake-up for each append costs more
+/// than its copy.
 const BYTES_MEANWHILE: usize = 128 * 1024;
-/// An idle log writes one empty block after this time, which vouches for everything before it.
+/// After this time an idle log writes one empty block, which vouches for everything before it.
 const IDLE_MARK_AFTER: Duration = Duration::from_millis(500);
 
 /// How long [`Writer::turn`] may wait when there is nothing to do.
@@ -63,14 +64,14 @@ pub(crate) enum Patience {
     Block,
 }
 
-/// Where recovery left the log, and where the writer goes on.
+/// The end of the log after recovery, where the writer goes on.
 pub(crate) struct Position {
     pub segment: Arc<Segment>,
     pub position: u32,
     pub epoch: u64,
     /// Streams with batches in the active segment.
     pub touched: Vec<Arc<Stream>>,
-    /// Blocks below were found by recovery.
+    /// Recovery found the blocks below this position.
     pub synced: Lsn,
 }
 
@@ -90,15 +91,15 @@ pub(crate) struct Writer {
     trailer_in_flight: Option<(u64, Arc<Segment>)>,
     next_token: u64,
     synced: Lsn,
-    /// Whether entries were written that no later block vouches for yet.
+    /// Whether there are written entries for which no later block vouches yet.
     unmarked: bool,
     touched: Vec<Arc<Stream>>,
-    /// Bytes of the footer of the active segment as of now, the stream table not counted.
+    /// Bytes of the footer of the active segment so far, without the stream table.
     footer_bytes: usize,
-    /// Upper bound of the stream table as of now.
+    /// Upper bound of the stream table so far.
     table: TableBound,
     stopping: bool,
-    /// The log has ended, well or not.
+    /// The log has ended, by a stop or by a failure.
     ended: bool,
     finished: Vec<Finished>,
 }
@@ -142,12 +143,12 @@ impl Writer {
         STREAM_FOOTER_BYTES + index
     }
 
-    /// Whether the active segment takes one more block; if not, another segment has to be prepared first.
+    /// Whether the active segment has room for one more block. If not, the next segment has to be prepared first.
     pub fn has_room_for_barrier(&self) -> bool {
         index(self.position) + self.end_bytes(0) <= index(self.segment.data_end())
     }
 
-    /// Bytes that the open block with `body` more and the footer behind it take at most.
+    /// Upper bound in bytes of the open block with `body` more bytes, and of the footer behind it.
     fn end_bytes(&self, body: usize) -> usize {
         let block = sectors(self.open.bytes + ENTRY_HEADER_BYTES + body);
         let one_more =
@@ -155,21 +156,21 @@ impl Writer {
         block + self.footer_block_bytes(self.footer_bytes + one_more)
     }
 
-    /// Bytes of the footer block at most, with `extents` bytes of indexes and directory rows.
+    /// Upper bound in bytes of the footer block, with `extents` bytes of indexes and directory rows.
     fn footer_block_bytes(&self, extents: usize) -> usize {
         let table = self.table.bytes(producer_bytes_max(&self.segment));
         sectors(BLOCK_HEADER_BYTES + extents + table + footer::TRAILER_COPY_BYTES)
     }
 
-    /// Records what the active segment still takes behind the blocks that were submitted.
+    /// Records the room that the active segment has behind the submitted blocks.
     fn count_room(&self) {
         let free = self.segment.data_end().saturating_sub(self.position);
         let room = Room::of_segment(self.segment.length, free, self.footer_block_bytes(self.footer_bytes));
         self.shared.queue.room.set_active(room);
     }
 
-    /// Writes the barrier of a new epoch and waits until it is synced: whatever an earlier life left behind the end of
-    /// the log is stale from now on.
+    /// Writes the barrier of a new epoch and waits until it is synced. From then on, all blocks that an earlier life
+    /// left behind the end of the log are stale.
     pub fn write_barrier(&mut self) -> Result<(), AppendError> {
         self.open.durable = true;
         if !self.ensure_room(0) {
@@ -186,7 +187,8 @@ impl Writer {
         Ok(())
     }
 
-    /// One round: take what finished, write what is waiting, answer. Returns false when the log has ended.
+    /// One round: takes finished operations, writes waiting requests, completes callers. Returns false when the log has
+    /// ended.
     pub fn turn(&mut self, patience: Patience) -> bool {
         if self.ended {
             return false;
@@ -196,7 +198,7 @@ impl Writer {
         self.submit_followups();
         let idle = self.open.entries == 0 && self.requests.is_empty();
         if self.stopping && !idle && self.in_flight.is_empty() && self.shared.queue.room.out_of_space() {
-            // What was admitted no longer fits and nothing will make room: say so instead of waiting for ever.
+            // The admitted requests no longer fit and nothing will make room. Fail them instead of waiting for ever.
             self.requests.drain(..).for_each(|request| request.fail(&AppendError::Closed));
         }
         if self.stopping && idle && self.in_flight.is_empty() {
@@ -223,14 +225,14 @@ impl Writer {
         true
     }
 
-    /// Whether a trailer is on its way to the device.
+    /// Whether a trailer write is in flight.
     #[cfg(test)]
     pub fn trailer_in_flight(&self) -> bool {
         self.trailer_in_flight.is_some()
     }
 
-    /// Moves requests into the open block and submits it when the group-commit rule says so; otherwise returns what it
-    /// waits for besides writes in flight.
+    /// Moves requests into the open block, and submits the block if the group-commit rule says so. Otherwise returns
+    /// what the block waits for besides writes in flight.
     fn gather(&mut self) -> Option<Wait> {
         while let Some(request) = self.requests.pop_front() {
             let body = match &request {
@@ -241,14 +243,14 @@ impl Writer {
                 self.requests.push_front(request);
                 break;
             }
-            // Rolling to another segment may have used the buffer up.
+            // Rolling to another segment may have used up the buffer.
             if !self.ensure_buffer(body) {
                 self.requests.push_front(request);
                 break;
             }
             match request {
                 Request::Append(append) if append.stream.lock().placed_delete => {
-                    // It raced with the deletion of its stream. In the log it would bring the stream back to life.
+                    // The append raced with the deletion of its stream. Its entry would bring the stream back to life.
                     if let Some(done) = append.done {
                         done.complete(Ok(()));
                     }
@@ -280,25 +282,25 @@ impl Writer {
         wait
     }
 
-    /// How many blocks are on their way to the device; what was written and waits for a sync is not counted.
+    /// The number of blocks whose write is in flight, without written blocks that wait for a sync.
     fn writing(&self) -> usize {
         self.in_flight.iter().filter(|block| block.progress == Progress::Submitted).count()
     }
 
-    /// Whether so many blocks more may be in flight.
+    /// Whether `blocks` more blocks may be in flight.
     fn may_submit(&self, blocks: usize) -> bool {
         self.in_flight.len() + blocks <= UNSYNCED_BLOCKS_MAX
             && self.writing() + blocks <= WRITES_IN_FLIGHT_MAX
     }
 
-    /// What the open block should wait for now.
+    /// What the open block should wait for now, if anything.
     fn wait(&self) -> Option<Wait> {
         let waits = self.requests.is_empty() && !self.stopping;
         if waits { self.pace.wait(self.open.bytes, self.shared.clock.nanos()) } else { None }
     }
 
-    /// Makes sure that an entry of `body` bytes fits the open block, submitting that block and taking a new buffer
-    /// where it does not; false when all writes are in flight already.
+    /// Makes an entry of `body` bytes fit into the open block. If needed, submits the open block and takes a new
+    /// buffer. Returns false if all writes are in flight already.
     fn ensure_buffer(&mut self, body: usize) -> bool {
         let needed = ENTRY_HEADER_BYTES + body;
         if let Some(buffer) = &self.buffer
@@ -321,21 +323,21 @@ impl Writer {
         true
     }
 
-    /// Goes on in another buffer. The one there was stays in memory as long as a block in it, all of it.
+    /// Continues in another buffer. The whole old buffer stays in memory as long as one of its blocks does.
     fn take_buffer(&mut self, bytes: usize) {
         self.leave_buffer();
         self.buffer = Some(self.shared.buffers.take_at_least(bytes));
     }
 
-    /// What stays empty in a buffer counts for the tail cache while a block in it does.
+    /// The unused rest of a buffer counts for the tail cache as long as a block of the buffer does.
     fn leave_buffer(&mut self) {
         if let Some(left) = self.buffer.take().filter(|left| left.filled() > 0) {
             self.shared.tail.waste(left.remaining());
         }
     }
 
-    /// Makes sure that the active segment takes an entry of `body` bytes more and its footer, rolling to the next
-    /// prepared one where it does not; false when that has to wait.
+    /// Makes the active segment take an entry of `body` bytes more and its footer. If needed, rolls to the next
+    /// prepared segment. Returns false if that has to wait.
     fn ensure_room(&mut self, body: usize) -> bool {
         loop {
             let end = index(self.position) + self.end_bytes(body);
@@ -419,7 +421,7 @@ impl Writer {
         self.place(&entry, 0);
     }
 
-    /// Adds an entry header to the open block and returns the room for its body.
+    /// Adds an entry header to the open block and returns the room for the body.
     fn place(&mut self, entry: &EntryHeader, body: usize) -> &mut [u8] {
         let at = self.open.bytes;
         self.open.bytes += ENTRY_HEADER_BYTES + body;
@@ -494,13 +496,13 @@ impl Writer {
         self.next_token
     }
 
-    /// An empty block: it says how far the log is synced, so that damage before it can never pass for a torn tail.
+    /// An empty block. It says how far the log is synced, so that damage before it can never pass for a torn tail.
     fn submit_mark(&mut self) {
         self.open.durable = true;
         if self.ensure_room(0) {
             self.submit_block(BlockKind::Entries);
         } else {
-            // Without room for the mark the log ends without it; recovery is as strict as it can be then.
+            // Without room for the mark, the log ends without it. Recovery is then as strict as it can be.
             self.unmarked = false;
         }
     }

@@ -1,31 +1,32 @@
-//! When a block that could be written waits for more: the rule by which group commit gathers from many callers.
+//! The rule by which a block waits for the appends of more callers (group commit).
 //!
-//! With nothing in flight a block is written at once. Where many callers append independently of each other, that makes
-//! a write, and a round of answers, of almost every append, each padded to a sector. So a block waits for a short time
-//! while it can be expected that callers who do not wait for it yet will come.
+//! With no write in flight, a block is written at once. With many independent callers, almost every append would then
+//! be a write and a round of completions of its own, padded to a sector. So a block waits for a short time while more
+//! appends are expected from callers that do not wait for this block yet.
 //!
-//! Whoever waits sends nothing until it is answered, so callers that are all waiting are never made to wait for each
-//! other: one caller alone, or all callers of a closed loop, are served at once (as PostgreSQL's `commit_siblings`).
+//! A caller that waits for a completion sends nothing. Callers that are all waiting must therefore never wait for each
+//! other: a single caller, or all callers of a closed loop, are served at once (like PostgreSQL's `commit_siblings`).
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::request::Enough;
 
-/// A block is submitted so long after the one before at the latest.
+/// A block is submitted at most this long after the block before it.
 const GATHER_MAX: Duration = Duration::from_millis(1);
-/// What is worth waiting for: appends of so many callers more in that time, or so many bytes.
+/// Waiting is worth it for the appends of at least so many more callers within that time, or for at least so many
+/// bytes.
 const CALLERS_MIN: u64 = 1;
 const BYTES_MIN: u64 = 64 * 1024;
-/// A block of so many bytes is large enough.
+/// A block of so many bytes does not wait.
 const BYTES_ENOUGH: usize = 512 * 1024;
-/// How often callers come is counted over so much time.
+/// The appends of a caller are counted over windows of this length.
 const WINDOW: Duration = Duration::from_millis(16);
 
-/// What came in a window.
+/// The appends of a window.
 #[derive(Clone, Copy, Debug, Default)]
 struct Came {
-    /// Blocks in which callers had a part, counted for each caller.
+    /// The blocks in which a caller took part, summed over the callers.
     parts: u64,
     bytes: u64,
 }
@@ -37,41 +38,41 @@ impl Came {
     }
 }
 
-/// What is known of a caller.
+/// The history of one caller.
 #[derive(Clone, Copy, Debug, Default)]
 struct Caller {
-    /// Of this window.
+    /// In this window.
     now: Came,
-    /// Of the window before.
+    /// In the window before.
     before: Came,
-    /// The last block that it had a part in.
+    /// The last block in which it took part.
     block: u64,
 }
 
-/// What is known of the callers.
+/// The history of all callers.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     callers: HashMap<u64, Caller>,
     window_began: u64,
-    /// The sum of all [`Caller::before`].
+    /// The sum of `before` over all callers.
     before: Came,
-    /// The part of it of callers that wait for the open block.
+    /// The share of it that belongs to callers that wait for the open block.
     waiting: Came,
-    /// The open block's number; the first is 1.
+    /// The number of the open block; the first is 1.
     block: u64,
     entries: usize,
     last_entries: usize,
     last_submitted: u64,
-    /// Somebody appended who cannot be known again.
+    /// The open block has an append without a known caller.
     stranger: bool,
 }
 
 /// What a block waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wait {
-    /// At most so long.
+    /// At most for this time.
     pub time: Duration,
-    /// Until so much has come.
+    /// Until these appends or bytes have come.
     pub enough: Enough,
 }
 
@@ -84,7 +85,7 @@ impl Pace {
         Pace { block: 1, ..Pace::default() }
     }
 
-    /// An append of `bytes` by `caller`, if that is known, is in the open block at `now`, in nanoseconds.
+    /// Records an append of `bytes` in the open block at `now`, in nanoseconds; `caller` is set if it is known.
     pub fn append(&mut self, caller: Option<u64>, bytes: usize, now: u64) {
         self.entries += 1;
         let Some(caller) = caller else {
@@ -104,7 +105,7 @@ impl Pace {
     }
 
     fn next_window(&mut self, now: u64) {
-        // Nobody came for a whole window: what is known is of long ago.
+        // No append came for a whole window, so the history is too old.
         let stale = now - self.window_began >= 2 * nanos(WINDOW);
         (self.before, self.waiting) = (Came::default(), Came::default());
         let block = self.block;
@@ -127,7 +128,7 @@ impl Pace {
         (self.last_submitted, self.waiting, self.stranger) = (now, Came::default(), false);
     }
 
-    /// What the open block of `bytes` should wait for at `now`; `None` when it should be written at once.
+    /// What the open block of `bytes` should wait for at `now`. `None`: write it at once.
     pub fn wait(&self, bytes: usize, now: u64) -> Option<Wait> {
         if self.stranger || bytes >= BYTES_ENOUGH {
             return None;
@@ -154,13 +155,13 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// `callers` append once a millisecond each, evenly spread and whatever they are answered, for `ms` milliseconds;
-    /// returns the blocks that were written when each may be written at any time.
+    /// Each of `callers` appends once a millisecond for `ms` milliseconds, evenly spread, without waiting for
+    /// completions. Returns the number of written blocks, when a block may be written at any time.
     fn open_loop(pace: &mut Pace, callers: u64, bytes: usize, from_ms: u64, ms: u64) -> usize {
         open_loop_every(pace, 1000, callers, bytes, from_ms, ms)
     }
 
-    /// The same, each once in so many microseconds.
+    /// The same, with one append in `micros` microseconds for each caller.
     fn open_loop_every(
         pace: &mut Pace,
         micros: u64,
@@ -224,7 +225,7 @@ mod tests {
             for caller in 0..16 {
                 now += 2000;
                 pace.append(Some(caller), 1000, now);
-                // Only the first window is without knowledge.
+                // Only the first window has no history.
                 if caller < 8 && round > 1000 {
                     assert!(pace.wait(4096, now).is_some(), "others come soon");
                 }

@@ -11,7 +11,8 @@ use crate::segment::footer::{self, SealedStream};
 use crate::stream::{SealedExtent, clamp_timestamp};
 
 impl Writer {
-    /// Ends the active segment with its footer and goes on in the next prepared one; false when none is prepared.
+    /// Ends the active segment with its footer and continues in the next prepared segment. Returns false if none is
+    /// prepared.
     pub(super) fn roll(&mut self) -> bool {
         let Some(next) = self.shared.take_prepared() else { return false };
         if self.open.entries > 0 {
@@ -49,8 +50,8 @@ impl Writer {
             table,
         );
         let payload = self.submit_footer(&built.payload);
-        // From here on readers find these extents through the footer. Compaction may release some of them before all are
-        // counted, so they are counted first, and one more until the end.
+        // From here on readers find these extents through the footer. Compaction may release some of them before all
+        // are counted. So all are counted first, with one extra count until the end.
         let rows_bytes: u64 = built.rows.iter().map(|row| row.bytes).sum();
         self.segment.set_live(length32(built.rows.len()) + 1, rows_bytes);
         self.segment.set_footer(built.trailer, Some((payload_position, payload)));
@@ -62,7 +63,7 @@ impl Writer {
                 self.segment.release(sealed.index.bytes());
                 continue;
             }
-            // Compaction may have moved some of it, or all, at any time before this lock.
+            // Compaction may have moved a part of the extent, or all of it, at any time before this lock.
             let (from, moved) = active.map_or((Offset::ZERO, 0), |active| (active.from, active.moved_bytes));
             let bytes = sealed.index.bytes() - moved;
             if row.next_offset <= state.start.max(from) {
@@ -91,7 +92,7 @@ impl Writer {
         true
     }
 
-    /// Starts the write of the footer block and returns its payload as it stays in memory.
+    /// Starts the write of the footer block. Returns its payload as it stays in memory.
     fn submit_footer(&mut self, payload: &[u8]) -> Bytes {
         let open =
             OpenBlock { bytes: BLOCK_HEADER_BYTES + payload.len(), durable: true, ..OpenBlock::default() };
