@@ -1,8 +1,8 @@
-//! The batch index of one extent: where each batch of one stream stands in one segment.
+//! The batch index of one extent: the place of each batch of one stream in one segment.
 //!
-//! Built batch by batch while the segment is active, stored as it is in the footer, loaded again when an old extent is
-//! read. Batches are delta-coded in chunks of [`CHUNK_BATCHES`]; a chunk's head is absolute, so a search is a binary
-//! search over heads and a walk of one chunk.
+//! The index grows batch by batch while the segment is active. The footer stores it as it is, and a read of an old
+//! extent loads it again. Batches are delta-coded in chunks of [`CHUNK_BATCHES`]. The head of a chunk is absolute, so a
+//! search is a binary search over heads and a walk of one chunk.
 //!
 //! ```text
 //! stored form  | chunk count u32 | coded length u32 | heads, 40 B each | coded batches |
@@ -19,7 +19,7 @@ use crate::format::{Fields, index, length32, put_signed, put_varint, take_signed
 /// Batches in a chunk: a compromise between 40 bytes a chunk in memory and the walk of half a chunk per search.
 pub const CHUNK_BATCHES: u32 = 64;
 const HEAD_BYTES: usize = 40;
-/// The most bytes that one more batch adds to the stored form, a new chunk's head included.
+/// Upper bound of the bytes that one more batch adds to the stored form, with the head of a new chunk.
 pub const BATCH_INDEX_BYTES_MAX: usize = HEAD_BYTES + 5 + 5 + 5 + 5 + 10;
 
 /// One batch of an extent.
@@ -27,9 +27,9 @@ pub const BATCH_INDEX_BYTES_MAX: usize = HEAD_BYTES + 5 + 5 + 5 + 5 + 10;
 pub struct BatchPlace {
     /// Offset of its first record.
     pub base_offset: Offset,
-    /// Offsets it takes.
+    /// Offsets that the batch takes.
     pub offset_count: u32,
-    /// Where its entry header stands in the segment's file.
+    /// Position of its entry header in the segment's file.
     pub position: u32,
     /// Bytes of the batch.
     pub length: u32,
@@ -38,7 +38,7 @@ pub struct BatchPlace {
 }
 
 impl BatchPlace {
-    /// The offset after its last.
+    /// The offset after the batch's last.
     pub fn next_offset(&self) -> Offset {
         self.base_offset + i64::from(self.offset_count)
     }
@@ -107,7 +107,7 @@ impl BatchIndex {
         self.batches == 0
     }
 
-    /// How many batches there are.
+    /// The number of batches.
     pub fn batches(&self) -> u32 {
         self.batches
     }
@@ -117,7 +117,7 @@ impl BatchIndex {
         self.bytes
     }
 
-    /// Bytes of memory it holds on to.
+    /// Bytes of memory that the index holds.
     pub fn memory_bytes(&self) -> usize {
         self.heads.capacity() * HEAD_BYTES + self.code.capacity() + size_of::<Self>()
     }
@@ -137,7 +137,7 @@ impl BatchIndex {
         self.heads.iter().map(|head| Timestamp(head.max_timestamp)).max()
     }
 
-    /// All batches from the one that holds `offset`, or the first behind it, on.
+    /// All batches from the one with `offset` on, or from the first one behind `offset`.
     pub fn from_offset(&self, offset: Offset) -> impl Iterator<Item = BatchPlace> + '_ {
         let chunk = self.heads.partition_point(|head| head.base_offset <= offset).saturating_sub(1);
         self.walk(chunk).skip_while(move |place| place.next_offset() <= offset)
@@ -151,12 +151,12 @@ impl BatchIndex {
         self.walk(chunk).find(|place| place.next_offset() > offset && place.max_timestamp >= timestamp)
     }
 
-    /// The first batch from `offset` on that has the largest max timestamp of those.
+    /// The first of the batches from `offset` on that has the largest max timestamp of all of them.
     pub fn with_max_timestamp(&self, offset: Offset) -> Option<BatchPlace> {
         self.with_max_timestamp_until(offset, Offset(i64::MAX))
     }
 
-    /// As [`BatchIndex::with_max_timestamp`], of the batches that end at or below `until`.
+    /// Like [`BatchIndex::with_max_timestamp`], for the batches that end at or below `until`.
     pub fn with_max_timestamp_until(&self, offset: Offset, until: Offset) -> Option<BatchPlace> {
         let mut best: Option<BatchPlace> = None;
         for place in self.from_offset(offset).take_while(|place| place.next_offset() <= until) {
@@ -167,8 +167,9 @@ impl BatchIndex {
         best
     }
 
-    /// The last batch before which everything `may_go`, which is asked with the bytes and the largest timestamp of all batches
-    /// before one, and must not say yes again after it said no: the place at which retention cuts an active extent.
+    /// The place at which retention cuts an active extent: the last batch for which `may_go` allows to delete all
+    /// batches before it. `may_go` gets the bytes and the largest timestamp of these earlier batches. After a "no" it
+    /// must not say "yes" again.
     pub fn last_cut(&self, may_go: impl Fn(u32, Timestamp) -> bool) -> Option<Offset> {
         let (mut chunk, mut max_before, mut max) = (0, i64::MIN, i64::MIN);
         for (number, head) in self.heads.iter().enumerate() {
@@ -235,7 +236,7 @@ impl BatchIndex {
         out.extend(&self.code);
     }
 
-    /// Reads the stored form, whose CRC was checked; `None` when it contradicts itself.
+    /// Reads the stored form, whose CRC was checked. Returns `None` if it contradicts itself.
     pub fn decode(bytes: &[u8]) -> Option<BatchIndex> {
         let mut fields = Fields(bytes);
         fields.has(8)?;

@@ -1,6 +1,6 @@
-//! What a log is made with: its settings and its clock.
+//! The settings and the clock of a log.
 
-/// Time as the log needs it; handed in, so that tests decide what time it is.
+/// Time for the log. The caller hands it in, so that tests control it.
 pub trait Clock: Send + Sync {
     /// Milliseconds since the Unix epoch.
     fn now_ms(&self) -> i64;
@@ -36,28 +36,30 @@ pub struct Options {
     pub segment_bytes: u64,
     /// Bound of the tail cache in bytes.
     pub tail_cache_bytes: usize,
-    /// Of the tail cache, so many bytes are kept whatever their age.
+    /// The tail cache keeps this many bytes whatever their age.
     pub tail_kept_bytes: usize,
-    /// What is more than that goes after so many milliseconds.
+    /// The tail cache drops bytes beyond that after this many milliseconds.
     pub tail_cache_ms: u64,
     /// Bound in bytes of the cache of regions read back from disk.
     pub region_cache_bytes: usize,
-    /// Bytes of buffers that readers may hold beside what these two caches may.
+    /// Bytes of buffers that readers may hold in addition to these two caches.
     pub readers_bytes: usize,
     /// Bound in bytes of the cache of sealed batch indexes.
     pub index_cache_bytes: usize,
-    /// Idempotent producers that did not append for so long are forgotten (`producer.id.expiration.ms`).
+    /// Idempotent producers are forgotten after this many milliseconds without an append (`producer.id.expiration.ms`).
     pub producer_expiry_ms: i64,
-    /// Bytes of the disk left free: no new segment is made that would use them.
+    /// Bytes of the disk that stay free: no new segment uses them.
     pub reserve_bytes: u64,
-    /// Identifies a new log; an existing one keeps its own. Random, for it also seeds what a client must not guess.
+    /// The id of a new log; an existing log keeps its own. It is random, because it seeds numbers that clients must not
+    /// guess.
     pub log_id: u128,
-    /// Bytes a second that the cleaner and compaction read and write at most (`log.cleaner.io.max.bytes.per.second`);
-    /// 0 for no limit.
+    /// Upper bound of the bytes a second that the cleaner and compaction read and write
+    /// (`log.cleaner.io.max.bytes.per.second`); 0 for no limit.
     pub cleaner_bytes_per_second: u64,
-    /// A segment is cleaned when little of it died for so many milliseconds: what is about to expire is not worth copying.
+    /// A segment is cleaned only after little of it has died for this many milliseconds. Records that expire soon are
+    /// not worth copying.
     pub cleaner_patience_ms: i64,
-    /// Threads for reads that miss the caches, and so the depth of such reads.
+    /// Threads for reads that miss the caches. Their number is the depth of such reads.
     pub cold_threads: usize,
 }
 

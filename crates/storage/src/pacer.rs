@@ -1,4 +1,5 @@
-//! The pacer: the cleaner, compaction and the preparer share the device with appends, and rest for their sake.
+//! The pacer: makes background work rest for appends. The cleaner, compaction and the preparer share the device with
+//! appends.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use crate::shared::Shared;
 
-/// While appends come in, copying and preparing rest so many times as long as the last piece took, and so long at most: a
-/// quarter of the device is enough for them.
+/// While appends come in, copying and preparing rest this many times as long as the last piece of work took, and at
+/// most `REST_MAX`. A quarter of the device is enough for them.
 pub(crate) const REST_FACTOR: u32 = 3;
 pub(crate) const REST_MAX: Duration = Duration::from_millis(20);
-/// How long the cleaner rests after a failure at most.
+/// Upper bound of the cleaner's rest after a failure.
 pub(crate) const REST_AFTER_FAILURE_MAX: Duration = Duration::from_secs(300);
 
-/// The log is closed: what is being copied may be dropped.
+/// The log is closed: a copy in progress may be dropped.
 #[derive(Debug)]
 pub(crate) struct Stopped;
 
-/// Rests for the sake of appends, and says when the log is closed.
+/// Rests for appends, and reports when the log is closed.
 pub(crate) struct Pacer {
     shared: Arc<Shared>,
     synced: u64,
@@ -30,7 +31,7 @@ impl Pacer {
         Pacer { shared, synced, paced }
     }
 
-    /// How long to rest after a piece of work that took so long: not at all where no appends come, or room is short.
+    /// How long to rest after a piece of work that took `took`. Zero if no appends come, or if room is short.
     pub fn rest_after(&mut self, took: Duration, at_most: Duration) -> Duration {
         let synced = self.shared.synced.load(Ordering::Relaxed);
         let appends = std::mem::replace(&mut self.synced, synced) != synced;
@@ -42,7 +43,7 @@ impl Pacer {
         }
     }
 
-    /// Rests after a piece of work on so many bytes.
+    /// Rests after a piece of work on `bytes`.
     pub fn did(&mut self, bytes: usize, begun: Instant) -> Result<(), Stopped> {
         if self.shared.cleaner_stops() {
             return Err(Stopped);

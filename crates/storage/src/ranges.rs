@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use model::Offset;
 
-/// Offsets of one stream, as ranges of which no two overlap or touch; each with its first offset, and the one behind its
-/// last.
+/// Offsets of one stream, as ranges that neither overlap nor touch. Maps the first offset of each range to the offset
+/// behind its last.
 #[derive(Debug, Default)]
 pub(crate) struct OffsetRanges(BTreeMap<Offset, Offset>);
 
@@ -15,7 +15,7 @@ impl OffsetRanges {
         if from >= to {
             return;
         }
-        // Mostly, as for each batch that recovery scans, it continues the last range.
+        // Usually the new range continues the last one, for example for each batch that recovery scans.
         if let Some(mut last) = self.0.last_entry()
             && *last.key() <= from
             && *last.get() >= from
@@ -32,7 +32,7 @@ impl OffsetRanges {
         self.0.insert(from, to);
     }
 
-    /// What of `from..to` is not in the set, in order.
+    /// The offsets of `from..to` that are not in the set, as ranges in order.
     pub fn gaps(&self, (from, to): (Offset, Offset)) -> Vec<(Offset, Offset)> {
         if from >= to {
             return Vec::new();
@@ -51,7 +51,7 @@ impl OffsetRanges {
         gaps
     }
 
-    /// The offset behind the last one, if there are any.
+    /// The offset behind the last offset of the set, if any.
     pub fn end(&self) -> Option<Offset> {
         self.0.last_key_value().map(|(_, end)| *end)
     }

@@ -1,7 +1,7 @@
-//! What the writer is asked to do, the bounded queue on which it is asked, and what it calls when it is done.
+//! The requests to the writer, the bounded queue for them, and the calls that the writer makes when a request is done.
 //!
-//! Room is reserved before offsets are given out: [`Queue::admit`] refuses while a refusal still costs nothing. What was
-//! admitted is written, or the whole log fails.
+//! Callers reserve room before they give out offsets: [`Queue::admit`] refuses while a refusal still costs nothing. An
+//! admitted append is written, or the whole log fails.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::index::BATCH_INDEX_BYTES_MAX;
 use crate::segment::footer::{STREAM_FOOTER_BYTES, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES};
 use crate::stream::Stream;
 
-/// When an append is answered.
+/// When an append is acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Durability {
     /// Handed to the device (`acks=1`).
@@ -31,14 +31,14 @@ pub trait Completion: Send + Sync {
     /// The append reached its durability, or never will.
     fn complete(&self, result: Result<(), AppendError>);
 
-    /// Who waits for it, as a number that the same caller has each time: where many callers append, their appends wait a
-    /// little for each other. `None` never waits.
+    /// The waiting caller, as a number that stays the same for this caller. With many callers, their appends wait a
+    /// little for each other. An append with `None` never waits.
     fn caller(&self) -> Option<u64> {
         None
     }
 }
 
-/// Why an append was not done although it had been admitted. Nothing of it will ever be visible to readers.
+/// Why an admitted append failed. Readers will never see any of it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum AppendError {
     /// A write or sync failed; the log takes no more appends until the server is restarted.
@@ -58,10 +58,10 @@ pub enum AdmitError {
     /// The disk has no room for another segment.
     #[error("the disk is full")]
     Full,
-    /// Larger than a segment takes.
+    /// The batch is larger than a segment takes.
     #[error("a batch of {bytes} bytes is larger than the {bytes_max} that a segment takes")]
     TooLarge {
-        /// Of the batch.
+        /// Bytes of the batch.
         bytes: usize,
         /// The bound.
         bytes_max: usize,
@@ -71,16 +71,16 @@ pub enum AdmitError {
     Stopped(#[from] AppendError),
 }
 
-/// What the log tells its user; called from the writer's thread, must not block.
+/// The log's calls to its user, from the writer's thread; they must not block.
 pub trait Listener: Send + Sync {
     /// These streams have new committed records: their committed ends and the bytes added. A stream may occur more
     /// than once.
     fn committed(&self, streams: &[Committed]);
 
-    /// Room was made: appends refused with [`AdmitError::Busy`] or [`AdmitError::Full`] may be tried again.
+    /// Room was made: appends that were refused with [`AdmitError::Busy`] or [`AdmitError::Full`] may be tried again.
     fn room(&self) {}
 
-    /// One group commit: its bytes on disk, its entries, and the nanoseconds from submission to being synced.
+    /// One group commit: its bytes on disk, its entries, and the nanoseconds from submission to sync.
     fn group_commit(&self, _bytes: usize, _entries: u32, _nanos: u64) {}
 }
 
@@ -95,7 +95,7 @@ pub struct Committed {
     pub bytes: u32,
 }
 
-/// A listener for those who do not care.
+/// A listener that ignores all calls.
 #[derive(Debug)]
 pub struct NoListener;
 
@@ -103,11 +103,11 @@ impl Listener for NoListener {
     fn committed(&self, _streams: &[Committed]) {}
 }
 
-/// One batch on its way into the log.
+/// One batch to append.
 pub struct Append {
-    /// Where it goes.
+    /// The stream that gets the batch.
     pub stream: Arc<Stream>,
-    /// The offset its first record gets; at or above the end of the stream.
+    /// The offset of its first record; at or above the end of the stream.
     pub base_offset: Offset,
     /// As parsed from `batch`.
     pub header: BatchHeader,
@@ -117,9 +117,9 @@ pub struct Append {
     pub append_time: Option<Timestamp>,
     /// Written into the batch.
     pub leader_epoch: i32,
-    /// When `done` is called; also decides whether its write must be durable at once.
+    /// When `done` is called. Also decides whether the write must be durable at once.
     pub durability: Durability,
-    /// Called in the end.
+    /// Called at the end, after success or failure.
     pub done: Option<Arc<dyn Completion>>,
     /// The room reserved for it.
     pub admission: Admission,
@@ -131,7 +131,7 @@ pub(crate) enum Request {
     Delete { stream: Arc<Stream>, done: Option<Arc<dyn Completion>> },
 }
 
-/// Room in prepared segments, given back when dropped.
+/// A reservation of room in prepared segments. Dropping it gives the room back.
 #[derive(Debug)]
 pub struct Admission {
     room: Arc<Room>,
@@ -139,7 +139,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// Takes over what `other` reserved.
+    /// Takes over the reservation of `other`.
     pub(crate) fn absorb(&mut self, mut other: Admission) {
         self.bytes += std::mem::take(&mut other.bytes);
     }
@@ -153,11 +153,11 @@ impl Drop for Admission {
     }
 }
 
-/// How many bytes the active and the prepared segments still take, and how many of them are promised.
+/// The bytes that the active and the prepared segments still take, and the share of them that is promised.
 ///
-/// Batches are placed in the order in which they come and never split, so every segment but the last may end with a gap
-/// that the next batch did not fit into. A promise counts that gap as large as the largest batch promised; then what was
-/// promised fits, in whatever order it comes.
+/// Batches are placed in the order of their arrival and never split. Every segment but the last may therefore end with
+/// a gap into which the next batch did not fit. A promise counts this gap as large as the largest promised batch. The
+/// promised batches then fit in any order.
 pub(crate) struct Room {
     state: Mutex<RoomState>,
     out_of_space: AtomicBool,
@@ -169,15 +169,15 @@ struct RoomState {
     active: u64,
     prepared: Vec<u64>,
     reserved: u64,
-    /// The largest promise since there was none.
+    /// The largest promise since there was last none.
     largest: u64,
-    /// The smallest request that was refused since [`Listener::room`] was last called.
+    /// The smallest refused request since the last call of [`Listener::room`].
     refused: Option<u64>,
 }
 
-/// Kept back from appends so that trims and deletions, which make room, can always be written.
+/// Kept back from appends, so that trims and deletions can always be written. They make room.
 const ROOM_KEPT_BYTES: u64 = 256 * 1024;
-/// Segments whose stream table one more stream or producer may make longer: the active one and those prepared.
+/// Segments whose stream table grows with one more stream or producer: the active one and the prepared ones.
 const SEGMENTS_AHEAD: usize = 4;
 
 impl Room {
@@ -185,18 +185,18 @@ impl Room {
         Room { state: Mutex::default(), out_of_space: AtomicBool::new(false), waker }
     }
 
-    /// What a segment of `length` bytes, of which `free` are left for blocks, offers to appends when its footer takes
-    /// `footer` bytes. The small part kept back is for blocks that no append pays for: barriers, marks, trims.
+    /// The bytes that a segment of `length` bytes offers to appends, with `free` bytes left for blocks and a footer of
+    /// `footer` bytes. A small part is kept back for blocks that no append pays for: barriers, marks, trims.
     pub fn of_segment(length: u32, free: u32, footer: usize) -> u64 {
         u64::from(free.saturating_sub(length / 32)).saturating_sub(footer as u64)
     }
 
-    /// What the active segment offers, as of its last block.
+    /// Sets the bytes that the active segment offers, as of its last block.
     pub fn set_active(&self, bytes: u64) {
         self.state.lock().active = bytes;
     }
 
-    /// What the prepared segments offer, in the order of their use.
+    /// Sets the bytes that the prepared segments offer, in the order of their use.
     pub fn set_prepared(&self, bytes: impl Iterator<Item = u64>) {
         let mut state = self.state.lock();
         state.prepared.clear();
@@ -211,24 +211,24 @@ impl Room {
         self.out_of_space.load(Ordering::Acquire)
     }
 
-    /// Bytes of segments that are not used or promised yet.
+    /// Bytes of segments that are neither used nor promised.
     pub fn left(&self) -> u64 {
         let state = self.state.lock();
         (state.active + state.prepared.iter().sum::<u64>()).saturating_sub(state.reserved)
     }
 
-    /// Whether somebody was refused and waits for room.
+    /// Whether a refused caller waits for room.
     pub fn is_refusing(&self) -> bool {
         self.state.lock().refused.is_some()
     }
 
-    /// Whether a request was refused for want of space on the disk, and would be still.
+    /// Whether a request was refused for lack of disk space, and would still be refused.
     pub fn is_full(&self) -> bool {
         let state = self.state.lock();
         self.out_of_space() && state.refused.is_some_and(|bytes| !state.fits(bytes))
     }
 
-    /// Whether a request that was refused would be admitted now; says so once.
+    /// Whether a refused request would be admitted now. Reports it once.
     pub fn reopened(&self) -> bool {
         let mut state = self.state.lock();
         let reopened = state.refused.is_some_and(|bytes| state.fits(bytes));
@@ -262,7 +262,7 @@ impl Room {
         let news = state.refused.is_some_and(|bytes| state.fits(bytes));
         drop(state);
         if news {
-            // The writer tells the listener.
+            // The writer calls the listener.
             self.waker.wake();
         }
     }
@@ -285,7 +285,8 @@ impl std::fmt::Debug for Room {
     }
 }
 
-/// The way to the writer. Bounded by what [`Queue::admit`] lets in and by the broker's bound on bytes in flight.
+/// The queue to the writer. The bounds are the reservations of [`Queue::admit`] and the broker's bound on bytes in
+/// flight.
 pub(crate) struct Queue {
     pub room: Arc<Room>,
     state: Mutex<QueueState>,
@@ -293,7 +294,7 @@ pub(crate) struct Queue {
     batch_bytes_max: usize,
 }
 
-/// What is worth waking the writer for: either of the two.
+/// The appends or bytes for which it is worth waking the writer: either of the two is enough.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Enough {
     pub appends: usize,
@@ -313,11 +314,11 @@ impl Default for Enough {
 #[derive(Default)]
 struct QueueState {
     requests: VecDeque<Request>,
-    /// Of the appends among them.
+    /// Bytes of the queued appends.
     bytes: usize,
-    /// When the writer is woken for them.
+    /// When the writer is woken for the queue.
     wake_from: Enough,
-    /// The end was asked for: what is queued is still done.
+    /// A stop was asked for. Queued requests are still done.
     stopping: bool,
     stopped: Option<AppendError>,
 }
@@ -337,7 +338,7 @@ impl Queue {
         self.room.admit(bytes)
     }
 
-    /// Queues a request; after the end it fails at once through its completion.
+    /// Queues a request. After the end of the log, the request fails at once through its completion.
     pub fn push(&self, request: Request) {
         let mut state = self.state.lock();
         if let Some(error) = state.stopped.clone() {
@@ -359,20 +360,20 @@ impl Queue {
         }
     }
 
-    /// Whether the end was asked for, or came by itself.
+    /// Whether a stop was asked for, or the log stopped by itself.
     pub fn is_stopping(&self) -> bool {
         let state = self.state.lock();
         state.stopping || state.stopped.is_some()
     }
 
-    /// Asks the writer to end once all that is queued is done. Not a request: one that waits for room must not hold it
-    /// up.
+    /// Asks the writer to end after all queued requests. This is not a request itself, because a request that waits for
+    /// room must not delay it.
     pub fn ask_to_stop(&self) {
         self.state.lock().stopping = true;
         self.waker.wake();
     }
 
-    /// Moves all queued requests to the end of `into`; true when the writer is asked to end.
+    /// Moves all queued requests to the end of `into`. Returns true if the writer is asked to end.
     pub fn take(&self, into: &mut VecDeque<Request>) -> bool {
         let mut state = self.state.lock();
         state.bytes = 0;
@@ -384,15 +385,15 @@ impl Queue {
         state.stopping
     }
 
-    /// Refuses everything from now on with `error`; returns what was still queued.
+    /// Refuses all further requests with `error`. Returns the requests that were still queued.
     pub fn stop(&self, error: AppendError) -> VecDeque<Request> {
         let mut state = self.state.lock();
         state.stopped.get_or_insert(error);
         std::mem::take(&mut state.requests)
     }
 
-    /// From now on the writer is woken once `enough` is queued, and for anything but appends at once; false when that much
-    /// is there already.
+    /// From now on the writer is woken when `enough` appends are queued, and at once for other requests. Returns false
+    /// if that many are queued already.
     pub fn wake_from(&self, enough: Enough) -> bool {
         let mut state = self.state.lock();
         let there = state.requests.len() >= enough.appends || state.bytes >= enough.bytes;
@@ -400,7 +401,7 @@ impl Queue {
         !there
     }
 
-    /// Whether something waits to be taken.
+    /// Whether requests are queued.
     pub fn has_requests(&self) -> bool {
         !self.state.lock().requests.is_empty()
     }
@@ -409,7 +410,7 @@ impl Queue {
         self.state.lock().stopped.clone()
     }
 
-    /// Wakes the writer, for news that is not a request.
+    /// Wakes the writer for news other than a request.
     pub fn wake(&self) {
         self.waker.wake();
     }

@@ -1,5 +1,5 @@
-//! The state that the parts of an open log share: settings, queue, caches, streams and segments, and how the parts wake
-//! each other.
+//! The state that the parts of an open log share: settings, queue, caches, streams and segments. Also the ways in which
+//! the parts wake each other.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     pub segments: Segments,
     streams: RwLock<HashMap<StreamId, Arc<Stream>>>,
     prepared: Mutex<VecDeque<Arc<Segment>>>,
-    /// Upper bound of the stream table as of the last roll.
+    /// Upper bound of the stream table at the last roll.
     table_bytes: AtomicUsize,
     /// The position below which everything is on the device, as the number of an [`Lsn`].
     pub synced: AtomicU64,
@@ -45,46 +45,46 @@ pub(crate) struct Shared {
     pub cleaner_written: AtomicU64,
     pub preparer_news: Mutex<PreparerNews>,
     pub preparer_wake: Condvar,
-    /// Told, with the news of the preparer, when the log is closed.
+    /// Notified, with the preparer's news, when the log is closed.
     pub cleaner_wake: Condvar,
     /// Batches that were served from the tail cache.
     pub tail_hits: AtomicU64,
-    /// Reads that went to the threads of the readers.
+    /// Reads that went to the readers' threads.
     pub cold_reads: AtomicU64,
 }
 
 /// News for the preparer.
 #[derive(Default)]
 pub(crate) struct PreparerNews {
-    /// There may be something to do.
+    /// There may be work.
     pub pending: bool,
     /// The log is closed.
     pub stop: bool,
 }
 
-/// The right to copy: one at a time, so that no two copies are made of one extent.
+/// The right to copy. One copy runs at a time, so that no extent is copied twice.
 pub(crate) struct Rewriting {
-    /// Number of the next segment that is written.
+    /// Sequence number of the next copy's segment.
     pub next_sequence: u32,
-    /// Set when a file could be neither finished nor removed: should it come back at the next opening, nothing may
-    /// have been copied since that it would hide.
+    /// Set when a file could be neither finished nor removed. The file may come back at the next opening, and would
+    /// then hide any extent that was copied later.
     pub broken: bool,
 }
 
-/// The part of what opening found that the parts of the log share.
+/// The findings of opening that the parts of the log share.
 pub(crate) struct Left {
     pub streams: HashMap<StreamId, Arc<Stream>>,
     pub segments: Segments,
     pub prepared: VecDeque<Arc<Segment>>,
-    /// Where the log ended.
+    /// The end of the log.
     pub end: Lsn,
     pub next_generation: u64,
-    /// Number of the next segment that the cleaner writes.
+    /// Sequence number of the cleaner's next segment.
     pub next_cleaned: u32,
 }
 
 impl Shared {
-    /// The shared state of a log that was opened with what is in `left`.
+    /// The shared state of an opened log, from the findings in `left`.
     pub fn new(
         disk: Arc<dyn Disk>,
         options: Options,
@@ -125,7 +125,7 @@ impl Shared {
         }
     }
 
-    /// The stream `id`, new and empty if it was never seen.
+    /// The stream `id`. An unknown stream is created empty.
     pub fn stream(&self, id: StreamId) -> Arc<Stream> {
         if let Some(stream) = self.streams.read().get(&id) {
             return stream.clone();
@@ -133,7 +133,7 @@ impl Shared {
         self.streams.write().entry(id).or_insert_with(|| Arc::new(Stream::new(id))).clone()
     }
 
-    /// How many streams there are.
+    /// The number of streams.
     pub fn stream_count(&self) -> usize {
         self.streams.read().len()
     }
@@ -147,12 +147,12 @@ impl Shared {
         self.streams.read().get(&id).cloned()
     }
 
-    /// A generation that no file of the log ever had.
+    /// A generation that no file of the log has ever had.
     pub fn next_generation(&self) -> u64 {
         self.next_generation.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Whether the log is closed and what is being copied may be dropped.
+    /// Whether the log is closed, so that a copy in progress may be dropped.
     pub fn cleaner_stops(&self) -> bool {
         self.preparer_stops() || self.queue.is_stopping()
     }
@@ -176,7 +176,7 @@ impl Shared {
         self.prepared.lock().len()
     }
 
-    /// The next prepared segment; counts as room until the writer calls [`Shared::count_prepared`].
+    /// The next prepared segment. It counts as room until the writer calls [`Shared::count_prepared`].
     pub fn take_prepared(&self) -> Option<Arc<Segment>> {
         let taken = self.prepared.lock().pop_front();
         self.wake_preparer();
@@ -194,14 +194,14 @@ impl Shared {
         self.listener.room();
     }
 
-    /// Records what the prepared segments take when their stream tables take `table_bytes`.
+    /// Records the room of the prepared segments, when their stream tables take `table_bytes`.
     pub fn count_prepared(&self, table_bytes: usize) {
         let prepared = self.prepared.lock();
         self.table_bytes.store(table_bytes, Ordering::Relaxed);
         self.set_prepared(&prepared);
     }
 
-    /// The list stays locked meanwhile, so that the newest one is what is counted.
+    /// The caller keeps the list locked, so that the newest list is the one that counts.
     fn set_prepared(&self, prepared: &VecDeque<Arc<Segment>>) {
         let footer = sectors(BLOCK_HEADER_BYTES + self.table_bytes.load(Ordering::Relaxed)) + SECTOR;
         self.queue.room.set_prepared(prepared.iter().map(|segment| {
@@ -220,7 +220,7 @@ impl Shared {
         self.preparer_wake.notify_one();
     }
 
-    /// Has the threads of the preparer and of the cleaner end.
+    /// Makes the threads of the preparer and of the cleaner end.
     pub fn stop_background(&self) {
         let mut news = self.preparer_news.lock();
         news.stop = true;

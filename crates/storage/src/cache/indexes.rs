@@ -1,4 +1,4 @@
-//! The batch indexes of sealed extents that readers used lately, in bounded memory.
+//! The recently used batch indexes of sealed extents, in bounded memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::index::BatchIndex;
 /// Segment and directory row.
 type Key = (u32, u32);
 
-/// Batch indexes of sealed extents, by segment and directory row; the least recently used go first.
+/// Batch indexes of sealed extents, by segment and directory row. The least recently used ones are dropped first.
 #[derive(Debug)]
 pub(crate) struct Indexes {
     bytes_max: usize,
@@ -20,7 +20,7 @@ pub(crate) struct Indexes {
 #[derive(Debug, Default)]
 struct IndexState {
     entries: HashMap<Key, (Arc<BatchIndex>, u64)>,
-    /// Keys with the tick of the use that put them here; stale ones are skipped.
+    /// Keys with the tick of the use that put them here. Stale entries are skipped.
     uses: VecDeque<(Key, u64)>,
     tick: u64,
     bytes: usize,
@@ -69,7 +69,7 @@ impl Indexes {
 }
 
 impl IndexState {
-    /// Keeps the list of uses in proportion to the entries.
+    /// Keeps the list of uses proportional to the number of entries.
     fn drop_stale(&mut self) {
         if self.uses.len() > 64 + 4 * self.entries.len() {
             let entries = &self.entries;

@@ -1,12 +1,12 @@
-//! The region cache: regions of segment files, for what the tail cache no longer holds. They are read ahead, and the cache is
-//! bounded.
+//! The region cache: regions of segment files, for batches that the tail cache no longer holds. The cache is bounded,
+//! and reads ahead.
 //!
-//! A region serves every stream that has batches in it, so readers that lag together share one scan. Read-ahead grows
-//! while misses follow each other and falls back when they do not. Nothing here is seen by the write path: cold reads
-//! block their own few threads, and neither the tail cache nor the writer's queue.
+//! A region serves every stream with batches in it, so readers that lag together share one scan. Read-ahead grows while
+//! misses follow each other, and falls back when they do not. The write path never sees this cache: cold reads block
+//! only their own few threads, neither the tail cache nor the writer's queue.
 //!
-//! Two queues keep one long scan from flushing everything: a region begins on probation and is protected only when it
-//! is asked for again after it left the newest half of probation.
+//! Two queues keep one long scan from flushing the whole cache. A region begins on probation. It is protected only when
+//! it is asked for again after it left the newest half of probation.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSliceMut};
@@ -20,27 +20,27 @@ use crate::format::{SECTOR, index, length32};
 use crate::index::BatchPlace;
 use crate::segment::Segment;
 
-/// Bytes of a region: one read serves some dozens of fetches, and a lone miss does not read much for nothing.
+/// Bytes of a region: one read serves some dozens of fetches, and a single miss does not read much in vain.
 pub(crate) const REGION_BYTES: usize = 256 * 1024;
-/// Regions read by one miss at most.
+/// Upper bound of the regions read by one miss.
 const READ_AHEAD_REGIONS_MAX: u32 = 4;
 
-/// Buffers that are kept for the next reads: memory that is new for each costs more than the read.
+/// Buffers kept for the next reads: new memory for each read costs more than the read.
 const BUFFERS_KEPT: usize = 16;
 
-/// Regions with sectors that cannot be read: each try costs the device's patience.
+/// Remembered regions with unreadable sectors: each further try would cost the device's time-out.
 const BAD_REMEMBERED: usize = 64;
 
-/// Stretches of the log that the cache holds: readers may be in different ones.
+/// Stretches of the log that fit the cache: readers may be in different ones.
 const STRETCHES: usize = 8;
-/// No stretch is longer than 1 GiB: positions in a segment have 32 bits.
+/// A stretch is at most 1 GiB long, because positions in a segment have 32 bits.
 const BYTES_MAX: usize = STRETCHES << 30;
 
-/// Segment and number.
+/// Segment and number of the region.
 type Key = (u32, u32);
 
-/// A stretch of the log, in the log's order. Streams that lag together have their batches interleaved in it, so their
-/// readers share one scan as long as they stay in the same stretch; each further one needs the cache for itself.
+/// A stretch of the log, in the log's order. The batches of streams that lag together are interleaved in it. Readers in
+/// the same stretch share one scan; readers in further stretches compete for the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stretch {
     segment: u32,
@@ -48,7 +48,7 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// The first of a segment, for a stream whose place in it is not known yet.
+    /// The first stretch of a segment, for a stream whose place in the segment is not known yet.
     pub(crate) fn beginning_of(segment: &Segment) -> Stretch {
         Stretch { segment: segment.sequence, number: 0 }
     }
@@ -60,7 +60,7 @@ pub(crate) struct Regions {
     state: Mutex<RegionState>,
     loaded: Condvar,
     regions_max: usize,
-    /// A buffer for each region, so that one which is dropped, or kept by a reader, keeps no others.
+    /// One buffer for each region, so that a dropped region, or one that a reader keeps, keeps no other region alive.
     buffers: BufferPool,
 }
 
@@ -69,15 +69,15 @@ struct RegionState {
     entries: HashMap<Key, Entry>,
     probation: VecDeque<Key>,
     protected: VecDeque<Key>,
-    /// Where the last miss's read ended, and how many regions it read.
+    /// The end of the last miss's read, and the number of its regions.
     next_miss: Option<Key>,
     read_ahead: u32,
-    /// The furthest region of a scan that somebody asked for.
+    /// The furthest region that a scan asked for.
     wanted: Option<Key>,
-    /// Somebody is reading ahead, or is about to.
+    /// A thread reads ahead, or is about to.
     reading_ahead: bool,
     loading: Vec<Key>,
-    /// Regions that lately could not be read as a whole, the newest last.
+    /// Regions that could not be read as a whole lately; the newest is last.
     bad: VecDeque<Key>,
     hits: u64,
     misses: u64,
@@ -99,23 +99,23 @@ impl Regions {
         Regions { state: Mutex::default(), loaded: Condvar::new(), regions_max, buffers }
     }
 
-    /// Bytes that the cache holds at most.
+    /// Upper bound of the bytes in the cache.
     pub fn bytes_max(&self) -> usize {
         self.regions_max * REGION_BYTES
     }
 
-    /// Bytes of buffers that the cache or a reader holds.
+    /// Bytes of buffers that the cache or readers hold.
     pub fn out_bytes(&self) -> usize {
         self.buffers.out_bytes()
     }
 
-    /// The stretch of the log that holds a batch.
+    /// The stretch of the log with this batch.
     pub fn stretch(&self, segment: &Segment, place: &BatchPlace) -> Stretch {
         let bytes = self.regions_max / STRETCHES * REGION_BYTES;
         Stretch { segment: segment.sequence, number: place.position / length32(bytes) }
     }
 
-    /// The `length` bytes at `position` as slices of cached regions; `None` when one is missing.
+    /// The `length` bytes at `position` as slices of cached regions. `None` if a region is missing.
     pub fn find(&self, segment: &Segment, position: u32, length: usize) -> Option<Vec<Bytes>> {
         let mut state = self.state.lock();
         let mut parts = Vec::with_capacity(2);
@@ -137,8 +137,8 @@ impl Regions {
         Some(parts)
     }
 
-    /// As [`Regions::find`], reading what is missing; for the threads that may block. Bytes of the file from `stable`
-    /// on may still change and are never cached: the active segment is written behind it.
+    /// Like [`Regions::find`], but reads missing regions; for threads that may block. Bytes of the file from `stable`
+    /// on may still change and are never cached, because the active segment is written there.
     pub fn read(
         &self,
         segment: &Segment,
@@ -152,10 +152,10 @@ impl Regions {
         let (from, end) = (index(position), index(position) + length);
         let (first, last) = (from / REGION_BYTES, (end - 1) / REGION_BYTES);
         if last - first >= self.regions_max / 2 || self.state.lock().has_bad(segment, first..=last) {
-            // A batch as large as the cache passes it by, and so does what stands beside a sector that cannot be read.
+            // A batch as large as the cache bypasses it. So does a batch next to an unreadable sector.
             return Ok(vec![segment.read(position, length)?]);
         }
-        // Each part is taken as it is loaded: the cache may drop the first before the last is there.
+        // Each part is taken as soon as it is loaded: the cache may drop the first part before the last is loaded.
         let parts: io::Result<Vec<_>> = (first..=last)
             .map(|region| {
                 let at = region * REGION_BYTES;
@@ -166,11 +166,11 @@ impl Regions {
                 Ok(bytes.slice(from.saturating_sub(at)..needed))
             })
             .collect();
-        // What is asked for may be readable where what stands beside it in its region is not.
+        // The batch may be readable even if the rest of its region is not.
         parts.or_else(|_| Ok(vec![segment.read(position, length)?]))
     }
 
-    /// Whether the caller should read ahead now; nobody else is told so until [`Regions::end_ahead`].
+    /// Whether the caller should read ahead now. Until [`Regions::end_ahead`], no other caller gets true.
     pub fn begin_ahead(&self) -> bool {
         let mut state = self.state.lock();
         let due = !state.reading_ahead && state.ahead(self.stretch_regions() / 2).is_some();
@@ -178,12 +178,12 @@ impl Regions {
         due
     }
 
-    /// The caller that was told to read ahead is done.
+    /// Ends the read-ahead of the caller that got true from `begin_ahead`.
     pub fn end_ahead(&self) {
         self.state.lock().reading_ahead = false;
     }
 
-    /// The region where reading ahead goes on, until it is a stretch ahead of who scans.
+    /// The next region to read ahead. `None` once the read-ahead is a stretch ahead of the scan.
     pub fn next_ahead(&self) -> Option<(u32, u32)> {
         self.state.lock().ahead(self.stretch_regions())
     }
@@ -192,14 +192,14 @@ impl Regions {
         u32::try_from(self.regions_max / STRETCHES).expect("regions of a cache fit 32 bits")
     }
 
-    /// Reads a region that nobody asked for yet, and what follows it; false at the end of what is stable.
+    /// Reads a region ahead, with the regions behind it. Returns false at the end of the stable bytes.
     pub fn read_ahead(&self, segment: &Segment, region: u32, stable: u32) -> io::Result<bool> {
         if index(region) * REGION_BYTES >= index(stable) {
             self.state.lock().read_ahead = 0;
             return Ok(false);
         }
         self.load(segment, region, 1, index(stable))?;
-        // Somebody else may have had it read before.
+        // Another thread may have read it before.
         let mut state = self.state.lock();
         if state.next_miss == Some((segment.sequence, region)) {
             state.next_miss = Some((segment.sequence, region + 1));
@@ -207,7 +207,7 @@ impl Regions {
         Ok(true)
     }
 
-    /// A region with at least its first `needed` bytes; concurrent calls for the same one read it once.
+    /// A region with at least its first `needed` bytes. Concurrent calls for the same region read it once.
     fn load(&self, segment: &Segment, region: u32, needed: usize, stable: usize) -> io::Result<Bytes> {
         let key = (segment.sequence, region);
         let count = {
@@ -219,7 +219,8 @@ impl Regions {
                 return Ok(entry.bytes.clone());
             }
             state.misses += 1;
-            // Several readers of one stretch do not ask in the order of the file, so near is as good as next.
+            // The readers of one stretch do not ask in the order of the file, so a near region counts like the next
+            // one.
             let reach = self.stretch_regions();
             let next = state.next_miss.filter(|(sequence, next)| {
                 *sequence == segment.sequence && region <= next + reach / 2 && *next <= region + reach
@@ -244,12 +245,13 @@ impl Regions {
             count
         };
         let from = index(region) * REGION_BYTES;
-        // What is asked for was committed, so it is stable; an index that says otherwise gets what the file holds.
+        // The requested bytes are committed, so they are stable. With a wrong index, the caller gets whatever the file
+        // holds.
         let bytes =
             (index(count) * REGION_BYTES).min(stable.max(from + needed.next_multiple_of(SECTOR)) - from);
         let all = self.read_file(segment, from as u64, bytes);
         let read = match all {
-            // Perhaps only what follows cannot be read.
+            // Perhaps only the following regions are unreadable.
             Err(_) if count > 1 => self.read_file(segment, from as u64, REGION_BYTES),
             read => read,
         };
@@ -306,7 +308,7 @@ impl RegionState {
             && regions.any(|n| self.bad.iter().any(|bad| *bad == (segment.sequence, length32(n))))
     }
 
-    /// Notes how far a scan has come.
+    /// Records how far a scan has come.
     fn wants(&mut self, key: Key) {
         if let Some((sequence, furthest)) = &mut self.wanted
             && *sequence == key.0
@@ -315,7 +317,7 @@ impl RegionState {
         }
     }
 
-    /// Where reading ahead goes on, when misses follow each other and it is less than `regions` ahead.
+    /// The next region to read ahead, if misses follow each other and the read-ahead is less than `regions` ahead.
     fn ahead(&self, regions: u32) -> Option<Key> {
         let ((wanted_in, wanted), (sequence, next)) = (self.wanted?, self.next_miss?);
         let scans = self.read_ahead >= READ_AHEAD_REGIONS_MAX && sequence == wanted_in;
@@ -420,7 +422,7 @@ mod tests {
         };
         regions.read(&segment, at(0), 1, at(REGIONS)).unwrap();
         assert_eq!(ahead(REGIONS), [], "one miss is no scan");
-        // What is there already does not end it.
+        // A cached region does not end the read-ahead.
         regions.read(&segment, at(9), 1, at(REGIONS)).unwrap();
         for region in 1..6 {
             regions.read(&segment, at(region), 1, at(REGIONS)).unwrap();

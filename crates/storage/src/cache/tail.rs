@@ -1,10 +1,12 @@
-//! The tail cache: the write buffers of the newest blocks, kept for the readers that follow the end of the log.
+//! The tail cache: the write buffers of the newest blocks, kept for readers that follow the end of the log.
 //!
-//! It holds no copy: what it keeps are the frozen slices that were written. Bounded in bytes; the oldest block goes
-//! first. A slice that a slow reader still holds keeps its buffer alive beyond that bound; `Reader::readers_room` bounds those.
+//! The cache holds no copies: it keeps the frozen slices that were written. It is bounded in bytes, and drops the
+//! oldest block first. A slice that a slow reader still holds keeps its buffer alive beyond that bound.
+//! `Reader::readers_room` bounds such buffers.
 //!
-//! A reader that once fell out of it reads from the disk, and where the disk is busy with writing that is too slow ever to
-//! come back. So it is to outlast a short stall of all readers; of a log that takes little that needs little memory.
+//! A reader that falls out of the cache reads from the disk. Where the disk is busy with writes, that reader is too
+//! slow to catch up again. So the cache should outlast a short stall of all readers. A log with few appends needs
+//! little memory for that.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,21 +16,22 @@ use parking_lot::RwLock;
 
 use crate::format::Lsn;
 
-/// Blocks that go with one new one because they are old, at most: to free memory takes time that the writer does not have.
+/// Upper bound of the blocks dropped for their age with each new block: freeing memory takes time that the writer does
+/// not have.
 const OLD_AT_ONCE: usize = 4;
 
 /// Bounds of a [`TailCache`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TailBounds {
-    /// Bytes at most.
+    /// Upper bound of the bytes.
     pub bytes_max: usize,
-    /// So many bytes are kept whatever their age.
+    /// This many bytes are kept whatever their age.
     pub bytes_kept: usize,
-    /// What is more than that goes after so long.
+    /// Bytes beyond that are dropped after this time.
     pub kept_for: Duration,
 }
 
-/// Blocks from some position of the log to its end.
+/// The blocks from some position of the log to its end.
 #[derive(Debug)]
 pub(crate) struct TailCache {
     bounds: TailBounds,
@@ -44,10 +47,10 @@ struct Blocks {
 #[derive(Debug)]
 struct Block {
     lsn: Lsn,
-    /// When it came, in nanoseconds of the log's clock.
+    /// When the block came, in nanoseconds of the log's clock.
     came: u64,
     bytes: Bytes,
-    /// Bytes of its buffer, as far as they are not other blocks'.
+    /// Bytes of its buffer that do not belong to other blocks.
     cost: usize,
 }
 
@@ -68,7 +71,7 @@ impl TailCache {
         drop(evicted);
     }
 
-    /// Of the buffer that the newest block is in, `unused` bytes stay empty.
+    /// `unused` bytes of the newest block's buffer stay empty.
     pub fn waste(&self, unused: usize) {
         let mut blocks = self.blocks.write();
         if let Some(newest) = blocks.newest_last.back_mut() {
@@ -77,7 +80,7 @@ impl TailCache {
         }
     }
 
-    /// Drops what is too old: nothing else does when no more blocks come.
+    /// Drops blocks that are too old, for times in which no new blocks come.
     pub fn expire(&self, now: u64) {
         let evicted = self.blocks.write().evict(&self.bounds, now, usize::MAX);
         drop(evicted);
@@ -99,7 +102,7 @@ impl TailCache {
 }
 
 impl Blocks {
-    /// The blocks that are to go; freeing them takes a while, which nobody should wait for.
+    /// The blocks to drop. Freeing them takes a while, so do it outside the lock.
     fn evict(&mut self, bounds: &TailBounds, now: u64, old_at_once: usize) -> Vec<Bytes> {
         let mut evicted = Vec::new();
         while self.newest_last.len() > 1

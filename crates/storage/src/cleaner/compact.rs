@@ -1,4 +1,4 @@
-//! Compaction of streams: what of each is copied through its rewriter, and into how many segments.
+//! Compaction of streams: which extents of each are copied through its rewriter, and into how many segments.
 
 use std::sync::Arc;
 
@@ -15,16 +15,17 @@ use crate::segment::Segment;
 use crate::shared::Shared;
 use crate::stream::{SealedExtent, Stream};
 
-/// Compaction begins a segment at least so large, for the small streams that come next; it is cut to its length.
+/// Compaction creates a segment of at least this size, to share it with the small streams that follow. The segment is
+/// cut to its length at the end.
 const SHARED_OUTPUT_BYTES: u64 = 64 * 1024 * 1024;
 
 /// Compaction of a stream failed.
 #[derive(Debug, thiserror::Error)]
 #[error("stream {stream}: {error}")]
 pub struct CompactError {
-    /// Which one; or the first of several that shared a segment.
+    /// The stream, or the first of several streams that shared a segment.
     pub stream: StreamId,
-    /// How.
+    /// The error.
     pub error: RewriteError,
 }
 
@@ -32,14 +33,15 @@ pub struct CompactError {
 pub struct Compaction<'a> {
     /// The stream.
     pub stream: Arc<Stream>,
-    /// Batches that end above are left alone.
+    /// Batches that end above this offset stay unchanged.
     pub until: Offset,
-    /// Decides what stays.
+    /// Decides which batches and records stay.
     pub rewriter: Box<dyn Rewriter + 'a>,
 }
 
 impl Shared {
-    /// The extents of `stream` in `from..until`, in the order of offsets; of the last one perhaps only the first batches.
+    /// The extents of `stream` in `from..until`, in the order of offsets; of the last extent perhaps only the first
+    /// batches.
     fn compaction_sources(
         &self,
         stream: &Stream,
@@ -74,7 +76,7 @@ impl Shared {
             let mut all = self.places(&segment, extent.row, extent.base_offset, end)?;
             let below = all.iter().take_while(|place| place.next_offset() <= until).count();
             if below == all.len() {
-                // All of it, also where an earlier compaction left no batch up to its end: what stood there must stay
+                // The whole extent, even if an earlier compaction left no batch up to its end: its offsets must stay
                 // covered.
                 sources.push(source(segment, extent.base_offset, end, all, Some(extent.row)));
                 continue;
@@ -108,7 +110,7 @@ impl Shared {
         pacer: &mut Pacer,
     ) -> Result<RewriteReport, CompactError> {
         let mut report = RewriteReport::default();
-        // The job that did not fit the last segment, and how far it got.
+        // The job that did not fit the last segment, and the offset up to which it is done.
         let mut begun: Option<(Compaction<'a>, Offset)> = None;
         let mut next = |begun: &mut Option<(Compaction<'a>, Offset)>| {
             while let Some((job, from)) = begun.take().or_else(|| Some((jobs.next()?, Offset::ZERO))) {
@@ -142,12 +144,12 @@ impl Shared {
                     break;
                 }
                 match next(&mut begun)? {
-                    // Its sources are about to be replaced by this very segment.
+                    // This very segment is about to replace the sources of that job.
                     Some((again, _)) if output.has(&again.stream) => {
                         begun = Some((again, Offset::ZERO));
                         break;
                     }
-                    // One that fits only in part begins the next segment.
+                    // A job that fits only in part begins the next segment.
                     Some((following, all)) if output.fitting(&all) < all.len() => {
                         begun = Some((following, Offset::ZERO));
                         break;
@@ -157,13 +159,14 @@ impl Shared {
                 }
             }
             report.add(output.finish().map_err(failed)?);
-            // The cleaner could put what is done of a stream and what is not into one extent, which would be passed over.
+            // The cleaner could merge the finished and the unfinished part of a stream into one extent, which
+            // compaction would then skip. So the right to copy is kept until the job is done.
             let half_done = begun.as_ref().is_some_and(|(_, from)| *from > Offset::ZERO);
             held = half_done.then_some(rewriting);
         }
     }
 
-    /// How large a segment to begin for `sources` and what may follow; at least the first of them fits.
+    /// The size of a new segment for `sources` and the jobs that may follow; at least the first source fits.
     fn output_bytes(&self, sources: &[Source]) -> Result<u64, RewriteError> {
         let room = self.copy_room()?;
         let most = room.min(self.options.segment_bytes);

@@ -1,10 +1,10 @@
-//! The cleaner: frees segments in which little is live any more by copying that little elsewhere, so that records that
-//! are kept for long do not hold the space of others that shared their segments.
+//! The cleaner: frees segments with little live data by copying that data into a new segment. Otherwise long-lived
+//! records would hold the space of the other records of their segments.
 //!
-//! It waits until a segment has stopped dying by itself, as the segments of one retention do within a moment. Then it takes
-//! the segments with the least live data first, writes what is live in them into one new segment sorted by
-//! stream ([`rewrite`]), and leaves the emptied ones to the preparer, which recycles them. It rests while appends
-//! come in, except when the disk is full: then its copies are what makes room, and the preparer has left some for them.
+//! A segment is cleaned only after it has stopped dying by itself; the segments of one retention die within a moment.
+//! The cleaner takes the segments with the least live data first, writes their live data into one new segment sorted by
+//! stream ([`rewrite`]), and leaves the emptied segments to the preparer, which recycles them. It rests while appends
+//! come in. On a full disk it does not rest: then its copies make room, and the preparer has left some space for them.
 
 mod compact;
 mod outcome;
@@ -29,29 +29,32 @@ use crate::segment::{Segment, is_cleaned};
 use crate::shared::Shared;
 use crate::stream::Stream;
 
-/// A segment is worth cleaning when at most this part of it is live: one byte is written for at least one that is freed.
+/// A segment is worth cleaning when at most this share of it is live: at least one byte is freed for each byte written.
 const LIVE_MAX: f64 = 0.5;
-/// When the disk is full, nearly everything is worth it.
+/// On a full disk, nearly every segment is worth cleaning.
 const LIVE_MAX_FULL: f64 = 0.9;
-/// Less than this part of an ordinary segment is not worth freeing; when the disk is full, than that part.
+/// Freeing less than this part of an ordinary segment is not worth it (1 / GAIN); the next constant is the bound on a
+/// full disk.
 const GAIN: u64 = 8;
 const GAIN_FULL: u64 = 64;
-/// A segment of which more than this part died within the cleaner's patience goes on dying: its rest is not worth copying.
+/// If more than this part (1 / DYING) of a segment died within the cleaner's patience, the segment goes on dying. Its
+/// rest is not worth copying.
 const DYING: u64 = 16;
-/// Cleaned segments that are smaller than this part of an ordinary one are put together once there are so many.
+/// Cleaned segments smaller than this part (1 / SMALL) of an ordinary segment are merged once there are so many of
+/// them.
 const SMALL: u64 = 8;
 const SMALL_MAX: usize = 8;
-/// How often it looks for something to do.
+/// How often the cleaner looks for work.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What one turn of the cleaner did.
+/// The outcome of one turn of the cleaner.
 #[derive(Debug)]
 pub(crate) enum Turn {
-    /// There was nothing worth doing.
+    /// There was no work worth doing.
     Idle,
-    /// A segment was written and others were freed.
+    /// A segment was written, and others were freed.
     Cleaned(#[allow(dead_code, reason = "read by tests")] RewriteReport),
-    /// It did not work; nothing changed.
+    /// The turn failed and changed nothing.
     Failed(RewriteError),
 }
 
@@ -61,12 +64,13 @@ pub(crate) struct Cleaner {
     watched: Watched,
 }
 
-/// Since when little has died of each segment, in milliseconds since the Unix epoch, and what was live then.
+/// For each segment: the time since which little of it died, in milliseconds since the Unix epoch, and its live bytes
+/// then.
 #[derive(Debug, Default)]
 struct Watched(HashMap<u32, (i64, u64)>);
 
 impl Watched {
-    /// Keeps those of `candidates` of which little died for `patience_ms`.
+    /// Keeps the candidates of which little died for `patience_ms`.
     fn settled(&mut self, candidates: Vec<Candidate>, now_ms: i64, patience_ms: i64) -> Vec<Candidate> {
         let before = std::mem::take(&mut self.0);
         let settled = |candidate: &Candidate| {
@@ -82,7 +86,7 @@ impl Watched {
     }
 }
 
-/// What the choice of segments looks at.
+/// The properties of a segment on which the choice depends.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     sequence: u32,
@@ -96,10 +100,10 @@ impl Cleaner {
         Cleaner { shared, pacer, watched: Watched::default() }
     }
 
-    /// Cleans as much as fills one segment.
+    /// Cleans at most as much live data as fills one segment.
     pub fn turn(&mut self) -> Turn {
         let shared = self.shared.clone();
-        // A compaction may have it for long, and whose thread this is has other things to look after.
+        // A compaction may hold the lock for long, and the cleaner's thread has other work too.
         let Some(mut rewriting) = shared.rewriting.try_lock_for(LOOK_EVERY) else { return Turn::Idle };
         let room = match shared.copy_room() {
             Ok(room) => room,
@@ -118,7 +122,7 @@ impl Cleaner {
             if estimate <= room {
                 break (plans, estimate);
             }
-            // Small batches take more than their bytes.
+            // The copies of small batches take more space than the batches.
             victims.pop();
         };
         if plans.is_empty() {
@@ -147,7 +151,7 @@ impl Cleaner {
     /// The segments to clean next.
     fn victims(&mut self, room: u64) -> Vec<Arc<Segment>> {
         let segments = self.shared.segments.all();
-        // The newest one that is sealed stays for its stream table, whatever is live in it.
+        // The newest sealed segment stays for its stream table, however little of it is live.
         let newest =
             segments.iter().rev().find(|s| !is_cleaned(s.sequence) && s.is_sealed()).map(|s| s.sequence);
         let now = self.shared.clock.nanos();
@@ -174,7 +178,7 @@ impl Cleaner {
         chosen.into_iter().filter_map(|sequence| self.shared.segments.find(sequence)).collect()
     }
 
-    /// What is live in `victims`, as ranges of streams.
+    /// The live data of `victims`, as ranges of streams.
     fn plan(&self, victims: &[Arc<Segment>]) -> Result<Vec<RangePlan>, RewriteError> {
         let mut sources: BTreeMap<(StreamId, Offset), (Arc<Stream>, Source)> = BTreeMap::new();
         for victim in victims {
@@ -184,7 +188,7 @@ impl Cleaner {
                 sources.insert((stream.id(), source.base_offset), (stream, source));
             }
             if !found {
-                // What is counted as live in it has no batches: there is nothing to gain by trying again.
+                // The segment counts live bytes but has no live batches. Another try would gain nothing.
                 victim.avoid_for_good();
             }
         }
@@ -257,8 +261,8 @@ impl RangePlan {
     }
 }
 
-/// The sequence numbers of the segments to clean next, together at most as much live data as one segment holds, and as
-/// there is `room` for.
+/// The sequence numbers of the segments to clean next. Together they have at most as much live data as one segment
+/// holds, and as there is `room` for.
 fn choose(candidates: &[Candidate], segment_bytes: u64, room: u64, full: bool) -> Vec<u32> {
     let live_max = if full { LIVE_MAX_FULL } else { LIVE_MAX };
     let part = |candidate: &Candidate| candidate.live_bytes as f64 / candidate.length as f64;
@@ -269,7 +273,7 @@ fn choose(candidates: &[Candidate], segment_bytes: u64, room: u64, full: bool) -
     }
     worth.retain(|candidate| candidate.live_bytes <= room);
     let chosen = up_to_one_segment(&worth, (segment_bytes * 7 / 8).min(room));
-    // A segment with hardly anything in it is mostly header and footer, and so will be its copy.
+    // A nearly empty segment is mostly header and footer, and so is its copy.
     let gain: u64 = chosen.iter().map(|c| c.length.saturating_sub(c.live_bytes)).sum();
     let needed = segment_bytes / if full { GAIN_FULL } else { GAIN };
     let small = chosen.iter().filter(|c| small(c, segment_bytes)).count() >= SMALL_MAX;
@@ -279,12 +283,12 @@ fn choose(candidates: &[Candidate], segment_bytes: u64, room: u64, full: bool) -
     chosen.iter().map(|candidate| candidate.sequence).collect()
 }
 
-/// A cleaned segment that others should be put together with.
+/// Whether the candidate is a cleaned segment that should be merged with others.
 fn small(candidate: &Candidate, segment_bytes: u64) -> bool {
     candidate.sequence & CLEANED != 0 && candidate.length < segment_bytes / SMALL
 }
 
-/// As many of `worth`, from the first on, as have `bytes_max` together; the first in any case.
+/// As many of `worth`, from the first on, as have `bytes_max` together; always at least the first.
 fn up_to_one_segment(worth: &[Candidate], bytes_max: u64) -> &[Candidate] {
     let mut live = 0;
     let fits = |candidate: &&Candidate| {

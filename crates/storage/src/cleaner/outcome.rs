@@ -1,16 +1,16 @@
-//! The outcome of a copy: a report of what was copied, or the error for which nothing was.
+//! The outcome of a copy: a report, or the error for which nothing was copied.
 
 use std::io;
 
 use crate::pacer::Stopped;
 use crate::reader::ReadError;
 
-/// What was copied.
+/// The report of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RewriteReport {
     /// Bytes of the batches that were read.
     pub read_bytes: u64,
-    /// Bytes of the batches that stayed.
+    /// Bytes of the batches that stayed, as written.
     pub written_bytes: u64,
     /// Segments that were written.
     pub segments: u32,
@@ -24,27 +24,27 @@ impl RewriteReport {
     }
 }
 
-/// Why extents were not copied. Nothing changed then.
+/// Why extents were not copied. Such an error changes nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum RewriteError {
-    /// What is to be copied is damaged or cannot be read.
+    /// The source is damaged or cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// Writing failed.
     #[error("{doing}: {source}")]
     Write {
-        /// What was being done.
+        /// The failed step.
         doing: &'static str,
-        /// How it failed.
+        /// The error of that step.
         source: io::Error,
     },
     /// The disk has no room for the copy.
     #[error("the disk has no room for a copy of {bytes} bytes")]
     Full {
-        /// How much was wanted.
+        /// Bytes of the copy.
         bytes: u64,
     },
-    /// What compaction makes of a batch cannot be stored.
+    /// The rewriter's result for a batch cannot be stored.
     #[error("{0}")]
     Rewriter(String),
     /// The log is closed, or an earlier failure left a file that may come back.
@@ -64,7 +64,7 @@ impl From<Stopped> for RewriteError {
     }
 }
 
-/// Makes an error of the disk one of a copy.
+/// Turns an error of the disk into an error of a copy.
 pub(crate) fn writing(doing: &'static str) -> impl FnOnce(io::Error) -> RewriteError {
     move |source| match source.kind() {
         io::ErrorKind::StorageFull => RewriteError::Full { bytes: 0 },

@@ -1,12 +1,12 @@
-//! Copying extents into a segment of their own: what the cleaner does to free segments, and compaction to drop records.
+//! Copies extents into a new segment. The cleaner does this to free segments, compaction to drop records.
 //!
-//! The copy is written to a file that is worthless until it is complete and synced; its name makes it part of the log at
-//! once and for ever (`recovery/overlay.rs` says how the next opening chooses between copy and source). Only then the
-//! streams are pointed at it, one by one under their locks. So at every moment, and after a crash at any moment, a
-//! reader finds either the one or the other.
+//! The file of the copy is worthless until it is complete and synced. Then it gets its name, which makes it part of the
+//! log at once and for ever (`recovery/overlay.rs` says how the next opening chooses between copy and source). Only
+//! after that, the streams are pointed at the copy, one by one under their locks. At every moment, and after a crash at
+//! any moment, a reader finds either the source or the copy.
 //!
-//! A range never is without a batch: an extent that nobody counts could be dropped while its source is still there, and
-//! records that compaction had removed would be back. Where all is removed, an empty batch stays, as in Kafka.
+//! A range always has a batch. An extent without a live batch could be dropped while its source still exists, and the
+//! records that compaction removed would come back. So an empty batch stays where all records are removed, as in Kafka.
 
 use std::io;
 use std::sync::Arc;
@@ -31,31 +31,31 @@ use crate::segment::{CLEANING, Segment, file_name};
 use crate::shared::{Rewriting, Shared};
 use crate::stream::{Moved, SealedExtent, Stream, clamp_timestamp};
 
-/// Bytes of batches that are read before they are written: what copying takes in memory.
+/// Bytes of batches that are read before they are written: the memory of a copy.
 const CHUNK_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 8 * 1024 * 1024 };
-/// What a copy that became longer than it was thought is made longer by, beyond what it needs at once.
+/// If a copy becomes longer than its estimate, its file grows by this many bytes beyond the need of the moment.
 const GROWTH_BYTES: u64 = if cfg!(test) { 256 * 1024 } else { 16 * 1024 * 1024 };
-/// This part of the reserve is not used for copies.
+/// This part of the reserve (1 / RESERVE_KEPT) is not used for copies.
 const RESERVE_KEPT: u64 = 4;
 /// Positions in a file have 32 bits.
 pub(crate) const OUTPUT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024 - 1024 * 1024;
-/// The stream table of a cleaned segment: none.
+/// The stream table of a cleaned segment: it is empty.
 const NO_TABLE: [u8; 2] = [1, 0];
 
-/// What becomes of a batch.
+/// The rewriter's decision about a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rewritten {
-    /// It stays as it is.
+    /// The batch stays unchanged.
     Keep,
-    /// It goes.
+    /// The batch is dropped.
     Drop,
-    /// This batch takes its place: with the same offsets, and with records taken out.
+    /// This batch replaces it: the same offsets, fewer records.
     Replace(Bytes),
 }
 
-/// Decides what compaction leaves of the batches of a stream; called in the order of their offsets.
+/// Decides what compaction keeps of the batches of a stream. It is called in the order of their offsets.
 pub trait Rewriter {
-    /// `batch` is one whole batch whose CRC was checked, `header` its parsed header.
+    /// `batch` is one whole batch whose CRC was checked; `header` is its parsed header.
     fn rewrite(&mut self, header: &BatchHeader, batch: &Bytes) -> Result<Rewritten, String>;
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Output<'a> {
     report: RewriteReport,
 }
 
-/// A range that was written: what the stream is to get, and for what.
+/// A range in the file: the new extent of the stream, and the extents that it replaces.
 struct WrittenRange {
     stream: Arc<Stream>,
     base_offset: Offset,
@@ -87,11 +87,11 @@ struct WrittenRange {
     moved: Moved,
 }
 
-/// Bytes of a file beside its ranges: header, trailer, the heads and ends of the first block and of the footer.
+/// Bytes of a file beside its ranges: header, trailer, and the heads and ends of the first block and of the footer.
 pub(crate) const FILE_BYTES: u64 = (SEGMENT_HEADER_BYTES + TRAILER_BYTES + 4 * SECTOR) as u64;
 
 impl<'a> Output<'a> {
-    /// Begins a file with room for `estimate` bytes of ranges.
+    /// Creates a file with room for `estimate` bytes of ranges.
     pub fn create(
         shared: &'a Arc<Shared>,
         rewriting: &'a mut Rewriting,
@@ -128,7 +128,7 @@ impl<'a> Output<'a> {
         })
     }
 
-    /// How many of `sources`, from the first on, still fit, also when compaction makes them somewhat larger.
+    /// How many of `sources`, from the first on, still fit, even if compaction makes them somewhat larger.
     pub fn fitting(&self, sources: &[Source]) -> usize {
         let mut promised = self.promised;
         let fits = |source: &&Source| {
@@ -150,7 +150,7 @@ impl<'a> Output<'a> {
     ) -> Result<(), RewriteError> {
         let (Some(first), Some(last)) = (plan.sources.first(), plan.sources.last()) else { return Ok(()) };
         if plan.sources.iter().all(|source| source.places.is_empty()) {
-            // All of it lies below the stream's start.
+            // The whole range lies below the stream's start.
             return Ok(());
         }
         self.promised += plan.sources.iter().map(|source| with_slack(source.estimate())).sum::<u64>();
@@ -220,7 +220,7 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// Adds a batch to the range that was begun last.
+    /// Adds a batch to the current range.
     fn push(&mut self, stream: StreamId, header: &BatchHeader, batch: &Bytes) -> Result<(), RewriteError> {
         let entry = EntryHeader {
             stream,
@@ -270,8 +270,8 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Makes the file at least so long: what compaction leaves may be longer than what it was made of, where clients
-    /// compress better than we do.
+    /// Makes the file at least `bytes` long. A compacted batch may be longer than its source, if the client compresses
+    /// better than this server.
     fn make_room(&mut self, bytes: u64) -> Result<(), RewriteError> {
         if bytes <= self.capacity {
             return Ok(());
@@ -314,12 +314,12 @@ impl<'a> Output<'a> {
         Ok(self.pacer.did(total, begun)?)
     }
 
-    /// Completes the file, makes it part of the log and points the streams at it.
+    /// Completes the file, makes it part of the log, and points the streams at it.
     pub fn finish(mut self) -> Result<RewriteReport, RewriteError> {
         let (segment, rows) = match self.complete() {
             Ok(done) => done,
             Err(error) => {
-                // Whatever it is called by now: a copy that nobody reads must not be found by the next opening.
+                // The file goes under either of its names: the next opening must not find a copy that no stream uses.
                 let disk = &self.shared.disk;
                 let gone = |name: &str| match disk.remove(name) {
                     Err(error) => error.kind() == io::ErrorKind::NotFound,
@@ -343,7 +343,7 @@ impl<'a> Output<'a> {
         Ok(self.report)
     }
 
-    /// Ends the file with its footer and gives it its name.
+    /// Writes the footer and gives the file its name.
     fn complete(&mut self) -> Result<(Arc<Segment>, Vec<DirectoryRow>), RewriteError> {
         if self.entries > 0 {
             self.write_block(BlockKind::Entries)?;
@@ -423,7 +423,8 @@ impl<'a> Output<'a> {
 }
 
 impl Shared {
-    /// Bytes of ranges that a copy may have now: what is free, but for a part of the reserve, which the metadata may need.
+    /// Bytes of ranges that a copy may have now: the free space, except for a part of the reserve that the metadata may
+    /// need.
     pub fn copy_room(&self) -> Result<u64, RewriteError> {
         let free = self.disk.free_bytes().map_err(writing("asking for free space"))?;
         let kept = self.options.reserve_bytes / RESERVE_KEPT + FILE_BYTES + SECTOR as u64;
@@ -432,16 +433,16 @@ impl Shared {
 }
 
 impl Drop for Output<'_> {
-    /// A copy that was not finished goes at once: it takes room on what may be a full disk.
+    /// An unfinished copy is removed at once, because it may take space on a full disk.
     fn drop(&mut self) {
         if self.report.segments == 0 && !self.rewriting.broken {
-            // Should this fail, the next copy or the next opening removes it.
+            // If this fails, the next copy or the next opening removes the file.
             let _ = self.shared.disk.remove(CLEANING);
         }
     }
 }
 
-/// The header of a batch that takes the place of one with `header`.
+/// The header of a batch that replaces the batch with `header`.
 fn checked(header: &BatchHeader, batch: &Bytes) -> Result<BatchHeader, RewriteError> {
     let refuse = |what: String| RewriteError::Rewriter(format!("a rewritten batch is invalid: {what}"));
     let new = BatchHeader::parse_header(batch).map_err(|error| refuse(error.to_string()))?;

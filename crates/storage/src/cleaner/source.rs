@@ -1,4 +1,4 @@
-//! What is to be copied: extents, the places of their batches, and their bytes.
+//! The sources of a copy: extents, the places of their batches, and their bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,29 +18,29 @@ use crate::segment::Segment;
 use crate::shared::Shared;
 use crate::stream::Stream;
 
-/// Largest block of a copy that is filled with several entries.
+/// Upper bound of a block that holds several entries of a copy.
 pub(crate) const BLOCK_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
-/// Batches that are closer to each other are read as one.
+/// Batches with a smaller gap between them are read at once.
 const GAP_BYTES: u32 = 64 * 1024;
-/// Bytes of one read at most.
+/// Upper bound of one read.
 const READ_BYTES: u32 = 1024 * 1024;
 
-/// An extent, or the first batches of one, that is to be copied.
+/// An extent to copy, or its first batches.
 pub(crate) struct Source {
     pub base_offset: Offset,
     pub end: Offset,
     pub segment: Arc<Segment>,
-    /// Bytes of all its batches, those below the stream's start included.
+    /// Bytes of all its batches, including those below the stream's start.
     pub bytes: u32,
     /// The batches to copy.
     pub places: Vec<BatchPlace>,
-    /// Its row, when all of it is copied.
+    /// Its row, if the whole extent is copied.
     pub whole: Option<u32>,
     pub flags: u32,
 }
 
 impl Source {
-    /// Upper bound of what its copy takes in a file.
+    /// Upper bound of the bytes of its copy in a file.
     pub fn estimate(&self) -> u64 {
         let batch = |place: &BatchPlace| {
             let bytes = ENTRY_HEADER_BYTES + index(place.length) + BATCH_INDEX_BYTES_MAX;
@@ -49,7 +49,7 @@ impl Source {
         };
         let batches: usize = self.places.iter().map(batch).sum();
         let range = ENTRY_HEADER_BYTES + RANGE_BODY_BYTES + 8 + DIRECTORY_ROW_BYTES;
-        // The empty batch of a range that is compacted away, and the ends of blocks, which are at least half full.
+        // The empty batch of a range without records, and the ends of blocks, which are at least half full.
         let rest = 2 * model::batch::HEADER_BYTES + (batches + range) * 4 * SECTOR / BLOCK_BYTES;
         (batches + range + rest) as u64
     }
@@ -62,12 +62,12 @@ pub(crate) struct RangePlan {
     pub flags: u32,
 }
 
-/// What compaction leaves is compressed anew, and not always as well.
+/// Compaction compresses records anew, sometimes less well.
 pub(crate) fn with_slack(estimate: u64) -> u64 {
     estimate + estimate / 4
 }
 
-/// Reads batches from disk and checks them, in the order given.
+/// Reads batches from disk in the given order, and checks them.
 pub(crate) fn load(
     shared: &Shared,
     pacer: &mut Pacer,
@@ -108,14 +108,15 @@ pub(crate) fn load(
 }
 
 impl Shared {
-    /// Leaves a segment alone for as long as the cleaner rests after a failure at most: an error of the device may pass.
+    /// Leaves a segment alone for as long as the cleaner's longest rest after a failure. An error of the device may
+    /// pass.
     pub fn avoid(&self, segment: &Segment) {
         let rest = u64::try_from(REST_AFTER_FAILURE_MAX.as_nanos()).expect("minutes");
         segment.avoid_until(self.clock.nanos() + rest);
     }
 
-    /// The places of the batches in `from..until` of a sealed extent. They are not kept in the cache: a run of the
-    /// cleaner must not flush what readers use.
+    /// The places of the batches in `from..until` of a sealed extent. They do not go into the cache: a run of the
+    /// cleaner must not flush the readers' entries.
     pub fn places(
         &self,
         segment: &Segment,

@@ -1,15 +1,15 @@
 //! The preparer: keeps segments ready ahead of the writer, so that rolling costs the write path nothing.
 //!
-//! A prepared segment carries its final name and header, and has all its blocks written once where there was time for
-//! it (zeros, or the recycled contents of an earlier life), because blocks that were never written are slow to sync. Dead
-//! segments are recycled under a new generation; a new log starts small and grows its segments, so that an empty start is
-//! quick.
+//! A prepared segment has its final name and header. Where there was time, all its blocks were written once (with
+//! zeros, or as the recycled contents of an earlier life), because blocks that were never written are slow to sync.
+//! Dead segments are recycled under a new generation. A new log starts with a small segment and grows its segments, so
+//! that an empty start is quick.
 //!
-//! Zero-filling shares the device with the appends, so it goes in small pieces and rests between them. Where the writer
-//! uses room up faster than that, the segment is handed over as it is: large writes hide what blocks that were never
-//! written cost, and writing every byte twice would halve the device.
+//! Zero-filling shares the device with appends, so it works in small pieces and rests between them. If the writer uses
+//! up room faster, the segment is handed over as it is. Large writes hide the cost of blocks that were never written,
+//! and writing every byte twice would halve the throughput of the device.
 //!
-//! A file under preparation is named [`PREPARING`]; whatever a crash leaves under that name is worthless.
+//! The name of a file under preparation is [`PREPARING`]. A file that a crash leaves under that name is worthless.
 
 pub(crate) mod spares;
 
@@ -25,17 +25,17 @@ use crate::pacer::{REST_FACTOR, REST_MAX};
 use crate::segment::{PREPARING, Segment, file_name, write_header};
 use crate::shared::Shared;
 
-/// Segments kept prepared: the next one, and one more while that one is being filled.
+/// Segments kept prepared: the next one, and one more for the time in which the next one is filled.
 pub(crate) const PREPARED_TARGET: usize = 2;
-/// Length of the first segment of an empty log: zero-filled in some 10 ms, so the server is ready at once.
+/// Length of the first segment of an empty log. Zero-filling it takes some 10 ms, so the server is ready at once.
 pub(crate) const FIRST_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
-/// Each new segment of a young log is this much longer than the last, up to the configured length.
+/// Each new segment of a young log is this many times as long as the last, up to the configured length.
 const GROWTH: u64 = 4;
-/// One write of zeros: short enough for an append to wait behind.
+/// One write of zeros: short, because an append may have to wait behind it.
 const ZERO_FILL_BYTES: usize = 256 * 1024;
-/// The next segment is to be ready when this part of the room that was left is used up: 1 / HASTE.
+/// The next segment should be ready when this part of the remaining room is used up: 1 / HASTE.
 const HASTE: u64 = 2;
-/// It may be late by this part of its length: 1 / SLACK.
+/// Zero-filling may be late by this part of the segment's length: 1 / SLACK.
 const SLACK: u64 = 8;
 
 pub(crate) struct Preparer {
@@ -43,14 +43,14 @@ pub(crate) struct Preparer {
     next_sequence: u32,
     next_length: u64,
     spares: Spares,
-    /// How long the device is to be left to appends before the next turn, unless a segment is wanted.
+    /// How long the next turn should leave the device to appends, unless a segment is wanted.
     rest: Duration,
-    /// Whether it may sleep: it has a thread of its own.
+    /// Whether the preparer may sleep, because it has a thread of its own.
     paced: bool,
 }
 
 impl Preparer {
-    /// Goes on after the highest sequence that recovery saw.
+    /// Continues after the highest sequence number that recovery saw.
     pub fn new(shared: Arc<Shared>, next_sequence: u32, last_length: u64) -> Preparer {
         let segment_bytes = shared.options.segment_bytes;
         let next_length = (last_length * GROWTH).clamp(FIRST_SEGMENT_BYTES.min(segment_bytes), segment_bytes);
@@ -58,12 +58,12 @@ impl Preparer {
         Preparer { shared, next_sequence, next_length, spares, rest: Duration::ZERO, paced: false }
     }
 
-    /// From now on zero-filling may rest for the sake of appends.
+    /// From now on zero-filling may rest for appends.
     pub fn pace(&mut self) {
         self.paced = true;
     }
 
-    /// Recycles what is dead and prepares one segment if one is wanted; true when there may be more to do.
+    /// Recycles dead segments and prepares one segment if one is wanted. Returns true if there may be more to do.
     pub fn turn(&mut self) -> bool {
         self.spares.collect();
         if self.shared.prepared_count() < PREPARED_TARGET {
@@ -93,12 +93,12 @@ impl Preparer {
         })
     }
 
-    /// Makes the next segment, from a dead one where there is one.
+    /// Makes the next segment, from a dead one if there is one.
     pub fn prepare(&mut self) -> io::Result<Arc<Segment>> {
         self.prepare_within(self.shared.options.reserve_bytes)
     }
 
-    /// As [`Preparer::prepare`], but takes from the reserve: a full disk must not keep a log from being opened.
+    /// Like [`Preparer::prepare`], but also uses the reserve: a full disk must not prevent the opening of a log.
     pub fn prepare_from_reserve(&mut self) -> io::Result<Arc<Segment>> {
         self.prepare_within(0)
     }
@@ -111,7 +111,8 @@ impl Preparer {
                 Ok(file) => (file, self.next_length),
                 Err(full) if full.kind() == io::ErrorKind::StorageFull => {
                     let least = self.least_bytes();
-                    // One that was cleaned is as long as what it held: too short for a footer perhaps, and for any append.
+                    // A cleaned segment is only as long as its contents. It may be too short for a footer, or for any
+                    // append.
                     if self.spares.remove_rest()? || self.spares.remove_shorter(least)? {
                         return self.prepare_within(reserve_bytes);
                     }
@@ -138,14 +139,14 @@ impl Preparer {
         Ok(Arc::new(Segment::new(header.sequence, header.generation, file)))
     }
 
-    /// What is left free once there are segments to clean, as the room for copies: as much as one more segment takes.
-    /// Without, a full disk with some live data in every segment would stay full for ever.
+    /// The space that stays free for copies once there are segments to clean: that of one more segment. Without it, a
+    /// full disk with some live data in every segment would stay full for ever.
     fn copy_room(&self, reserve_bytes: u64) -> u64 {
         let wanted = self.shared.segments.count() > 1 && reserve_bytes > 0;
         if wanted { self.next_length } else { 0 }
     }
 
-    /// Gives dead segments back to the disk where copies have used up what is left free for them.
+    /// Gives dead segments back to the disk, if copies have used up the space that stays free for them.
     fn restore_reserve(&mut self, reserve_bytes: u64) -> io::Result<()> {
         match self.copy_room(reserve_bytes) {
             0 => Ok(()),
@@ -153,7 +154,7 @@ impl Preparer {
         }
     }
 
-    /// No segment to append to is shorter.
+    /// The shortest segment that takes appends.
     fn least_bytes(&self) -> u64 {
         FIRST_SEGMENT_BYTES.min(self.shared.options.segment_bytes)
     }
@@ -163,7 +164,7 @@ impl Preparer {
         Ok((self.shared.disk.open(PREPARING)?, u64::from(spare.length)))
     }
 
-    /// Makes a new file of `next_length` bytes, or of fewer where the disk has no room for that.
+    /// Makes a new file of `next_length` bytes, or a shorter one if the disk has no room for that.
     fn create(&mut self, reserve_bytes: u64) -> io::Result<Arc<dyn File>> {
         let disk = &self.shared.disk;
         if disk.list()?.iter().any(|name| name == PREPARING) {
@@ -181,7 +182,7 @@ impl Preparer {
         let zeros = AlignedBuffer::zeroed(
             ZERO_FILL_BYTES.min(usize::try_from(self.next_length).unwrap_or(usize::MAX)),
         );
-        // Without its blocks a segment could meet a full disk once appends to it were promised.
+        // Without allocated blocks, the segment could meet a full disk after appends to it were promised.
         let allocated = file.is_allocated();
         let room = self.shared.queue.room.left();
         let mut at = 0;
@@ -207,8 +208,8 @@ impl Preparer {
         Ok(file)
     }
 
-    /// Whether the file that is `filled` so far will not be complete early enough when appends go on as they did since
-    /// there was `room`.
+    /// Whether the file, of which `filled` bytes are filled, will be late if appends continue at their rate since the
+    /// room was `room`.
     fn falls_behind(&self, filled: u64, room: u64) -> bool {
         let used = room.saturating_sub(self.shared.queue.room.left());
         let wanted = u128::from(used * HASTE) * u128::from(self.next_length);
@@ -216,7 +217,8 @@ impl Preparer {
         self.shared.queue.room.is_refusing() || filled * u128::from(room) < wanted
     }
 
-    /// Gives back to the disk what others need of it, or a piece of what is not worth keeping; true when it did that.
+    /// Gives dead segments back to the disk: to restore the reserve, or a piece of a surplus one. Returns true if it
+    /// removed a piece.
     fn remove_surplus(&mut self) -> io::Result<bool> {
         if self.spares.is_empty() {
             return Ok(false);
@@ -227,17 +229,17 @@ impl Preparer {
         Ok(rest.is_some())
     }
 
-    /// How long the device is to be left to appends before the next turn, unless a segment is wanted.
+    /// How long the next turn should leave the device to appends, unless a segment is wanted.
     pub fn rest(&mut self) -> Duration {
         std::mem::take(&mut self.rest)
     }
 
-    /// Whether time may bring something to do, for lack of room or with segments that are dead.
+    /// Whether a later turn may find work without news: the disk is full, or there are dead segments.
     pub fn looks_again(&self) -> bool {
         self.shared.queue.room.out_of_space() || !self.spares.is_empty()
     }
 
-    /// Dead segments that are kept.
+    /// The number of dead segments that are kept.
     #[cfg(test)]
     pub fn spares(&self) -> usize {
         self.spares.count()

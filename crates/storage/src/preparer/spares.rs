@@ -1,12 +1,13 @@
-//! Dead segments: kept for the next ones that are wanted, or given back to the disk.
+//! Dead segments: kept for reuse, or given back to the disk.
 //!
-//! Segments that hold a few live bytes besides, of committed offsets for example, die together, when the cleaner has waited
-//! out its patience with them. So many are kept as were lately wanted: removing them, to make as many new ones soon
-//! after, would cost the device every byte twice. Beyond a few they never take more of the disk than they leave free,
-//! since that may be another log's, or not a log's at all.
+//! Segments that also hold a few live bytes, for example committed offsets, die together when the cleaner's patience
+//! with them ends. As many dead segments are kept as were wanted lately. Removing them, and making as many new ones
+//! soon after, would cost the device every byte twice. Beyond a few, the kept segments never take more of the disk than
+//! is free, because the disk may hold another log, or other data.
 //!
-//! A file is removed in pieces, with rests between them: the file system may have the device discard them, and a device
-//! that discards a gigabyte does nothing else meanwhile. What is left of it is named [`REMOVING`] until then.
+//! A file is removed in pieces, with rests between them. The file system may have the device discard the blocks, and a
+//! device that discards a gigabyte does nothing else meanwhile. The rest of the file is named [`REMOVING`] until it is
+//! gone.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,22 +19,22 @@ use crate::pacer::Pacer;
 use crate::segment::{REMOVING, Segment, file_name};
 use crate::shared::Shared;
 
-/// Kept in any case, for a time without news.
+/// Kept in any case, for a time without wishes.
 const SPARES_MIN: usize = 4;
-/// How long it is remembered that a segment was wanted.
+/// How long the wish for a segment is remembered.
 const WANTED_REMEMBERED: Duration = Duration::from_secs(300);
-/// A piece of a file that is being removed.
+/// Bytes of one piece of a file that is being removed.
 const REMOVED_AT_ONCE: u64 = if cfg!(test) { 64 * 1024 } else { 32 * 1024 * 1024 };
 const REMOVE_REST_MAX: Duration = Duration::from_millis(500);
 
 pub(crate) struct Spares {
     shared: Arc<Shared>,
     pacer: Pacer,
-    /// In the order of their deaths; one may still have a reader.
+    /// In the order of their deaths. One of them may still have a reader.
     dead: VecDeque<Arc<Segment>>,
-    /// When segments were wanted, in nanoseconds of the log's clock.
+    /// The times at which segments were wanted, in nanoseconds of the log's clock.
     wanted_at: VecDeque<u64>,
-    /// How long the file under [`REMOVING`] still is.
+    /// The remaining length of the file under [`REMOVING`].
     removing: Option<u64>,
 }
 
@@ -43,29 +44,29 @@ impl Spares {
         Spares { shared, pacer, dead: VecDeque::new(), wanted_at: VecDeque::new(), removing: None }
     }
 
-    /// How many there are.
+    /// The number of dead segments.
     #[cfg(test)]
     pub fn count(&self) -> usize {
         self.dead.len()
     }
 
-    /// How many times it is remembered that one was wanted.
+    /// The number of remembered wishes.
     #[cfg(test)]
     pub fn remembered(&self) -> usize {
         self.wanted_at.len()
     }
 
-    /// Whether there is something that time may change.
+    /// Whether there is nothing that a later turn could change.
     pub fn is_empty(&self) -> bool {
         self.dead.is_empty() && self.removing.is_none()
     }
 
-    /// Takes over what has died since.
+    /// Takes over the segments that have died since the last call.
     pub fn collect(&mut self) {
         self.dead.extend(self.shared.segments.take_dead());
     }
 
-    /// A segment was prepared: as many as that may be wanted again.
+    /// Records that a segment was prepared: as many again may be wanted.
     pub fn note_wanted(&mut self) {
         let now = self.shared.clock.nanos();
         self.forget_wanted(now);
@@ -79,26 +80,26 @@ impl Spares {
         }
     }
 
-    /// One of full length that nobody reads any more.
+    /// A dead segment of full length without a reader.
     pub fn take_full(&mut self) -> Option<Arc<Segment>> {
         let length = self.shared.options.segment_bytes;
         self.take(length..=length)
     }
 
-    /// One of such a length, in bytes, that nobody reads any more.
+    /// A dead segment without a reader whose length in bytes is in `lengths`.
     pub fn take(&mut self, lengths: impl RangeBounds<u64>) -> Option<Arc<Segment>> {
         let fits = |spare: &Arc<Segment>| lengths.contains(&u64::from(spare.length)) && is_unread(spare);
         self.dead.remove(self.dead.iter().position(fits)?)
     }
 
-    /// Gives back at once one that is shorter than `bytes`; whether there was one.
+    /// Removes at once a dead segment that is shorter than `bytes`. Returns whether there was one.
     pub fn remove_shorter(&mut self, bytes: u64) -> io::Result<bool> {
         let Some(spare) = self.take(..bytes) else { return Ok(false) };
         self.shared.disk.remove(&file_name(spare.sequence))?;
         Ok(true)
     }
 
-    /// Gives them back at once until the disk has `free` bytes, or there are none.
+    /// Removes dead segments at once, until the disk has `free` bytes or no dead segments are left.
     pub fn make_free(&mut self, free: u64) -> io::Result<()> {
         let disk = self.shared.disk.clone();
         while free > 0 && disk.free_bytes()? < free {
@@ -112,7 +113,7 @@ impl Spares {
         Ok(())
     }
 
-    /// Gives back at once what is left of the one that is being removed; whether there was one.
+    /// Removes at once the rest of the file that is being removed. Returns whether there was one.
     pub fn remove_rest(&mut self) -> io::Result<bool> {
         let under_way = self.removing.take().is_some();
         if under_way {
@@ -121,8 +122,8 @@ impl Spares {
         Ok(under_way)
     }
 
-    /// Removes a piece of one that is not worth keeping, and says how long the device is to be left to appends before
-    /// the next one; `None` when there is nothing to remove.
+    /// Removes a piece of a surplus segment. Returns how long the device should be left to appends before the next
+    /// piece; `None` if there is nothing to remove.
     pub fn remove_some(&mut self) -> io::Result<Option<Duration>> {
         let begun = Instant::now();
         let disk = self.shared.disk.clone();
@@ -130,7 +131,7 @@ impl Spares {
             Some(length) => length,
             None => {
                 let Some(spare) = self.take_surplus()? else { return Ok(None) };
-                // A segment that is cut off is none any more.
+                // From here on the file is cut, so it must not keep the name of a segment.
                 disk.rename(&file_name(spare.sequence), REMOVING)?;
                 u64::from(spare.length)
             }
@@ -152,7 +153,7 @@ impl Spares {
         Ok(at.and_then(|at| self.dead.remove(at)))
     }
 
-    /// How many are worth keeping.
+    /// How many dead segments are worth keeping.
     fn kept(&mut self) -> io::Result<usize> {
         if self.dead.len() <= SPARES_MIN {
             return Ok(SPARES_MIN);

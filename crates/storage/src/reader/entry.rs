@@ -1,4 +1,4 @@
-//! An entry that was read back from disk, held against what the batch index says of it.
+//! The check of an entry from disk against its place in the batch index.
 
 use bytes::Bytes;
 use model::BatchHeader;
@@ -10,7 +10,7 @@ use crate::index::BatchPlace;
 use crate::segment::Segment;
 use crate::stream::Stream;
 
-/// Checks an entry that came from disk against what the index says of it and against its own CRCs; returns its body.
+/// Checks an entry from disk against its place in the index and against its own CRCs. Returns its body.
 pub(crate) fn check_entry(
     parts: Vec<Bytes>,
     stream: &Stream,

@@ -1,4 +1,4 @@
-//! Jobs: reads that may block, done by a few threads that do nothing else.
+//! Jobs: reads that may block, done by a few threads with no other work.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,21 +9,21 @@ use parking_lot::Mutex;
 use super::Reader;
 use super::request::{ReadDone, ReadError, ReadRequest};
 
-/// Something to do on a thread that may block.
+/// Work for a thread that may block.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// What the threads of the readers do.
+/// The loop of a reader's thread.
 #[derive(Clone)]
 pub(crate) struct Jobs(Arc<Mutex<Receiver<Job>>>);
 
-/// A queue of jobs: who does them, and what [`Reader::set_threads`] takes.
+/// A queue of jobs: the sender for [`Reader::set_threads`], and the loop that does the jobs.
 pub(crate) fn jobs() -> (Sender<Job>, Jobs) {
     let (sender, receiver) = channel();
     (sender, Jobs(Arc::new(Mutex::new(receiver))))
 }
 
 impl Jobs {
-    /// Does one job after the other until the log is closed.
+    /// Does jobs one after the other until the log is closed.
     pub fn work(&self) {
         loop {
             let job = self.0.lock().recv();
@@ -34,7 +34,7 @@ impl Jobs {
 }
 
 impl Reader {
-    /// From now on jobs are done by who receives from `threads`; without, the log is closed.
+    /// From now on the receiver behind `threads` does the jobs. `None`: the log is closed.
     pub fn set_threads(&self, threads: Option<Sender<Job>>) {
         *self.threads.lock() = threads;
     }
@@ -68,7 +68,7 @@ impl Reader {
         }
     }
 
-    /// Has a thread of the log read what those who scan it will ask for next, when little of that is there.
+    /// Makes a thread of the log read ahead for scanning readers, if little is read ahead of them.
     pub fn keep_ahead(&self) {
         if self.shared.regions.begin_ahead() {
             let reader = self.without_threads();
@@ -76,7 +76,7 @@ impl Reader {
         }
     }
 
-    /// Reads what those who scan the log will ask for next. What fails here fails again for those who need it.
+    /// Reads what scanning readers will ask for next. An error here comes again to the reader that needs the region.
     fn read_ahead(&self) {
         let shared = &self.shared;
         while !shared.cleaner_stops()
@@ -87,10 +87,10 @@ impl Reader {
         shared.regions.end_ahead();
     }
 
-    /// Runs `job` on a thread of the log; dropped without a call when the log is closed.
+    /// Runs `job` on a thread of the log. If the log is closed, drops it without a call.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
         if let Some(sender) = self.threads.lock().as_ref() {
-            // A closed channel means a closed log; the caller sees its answer channel dropped.
+            // A closed channel means a closed log. The caller sees that the channel of its result is dropped.
             let _ = sender.send(Box::new(job));
         }
     }

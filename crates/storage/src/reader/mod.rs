@@ -1,5 +1,5 @@
-//! The reader: finds the batches from an offset of a stream on, and takes their bytes from the tail cache, the region cache or the
-//! disk.
+//! The reader: finds the batches from an offset of a stream on, and takes their bytes from the tail cache, the region
+//! cache or the disk.
 
 mod entry;
 mod jobs;
@@ -25,39 +25,41 @@ use crate::segment::Segment;
 use crate::shared::Shared;
 use crate::stream::Stream;
 
-/// What a read may ask of the disk.
+/// How much a read may ask of the disk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Disk {
     Nothing,
-    /// No more than the stretch that holds the first batch which is not in the tail cache.
+    /// At most the stretch with the first batch that is not in the tail cache.
     OneStretch,
     AsMuchAsAsked,
 }
 
-/// What a reader finds at some offset.
+/// What the reader finds at an offset.
 enum Plan {
     Nothing,
     Places { segment: Arc<Segment>, places: Vec<BatchPlace>, more: bool },
     LoadIndex { segment: Arc<Segment>, row: u32 },
 }
 
-/// The part of the room for readers that the batches of one read may take. They keep the rest of their buffers as well.
+/// The batches of one read may take at most this part of the room for readers (1 / READERS_PART). They keep the rest of
+/// their buffers alive as well.
 const READERS_PART: usize = 4;
-/// However little room there is, a reader gets so much, in memory of its own: who keeps up is to go on keeping up.
+/// A read gets at least this many bytes, as a copy, however short the room is: a consumer that keeps up must not fall
+/// behind.
 const OWN_BYTES: usize = 64 * 1024;
 
-/// Batches looked up at once: the writer waits for the stream's lock as long as that takes.
+/// Batches of one look-up. The writer waits for the stream's lock during a look-up.
 const PLAN_BATCHES_MAX: usize = 512;
 
 /// Reads the log.
 pub(crate) struct Reader {
     shared: Arc<Shared>,
-    /// Where its jobs go, while there are threads for them.
+    /// The sender of its jobs, while there are threads for them.
     threads: Mutex<Option<Sender<Job>>>,
 }
 
 impl Reader {
-    /// A reader without threads: what would be left to them is not done.
+    /// A reader without threads. It does not do jobs for threads.
     pub fn new(shared: Arc<Shared>) -> Reader {
         Reader { shared, threads: Mutex::new(None) }
     }
@@ -72,17 +74,18 @@ impl Reader {
         self.gather(request, request.bytes_max, Disk::AsMuchAsAsked).map(ready)
     }
 
-    /// As [`Reader::read_blocking`], but ends with the stretch of the log where it had to begin reading from disk.
+    /// Like [`Reader::read_blocking`], but ends with the stretch of the log in which the disk read began.
     pub fn read_stretch(&self, request: &ReadRequest) -> Result<Batches, ReadError> {
         self.gather_in_room(request, Disk::OneStretch).map(ready)
     }
 
-    /// Bytes of buffers that readers may take on.
+    /// Bytes of buffers that readers may still take.
     ///
-    /// What they were given keeps its buffers until they let go of it, whether a cache still has them or not, and a client that
-    /// is dead holds its answer for as long as the server waits for it. So all buffers together are bounded: by what the
-    /// caches may hold and `readers_bytes`, and what the caches take in when there is no room any more. Beyond that a reader gets
-    /// [`OWN_BYTES`] or one batch, in memory of its own, which is not counted here.
+    /// The batches given to a reader keep their buffers alive until the reader drops them, whether a cache still has
+    /// them or not. A dead client holds its response for as long as the server waits for it. So the bytes of all
+    /// buffers together are bounded: by the bounds of the caches and `readers_bytes`, and by what the caches take in
+    /// when no room is left. Beyond that a reader gets [`OWN_BYTES`] or one batch, as a copy, which is not counted
+    /// here.
     pub fn readers_room(&self) -> usize {
         let Shared { buffers, regions, options, .. } = &*self.shared;
         let most = options
@@ -92,7 +95,7 @@ impl Reader {
         most.saturating_sub(buffers.out_bytes() + regions.out_bytes())
     }
 
-    /// As [`Reader::gather`], within a part of the room, so that many at once do not all count on the same one.
+    /// Like [`Reader::gather`], within a part of the room, so that concurrent reads do not all count on the same room.
     fn gather_in_room(&self, request: &ReadRequest, disk: Disk) -> Result<ReadStep, ReadError> {
         let part = self.readers_room() / READERS_PART;
         let least = if request.at_least_one { OWN_BYTES } else { 0 };
@@ -121,12 +124,12 @@ impl Reader {
         Ok(index)
     }
 
-    /// Collects batches extent by extent, `bytes_max` bytes at most whatever the request allows.
+    /// Collects batches extent by extent, at most `bytes_max` bytes whatever the request allows.
     fn gather(&self, request: &ReadRequest, bytes_max: usize, disk: Disk) -> Result<ReadStep, ReadError> {
         let mut out = Batches::default();
         let mut stretch = None;
         let mut from = request.from;
-        // Kept here too: one index may be larger than the whole cache.
+        // The index is kept here too, because one index may be larger than the whole cache.
         let mut loaded = None;
         loop {
             let budget = bytes_max.saturating_sub(out.bytes);
@@ -146,7 +149,7 @@ impl Reader {
                     }
                     match self.load_index(&segment, row) {
                         Ok(index) => loaded = Some((segment.sequence, row, index)),
-                        // The next read begins there and is told.
+                        // The next read begins at this batch and gets the error.
                         Err(_) if out.bytes > 0 => return Ok(ReadStep::Ready(out)),
                         Err(error) => return Err(error),
                     }
@@ -168,7 +171,8 @@ impl Reader {
                                     // As above.
                                     Err(_) if out.bytes > 0 => return Ok(ReadStep::Ready(out)),
                                     Err(error) => return Err(error),
-                                    // Not even with what was found: half a stretch would be read twice.
+                                    // Drops the batches found so far, too: otherwise half a stretch would be read
+                                    // twice.
                                     Ok(None) => {
                                         let position = place.position;
                                         return Ok(ReadStep::Cold { stretch: here, position });
@@ -189,7 +193,7 @@ impl Reader {
         }
     }
 
-    /// Where the batches from `from` on stand, as far as one extent reaches.
+    /// The places of the batches from `from` on, within one extent.
     fn plan(
         &self,
         request: &ReadRequest,
@@ -202,7 +206,8 @@ impl Reader {
         if state.deleted {
             return Err(ReadError::Deleted);
         }
-        // What is not synced yet is there all the same: `acks=1` was told so. It is seen later.
+        // Offsets that are not synced yet are allowed: producers with `acks=1` already know them. Their batches become
+        // visible later.
         if from < state.start || from > state.next.max(state.committed) {
             return Err(ReadError::OutOfRange {
                 offset: from,
@@ -260,19 +265,19 @@ impl Reader {
             if full || row.is_none() {
                 return Ok(Plan::Nothing);
             }
-            // Offsets may end before the extent does, where records were compacted away.
+            // Where records were compacted away, the batches may end before the extent does.
             at = end;
         }
         Ok(Plan::Nothing)
     }
 
-    /// The position in `segment` below which nothing is written any more.
+    /// The position in `segment` below which no more bytes are written.
     fn stable_end(&self, segment: &Segment) -> u32 {
         let synced = Lsn(self.shared.synced.load(Ordering::Acquire));
         if synced.sequence() == segment.sequence { synced.byte() } else { segment.data_end() }
     }
 
-    /// The bytes of a batch that the tail cache has.
+    /// The bytes of a batch, if the tail cache has them.
     fn appended_lately(&self, segment: &Segment, place: &BatchPlace) -> Option<Bytes> {
         let body = Lsn(Lsn::new(segment.sequence, place.position).0 + ENTRY_HEADER_BYTES as u64);
         let found = self.shared.tail.find(body, index(place.length))?;
@@ -280,7 +285,7 @@ impl Reader {
         Some(found)
     }
 
-    /// The bytes of a batch that the tail cache does not have; `None` when no cache does and `block` is not set.
+    /// The bytes of a batch that the tail cache lacks. `None` if no cache has them and `block` is not set.
     fn fetch(
         &self,
         stream: &Stream,

@@ -1,4 +1,4 @@
-//! Questions to a reader, and its answers.
+//! The requests to a reader, and their results.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub enum ReadError {
     /// The offset is below the start or above the committed end.
     #[error("offset {offset} is outside {start}..={committed}")]
     OutOfRange {
-        /// The offset that was asked for.
+        /// The requested offset.
         offset: Offset,
         /// The first offset of the stream.
         start: Offset,
@@ -25,15 +25,15 @@ pub enum ReadError {
     /// The stream was deleted.
     #[error("the stream was deleted")]
     Deleted,
-    /// What the disk returned is not what was written.
+    /// The bytes from disk are not the bytes that were written.
     #[error("damaged data at {lsn}: {what}")]
     Damaged {
         /// Where the damage is.
         lsn: Lsn,
-        /// What was found.
+        /// The failed check.
         what: &'static str,
     },
-    /// The disk did not answer.
+    /// The read from disk failed.
     #[error("reading failed: {0}")]
     Io(#[from] std::io::Error),
     /// The log is closed.
@@ -48,20 +48,20 @@ pub struct Batches {
     pub chunks: Vec<Bytes>,
     /// Bytes of all chunks.
     pub bytes: usize,
-    /// Where to read on.
+    /// The offset to continue from.
     pub next: Option<Offset>,
 }
 
-/// A question: which batches to read.
+/// A request to read batches.
 #[derive(Clone, Debug)]
 pub struct ReadRequest {
     /// The stream.
     pub stream: Arc<Stream>,
-    /// The first batch returned is the one that holds this offset.
+    /// The first returned batch is the one that holds this offset.
     pub from: Offset,
-    /// Batches from here on are not returned (the last stable offset, for read_committed).
+    /// Batches from this offset on are not returned (for read_committed it is the last stable offset).
     pub until: Offset,
-    /// Bytes of the batches at most.
+    /// Upper bound of the batches' bytes.
     pub bytes_max: usize,
     /// Return the first batch even if it alone is larger than `bytes_max` (KIP-74).
     pub at_least_one: bool,
@@ -70,26 +70,26 @@ pub struct ReadRequest {
 /// The outcome of a read that must not block.
 #[derive(Debug)]
 pub enum ReadStep {
-    /// All that there is, or as much as was asked for.
+    /// All batches that there are, or as many as the request allows.
     Ready(Batches),
-    /// The caches do not have it: use [`crate::Log::read_later`]. Many readers that read what is oldest first, one stretch at a
-    /// time and in the order of their positions, scan the log once.
+    /// The caches lack the batches: use [`crate::Log::read_later`]. If many readers always read the oldest stretch
+    /// first, one at a time and in the order of their positions, they scan the log once together.
     Cold {
-        /// The stretch that has the first batch which the caches do not have.
+        /// The stretch of the first batch that the caches lack.
         stretch: Stretch,
-        /// The byte of its segment at which that batch stands, as far as that is known.
+        /// The byte of that batch in its segment, as far as it is known.
         position: u32,
     },
 }
 
-/// Who asked for a [`crate::Log::read_later`]; told once, from a thread of the log.
+/// The caller of a [`crate::Log::read_later`]. It is called once, from a thread of the log.
 pub trait ReadDone: Send {
-    /// Whether somebody still waits. Otherwise nothing is read, and nobody is told.
+    /// Whether the caller still waits. If not, nothing is read and `done` is not called.
     fn waits(&self) -> bool {
         true
     }
 
-    /// Takes an answer for each request.
+    /// Takes the result of each request.
     fn done(self: Box<Self>, results: Vec<Result<Batches, ReadError>>);
 }
 

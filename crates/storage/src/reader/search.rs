@@ -1,4 +1,4 @@
-//! Searches for single batches of a stream: the batch indexes are read, the batches are not.
+//! Searches for single batches of a stream. They read batch indexes, never batches.
 
 use model::{Offset, Timestamp};
 
@@ -94,8 +94,8 @@ impl Reader {
         };
         let mut at = start;
         loop {
-            // The active extent may be sealed while an older one is searched, so each is looked up in its turn.
-            // Its segment is taken under the same lock: the cleaner may move the extent at any time.
+            // The active extent may be sealed during the search of an older one, so each extent is looked up in its
+            // turn. Its segment is taken under the same lock, because the cleaner may move the extent at any time.
             let (extent, end, segment) = {
                 let state = stream.lock();
                 match state.sealed_at(at) {
@@ -107,7 +107,7 @@ impl Reader {
                     }
                 }
             };
-            // Where compaction cut an extent, its index still has what is no longer there.
+            // After compaction cut an extent, its index still has the batches before the cut.
             let from = at.max(extent.base_offset);
             if end <= at {
                 return Ok(best);
