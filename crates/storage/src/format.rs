@@ -8,13 +8,13 @@
 //! ```
 //!
 //! All integers are little-endian; a Kafka batch inside a body keeps its own big-endian form. Every CRC is a CRC-32C
-//! seeded with the segment's generation, so that what an earlier life of a recycled file left behind never passes.
-//! Nothing here does I/O; every decoder returns `None` or an error for bytes that are not what they claim to be.
+//! seeded with the segment's generation, so that remains of an earlier life of a recycled file never pass. This module
+//! does no I/O. Every decoder returns `None` or an error for bytes that are not what they claim to be.
 
 use model::{Offset, StreamId, Timestamp};
 
-/// Version of everything in this file; a reader refuses a later one. Since 2 there are cleaned segments, which an older
-/// reader would not miss.
+/// Version of everything in this file. A reader refuses a later version. Version 2 has cleaned segments; a reader of
+/// version 1 would not notice that they are missing.
 pub const FORMAT_VERSION: u32 = 2;
 /// Alignment of blocks.
 pub const SECTOR: usize = disk::SECTOR;
@@ -29,7 +29,7 @@ pub const ENTRY_HEADER_BYTES: usize = 40;
 /// Bytes of one stream's row in a footer's directory.
 pub const DIRECTORY_ROW_BYTES: usize = 64;
 
-/// Set in the sequence numbers of segments that the cleaner wrote: they are numbered on their own.
+/// Set in the sequence numbers of the cleaner's segments, which have a numbering of their own.
 pub const CLEANED: u32 = 1 << 31;
 
 const SEGMENT_MAGIC: [u8; 8] = *b"MAINSTEM";
@@ -64,7 +64,7 @@ impl std::fmt::Display for Lsn {
     }
 }
 
-/// A length that the format stores in 32 bits; the caller's bounds keep it there.
+/// A length that the format stores in 32 bits. The caller's bounds guarantee that it fits.
 pub fn length32(length: usize) -> u32 {
     u32::try_from(length).expect("lengths inside a segment fit 32 bits")
 }
@@ -84,7 +84,7 @@ pub fn seeded_crc(generation: u64, bytes: &[u8]) -> u32 {
     model::crc32c_append(model::crc32c(&generation.to_le_bytes()), bytes)
 }
 
-/// Reads fixed-size little-endian integers from the front of a slice that was checked to be long enough.
+/// Reads fixed-size little-endian integers from the front of a slice whose length was checked.
 pub(crate) struct Fields<'a>(pub &'a [u8]);
 
 macro_rules! fields {
@@ -100,7 +100,7 @@ macro_rules! fields {
 impl Fields<'_> {
     fields!(u32: u32, u64: u64, i64: i64);
 
-    /// Takes an integer, or `None` when fewer than `bytes` are left.
+    /// Returns `None` if fewer than `bytes` bytes are left.
     pub(crate) fn has(&self, bytes: usize) -> Option<()> {
         (self.0.len() >= bytes).then_some(())
     }
@@ -114,9 +114,9 @@ impl Fields<'_> {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SegmentHeader {
-    /// Place of the segment in the log; the file is named after it.
+    /// The place of the segment in the log, and the number in its file name.
     pub sequence: u32,
-    /// Unique for every life of a file; seeds all CRCs.
+    /// Unique for every life of a file. Seeds all CRCs.
     pub generation: u64,
     /// Length of the file in bytes.
     pub length: u64,
@@ -124,7 +124,7 @@ pub struct SegmentHeader {
     pub log_id: u128,
 }
 
-/// Why the first sector of a segment is refused.
+/// The reason why the first sector of a segment is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HeaderError {
     /// Not a segment, or damaged.
@@ -171,10 +171,10 @@ impl SegmentHeader {
     }
 }
 
-/// What a commit block holds.
+/// The contents of a commit block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BlockKind {
-    /// Entries; none at all in a barrier or in the mark of an idle log.
+    /// Entries. A barrier, or the mark of an idle log, has none.
     Entries,
     /// The footer: the last block of a segment.
     Footer,
@@ -187,21 +187,21 @@ pub enum BlockKind {
 /// 36 entry count u32  40 payload crc u32  44 header crc u32 of bytes 0..44
 /// ```
 ///
-/// A worked crash: blocks A, B, C are written at once, A and C reach the medium, B does not, power fails. C's `synced`
-/// is at most A's start, so B may be missing: the log ends after A, nothing acknowledged is lost. Had B been
-/// acknowledged, it was synced, and whichever block was written after that carries a `synced` beyond B: finding B
-/// invalid is then damage, and recovery refuses.
+/// A worked crash: blocks A, B and C are written at once. A and C reach the medium, B does not, and power fails. C's
+/// `synced` is at most A's start, so B may be missing: the log ends after A, and nothing acknowledged is lost. If B had
+/// been acknowledged, B was synced, and every block written after that carries a `synced` beyond B. An invalid B is
+/// then damage, and recovery refuses the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockHeader {
-    /// What the payload is.
+    /// The kind of the payload.
     pub kind: BlockKind,
     /// Grows by one with every opening of the log; blocks of a lower epoch behind a higher one are stale.
     pub epoch: u64,
     /// Its own position.
     pub lsn: Lsn,
-    /// Everything below was known to be synced when this block was written.
+    /// Everything below this position was known to be synced when this block was written.
     pub synced: Lsn,
-    /// Payload bytes, padding not counted.
+    /// Bytes of the payload without padding.
     pub length: u32,
     /// Entries in the payload.
     pub entries: u32,
@@ -254,17 +254,17 @@ impl BlockHeader {
     }
 }
 
-/// What an entry means.
+/// The meaning of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum EntryKind {
     /// The body is one record batch.
     Batch,
     /// The stream now starts at `base_offset`; no body.
     Trim,
-    /// The stream is gone; no body.
+    /// The stream is deleted; no body.
     Delete,
-    /// In cleaned segments: the batches of the stream that follow are all that it has between `base_offset` and the end
-    /// in the body, a [`RangeBody`].
+    /// Only in cleaned segments: between `base_offset` and the end in the body, a [`RangeBody`], the stream has only
+    /// the batches that follow.
     Range,
 }
 
@@ -293,7 +293,7 @@ impl RangeBody {
         out
     }
 
-    /// Reads a body; `None` when it has another length.
+    /// Reads a body. Returns `None` if it has another length.
     pub fn decode(bytes: &[u8]) -> Option<RangeBody> {
         if bytes.len() != RANGE_BODY_BYTES {
             return None;
@@ -317,11 +317,11 @@ pub struct EntryHeader {
     pub base_offset: Offset,
     /// Largest timestamp in the batch.
     pub max_timestamp: Timestamp,
-    /// Offsets the batch takes.
+    /// Offsets that the batch takes.
     pub offset_count: u32,
     /// Bytes of the body.
     pub length: u32,
-    /// What it means.
+    /// The meaning of the entry.
     pub kind: EntryKind,
 }
 
@@ -389,7 +389,7 @@ pub struct DirectoryRow {
     pub max_timestamp: Timestamp,
     /// Bytes of its batches.
     pub bytes: u64,
-    /// Where in the file its batch index stands.
+    /// Position of its batch index in the file.
     pub index_position: u32,
     /// Bytes of the batch index.
     pub index_length: u32,
@@ -401,7 +401,7 @@ pub struct DirectoryRow {
     pub flags: u32,
 }
 
-/// In [`DirectoryRow::flags`]: compaction went over these records.
+/// In [`DirectoryRow::flags`]: the extent was compacted.
 pub const ROW_COMPACTED: u32 = 1;
 
 impl DirectoryRow {
@@ -437,8 +437,8 @@ impl DirectoryRow {
     }
 }
 
-/// The last sector of a sealed segment. It is written only after everything up to the end of the footer is synced, so
-/// a valid trailer vouches for the whole segment.
+/// The last sector of a sealed segment. It is written only after everything up to the end of the footer is synced. A
+/// valid trailer therefore vouches for the whole segment.
 ///
 /// ```text
 ///  0 magic "MSfooter"  8 sequence u32  12 footer position u32  16 directory position u32  20 rows u32
@@ -449,21 +449,21 @@ impl DirectoryRow {
 pub struct Trailer {
     /// The segment's sequence number.
     pub sequence: u32,
-    /// Where the footer block begins.
+    /// Position of the footer block.
     pub footer_position: u32,
-    /// Where the directory begins.
+    /// Position of the directory.
     pub directory_position: u32,
     /// Rows of the directory.
     pub rows: u32,
     /// Seeded CRC of the directory.
     pub directory_crc: u32,
-    /// Where the stream table begins.
+    /// Position of the stream table.
     pub table_position: u32,
     /// Bytes of the stream table.
     pub table_length: u32,
     /// Seeded CRC of the stream table.
     pub table_crc: u32,
-    /// Where the footer block ends.
+    /// End of the footer block.
     pub end: u32,
     /// Epoch of the footer block.
     pub epoch: u64,
@@ -495,7 +495,7 @@ impl Trailer {
         out
     }
 
-    /// Reads the last sector of a segment of `length` bytes; `None` when the segment is not sealed.
+    /// Reads the last sector of a segment of `length` bytes. Returns `None` if the segment is not sealed.
     pub fn decode(sector: &[u8], generation: u64, length: u64) -> Option<Trailer> {
         let sector = sector.get(..60)?;
         if sector[..8] != TRAILER_MAGIC

@@ -1,5 +1,5 @@
-//! The bodies of the fuzz targets: each takes any bytes and must come back. `cargo fuzz` calls them from /fuzz, and the
-//! tests call them for a few seconds with mutated and random inputs.
+//! The bodies of the fuzz targets: each takes any bytes and must return. `cargo fuzz` calls them from /fuzz. The tests
+//! call them for a few seconds with mutated and random inputs.
 //!
 //! Built only for tests and with the feature `fuzzing`.
 
@@ -36,7 +36,7 @@ pub fn batch_header(data: &[u8]) {
     }
 }
 
-/// Hands `data` to every decoder of what a footer holds.
+/// Hands `data` to every decoder of a footer's contents.
 pub fn decoders(data: &[u8]) {
     if let Some(batches) = BatchIndex::decode(data) {
         let mut last = None;
@@ -84,13 +84,13 @@ impl Clock for StillClock {
     }
 }
 
-/// A log of a few segments as a clean stop leaves it.
+/// A log of a few segments after a clean stop.
 struct Image {
     files: Vec<(String, Vec<u8>)>,
     /// Every batch by stream and base offset.
     written: BTreeMap<(u64, i64), Bytes>,
     ends: BTreeMap<u64, i64>,
-    /// The blocks of the log that vouch for others: segment, position and how far.
+    /// The blocks that vouch for earlier ones: segment, position, and the position up to which they vouch.
     vouchers: Vec<(u32, usize, Lsn)>,
 }
 
@@ -155,7 +155,7 @@ fn build() -> Image {
             work(&mut parts);
         }
     }
-    // Two more openings: their barriers vouch for all.
+    // Open the log two more times: the barriers vouch for everything.
     for _ in 0..2 {
         open(&disk).expect("an undamaged log opens");
     }
@@ -188,7 +188,7 @@ fn blocks(name: &str, bytes: &[u8]) -> Vec<(u32, usize, Lsn)> {
     found
 }
 
-/// Changes the files of an image as `data` says: eight bytes a change.
+/// Changes the files of an image according to `data`: eight bytes for each change.
 fn damage(files: &mut [(String, Vec<u8>)], data: &[u8]) {
     for change in data.chunks_exact(8).take(8) {
         let file = usize::from(change[1]) % files.len();
@@ -230,8 +230,8 @@ fn restore(files: &[(String, Vec<u8>)]) -> SimDisk {
     disk
 }
 
-/// Opens a damaged log. It must refuse it or serve, batch by batch, what was written or an error; and only when nothing
-/// intact vouches for what is missing may it take the damage for its end.
+/// Opens a damaged log. Opening must refuse the log, or the log must serve each written batch unchanged or return an
+/// error. It may take the damage for the end of the log only when nothing intact vouches for the missing data.
 pub fn recovery(data: &[u8]) {
     static IMAGE: OnceLock<Image> = OnceLock::new();
     let image = IMAGE.get_or_init(build);

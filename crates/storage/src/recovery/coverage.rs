@@ -1,4 +1,4 @@
-//! Coverage: the offsets of each stream that some segment has. A log in which some are missing is refused.
+//! Coverage: the offsets of each stream for which some segment has an extent. A log with missing offsets is refused.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use super::outcome::OpenError;
 use crate::ranges::OffsetRanges;
 use crate::stream::Stream;
 
-/// Which offsets of each stream some segment has.
+/// The covered offsets of each stream.
 #[derive(Default)]
 pub(crate) struct Coverage(HashMap<StreamId, OffsetRanges>);
 
 impl Coverage {
-    /// Records that `from..to` is there.
+    /// Records that `from..to` is covered.
     pub fn add(&mut self, stream: StreamId, from: Offset, to: Offset) {
         self.0.entry(stream).or_default().add((from, to));
     }
 
-    /// The stream was deleted.
+    /// Forgets a deleted stream.
     pub fn forget(&mut self, stream: StreamId) {
         self.0.remove(&stream);
     }
 
-    /// Refuses a log in which a stream has no segment for some of its offsets.
+    /// Refuses a log if a stream has offsets without a segment.
     pub fn check(&mut self, streams: &HashMap<StreamId, Arc<Stream>>) -> Result<(), OpenError> {
         for (id, stream) in streams {
             let (start, next) = {

@@ -1,12 +1,12 @@
-//! Opening a log that was left behind: by a clean stop, by `kill -9`, by a power cut, or by a failing disk.
+//! Recovery: opens a log after a clean stop, `kill -9`, a power cut, or a disk failure.
 //!
-//! Sealed segments are taken from their trailers and directories; only segments without a valid trailer are scanned.
-//! The log ends before the first invalid block, unless a later block vouches for it: a block carries the highest
-//! position that was synced when it was written, so an invalid block *below* such a position was acknowledged once and
-//! its loss is damage, which is named and refused, never taken for the end.
+//! Recovery reads the trailers and directories of sealed segments. It scans only segments without a valid trailer. The
+//! log ends before the first invalid block, unless a later block vouches for it. A block carries the highest position
+//! that was synced when the block was written. An invalid block *below* such a position was acknowledged once, so its
+//! loss is damage: recovery names the damage and refuses the log, and never takes the damage for the end.
 //!
-//! Nothing is written here but the last blocks of the log as they are, the trailer of a segment that had everything
-//! else, and new headers for segments that were prepared and may hold stale blocks.
+//! Recovery writes only: the last blocks of the log as they are, the trailer of a segment that is otherwise complete,
+//! and new headers for prepared segments that may hold stale blocks.
 
 mod coverage;
 mod outcome;
@@ -37,16 +37,16 @@ use crate::stream::Stream;
 /// Sequence number of the first segment of a log.
 const FIRST_SEQUENCE: u32 = 1;
 
-/// A log as recovery found it.
+/// The result of recovery.
 pub(crate) struct Recovered {
     pub streams: HashMap<StreamId, Arc<Stream>>,
     pub segments: Segments,
     /// The active segment and the position after its last valid block; `None` for an empty directory.
     pub active: Option<(Arc<Segment>, u32)>,
-    /// Segments that were ready and are ready again.
+    /// Prepared segments, prepared once more.
     pub prepared: Vec<Arc<Segment>>,
     pub next_sequence: u32,
-    /// Number of the next segment that the cleaner writes.
+    /// Sequence number of the cleaner's next segment.
     pub next_cleaned: u32,
     pub next_generation: u64,
     pub next_epoch: u64,
@@ -54,7 +54,7 @@ pub(crate) struct Recovered {
     pub report: RecoveryReport,
 }
 
-/// Opens whatever `disk` holds of a log.
+/// Opens the log on `disk`, or an empty one.
 pub(crate) fn recover(disk: &dyn Disk, now_ms: i64) -> Result<Recovered, OpenError> {
     let mut opened = open_segments(disk)?;
     let mut report = RecoveryReport::default();
@@ -68,7 +68,7 @@ pub(crate) fn recover(disk: &dyn Disk, now_ms: i64) -> Result<Recovered, OpenErr
     for (segment, _) in &opened {
         sealed.push(load_sealed(segment, &mut report)?);
     }
-    // Everything up to the newest sealed segment whose table is readable is taken from footers.
+    // Footers describe everything up to the newest sealed segment with a readable table.
     let mut table = HashMap::new();
     let mut tail_from = 0;
     for at in (0..opened.len()).rev() {
@@ -86,7 +86,7 @@ pub(crate) fn recover(disk: &dyn Disk, now_ms: i64) -> Result<Recovered, OpenErr
     }
     if let Some((newest, _)) = tail_from.checked_sub(1).map(|at| &opened[at]) {
         // A killed server may have left a trailer that can be read but is not durable. Segments before it are recycled
-        // on the strength of its table, so it must not vanish in a power cut afterwards.
+        // on the strength of its table, so a later power cut must not lose it.
         newest.file.sync().map_err(doing(format!("syncing {}", file_name(newest.sequence))))?;
     }
 

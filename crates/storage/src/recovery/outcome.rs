@@ -1,4 +1,4 @@
-//! The outcome of opening a log: a report of what was found, or the error for which the log is refused.
+//! The outcome of opening a log: a report, or the error for which the log is refused.
 
 use std::io;
 
@@ -10,75 +10,75 @@ use crate::segment::file_name;
 /// Why a log cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Damage to data that had been acknowledged.
+    /// Damage to data that was acknowledged.
     #[error(
         "segment file {file} is damaged at byte {position}: {what}; `mainstem log verify` says what is hit, `mainstem log salvage` keeps the rest"
     )]
     Damaged {
         /// Name of the file in the data directory.
         file: String,
-        /// Where.
+        /// The position in the file.
         position: u64,
-        /// What was found.
+        /// The failed check.
         what: String,
     },
-    /// A segment file that must be there is not.
+    /// A required segment file is missing.
     #[error("segment file {file} is missing; restore it, or run `mainstem log salvage` to go on without it")]
     Missing {
         /// Name of the file in the data directory.
         file: String,
     },
-    /// Records that a stream must have are in no segment: somebody removed a file.
+    /// No segment has some required records of a stream: a file was removed.
     #[error(
         "a segment file is missing: no file has the records {from} to {to} of {stream}; restore it, or run `mainstem log salvage` to go on without them"
     )]
     Lost {
-        /// Whose records.
+        /// The stream of the records.
         stream: StreamId,
-        /// The first that is missing.
+        /// The first missing offset.
         from: Offset,
-        /// The first behind them that is there.
+        /// The first offset behind them that exists.
         to: Offset,
     },
-    /// The disk has no room for what opening has to write.
+    /// The disk has no room for the writes of recovery.
     #[error("the disk is too full to open the log")]
     Full,
     /// Reading or writing failed.
     #[error("{doing}: {source}")]
     Io {
-        /// What was being done.
+        /// The failed step.
         doing: String,
-        /// How it failed.
+        /// The error of that step.
         source: io::Error,
     },
 }
 
-/// What opening a log found.
+/// The report of opening a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoveryReport {
-    /// Segments whose trailer was trusted.
+    /// Segments with a trusted trailer.
     pub sealed_segments: usize,
-    /// Segments that the cleaner wrote.
+    /// Cleaned segments.
     pub cleaned_segments: usize,
-    /// Segments that were scanned.
+    /// Scanned segments.
     pub scanned_segments: usize,
-    /// Bytes that were scanned.
+    /// Scanned bytes.
     pub scanned_bytes: u64,
-    /// Where the log ended.
+    /// The end of the log.
     pub end: Lsn,
-    /// Blocks behind the end that had been written but never acknowledged, and are dropped.
+    /// Blocks behind the end. They were written but never acknowledged, and are dropped.
     pub dropped_blocks: usize,
-    /// Bytes of those.
+    /// Bytes of these blocks.
     pub dropped_bytes: u64,
 }
 
-/// Makes an error of the disk one of opening.
+/// Turns an error of the disk into an error of opening.
 pub(crate) fn doing(what: impl Into<String>) -> impl FnOnce(io::Error) -> OpenError {
     let what = what.into();
     move |source| OpenError::Io { doing: what, source }
 }
 
-/// Says what is damaged in a segment.
+/// The error for a damaged place in a segment.
 pub(crate) fn damaged(sequence: u32, position: u32, what: impl Into<String>) -> OpenError {
     OpenError::Damaged { file: file_name(sequence), position: u64::from(position), what: what.into() }
 }

@@ -1,9 +1,8 @@
-//! What opening a log makes of cleaned segments: each of their ranges stands for what the stream had there before.
+//! Cleaned segments during opening: each of their ranges replaces the extents that it was copied from.
 //!
-//! A cleaned segment was complete and synced before it got its name, and the segments it was copied from may still be
-//! there, in full or in part, or may be gone. So nothing says which copy of a record is the one to read but this rule:
-//! what the cleaner wrote goes before what the writer wrote, and of two cleaned segments the one of the higher generation
-//! goes first.
+//! A cleaned segment was complete and synced before it got its name. Its source segments may still exist, in full or in
+//! part, or may be gone. Only this rule decides which copy of a record to read: a cleaned segment has precedence over a
+//! segment of the writer, and of two cleaned segments the one with the higher generation has precedence.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,17 +18,17 @@ use crate::ranges::OffsetRanges;
 use crate::segment::{Segment, Segments};
 use crate::stream::{SealedExtent, StreamState, clamp_timestamp};
 
-/// An extent that a stream may have.
+/// A possible extent of a stream.
 struct Candidate {
     extent: SealedExtent,
     end: Offset,
-    /// What goes first: nothing for what the writer wrote, else the generation.
+    /// The precedence: zero for a segment of the writer, else the generation of the cleaned segment.
     priority: u64,
     compacted: bool,
 }
 
 impl State {
-    /// Puts the ranges of the cleaned segments in the place of what they were copied from.
+    /// Replaces the source extents by the ranges of the cleaned segments.
     pub fn overlay(&mut self, cleaned: Vec<Arc<Segment>>) -> Result<(), OpenError> {
         let mut candidates: HashMap<StreamId, Vec<Candidate>> = HashMap::new();
         for segment in cleaned {
@@ -63,7 +62,7 @@ impl State {
         Ok(())
     }
 
-    /// The directory of a cleaned segment, whose name says that it is complete.
+    /// The directory of a cleaned segment. Its name says that it is complete.
     fn open_cleaned(&mut self, segment: &Arc<Segment>) -> Result<Vec<DirectoryRow>, OpenError> {
         if let Some((_, rows)) = load_sealed(segment, &mut self.report)? {
             return Ok(rows);
@@ -85,7 +84,7 @@ impl State {
     }
 }
 
-/// Decides for every offset of a stream which extent has it.
+/// Decides for every offset of a stream which extent holds it.
 fn resolve(
     state: &mut StreamState,
     mut candidates: Vec<Candidate>,
@@ -145,7 +144,7 @@ fn bytes_between(
     let segment =
         segments.find(extent.segment).expect("the extents of a stream are in segments that are there");
     let index = segment.load_index(extent.row).map_err(doing(format!("reading {}", segment.name())))?;
-    // A damaged index is met again, and named, when somebody reads.
+    // A read meets a damaged index again and reports it.
     let Some(index) = index else { return Ok(extent.bytes) };
     let inside = index.from_offset(from).take_while(|place| place.base_offset < to);
     Ok(inside.map(|place| place.length).sum())

@@ -1,7 +1,7 @@
-//! Scans: a segment is read from front to back, every block and entry that is valid, up to the first that is not.
+//! Scans: read a segment from front to back, with every valid block and entry, up to the first invalid one.
 //!
-//! It is not the walk of the tools (`tools/walk.rs`): here the first block that is not valid ends the segment, and a read that
-//! fails ends the opening, for what cannot be read must not pass for the end of the log.
+//! A scan is not the walk of the tools (`tools/walk.rs`). In a scan the first invalid block ends the segment. A failed
+//! read ends the opening, because unreadable bytes must not pass for the end of the log.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,13 +37,12 @@ impl<'a> Scanner<'a> {
         Scanner { segment, window, from: 0, filled: 0, read_bytes: 0, careful: false }
     }
 
-    /// One that, where a read fails, reads no more than it must from then on: next to what cannot be read there may be
-    /// what can.
+    /// A scanner that reads as little as possible after a failed read. Bytes next to unreadable ones may be readable.
     pub fn careful(segment: &'a Segment) -> Scanner<'a> {
         Scanner { careful: true, ..Scanner::new(segment) }
     }
 
-    /// The bytes `position..position + length`, as far as the segment's data area reaches.
+    /// The bytes `position..position + length`, up to the end of the segment's data area.
     pub fn bytes(&mut self, position: u32, length: usize) -> Result<&[u8], OpenError> {
         let position = index(position);
         let length = length.min(index(self.segment.data_end()).saturating_sub(position));
@@ -97,7 +96,7 @@ pub(crate) struct Found<'a> {
     pub body: &'a [u8],
 }
 
-/// The entry that begins at `at` in the payload of a block, which stands at `payload_position`.
+/// The entry at `at` in the payload of a block. The payload stands at `payload_position`.
 pub(crate) fn entry_at(
     payload: &[u8],
     at: usize,
@@ -110,25 +109,25 @@ pub(crate) fn entry_at(
     Some(Found { entry, position: payload_position + length32(at), body })
 }
 
-/// Where a scan of one segment ended.
+/// The end of a scan of one segment.
 pub(crate) enum ScanEnd {
-    /// With its footer, whose trailer copy and payload are these.
+    /// The segment ends with its footer, which has this trailer copy and payload.
     Footer { trailer: Trailer, payload_position: u32, payload: Vec<u8> },
-    /// Before the first block that is invalid or stale, or at the position given to stop at.
+    /// The segment ends before the first invalid or stale block, or at the given stop.
     Open { position: u32 },
 }
 
-/// What a scan of one segment found.
+/// The result of a scan of one segment.
 pub(crate) struct Scanned {
     pub end: ScanEnd,
-    /// Of the last block.
+    /// The epoch of the last block.
     pub epoch: u64,
     /// The highest position below which some block knew everything to be synced.
     pub vouched: Lsn,
 }
 
-/// Scans the blocks of `segment` from its start to `stop` or to the first one that is invalid or of an epoch below the
-/// one before it, and hands every entry to `each`.
+/// Scans the blocks of `segment` from its start and hands every entry to `each`. Stops at `stop`, at the first invalid
+/// block, or at a block whose epoch is below that of the block before it.
 pub(crate) fn scan(
     segment: &Segment,
     stop: Option<u32>,
@@ -173,7 +172,7 @@ pub(crate) fn scan(
     Ok(Scanned { end, epoch, vouched })
 }
 
-/// Where a batch found by a scan stands.
+/// The place of a batch that a scan found.
 pub(crate) fn place_of(found: &Found) -> Option<(BatchPlace, BatchHeader)> {
     let header = BatchHeader::parse(found.body).ok()?;
     let place = BatchPlace {

@@ -1,5 +1,4 @@
-//! Sealed segments: their trailer, directory and stream table are read; a directory that is damaged is made anew from the
-//! data.
+//! Sealed segments: reads their trailer, directory and stream table. Rebuilds a damaged directory from the data.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,8 +14,8 @@ use crate::format::{
 use crate::segment::footer::{self, TableRow};
 use crate::segment::{Segment, file_name};
 
-/// Trailer and directory of a sealed segment; `None` when it has no valid trailer. A valid trailer with a damaged
-/// directory is rebuilt from the data.
+/// Trailer and directory of a sealed segment; `None` without a valid trailer. With a valid trailer, a damaged directory
+/// is rebuilt from the data.
 pub(crate) fn load_sealed(
     segment: &Arc<Segment>,
     report: &mut RecoveryReport,
@@ -62,13 +61,13 @@ pub(crate) fn load_sealed(
         &streams,
         table.to_vec(),
     );
-    // The table is copied as it is; its CRC decides whether it can be used.
+    // The table is copied unchanged; its CRC decides whether it can be used.
     let trailer = Trailer { table_crc: trailer.table_crc, ..built.trailer };
     segment.set_footer(trailer, Some((payload_position, built.payload.into())));
     Ok(Some((trailer, built.rows)))
 }
 
-/// The stream table of a sealed segment; `None` when it is damaged.
+/// The stream table of a sealed segment; `None` if it is damaged.
 pub(crate) fn load_table(
     segment: &Segment,
     trailer: &Trailer,

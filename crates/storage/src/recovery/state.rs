@@ -1,4 +1,4 @@
-//! The state of a log while it is opened: its streams, and the segments that were taken in.
+//! The state of a log during opening: its streams and its segments so far.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::format::{DirectoryRow, Trailer, length32};
 use crate::segment::{Segment, Segments};
 use crate::stream::{SealedExtent, Stream, clamp_timestamp};
 
-/// The log as far as opening has come.
+/// The log so far.
 pub(crate) struct State {
     pub streams: HashMap<StreamId, Arc<Stream>>,
     pub segments: Segments,
@@ -23,7 +23,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Takes the extents of a sealed segment in.
+    /// Adds the extents of a sealed segment.
     pub fn add_sealed(
         &mut self,
         segment: &Arc<Segment>,
@@ -58,7 +58,8 @@ impl State {
         self.segments.insert(segment.clone());
     }
 
-    /// A segment in the middle of the log whose trailer is gone: its data must be whole up to its footer block.
+    /// Rebuilds a segment in the middle of the log whose trailer is gone. Its data must be whole up to its footer
+    /// block.
     pub fn rebuild(&mut self, segment: &Arc<Segment>) -> Result<(), OpenError> {
         tracing::warn!(
             segment = segment.sequence,

@@ -1,5 +1,4 @@
-//! The end of a log that is opened: the segments behind the newest sealed one, scanned up to the first block that is
-//! not valid.
+//! The end of the log during opening: scans the segments behind the newest sealed one, up to the first invalid block.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,8 +16,8 @@ use crate::format::{EntryKind, Lsn, SegmentHeader, TRAILER_BYTES, index, length3
 use crate::segment::{Segment, Segments, delete, file_name, trim, write_header};
 use crate::stream::Stream;
 
-/// How much of a segment behind the one that ends the log is searched for blocks that vouch for what is missing. A
-/// segment that was written to has valid blocks at its beginning.
+/// The part of each segment behind the end that is searched for blocks which vouch for missing ones. A segment with
+/// writes has valid blocks at its beginning.
 const LATER_SEGMENT_SEARCH_BYTES: u32 = 8 * 1024 * 1024;
 
 /// The active segment with the position after its last valid block, and the prepared segments.
@@ -75,12 +74,12 @@ impl State {
                 }
             }
         }
-        // The last segment ended with its footer and nothing was prepared behind it, or there is no log yet.
+        // The last segment ended with its footer and no segment was prepared behind it, or there is no log yet.
         Ok((None, Vec::new()))
     }
 
-    /// Searches behind the end of the log: blocks that vouch for the missing one make it damage; the others were never
-    /// acknowledged and are dropped.
+    /// Searches behind the end of the log. A block that vouches for the missing one makes it damage. The other blocks
+    /// were never acknowledged and are dropped.
     fn look_behind(
         &mut self,
         segment: &Segment,
@@ -110,8 +109,9 @@ impl State {
                     *epoch = (*epoch).max(header.epoch);
                     self.report.dropped_blocks += 1;
                     self.report.dropped_bytes += header.total_bytes() as u64;
-                    // Whole: nothing was written into it later. Otherwise it was torn, or cut off by an earlier
-                    // recovery and written over since. What is found does not count for what is searched.
+                    // A whole block is skipped: no later write is inside it. A block that is not whole was torn, or was
+                    // cut off by an earlier recovery and then partly overwritten. The found bytes do not count towards
+                    // the searched part.
                     let length = length32(header.total_bytes().min(index(searched.data_end() - at)));
                     step = if scanner.block(at)?.is_some() { length } else { step };
                     to = to.saturating_add(length).min(searched.data_end());
@@ -123,7 +123,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives prepared segments a new generation, so that stale blocks in them are invalid for good.
+    /// Gives prepared segments a new generation, so that their stale blocks stay invalid.
     fn reprepare(
         &mut self,
         later: &[Arc<Segment>],
@@ -147,9 +147,9 @@ impl State {
     }
 }
 
-/// Makes the blocks up to `end` durable that no other block vouches for yet, before the next one does. They can be read,
-/// which does not mean that they are on the device: a killed server may have left writes that no sync covered, and
-/// after a failed sync they may be lost although a later sync succeeds. So they are written once more, as they are.
+/// Makes the blocks up to `end` durable for which no other block vouches yet, before the next block does. These blocks
+/// can be read, but may not be on the device: a killed server may have left writes that no sync covered, and after a
+/// failed sync they may be lost although a later sync succeeds. So they are written once more, unchanged.
 fn secure(segment: &Segment, vouched: Lsn, end: u32) -> io::Result<()> {
     let vouched = if vouched.sequence() == segment.sequence { vouched.byte() } else { 0 };
     let (mut at, end) = (index(vouched.max(Segment::data_start())), index(end));
@@ -163,7 +163,7 @@ fn secure(segment: &Segment, vouched: Lsn, end: u32) -> io::Result<()> {
     segment.file.sync()
 }
 
-/// Applies one entry of the log's tail, as the writer did when it wrote it.
+/// Applies an entry of the log's tail, like the writer did when it wrote the entry.
 fn apply(
     streams: &mut HashMap<StreamId, Arc<Stream>>,
     segments: &Segments,

@@ -1,8 +1,8 @@
-//! The footer of a segment: built when the writer seals it, rebuilt by recovery when it is missing.
+//! The footer of a segment. The writer builds it to seal the segment; recovery rebuilds it if it is missing.
 //!
-//! It holds a batch index for each stream with records in the segment, the directory of those, and the stream table:
-//! start, next offset and producers of every stream of the log as of the segment's end. Recovery starts from the
-//! newest table, so offsets and sequences survive although the segments that showed them were recycled.
+//! The footer has a batch index for each stream with records in the segment, the directory of these indexes, and the
+//! stream table: start, next offset and producers of every stream of the log at the end of the segment. Recovery starts
+//! from the newest table, so offsets and sequences survive the recycling of older segments.
 //!
 //! ```text
 //! payload      | batch indexes | directory | stream table | the trailer's first 60 bytes |
@@ -20,21 +20,22 @@ use crate::index::BatchIndex;
 use crate::stream::{Producers, Stream};
 
 const TABLE_VERSION: u8 = 1;
-/// Bytes of the footer that one more stream in the segment costs: directory row and head of its index.
+/// Bytes of the footer for one more stream in the segment: directory row and head of its index.
 pub(crate) const STREAM_FOOTER_BYTES: usize = crate::format::DIRECTORY_ROW_BYTES + 8;
-/// Bytes of the stream table for one stream, at most.
+/// Upper bound of the bytes of the stream table for one stream.
 pub(crate) const TABLE_STREAM_BYTES: usize = 10 + 10 + 10 + 10;
-/// Bytes of the stream table for one producer on one stream, at most.
+/// Upper bound of the bytes of the stream table for one producer on one stream.
 pub(crate) const TABLE_PRODUCER_BYTES: usize =
     10 + 3 + 10 + 1 + crate::stream::REMEMBERED_BATCHES * (5 + 10 + 5 + 10);
-/// The last bytes of a footer's payload repeat the trailer, for when the sector at the end of the file was not written.
+/// The last bytes of a footer's payload repeat the trailer, in case the sector at the end of the file was not written.
 pub(crate) const TRAILER_COPY_BYTES: usize = 60;
 
-/// A stream's batches in the segment that is being sealed.
+/// The batches of a stream in a segment that is being sealed.
 pub(crate) struct SealedStream {
     pub stream: StreamId,
     pub index: Arc<BatchIndex>,
-    /// The offsets that the extent stands for: more than its batches have, where records were compacted away.
+    /// The offsets that the extent stands for. Where records were compacted away, these are more offsets than its
+    /// batches have.
     pub base_offset: Offset,
     pub next_offset: Offset,
     /// As in [`DirectoryRow::flags`].
@@ -42,7 +43,7 @@ pub(crate) struct SealedStream {
 }
 
 impl SealedStream {
-    /// An extent as the writer wrote it.
+    /// The extent of a segment of the writer.
     pub fn written(stream: StreamId, index: Arc<BatchIndex>) -> SealedStream {
         let base_offset = index.base_offset().expect("a stream is sealed with at least one batch");
         let next_offset = index.next_offset().expect("a stream is sealed with at least one batch");
@@ -50,7 +51,7 @@ impl SealedStream {
     }
 }
 
-/// The payload of a footer block and the trailer that will point into it.
+/// The payload of a footer block, and the trailer that points into it.
 pub(crate) struct BuiltFooter {
     pub payload: Vec<u8>,
     pub trailer: Trailer,
@@ -116,7 +117,7 @@ pub(crate) fn build(
     BuiltFooter { payload, trailer, rows }
 }
 
-/// How long a stream table can get, at most.
+/// Upper bound of the size of a stream table.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct TableBound {
     pub streams: usize,
@@ -124,7 +125,7 @@ pub(crate) struct TableBound {
 }
 
 impl TableBound {
-    /// In bytes, where the producers get at most `producer_bytes_max`.
+    /// The bound in bytes. The producers get at most `producer_bytes_max`.
     pub fn bytes(self, producer_bytes_max: usize) -> usize {
         1 + 10
             + self.streams * TABLE_STREAM_BYTES
@@ -143,8 +144,8 @@ impl TableBound {
     }
 }
 
-/// The stream table of all `streams` that were ever written to, and the bound of the next one. Producers are forgotten,
-/// those that appended longest ago first, where they would take more than `producer_bytes_max`.
+/// The stream table of all `streams` that were ever written to, and the bound of the next table. If the producers would
+/// take more than `producer_bytes_max`, those that appended longest ago are forgotten.
 pub(crate) fn encode_table(
     streams: &mut Vec<Arc<Stream>>,
     oldest_producer_ms: i64,
@@ -184,7 +185,7 @@ pub(crate) fn encode_table(
     }
 }
 
-/// What a table says of one stream.
+/// A row of a stream table.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TableRow {
     pub start: Offset,
@@ -192,7 +193,7 @@ pub(crate) struct TableRow {
     pub producers: Producers,
 }
 
-/// Reads a stream table whose CRC was checked; `None` when it contradicts itself.
+/// Reads a stream table whose CRC was checked. Returns `None` if it contradicts itself.
 pub(crate) fn decode_table(bytes: &[u8]) -> Option<HashMap<StreamId, TableRow>> {
     let (&version, mut rest) = bytes.split_first()?;
     if version != TABLE_VERSION {
@@ -209,7 +210,7 @@ pub(crate) fn decode_table(bytes: &[u8]) -> Option<HashMap<StreamId, TableRow>> 
     rest.is_empty().then_some(streams)
 }
 
-/// Reads the directory out of `bytes`, which begin at its first row; `None` when its CRC does not match.
+/// Reads the directory at the beginning of `bytes`. Returns `None` if its CRC does not match.
 pub(crate) fn decode_directory(
     bytes: &[u8],
     trailer: &Trailer,

@@ -1,9 +1,12 @@
 //! Segments: the files of a log, and which of them are prepared, active, sealed or free to recycle.
 //!
-//! A file's life: the preparer makes or recycles it and gives it the next sequence number (prepared); the writer fills
-//! it (active) and ends it with a footer; when the footer is synced its trailer is written (sealed); when no stream has
-//! live records in it, and it is not the newest sealed one, it goes back to the preparer. The cleaner makes segments of
-//! its own, which are sealed from the beginning.
+//! The life of a file:
+//! - Prepared: the preparer makes or recycles the file and gives it the next sequence number.
+//! - Active: the writer fills it and ends it with a footer.
+//! - Sealed: the footer is synced, and then the trailer is written.
+//! - Dead: no stream has live records in it, and it is not the newest sealed one. The preparer gets it back.
+//!
+//! The cleaner makes segments of its own, which are sealed from the beginning.
 
 pub(crate) mod footer;
 mod name;
@@ -33,19 +36,19 @@ pub(crate) struct Segment {
     pub file: Arc<dyn File>,
     /// Bytes of the file.
     pub length: u32,
-    /// Extents with live records in it; meaningful once it is sealed.
+    /// Extents with live records in this segment; meaningful once it is sealed.
     live: AtomicU32,
-    /// Bytes of the batches of those.
+    /// Bytes of the batches of these extents.
     live_bytes: AtomicU64,
-    /// Until when the cleaner leaves it as it is, in nanoseconds of the log's clock: it could not read it.
+    /// The cleaner could not read the segment, and leaves it alone until then, in nanoseconds of the log's clock.
     avoided_until: AtomicU64,
     /// Set when the trailer is durable.
     sealed: AtomicBool,
-    /// Where its directory stands, once it has a footer.
+    /// The place of its directory, once it has a footer.
     footer: Mutex<Option<Footer>>,
 }
 
-/// How to reach a footer.
+/// How to read a footer.
 #[derive(Clone, Debug)]
 pub(crate) struct Footer {
     pub trailer: Trailer,
@@ -79,7 +82,7 @@ impl Segment {
         u32::try_from(SEGMENT_HEADER_BYTES).expect("a small constant")
     }
 
-    /// Blocks end here at the latest; the trailer follows.
+    /// The last possible end of the blocks; the trailer follows.
     pub fn data_end(&self) -> u32 {
         self.length - u32::try_from(TRAILER_BYTES).expect("a small constant")
     }
@@ -89,7 +92,7 @@ impl Segment {
         *self.footer.lock() = Some(Footer { trailer, payload });
     }
 
-    /// Sets the number of extents with live records here, and the bytes of their batches.
+    /// Sets the number of extents with live records in this segment, and the bytes of their batches.
     pub fn set_live(&self, live: u32, bytes: u64) {
         self.live_bytes.store(bytes, Ordering::Release);
         self.live.store(live, Ordering::Release);
@@ -116,30 +119,30 @@ impl Segment {
         self.footer.lock().clone()
     }
 
-    /// One extent of `bytes` fewer has live records here.
+    /// Records that one extent of `bytes` is no longer live in this segment.
     pub fn release(&self, bytes: u32) {
         self.release_part(bytes);
         let before = self.live.fetch_sub(1, Ordering::AcqRel);
         assert!(before > 0, "an extent is released once");
     }
 
-    /// `bytes` of an extent are no longer live, the rest is.
+    /// Records that `bytes` of an extent are no longer live, while the rest is.
     pub fn release_part(&self, bytes: u32) {
         let before = self.live_bytes.fetch_sub(u64::from(bytes), Ordering::AcqRel);
         assert!(before >= u64::from(bytes), "no more is released than was live");
     }
 
-    /// Bytes of batches that are live; footer, headers and padding come on top.
+    /// Bytes of live batches, without footer, headers and padding.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes.load(Ordering::Acquire)
     }
 
-    /// Records that its data cannot be read, so that nobody tries to move it before then.
+    /// Records that the data cannot be read, so that nothing tries to move it before then.
     pub fn avoid_until(&self, nanos: u64) {
         self.avoided_until.fetch_max(nanos, Ordering::AcqRel);
     }
 
-    /// The same for damage, which does not pass.
+    /// Like [`Segment::avoid_until`], for damage, which does not pass.
     pub fn avoid_for_good(&self) {
         self.avoid_until(u64::MAX);
     }
@@ -152,7 +155,7 @@ impl Segment {
         self.live.load(Ordering::Acquire)
     }
 
-    /// Reads `length` bytes at `position`, aligned or not, from the file.
+    /// Reads `length` bytes at `position` from the file; neither has to be aligned.
     pub fn read(&self, position: u32, length: usize) -> std::io::Result<Bytes> {
         let from = index(position) / SECTOR * SECTOR;
         let to = (index(position) + length).div_ceil(SECTOR) * SECTOR;
@@ -162,7 +165,7 @@ impl Segment {
         Ok(buffer.into_bytes().slice(skip..skip + length))
     }
 
-    /// Loads the batch index in row `row` of the directory; `None` when the footer is damaged.
+    /// Loads the batch index in row `row` of the directory. Returns `None` if the footer is damaged.
     pub fn load_index(&self, row: u32) -> std::io::Result<Option<BatchIndex>> {
         let Some(footer) = self.footer() else { return Ok(None) };
         let fetch = |position: u32, length: usize| match &footer.payload {
@@ -208,13 +211,13 @@ impl Segments {
         self.0.lock().len()
     }
 
-    /// All of them, in the order of their sequence numbers: first what the writer wrote, then what the cleaner did.
+    /// All segments in the order of their sequence numbers: first those of the writer, then those of the cleaner.
     pub fn all(&self) -> Vec<Arc<Segment>> {
         self.0.lock().values().cloned().collect()
     }
 
-    /// Takes out the segments that hold nothing live. The newest sealed one stays: its stream table is where the next
-    /// recovery starts.
+    /// Takes out the segments without live data. The newest sealed one stays, because the next recovery starts from its
+    /// stream table.
     pub fn take_dead(&self) -> Vec<Arc<Segment>> {
         let mut segments = self.0.lock();
         let written = segments.range(..CLEANED).rev().map(|(_, segment)| segment);

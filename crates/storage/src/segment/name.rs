@@ -2,11 +2,11 @@
 
 use crate::format::CLEANED;
 
-/// Name of a file that is being prepared; whatever a crash leaves under that name is worthless.
+/// Name of a file that is being prepared. A file that a crash leaves under this name is worthless.
 pub(crate) const PREPARING: &str = "preparing";
-/// Name of a file that the cleaner writes; whatever a crash leaves under that name is worthless.
+/// Name of a file that the cleaner writes. A file that a crash leaves under this name is worthless.
 pub(crate) const CLEANING: &str = "cleaning";
-/// Name of a file that is being removed; whatever a crash leaves under that name is worthless.
+/// Name of a file that is being removed. A file that a crash leaves under this name is worthless.
 pub(crate) const REMOVING: &str = "removing";
 
 /// Name of the file of segment `sequence`.
@@ -29,7 +29,7 @@ pub(crate) fn sequence_of(name: &str) -> Option<u32> {
     (number < CLEANED).then_some(number | kind)
 }
 
-/// Whether the cleaner wrote the segment; the others hold what the writer wrote.
+/// Whether the cleaner wrote the segment. Otherwise the writer wrote it.
 pub(crate) fn is_cleaned(sequence: u32) -> bool {
     sequence & CLEANED != 0
 }

@@ -1,18 +1,18 @@
-//! Trimming and deleting streams: the segments that held their records count them as live no longer.
+//! Trimming and deleting streams: releases their extents in the segments that hold them.
 
 use model::Offset;
 
 use super::Segments;
 use crate::stream::Stream;
 
-/// Moves a stream's start and releases the extents that are no longer live.
+/// Moves a stream's start and releases the extents below it.
 pub(crate) fn trim(stream: &Stream, to: Offset, segments: &Segments) {
     let mut dropped = Vec::new();
     stream.lock().trim(to, |sequence, bytes| dropped.push((sequence, bytes)));
     release(&dropped, segments);
 }
 
-/// Drops all that a deleted stream had.
+/// Releases all extents of a deleted stream.
 pub(crate) fn delete(stream: &Stream, segments: &Segments) {
     let mut state = stream.lock();
     state.deleted = true;

@@ -1,7 +1,7 @@
 //! One stream: its offsets, its extents and its producers.
 //!
-//! The writer adds a batch when it submits the write and moves `committed` when the write is synced; readers see
-//! batches below `committed` only. Invariants: `start <= committed <= next`; the extents' base offsets rise; all sealed
+//! The writer adds a batch when it submits the write, and moves `committed` when the write is synced. Readers see only
+//! batches below `committed`. Invariants: `start <= committed <= next`; the extents' base offsets rise; all sealed
 //! extents lie before the active one.
 
 mod producers;
@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 pub use self::producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
 use crate::index::{BatchIndex, BatchPlace};
 
-/// A sealed extent as it is kept in memory: at most 24 bytes per (stream, segment). Everything else about it stands in
-/// the segment's footer.
+/// A sealed extent in memory: at most 24 bytes for each stream and segment. The rest of its description is in the
+/// segment's footer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SealedExtent {
     /// Offset of its first record.
@@ -28,14 +28,15 @@ pub(crate) struct SealedExtent {
     pub row: u32,
     /// Bytes of its batches; a segment is smaller than 4 GiB.
     pub bytes: u32,
-    /// Its max timestamp in whole seconds, rounded up and clamped: enough to choose extents, never to answer with.
+    /// Its max timestamp in whole seconds, rounded up and clamped: precise enough to choose extents, not for a
+    /// response.
     pub max_timestamp_s: u32,
 }
 
 const _: () = assert!(size_of::<SealedExtent>() == 24);
 
-/// A timestamp as [`SealedExtent`] keeps it. An extent whose records have none does not expire by time: how old they are is
-/// not known.
+/// A timestamp in the form of [`SealedExtent`]. An extent whose records have no timestamps does not expire by time,
+/// because their age is not known.
 pub(crate) fn clamp_timestamp(timestamp: Timestamp) -> u32 {
     if timestamp <= Timestamp::NONE {
         return u32::MAX;
@@ -47,18 +48,18 @@ pub(crate) fn clamp_timestamp(timestamp: Timestamp) -> u32 {
 #[derive(Debug, Default)]
 pub(crate) struct ActiveExtent {
     pub segment: u32,
-    /// What lies below was compacted into another segment and is no longer read here.
+    /// Compaction moved the batches below into another segment. Readers do not read them here.
     pub from: Offset,
     /// Bytes of the batches below `from`.
     pub moved_bytes: u32,
-    /// Shared with the footer that is built of it; only the writer adds to it, and never while it is shared.
+    /// Shared with the footer that is built from it. Only the writer adds to it, and never while it is shared.
     pub index: Arc<BatchIndex>,
 }
 
-/// What is behind a stream's lock.
+/// The state behind a stream's lock.
 #[derive(Debug, Default)]
 pub(crate) struct StreamState {
-    /// Records below are gone.
+    /// Records below are deleted.
     pub start: Offset,
     /// The next batch handed to the writer's segment gets this offset or a higher one.
     pub next: Offset,
@@ -68,24 +69,24 @@ pub(crate) struct StreamState {
     pub active: Option<ActiveExtent>,
     /// Bytes of all batches in all extents.
     pub bytes: u64,
-    /// Compaction went over the records below.
+    /// Records below are compacted.
     pub compacted: Offset,
     pub producers: Producers,
     pub deleted: bool,
-    /// What the log says of start and deletion once everything handed to the device is synced: a footer vouches for all
-    /// entries before it, also for those that are still in flight.
+    /// Start and deletion as they will be once everything handed to the device is synced. A footer vouches for all
+    /// entries before it, including those in flight.
     pub placed_start: Offset,
     pub placed_delete: bool,
-    /// A trim to here is on its way through the log.
+    /// The highest trim that was queued.
     pub trimming: Offset,
 }
 
-/// What of a stream was copied to another segment.
+/// The part of a stream that was copied to another segment.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Moved {
     /// Extents that were copied whole, by segment and row.
     pub whole: Vec<(u32, u32)>,
-    /// The segment of the extent of which only the first batches were copied, and their bytes.
+    /// The segment of the extent of which only the first batches were copied, and the bytes of these batches.
     pub part: Option<(u32, u32)>,
 }
 
@@ -99,7 +100,7 @@ pub struct Stream {
 /// The visible bounds of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bounds {
-    /// The first record there is.
+    /// The first record of the stream.
     pub start: Offset,
     /// The offset after the last committed record.
     pub committed: Offset,
@@ -136,13 +137,13 @@ impl Stream {
         Bounds { start: state.start, committed: state.committed, bytes: state.bytes }
     }
 
-    /// Compaction went over the records below; at least the start.
+    /// Records below are compacted; at least the start.
     pub fn compacted(&self) -> Offset {
         let state = self.state.lock();
         state.compacted.max(state.start)
     }
 
-    /// A copy of what is remembered of its producers.
+    /// A copy of the remembered state of its producers.
     pub fn producers(&self) -> Producers {
         self.state.lock().producers.clone()
     }
@@ -153,7 +154,7 @@ impl Stream {
 }
 
 impl StreamState {
-    /// Adds a batch that the writer places in `segment`; returns whether it is the stream's first one there, and by
+    /// Adds a batch that the writer places in `segment`. Returns whether it is the stream's first batch there, and by
     /// how many bytes the stored form of the index grows.
     pub fn place(&mut self, segment: u32, place: BatchPlace) -> (bool, usize) {
         let first = self.active.as_ref().is_none_or(|active| active.segment != segment);
@@ -170,8 +171,8 @@ impl StreamState {
         (first, grown)
     }
 
-    /// Adds a sealed extent behind the others. There is one for each stream and segment, so the list grows by an eighth
-    /// and not to twice its length.
+    /// Adds a sealed extent behind the others. There is one for each stream and segment, so the list grows by an
+    /// eighth, not to twice its length.
     pub fn push_sealed(&mut self, extent: SealedExtent) {
         if self.sealed.len() == self.sealed.capacity() {
             self.sealed.reserve_exact(1 + self.sealed.len() / 8);
@@ -179,7 +180,7 @@ impl StreamState {
         self.sealed.push_back(extent);
     }
 
-    /// The sealed extent that holds `offset` or the first behind it, with the offset where it ends.
+    /// The sealed extent that holds `offset`, or the first one behind `offset`; with the offset of its end.
     pub fn sealed_at(&self, offset: Offset) -> Option<(SealedExtent, Offset)> {
         if self.active_from().is_some_and(|from| from <= offset) {
             return None;
@@ -188,22 +189,22 @@ impl StreamState {
         self.sealed.get(at).map(|extent| (*extent, self.sealed_end(at)))
     }
 
-    /// Where the sealed extent number `at` ends at the latest: the start of what follows it.
+    /// The last possible end of the sealed extent number `at`: the start of what follows it.
     pub fn sealed_end(&self, at: usize) -> Offset {
         let following = self.sealed.get(at + 1).map(|extent| extent.base_offset);
         following.or_else(|| self.active_from()).unwrap_or(self.next)
     }
 
-    /// Where the active extent begins.
+    /// The begin of the active extent.
     fn active_from(&self) -> Option<Offset> {
         let active = self.active.as_ref()?;
         active.index.base_offset().map(|base| base.max(active.from))
     }
 
-    /// Puts the extent `new` in the place of everything in `range` that `moved` names: sealed extents by segment and
-    /// row, and one segment of which only the batches below its end were moved, with their bytes. Nothing is put in, and
-    /// false returned, when all of that is gone meanwhile. Calls `released` with the segment of each extent that is
-    /// dropped or cut, the bytes that are no longer live in it, and whether that is all of the extent.
+    /// Replaces everything in `range` that `moved` names by the extent `new`: sealed extents by segment and row, and
+    /// one segment of which only the batches below the range's end were moved, with their bytes. If all of that is gone
+    /// meanwhile, puts in nothing and returns false. For each extent that is dropped or cut, calls `released` with its
+    /// segment, the bytes that are no longer live in it, and whether the extent is dropped.
     pub fn supersede(
         &mut self,
         new: SealedExtent,
@@ -224,7 +225,7 @@ impl StreamState {
             if extent.segment != segment || !range.contains(&extent.base_offset) {
                 return true;
             }
-            // The active extent was sealed meanwhile.
+            // The active extent was sealed in the meantime.
             found = true;
             self.bytes -= u64::from(bytes);
             let all = bytes == extent.bytes;
@@ -250,7 +251,7 @@ impl StreamState {
         found
     }
 
-    /// Moves the start to `to` and drops the sealed extents that end at or below it; calls `dropped` with the segment
+    /// Moves the start to `to` and drops the sealed extents that end at or below it. Calls `dropped` with the segment
     /// and the bytes of each.
     pub fn trim(&mut self, to: Offset, mut dropped: impl FnMut(u32, u32)) {
         self.start = self.start.max(to);
@@ -263,8 +264,9 @@ impl StreamState {
         }
     }
 
-    /// Where retention would move the start: sealed extents whose every record is older than `oldest`, batches of the active
-    /// one, and the oldest beyond `bytes_max` (Kafka's `retention.ms` and `retention.bytes`: the newest data that reaches the size stays).
+    /// The start after retention. Retention drops sealed extents whose every record is older than `oldest`, such
+    /// batches of the active extent, and the oldest data beyond `bytes_max` (Kafka's `retention.ms` and
+    /// `retention.bytes`: the newest data that reaches the size stays).
     pub fn retained_from(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>) -> Offset {
         let (mut start, mut bytes) = (self.start, self.bytes);
         let too_big = |bytes: u64, part: u64| bytes_max.is_some_and(|max| bytes - part >= max);

@@ -1,7 +1,7 @@
-//! What a stream remembers of its idempotent producers (KIP-98): epoch and the last five batches of each.
+//! The state of a stream's idempotent producers (KIP-98): epoch and last five batches of each producer.
 //!
-//! The writer records every batch here in log order, so that the stream table of a footer is exact for its position;
-//! the broker keeps a copy of its own for the checks it makes before a batch is written.
+//! The writer records every batch here in log order, so that the stream table of a footer is exact for its position.
+//! The broker keeps its own copy for the checks before a batch is written.
 //!
 //! ```text
 //! stored form  | producer count varint | producer… |
@@ -26,7 +26,7 @@ pub struct RememberedBatch {
     pub base_sequence: i32,
     /// Offset of its first record.
     pub base_offset: Offset,
-    /// Its records.
+    /// The number of its records.
     pub offset_count: u32,
     /// Its max timestamp.
     pub timestamp: Timestamp,
@@ -44,9 +44,9 @@ impl RememberedBatch {
 pub struct Producer {
     /// The epoch of its last batch.
     pub epoch: i16,
-    /// When it last appended, in milliseconds since the Unix epoch.
+    /// The time of its last append, in milliseconds since the Unix epoch.
     pub last_append_ms: i64,
-    /// Its last batches of this epoch, oldest first; transaction markers are not among them.
+    /// Its last batches in this epoch, oldest first, without transaction markers.
     pub batches: VecDeque<RememberedBatch>,
 }
 
@@ -60,23 +60,23 @@ impl Producers {
         self.0.get(&id)
     }
 
-    /// All of them, in no particular order.
+    /// All producers, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (i64, &Producer)> {
         self.0.iter().map(|(id, producer)| (*id, producer))
     }
 
-    /// How many are remembered.
+    /// The number of remembered producers.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether none is remembered.
+    /// Whether no producer is remembered.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Remembers an appended batch, whose base offset is `base_offset`; true when its producer is new here. A batch
-    /// without a producer changes nothing.
+    /// Records an appended batch with base offset `base_offset`. Returns true if its producer is new to the stream. A
+    /// batch without a producer changes nothing.
     pub fn record(&mut self, header: &BatchHeader, base_offset: Offset, now_ms: i64) -> bool {
         if !header.is_idempotent() {
             return false;
@@ -93,7 +93,7 @@ impl Producers {
         }
         producer.last_append_ms = now_ms;
         if header.is_control() || header.base_sequence < 0 {
-            // A transaction marker has an epoch but no sequence, and so have a coordinator's batches.
+            // A transaction marker has an epoch but no sequence. The same is true of a coordinator's batches.
             return self.0.len() > before;
         }
         if producer.batches.len() == REMEMBERED_BATCHES {
@@ -108,12 +108,12 @@ impl Producers {
         self.0.len() > before
     }
 
-    /// Forgets those that last appended before `oldest_ms`; returns how many.
+    /// Forgets producers whose last append was before `oldest_ms`. Returns their number.
     pub fn expire(&mut self, oldest_ms: i64) -> usize {
         self.expire_unless(oldest_ms, |_| false)
     }
 
-    /// As [`Producers::expire`], but `keep` decides that some stay.
+    /// Like [`Producers::expire`], but keeps the producers for which `keep` is true.
     pub fn expire_unless(&mut self, oldest_ms: i64, keep: impl Fn(i64) -> bool) -> usize {
         let before = self.0.len();
         self.0.retain(|id, producer| producer.last_append_ms >= oldest_ms || keep(*id));

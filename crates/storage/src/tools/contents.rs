@@ -1,4 +1,4 @@
-//! What a pass over one segment gathers before its footer is looked at.
+//! The contents of one segment, gathered before its footer is looked at.
 
 use std::collections::HashMap;
 
@@ -11,20 +11,20 @@ use crate::index::{BatchIndex, BatchPlace};
 /// Extents by stream and, in cleaned segments, base offset: base, end, flags and batches.
 pub(crate) type Ranges = HashMap<(StreamId, Offset), (Offset, Offset, u32, BatchIndex)>;
 
-/// What one segment holds.
+/// The contents of one segment.
 #[derive(Default)]
 pub(crate) struct Contents {
     pub extents: Vec<(StreamId, Offset, Offset, u32, BatchIndex)>,
-    /// Of written segments: which extent a stream has.
+    /// In segments of the writer: the extent of each stream.
     pub of_stream: HashMap<StreamId, usize>,
     pub footer: Option<(u32, Bytes)>,
     pub damaged: bool,
-    /// Entries of a damaged block that did not come yet.
+    /// Entries of a damaged block that have not come yet.
     pub awaited: Option<u32>,
 }
 
 impl Contents {
-    /// Adds a batch to its extent; false when its offset is below the end of the one before.
+    /// Adds a batch to its extent. Returns false if its offset is below the end of the batch before.
     pub fn push(&mut self, stream: StreamId, place: BatchPlace, cleaned: bool) -> bool {
         let at = if cleaned {
             let fits = |(id, ..): &(StreamId, Offset, Offset, u32, BatchIndex)| *id == stream;
@@ -53,7 +53,7 @@ impl Contents {
     }
 }
 
-/// Takes the batches of `row` from whatever ranges have them.
+/// Takes the batches of `row` from the ranges that have them.
 pub(crate) fn collect_range(built: &mut Ranges, row: &DirectoryRow) -> Option<BatchIndex> {
     let mut found: Vec<BatchPlace> = Vec::new();
     for (_, (.., places)) in built.iter_mut().filter(|(key, _)| key.0 == row.stream) {

@@ -1,7 +1,7 @@
-//! Looking at a log without opening it: what it holds, and whether all of it is as it was written.
+//! Examines a log without opening it: its contents, and whether they are as they were written.
 //!
-//! Nothing here writes, and nothing stops at damage. [`inspect`] is quick: it tries on paper what opening would do.
-//! [`verify`] reads every byte. [`entries`] hands out what stands in the files, one entry after the other.
+//! This module writes nothing and does not stop at damage. [`inspect`] is quick: it tries on paper what opening would
+//! do. [`verify`] reads every byte. [`entries`] hands out the contents of the files, entry by entry.
 
 use std::collections::HashSet;
 use std::io;
@@ -22,20 +22,20 @@ use crate::recovery::{OpenError, Recovered, RecoveryReport, recover};
 use crate::segment::{Segment, file_name, is_cleaned, sequence_of};
 use crate::stream::Stream;
 
-/// What [`verify`] found.
+/// The result of [`verify`].
 #[derive(Debug)]
 pub struct Verified {
-    /// In the order of the files; the last ones are about the log as a whole.
+    /// In the order of the files. The last findings are about the log as a whole.
     pub findings: Vec<Finding>,
-    /// How much was looked at.
+    /// How much was checked.
     pub checked: Checked,
-    /// Where the log ends.
+    /// The end of the log.
     pub end: Lsn,
-    /// What opening would do.
+    /// The outcome that opening would have.
     pub opening: Result<RecoveryReport, OpenError>,
 }
 
-/// Checks everything in a log. Fails only when the directory cannot be listed.
+/// Checks everything in a log. Fails only if the directory cannot be listed.
 pub fn verify(disk: &dyn Disk) -> io::Result<Verified> {
     let mut survey = Survey::of(disk)?;
     let ids: Vec<StreamId> = survey.streams.keys().copied().collect();
@@ -83,7 +83,7 @@ fn opening_error(error: &OpenError) -> Finding {
     }
 }
 
-/// The damaged places and what they cost; and what is lost without one.
+/// The damaged places with the records that they cost, and the records that are lost without a damaged place.
 pub(crate) fn damages(survey: &mut Survey, lost: &[Lost]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for lost in lost {
@@ -129,19 +129,19 @@ pub(crate) fn damages(survey: &mut Survey, lost: &[Lost]) -> Vec<Finding> {
 /// One segment file.
 #[derive(Clone, Debug)]
 pub struct SegmentSummary {
-    /// Of the file.
+    /// The name of the file.
     pub name: String,
-    /// Its number in the log, or among the cleaned segments.
+    /// Its sequence number in the log, or among the cleaned segments.
     pub sequence: u32,
-    /// Of its present life; 0 where its header cannot be read.
+    /// Its present generation; 0 if its header cannot be read.
     pub generation: u64,
-    /// Of the file, in bytes.
+    /// The length of the file in bytes.
     pub length: u64,
-    /// `active`, `sealed`, `prepared`, `cleaned`, `dead` or, where the log cannot be opened, `unknown`.
+    /// `active`, `sealed`, `prepared`, `cleaned`, `dead`, or, if the log cannot be opened, `unknown`.
     pub state: &'static str,
     /// Bytes of its blocks, footer included.
     pub data_bytes: u64,
-    /// Bytes of batches in it that are live.
+    /// Bytes of live batches in it.
     pub live_bytes: u64,
     /// Streams with live batches in it.
     pub streams: u64,
@@ -152,35 +152,35 @@ pub struct SegmentSummary {
 pub struct StreamSummary {
     /// Its id.
     pub stream: StreamId,
-    /// The first record there is.
+    /// The first record of the stream.
     pub start: Offset,
     /// The offset of the next record.
     pub next: Offset,
-    /// Of its batches.
+    /// Bytes of its batches.
     pub bytes: u64,
-    /// Segments it has batches in, one counted for each range.
+    /// Segments that have batches of it; each range counts.
     pub extents: u64,
-    /// Compaction went over the records below.
+    /// Records below are compacted.
     pub compacted: Offset,
-    /// Idempotent producers that are remembered.
+    /// Remembered idempotent producers.
     pub producers: u64,
 }
 
-/// What [`inspect`] saw.
+/// The result of [`inspect`].
 #[derive(Debug)]
 pub struct Inspected {
-    /// The same in all segments.
+    /// The log id, the same in all segments.
     pub log_id: Option<u128>,
-    /// By name.
+    /// The segments, by name.
     pub segments: Vec<SegmentSummary>,
-    /// By id.
+    /// The streams, by id.
     pub streams: Vec<StreamSummary>,
-    /// What opening would do.
+    /// The outcome that opening would have.
     pub opening: Result<RecoveryReport, OpenError>,
 }
 
-/// Says what a log consists of, as opening it would find it; where that is refused, what can be seen without. Reads
-/// little where the log is in order.
+/// Describes the log as opening would find it. If opening would refuse it, describes what can be seen without opening.
+/// Reads little if the log is in order.
 pub fn inspect(disk: &dyn Disk) -> io::Result<Inspected> {
     let mut segments = Vec::new();
     let mut log_id = None;
@@ -280,37 +280,37 @@ fn surveyed(disk: &dyn Disk) -> io::Result<Vec<StreamSummary>> {
     Ok(survey.streams.iter().map(summary).collect())
 }
 
-/// Something that stands in a segment file.
+/// An item in a segment file.
 #[derive(Clone, Copy, Debug)]
 pub enum Item<'a> {
     /// An entry.
     Entry {
-        /// Of the file.
+        /// The name of the file.
         file: &'a str,
-        /// Where its header begins.
+        /// The position of its header.
         position: u32,
         /// Its header.
         header: EntryHeader,
-        /// Its body: a batch in an entry of kind batch.
+        /// Its body: a batch, if the entry is of kind batch.
         body: &'a [u8],
-        /// The header of the batch, or what is wrong with it.
+        /// The header of the batch, or the failed check.
         batch: Result<Option<BatchHeader>, &'static str>,
     },
-    /// Bytes that should be entries, and are not.
+    /// Bytes that should be entries and are not.
     Damage {
-        /// Of the file.
+        /// The name of the file.
         file: &'a str,
-        /// Where it begins.
+        /// The position of the first byte.
         from: u32,
-        /// Behind it.
+        /// The position behind the last byte.
         to: u32,
-        /// What it is.
+        /// The failed check.
         what: &'static str,
     },
 }
 
-/// Hands out everything that stands in the segments that `wanted` names, in the order of the files and up to the end of
-/// the log: also what is superseded or deleted. `each` says whether to go on.
+/// Hands out everything in the segments that `wanted` names, in the order of the files and up to the end of the log,
+/// with superseded and deleted entries. `each` returns whether to go on.
 pub fn entries(
     disk: &dyn Disk,
     wanted: impl Fn(&str) -> bool,

@@ -5,9 +5,9 @@ use model::{Offset, StreamId};
 /// How bad a finding is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Severity {
-    /// A crash may leave a log so: opening makes it good, and nothing is lost.
+    /// A crash may leave a log in this state. Opening repairs it, and nothing is lost.
     Note,
-    /// The damage costs nothing: opening makes it good, or nothing that is still needed stands there.
+    /// The damage costs nothing: opening repairs it, or the damaged bytes are no longer needed.
     Warning,
     /// Opening refuses the log, or a reader gets an error.
     Error,
@@ -26,12 +26,12 @@ pub struct Hit {
     pub batches: Option<u64>,
 }
 
-/// What was found out about a file.
+/// A finding about a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// How bad it is.
     pub severity: Severity,
-    /// The file's name. A file that is missing has the name that it would have, or none.
+    /// The file's name. A missing file has the name that it would have, or none.
     pub file: String,
     /// The first of the bytes in question.
     pub from: u64,
@@ -39,7 +39,7 @@ pub struct Finding {
     pub to: u64,
     /// What is wrong, in words.
     pub what: String,
-    /// The records that stood there, as far as they are known.
+    /// The records that stood in these bytes, as far as they are known.
     pub hits: Vec<Hit>,
 }
 

@@ -1,5 +1,5 @@
-//! The tools behind the `log` commands, for a log that nobody has open: they inspect it, verify it, and salvage what is left
-//! of it into a new one. No tool writes to the log that it reads.
+//! The tools behind the `log` commands, for a log that no server has open. They inspect a log, verify it, and salvage
+//! the rest of it into a new log. No tool writes to the log that it reads.
 
 mod contents;
 pub mod examine;

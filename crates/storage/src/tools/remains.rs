@@ -1,11 +1,11 @@
-//! The files of a log that may be damaged, opened as far as they can be.
+//! The files of a log that may be damaged, opened as far as possible.
 //!
-//! Nothing is written, and a file is refused only when nothing can be made of it: a length that is not what the header
-//! says is made good with, and where the header itself is lost, its generation is searched for near those of the other
-//! files, for without it no CRC can be checked.
+//! This module writes nothing, and refuses a file only if nothing can be read from it. It accepts a file whose length
+//! differs from the header's. For a file whose header is lost, it searches the generation near those of the other
+//! files, because no CRC can be checked without the generation.
 //!
-//! The passes over block headers here come before a walk ([`super::walk`]): it needs the generation and the highest position
-//! that was synced, which they find.
+//! The passes over block headers in this module come before a walk ([`super::walk`]). They find the generation and the
+//! highest synced position, which the walk needs.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,9 +21,9 @@ use crate::format::{
 use crate::recovery::scan::Scanner;
 use crate::segment::{Segment, is_cleaned, sequence_of};
 
-/// How far from the known generations the one of a file without a header is searched.
+/// How far from the known generations the generation of a file without a header is searched.
 const GENERATIONS_AROUND: u64 = 1 << 16;
-/// How many sectors that look like a block's are tried with each.
+/// For each generation, this many sectors that look like a block are tried.
 const SAMPLES: usize = 8;
 
 /// A segment file.
@@ -32,7 +32,7 @@ pub(crate) struct Remains {
     pub segment: Arc<Segment>,
     /// Its trailer, if it is valid.
     pub trailer: Option<Trailer>,
-    /// What its header says that there is behind the end of the file.
+    /// The bytes behind the end of the file that should exist according to its header.
     pub cut: Option<(u32, u32)>,
 }
 
@@ -44,9 +44,9 @@ impl Remains {
 
 /// All files of a log.
 pub(crate) struct LogFiles {
-    /// As most of the headers say.
+    /// The log id in most of the headers.
     pub log_id: Option<u128>,
-    /// What the writer wrote, in order; then what the cleaner wrote.
+    /// The segments of the writer in order, then those of the cleaner.
     pub segments: Vec<Remains>,
     /// Everything below was synced once.
     pub vouched: Lsn,
@@ -60,7 +60,7 @@ fn error(file: &str, from: u64, to: u64, what: impl Into<String>) -> Finding {
 }
 
 impl LogFiles {
-    /// Opens what `disk` holds; fails only when it cannot even be listed.
+    /// Opens the files on `disk`. Fails only if they cannot be listed.
     pub fn open(disk: &dyn Disk) -> io::Result<LogFiles> {
         let mut names = disk.list()?;
         names.sort_unstable();
@@ -103,7 +103,7 @@ impl LogFiles {
         for (name, sequence, file, length, header, stored) in sectors {
             let file_length = file.length();
             let mut segment = Segment::new(sequence, 0, file);
-            // The last sector may be data if the file was cut off.
+            // If the file was cut off, its last sector may be data.
             segment.length =
                 length32(usize::try_from(length).unwrap_or_default()).saturating_add(length32(TRAILER_BYTES));
             let mut cut = None;
@@ -171,11 +171,11 @@ impl LogFiles {
         Ok(LogFiles { log_id, segments, vouched, findings, unread })
     }
 
-    /// Where in segment `at` what was synced ends.
+    /// The end of the synced bytes in segment `at`.
     pub fn vouched_in(&self, at: usize) -> u32 {
         let Remains { segment, trailer, .. } = &self.segments[at];
         if is_cleaned(segment.sequence) {
-            // It got its name only when it was complete.
+            // A cleaned segment got its name only when it was complete.
             return trailer.map_or(segment.data_end(), |trailer| trailer.footer_position);
         }
         match segment.sequence.cmp(&self.vouched.sequence()) {
@@ -193,7 +193,7 @@ fn trailer_of(segment: &Segment) -> Option<Trailer> {
     (trailer.sequence == segment.sequence).then_some(trailer)
 }
 
-/// The highest position that a trailer or a block says was synced.
+/// The highest position that was synced, according to a trailer or a block.
 fn vouched(segments: &[Remains]) -> Lsn {
     let mut vouched = Lsn::default();
     for Remains { segment, trailer, .. } in segments.iter().filter(|remains| !remains.cleaned()) {
@@ -215,7 +215,7 @@ fn vouched(segments: &[Remains]) -> Lsn {
     vouched
 }
 
-/// The generation of a file whose header is lost: as it stands there, or near those of the other files.
+/// The generation of a file whose header is lost: the stored one, or one near those of the other files.
 fn generation(segment: &Segment, stored: u64, known: &[u64]) -> Option<u64> {
     let (first, last) = (known.first().copied().unwrap_or(stored), known.last().copied().unwrap_or(stored));
     let around = first.saturating_sub(GENERATIONS_AROUND).max(1)..=last.saturating_add(GENERATIONS_AROUND);

@@ -1,7 +1,7 @@
-//! Which copy of each record of a stream is the one to read, of all that is left, and which records no copy has.
+//! Decides which of the remaining copies of each record of a stream to read, and which records have no copy.
 //!
-//! The rule is that of opening (`recovery/overlay.rs`), with one more: where the copy that goes first is damaged, an older one
-//! stands in for it. A copy that is whole hides older ones also where it has no batch, for compaction removed what was there.
+//! The rule is that of opening (`recovery/overlay.rs`), with one addition: an older copy replaces a damaged one. A
+//! whole copy hides older copies also where it has no batch, because compaction removed the batches there.
 
 use std::cmp::Reverse;
 
@@ -13,9 +13,9 @@ use crate::index::BatchPlace;
 use crate::ranges::OffsetRanges;
 use crate::segment::{file_name, is_cleaned, sequence_of};
 
-/// A part of an extent that is read.
+/// A part of an extent to read.
 pub(crate) struct Part {
-    /// Which extent of the stream.
+    /// The number of the extent in the stream.
     pub extent: usize,
     pub from: Offset,
     pub to: Offset,
@@ -31,28 +31,28 @@ impl Part {
             .take_while(move |place| place.base_offset < to)
     }
 
-    /// Bytes of those.
+    /// Bytes of these batches.
     pub fn bytes(&self, extents: &[Extent]) -> u64 {
         self.places(extents).map(|place| u64::from(place.length)).sum()
     }
 }
 
-/// Records that no copy has.
+/// Records without a copy.
 #[derive(Clone, Debug)]
 pub(crate) struct Lost {
     pub stream: StreamId,
     pub from: Offset,
     pub to: Offset,
     pub batches: Option<u64>,
-    /// Which damage took them.
+    /// The damage that destroyed them.
     pub damage: Option<usize>,
-    /// The file that had them, if one is missing.
+    /// The file that had them, if it is missing.
     pub missing: Option<String>,
 }
 
-/// What is left of a stream.
+/// The remaining records of a stream.
 pub(crate) struct Resolved {
-    /// In the order of their offsets.
+    /// The parts, in the order of their offsets.
     pub parts: Vec<Part>,
     pub lost: Vec<Lost>,
 }
@@ -63,7 +63,7 @@ pub(crate) fn resolve(survey: &Survey, id: StreamId) -> Resolved {
     let extents = survey.extents.get(&id).map_or(&[][..], Vec::as_slice);
     let sequence = |extent: &Extent| survey.files.segments[extent.segment].segment.sequence;
     let mut order: Vec<usize> = (0..extents.len()).filter(|at| extents[*at].end > known.start).collect();
-    // What the cleaner wrote later has a higher number and a higher generation.
+    // Later segments of the cleaner have higher numbers and higher generations.
     order.sort_by_key(|at| Reverse(Some(sequence(&extents[*at])).filter(|sequence| is_cleaned(*sequence))));
     let (mut parts, mut taken) = (Vec::new(), OffsetRanges::default());
     for at in order {
@@ -95,7 +95,7 @@ pub(crate) fn resolve(survey: &Survey, id: StreamId) -> Resolved {
     Resolved { parts, lost }
 }
 
-/// Which damage took which offsets of a stream, and in how many batches; first what is known best.
+/// Which damage destroyed which offsets of a stream, and in how many batches; the most certain clues first.
 fn clues(survey: &Survey, id: StreamId, extents: &[Extent]) -> Vec<(usize, (Offset, Offset), Option<u64>)> {
     let holes = extents.iter().flat_map(|extent| &extent.holes);
     let holes = holes.filter_map(|hole| Some((hole.damage?, (hole.from, hole.to), hole.batches)));
@@ -108,7 +108,7 @@ fn clues(survey: &Survey, id: StreamId, extents: &[Extent]) -> Vec<(usize, (Offs
     clues
 }
 
-/// What may have taken `from..to`, from where in the log they must have been.
+/// The damage or missing file that may have taken `from..to`, according to their place in the log.
 fn cause(survey: &Survey, extents: &[Extent], from: Offset, to: Offset) -> (Option<usize>, Option<String>) {
     let segments = &survey.files.segments;
     let written = || extents.iter().filter(|extent| !segments[extent.segment].cleaned());
@@ -132,7 +132,7 @@ fn cause(survey: &Survey, extents: &[Extent], from: Offset, to: Offset) -> (Opti
     }
     let cleaned = |damage: &Damage| segments[damage.segment].cleaned() && !damage.explained;
     if let Some(at) = survey.damages.iter().position(cleaned) {
-        // They may have been moved.
+        // The records may have been moved.
         return (Some(at), None);
     }
     let may = |name: &&String| {
@@ -142,7 +142,7 @@ fn cause(survey: &Survey, extents: &[Extent], from: Offset, to: Offset) -> (Opti
     if let Some(name) = survey.files.unread.iter().chain(&survey.missing).find(may) {
         return (None, Some(name.clone()));
     }
-    // Dead segments leave gaps too, so a file is named only where there is no other.
+    // Dead segments leave gaps too, so a file is named only if there is no other clue.
     let there = |sequence: &u32| segments.iter().any(|remains| remains.segment.sequence == *sequence);
     let last = behind.sequence().min(survey.end.sequence());
     let mut gone = (before.sequence() + 1..last).filter(|sequence| !there(sequence));

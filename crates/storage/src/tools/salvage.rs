@@ -1,12 +1,12 @@
-//! Making a new log of everything that is still valid in a damaged one.
+//! Makes a new log of all valid data of a damaged one.
 //!
-//! Batches keep their bytes and their offsets: they are appended to the new log as they were to the old one. A log has no
-//! holes in a stream (`recovery/coverage.rs`), so where records are lost, or were compacted away, a batch without records
-//! takes their offsets; consumers skip it as they skip what compaction leaves. Batches that are gone but that the log
-//! still knew their producers by are stood in for the same way, so that a producer which goes on is recognized. What
-//! stands below a stream's start is trimmed again in the end.
+//! Batches keep their bytes and their offsets. They are appended to the new log as they were to the old one. A stream
+//! of a log has no holes (`recovery/coverage.rs`). Where records are lost, or were compacted away, a batch without
+//! records takes their offsets; consumers skip it like the batches that compaction leaves. Such a batch also replaces a
+//! lost batch by which the log still recognizes a producer, so that the producer can go on. At the end the new stream
+//! is trimmed to the old start.
 //!
-//! Blocks behind the end of the log are left out, as opening leaves them out.
+//! Blocks behind the end of the log are left out, as in opening.
 
 use std::io;
 use std::sync::Arc;
@@ -32,50 +32,50 @@ use crate::request::{AdmitError, Append, AppendError, Completion, Durability, No
 use crate::segment::Segment;
 use crate::stream::{RememberedBatch, Stream};
 
-/// Bytes on their way into the new log at most.
+/// Upper bound of the bytes in flight to the new log.
 const FLIGHT_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Bytes of batches that are read before they are appended.
 const CHUNK_BYTES: usize = 8 * 1024 * 1024;
-/// Batches that are closer to each other are read as one, up to so many bytes.
+/// Batches with a smaller gap between them are read at once, up to so many bytes.
 const GAP_BYTES: u32 = 64 * 1024;
 const READ_BYTES: u32 = 1024 * 1024;
-/// While segments are prepared.
+/// The pause before another try, while segments are prepared.
 const BUSY_RETRY: Duration = Duration::from_millis(1);
-/// The longest segments that a log may have, by the rules of [`Options::segment_bytes`].
+/// The longest possible segments of a log, by the rules of [`Options::segment_bytes`].
 const SEGMENT_BYTES_MAX: u64 = 4095 * 1024 * 1024;
 
-/// Why nothing, or not everything that could be, was salvaged. What is in the new directory is worth nothing then.
+/// Why nothing was salvaged, or less than possible. The contents of the new directory are then worthless.
 #[derive(Debug, thiserror::Error)]
 pub enum SalvageError {
     /// The damaged log cannot be read at all.
     #[error("the log cannot be read: {0}")]
     Read(#[from] io::Error),
-    /// There is already a log where the new one is to be.
+    /// The new directory has a log already.
     #[error("there is a log in the new directory already")]
     Exists,
-    /// The new log cannot be begun.
+    /// The new log cannot be created.
     #[error("the new log cannot be begun: {0}")]
     Open(#[from] OpenError),
-    /// The new log does not take a batch.
+    /// The new log refuses a batch.
     #[error("the new log takes no more: {0}")]
     Append(#[from] AdmitError),
 }
 
-/// What was made of a damaged log.
+/// The report of a salvage.
 #[derive(Debug, Default)]
 pub struct Salvaged {
     /// Streams.
     pub streams: u64,
     /// Batches with records.
     pub batches: u64,
-    /// Bytes of those.
+    /// Bytes of these batches.
     pub bytes: u64,
-    /// Everything that is not in the new log and should be: one finding for each damaged place or missing file, with
+    /// Everything that should be in the new log and is not: one finding for each damaged place or missing file, with
     /// the records that it cost.
     pub dropped: Vec<Finding>,
 }
 
-/// Copies everything valid of the log on `source` to a new one on `target`. Nothing is written to `source`. Blocks.
+/// Copies all valid data of the log on `source` to a new log on `target`. Writes nothing to `source`. Blocks.
 pub fn salvage(
     source: &dyn Disk,
     target: Arc<dyn Disk>,
@@ -86,12 +86,12 @@ pub fn salvage(
     if target.list()?.iter().any(|name| crate::segment::sequence_of(name).is_some()) {
         return Err(SalvageError::Exists);
     }
-    // A batch that the old log took must fit the new one.
+    // Every batch of the old log must fit the new one.
     let written = survey.files.segments.iter().filter(|remains| !remains.cleaned());
     let longest = written.map(|remains| u64::from(remains.segment.length)).max().unwrap_or_default();
     let segment_bytes =
         longest.next_multiple_of(1024 * 1024).min(SEGMENT_BYTES_MAX).max(options.segment_bytes);
-    // It is the same log to whoever knows it by its id: the metadata says so of each partition.
+    // The new log keeps the id of the old one, because the metadata names the log of each partition by its id.
     let log_id = survey.files.log_id.unwrap_or(options.log_id);
     let log = Log::open(target, Options { segment_bytes, log_id, ..options }, clock, Arc::new(NoListener))?;
     let mut copier =
@@ -102,7 +102,7 @@ pub fn salvage(
     done.map(|()| salvaged)
 }
 
-/// What was appended and is not answered yet.
+/// Appends that are not complete yet.
 #[derive(Default)]
 struct Flight {
     state: Mutex<(usize, Option<AppendError>)>,
@@ -110,7 +110,7 @@ struct Flight {
 }
 
 impl Flight {
-    /// Waits until at most `bytes` are on their way.
+    /// Waits until at most `bytes` are in flight.
     fn wait(&self, bytes: usize) -> Result<(), AdmitError> {
         let mut state = self.state.lock();
         while state.0 > bytes && state.1.is_none() {
@@ -144,15 +144,15 @@ struct Copier<'a> {
     salvaged: Salvaged,
 }
 
-/// How far a stream is.
+/// The progress of one stream.
 struct Progress {
     stream: Arc<Stream>,
-    /// The first offset that it still takes.
+    /// The first offset that is still to be written.
     at: Offset,
     start: Offset,
-    /// Timestamp of the last batch, for those without records.
+    /// Timestamp of the last batch, for the batches without records.
     timestamp: Option<Timestamp>,
-    /// What is remembered of producers, by offset; those that are done are taken off the end.
+    /// The remembered batches of producers, by offset. Finished ones are taken off the end.
     remembered: Vec<(i64, i16, RememberedBatch)>,
 }
 
@@ -213,7 +213,7 @@ impl Copier<'_> {
             for ((segment, place), batch) in chunk.iter().zip(self.load(&chunk)) {
                 let (base, end) = (place.base_offset, place.next_offset());
                 let Some((header, batch)) = batch.filter(|_| base >= progress.at) else {
-                    // It could be read just now.
+                    // The batch was readable just now.
                     let missing = Some(self.survey.name(*segment).to_owned());
                     lost.push(Lost {
                         stream: id,
@@ -233,15 +233,15 @@ impl Copier<'_> {
         }
         self.fill(&mut progress, known.next, Timestamp::NONE)?;
         if progress.at < known.next {
-            // All of it lies below the start; the next offset is to be remembered.
+            // The whole stream lies below the start. The next offset has to be preserved.
             progress.at = known.next + -1;
             self.empty(&mut progress, known.next, Timestamp::NONE, None)?;
         }
         Ok(())
     }
 
-    /// Lets batches without records take the offsets up to `to`: all from the start of the stream on, and below it those
-    /// that its producers are known by.
+    /// Fills the offsets up to `to` with batches without records: all offsets from the start of the stream on, and
+    /// below the start those by which its producers are recognized.
     fn fill(&mut self, progress: &mut Progress, to: Offset, near: Timestamp) -> Result<(), SalvageError> {
         while let Some((id, epoch, batch)) = progress.remembered.last().copied() {
             let end = batch.base_offset + i64::from(batch.offset_count);
@@ -330,7 +330,7 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Reads batches, given by segment, and checks them once more.
+    /// Reads batches, grouped by segment, and checks them once more.
     fn load(&self, wanted: &[(usize, BatchPlace)]) -> Vec<Option<(BatchHeader, Bytes)>> {
         let mut loaded = Vec::with_capacity(wanted.len());
         let mut rest = wanted;
@@ -371,11 +371,11 @@ fn checked(segment: &Segment, place: &BatchPlace, bytes: &Bytes) -> Option<(Batc
     let entry = EntryHeader::decode(bytes, segment.generation)?;
     let body = bytes.slice(ENTRY_HEADER_BYTES..);
     let (found, header) = checked_batch(&Found { entry, position: place.position, body: &body }).ok()?;
-    // A copy of its own, so that the region it was read with need not wait for it.
+    // A copy, so that the batch does not keep the region of its read alive.
     (found == *place).then(|| (header, Bytes::copy_from_slice(&body)))
 }
 
-/// Sorts what was lost by what took it.
+/// Groups the lost records by cause.
 fn dropped(survey: &Survey, lost: Vec<Lost>) -> Vec<Finding> {
     let finding = |file: &str, from: u32, to: u32, what: &str| {
         Finding::new(Severity::Error, file, u64::from(from), u64::from(to), what)

@@ -1,8 +1,8 @@
-//! One pass over everything that is left of a log, from its first segment to its end: what each stream has and where,
-//! which bytes are damaged, and whether what footers and tables say is what stands in the data.
+//! A survey: one pass over the rest of a log, from its first segment to its end. It finds the batches of each stream,
+//! the damaged bytes, and every contradiction between footers, tables and data.
 //!
-//! The state of the streams follows the log as the writer's did: from a stream table, then entry by entry. A table that
-//! is valid goes before what the entries said, for some of those may be missing.
+//! The survey tracks the state of the streams as the writer did: from a stream table, then entry by entry. A valid
+//! table has precedence over the entries, because some entries may be missing.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -25,7 +25,7 @@ use crate::segment::footer::{self, TRAILER_COPY_BYTES, TableRow};
 use crate::segment::{Segment, file_name};
 use crate::stream::Producers;
 
-/// What the log says of a stream.
+/// The state of a stream according to the log.
 #[derive(Default)]
 pub(crate) struct Known {
     pub start: Offset,
@@ -33,26 +33,26 @@ pub(crate) struct Known {
     pub producers: Producers,
 }
 
-/// Offsets that an extent had and that are not valid.
+/// Offsets of an extent that are not valid.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hole {
     pub from: Offset,
     pub to: Offset,
-    /// Known when the batch index is.
+    /// Known if the batch index is.
     pub batches: Option<u64>,
-    /// Which damage took them.
+    /// The damage that destroyed them.
     pub damage: Option<usize>,
 }
 
-/// What is left of the batches of one stream in one segment, or of one range of a cleaned segment.
+/// The remaining batches of one stream in one segment, or of one range of a cleaned segment.
 pub(crate) struct Extent {
     /// Number of its segment in [`LogFiles::segments`].
     pub segment: usize,
-    /// The offsets it stood for.
+    /// The offsets of the extent.
     pub base: Offset,
     pub end: Offset,
     pub flags: u32,
-    /// The batches that are valid.
+    /// The valid batches.
     pub places: BatchIndex,
     pub holes: Vec<Hole>,
 }
@@ -63,13 +63,13 @@ pub(crate) struct Damage {
     pub from: u32,
     pub to: u32,
     pub what: &'static str,
-    /// The batches that were there, as far as it is known.
+    /// The batches in these bytes, as far as they are known.
     pub hits: Vec<Hit>,
-    /// Whether the batch indexes tell everything that was there.
+    /// Whether the batch indexes account for everything in these bytes.
     pub explained: bool,
 }
 
-/// What is left of a log.
+/// The rest of a log.
 pub(crate) struct Survey {
     pub files: LogFiles,
     pub streams: BTreeMap<StreamId, Known>,
@@ -77,21 +77,21 @@ pub(crate) struct Survey {
     pub damages: Vec<Damage>,
     pub findings: Vec<Finding>,
     pub checked: Checked,
-    /// Where the log ends.
+    /// The end of the log.
     pub end: Lsn,
-    /// Segments that have their footer.
+    /// Segments with a footer.
     pub ended: HashSet<usize>,
-    /// Names of files that must be there and are not.
+    /// Names of missing files.
     pub missing: Vec<String>,
-    /// The newest segment whose stream table can be read.
+    /// The newest segment with a readable stream table.
     base: u32,
     deleted: HashSet<StreamId>,
-    /// The state before the current segment is what its table is made of.
+    /// The state before the current segment is the one from which its table was made.
     complete: bool,
 }
 
 impl Survey {
-    /// Reads everything there is on `disk`.
+    /// Reads the whole log on `disk`.
     pub fn of(disk: &dyn Disk) -> io::Result<Survey> {
         let mut files = LogFiles::open(disk)?;
         let findings = std::mem::take(&mut files.findings);
@@ -114,7 +114,7 @@ impl Survey {
         for at in 0..written {
             let sequence = survey.files.segments[at].segment.sequence;
             survey.complete &= sequence == expected;
-            // A log without a table before begins with nothing.
+            // A log without an earlier table begins empty.
             survey.complete |= sequence == 1;
             expected = sequence + 1;
             let end = survey.segment(at, &mut epoch);
@@ -126,7 +126,7 @@ impl Survey {
         for at in written..survey.files.segments.len() {
             survey.segment(at, &mut 0);
         }
-        // Segments that are dead leave gaps, but not behind the one whose table opening begins with.
+        // Dead segments leave gaps, but not behind the segment whose table opening begins with.
         let there: Vec<u32> =
             survey.files.segments[..written].iter().map(|remains| remains.segment.sequence).collect();
         let last = there.last().copied().unwrap_or_default();
@@ -144,7 +144,7 @@ impl Survey {
         self.findings.push(finding);
     }
 
-    /// Goes over one segment; returns where its data ends.
+    /// Surveys one segment. Returns the end of its data.
     fn segment(&mut self, at: usize, epoch: &mut u64) -> u32 {
         let Remains { segment, trailer, .. } = &self.files.segments[at];
         let (segment, trailer, cleaned) = (segment.clone(), *trailer, self.files.segments[at].cleaned());
@@ -172,7 +172,7 @@ impl Survey {
             }
         });
         *epoch = walked.epoch.max(*epoch);
-        // Where a block begins there may have been more.
+        // Where a block begins, there may have been more.
         let used =
             Scanner::careful(&segment).header(Segment::data_start()).is_ok_and(|header| header.is_some());
         if let Some((from, to)) = self.files.segments[at].cut
@@ -203,7 +203,7 @@ impl Survey {
         end
     }
 
-    /// Counts the entries of a damaged block whose header says how many it has: when all are there, it is known what the
+    /// Counts the entries of a damaged block whose header gives their number. If all are present, it is known what the
     /// damage hit.
     fn account(&mut self, at: usize, position: u32, contents: &mut Contents) {
         let Some(awaited) = &mut contents.awaited else { return };
@@ -217,7 +217,7 @@ impl Survey {
         }
     }
 
-    /// Takes an entry in as the writer did.
+    /// Applies an entry, as the writer did.
     fn entry(&mut self, at: usize, found: &Found, cleaned: bool, contents: &mut Contents) {
         let (id, position) = (found.entry.stream, found.position);
         let to = position + length32(ENTRY_HEADER_BYTES + found.body.len());
@@ -289,7 +289,7 @@ impl Survey {
         }
     }
 
-    /// Holds the footer of a segment against its data; returns where it ends.
+    /// Compares the footer of a segment with its data. Returns the end of the footer.
     fn footer(&mut self, at: usize, trailer: Option<Trailer>, contents: &mut Contents) -> u32 {
         let Remains { segment, .. } = &self.files.segments[at];
         let segment = segment.clone();
@@ -347,8 +347,8 @@ impl Survey {
         valid.end
     }
 
-    /// Holds directory and batch indexes against the batches that were found, and what is missing against the damaged
-    /// places; says whether it found anything wrong.
+    /// Compares directory and batch indexes with the batches found, and missing batches with the damaged places.
+    /// Returns whether it found a fault.
     fn indexes(&mut self, at: usize, rows: &[DirectoryRow], contents: &mut Contents) -> bool {
         let segment = self.files.segments[at].segment.clone();
         let cleaned = self.files.segments[at].cleaned();
@@ -363,7 +363,7 @@ impl Survey {
         for row in rows {
             let key = (row.stream, if cleaned { row.base_offset } else { Offset::ZERO });
             let found = if cleaned && contents.damaged {
-                // The head of the range may be lost; its batches are with whatever range came before then.
+                // The head of the range may be lost. Its batches are then in the range before it.
                 collect_range(&mut built, row)
             } else {
                 built.remove(&key).map(|(.., places)| places)
@@ -436,7 +436,7 @@ impl Survey {
         wrong
     }
 
-    /// What is missing of an extent.
+    /// The missing batches of an extent.
     fn holes(
         &mut self,
         first_damage: usize,
@@ -454,7 +454,7 @@ impl Survey {
         let mut holes: Vec<Hole> = Vec::new();
         if let Some(stored) = stored {
             for damage in &mut *damages {
-                // What was found out without the index.
+                // These hits were found without the index.
                 damage.hits.retain(|hit| hit.stream != stream || hit.to <= base || hit.from >= end);
             }
             let valid: HashSet<u32> = places.iter().map(|place| place.position).collect();
@@ -475,7 +475,7 @@ impl Survey {
             }
             return holes;
         }
-        // Without an index: where offsets are left out around a damaged place.
+        // Without an index: the offsets that are left out around a damaged place.
         let (mut offset, mut position) = (base, 0);
         let last = (end, u32::MAX);
         let ends = places.iter().map(|place| (place.base_offset, place.position)).chain([last]);
@@ -492,7 +492,7 @@ impl Survey {
         holes
     }
 
-    /// Holds a stream table against what the entries said, and goes on from what it says.
+    /// Compares a stream table with the state from the entries, and continues with the table.
     fn table(&mut self, at: usize, trailer: &Trailer, table: HashMap<StreamId, TableRow>, damaged: bool) {
         let (from, to) = (trailer.table_position, trailer.table_position + trailer.table_length);
         let complete = self.complete && !damaged;
@@ -516,7 +516,7 @@ impl Survey {
                 let what = format!("the stream table leaves out {id}");
                 self.find(Severity::Error, at, from, to, what);
             }
-            // It was deleted by an entry that is missing.
+            // The entry that deleted the stream is missing.
             self.extents.remove(&id);
         }
         let known = |(id, row): (StreamId, TableRow)| {
@@ -528,13 +528,13 @@ impl Survey {
     }
 }
 
-/// Bytes of a segment's data, if they can be read.
+/// Bytes of a segment's data, if they are readable.
 fn read(segment: &Segment, position: u32, length: u32) -> Option<Bytes> {
     let inside = position.checked_add(length).is_some_and(|end| end <= segment.data_end());
     inside.then(|| segment.read(position, index(length)).ok()).flatten()
 }
 
-/// Whether a row says what its index does.
+/// Whether a row agrees with its index.
 fn fits(row: &DirectoryRow, index: &BatchIndex) -> bool {
     let inside = index.base_offset().is_some_and(|base| base >= row.base_offset)
         && index.next_offset().is_some_and(|next| next <= row.next_offset);
@@ -544,7 +544,7 @@ fn fits(row: &DirectoryRow, index: &BatchIndex) -> bool {
         && Some(row.max_timestamp) == index.max_timestamp()
 }
 
-/// Adds a batch to what a damage hit.
+/// Adds a batch to the hits of a damage.
 fn add_hit(hits: &mut Vec<Hit>, stream: StreamId, from: Offset, to: Offset) {
     match hits.last_mut() {
         Some(last) if last.stream == stream && last.to == from => {

@@ -1,6 +1,6 @@
-//! A disk that is only read: what is written to it stays in memory.
+//! A disk whose writes stay in memory; the disk below is only read.
 //!
-//! Opening a log completes trailers and renews headers. On this disk it can be tried on a log that must not be touched.
+//! Opening a log completes trailers and renews headers. On this disk, it can be tried on a log that must not change.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashSet};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use disk::{Disk, File, Queue, SECTOR};
 use parking_lot::Mutex;
 
-/// The disk below, and what is different above it.
+/// The disk below, and the changes above it.
 #[derive(Debug)]
 pub(crate) struct Unwritten<'a> {
     disk: &'a dyn Disk,
@@ -74,7 +74,7 @@ impl Disk for Unwritten<'_> {
 #[derive(Debug)]
 struct UnwrittenFile {
     file: Arc<dyn File>,
-    /// The sectors that were written with something else than what they hold.
+    /// The written sectors whose contents differ from those of the disk below.
     sectors: Mutex<BTreeMap<u64, Vec<u8>>>,
 }
 

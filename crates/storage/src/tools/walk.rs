@@ -1,11 +1,11 @@
-//! Going over a segment of which nothing is taken for granted: every block and entry that is valid, and every place
-//! where there should be one and is not.
+//! A walk over a segment that trusts nothing: it reports every valid block and entry, and every place where a valid one
+//! should be and is not.
 //!
-//! It is not the scan of recovery ([`crate::recovery::scan`]), which ends at the first block that is invalid and at a read that
-//! fails. The walk goes on behind both: what a later block or a trailer says was
-//! synced must be there, so an invalid block below that is damage. Behind it the next valid block is searched at every
-//! sector, and inside of it batches at every byte. That is safe because all CRCs are seeded with the generation, and
-//! because nothing stale can lie below what was synced.
+//! A walk is not the scan of recovery ([`crate::recovery::scan`]), which ends at the first invalid block and at a
+//! failed read. The walk goes on behind both. Everything must exist that a later block or a trailer says was synced, so
+//! an invalid block below that position is damage. Behind the damage, the walk searches the next valid block at every
+//! sector, and inside the damage it searches batches at every byte. That is safe for two reasons: all CRCs are seeded
+//! with the generation, and nothing stale can lie below a synced position.
 
 use disk::SECTOR;
 use model::BatchHeader;
@@ -17,7 +17,7 @@ use crate::index::BatchPlace;
 use crate::recovery::scan::{Found, Scanner, entry_at, place_of};
 use crate::segment::Segment;
 
-/// What a walk meets, in the order of the file.
+/// The steps of a walk, in the order of the file.
 pub(crate) enum Step<'a> {
     /// A block whose CRCs hold, before its entries.
     Block(BlockHeader),
@@ -25,24 +25,24 @@ pub(crate) enum Step<'a> {
     Entry(Found<'a>),
     /// The footer block, the last one.
     Footer { position: u32, payload: &'a [u8] },
-    /// Bytes that were synced once and are not valid; entries found in them come after it. How many there should be is
-    /// known where the header of the block is valid.
+    /// Bytes that were synced once and are not valid. Entries found in them come after this step. `entries` is the
+    /// number of entries that should be there, if the header of the block is valid.
     Damage { from: u32, to: u32, what: &'static str, entries: Option<u32> },
 }
 
-/// Where a walk ended.
+/// The end of a walk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Walked {
-    /// Behind the last block that counts.
+    /// The position behind the last block that counts.
     pub end: u32,
     /// The highest epoch of all blocks.
     pub epoch: u64,
-    /// Whether the last one was a footer.
+    /// Whether the last block was a footer.
     pub footer: bool,
 }
 
-/// Goes over the blocks of `segment` up to `stop`. Everything below `vouched` was synced once; above, the first block
-/// that is not valid is the end. Blocks of a lower epoch than one before them are stale.
+/// Walks over the blocks of `segment` up to `stop`. Everything below `vouched` was synced once. Above it, the first
+/// invalid block is the end. Blocks with a lower epoch than an earlier block are stale.
 pub(crate) fn walk(
     segment: &Segment,
     mut epoch: u64,
@@ -54,7 +54,7 @@ pub(crate) fn walk(
     let mut position = Segment::data_start();
     let stop = stop.min(segment.data_end());
     while position < stop {
-        // What cannot be read is as damaged as what is wrong.
+        // Unreadable bytes count as damaged.
         let header = scanner.header(position).ok().flatten().filter(|header| header.epoch >= epoch);
         let whole = header.is_some() && matches!(scanner.block(position), Ok(Some(_)));
         let Some(header) = header.filter(|_| whole) else {
@@ -101,7 +101,7 @@ pub(crate) fn walk(
     Walked { end: position, epoch, footer: false }
 }
 
-/// The next place behind `position` where a block begins that may follow, at most `to`.
+/// The next position behind `position` at which a valid block begins; at most `to`.
 fn next_block(scanner: &mut Scanner, position: u32, epoch: u64, to: u32) -> u32 {
     let mut at = position + length32(SECTOR);
     while at < to {
@@ -115,19 +115,19 @@ fn next_block(scanner: &mut Scanner, position: u32, epoch: u64, to: u32) -> u32 
     to
 }
 
-/// Finds entries in the damaged bytes `from..to`, where an entry should begin: those that follow each other, and behind
-/// a gap batches that match their own CRC.
+/// Finds entries in the damaged bytes `from..to`, where an entry should begin: consecutive ones, and behind a gap
+/// batches that match their own CRC.
 fn rescue(scanner: &mut Scanner, generation: u64, from: u32, to: u32, each: &mut dyn FnMut(Step)) {
     let (mut at, mut chained) = (from, true);
     while u64::from(at) + ENTRY_HEADER_BYTES as u64 <= u64::from(to) {
         let head = match scanner.bytes(at, ENTRY_HEADER_BYTES) {
-            // The kind and the zeros behind it rule nearly everything out.
+            // The kind and the zeros behind it rule out nearly every position.
             Ok(bytes) if matches!(bytes.get(32..36), Some([1..=4, 0, 0, 0])) => {
                 EntryHeader::decode(bytes, generation)
             }
             Ok(_) => None,
             Err(_) => {
-                // On to the next sector, which may be readable.
+                // Continue with the next sector, which may be readable.
                 at = (at / length32(SECTOR) + 1) * length32(SECTOR);
                 chained = false;
                 continue;
@@ -150,7 +150,7 @@ fn rescue(scanner: &mut Scanner, generation: u64, from: u32, to: u32, each: &mut
     }
 }
 
-/// The batch in an entry, checked in every way there is.
+/// The batch in an entry, after every possible check.
 pub(crate) fn checked_batch(found: &Found) -> Result<(BatchPlace, BatchHeader), &'static str> {
     if found.entry.kind != EntryKind::Batch {
         return Err("it is no batch");
