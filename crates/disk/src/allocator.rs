@@ -1,15 +1,16 @@
-//! The C library's allocator, which is asked to hold little.
+//! Limits the memory that the C library's allocator holds.
 //!
-//! glibc makes up to eight arenas a core, and each keeps what was freed in it. A request that needs much memory for a moment
-//! would so leave it behind once for each arena that its threads happened to use. Elsewhere than with glibc nothing is done.
+//! glibc makes up to eight arenas for each core, and each arena keeps memory that was freed in it. A request that needs
+//! much memory for a moment would leave that memory behind in each arena that its threads used. With other C libraries
+//! this module does nothing.
 
 #![allow(unsafe_code)]
 
 /// Arenas for each core. With one, threads waited for each other: 3% fewer appends of one record.
 const ARENAS_PER_CORE: usize = 2;
 
-/// Bounds the number of arenas, unless `MALLOC_ARENA_MAX` of the environment says another. To be called before there are
-/// threads.
+/// Bounds the number of arenas, unless `MALLOC_ARENA_MAX` in the environment sets another. Call this before any thread
+/// is started.
 pub fn bound_arenas() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     if std::env::var_os("MALLOC_ARENA_MAX").is_none() {
@@ -20,7 +21,7 @@ pub fn bound_arenas() {
     }
 }
 
-/// Gives the free pages of all arenas back to the system. Takes milliseconds where there is much.
+/// Gives the free pages of all arenas back to the system. Takes milliseconds if there are many.
 pub fn give_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: `malloc_trim` takes a number and may be called by any thread at any time.

@@ -1,8 +1,8 @@
 //! Memory that the device can read from and write to directly: aligned to [`SECTOR`], zeroed once, reused.
 //!
-//! A [`FillBuffer`] is filled from the front, and what has been filled is shared as [`Bytes`] while the rest is still
-//! being filled, so that one copy of a batch serves the write to disk and every tail fetch. Nothing here does I/O, and
-//! nothing bounds how many buffers are out: the caller does.
+//! A [`FillBuffer`] is filled from the front. The filled part is shared as [`Bytes`] while the rest is still being
+//! filled, so that one copy of a batch serves the write to disk and every tail fetch. This module does no I/O. It does
+//! not bound the number of buffers in use; its caller does.
 //!
 //! Invariants:
 //! - Bytes below `filled` are never written again while the region lives; bytes at or above it are reachable only
@@ -24,8 +24,8 @@ use parking_lot::Mutex;
 
 use crate::SECTOR;
 
-/// Memory of so many bytes is mapped by itself: the kernel has it back at once when it is dropped. An allocator keeps what lies
-/// between pieces that are still in use.
+/// Memory of at least this size is mapped by itself. The kernel gets it back at once when it is dropped. An allocator
+/// keeps free memory between pieces that are still in use.
 const MAPPED_BYTES_MIN: usize = 128 * 1024;
 const _: () = assert!(SECTOR == 4096, "a page, which mappings are aligned to, is no less on any machine");
 
@@ -79,7 +79,7 @@ impl Drop for Memory {
     }
 }
 
-/// Memory on loan from a pool.
+/// Memory that belongs to a pool.
 struct Region {
     /// `None` only while being dropped.
     memory: Option<Memory>,
@@ -100,7 +100,7 @@ impl Drop for Region {
     }
 }
 
-/// What all handles and regions of one pool share.
+/// The state that all handles and regions of one pool share.
 struct Shelf {
     buffer_bytes: usize,
     keep: usize,
@@ -130,9 +130,9 @@ pub struct BufferPool {
 /// How much memory a [`BufferPool`] holds, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolUsage {
-    /// In buffers that are being filled or whose contents are still shared.
+    /// Bytes of buffers that are being filled or whose contents are still shared.
     pub out_bytes: usize,
-    /// Kept for the next buffer.
+    /// Bytes kept for the next buffers.
     pub pooled_bytes: usize,
 }
 
@@ -154,14 +154,14 @@ impl BufferPool {
         self.shelf.buffer_bytes
     }
 
-    /// A buffer of the pool's size; what it holds before it is filled is unspecified.
+    /// A buffer of the pool's size. Its contents before it is filled are unspecified.
     pub fn take(&self) -> FillBuffer {
         let pooled = self.shelf.free.lock().pop();
         self.lend(pooled.unwrap_or_else(|| Memory::zeroed(self.shelf.buffer_bytes)))
     }
 
-    /// A buffer of at least `bytes`: of the pool when that is large enough, otherwise one of its own (rounded up to
-    /// [`SECTOR`]) that is freed after use.
+    /// A buffer of at least `bytes`: from the pool if its buffers are large enough, otherwise a separate one (rounded
+    /// up to [`SECTOR`]) that is freed after use.
     pub fn take_at_least(&self, bytes: usize) -> FillBuffer {
         if bytes <= self.shelf.buffer_bytes { self.take() } else { self.lend(Memory::zeroed(bytes)) }
     }
@@ -171,7 +171,7 @@ impl BufferPool {
         self.shelf.bytes_out.load(Ordering::Relaxed)
     }
 
-    /// What the pool holds now.
+    /// The pool's memory now.
     pub fn usage(&self) -> PoolUsage {
         PoolUsage {
             out_bytes: self.out_bytes(),
@@ -201,7 +201,7 @@ pub struct FillBuffer {
 }
 
 impl FillBuffer {
-    /// Bytes in all.
+    /// All bytes of the buffer.
     pub fn capacity(&self) -> usize {
         self.region.memory().capacity
     }
@@ -216,7 +216,7 @@ impl FillBuffer {
         self.capacity() - self.filled
     }
 
-    /// Everything not yet frozen; holds whatever an earlier use left there.
+    /// The part that is not yet frozen. It holds the contents of an earlier use.
     pub fn unfilled(&mut self) -> &mut [u8] {
         let memory = self.region.memory();
         let remaining = memory.capacity - self.filled;

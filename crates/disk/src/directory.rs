@@ -1,7 +1,7 @@
 //! The real [`Disk`]: the files of one directory, by io_uring and O_DIRECT where the system allows it.
 //!
-//! It takes no part in writing; the queues do. It does not watch for changes made by others: [`lock_directory`] keeps
-//! them out.
+//! This module does not write; the queues do. It does not watch for changes by other processes: [`lock_directory`]
+//! keeps them out.
 //!
 //! Invariants:
 //! - A file that [`Disk::create`] returns has its length on the device; one that it could not fill is gone again.
@@ -24,7 +24,7 @@ use crate::{AlignedBuffer, Disk, File, Queue, SECTOR};
 /// The file that [`lock_directory`] locks; [`Disk::list`] leaves it out.
 const LOCK_NAME: &str = "lock";
 
-/// How a directory is written to.
+/// How a directory is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
     /// [`Engine::Uring`] where it works, otherwise [`Engine::Plain`].
@@ -45,8 +45,8 @@ pub struct DirectoryDisk {
     read_only: bool,
 }
 
-/// Opens an existing directory. With [`Engine::Auto`] what the system refuses is logged once and done without; with
-/// [`Engine::Uring`] it is an error.
+/// Opens an existing directory. With [`Engine::Auto`], a feature that the system refuses is logged once and not used.
+/// With [`Engine::Uring`], the refusal is an error.
 pub fn open_directory(path: &Path, engine: Engine) -> io::Result<DirectoryDisk> {
     let directory = fs::File::open(path)?;
     if !directory.metadata()?.is_dir() {
@@ -76,8 +76,8 @@ pub fn open_directory(path: &Path, engine: Engine) -> io::Result<DirectoryDisk> 
     Ok(DirectoryDisk { path: path.to_owned(), directory, engine, read_only: false })
 }
 
-/// Opens an existing directory only to look at it: through the page cache, without trying whether anything can be
-/// written, and with files that cannot.
+/// Opens an existing directory for reading: through the page cache, without a test of writes, and with files that
+/// cannot be written.
 pub fn read_directory(path: &Path) -> io::Result<DirectoryDisk> {
     Ok(DirectoryDisk { read_only: true, ..open_directory(path, Engine::Plain)? })
 }
@@ -88,7 +88,7 @@ impl DirectoryDisk {
         self.engine
     }
 
-    /// The directory as it was given.
+    /// The path of the directory, as it was given.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -121,7 +121,7 @@ impl Disk for DirectoryDisk {
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.path)? {
             let entry = entry?;
-            // Names that this crate does not create are not its files: hidden ones, the lock, and bytes not UTF-8.
+            // Other names are not files of this crate: hidden files, the lock, and names that are not UTF-8.
             if let Ok(name) = entry.file_name().into_string()
                 && !name.starts_with('.')
                 && name != LOCK_NAME
@@ -196,13 +196,14 @@ impl Disk for DirectoryDisk {
     }
 }
 
-/// Holds the lock on a directory until dropped, or until the process ends in whatever way.
+/// Holds the lock on a directory until it is dropped, or until the process ends in any way.
 #[derive(Debug)]
 pub struct DirectoryLock {
     _file: fs::File,
 }
 
-/// Locks a directory against other processes (`flock` on the file `lock` in it); `WouldBlock` when one has it.
+/// Locks a directory against other processes (`flock` on the file `lock` in it). `WouldBlock` if another process has
+/// the lock.
 pub fn lock_directory(path: &Path) -> io::Result<DirectoryLock> {
     let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path.join(LOCK_NAME))?;
     loop {
@@ -213,18 +214,18 @@ pub fn lock_directory(path: &Path) -> io::Result<DirectoryLock> {
             Err(TryLockError::Error(error)) => return Err(error),
         }
     }
-    // For a person who wonders who has it; a full disk must not keep the server from starting.
+    // The process id is for people who look for the owner. A full disk must not prevent the start of the server.
     if let Err(error) = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())) {
         tracing::debug!(%error, "the process id could not be noted in the lock file");
     }
     Ok(DirectoryLock { _file: file })
 }
 
-/// Keeps servers out of a directory without writing to it, until dropped; `WouldBlock` when one is in it. Others may do
-/// the same meanwhile.
+/// Keeps servers out of a directory without writing to it, until it is dropped. `WouldBlock` if a server uses the
+/// directory. Several processes may share the directory in this way.
 pub fn share_directory(path: &Path) -> io::Result<Option<DirectoryLock>> {
     let file = match fs::File::open(path.join(LOCK_NAME)) {
-        // No server was ever here.
+        // No server has ever used this directory.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
@@ -235,14 +236,14 @@ pub fn share_directory(path: &Path) -> io::Result<Option<DirectoryLock>> {
     }
 }
 
-/// What the system does not let us use, and how it said so.
+/// A feature that the system refuses, and its error.
 struct Refusal {
     what: &'static str,
     error: io::Error,
 }
 
-/// Tries what [`Engine::Uring`] needs, on a file without a name. An `Err` is a directory that cannot be written to at
-/// all. A full disk proves nothing against the engine.
+/// Tries the features of [`Engine::Uring`] on a file without a name. An `Err` means that the directory cannot be
+/// written at all. A full disk is no evidence against the engine.
 fn probe(path: &Path) -> io::Result<Option<Refusal>> {
     let file_path = path.join(format!(".probe-{}", std::process::id()));
     drop(OpenOptions::new().write(true).create(true).truncate(true).open(&file_path)?);
@@ -274,7 +275,7 @@ fn probe_ring(mut queue: UringQueue, file: &Arc<dyn File>, writable: bool) -> io
     finished.into_iter().try_for_each(|operation| operation.result)
 }
 
-/// Free bytes of the file system that an open file or directory is on.
+/// Free bytes of the file system that holds an open file or directory.
 fn free_beside(file: &fs::File) -> io::Result<u64> {
     let numbers = file_system_of(file)?;
     Ok(numbers.f_bavail.saturating_mul(numbers.f_frsize))
@@ -288,14 +289,16 @@ fn file_system_of(file: &fs::File) -> io::Result<libc::statvfs> {
     Ok(numbers)
 }
 
-/// Gives a file its blocks up to a length that is not less than it has, or where the file system cannot, that length.
+/// Allocates the blocks of a file up to a length that is at least its own. If the file system cannot do that, only sets
+/// the length.
 fn allocate(file: &fs::File, length: u64) -> io::Result<()> {
     if length == 0 {
         return Ok(());
     }
     let bytes =
         libc::off_t::try_from(length).map_err(|error| io::Error::new(io::ErrorKind::FileTooLarge, error))?;
-    // A file system may take all the room there is before it finds that it is not enough, and others write to it too.
+    // A file system may take all free space before it finds that the space is too small, and other programs write to it
+    // too.
     if length - file.metadata()?.len() > free_beside(file)? {
         return Err(io::ErrorKind::StorageFull.into());
     }
@@ -308,7 +311,7 @@ fn allocate(file: &fs::File, length: u64) -> io::Result<()> {
     }
 }
 
-/// Calls until not interrupted by a signal.
+/// Repeats a call until no signal interrupts it.
 fn retried(mut call: impl FnMut() -> libc::c_int) -> io::Result<()> {
     loop {
         if call() == 0 {
@@ -325,7 +328,7 @@ fn full_kind(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// A used-up quota is a full disk too.
+/// A used-up quota counts as a full disk.
 fn full(error: io::Error) -> io::Error {
     if full_kind(&error) { io::Error::new(io::ErrorKind::StorageFull, error) } else { error }
 }
@@ -334,8 +337,8 @@ fn full(error: io::Error) -> io::Error {
 mod tests {
     use super::*;
 
-    /// Makes the kernel refuse a system call to this thread with `error`, when `flags` is not zero only with one of
-    /// these in its third argument.
+    /// Makes the kernel refuse a system call of this thread with `error`; if `flags` is not zero, only with one of
+    /// these flags in its third argument.
     fn refuse(call: libc::c_long, flags: i32, error: i32) {
         const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
         const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
@@ -398,7 +401,7 @@ mod tests {
         falls_back(libc::SYS_openat, libc::O_DIRECT, libc::EINVAL, "O_DIRECT is refused");
     }
 
-    /// What cannot fit is refused before the file system is asked for it, and what it refuses leaves no file.
+    /// A file that cannot fit is refused before the file system is asked. A refusal of the file system leaves no file.
     #[test]
     fn a_file_that_cannot_fit_takes_no_room() {
         let work = || {

@@ -1,6 +1,6 @@
 //! An open file of a real directory, and its blocking operations; both engines share it.
 //!
-//! It starts nothing asynchronous and does not know how its queue works.
+//! This module starts no asynchronous operation and does not know how the queues work.
 //!
 //! Invariants:
 //! - A file opened with O_DIRECT is read and written only through memory aligned to [`SECTOR`]: other memory goes
@@ -19,7 +19,8 @@ use std::sync::Arc;
 
 use crate::{AlignedBuffer, File, SECTOR, read_parts_at};
 
-/// Most memory that one unaligned operation takes for itself; large enough that the copy costs more than the call.
+/// Upper bound of the extra memory of one unaligned operation. It is large enough that the copy costs more than the
+/// call.
 const BOUNCE_BYTES_MAX: usize = 1 << 20;
 
 pub(crate) struct DirectoryFile {
@@ -34,7 +35,7 @@ impl DirectoryFile {
         Self { file, path, length, direct }
     }
 
-    /// The file behind a handle that a queue was given. Panics on a file of another kind of disk.
+    /// The file behind a handle that a queue received. Panics on a file of another kind of disk.
     pub(crate) fn of(file: &Arc<dyn File>) -> &Self {
         file.as_any().downcast_ref().expect("a queue is given files of its own disk")
     }
@@ -43,7 +44,7 @@ impl DirectoryFile {
         self.file.as_raw_fd()
     }
 
-    /// What every write to a queue must fulfil.
+    /// Asserts the conditions of every write to a queue.
     pub(crate) fn assert_writable(&self, position: u64, data: &[u8]) {
         assert!((data.as_ptr() as usize).is_multiple_of(SECTOR), "the data of a write is aligned");
         self.assert_inside(position, data.len());
@@ -59,7 +60,7 @@ impl DirectoryFile {
         self.direct && !(memory as usize).is_multiple_of(SECTOR)
     }
 
-    /// Reads with one system call, and returns how many bytes it gave.
+    /// Reads with one system call, and returns the number of bytes read.
     fn read_once(&self, position: u64, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let count = libc::c_int::try_from(into.len()).map_err(io::Error::other)?;
         let at = libc::off_t::try_from(position).map_err(io::Error::other)?;
@@ -97,7 +98,8 @@ impl File for DirectoryFile {
         if direct && self.read_once(position, into).is_ok_and(|read| read == bytes) {
             return Ok(());
         }
-        // Only some of it, or none: all of it is read part by part, or ends with the error.
+        // The call read only some bytes, or none. Read everything part by part; that ends with the error, if there is
+        // one.
         read_parts_at(self, position, into)
     }
 
@@ -121,7 +123,7 @@ impl File for DirectoryFile {
     }
 
     fn is_allocated(&self) -> bool {
-        // Counted in units of 512 bytes whatever the file system's blocks are.
+        // The count is in units of 512 bytes, whatever the block size of the file system.
         self.file.metadata().is_ok_and(|metadata| metadata.blocks() * 512 >= self.length)
     }
 

@@ -1,8 +1,8 @@
-//! The disk seam: everything Mainstem asks of a storage device, behind three small traits.
+//! The disk seam: everything that Mainstem asks of a storage device, behind three small traits.
 //!
-//! This is the only crate with `unsafe` code, and the only one that knows io_uring, O_DIRECT or the `fsync` family; so what
-//! the C library's allocator is told is here, too ([`allocator`]).
-//! It knows nothing of logs, segments or Kafka.
+//! This is the only crate with `unsafe` code, and the only one that knows io_uring, O_DIRECT or the `fsync` family. For
+//! that reason the settings of the C library's allocator are here, too ([`allocator`]). The crate knows nothing of
+//! logs, segments or Kafka.
 //!
 //! Invariants:
 //! - Every position, length and buffer handed to [`File`] and [`Queue`] is a multiple of [`SECTOR`].
@@ -32,7 +32,7 @@ pub use directory::{
 };
 pub use sim::SimDisk;
 
-/// Alignment in bytes of every position, length and buffer, and the unit in which a torn write tears at the finest.
+/// Alignment in bytes of every position, length and buffer. A torn write tears at multiples of it.
 pub const SECTOR: usize = 4096;
 
 /// One directory of files on one device.
@@ -44,11 +44,12 @@ pub trait Disk: Send + Sync + Debug {
     /// `StorageFull`. Its name is durable only after the next [`Disk::rename`] or [`Disk::remove`] in this directory.
     fn create(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>>;
 
-    /// Cuts a file off at `length` bytes, which is at most what it has, and opens it anew; handles that were opened
-    /// before must not be used any more. The new length is durable after the next [`File::sync`] of the handle.
+    /// Cuts a file off at `length` bytes, which is at most its length, and opens it anew. Older handles must not be
+    /// used any more. The new length is durable after the next [`File::sync`] of the new handle.
     fn shorten(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>>;
 
-    /// Makes a file longer, as [`Disk::create`] makes one, and opens it anew; the rest as with [`Disk::shorten`].
+    /// Makes a file longer, with blocks like those of [`Disk::create`], and opens it anew. Otherwise like
+    /// [`Disk::shorten`].
     fn lengthen(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>>;
 
     /// Opens an existing file for reading and writing.
@@ -70,7 +71,7 @@ pub trait Disk: Send + Sync + Debug {
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>>;
 }
 
-/// An open file; the blocking operations are for recovery, preparation and cold reads, never for the write path.
+/// An open file. The blocking operations are for recovery, preparation and cold reads, never for the write path.
 pub trait File: Send + Sync + Debug {
     /// Length in bytes.
     fn length(&self) -> u64;
@@ -78,7 +79,7 @@ pub trait File: Send + Sync + Debug {
     /// Fills `into` from `position`; `UnexpectedEof` past the end of the file.
     fn read_at(&self, position: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// As [`File::read_at`], into one part after the other, each a multiple of [`SECTOR`] long.
+    /// Like [`File::read_at`], into one part after the other. Each part is a multiple of [`SECTOR`] long.
     fn read_vectored_at(&self, position: u64, into: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         read_parts_at(self, position, into)
     }
@@ -89,11 +90,11 @@ pub trait File: Send + Sync + Debug {
     /// Makes all completed writes durable (`fdatasync`).
     fn sync(&self) -> io::Result<()>;
 
-    /// Whether what is written within its length finds its room; not so where the file system could not reserve it, and
-    /// nobody has written there yet.
+    /// Whether writes within the file's length cannot run out of space. False if the file system could not reserve the
+    /// blocks; then a write needs new space where nothing was written before.
     fn is_allocated(&self) -> bool;
 
-    /// For the queue of the same disk to find its own files.
+    /// Lets the queue of the same disk recognize its own files.
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
@@ -106,9 +107,9 @@ fn read_parts_at<F: File + ?Sized>(file: &F, position: u64, into: &mut [IoSliceM
     Ok(())
 }
 
-/// Asynchronous writes and syncs of one owner thread: it may be made elsewhere, but the thread that first waits keeps it.
-/// What is started may begin only at the next [`Queue::wait`], blocking or not. Dropping a queue finishes what is in
-/// flight.
+/// Asynchronous writes and syncs of one owner thread. Another thread may make the queue, but the first thread that
+/// waits on it owns it. A started operation may begin only at the next [`Queue::wait`], blocking or not. Dropping a
+/// queue finishes the operations in flight.
 pub trait Queue: Send {
     /// Starts a write; `durable` asks that its completion implies durability (`RWF_DSYNC`). `data` is aligned.
     /// Panics when `depth` operations are already in flight: the owner keeps count.
@@ -143,7 +144,7 @@ pub trait Waker: Send + Sync {
 /// The outcome of one operation of a [`Queue`].
 #[derive(Debug)]
 pub struct Finished {
-    /// As given when the operation was started.
+    /// The token that was given when the operation was started.
     pub token: u64,
     /// A short write counts as an error (`WriteZero`).
     pub result: io::Result<()>,

@@ -1,10 +1,10 @@
-//! The queue for where O_DIRECT or io_uring is refused: one thread that writes and syncs, in the order of the calls.
+//! The queue for systems that refuse O_DIRECT or io_uring: one thread that writes and syncs, in the order of the calls.
 //!
-//! It does not reorder, batch or overlap operations, so its depth buys no speed; it exists to work everywhere.
+//! It does not reorder, batch or overlap operations, so its depth brings no speed. Its purpose is to work everywhere.
 //!
 //! Invariants:
 //! - The channel to the worker holds `depth` operations, so starting one never blocks.
-//! - Every operation that was started is done before the queue is gone.
+//! - Every started operation is finished before the queue is gone.
 
 #![allow(unsafe_code)]
 
@@ -41,7 +41,7 @@ enum JobKind {
     Sync,
 }
 
-/// Where the worker and wakers leave word for the owner.
+/// The worker and the wakers leave their news for the owner here.
 #[derive(Default)]
 struct Mailbox {
     post: Mutex<Post>,
@@ -106,7 +106,7 @@ impl Queue for PlainQueue {
                 }
             }
         }
-        // A wait that does not block leaves the wake-up to the next one that does.
+        // A wait that does not block leaves the wake-up for the next one that does.
         post.woken &= !block;
         self.in_flight -= post.finished.len();
         finished.append(&mut post.finished);
@@ -148,7 +148,7 @@ fn work(jobs: &Receiver<Job>, mailbox: &Mailbox) {
     }
 }
 
-/// Set once the kernel or a file system has refused `RWF_DSYNC`, to save the call that would fail.
+/// Set once the kernel or a file system has refused `RWF_DSYNC`. It saves the call that would fail.
 static DSYNC_REFUSED: AtomicBool = AtomicBool::new(false);
 
 fn write_durably(file: &Arc<dyn File>, position: u64, data: &[u8]) -> io::Result<()> {

@@ -1,8 +1,8 @@
-//! A disk in memory that behaves as badly as a real one may, and always the same way for the same seed.
+//! A disk in memory that behaves as badly as a real one may, and repeats its behaviour for the same seed.
 //!
-//! It keeps for every file what a power cut cannot take apart from what it can, finishes the operations of a queue late
-//! and out of order, tears writes, and fails on demand. It has no clock and makes no threads; a seed and the sequence
-//! of calls decide everything.
+//! For every file, the simulated disk knows which bytes a power cut can take and which not. It finishes the operations
+//! of a queue late and out of order, tears writes, and fails on demand. It has no clock and makes no threads. A seed
+//! and the sequence of calls decide everything.
 //!
 //! Invariants:
 //! - A write survives [`SimDisk::crash`] for certain only under the conditions in this crate's root documentation.
@@ -26,7 +26,7 @@ use self::content::Content;
 use self::queue::SimQueue;
 use crate::{Disk, File, Queue, SECTOR};
 
-/// Free space of a new disk: more than any test fills by accident.
+/// Free space of a new disk: more than a test fills by accident.
 const CAPACITY_DEFAULT: u64 = 1 << 40;
 
 /// A handle to a simulated disk; clones share it.
@@ -35,7 +35,7 @@ pub struct SimDisk {
     shared: Arc<Shared>,
 }
 
-/// How long a fault lasts once it has struck.
+/// How long a fault lasts after it struck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// One operation fails; those after it succeed.
@@ -44,12 +44,12 @@ pub enum Fault {
     Forever,
 }
 
-/// What a [`SimDisk`] has been asked to do since it was made, by queues and files together.
+/// Counts of the operations of a [`SimDisk`] since it was made, by queues and files together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Completed writes, durable or not.
     pub writes: u64,
-    /// Completed writes that were asked to be durable.
+    /// Completed writes that had to be durable.
     pub durable_writes: u64,
     /// Bytes of completed writes.
     pub bytes_written: u64,
@@ -110,7 +110,7 @@ enum OperationKind {
         data: Bytes,
         durable: bool,
     },
-    /// Covers the writes that had completed with a lower sequence number.
+    /// The sync covers completed writes with a lower sequence number.
     Sync {
         below: u64,
     },
@@ -128,7 +128,7 @@ struct ReadFault {
 }
 
 impl SimDisk {
-    /// An empty disk whose every choice follows from `seed`.
+    /// An empty disk. All its choices follow from `seed`.
     pub fn new(seed: u64) -> Self {
         Self::from_state(State {
             dead: false,
@@ -149,8 +149,8 @@ impl SimDisk {
         })
     }
 
-    /// The disk as a power cut at this moment leaves it; what is lost follows from `seed`. Each write that is in
-    /// flight or not synced is kept, dropped or torn; each new name not yet durable is kept or dropped.
+    /// The disk after a power cut at this moment. `seed` decides what is lost. Each write that is in flight or not
+    /// synced is kept, dropped or torn. Each new name that is not yet durable is kept or dropped.
     pub fn crash(&self, seed: u64) -> Self {
         let mut state = self.shared.state.lock();
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -167,8 +167,8 @@ impl SimDisk {
         Self::from_state(state.successor(names, rng))
     }
 
-    /// The disk as `kill -9` of the process leaves it: completed writes are kept (and still not durable), and each
-    /// write in flight happened or did not.
+    /// The disk after `kill -9` of the process. Completed writes are kept (and are still not durable). Each write in
+    /// flight happened or did not.
     pub fn restart(&self) -> Self {
         let mut state = self.shared.state.lock();
         let mut rng = state.rng.fork();
@@ -190,32 +190,32 @@ impl SimDisk {
         Self::from_state(successor)
     }
 
-    /// After `n` more writes complete, the next one fails with EIO, leaving any part of it behind.
+    /// After `n` more writes complete, the next write fails with EIO and leaves any part of itself behind.
     pub fn fail_write_after(&self, n: u64, fault: Fault) {
         self.shared.state.lock().write_fault = Some(Countdown { remaining: n, fault });
     }
 
-    /// After `n` more syncs complete, the next one fails with EIO; what it covered is never made durable by a later
-    /// one. Durable writes count as writes, not as syncs.
+    /// After `n` more syncs complete, the next sync fails with EIO. No later sync makes the writes durable that it
+    /// covered. Durable writes count as writes, not as syncs.
     pub fn fail_sync_after(&self, n: u64, fault: Fault) {
         self.shared.state.lock().sync_fault = Some(Countdown { remaining: n, fault });
     }
 
-    /// The next read, of the named file or of any, fails with EIO.
+    /// The next read fails with EIO: of the named file, or of any file.
     pub fn fail_reads(&self, name: Option<&str>, fault: Fault) {
         let mut state = self.shared.state.lock();
         let inode = name.map(|name| state.named(name).expect("the file exists"));
         state.read_fault = Some(ReadFault { inode, range: 0..u64::MAX, fault });
     }
 
-    /// Every read of a byte in `range` fails with EIO from now on, as from sectors that a medium has lost.
+    /// From now on every read of a byte in `range` fails with EIO, as from sectors that a medium has lost.
     pub fn fail_reads_of(&self, name: &str, range: Range<u64>) {
         let mut state = self.shared.state.lock();
         let inode = Some(state.named(name).expect("the file exists"));
         state.read_fault = Some(ReadFault { inode, range, fault: Fault::Forever });
     }
 
-    /// Ends all faults asked for so far.
+    /// Ends all faults that were asked for.
     pub fn clear_faults(&self) {
         let mut state = self.shared.state.lock();
         state.write_fault = None;
@@ -223,29 +223,29 @@ impl SimDisk {
         state.read_fault = None;
     }
 
-    /// Sets how many bytes all files together may take; files that exist are not touched.
+    /// Sets the bytes that all files together may take. Existing files do not change.
     pub fn set_capacity(&self, bytes: u64) {
         self.shared.state.lock().capacity = bytes;
     }
 
-    /// Sets the unit in which a power cut tears writes: a divisor of [`SECTOR`], which is the default. Smaller ones
+    /// Sets the unit in which a power cut tears writes: a divisor of [`SECTOR`], which is the default. Smaller units
     /// model devices with 512-byte sectors.
     pub fn set_tear_bytes(&self, bytes: usize) {
         assert!(bytes > 0 && SECTOR.is_multiple_of(bytes), "a sector is torn in equal parts");
         self.shared.state.lock().tear_bytes = bytes;
     }
 
-    /// Lets durable writes and syncs complete without reaching the medium: a test of the tests.
+    /// Lets durable writes and syncs complete without reaching the medium. This tests the tests.
     pub fn lie_about_sync(&self, lie: bool) {
         self.shared.state.lock().lies_about_sync = lie;
     }
 
-    /// Lets queues finish no sync, as a device does that is busy with one, until called with false.
+    /// Keeps queues from finishing syncs, like a busy device, until called with false.
     pub fn hold_syncs(&self, hold: bool) {
         self.shared.state.lock().holds_syncs = hold;
     }
 
-    /// The same for durable writes.
+    /// Like [`SimDisk::hold_syncs`], for durable writes.
     pub fn hold_durable_writes(&self, hold: bool) {
         self.shared.state.lock().holds_durable_writes = hold;
     }
@@ -262,7 +262,7 @@ impl SimDisk {
         self.corrupt(name, range, |_, _| rng.u8(..));
     }
 
-    /// What has been done so far.
+    /// The counts so far.
     pub fn counters(&self) -> Counters {
         self.shared.state.lock().counters
     }
@@ -304,7 +304,7 @@ impl Disk for SimDisk {
         let mut state = self.shared.alive()?;
         let entry = state.names.get_mut(name).ok_or(io::ErrorKind::NotFound)?;
         assert!(length <= entry.inode.length, "a file is only made shorter");
-        // What lies behind the new end stays in the content and can no longer be reached.
+        // Bytes behind the new end stay in the content and can no longer be reached.
         let inode = entry.resize(length);
         drop(state);
         Ok(self.shared.file(name, &inode))
@@ -478,7 +478,7 @@ impl Name {
         Self { inode: Arc::new(Inode { length, content: Mutex::new(content) }), durable }
     }
 
-    /// Another inode takes the place of the one there was, with the same content.
+    /// Another inode with the same content replaces the old one.
     fn resize(&mut self, length: u64) -> Arc<Inode> {
         let content = self.inode.content.lock().clone();
         self.inode = Arc::new(Inode { length, content: Mutex::new(content) });

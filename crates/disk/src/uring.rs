@@ -1,7 +1,8 @@
 //! The queue for real disks: one io_uring, one system call per wait.
 //!
-//! Operations are only noted when started and reach the kernel at the next [`Queue::wait`], which submits and waits in
-//! one `io_uring_enter`. Files are not registered and buffers not pinned: with few large writes neither shows.
+//! A started operation is only noted. It reaches the kernel at the next [`Queue::wait`], which submits and waits in one
+//! `io_uring_enter`. Files are not registered and buffers are not pinned: with few large writes, neither brings a
+//! measurable gain.
 //!
 //! Invariants:
 //! - The memory and the file of an operation live in `operations` until its completion has been taken from the ring;
@@ -23,16 +24,17 @@ use io_uring::{IoUring, opcode, squeue, types};
 use crate::file::DirectoryFile;
 use crate::{File, Finished, Queue, SECTOR, Waker};
 
-/// The key of the read that waits for a wake-up; those of operations are indexes into `operations`.
+/// The key of the read that waits for a wake-up. The keys of operations are indexes into `operations`.
 const WAKE_KEY: u64 = u64::MAX;
 
-/// How often an operation or a system call that the kernel answers with "again" is repeated before it is an error:
-/// enough for a shortage of memory to pass, short of forever.
+/// The number of repetitions of an operation or system call that the kernel answers with "again". It is large enough
+/// for a shortage of memory to pass, and finite.
 const AGAIN_MAX: u32 = 1000;
 
 pub(crate) struct UringQueue {
     ring: IoUring,
-    /// A ring whose completions run only in its owner is made disabled, so that the first to wait becomes its owner.
+    /// A ring whose completions run only in its owner is made disabled, so that the first thread that waits becomes its
+    /// owner.
     enabled: bool,
     depth: usize,
     operations: Vec<Option<Operation>>,
@@ -167,7 +169,7 @@ impl UringQueue {
         }
     }
 
-    /// Hands what was started to the kernel and lets it run completions, without waiting for any.
+    /// Hands the started operations to the kernel and lets it run completions, without waiting for any.
     fn submit(&mut self) -> io::Result<()> {
         let submission = self.ring.submission();
         let needed = !submission.is_empty() || submission.taskrun();
@@ -175,7 +177,7 @@ impl UringQueue {
         if needed { self.enter(0, None).map(|_| ()) } else { Ok(()) }
     }
 
-    /// One system call: submits, and waits for `want` completions or until `timeout`. Tells whether the kernel asked
+    /// One system call: submits, and waits for `want` completions or until `timeout`. Returns whether the kernel asked
     /// to try again for lack of resources.
     fn enter(&self, want: usize, timeout: Option<Duration>) -> io::Result<bool> {
         let submitter = self.ring.submitter();
@@ -269,7 +271,7 @@ impl Queue for UringQueue {
             self.submit()?;
             self.reap(finished);
         }
-        // A wait that does not block leaves the wake-up to the next one that does.
+        // A wait that does not block leaves the wake-up for the next one that does.
         if block {
             self.waker.forget();
         }
@@ -291,7 +293,7 @@ impl Drop for UringQueue {
     }
 }
 
-/// Wakes the owner with a system call only when it sleeps.
+/// Wakes the owner with a system call, and only if the owner sleeps.
 ///
 /// The owner sets `sleeping` and then looks at `woken`; a waker sets `woken` and then looks at `sleeping`. All four are
 /// sequentially consistent, so at least one of them sees the other: either the owner does not go to sleep, or the waker
@@ -301,7 +303,7 @@ struct EventWaker {
     event: OwnedFd,
     woken: AtomicBool,
     sleeping: AtomicBool,
-    /// Where the ring puts the event's count, which nobody needs.
+    /// The ring writes the event's count here. Nothing reads it.
     drained: AtomicU64,
 }
 
@@ -322,7 +324,7 @@ impl EventWaker {
         })
     }
 
-    /// Announces that the owner is about to sleep; `false` when it must not, because it has been woken.
+    /// Announces that the owner is about to sleep. Returns `false` if it must not, because it has been woken.
     fn fall_asleep(&self) -> bool {
         self.sleeping.store(true, Ordering::SeqCst);
         !self.woken.load(Ordering::SeqCst)
@@ -336,7 +338,7 @@ impl EventWaker {
         self.woken.load(Ordering::SeqCst)
     }
 
-    /// Ends a wake-up by returning from the wait. What the waker did before is visible to the owner from here on.
+    /// Ends a wake-up by returning from the wait. From here on the owner sees everything that the waker did before.
     fn forget(&self) {
         self.woken.swap(false, Ordering::SeqCst);
     }
@@ -384,7 +386,7 @@ mod tests {
     use super::*;
     use crate::AlignedBuffer;
 
-    /// A file that the kernel lets nobody write to.
+    /// A file that the kernel refuses to write.
     fn read_only_file() -> Arc<dyn File> {
         let path = tempfile::NamedTempFile::new().expect("a temporary file");
         let file = std::fs::File::open(path.path()).expect("it can be read");

@@ -1,8 +1,8 @@
-//! The store in a file of the data directory, by an embedded engine (redb).
+//! The store in a file of the data directory. The embedded engine is redb.
 //!
-//! Every commit is synced before it returns, so what was answered survives `kill -9`. The engine does nothing more after an
-//! error of its file, which may be that of a disk that was full for a moment: then the file is opened again, and says what
-//! became of the commit.
+//! Every commit is synced before it returns, so an acknowledged commit survives `kill -9`. After an error of its file,
+//! the engine does nothing more. The error may be that of a disk that was full for a moment. So the store opens the
+//! file again, which shows whether the commit is in it.
 
 use std::fmt;
 use std::fs::{OpenOptions, Permissions};
@@ -19,11 +19,11 @@ use crate::{Change, Compare, Listing, MetaError, Value};
 /// The permissions of the file.
 const OWNER_ONLY: u32 = 0o600;
 const TABLE: TableDefinition<&str, (u64, &[u8])> = TableDefinition::new("meta");
-/// The keys that were put with a lease.
+/// The keys with a lease.
 const LEASED: TableDefinition<&str, ()> = TableDefinition::new("leased");
 /// The revision of the last commit, under a key that no caller can use (keys are not empty).
 const REVISION_KEY: &str = "";
-/// Bytes of the engine's page cache: the whole state is small, and the broker keeps its own view of it.
+/// Bytes of the engine's page cache. The whole state is small, and the broker keeps its own image of it.
 const CACHE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Why an operation on the file failed.
@@ -51,13 +51,13 @@ impl From<Failure> for MetaError {
 pub type Embedded = Local<File>;
 
 impl Embedded {
-    /// Opens the store in `file`, or begins one. It holds what passwords are checked against, so it is for its owner only,
-    /// also where it was not. Blocks.
+    /// Opens the store in `file`, or creates it. The file holds SCRAM credentials, so only its owner may read it; an
+    /// existing file gets these permissions too. Blocks.
     pub fn open(file: &Path) -> Result<Embedded, MetaError> {
         Embedded::open_with_clock(file, local::clock())
     }
 
-    /// As [`Embedded::open`]; leases end by `clock`.
+    /// Like [`Embedded::open`]; leases end by `clock`.
     pub fn open_with_clock(file: &Path, clock: Clock) -> Result<Embedded, MetaError> {
         let file = file.to_owned();
         let opened = File::open(Box::new(move || {
@@ -74,7 +74,7 @@ impl Embedded {
         Local::new(opened, clock)
     }
 
-    /// Opens a copy in memory of the store in `file`, which is only read and may be in use. Blocks.
+    /// Opens a copy in memory of the store in `file`. The file is only read, and a server may have it open. Blocks.
     pub fn open_copy(file: &Path) -> Result<Embedded, MetaError> {
         let file = file.to_owned();
         let opened = File::open(Box::new(move || {
@@ -83,7 +83,7 @@ impl Embedded {
             copy.set_len(bytes.len() as u64).and_then(|()| copy.write(0, &bytes))?;
             database(copy)
         }))?;
-        // A file without the table is none of ours.
+        // A file without the table is not a file of this store.
         opened.reading(|database| {
             database.begin_read()?.open_table(TABLE)?;
             Ok(())
@@ -99,7 +99,7 @@ type Open = dyn Fn() -> Result<Database, Failure> + Send + Sync;
 #[doc(hidden)]
 pub struct File {
     open: Box<Open>,
-    /// `None` while it could not be opened again.
+    /// `None` while the file could not be opened again.
     database: RwLock<Option<Database>>,
 }
 
@@ -115,7 +115,7 @@ impl File {
         Ok(File { open, database })
     }
 
-    /// Makes the tables that are not there.
+    /// Creates missing tables.
     fn begin(&self) -> Result<(), MetaError> {
         self.reading(|database| {
             let read = database.begin_read()?;
@@ -129,7 +129,7 @@ impl File {
         })
     }
 
-    /// Reads, for a second time if the file has failed.
+    /// Reads. Reads again if the file has failed.
     fn reading<T>(&self, read: impl Fn(&Database) -> Result<T, Failure>) -> Result<T, MetaError> {
         match self.once(&read) {
             Err(Failure::Store(_)) => {
@@ -149,7 +149,7 @@ impl File {
 
     fn open_again(&self) -> Result<(), Failure> {
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
-        // Its lock on the file goes with it.
+        // The engine's lock on the file goes with it.
         drop(database.take());
         *database = Some((self.open)()?);
         Ok(())
@@ -192,9 +192,9 @@ impl Engine for File {
                 if self.revision()? != revision {
                     return Err(failure.into());
                 }
-                // It is in the file, but what could not be synced may be gone with the power.
+                // The commit is in the file, but a power cut may still take bytes that could not be synced.
                 self.once(write_anew).map_err(|failure| {
-                    // Otherwise the next commit would fail for this error.
+                    // Without this, the next commit would fail because of this error.
                     let _ = self.open_again();
                     failure.into()
                 })
@@ -252,7 +252,7 @@ fn commit(
     Ok(())
 }
 
-/// Writes every entry again, to other places of the file.
+/// Writes every entry again, to other places in the file.
 fn write_anew(database: &Database) -> Result<(), Failure> {
     let transaction = database.begin_write()?;
     {
@@ -303,12 +303,12 @@ mod tests {
         assert_eq!(mode(), 0o600);
     }
 
-    /// A file in memory whose operations fail once, after so many.
+    /// A file in memory. After some operations, one operation fails.
     #[derive(Clone, Debug, Default)]
     struct Faulty {
         bytes: Arc<Mutex<Vec<u8>>>,
         fails_after: Arc<AtomicI64>,
-        /// After the failure, so many operations go well, and then one fails again.
+        /// After the failure, this many operations succeed, and then one fails again.
         then: Arc<Mutex<Option<i64>>>,
     }
 
@@ -407,7 +407,7 @@ mod tests {
             let there = store.find("a").unwrap().is_some();
             assert!(result.is_err() || there);
             unknown += u32::from(result.is_err() && there);
-            // Told, or told that something is missing: never neither.
+            // A watch tells the commit, or says that commits are missing; it never does neither.
             let next = store.commit(&[], &[put("b", b"z")]).unwrap();
             let keys = match watch.next(std::time::Duration::ZERO) {
                 Ok(events) => events.changes.into_iter().map(|event| event.key).collect(),

@@ -1,7 +1,7 @@
-//! The last commits of a store in this process, for those who watch it.
+//! The last commits of a store in this process, for watches.
 //!
-//! A watch holds no events: it is a place in the history, so that one that is slow costs no memory. One that is so slow that
-//! its place is forgotten must list the keys again.
+//! A watch holds no events: it is a position in the history, so a slow watch costs no memory. If its position is
+//! forgotten, the watcher must list the keys again.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use crate::{Event, Events, WatchError};
 
-/// Changes that are remembered: one commit of a large request has some thousands.
+/// Upper bound of the remembered changes. The commit of a large request has some thousands.
 const EVENTS_MAX: usize = 16 * 1024;
-/// Bytes of keys and values that are remembered.
+/// Upper bound of the bytes of remembered keys and values.
 const BYTES_MAX: usize = 8 * 1024 * 1024;
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct History {
 
 #[derive(Debug)]
 struct State {
-    /// The changes of all commits after this revision are here.
+    /// The history has the changes of all commits after this revision.
     forgotten: u64,
     /// The last commit.
     last: u64,
@@ -35,7 +35,7 @@ fn size_of(event: &Event) -> usize {
 }
 
 impl History {
-    /// A history that begins behind the commit `last`.
+    /// A history that begins after the commit `last`.
     pub fn new(last: u64) -> History {
         let state = State { forgotten: last, last, events: VecDeque::new(), bytes: 0 };
         History { state: Mutex::new(state), grown: Condvar::new() }
@@ -45,8 +45,8 @@ impl History {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the commit `revision`. If it does not follow the last one, the changes between them are unknown, and the history
-    /// begins anew.
+    /// Adds the commit `revision`. If it does not follow the last one, the changes between them are unknown, and the
+    /// history begins anew.
     pub fn push(&self, revision: u64, events: impl IntoIterator<Item = Event>) {
         let mut state = self.lock();
         state.skip_to(revision - 1);
@@ -60,18 +60,20 @@ impl History {
         self.grown.notify_all();
     }
 
-    /// The last commit is `revision`. If it was not told, the history begins anew, and whoever watches must list the keys.
+    /// Records that the last commit is `revision`. If the history does not have that commit, it begins anew, and
+    /// watchers must list the keys.
     pub fn skip_to(&self, revision: u64) {
         self.lock().skip_to(revision);
         self.grown.notify_all();
     }
 
-    /// What happened after the commit `after` below `prefix`, once something did; nothing once `patience` is over.
+    /// The changes below `prefix` after the commit `after`. Waits for a commit, at most for `patience`; then there are
+    /// no changes.
     pub fn wait(&self, prefix: &str, after: u64, patience: Duration) -> Result<Events, WatchError> {
         let unchanged = |state: &mut State| state.last == after;
         let waited = self.grown.wait_timeout_while(self.lock(), patience, unchanged);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        // A revision that is still to come belongs to a store that lost what was told of it.
+        // A revision in the future belongs to a store whose later commits were lost.
         if after < state.forgotten || after > state.last {
             return Err(WatchError::Compacted(after));
         }
@@ -89,7 +91,7 @@ impl State {
         }
     }
 
-    /// Forgets whole commits, from the oldest on, until the bounds hold. The last one stays.
+    /// Forgets whole commits, the oldest first, until the bounds hold. The last commit stays.
     fn forget(&mut self) {
         while self.events.len() > EVENTS_MAX || self.bytes > BYTES_MAX {
             let oldest = self.events.front().map_or(self.last, |event| event.revision);

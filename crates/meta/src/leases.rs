@@ -1,4 +1,4 @@
-//! The leases of a store in this process: they end with it.
+//! The leases of a store in this process. They end with the process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -34,7 +34,7 @@ impl Leases {
         Ok(())
     }
 
-    /// Whether the leases that `changes` name are held.
+    /// Checks that the leases named in `changes` are held.
     pub fn check(&self, changes: &[Change]) -> Result<(), MetaError> {
         for change in changes {
             if let Change::Put { lease: Some(lease), .. } = change
@@ -46,7 +46,7 @@ impl Leases {
         Ok(())
     }
 
-    /// Follows a commit.
+    /// Updates the leases after a commit.
     pub fn follow(&mut self, changes: &[Change]) {
         for change in changes {
             let key = change.key();
@@ -69,17 +69,17 @@ impl Leases {
         Ok(held.keys.iter().map(Change::delete).collect())
     }
 
-    /// Ends a lease whose keys were removed.
+    /// Ends a lease after its keys were removed.
     pub fn end(&mut self, lease: LeaseId) {
         self.held.remove(&lease);
     }
 
-    /// A lease whose time is over.
+    /// A lease that has expired, if any.
     pub fn over(&self, now: Duration) -> Option<LeaseId> {
         self.held.iter().find(|(_, lease)| lease.ends <= now).map(|(id, _)| *id)
     }
 
-    /// When the first lease ends.
+    /// When the first lease expires.
     pub fn first_end(&self) -> Option<Duration> {
         self.held.values().map(|lease| lease.ends).min()
     }

@@ -1,8 +1,8 @@
-//! Small consistent state: topics, settings, users, ids. Keys and values with compare-and-set, watches and leases, in the shape
-//! that etcd has, so that a cluster can keep them there.
+//! Small consistent state: topics, settings, users, ids. It has keys and values with compare-and-set, watches and
+//! leases, in the shape of etcd, so that a cluster can keep the state there.
 //!
-//! [`Store`] is what the broker uses; [`Embedded`] keeps the state in a file of the data directory, [`Memory`] in memory.
-//! A store is never written per batch.
+//! The broker uses [`Store`]. [`Embedded`] keeps the state in a file of the data directory, [`Memory`] in memory. The
+//! server never writes to a store for each batch.
 
 mod embedded;
 mod history;
@@ -24,21 +24,21 @@ pub enum MetaError {
     /// The engine cannot read or write.
     #[error("the metadata store failed: {0}")]
     Store(Box<dyn Error + Send + Sync>),
-    /// A compare did not hold; nothing was changed.
+    /// A compare did not hold. Nothing was changed.
     #[error("the metadata changed meanwhile: {key}")]
     Conflict {
         /// The key that was not as expected.
         key: String,
     },
-    /// A value is not what this version writes.
+    /// A value is not one that this version writes.
     #[error("the metadata under {key} cannot be read: {why}")]
     Unreadable {
-        /// Where it is.
+        /// The key of the value.
         key: String,
-        /// What is wrong with it.
+        /// What is wrong with the value.
         why: String,
     },
-    /// The lease has expired, or was revoked, or never was.
+    /// The lease has expired, was revoked, or never existed.
     #[error("the lease {} is not held", .0.0)]
     NoLease(LeaseId),
 }
@@ -46,9 +46,9 @@ pub enum MetaError {
 /// A stored value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
-    /// The revision of the commit that wrote it; grows with every commit of the store.
+    /// The revision of the commit that wrote it. It grows with every commit of the store.
     pub revision: u64,
-    /// As written.
+    /// The bytes that were written.
     pub bytes: Vec<u8>,
 }
 
@@ -61,10 +61,10 @@ pub enum Change {
         key: String,
         /// Anything.
         bytes: Vec<u8>,
-        /// The key goes when this lease ends. Without one it stays, also if an earlier put had one.
+        /// The key is removed when this lease ends. Without a lease the key stays, even if an earlier put had one.
         lease: Option<LeaseId>,
     },
-    /// Removes `key`; nothing happens where it does not exist.
+    /// Removes `key`. Does nothing if the key does not exist.
     Delete {
         /// Not empty.
         key: String,
@@ -72,7 +72,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Writes `bytes` under `key` for good.
+    /// Writes `bytes` under `key` permanently.
     pub fn put(key: impl Into<String>, bytes: impl Into<Vec<u8>>) -> Change {
         Change::Put { key: key.into(), bytes: bytes.into(), lease: None }
     }
@@ -100,12 +100,12 @@ impl Change {
 pub struct Compare {
     /// Not empty.
     pub key: String,
-    /// As read before.
+    /// The revision from an earlier read.
     pub revision: Option<u64>,
 }
 
 impl Compare {
-    /// Holds while there is nothing under `key`.
+    /// Holds while `key` does not exist.
     pub fn absent(key: impl Into<String>) -> Compare {
         Compare { key: key.into(), revision: None }
     }
@@ -120,23 +120,23 @@ pub struct Listing {
     pub entries: Vec<(String, Value)>,
 }
 
-/// A change as a watch tells it.
+/// A change, as a watch reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The key that was changed.
     pub key: String,
     /// The revision of the commit that changed it.
     pub revision: u64,
-    /// What was written; `None`: the key was removed.
+    /// The new value; `None` if the key was removed.
     pub bytes: Option<Vec<u8>>,
 }
 
-/// The commits that a watch has seen since it was asked last.
+/// The commits that a watch has seen since the last call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Events {
-    /// All commits up to this revision are told.
+    /// The watch has reported all commits up to this revision.
     pub revision: u64,
-    /// In the order of the commits; all changes of a commit stand in one answer.
+    /// In the order of the commits. All changes of a commit are in the same `Events`.
     pub changes: Vec<Event>,
 }
 
@@ -144,20 +144,21 @@ pub struct Events {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub i64);
 
-/// Why a watch cannot go on.
+/// Why a watch cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
-    /// Commits that it has not told are forgotten: list the keys, and watch from the revision of the listing on.
+    /// Commits that the watch has not reported are forgotten. List the keys, and watch from the revision of the listing
+    /// on.
     #[error("the changes since revision {0} are no longer known")]
     Compacted(u64),
-    /// The store failed; the watch may be asked again.
+    /// The store failed. The watch may be asked again.
     #[error(transparent)]
     Meta(#[from] MetaError),
 }
 
-/// Tells the changes of a store from some revision on.
+/// Reports the changes of a store from some revision on.
 pub trait Watch: Send {
-    /// The next commits, as soon as there is one; without changes once `patience` is over. Blocks.
+    /// The next commits, as soon as there is one. Without changes once `patience` is over. Blocks.
     fn next(&mut self, patience: Duration) -> Result<Events, WatchError>;
 }
 
@@ -169,20 +170,20 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// All keys that begin with `prefix`.
     fn list(&self, prefix: &str) -> Result<Listing, MetaError>;
 
-    /// Makes all `changes` or, where a compare does not hold, none. Durable on return; returns the new revision, or that of
-    /// the last commit if nothing was changed. A key is changed once.
+    /// Makes all `changes`, or none if a compare does not hold. The commit is durable on return. Returns the new
+    /// revision, or that of the last commit if nothing was changed. A commit changes each key at most once.
     ///
-    /// After [`MetaError::Store`] nothing was changed either, unless the engine failed again while that was found out: then
-    /// only a later listing, or a watch that is told to list again, says what became of the commit.
+    /// After [`MetaError::Store`] nothing was changed either, unless the engine failed again while the store determined
+    /// that. Then only a later listing, or a watch that has to list again, shows whether the commit was made.
     fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<u64, MetaError>;
 
-    /// Tells the changes of keys that begin with `prefix`, of commits after the revision `after`.
+    /// Reports the changes of keys that begin with `prefix`, in commits after the revision `after`.
     fn watch(&self, prefix: &str, after: u64) -> Box<dyn Watch>;
 
-    /// Begins a lease that ends `ttl` after it was kept alive last. Its keys are then removed in one commit.
+    /// Begins a lease that ends `ttl` after the last keep-alive. Then one commit removes its keys.
     fn grant(&self, ttl: Duration) -> Result<LeaseId, MetaError>;
 
-    /// Begins the time of a lease anew.
+    /// Restarts the time of a lease.
     fn keep_alive(&self, lease: LeaseId) -> Result<(), MetaError>;
 
     /// Ends a lease now.

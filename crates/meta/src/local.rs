@@ -9,16 +9,16 @@ use crate::history::History;
 use crate::leases::Leases;
 use crate::{Change, Compare, Event, Events, LeaseId, Listing, MetaError, Store, Value, Watch, WatchError};
 
-/// The time since some moment, which never goes back.
+/// A clock: the time since some moment. It never goes back.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// The time since now.
+/// A clock that starts now.
 pub fn clock() -> Clock {
     let begun = Instant::now();
     Arc::new(move || begun.elapsed())
 }
 
-/// Keeps keys and values. One commit is made at a time.
+/// Keeps keys and values. The caller makes one commit at a time.
 pub trait Engine: fmt::Debug + Send + Sync + 'static {
     fn find(&self, key: &str) -> Result<Option<Value>, MetaError>;
 
@@ -27,10 +27,11 @@ pub trait Engine: fmt::Debug + Send + Sync + 'static {
     /// The revision of the last commit; 0 before the first.
     fn revision(&self) -> Result<u64, MetaError>;
 
-    /// As [`Store::commit`], as the commit `revision`, which follows the last one. Remembers which keys have leases.
+    /// Makes the commit `revision`, which follows the last one; otherwise like [`Store::commit`]. Remembers which keys
+    /// have leases.
     fn commit(&self, revision: u64, compares: &[Compare], changes: &[Change]) -> Result<(), MetaError>;
 
-    /// The keys that were put with a lease.
+    /// The keys with a lease.
     fn leased(&self) -> Result<Vec<String>, MetaError>;
 }
 
@@ -41,9 +42,9 @@ pub struct Local<E>(Arc<Shared<E>>);
 struct Shared<E> {
     engine: E,
     history: History,
-    /// Held by whoever commits; reads go on meanwhile.
+    /// A commit holds this lock. Reads go on meanwhile.
     leases: Mutex<Leases>,
-    /// When the first lease ends, in milliseconds of the clock; `u64::MAX` while there is none.
+    /// When the first lease expires, in milliseconds of the clock; `u64::MAX` if there is none.
     first_end_ms: AtomicU64,
     clock: Clock,
 }
@@ -55,7 +56,8 @@ impl<E: fmt::Debug> fmt::Debug for Shared<E> {
 }
 
 impl<E: Engine> Local<E> {
-    /// Removes the keys whose leases were held when the engine was used last: leases end with the process.
+    /// Makes a store and removes the keys whose leases were held at the last use of the engine: leases end with the
+    /// process.
     pub(crate) fn new(engine: E, clock: Clock) -> Result<Local<E>, MetaError> {
         let history = History::new(engine.revision()?);
         let local = Local(Arc::new(Shared {
@@ -78,7 +80,7 @@ impl<E: Engine> Shared<E> {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The leases, without those whose time is over.
+    /// The leases without the expired ones.
     fn current(&self) -> Result<MutexGuard<'_, Leases>, MetaError> {
         let mut leases = self.lock();
         while let Some(over) = leases.over((self.clock)()) {
@@ -106,7 +108,7 @@ impl<E: Engine> Shared<E> {
         Duration::from_millis(self.first_end_ms.load(Ordering::Acquire))
     }
 
-    /// Ends the leases whose time is over.
+    /// Ends expired leases.
     fn expire(&self) -> Result<(), MetaError> {
         if (self.clock)() >= self.first_end() {
             drop(self.current()?);
@@ -114,7 +116,7 @@ impl<E: Engine> Shared<E> {
         Ok(())
     }
 
-    /// `changes` without the removal of keys that do not exist.
+    /// `changes` without removals of keys that do not exist.
     fn effective(&self, changes: &[Change]) -> Result<Vec<Change>, MetaError> {
         let mut effective = Vec::with_capacity(changes.len());
         for change in changes {
@@ -144,12 +146,12 @@ impl<E: Engine> Shared<E> {
         let changes = self.effective(changes)?;
         let last = self.engine.revision()?;
         if changes.is_empty() {
-            // As in etcd, a commit that changes nothing is none.
+            // As in etcd, a commit without changes is no commit.
             return self.compare(compares).map(|()| last);
         }
         let revision = last + 1;
         if let Err(error) = self.engine.commit(revision, compares, &changes) {
-            // The engine may have kept the commit although it says that it failed.
+            // The engine may have kept the commit although it reports a failure.
             if let Ok(last) = self.engine.revision() {
                 self.history.skip_to(last);
             }
@@ -218,7 +220,7 @@ impl<E: Engine> Watch for LocalWatch<E> {
     fn next(&mut self, patience: Duration) -> Result<Events, WatchError> {
         let deadline = (self.shared.clock)() + patience;
         loop {
-            // Nobody else may be there to end a lease.
+            // No other caller may be there to end a lease.
             self.shared.expire()?;
             let (now, until) = ((self.shared.clock)(), self.shared.first_end().min(deadline));
             let events = self.shared.history.wait(&self.prefix, self.after, until.saturating_sub(now))?;

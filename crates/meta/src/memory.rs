@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::local::{self, Clock, Engine, Local};
 use crate::{Change, Compare, Listing, MetaError, Value};
 
-/// A store in memory; it is gone with the process.
+/// A store in memory. It ends with the process.
 pub type Memory = Local<Table>;
 
 impl Memory {

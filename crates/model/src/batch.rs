@@ -17,8 +17,8 @@
 //! 61 records
 //! ```
 //!
-//! Base offset and leader epoch lie outside the CRC, so a server sets them without touching the rest. Records are
-//! never decoded here.
+//! Base offset and leader epoch lie outside the CRC, so a server sets them without touching the rest. This module never
+//! decodes records.
 
 use crate::{Offset, Timestamp};
 
@@ -45,7 +45,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// The codec that `attributes` name, if it is one.
+    /// The codec in `attributes`, if it is a known one.
     pub fn from_attributes(attributes: i16) -> Option<Compression> {
         Some(match attributes & 7 {
             0 => Compression::None,
@@ -57,7 +57,7 @@ impl Compression {
         })
     }
 
-    /// Its value in attributes bits 0-2.
+    /// The value of the codec in attributes bits 0-2.
     pub fn bits(self) -> i16 {
         match self {
             Compression::None => 0,
@@ -105,9 +105,9 @@ pub enum BatchError {
     /// Fewer bytes than the header or its length field claim.
     #[error("the batch is cut short: {have} bytes of {need}")]
     Truncated {
-        /// Bytes there are.
+        /// Bytes that are present.
         have: usize,
-        /// Bytes there should be.
+        /// Bytes that are required.
         need: usize,
     },
     /// A batch length that is negative or smaller than the header.
@@ -171,8 +171,8 @@ fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 }
 
 impl BatchHeader {
-    /// Reads the header of the batch at the front of `bytes`; checks lengths, magic, codec and count against each
-    /// other and that the whole batch is there, but not the CRC ([`verify_crc`]).
+    /// Reads the header of the batch at the front of `bytes`. Checks lengths, magic, codec and count against each
+    /// other, and that the whole batch is there. Does not check the CRC; see [`verify_crc`].
     pub fn parse(bytes: &[u8]) -> Result<BatchHeader, BatchError> {
         let header = BatchHeader::parse_header(bytes)?;
         if bytes.len() < header.total_bytes {
@@ -181,7 +181,7 @@ impl BatchHeader {
         Ok(header)
     }
 
-    /// As [`BatchHeader::parse`], for when only the first [`HEADER_BYTES`] are at hand.
+    /// Like [`BatchHeader::parse`], if only the first [`HEADER_BYTES`] are available.
     pub fn parse_header(bytes: &[u8]) -> Result<BatchHeader, BatchError> {
         if bytes.len() < HEADER_BYTES {
             return Err(BatchError::Truncated { have: bytes.len(), need: HEADER_BYTES });
@@ -213,7 +213,7 @@ impl BatchHeader {
         if Compression::from_attributes(header.attributes).is_none() {
             return Err(BatchError::Codec(header.attributes & 7));
         }
-        // A compacted batch may hold fewer records than its offsets span, so only the impossible is refused here.
+        // A compacted batch may hold fewer records than its offsets span, so only an impossible count is refused here.
         if header.last_offset_delta < 0
             || header.count < 0
             || i64::from(header.count) > i64::from(header.last_offset_delta) + 1
@@ -226,17 +226,17 @@ impl BatchHeader {
         Ok(header)
     }
 
-    /// Offsets the batch takes, gaps included; at least 1.
+    /// Offsets that the batch takes, gaps included; at least 1.
     pub fn offset_count(&self) -> i64 {
         i64::from(self.last_offset_delta) + 1
     }
 
-    /// The offset after its last.
+    /// The offset after the batch's last.
     pub fn next_offset(&self) -> Offset {
         self.base_offset + self.offset_count()
     }
 
-    /// The codec; the header was checked to name one.
+    /// The codec. `parse` checked that the header names one.
     pub fn compression(&self) -> Compression {
         Compression::from_attributes(self.attributes).expect("parse checked the codec")
     }
@@ -256,8 +256,8 @@ impl BatchHeader {
         self.attributes & 0x20 != 0
     }
 
-    /// When the tombstones in it, or the transaction marker, may go, in milliseconds since the Unix epoch: compaction
-    /// writes it in the place of the base timestamp (KIP-534).
+    /// The time from which the tombstones in the batch, or the transaction marker, may be removed, in milliseconds
+    /// since the Unix epoch. Compaction writes it in place of the base timestamp (KIP-534).
     pub fn delete_horizon_ms(&self) -> Option<i64> {
         (self.attributes & 0x40 != 0).then_some(self.base_timestamp.0)
     }
@@ -273,8 +273,8 @@ impl BatchHeader {
     }
 }
 
-/// The batch that stays where compaction removed all records of one with `header`: the same offsets, producer and
-/// sequences, and no record (as Kafka's `DefaultRecordBatch.writeEmptyHeader`).
+/// The batch that replaces a batch with `header` after compaction removed all its records: the same offsets, producer
+/// and sequences, and no record (like Kafka's `DefaultRecordBatch.writeEmptyHeader`).
 pub fn empty_like(header: &BatchHeader) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_BYTES);
     let length = i32::try_from(HEADER_BYTES - LENGTH_PREFIX_BYTES).expect("a small constant");
@@ -283,7 +283,7 @@ pub fn empty_like(header: &BatchHeader) -> Vec<u8> {
     out.extend(header.leader_epoch.to_be_bytes());
     out.push(2);
     out.extend([0; 4]);
-    // Without records there is nothing to compress, and no base for their timestamps.
+    // Without records there is nothing to compress, and no timestamp needs a base.
     out.extend((header.attributes & !0x47).to_be_bytes());
     out.extend(header.last_offset_delta.to_be_bytes());
     out.extend(Timestamp::NONE.0.to_be_bytes());
@@ -313,8 +313,8 @@ pub fn assign(batch: &mut [u8], base_offset: Offset, leader_epoch: i32) {
     batch[12..16].copy_from_slice(&leader_epoch.to_be_bytes());
 }
 
-/// Marks the batch with the server's time (KIP-32): sets the timestamp type and the max timestamp, which consumers
-/// then take for every record, and recomputes the CRC, which covers both.
+/// Sets the server's time as the timestamp of the batch (KIP-32). Sets the timestamp type and the max timestamp, which
+/// consumers then use for every record. Recomputes the CRC, which covers both.
 pub fn set_log_append_time(batch: &mut [u8], now: Timestamp) {
     batch[22] |= 0x08;
     set_max_timestamp(batch, now);
@@ -326,7 +326,7 @@ pub fn set_max_timestamp(batch: &mut [u8], timestamp: Timestamp) {
     seal_crc(batch);
 }
 
-/// Computes and stores the CRC of a batch that was built or changed here.
+/// Computes and stores the CRC of a batch that this process built or changed.
 pub fn seal_crc(batch: &mut [u8]) {
     let crc = crate::crc32c(&batch[CRC_FROM..]);
     batch[17..21].copy_from_slice(&crc.to_be_bytes());

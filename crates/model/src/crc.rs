@@ -2,13 +2,13 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// Of `bytes`.
+/// The CRC-32C of `bytes`.
 #[inline]
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// Of what `crc` is of, with `bytes` behind it.
+/// The CRC-32C of the bytes behind `crc`, followed by `bytes`.
 pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     // A digest's state is the checksum before its final inversion.
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));

@@ -1,9 +1,9 @@
-//! Newtypes for ids and offsets; arithmetic only where it has a meaning.
+//! Newtypes for ids and offsets. They have arithmetic only where it has a meaning.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 
-/// Names one stream (one topic-partition) for the whole life of a log; never reused.
+/// The id of one stream (one topic-partition) for the whole life of a log. It is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamId(pub u64);
 

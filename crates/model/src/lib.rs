@@ -1,4 +1,4 @@
-//! Ids, offsets, log positions and the v2 record batch header: the words every other crate shares.
+//! Ids, offsets and the v2 record batch header: the terms that all other crates share.
 //!
 //! Depends on no other crate of the workspace and does no I/O.
 

@@ -1,6 +1,6 @@
-//! How tokens are signed (RFC 7518).
+//! The signature algorithms of tokens (RFC 7518).
 
-/// How a token is signed.
+/// The signature algorithm of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     /// RSA with PKCS#1 padding.
@@ -22,7 +22,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All there are.
+    /// All algorithms.
     pub const ALL: [Algorithm; 8] = [
         Algorithm::Rs256,
         Algorithm::Rs384,
@@ -34,7 +34,7 @@ impl Algorithm {
         Algorithm::Es384,
     ];
 
-    /// As RFC 7518 has it.
+    /// The name in RFC 7518.
     pub const fn name(self) -> &'static str {
         match self {
             Algorithm::Rs256 => "RS256",

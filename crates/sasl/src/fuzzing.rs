@@ -1,5 +1,5 @@
-//! The bodies of the fuzz targets: each takes any bytes and must come back. `cargo fuzz` calls them from /fuzz, and the
-//! tests call them for a few seconds with mutated and random inputs.
+//! The bodies of the fuzz targets: each takes any bytes and must return. `cargo fuzz` calls them from /fuzz. The tests
+//! call them for a few seconds with mutated and random inputs.
 //!
 //! Built only for tests and with the feature `fuzzing`.
 
@@ -12,7 +12,7 @@ use crate::jwt::{Expected, verify};
 use crate::scram::{Credential, First, Hash};
 use crate::{oauthbearer, plain};
 
-/// What the fuzzed exchanges are about.
+/// The nonce of the fuzzed exchanges.
 pub const NONCE: &str = "server";
 
 static CREDENTIAL: LazyLock<Arc<Credential>> =
@@ -50,7 +50,7 @@ pub fn oauthbearer(data: &[u8]) {
     }
 }
 
-/// A public key that nobody has the other half of.
+/// A public key whose private key is unknown.
 const KEYS: &str = r#"{"keys": [{"kty": "EC", "kid": "one", "crv": "P-256",
     "x": "f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU", "y": "x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"}]}"#;
 

@@ -1,4 +1,4 @@
-//! The line by which Java clients are told who they are (`sasl.jaas.config`).
+//! The line that tells Java clients their credentials (`sasl.jaas.config`).
 //!
 //! ```text
 //! org.apache.kafka.common.security.scram.ScramLoginModule required username="alice" password="a\"b";

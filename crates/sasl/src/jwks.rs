@@ -1,6 +1,6 @@
-//! The keys that an identity provider publishes (RFC 7517), as far as they check signatures of tokens.
+//! The published keys of an identity provider (RFC 7517): those that check signatures of tokens.
 //!
-//! Keys of other kinds and for other uses are passed over: providers publish them in the same document.
+//! Keys of other kinds and for other uses are ignored, because providers publish them in the same document.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -10,21 +10,21 @@ use serde_json::Value;
 
 use crate::algorithm::Algorithm;
 
-/// Keys of one document: providers have a few, and a token without a key id is tried with each.
+/// Upper bound of the keys in one document. Providers have a few, and a token without a key id is tried with each.
 const KEYS_MAX: usize = 100;
-/// Keys that are tried for one token that does not say which: work that anybody can ask for.
+/// Upper bound of the keys that are tried for a token without a key id, because anybody can ask for this work.
 const TRIED_MAX: usize = 8;
 
 /// Why a document cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeySetError {
-    /// No JSON, or not a list of keys.
+    /// The document is not JSON, or not a list of keys.
     #[error("it is not a JSON Web Key Set: {0}")]
     Json(#[from] serde_json::Error),
-    /// More than anybody needs.
+    /// The document has too many keys.
     #[error("it has {0} keys, {KEYS_MAX} are allowed")]
     TooMany(usize),
-    /// Only keys of other kinds.
+    /// The document has only keys of other kinds.
     #[error("it has no key that checks signatures (RSA of 2048 bits or more, EC on P-256 or P-384)")]
     Empty,
 }
@@ -38,7 +38,7 @@ pub struct KeySet {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Key {
     id: Option<String>,
-    /// The only one that it may be used with.
+    /// The only algorithm that the key may be used with.
     algorithm: Option<String>,
     material: Material,
 }
@@ -49,7 +49,7 @@ enum Material {
         n: Vec<u8>,
         e: Vec<u8>,
     },
-    /// `bits`: which curve.
+    /// `bits` names the curve.
     Ec {
         bits: u16,
         point: Vec<u8>,
@@ -87,17 +87,17 @@ impl KeySet {
         if keys.is_empty() { Err(KeySetError::Empty) } else { Ok(KeySet { keys }) }
     }
 
-    /// How many there are.
+    /// The number of keys.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Never: a set without keys is not made.
+    /// Always false: a set without keys is not made.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Whether `signature` is that of `message` by the key `id`, or by any where no id is given; `None` where there is no
+    /// Whether `signature` is that of `message` by the key `id`, or by any key if no id is given. `None` if there is no
     /// such key for this algorithm.
     pub(crate) fn verify(
         &self,
@@ -127,14 +127,14 @@ fn key(value: Value) -> Option<Key> {
     let bytes = |text: Option<String>| URL_SAFE_NO_PAD.decode(text?.trim_end_matches('=')).ok();
     let material = match jwk.kty.as_str() {
         "RSA" => {
-            // Some write a zero byte in front, which the RFC forbids and `ring` does not take.
+            // Some providers write a zero byte in front, which the RFC forbids and `ring` does not accept.
             let number = |text| {
                 let bytes = bytes(text)?;
                 let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
                 (zeros < bytes.len()).then(|| bytes[zeros..].to_vec())
             };
             let (n, e) = (number(jwk.n)?, number(jwk.e)?);
-            // What `ring` takes.
+            // The bounds that `ring` accepts.
             ((256..=1024).contains(&n.len()) && e.len() <= 4).then_some(Material::Rsa { n, e })?
         }
         "EC" => {

@@ -1,6 +1,7 @@
 //! Signed tokens (RFC 7519 in the compact form of RFC 7515), checked as Kafka's `ValidatorAccessTokenValidator` does.
 //!
-//! `none` and algorithms with a shared secret are refused, whatever the keys are: a public key must not become a secret.
+//! `none` and algorithms with a shared secret are refused, whatever the keys are: a public key must never serve as a
+//! secret.
 
 use std::time::Duration;
 
@@ -12,57 +13,58 @@ use serde_json::{Map, Value};
 use crate::algorithm::Algorithm;
 use crate::jwks::KeySet;
 
-/// Larger tokens are not looked at: those with long lists of groups have some ten thousand bytes.
+/// Larger tokens are refused unread. Tokens with long lists of groups have some ten thousand bytes.
 pub const TOKEN_BYTES_MAX: usize = 64 * 1024;
-/// Longer key ids are not one that any provider gives.
+/// No provider gives longer key ids.
 const KEY_ID_BYTES_MAX: usize = 1000;
 
-/// What a token must say.
+/// The requirements on a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// One of them must be in its audience; where there are none, it must not have an audience (RFC 7519, 4.1.3).
+    /// One of these must be in the token's audience. If there are none, the token must not have an audience (RFC 7519,
+    /// 4.1.3).
     pub audiences: Vec<String>,
-    /// Who must have issued it.
+    /// The required issuer, if any.
     pub issuer: Option<String>,
     /// The claim that names the user.
     pub subject_claim: String,
     /// The claim that names scopes.
     pub scope_claim: String,
-    /// How far the provider's clock may be from ours.
+    /// The allowed difference between the provider's clock and this one.
     pub clock_skew: Duration,
 }
 
-/// What a good token says.
+/// The contents of a valid token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
     /// The user.
     pub subject: String,
-    /// When it ends, in milliseconds of Unix time.
+    /// The expiry, in milliseconds of Unix time.
     pub expires_ms: i64,
 }
 
-/// What is wrong with a token. Nothing of the token itself is in it but the id of its key.
+/// What is wrong with a token. Of the token itself, the error has only the id of its key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// Not three parts of the right form.
     #[error("the token is malformed: {0}")]
     Malformed(&'static str),
-    /// One that is not served, or none.
+    /// The algorithm is not supported, or is `none`.
     #[error("the token is signed by an algorithm that is not allowed")]
     Algorithm,
-    /// No key of this id and for this algorithm.
+    /// There is no key with this id for this algorithm.
     #[error("no key is known for the token (kid {0:?})")]
     UnknownKey(Option<String>),
-    /// Somebody else's, or changed.
+    /// Another key signed the token, or the token was changed.
     #[error("the token's signature is wrong")]
     Signature,
-    /// It was good once.
+    /// The token was valid earlier.
     #[error("the token has expired")]
     Expired,
-    /// It will be good.
+    /// The token will be valid later.
     #[error("the token is not valid yet")]
     NotYet,
-    /// A claim that is missing, or not what it must be.
+    /// A claim is missing, or has a wrong value.
     #[error("the token's claim {0} is missing or wrong")]
     Claim(String),
 }
@@ -74,7 +76,7 @@ struct Header {
     crit: Option<Value>,
 }
 
-/// Checks a token: signature first, then what it says. `now_ms` is Unix time.
+/// Checks a token: first the signature, then the claims. `now_ms` is Unix time.
 pub fn verify(token: &str, keys: &KeySet, expected: &Expected, now_ms: i64) -> Result<Token, TokenError> {
     if token.len() > TOKEN_BYTES_MAX {
         return Err(TokenError::Malformed("it is too long"));
@@ -112,7 +114,7 @@ fn check(claims: &Map<String, Value>, expected: &Expected, now_ms: i64) -> Resul
     let wrong = |name: &str| TokenError::Claim(name.to_owned());
     let skew_ms = i64::try_from(expected.clock_skew.as_millis()).unwrap_or(i64::MAX);
     let expires_ms = time_ms(claims, "exp")?.ok_or(wrong("exp"))?;
-    // As in Kafka it has to be there, and says nothing more: `nbf` is for tokens that are not valid yet.
+    // As in Kafka, `iat` must be there but has no further meaning: `nbf` marks tokens that are not valid yet.
     time_ms(claims, "iat")?.ok_or(wrong("iat"))?;
     if expires_ms <= now_ms.saturating_sub(skew_ms) {
         return Err(TokenError::Expired);
@@ -145,7 +147,7 @@ fn check(claims: &Map<String, Value>, expected: &Expected, now_ms: i64) -> Resul
     Ok(Token { subject: subject.to_owned(), expires_ms })
 }
 
-/// Scopes mean nothing here; as in Kafka they have to be texts that are not empty, each once.
+/// Scopes have no meaning here. As in Kafka they have to be non-empty strings without repetitions.
 fn check_scopes(claim: Option<&Value>) -> Option<()> {
     let scopes = match claim {
         Some(Value::String(one)) => vec![one.trim()],
@@ -163,14 +165,14 @@ fn check_scopes(claim: Option<&Value>) -> Option<()> {
 
 /// A time in seconds, which may have a fraction, as milliseconds.
 fn time_ms(claims: &Map<String, Value>, name: &str) -> Result<Option<i64>, TokenError> {
-    /// Beyond it (the year 33658) milliseconds and what is added to them are no longer exact.
+    /// Beyond this (the year 33658), milliseconds and sums with them are no longer exact.
     const SECONDS_MAX: f64 = 1e12;
     match claims.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => {
             let seconds = value.as_f64().filter(|seconds| (0.0..=SECONDS_MAX).contains(seconds));
             let seconds = seconds.ok_or_else(|| TokenError::Claim(name.to_owned()))?;
-            // In range, as checked.
+            // The range was checked.
             #[allow(clippy::cast_possible_truncation)]
             Ok(Some((seconds * 1000.0) as i64))
         }
@@ -258,7 +260,7 @@ mod tests {
         for iss in [json!(null), json!("the provider/"), json!(1)] {
             assert_eq!(both(json!("kafka"), iss), Err(TokenError::Claim("iss".into())));
         }
-        // A token for somebody else is not for who says nothing.
+        // A token for another audience is not for a server without expected audiences.
         assert_eq!(outcome(&json!({"aud": "kafka"}), &expected()), Err(TokenError::Claim("aud".into())));
         let named = Expected { subject_claim: "email".into(), scope_claim: "scp".into(), ..expected() };
         assert_eq!(
@@ -304,7 +306,7 @@ mod tests {
         assert!(matches!(refused(&"a".repeat(TOKEN_BYTES_MAX + 1)), TokenError::Malformed("it is too long")));
     }
 
-    /// RFC 7515, appendix A.2: RS256; its claims have no `iat`, so that it gets no further than the signature.
+    /// RFC 7515, appendix A.2: RS256. Its claims have no `iat`, so only its signature can be checked.
     #[test]
     fn the_rsa_example_of_the_rfc() {
         let n = "ofgWCuLjybRlzo0tZWJjNiuSfb4p4fAkd_wWJcyQoTbji9k0l8W26mPddxHmfHQp-Vaw-4qPCJrcS2mJPMEzP1Pt0Bm4d4QlL-yRT\

@@ -1,12 +1,13 @@
-//! The SASL mechanisms that Kafka has, as pure logic: messages in, challenges and outcomes out.
+//! Kafka's SASL mechanisms as pure logic: messages in, challenges and outcomes out.
 //!
-//! PLAIN (RFC 4616), SCRAM-SHA-256 and -512 (RFC 5802, RFC 7677) and OAUTHBEARER (RFC 7628) with signed tokens (RFC 7519).
-//! Frames, sockets, the store of users and where keys are fetched from are the business of others; the time is handed in.
+//! The mechanisms are PLAIN (RFC 4616), SCRAM-SHA-256 and -512 (RFC 5802, RFC 7677) and OAUTHBEARER (RFC 7628) with
+//! signed tokens (RFC 7519). Frames, sockets, the store of users and the fetching of keys are elsewhere. The caller
+//! hands in the time.
 //!
 //! Invariants:
-//! - Messages come from anybody: whatever their bytes are, there is an outcome, and its cost is bounded by their length
-//!   and, for passwords, by the iterations that the stored credential has.
-//! - What proves an identity (passwords, keys, tokens) is never part of an error, nor of what `Debug` shows.
+//! - Messages are untrusted: any bytes have an outcome. Its cost is bounded by their length and, for passwords, by the
+//!   iterations of the stored credential.
+//! - The secrets that prove an identity (passwords, keys, tokens) are never part of an error or of `Debug` output.
 //! - Proofs are compared in constant time.
 
 pub mod algorithm;
@@ -24,19 +25,19 @@ pub mod testing;
 
 use scram::Hash;
 
-/// How a client proves who it is.
+/// A SASL mechanism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Mechanism {
-    /// User and password as they are.
+    /// User and password in clear text.
     Plain,
-    /// A challenge that only who knows the password can answer.
+    /// A challenge that only a client with the password can answer.
     Scram(Hash),
-    /// A token that somebody signed whom the server trusts.
+    /// A token signed by a provider that the server trusts.
     OauthBearer,
 }
 
 impl Mechanism {
-    /// All there are.
+    /// All mechanisms.
     pub const ALL: [Mechanism; 4] = [
         Mechanism::Plain,
         Mechanism::Scram(Hash::Sha256),
@@ -44,7 +45,7 @@ impl Mechanism {
         Mechanism::OauthBearer,
     ];
 
-    /// As IANA registered it.
+    /// The name registered with IANA.
     pub const fn name(self) -> &'static str {
         match self {
             Mechanism::Plain => "PLAIN",
@@ -59,13 +60,13 @@ impl Mechanism {
     }
 }
 
-/// Why a client is not who it says.
+/// Why a log-in is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The client may know, in these words, which are Kafka's.
+    /// The client gets this message, in Kafka's words.
     #[error("{0}")]
     Told(String),
-    /// The client is told only that its credentials are invalid: more could tell it which users there are.
+    /// The client learns only that its credentials are invalid. More could reveal which users exist.
     #[error("{0}")]
     Untold(&'static str),
 }
@@ -76,7 +77,8 @@ impl Failure {
     }
 }
 
-/// Decodes a name as SCRAM and OAUTHBEARER write it: `=2C` is a comma and `=3D` an equals sign; no other one may stand.
+/// Decodes a name in the form of SCRAM and OAUTHBEARER: `=2C` is a comma and `=3D` an equals sign. No other equals sign
+/// is allowed.
 fn saslname(encoded: &str) -> Option<String> {
     let mut name = String::with_capacity(encoded.len());
     let mut parts = encoded.split('=');
@@ -90,7 +92,7 @@ fn saslname(encoded: &str) -> Option<String> {
         });
         name.push_str(rest);
     }
-    // As Kafka has it: ASCII, and nothing that ends a message or a text elsewhere.
+    // As in Kafka: ASCII, without characters that end a message or a text elsewhere.
     let allowed =
         !name.is_empty() && name.bytes().all(|byte| (1..=0x7f).contains(&byte)) && !encoded.contains(',');
     allowed.then_some(name)

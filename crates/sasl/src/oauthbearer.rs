@@ -11,9 +11,9 @@ use std::fmt;
 use crate::jwt::Token;
 use crate::{Failure, saslname};
 
-/// What a client is told whose token is not good.
+/// The server's response to a client with an invalid token.
 pub const REFUSAL: &str = r#"{"status":"invalid_token"}"#;
-/// Its answer to that.
+/// The client's answer to that response.
 pub const ACKNOWLEDGEMENT: &[u8] = &[SEPARATOR as u8];
 const SEPARATOR: char = '\u{1}';
 
@@ -44,7 +44,7 @@ impl First {
         };
         let pairs = rest.strip_suffix(SEPARATOR).ok_or(wrong.clone())?;
         let mut auth = None;
-        // The last one has a separator too.
+        // The last pair has a separator too.
         for pair in pairs.strip_suffix(SEPARATOR).ok_or(wrong.clone())?.split(SEPARATOR) {
             let (name, value) = pair.split_once('=').ok_or(wrong.clone())?;
             let named = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphabetic());
@@ -68,7 +68,7 @@ impl First {
         Ok(First { token: token.to_owned(), authzid })
     }
 
-    /// Who the client is, its token being good.
+    /// The client's name, once its token is valid.
     pub fn finish(self, token: &Token) -> Result<String, Failure> {
         match self.authzid {
             Some(authzid) if authzid != token.subject => Err(Failure::Told(format!(

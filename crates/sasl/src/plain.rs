@@ -4,7 +4,7 @@
 //! [authzid] NUL user NUL password
 //! ```
 //!
-//! The password is checked against the SCRAM credential of that user, so that it is stored nowhere.
+//! The password is checked against the SCRAM credential of the user, so no password is stored.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -15,7 +15,7 @@ use crate::scram::{Credential, Hash, salted_password};
 /// A client's message.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// Whom the client says to be.
+    /// The claimed user.
     pub user: String,
     authzid: String,
     password: String,
@@ -31,7 +31,7 @@ impl Attempt {
     /// Reads the message.
     pub fn parse(message: &[u8]) -> Result<Attempt, Failure> {
         let message = String::from_utf8_lossy(message);
-        // Kafka stops to count at the fourth.
+        // Kafka stops counting at the fourth.
         let parts: Vec<&str> = message.splitn(5, '\0').take(4).collect();
         let [authzid, user, password] = parts[..] else {
             let why = format!("Invalid SASL/PLAIN response: expected 3 tokens, got {}", parts.len());
@@ -46,8 +46,8 @@ impl Attempt {
         Ok(Attempt { user: user.into(), authzid: authzid.into(), password: password.into() })
     }
 
-    /// Checks the password against the user's credential. Slow, and as slow for a user that there is not: `otherwise`
-    /// says what checking costs then. Returns who the client is.
+    /// Checks the password against the user's credential. This is slow, and equally slow for an unknown user:
+    /// `otherwise` gives the cost of a check then. Returns the client's name.
     pub fn check(
         self,
         credential: Option<(Hash, &Credential)>,

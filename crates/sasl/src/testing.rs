@@ -1,4 +1,4 @@
-//! An identity provider for tests: it has a key, publishes it, and signs whatever it is asked to.
+//! An identity provider for tests: it has a key, publishes it, and signs anything.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use crate::jwks::KeySet;
 
-/// When the tests of this crate play, in milliseconds of Unix time.
+/// The present time in the tests of this crate, in milliseconds of Unix time.
 pub const NOW_MS: i64 = 1_800_000_000_000;
 
-/// A provider with one key, which is called `one`.
+/// A provider with one key, whose id is `one`.
 #[derive(Debug)]
 pub struct Provider {
     pair: EcdsaKeyPair,
@@ -21,7 +21,7 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// With a key on P-384 if it is to be `wide`, else on P-256.
+    /// A provider with a key on P-384 if `wide`, else on P-256.
     pub fn new(wide: bool) -> Provider {
         let algorithm =
             if wide { &ECDSA_P384_SHA384_FIXED_SIGNING } else { &ECDSA_P256_SHA256_FIXED_SIGNING };
@@ -31,7 +31,7 @@ impl Provider {
         Provider { pair, wide }
     }
 
-    /// What it publishes, with another name for the key.
+    /// The provider's published document, with another id for the key.
     pub fn document(&self, kid: &str) -> String {
         let point = &self.pair.public_key().as_ref()[1..];
         let (x, y) = point.split_at(point.len() / 2);
@@ -40,12 +40,12 @@ impl Provider {
         json!({"keys": [{"kty": "EC", "kid": kid, "crv": curve, "x": x, "y": y}]}).to_string()
     }
 
-    /// The same, read.
+    /// The provider's keys, parsed.
     pub fn keys(&self) -> KeySet {
         KeySet::parse(self.document("one").as_bytes()).expect("it is a good one")
     }
 
-    /// A token.
+    /// A signed token.
     pub fn sign(&self, header: &Value, claims: &Value) -> String {
         let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         let signed = format!("{}.{}", part(header), part(claims));
@@ -54,7 +54,7 @@ impl Provider {
     }
 }
 
-/// Claims of a good token, and what is to be different.
+/// The claims of a valid token, with the changes in `more`.
 pub fn claims(more: &Value) -> Value {
     let now = NOW_MS / 1000;
     let mut claims = json!({"sub": "alice", "iat": now - 10, "exp": now + 600});

@@ -1,5 +1,5 @@
-//! Pseudo-random messages for the tests. The generated structs fill only the fields that a version has, and null only
-//! where it may stand, so that what is encoded at that version comes back equal.
+//! Pseudo-random messages for the tests. The generated structs fill only the fields of the given version, and set null
+//! only where it is allowed, so that a message encoded at that version decodes to an equal one.
 
 use bytes::Bytes;
 use uuid::Uuid;
@@ -9,7 +9,7 @@ use crate::{Message, Records, Text};
 /// A stream of pseudo-random values (SplitMix64), the same for the same seed.
 pub struct Source {
     state: u64,
-    /// How deep in nested arrays the value being made is; deeper ones are shorter.
+    /// The depth of nested arrays at the current value. Deeper arrays are shorter.
     depth: u64,
 }
 
@@ -26,7 +26,7 @@ impl Source {
         z ^ (z >> 31)
     }
 
-    /// Less than `bound`.
+    /// A value less than `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
@@ -44,9 +44,9 @@ impl Source {
     }
 }
 
-/// A type of which there are random values.
+/// A type with random values.
 pub trait Arbitrary: Sized {
-    /// One that `version` can carry.
+    /// A value that `version` can carry.
     fn arbitrary(source: &mut Source, version: i16) -> Self;
 }
 
@@ -90,7 +90,7 @@ impl Arbitrary for Uuid {
 
 impl Arbitrary for Text {
     fn arbitrary(source: &mut Source, _: i16) -> Text {
-        // Around 127 bytes a compact length takes its second byte.
+        // A compact length needs a second byte from about 127 bytes on.
         let len = if source.below(8) == 0 { 100 + source.below(60) } else { source.below(12) };
         let mut text = String::new();
         for _ in 0..len {
@@ -131,7 +131,7 @@ impl<T: Arbitrary> Arbitrary for Vec<T> {
     }
 }
 
-/// Is shown every message type by [`crate::messages::each`].
+/// [`crate::messages::each`] calls it for every message type.
 pub trait Visitor {
     /// Called once for each.
     fn visit<M: Message + Arbitrary + Clone + PartialEq + Default + std::fmt::Debug>(&mut self);

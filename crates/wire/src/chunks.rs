@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 /// The value of a `records` field: record batches in one or more pieces, in order.
 ///
-/// Two are equal when their bytes are, whatever the pieces.
+/// Two values are equal if their bytes are, however they are split into pieces.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
     /// The first piece; empty when there are no records.

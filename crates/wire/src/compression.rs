@@ -1,14 +1,13 @@
 //! The codecs of a batch's records, whole buffers at a time.
 //!
-//! Invariant: no input, however small, makes more than the caller's limit come out; one block of the codec beyond it
-//! is the most that is ever held.
+//! Invariant: no input produces more than the caller's limit. At most one block of the codec beyond the limit is held.
 //!
 //! Snappy comes in two shapes. Java's and librdkafka's is that of xerial's snappy-java: a header of 16 bytes, then
 //! blocks, each a big-endian length and raw snappy:
 //! ```text
 //! 82 53 4e 41 50 50 59 00 | version i32 | oldest reader's version i32 | ( length i32 | snappy block )*
 //! ```
-//! Some clients send one raw block instead. We read both and write the first.
+//! Some clients send one raw block instead. This module reads both shapes and writes the first.
 
 use std::io::{Read, Write};
 
@@ -19,7 +18,7 @@ const XERIAL_MAGIC: [u8; 8] = *b"\x82SNAPPY\0";
 /// Magic, version 1, readable since version 1.
 const XERIAL_HEADER: [u8; 16] = *b"\x82SNAPPY\0\0\0\0\x01\0\0\0\x01";
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// The flag of a frame whose window is all its content.
+/// The flag of a frame whose window is its whole content.
 const ZSTD_SINGLE_SEGMENT: u8 = 1 << 5;
 /// Bytes that are decompressed at a time.
 const ZSTD_STEP_BYTES: usize = 64 * 1024;
@@ -29,24 +28,24 @@ const XERIAL_BLOCK_BYTES: usize = 32 * 1024;
 /// Why records cannot be decompressed.
 #[derive(Debug, thiserror::Error)]
 pub enum DecompressError {
-    /// More would come out than the caller allows.
+    /// The records decompress to more than the caller allows.
     #[error("the records decompress to more than {limit_bytes} bytes")]
     TooLarge {
         /// The caller's limit.
         limit_bytes: usize,
     },
-    /// Its codec would hold more while it decompresses than the caller allows: a window, or a block.
+    /// During decompression, the codec would hold a larger window or block than the caller allows.
     #[error("the records need {bytes} bytes to be decompressed")]
     Window {
-        /// What it would hold.
+        /// Bytes that the codec would hold.
         bytes: u64,
     },
-    /// The bytes are not of the codec that the batch names.
+    /// The bytes are not valid for the codec that the batch names.
     #[error("the records are not valid {codec}: {reason}")]
     Corrupt {
-        /// Which codec.
+        /// The codec.
         codec: &'static str,
-        /// In the codec's words.
+        /// The codec's own message.
         reason: String,
     },
 }
@@ -55,7 +54,7 @@ fn corrupt(codec: &'static str, reason: impl ToString) -> DecompressError {
     DecompressError::Corrupt { codec, reason: reason.to_string() }
 }
 
-/// What `input` decompresses to, at most `limit_bytes`. Without compression that is `input` itself, not copied.
+/// Decompresses `input` to at most `limit_bytes`. Without compression, returns `input` itself without a copy.
 pub fn decompress(codec: Compression, input: &Bytes, limit_bytes: usize) -> Result<Bytes, DecompressError> {
     let output = match codec {
         Compression::None if input.len() > limit_bytes => {
@@ -73,7 +72,7 @@ pub fn decompress(codec: Compression, input: &Bytes, limit_bytes: usize) -> Resu
     Ok(Bytes::from(output))
 }
 
-/// A failure to read from what [`reader`] gave.
+/// Converts an error of a read from [`reader`].
 pub(crate) fn read_error(codec: Compression, error: std::io::Error) -> DecompressError {
     match error.downcast::<DecompressError>() {
         Ok(error) => error,
@@ -90,17 +89,18 @@ pub(crate) fn read_error(codec: Compression, error: std::io::Error) -> Decompres
     }
 }
 
-/// What a batch may make of itself while it is decompressed piece by piece, in bytes.
+/// Bounds in bytes for a batch that is decompressed piece by piece.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// What comes out in all.
+    /// All decompressed bytes.
     pub decompressed: usize,
-    /// What the codec holds of it at a time: a window (zstd), or a block (snappy). That of the others is 4 MiB at most.
+    /// The bytes that the codec holds at a time: a window (zstd) or a block (snappy). The other codecs hold at most 4
+    /// MiB.
     pub held: usize,
 }
 
-/// What `input` decompresses to, piece by piece; more than `limits.held` is refused before it is made, that no more than
-/// `limits.decompressed` comes out is the caller's business.
+/// Decompresses `input` piece by piece. A window or block above `limits.held` is refused before it is made. The caller
+/// must stop at `limits.decompressed`.
 pub(crate) fn reader(codec: Compression, input: &[u8], limits: Limits) -> Box<dyn Read + '_> {
     match codec {
         Compression::None => Box::new(input),
@@ -113,9 +113,9 @@ pub(crate) fn reader(codec: Compression, input: &[u8], limits: Limits) -> Box<dy
     }
 }
 
-/// Snappy of either shape, a block at a time; a raw block is one.
+/// Decompresses snappy of either shape, a block at a time. A raw block is one block.
 struct SnappyReader<'a> {
-    /// What was not decompressed yet.
+    /// The bytes that are not decompressed yet.
     input: &'a [u8],
     begun: bool,
     block: Vec<u8>,
@@ -160,7 +160,7 @@ impl Read for SnappyReader<'_> {
     }
 }
 
-/// The next block of xerial's shape, taken off `blocks`, which are not empty.
+/// Takes the next block of xerial's shape off `blocks`, which must not be empty.
 fn xerial_block<'a>(blocks: &mut &'a [u8]) -> Result<&'a [u8], DecompressError> {
     let (length, rest) =
         blocks.split_first_chunk().ok_or_else(|| corrupt("snappy", "a block's length is cut short"))?;
@@ -172,12 +172,13 @@ fn xerial_block<'a>(blocks: &mut &'a [u8]) -> Result<&'a [u8], DecompressError> 
 
 /// Frames of zstd, a few blocks at a time.
 struct ZstdReader<'a> {
-    /// What was not decompressed yet.
+    /// The bytes that are not decompressed yet.
     input: &'a [u8],
     decoder: ruzstd::decoding::FrameDecoder,
     in_frame: bool,
     limits: Limits,
-    /// Bytes that were decompressed at least. The decoder holds back a window of them, so that none may have come out yet.
+    /// Lower bound of the decompressed bytes. The decoder holds back a window of them, so possibly none has come out
+    /// yet.
     decompressed: usize,
 }
 
@@ -187,7 +188,7 @@ impl ZstdReader<'_> {
         ZstdReader { input, decoder, in_frame: false, limits, decompressed: 0 }
     }
 
-    /// Decompresses more, or goes on to the next frame; false at the end of the input.
+    /// Decompresses more, or goes on to the next frame. Returns false at the end of the input.
     fn advance(&mut self) -> Result<bool, DecompressError> {
         use ruzstd::decoding::BlockDecodingStrategy;
         if self.in_frame && self.decoder.is_finished() {
@@ -228,7 +229,7 @@ impl Read for ZstdReader<'_> {
     }
 }
 
-/// The window in bytes of the frame of zstd that `input` begins with (RFC 8878, 3.1.1.1); `None` where it is none that can be
+/// The window in bytes of the zstd frame at the front of `input` (RFC 8878, 3.1.1.1). `None` if the frame cannot be
 /// decompressed.
 fn zstd_window(input: &[u8]) -> Option<u64> {
     let [descriptor, rest @ ..] = input.strip_prefix(&ZSTD_MAGIC)? else { return None };
@@ -237,7 +238,7 @@ fn zstd_window(input: &[u8]) -> Option<u64> {
         let base = 1u64 << (10 + (window >> 3));
         return Some(base + base / 8 * u64::from(window & 7));
     }
-    // The window is the content, whose size stands behind the id of a dictionary.
+    // The window is the content. The size of the content stands behind the id of a dictionary.
     let rest = rest.get([0, 1, 2, 4][usize::from(descriptor & 3)]..)?;
     let size = |bytes: usize| {
         let mut size = [0; 8];
@@ -252,7 +253,7 @@ fn zstd_window(input: &[u8]) -> Option<u64> {
     }
 }
 
-/// Reads a frame's header off `input`; false where the frame was one to skip, and was skipped.
+/// Reads a frame's header off `input`. Returns false if the frame was a skippable one, and was skipped.
 fn begin_zstd_frame(
     decoder: &mut ruzstd::decoding::FrameDecoder,
     input: &mut &[u8],
@@ -305,7 +306,7 @@ fn snappy_block(block: &[u8], output: &mut Vec<u8>, limit_bytes: usize) -> Resul
     if length > limit_bytes - output.len() {
         return Err(DecompressError::TooLarge { limit_bytes });
     }
-    // Three bytes of snappy give at most 64, so a length far beyond that is a lie that need not be allocated.
+    // Three bytes of snappy give at most 64, so a far larger length is false and nothing is allocated for it.
     if length / 32 > block.len() {
         return Err(corrupt("snappy", "a block claims more bytes than it can hold"));
     }
@@ -318,7 +319,7 @@ fn snappy_block(block: &[u8], output: &mut Vec<u8>, limit_bytes: usize) -> Resul
     Ok(())
 }
 
-/// `input` compressed, in the shape that every Kafka client reads.
+/// Compresses `input`, in the shape that every Kafka client reads.
 pub fn compress(codec: Compression, input: &[u8]) -> Vec<u8> {
     const INFALLIBLE: &str = "writing to memory does not fail";
     match codec {
@@ -329,7 +330,7 @@ pub fn compress(codec: Compression, input: &[u8]) -> Vec<u8> {
             encoder.finish().expect(INFALLIBLE)
         }
         Compression::Lz4 => {
-            // Kafka's Java reader takes independent blocks only.
+            // Kafka's Java reader accepts only independent blocks.
             let shape = lz4_flex::frame::FrameInfo::new()
                 .block_mode(lz4_flex::frame::BlockMode::Independent)
                 .block_size(lz4_flex::frame::BlockSize::Max64KB);

@@ -1,7 +1,7 @@
 //! Kafka's error codes, as of Kafka 4.4 (`org.apache.kafka.common.protocol.Errors`).
 //!
 //! Codes, names, the retriable mark and the messages are Kafka's own: clients show them and tools match on them.
-//! `tests` at the end of the file holds the table to its shape.
+//! `tests` at the end of the file checks the shape of the table.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ macro_rules! error_codes {
         }
 
         impl ErrorCode {
-            /// All of them, by rising code.
+            /// All error codes, in rising order.
             pub const ALL: &'static [ErrorCode] = &[$(ErrorCode::$variant,)*];
 
             /// The error of this code, if Kafka 4.4 knows one.
@@ -26,7 +26,7 @@ macro_rules! error_codes {
                 }
             }
 
-            /// As Kafka spells it.
+            /// The name of the error, in Kafka's spelling.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(ErrorCode::$variant => $name,)*
@@ -40,7 +40,7 @@ macro_rules! error_codes {
                 }
             }
 
-            /// Kafka's sentence for it.
+            /// Kafka's message for the error.
             pub const fn message(self) -> &'static str {
                 match self {
                     $(ErrorCode::$variant => $message,)*
@@ -51,12 +51,12 @@ macro_rules! error_codes {
 }
 
 impl ErrorCode {
-    /// As it stands in a message.
+    /// The number of the error in a message.
     pub const fn code(self) -> i16 {
         self as i16
     }
 
-    /// Whether it is any error at all.
+    /// Whether this is an error, not `None`.
     pub const fn is_error(self) -> bool {
         !matches!(self, ErrorCode::None)
     }

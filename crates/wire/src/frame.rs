@@ -5,8 +5,8 @@
 //! response  size i32 | correlation id i32 | [tags] | message
 //! ```
 //!
-//! Traps: the client id keeps its 16-bit length in every header version; the answer to ApiVersions always has the
-//! header without tags, since the client cannot know yet what the server speaks.
+//! Two exceptions: the client id keeps its 16-bit length in every header version. The response to ApiVersions always
+//! has the header without tags, because the client cannot know yet what the server speaks.
 
 use crate::messages;
 use crate::{ApiKey, Chunks, DecodeError, EncodeError, Message, Reader, Text, Writer};
@@ -14,19 +14,21 @@ use crate::{ApiKey, Chunks, DecodeError, EncodeError, Message, Reader, Text, Wri
 /// What precedes the message of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RequestHeader {
-    /// Which API.
+    /// The API.
     pub api_key: ApiKey,
-    /// As claimed; not checked against [`ApiKey::valid_versions`], since ApiVersions has to answer any.
+    /// The version as the client claims it. It is not checked against [`ApiKey::valid_versions`], because ApiVersions
+    /// has to answer any version.
     pub version: i16,
-    /// Chosen by the client, repeated in the answer.
+    /// Chosen by the client, repeated in the response.
     pub correlation_id: i32,
-    /// As the client calls itself.
+    /// The client's own name.
     pub client_id: Option<Text>,
 }
 
 /// Reads the header at the front of a request frame (without its size) and leaves `reader` at the message.
 ///
-/// [`DecodeError::UnknownApiKey`] carries what is needed to answer an API key this crate does not know.
+/// [`DecodeError::UnknownApiKey`] carries the fields that are needed to answer an API key that this crate does not
+/// know.
 pub fn decode_request_header(reader: &mut Reader) -> Result<RequestHeader, DecodeError> {
     let (key, version, correlation_id) = (reader.i16()?, reader.i16()?, reader.i32()?);
     let Some(api_key) = ApiKey::from_i16(key) else {
@@ -39,7 +41,7 @@ pub fn decode_request_header(reader: &mut Reader) -> Result<RequestHeader, Decod
     Ok(RequestHeader { api_key, version, correlation_id, client_id })
 }
 
-/// Reads the header at the front of a response frame (without its size); answers the correlation id.
+/// Reads the header at the front of a response frame (without its size). Returns the correlation id.
 pub fn decode_response_header(
     reader: &mut Reader,
     api_key: ApiKey,

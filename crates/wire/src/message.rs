@@ -1,4 +1,4 @@
-//! [`Message`]: what every generated top-level message can do, and a table of all of them for tests and fuzzing.
+//! [`Message`]: the operations of every generated top-level message, and a table of all of them for tests and fuzzing.
 
 use std::ops::RangeInclusive;
 
@@ -10,17 +10,17 @@ use crate::{Chunks, DecodeError, EncodeError, Reader, Writer, frame, messages};
 pub trait Message: Sized {
     /// Its name in Kafka's schemas.
     const NAME: &'static str;
-    /// Its API key; none for headers and for data that is stored in records.
+    /// Its API key. Headers, and data that is stored in records, have none.
     const KEY: Option<i16>;
-    /// The versions the schema has.
+    /// The versions in the schema.
     const VERSIONS: RangeInclusive<i16>;
 
-    /// Reads one from `reader`, which is left at the byte after it. Any version may be asked for: one that the
-    /// message does not have is an error.
+    /// Reads a message from `reader`, and leaves `reader` at the byte after it. The caller may pass any version: a
+    /// version that the message does not have is an error.
     fn decode(reader: &mut Reader, version: i16) -> Result<Self, DecodeError>;
 
-    /// Appends it to `writer`. A field that this version lacks must have its default value, unless the schema calls
-    /// it ignorable. After an error `writer` holds a part of it.
+    /// Appends the message to `writer`. A field that this version lacks must have its default value, unless the schema
+    /// calls it ignorable. After an error `writer` holds a part of the message.
     fn encode(&self, writer: &mut Writer, version: i16) -> Result<(), EncodeError>;
 
     /// How long the client must wait before its next request, in milliseconds, where the message says so (KIP-219).
@@ -28,7 +28,7 @@ pub trait Message: Sized {
         None
     }
 
-    /// It alone, without size or header.
+    /// The message alone, without size or header.
     fn to_chunks(&self, version: i16) -> Result<Chunks, EncodeError> {
         let mut writer = Writer::new();
         self.encode(&mut writer, version)?;
@@ -36,7 +36,7 @@ pub trait Message: Sized {
     }
 }
 
-/// One message type, for code that goes through all of them.
+/// One message type, for code that iterates over all of them.
 #[derive(Clone, Copy, Debug)]
 pub struct MessageInfo {
     /// [`Message::NAME`].
@@ -69,8 +69,9 @@ impl MessageInfo {
     }
 }
 
-/// Decodes `bytes` as a server decodes a frame, header first, then the message the header names: the entry point for
-/// fuzzing. A request that decodes must encode again and come to the same bytes when decoded once more.
+/// Decodes `bytes` like a server decodes a frame: first the header, then the message that the header names. This is the
+/// entry point for fuzzing. A decoded request must encode again, and come to the same bytes when it is decoded once
+/// more.
 pub fn fuzz_decode(bytes: &[u8]) {
     let mut reader = Reader::new(Bytes::copy_from_slice(bytes));
     let Ok(header) = frame::decode_request_header(&mut reader) else { return };

@@ -1,9 +1,9 @@
-//! [`Reader`]: takes the protocol's primitive types off the front of a frame that a stranger sent.
+//! [`Reader`]: takes the protocol's primitive types off the front of an untrusted frame.
 //!
 //! Invariants, for any input:
 //! - nothing panics, and nothing is read past the end of the frame or of the tagged field being read;
 //! - a length is compared with the bytes that remain, and with Kafka's own caps, before anything is allocated for it;
-//! - all memory for array elements comes out of one budget per frame, so what a frame costs is bounded by its length;
+//! - all memory for array elements comes out of one budget per frame, so the cost of a frame is bounded by its length;
 //! - strings and byte fields are slices of the frame: they allocate nothing.
 
 use bytes::Bytes;
@@ -19,19 +19,20 @@ pub const TAGGED_FIELDS_MAX: u32 = 10_000;
 pub const TEXT_BYTES_MAX: usize = i16::MAX as usize;
 /// Element memory allowed to any frame, however short, so that the budget never matters for small requests.
 pub const BUDGET_BYTES_MIN: usize = 1 << 20;
-/// Element memory allowed per byte of frame. No element type takes more memory than this times the fewest bytes it
-/// is encoded in (asserted at compile time), so a frame that holds the elements it claims is not refused below
-/// [`BUDGET_BYTES_MAX`]: only claims made again and again for the same bytes, in arrays within arrays, run out of budget.
+/// Element memory allowed per byte of frame. No element type takes more memory than this times the fewest bytes of its
+/// encoding (asserted at compile time). A frame that holds the elements it claims is therefore not refused below
+/// [`BUDGET_BYTES_MAX`]. Only repeated claims for the same bytes, in arrays within arrays, run out of budget.
 pub const BUDGET_PER_FRAME_BYTE: usize = 64;
-/// Element memory allowed to any frame, however long: that of [`ARRAY_ELEMENTS_MAX`] elements in all its arrays together.
+/// Element memory allowed to any frame, however long: enough for [`ARRAY_ELEMENTS_MAX`] elements in all its arrays
+/// together.
 pub const BUDGET_BYTES_MAX: usize = ARRAY_ELEMENTS_MAX * ELEMENT_BYTES_MIN;
-/// What an element takes of the budget, however small it is itself: its handler makes something of it.
+/// The minimum that an element takes from the budget, however small it is itself: its handler allocates more for it.
 pub const ELEMENT_BYTES_MIN: usize = 64;
 
 /// Why a frame cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// The frame ends before what it claims to hold.
+    /// The frame ends before its claimed contents.
     #[error("the frame is cut short: {need} bytes needed, {have} remain")]
     Truncated {
         /// Bytes needed.
@@ -86,7 +87,7 @@ pub enum DecodeError {
         /// As claimed.
         version: i16,
     },
-    /// A request with an API key this crate does not know; enough is kept to log or to answer it.
+    /// A request with an API key that this crate does not know. The error has the fields to log it or to answer it.
     #[error("api key {key} (version {version}, correlation id {correlation_id}) is unknown")]
     UnknownApiKey {
         /// As claimed.
@@ -98,15 +99,15 @@ pub enum DecodeError {
     },
 }
 
-/// What can stand in an array or be a field of its own: the generated structs and the primitive types.
+/// A type that can be an array element or a field: the generated structs and the primitive types.
 pub trait Part: Sized {
-    /// Fewest bytes that any version of it is encoded in; at least 1.
+    /// Fewest bytes of its encoding in any version; at least 1.
     const LEAST_BYTES: usize;
-    /// Fewest bytes that it is encoded in at this version; at least 1.
+    /// Fewest bytes of its encoding in this version; at least 1.
     fn min_bytes(version: i16, flexible: bool) -> usize;
-    /// Reads one. Leaves the reader anywhere on an error.
+    /// Reads a value. After an error the position of the reader is undefined.
     fn read(reader: &mut Reader, version: i16, flexible: bool) -> Result<Self, DecodeError>;
-    /// Appends one.
+    /// Appends a value.
     fn write(
         &self,
         writer: &mut crate::Writer,
@@ -115,7 +116,7 @@ pub trait Part: Sized {
     ) -> Result<(), crate::EncodeError>;
 }
 
-/// Reads one frame from front to back. After an error its position means nothing.
+/// Reads one frame from front to back. After an error its position is undefined.
 #[derive(Clone, Debug)]
 pub struct Reader {
     frame: Bytes,
@@ -134,12 +135,12 @@ impl Reader {
         Reader { at: 0, end: frame.len(), budget, frame }
     }
 
-    /// The same place in the same frame, with element memory of at most so many bytes.
+    /// A reader at the same place in the same frame, with at most `bytes` of element memory.
     pub fn limited(&self, bytes: usize) -> Reader {
         Reader { budget: self.budget.min(bytes), ..self.clone() }
     }
 
-    /// Bytes of element memory that it may still ask for.
+    /// Bytes of element memory that the frame may still ask for.
     pub fn budget(&self) -> usize {
         self.budget
     }
@@ -154,7 +155,7 @@ impl Reader {
         self.at
     }
 
-    /// Passes the next `len` bytes.
+    /// Skips the next `len` bytes.
     pub fn skip(&mut self, len: usize) -> Result<(), DecodeError> {
         self.span(len).map(|_| ())
     }
@@ -175,7 +176,7 @@ impl Reader {
         }
     }
 
-    /// Where the next `len` bytes lie; they are taken.
+    /// Takes the next `len` bytes and returns their place in the frame.
     #[inline]
     fn span(&mut self, len: usize) -> Result<std::ops::Range<usize>, DecodeError> {
         if len > self.remaining() {
@@ -192,7 +193,7 @@ impl Reader {
         Ok(self.frame.slice(span))
     }
 
-    /// Any byte but 0 is true, as Kafka reads it.
+    /// Any byte but 0 is true, as in Kafka.
     #[inline]
     pub fn bool(&mut self) -> Result<bool, DecodeError> {
         Ok(self.fixed::<1>()? != [0])
@@ -370,7 +371,7 @@ impl Reader {
         Ok(Some(elements))
     }
 
-    /// Checks the claim of `count` elements before they are allocated, and takes their memory off the budget.
+    /// Checks the claim of `count` elements before they are allocated, and takes their memory from the budget.
     fn admit(&mut self, count: usize, element_bytes_min: usize, memory: usize) -> Result<(), DecodeError> {
         if count > ARRAY_ELEMENTS_MAX {
             return Err(DecodeError::Caps { count, cap: ARRAY_ELEMENTS_MAX });
@@ -400,8 +401,8 @@ impl Reader {
         T::read(self, version, flexible).map(Some)
     }
 
-    /// The tagged fields at the end of a struct (KIP-482). `field` reads the value of the tags it knows and answers
-    /// false for the others, which are skipped.
+    /// Reads the tagged fields at the end of a struct (KIP-482). `field` reads the value of a known tag and returns
+    /// false for other tags, which are skipped.
     pub fn tags(
         &mut self,
         mut field: impl FnMut(&mut Reader, u32) -> Result<bool, DecodeError>,
@@ -424,7 +425,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The tagged fields of a struct that knows none.
+    /// Reads the tagged fields of a struct without known tags.
     pub fn skip_tags(&mut self) -> Result<(), DecodeError> {
         for _ in 0..self.tag_count()? {
             self.unsigned_varint()?;

@@ -1,4 +1,4 @@
-//! The records inside a batch of format v2 (KIP-98): reading them, and building batches.
+//! The records inside a batch of format v2 (KIP-98): a reader for them, and a builder of batches.
 //!
 //! ```text
 //! length varint | attributes i8 | timestamp delta varlong | offset delta varint
@@ -7,7 +7,7 @@
 //! ```
 //! A length of -1 is null; a header's key is never null. Headers keep their order, and two may have the same key.
 //!
-//! A produce takes `crate::walk` instead, which builds nothing; a fetch looks at the header only, which is `model::batch`'s.
+//! A produce uses `crate::walk` instead, which builds no records. A fetch looks only at the header (`model::batch`).
 
 use bytes::Bytes;
 use model::batch::{self, BatchError, BatchHeader, HEADER_BYTES, LENGTH_PREFIX_BYTES};
@@ -19,7 +19,7 @@ use crate::{DecodeError, Message, Reader, Writer, messages};
 /// Why the records of a batch cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The batch's header is no good.
+    /// The batch header is invalid.
     #[error(transparent)]
     Batch(#[from] BatchError),
     /// The records cannot be decompressed.
@@ -28,15 +28,15 @@ pub enum RecordError {
     /// A record is cut short, or a length in it is impossible.
     #[error("record {index} of the batch: {error}")]
     Decode {
-        /// Which record of the batch, from 0.
+        /// The number of the record in the batch, from 0.
         index: i32,
-        /// What is wrong.
+        /// The error in the record.
         error: DecodeError,
     },
     /// A record's fields do not take the bytes that it claims.
     #[error("record {index} of the batch claims {claimed} bytes but takes {taken}")]
     Length {
-        /// Which record of the batch, from 0.
+        /// The number of the record in the batch, from 0.
         index: i32,
         /// Its length field.
         claimed: usize,
@@ -66,26 +66,26 @@ pub struct RecordView {
     pub headers: Headers,
 }
 
-/// The headers of a record, as they are encoded: a small batch may hold millions, and hardly anybody reads them.
+/// The headers of a record, still encoded: a small batch may hold millions of headers, and few callers read them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
     count: usize,
-    /// Decoded once, so they decode again.
+    /// These bytes were decoded once, so they decode again.
     bytes: Bytes,
 }
 
 impl Headers {
-    /// How many there are.
+    /// The number of headers.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Whether there are no headers.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Each of them, as slices of the batch.
+    /// The headers, as slices of the batch.
     pub fn iter(&self) -> impl Iterator<Item = RecordHeader> + use<> {
         let mut reader = Reader::new(self.bytes.clone());
         (0..self.count).map_while(move |_| read_header(&mut reader).ok())
@@ -124,13 +124,13 @@ pub fn fuzz_records(bytes: &[u8]) {
     );
 }
 
-/// Goes through the records of a batch; ends after the first error. A clone of it goes on from the same place.
+/// Iterates over the records of a batch and ends after the first error. A clone continues from the same place.
 #[derive(Clone, Debug)]
 pub struct RecordIter {
     reader: Reader,
-    /// Of the next record.
+    /// The number of the next record.
     index: i32,
-    /// As the header claims.
+    /// The number of records in the header.
     count: i32,
     done: bool,
 }
@@ -173,7 +173,7 @@ fn read_fields(reader: &mut Reader) -> Result<RecordView, DecodeError> {
     let key = nullable_bytes(reader)?;
     let value = nullable_bytes(reader)?;
     let count = length(reader)?.ok_or(DecodeError::Null)?;
-    // A header takes two bytes at least: the lengths of its key and value.
+    // A header takes at least two bytes: the lengths of its key and value.
     if count > reader.remaining() / 2 {
         return Err(DecodeError::Truncated { need: count.saturating_mul(2), have: reader.remaining() });
     }
@@ -205,7 +205,7 @@ fn skip_bytes(reader: &mut Reader) -> Result<Option<()>, DecodeError> {
     length(reader)?.map(|length| reader.skip(length)).transpose()
 }
 
-/// The headers of a record that is written.
+/// The headers of a record to write.
 enum Given<'a> {
     Each(&'a [RecordHeader]),
     Encoded(&'a Headers),
@@ -238,8 +238,8 @@ impl Given<'_> {
     }
 }
 
-/// Builds one batch. Its base offset is 0 and its leader epoch -1, as a producer sends it; `model::batch::assign`
-/// sets both.
+/// Builds one batch. Its base offset is 0 and its leader epoch is -1, like in a batch from a producer.
+/// `model::batch::assign` sets both.
 #[derive(Debug)]
 pub struct BatchBuilder {
     compression: Compression,
@@ -249,7 +249,8 @@ pub struct BatchBuilder {
     max_timestamp: Timestamp,
     last_offset_delta: i32,
     count: i32,
-    /// The header's place, then the records: an uncompressed batch leaves as it was built, its records copied once.
+    /// Room for the header, then the records. An uncompressed batch leaves in this form, so its records are copied only
+    /// once.
     bytes: Writer,
 }
 
@@ -259,12 +260,12 @@ const LOG_APPEND_TIME: i16 = 0x08;
 const DELETE_HORIZON: i16 = 0x40;
 
 impl BatchBuilder {
-    /// An empty batch, of no producer id.
+    /// An empty batch without a producer id.
     pub fn new(compression: Compression) -> BatchBuilder {
         BatchBuilder::with_capacity(compression, HEADER_BYTES)
     }
 
-    /// As [`BatchBuilder::new`], with memory for a batch of `bytes` before compression.
+    /// Like [`BatchBuilder::new`], with memory for a batch of `bytes` before compression.
     pub fn with_capacity(compression: Compression, bytes: usize) -> BatchBuilder {
         let mut bytes = Writer::reusing(Vec::with_capacity(bytes.max(HEADER_BYTES)));
         bytes.slice(&[0; HEADER_BYTES]);
@@ -280,48 +281,48 @@ impl BatchBuilder {
         }
     }
 
-    /// Of an idempotent producer: its id, its epoch, and the sequence of the first record.
+    /// Sets an idempotent producer: its id, its epoch, and the sequence of the first record.
     pub fn producer(mut self, id: i64, epoch: i16, base_sequence: i32) -> BatchBuilder {
         self.producer = (id, epoch, base_sequence);
         self
     }
 
-    /// Part of a transaction.
+    /// Marks the batch as part of a transaction.
     pub fn transactional(mut self) -> BatchBuilder {
         self.attributes |= TRANSACTIONAL;
         self
     }
 
-    /// A control batch: its records are the server's own.
+    /// Marks a control batch: its records are the server's own.
     pub fn control(mut self) -> BatchBuilder {
         self.attributes |= CONTROL;
         self
     }
 
-    /// The server's time, which counts for every record (KIP-32); to be called after the last one.
+    /// Sets the server's time, which is then the timestamp of every record (KIP-32). Call this after the last record.
     pub fn log_append_time(mut self, now: Timestamp) -> BatchBuilder {
         self.attributes |= LOG_APPEND_TIME;
         self.max_timestamp = now;
         self
     }
 
-    /// When compaction may drop what is in it (KIP-534); to be called before the first record.
+    /// Sets the time from which compaction may remove the contents (KIP-534). Call this before the first record.
     pub fn delete_horizon(mut self, horizon: Timestamp) -> BatchBuilder {
         self.attributes |= DELETE_HORIZON;
         self.base_timestamp = horizon;
         self
     }
 
-    /// Offsets up to `delta` belong to the batch, with records or without.
+    /// Gives the batch all offsets up to `delta`, with records or without.
     ///
-    /// Panics when a record lies behind.
+    /// Panics if a record has a higher offset.
     pub fn last_offset_delta(mut self, delta: i32) -> BatchBuilder {
         assert!(delta >= self.last_offset_delta, "all records lie within the batch");
         self.last_offset_delta = delta;
         self
     }
 
-    /// Records so far.
+    /// The number of records so far.
     pub fn count(&self) -> i32 {
         self.count
     }
@@ -347,9 +348,9 @@ impl BatchBuilder {
         self.push_at(self.last_offset_delta + 1, timestamp, key, value, headers);
     }
 
-    /// Appends a record at `offset_delta`, which leaves a gap when it is not the next.
+    /// Appends a record at `offset_delta`. If this is not the next offset, it leaves a gap.
     ///
-    /// Panics when it is not after the last one's.
+    /// Panics if it is not after the offset of the last record.
     pub fn push_at(
         &mut self,
         offset_delta: i32,
@@ -361,9 +362,9 @@ impl BatchBuilder {
         self.put(offset_delta, timestamp, key, value, &Given::Each(headers));
     }
 
-    /// Appends a record of another batch at its offset, as [`BatchBuilder::push_at`] does.
+    /// Appends a record of another batch at its offset, like [`BatchBuilder::push_at`].
     ///
-    /// Panics when it is not after the last one's.
+    /// Panics if it is not after the offset of the last record.
     pub fn push_view(&mut self, timestamp: Timestamp, record: &RecordView) {
         let (key, value) = (record.key.as_deref(), record.value.as_deref());
         self.put(record.offset_delta, timestamp, key, value, &Given::Encoded(&record.headers));
@@ -404,9 +405,9 @@ impl BatchBuilder {
         self.count += 1;
     }
 
-    /// The batch, its CRC set.
+    /// The batch, with its CRC.
     ///
-    /// Panics when there is no record in it, or more than 2 GiB of them.
+    /// Panics if the batch has no record, or more than 2 GiB of records.
     pub fn finish(self) -> Bytes {
         assert!(self.count > 0, "a batch holds a record at least");
         let mut bytes = self.bytes.into_buffer();
@@ -441,7 +442,7 @@ fn varint_length(length: usize) -> i32 {
     i32::try_from(length).expect("a record is under 2 GiB")
 }
 
-/// Bytes that a zigzag LEB128 integer takes; one of 32 bits takes as many as the same of 64.
+/// Bytes of a zigzag LEB128 integer. A 32-bit integer takes as many bytes as the same 64-bit integer.
 fn varlong_len(value: i64) -> usize {
     let zigzag = ((value << 1) ^ (value >> 63)).cast_unsigned();
     // Seven bits a byte, and one byte for zero.
@@ -463,17 +464,17 @@ fn put_bytes(writer: &mut Writer, bytes: Option<&[u8]>) {
     }
 }
 
-/// How a transaction ends.
+/// The end of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TransactionResult {
-    /// Its records are dropped by read-committed consumers.
+    /// Read-committed consumers drop its records.
     Abort,
-    /// Its records become visible to them.
+    /// Read-committed consumers see its records.
     Commit,
 }
 
-/// The batch that ends a producer's transaction in a partition (KIP-98): one control record, whose key names the
-/// result and whose value the coordinator's epoch. Both begin with their schema's version, 0.
+/// The batch that ends a producer's transaction in a partition (KIP-98). It has one control record. The key names the
+/// result, and the value has the coordinator's epoch. Both begin with the version of their schema, 0.
 pub fn end_transaction_marker(
     producer_id: i64,
     producer_epoch: i16,
@@ -495,14 +496,14 @@ pub fn end_transaction_marker(
     builder.finish()
 }
 
-/// What the control batch at the front of `bytes` says of its transaction: `None` for control records of other kinds.
+/// The end of the transaction in the control batch at the front of `bytes`. `None` for control records of other kinds.
 pub fn transaction_result(bytes: &Bytes) -> Result<Option<(TransactionResult, i32)>, RecordError> {
     let (_, mut records) = records(bytes, bytes.len())?;
     let Some(record) = records.next().transpose()? else { return Ok(None) };
     marker_of(record)
 }
 
-/// As [`transaction_result`], of the control record itself.
+/// Like [`transaction_result`], for the control record itself.
 pub fn marker_of(record: RecordView) -> Result<Option<(TransactionResult, i32)>, RecordError> {
     let failed = |error| RecordError::Decode { index: 0, error };
     let mut key = Reader::new(record.key.unwrap_or_default());

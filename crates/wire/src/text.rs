@@ -1,7 +1,8 @@
 //! [`Text`]: a string that shares the frame it was read from.
 //!
-//! Invariant: the bytes are valid UTF-8, checked where a `Text` is made and never changed after. The crate has no
-//! `unsafe`, so [`Text::as_str`] checks them once more; for the short names of the protocol that costs nanoseconds.
+//! Invariant: the bytes are valid UTF-8. This is checked when a `Text` is made, and the bytes never change after that.
+//! The crate has no `unsafe`, so [`Text::as_str`] checks them once more. For the short names of the protocol that costs
+//! nanoseconds.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -12,7 +13,7 @@ use bytes::Bytes;
 
 /// A refcounted UTF-8 string; cloning it copies no bytes.
 ///
-/// A `Text` read from a frame keeps the whole frame alive. State that outlives a request takes [`Text::detached`].
+/// A `Text` read from a frame keeps the whole frame alive. State that outlives a request must use [`Text::detached`].
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Text(Bytes);
 
@@ -30,7 +31,7 @@ impl Text {
         Text(Bytes::copy_from_slice(text.as_bytes()))
     }
 
-    /// Takes `bytes` without copying them; an error when they are not UTF-8.
+    /// Takes `bytes` without copying them. Fails if they are not UTF-8.
     pub fn from_utf8(bytes: Bytes) -> Result<Text, std::str::Utf8Error> {
         std::str::from_utf8(&bytes)?;
         Ok(Text(bytes))
@@ -61,12 +62,12 @@ impl Text {
         self.0.is_empty()
     }
 
-    /// Its first bytes, at most so many, without a copy and without half a character.
+    /// The first bytes of the string, at most `bytes_max`, without a copy and without a part of a character.
     pub fn front(&self, bytes_max: usize) -> Text {
         Text(self.0.slice(..self.as_str().floor_char_boundary(bytes_max)))
     }
 
-    /// A copy that no longer shares, and so no longer holds, the frame.
+    /// A copy that does not share the frame, and so does not keep it alive.
     pub fn detached(&self) -> Text {
         Text(Bytes::copy_from_slice(&self.0))
     }

@@ -1,10 +1,10 @@
-//! Walks the records of a batch once, without building them: what a server checks before it believes a batch.
+//! Walks the records of a batch once, without building them: the checks before a server accepts a batch.
 //!
-//! A producer's header is a claim. Consumers stop at a batch whose records do not decode, and retention goes by its
-//! largest timestamp, so both are found out here, as Kafka's `LogValidator` does on append.
+//! A producer's header is a claim. Consumers stop at a batch whose records do not decode, and retention uses its
+//! largest timestamp. So both are checked here, as in Kafka's `LogValidator` on append.
 //!
-//! Invariant: whatever a batch decompresses to, [`CHUNK_BYTES`] and the state of its codec are all that is held of it. A
-//! codec's state, a window or a block, is bounded by the caller.
+//! Invariant: whatever the size of the decompressed batch, a walk holds only [`CHUNK_BYTES`] of it and the state of its
+//! codec. The caller bounds that state, which is a window or a block.
 
 use std::io::Read;
 
@@ -14,26 +14,26 @@ use crate::DecodeError;
 use crate::compression::{DecompressError, Limits, read_error, reader};
 use crate::records::RecordError;
 
-/// Decompressed bytes that are looked at together.
+/// Decompressed bytes that are examined together.
 const CHUNK_BYTES: usize = 32 * 1024;
 /// Bytes of the smallest header of a record: the lengths of its key and value.
 const HEADER_BYTES_MIN: u64 = 2;
 
-/// What the records of a batch say of themselves.
+/// The properties of a batch's records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Walked {
-    /// The largest timestamp of a record; [`Timestamp::NONE`] when none has one.
+    /// The largest timestamp of the records; [`Timestamp::NONE`] if no record has one.
     pub max_timestamp: Timestamp,
     /// The smallest timestamp of the records that have one.
     pub min_timestamp: Option<Timestamp>,
-    /// Whether a record has no key.
+    /// Whether some record has no key.
     pub keyless: bool,
 }
 
 /// Walks `packed`, the records of a batch with `header`, within `limits`.
 ///
-/// Every record decodes and takes the bytes that it claims, their offsets follow each other from 0, there are as many as the
-/// header says, and nothing follows them: else an error. Blocks for as long as decompression takes.
+/// Returns an error unless every record decodes and takes the bytes that it claims, the offsets follow each other from
+/// 0, there are as many records as the header says, and nothing follows them. Blocks during decompression.
 pub fn walk(header: &BatchHeader, packed: &[u8], limits: Limits) -> Result<Walked, RecordError> {
     let mut walked = Walked { max_timestamp: Timestamp::NONE, min_timestamp: None, keyless: false };
     let passed = pass(
@@ -57,8 +57,8 @@ pub fn walk(header: &BatchHeader, packed: &[u8], limits: Limits) -> Result<Walke
     passed.map(|()| walked)
 }
 
-/// The offset (after the batch's base) and timestamp of the first record that is `wanted`, by these; `packed` and
-/// `limits` as of [`walk`], offsets as in any batch that is stored.
+/// The offset (relative to the batch's base) and timestamp of the first record for which `wanted` is true of these two.
+/// `packed` and `limits` are those of [`walk`]. Offsets are those of any stored batch.
 pub fn find(
     header: &BatchHeader,
     packed: &[u8],
@@ -75,7 +75,7 @@ pub fn find(
     Ok(found)
 }
 
-/// Shows the keys of a batch to `visitor`, until it has seen enough; `packed` and `limits` as of [`walk`].
+/// Shows the keys of a batch to `visitor`, until it has seen enough. `packed` and `limits` are those of [`walk`].
 pub fn visit_keys(
     header: &BatchHeader,
     packed: &[u8],
@@ -85,32 +85,32 @@ pub fn visit_keys(
     pass(header, packed, limits, OnKey(visitor))
 }
 
-/// What is shown the keys of a batch. A key may be as large as the batch, so it comes in pieces.
+/// Gets the keys of a batch. A key may be as large as the batch, so it comes in pieces.
 pub trait VisitKeys {
-    /// The next piece of the key of the record that is told of next. Not called for an empty key.
+    /// The next piece of the key of the next reported record. Not called for an empty key.
     fn piece(&mut self, piece: &[u8]);
 
-    /// The record, whose key was shown; false when enough was seen.
+    /// The record whose key was shown. Returns false if the visitor has seen enough.
     fn record(&mut self, record: Keyed) -> bool;
 }
 
 /// A record without its contents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keyed {
-    /// After the batch's base.
+    /// Relative to the batch's base offset.
     pub offset_delta: i32,
     /// Whether it has a key, which may be empty.
     pub has_key: bool,
-    /// Whether it has a value, which may be empty; one without is a tombstone.
+    /// Whether it has a value, which may be empty. A record without a value is a tombstone.
     pub has_value: bool,
 }
 
-/// What [`pass`] shows of a batch.
+/// Gets the records of a batch from [`pass`].
 trait See {
-    /// A piece of the key of the record that is told of next.
+    /// A piece of the key of the next reported record.
     fn key(&mut self, _piece: &[u8]) {}
 
-    /// A record; false when enough was seen.
+    /// A record. Returns false if enough was seen.
     fn record(&mut self, record: &Seen) -> Result<bool, DecodeError>;
 }
 
@@ -138,9 +138,9 @@ impl<V: VisitKeys> See for OnKey<'_, V> {
     }
 }
 
-/// What is looked at of a record.
+/// The properties of one record.
 struct Seen {
-    /// Which record of the batch.
+    /// The number of the record in the batch.
     index: i32,
     offset_delta: i32,
     timestamp: Timestamp,
@@ -148,7 +148,7 @@ struct Seen {
     has_value: bool,
 }
 
-/// Shows each record to `see`, until that has seen enough.
+/// Shows each record to `see`, until `see` has seen enough.
 fn pass(header: &BatchHeader, packed: &[u8], limits: Limits, see: impl See) -> Result<(), RecordError> {
     let limit_bytes = limits.decompressed;
     match header.compression() {
@@ -164,11 +164,11 @@ fn pass(header: &BatchHeader, packed: &[u8], limits: Limits, see: impl See) -> R
     }
 }
 
-/// Why the next bytes cannot be had.
+/// Why the next bytes are not available.
 enum Fault {
-    /// Something in the records is wrong.
+    /// The records are invalid.
     Decode(DecodeError),
-    /// They cannot be decompressed.
+    /// The bytes cannot be decompressed.
     Decompress(DecompressError),
 }
 
@@ -178,13 +178,13 @@ impl From<DecodeError> for Fault {
     }
 }
 
-/// Records, from front to back.
+/// The bytes of the records, from front to back.
 trait Source {
-    /// The bytes at hand that were not passed; empty at the end alone.
+    /// The available bytes that were not passed. Empty only at the end.
     fn at_hand(&mut self) -> Result<&[u8], Fault>;
-    /// Goes `bytes` on, at most as far as what is at hand.
+    /// Passes `bytes` bytes, at most the available ones.
     fn advance(&mut self, bytes: usize);
-    /// Bytes passed.
+    /// The number of passed bytes.
     fn position(&self) -> u64;
 
     #[inline]
@@ -266,7 +266,7 @@ struct Packed<R> {
     codec: Compression,
     reader: R,
     chunk: Box<[u8]>,
-    /// What is at hand of the chunk.
+    /// The position in the chunk.
     at: usize,
     end: usize,
     /// Bytes before the chunk.
@@ -341,7 +341,7 @@ fn pass_from(header: &BatchHeader, mut source: impl Source, mut see: impl See) -
     }
 }
 
-/// One record, which says that it ends at `end`.
+/// One record. It claims to end at `end`.
 #[inline]
 fn pass_record(
     header: &BatchHeader,
@@ -350,7 +350,7 @@ fn pass_record(
     end: u64,
     see: &mut impl See,
 ) -> Result<Seen, Fault> {
-    // Within the record: a length that reaches beyond it is not read as far.
+    // Reads only within the record: a length that reaches beyond its end is refused before it is followed.
     let check = |source: &mut _, length: u64| {
         let have = end.saturating_sub(Source::position(source));
         if length > have {
@@ -500,7 +500,7 @@ mod tests {
                 assert!(walked(&batch, 1 << 20).is_err(), "{codec:?}: {why}");
             }
         }
-        // A codec that is not the one of the records.
+        // A codec that does not match the records.
         let plain = sample(Compression::None, 100);
         for codec in &CODECS[1..] {
             let mut lies = plain.clone();

@@ -1,7 +1,7 @@
 //! [`Writer`]: appends the protocol's primitive types to a frame in pieces.
 //!
-//! Invariants: small fields share one buffer; record data and byte fields of [`SHARE_BYTES_MIN`] and more stand in the
-//! frame by reference, at the place in that buffer where they belong, and are never copied.
+//! Invariants: small fields share one buffer. Record data, and byte fields of at least [`SHARE_BYTES_MIN`], are in the
+//! frame by reference, at their place in that buffer, and are never copied.
 
 use bytes::Bytes;
 use uuid::Uuid;
@@ -9,14 +9,14 @@ use uuid::Uuid;
 use crate::reader::{Part, Reader, TEXT_BYTES_MAX};
 use crate::{Chunks, DecodeError, Records, Text};
 
-/// Bytes of an error message at most: it may quote a name that the client sent, and such a name may have all that a string
-/// takes, so that no answer could hold a sentence around it.
+/// Upper bound of an error message. A message may quote a name from the client, and such a name may have the full
+/// length of a string, so that no response could hold a sentence around it.
 pub const MESSAGE_BYTES_MAX: usize = 1024;
 
-/// Pieces from this size on go into the frame by reference. Below it a copy is cheaper than one more entry in the
+/// Pieces of at least this size go into the frame by reference. Below it, a copy is cheaper than one more entry in the
 /// vectored write and one more reference count.
 pub const SHARE_BYTES_MIN: usize = 4096;
-/// Bytes a frame's buffer starts with: most answers fit.
+/// Initial size of a frame's buffer: most responses fit.
 const BUFFER_BYTES: usize = 256;
 
 /// Why a message cannot be written.
@@ -44,7 +44,7 @@ pub enum EncodeError {
         /// Struct and field.
         field: &'static str,
     },
-    /// A string, an array, a byte field or a frame longer than the protocol can say.
+    /// A string, an array, a byte field or a frame that is longer than the protocol can express.
     #[error("{0} bytes or elements are more than the protocol can carry in one field")]
     TooLong(usize),
 }
@@ -59,7 +59,7 @@ impl EncodeError {
 #[derive(Debug, Default)]
 pub struct Writer {
     buffer: Vec<u8>,
-    /// Pieces by reference, each before the byte of `buffer` at its position; positions never fall.
+    /// Pieces by reference. Each stands before the byte of `buffer` at its position. The positions never fall.
     shared: Vec<(usize, Bytes)>,
     shared_bytes: usize,
 }
@@ -70,7 +70,7 @@ impl Writer {
         Writer::default()
     }
 
-    /// An empty frame that begins with room for its size, which [`Writer::finish_frame`] fills in.
+    /// An empty frame with room for its size at the front. [`Writer::finish_frame`] sets the size.
     pub fn new_frame() -> Writer {
         let mut buffer = Vec::with_capacity(BUFFER_BYTES);
         buffer.extend_from_slice(&[0; 4]);
@@ -99,7 +99,7 @@ impl Writer {
         self.len() == 0
     }
 
-    /// What was written, in order.
+    /// The written bytes, in order.
     pub fn finish(self) -> Chunks {
         let buffer = Bytes::from(self.buffer);
         if self.shared.is_empty() {
@@ -120,7 +120,7 @@ impl Writer {
         Chunks { parts }
     }
 
-    /// As [`Writer::finish`], of a writer from [`Writer::new_frame`]: sets the size in front.
+    /// Like [`Writer::finish`], for a writer from [`Writer::new_frame`]: sets the size at the front.
     pub fn finish_frame(mut self) -> Result<Chunks, EncodeError> {
         let size = i32::try_from(self.len() - 4).map_err(|_| EncodeError::TooLong(self.len()))?;
         self.buffer[..4].copy_from_slice(&size.to_be_bytes());
@@ -208,13 +208,13 @@ impl Writer {
         self.buffer.push((value & 0x7f) as u8);
     }
 
-    /// Bytes as they are, copied.
+    /// Appends bytes unchanged, as a copy.
     #[inline]
     pub fn slice(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Bytes as they are, by reference from [`SHARE_BYTES_MIN`] on.
+    /// Appends bytes unchanged, by reference from [`SHARE_BYTES_MIN`] on.
     pub fn share(&mut self, bytes: &Bytes) {
         if bytes.len() < SHARE_BYTES_MIN {
             self.buffer.extend_from_slice(bytes);
@@ -253,7 +253,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A string or, when `nullable`, null. Of an error message [`MESSAGE_BYTES_MAX`] bytes are written.
+    /// A string or, when `nullable`, null. At most [`MESSAGE_BYTES_MAX`] bytes of an error message are written.
     pub fn nullable_text(
         &mut self,
         text: &Option<Text>,
@@ -388,7 +388,7 @@ impl Writer {
     }
 }
 
-/// Gathers the tagged fields that are set; nothing is allocated when none is.
+/// Gathers the tagged fields that are set. Allocates nothing if none is set.
 #[derive(Debug, Default)]
 pub struct Tags {
     count: u32,
@@ -396,7 +396,7 @@ pub struct Tags {
 }
 
 impl Tags {
-    /// Adds the field `tag`; tags are added in rising order. `value` writes it as if it were not tagged.
+    /// Adds the field `tag`. Tags must be added in rising order. `value` writes the field as if it were not tagged.
     pub fn put(
         &mut self,
         tag: u32,

@@ -1,6 +1,6 @@
-//! The bytes of one simulated file: what readers see, what the medium holds, and the writes in between.
+//! The bytes of one simulated file: the bytes that readers see, the bytes on the medium, and the writes in between.
 //!
-//! Knows nothing of names, queues or faults; it is handed its random numbers.
+//! This module knows nothing of names, queues or faults. Its caller hands in the random numbers.
 //!
 //! Invariants:
 //! - `visible` is every completed write in the order of completion; `durable` is what a power cut cannot take.
@@ -25,13 +25,13 @@ struct DurableSector {
     sequence: u64,
 }
 
-/// A write that has completed, or is about to be torn, and is not known to be on the medium.
+/// A write that has completed, or is about to be torn, and may not be on the medium.
 #[derive(Clone)]
 struct Unsynced {
     sequence: u64,
     first: u64,
     sectors: Vec<Sector>,
-    /// A sync or the write itself failed: no later sync covers it, though it may have reached the medium.
+    /// A sync or the write itself failed. No later sync covers the write, though it may have reached the medium.
     abandoned: bool,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// Fills `into` with what completed writes left at `position`.
+    /// Fills `into` with the bytes of completed writes at `position`.
     pub fn read(&self, position: u64, into: &mut [u8]) {
         for (sector, part) in (position / SECTOR_BYTES..).zip(into.chunks_mut(SECTOR)) {
             match self.visible.get(&sector) {
@@ -60,7 +60,7 @@ impl Content {
         if durable { self.persist(write) } else { self.unsynced.push(write) }
     }
 
-    /// Completes a write with an error: any of its sectors may be visible, and later durable by accident.
+    /// Completes a write with an error. Any of its sectors may be visible, and durable later by accident.
     pub fn fail_write(&mut self, sequence: u64, position: u64, data: &[u8], rng: &mut fastrand::Rng) {
         for (place, part) in data.chunks(SECTOR).enumerate() {
             if rng.bool() {
@@ -81,14 +81,14 @@ impl Content {
         }
     }
 
-    /// A failed sync: as on Linux, the writes it covered are no longer dirty, so no later sync covers them.
+    /// A failed sync. As on Linux, the writes that it covered are no longer dirty, so no later sync covers them.
     pub fn fail_sync(&mut self, sequence: u64) {
         for write in self.unsynced.iter_mut().filter(|write| write.sequence < sequence) {
             write.abandoned = true;
         }
     }
 
-    /// What a power cut leaves, with `in_flight` writes (position and data) caught on their way.
+    /// The file after a power cut, with `in_flight` writes (position and data) under way.
     pub fn after_power_cut(
         &self,
         in_flight: &[(u64, &[u8])],
@@ -113,7 +113,7 @@ impl Content {
         left
     }
 
-    /// Changes the bytes of `range` behind the file system's back, on the medium and in what readers see.
+    /// Changes the bytes of `range` without the file system, on the medium and in what readers see.
     pub fn corrupt(&mut self, range: Range<u64>, mut change: impl FnMut(u64, u8) -> u8) {
         for position in range {
             let sector = position / SECTOR_BYTES;
@@ -125,7 +125,7 @@ impl Content {
             let edited = with_byte(bytes_of(&old_durable.bytes), within, new);
             self.durable.insert(sector, DurableSector { bytes: Some(edited), ..old_durable });
             let shown = self.visible.get(&sector).map_or(&ZEROS[..], |bytes| bytes);
-            // The same difference, so that flipping a bit flips it in both.
+            // The same difference is applied, so that flipping a bit flips it in both.
             let edited = with_byte(shown, within, shown[within] ^ old ^ new);
             self.visible.insert(sector, edited);
         }
@@ -157,7 +157,7 @@ impl Content {
         }
     }
 
-    /// Decides what of one write a power cut leaves: all, nothing, a prefix or any subset of its sectors, and below
+    /// Decides which part of one write a power cut leaves: all, nothing, a prefix, or any subset of its sectors; below
     /// that any subset of the `tear_bytes` units of a sector.
     fn tear(&mut self, write: &Unsynced, tear_bytes: usize, rng: &mut fastrand::Rng) {
         let count = write.sectors.len();
@@ -245,7 +245,7 @@ mod tests {
         content.write(65, 0, &[0; SECTOR], true);
         assert_eq!(content.visible.len(), 0);
         assert!(content.unsynced.is_empty());
-        // Those written durably while an older write was still unsynced keep their sequence numbers.
+        // Sectors that were written durably while an older write was still unsynced keep their sequence numbers.
         assert!(content.durable.len() <= 32 * 64);
         assert_eq!(content.after_power_cut(&[], SECTOR, &mut fastrand::Rng::with_seed(1)).durable.len(), 0);
     }

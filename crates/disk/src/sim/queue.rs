@@ -1,10 +1,12 @@
-//! The queue of a simulated disk: operations happen when the owner waits, as many and in the order that the seed says.
+//! The queue of a simulated disk. Operations happen when the owner waits; the seed decides how many, and in which
+//! order.
 //!
-//! It never sleeps while operations are in flight, so a simulation runs at the speed of its owner.
+//! The queue never sleeps while operations are in flight, so a simulation runs at the speed of its owner.
 //!
 //! Invariants:
-//! - An operation takes effect at the moment it is reported, not before: until then a crash may do with it as it likes.
-//! - Dropping a queue finishes what it has in flight, as the real queues do.
+//! - An operation takes effect at the moment it is reported, not before. Until then a crash may keep it, drop it or
+//!   tear it.
+//! - Dropping a queue finishes its operations in flight, like the real queues.
 
 use std::io;
 use std::sync::Arc;

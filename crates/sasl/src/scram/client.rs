@@ -8,25 +8,25 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::credential::{Hash, equal, salted_password};
 
-/// A server may ask for this much work; more is taken for an attack.
+/// Upper bound of the iterations that a server may ask for. More would be an attack.
 const ITERATIONS_MAX: u32 = 1 << 20;
 
 /// Why the exchange cannot go on, or the server is not to be trusted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// Something else.
+    /// The message is not one of SCRAM.
     #[error("the server's message is not one of SCRAM")]
     Garbled,
-    /// An old exchange, perhaps.
+    /// The server may have answered an old exchange.
     #[error("the server answered with another nonce than was sent")]
     Nonce,
-    /// None, or an attack.
+    /// Zero iterations, or too many.
     #[error("the server asks for {0} iterations")]
     Iterations(u32),
-    /// In the words of the RFC.
+    /// The error in the words of the RFC.
     #[error("the server says {0}")]
     Refused(String),
-    /// Somebody in the server's place.
+    /// Another party may stand in the server's place.
     #[error("the server does not know the password itself")]
     Impostor,
 }
@@ -54,7 +54,7 @@ impl Client {
         Client { hash, nonce, first_bare, password: password.into(), server_signature: Vec::new() }
     }
 
-    /// The message that begins it.
+    /// The first message of the exchange.
     pub fn first(&self) -> String {
         format!("n,,{}", self.first_bare)
     }
@@ -83,7 +83,7 @@ impl Client {
         Ok(format!("{without_proof},p={}", STANDARD.encode(proof)))
     }
 
-    /// Checks the server's last message: it has to know the password as well.
+    /// Checks the server's last message: the server has to know the credential as well.
     pub fn check(&self, server_last: &str) -> Result<(), ClientError> {
         if let Some(error) = field(server_last, "e=") {
             return Err(ClientError::Refused(error.into()));

@@ -1,4 +1,4 @@
-//! What is stored of a password: enough to check a proof, not enough to make one.
+//! The stored form of a password: enough to check a proof, not enough to make one.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -7,10 +7,10 @@ use ring::rand::{SecureRandom, SystemRandom};
 use ring::{digest, hmac, pbkdf2};
 use subtle::ConstantTimeEq;
 
-/// Bytes of a salt that is made here.
+/// Bytes of a new salt.
 const SALT_BYTES: usize = 24;
 
-/// The hash function, which is all that the SCRAM mechanisms differ in.
+/// The hash function, the only difference between the SCRAM mechanisms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Hash {
     /// SCRAM-SHA-256.
@@ -20,7 +20,7 @@ pub enum Hash {
 }
 
 impl Hash {
-    /// All there are.
+    /// All hash functions.
     pub const ALL: [Hash; 2] = [Hash::Sha256, Hash::Sha512];
 
     /// The mechanism's name.
@@ -56,7 +56,7 @@ impl Hash {
     }
 }
 
-/// RFC 5802's `SaltedPassword`. Slow on purpose: some milliseconds for some thousand iterations.
+/// RFC 5802's `SaltedPassword`. It is slow on purpose: some milliseconds for some thousand iterations.
 pub fn salted_password(hash: Hash, password: &str, salt: &[u8], iterations: NonZeroU32) -> Vec<u8> {
     let algorithm = match hash {
         Hash::Sha256 => pbkdf2::PBKDF2_HMAC_SHA256,
@@ -67,17 +67,17 @@ pub fn salted_password(hash: Hash, password: &str, salt: &[u8], iterations: NonZ
     salted
 }
 
-/// A salt that nobody has used yet; `None` if the system has no random numbers.
+/// A new salt. `None` if the system has no random numbers.
 pub fn random_salt() -> Option<Vec<u8>> {
     let mut salt = vec![0; SALT_BYTES];
     SystemRandom::new().fill(&mut salt).ok()?;
     Some(salt)
 }
 
-/// What a server stores of a user's password.
+/// The stored form of a user's password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
-    /// How often the password was hashed.
+    /// The number of hash iterations.
     pub iterations: NonZeroU32,
     /// Different for each credential.
     pub salt: Vec<u8>,
@@ -88,13 +88,13 @@ pub struct Credential {
 }
 
 impl Credential {
-    /// What is stored of `password`. Slow.
+    /// The stored form of `password`. Slow.
     pub fn new(hash: Hash, password: &str, salt: Vec<u8>, iterations: NonZeroU32) -> Credential {
         let salted = salted_password(hash, password, &salt, iterations);
         Credential::of_salted(hash, &salted, salt, iterations)
     }
 
-    /// What is stored of a password that somebody else has salted.
+    /// The stored form of a password that the caller has already salted.
     pub fn of_salted(hash: Hash, salted: &[u8], salt: Vec<u8>, iterations: NonZeroU32) -> Credential {
         Credential {
             iterations,
@@ -104,7 +104,7 @@ impl Credential {
         }
     }
 
-    /// Whether it was made of `password`. Slow.
+    /// Whether this is the credential of `password`. Slow.
     pub fn is_of(&self, hash: Hash, password: &str) -> bool {
         let salted = salted_password(hash, password, &self.salt, self.iterations);
         equal(&hash.of(&hash.hmac(&salted, b"Client Key")), &self.stored_key)
@@ -117,7 +117,7 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// Whether both are the same, in a time that does not tell where they differ.
+/// Whether both are equal. The time of the comparison does not reveal where they differ.
 pub(super) fn equal(a: &[u8], b: &[u8]) -> bool {
     a.ct_eq(b).into()
 }

@@ -1,4 +1,4 @@
-//! SCRAM (RFC 5802, RFC 7677): what is stored of a password, and both sides of the exchange.
+//! SCRAM (RFC 5802, RFC 7677): the stored form of a password, and both sides of the exchange.
 //!
 //! ```text
 //! client  n,[a=authzid],n=user,r=client nonce[,extensions]
@@ -7,7 +7,7 @@
 //! server  v=signature
 //! ```
 //!
-//! There is no channel binding, as in Kafka: its clients do not know of it.
+//! As in Kafka, there is no channel binding, because Kafka's clients do not support it.
 
 mod client;
 mod credential;

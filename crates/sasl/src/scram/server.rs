@@ -1,6 +1,7 @@
-//! The server's side of the exchange, as Kafka's `ScramSaslServer` has it.
+//! The server's side of the exchange, like Kafka's `ScramSaslServer`.
 //!
-//! Kafka never sends an `e=` error of the RFC: whoever fails is told in Kafka's own answer, and disconnected.
+//! Kafka never sends an `e=` error of the RFC. A client that fails gets Kafka's own error response, and is
+//! disconnected.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ const BIWS: &str = "n,,";
 /// Set by clients that use a delegation token in place of a password.
 const TOKEN_EXTENSION: &str = "tokenauth";
 
-/// A nonce that was never used; `None` if the system has no random numbers.
+/// A new nonce. `None` if the system has no random numbers.
 pub fn random_nonce() -> Option<String> {
     let mut nonce = [0; NONCE_BYTES];
     SystemRandom::new().fill(&mut nonce).ok()?;
@@ -28,7 +29,7 @@ pub fn random_nonce() -> Option<String> {
 /// The client's first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct First {
-    /// Whom the client says to be.
+    /// The claimed user.
     pub user: String,
     authzid: Option<String>,
     header: String,
@@ -64,14 +65,15 @@ impl First {
         Ok(First { user: user.ok_or(wrong)?, authzid, header, bare: bare.to_owned(), nonce })
     }
 
-    /// The challenge for it. `credential` is the user's, if there is one; `nonce` was never used before.
+    /// The challenge for this message. `credential` is the user's, if the user exists; `nonce` must be new.
     pub fn challenge(
         self,
         hash: Hash,
         credential: Option<Arc<Credential>>,
         nonce: &str,
     ) -> Result<(String, Waiting), Failure> {
-        // As Kafka, at once: the challenge would be a lie, and whoever measures learns from neither more than from this.
+        // Like Kafka, refuse an unknown user at once. A false challenge would hide no more: a client that measures
+        // learns as much from it.
         let credential = credential.ok_or(Failure::Untold("there is no such user"))?;
         if self.authzid.as_ref().is_some_and(|authzid| *authzid != self.user) {
             return Err(Failure::told(
@@ -86,7 +88,7 @@ impl First {
     }
 }
 
-/// An exchange whose challenge is out.
+/// An exchange after its challenge was sent.
 pub struct Waiting {
     hash: Hash,
     first: First,
@@ -102,7 +104,7 @@ impl fmt::Debug for Waiting {
 }
 
 impl Waiting {
-    /// Checks the proof in the client's last message. Returns the last message to it, and who it is.
+    /// Checks the proof in the client's last message. Returns the last message to the client, and the client's name.
     pub fn finish(self, message: &[u8]) -> Result<(String, String), Failure> {
         let wrong = Failure::Untold("the last message is not one of SCRAM");
         let message = std::str::from_utf8(message).ok().filter(|message| message.is_ascii());
@@ -115,12 +117,13 @@ impl Waiting {
         if !fields.all(|field| extension(field).is_some()) {
             return Err(wrong);
         }
-        // There are clients that leave the authorisation id out where they repeat the header.
+        // Some clients leave the authorisation id out when they repeat the header.
         let repeated = |header: &str| binding == STANDARD.encode(header);
         if !repeated(&self.first.header) && !repeated(BIWS) {
             return Err(Failure::Untold("the last message repeats another header than the first one had"));
         }
-        // As Kafka has it: librdkafka put its own nonce in front once more until 2.6. What is fresh, and signed, is the end.
+        // As in Kafka: until version 2.6 librdkafka repeated its own nonce at the front. Only the end is fresh, and it
+        // is signed.
         if !nonce.ends_with(&self.nonce) || !is_nonce(nonce) {
             return Err(Failure::Untold("the last message has another nonce: perhaps it is an old one"));
         }
@@ -136,12 +139,12 @@ impl Waiting {
     }
 }
 
-/// Printable, without commas.
+/// Whether the text is printable and has no commas.
 fn is_nonce(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| (0x21..=0x7e).contains(&byte) && byte != b',')
 }
 
-/// Name and value of an extension; `m` is none, but the demand to know one that is unknown here.
+/// Name and value of an extension. `m` is not an extension: it demands an extension that is unknown here.
 fn extension(field: &str) -> Option<(&str, &str)> {
     let (name, value) = field.split_once('=')?;
     let letters = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphabetic());
@@ -186,7 +189,7 @@ mod tests {
         assert_eq!(user, "user");
     }
 
-    /// Worked out by another implementation (Python's `hashlib`): the RFCs have no example.
+    /// Computed with another implementation (Python's `hashlib`), because the RFCs have no example.
     #[test]
     fn the_same_for_sha_512() {
         let credential =
@@ -274,7 +277,7 @@ mod tests {
     fn a_nonce_that_comes_twice_is_taken() {
         let credential = pencil(Hash::Sha256);
         let (challenge, waiting) = begun(Hash::Sha256, "n,,n=user,r=x", "y").unwrap();
-        // As librdkafka 2.0 sends it, made by hand.
+        // A message in the form of librdkafka 2.0, made by hand.
         let salted =
             super::super::salted_password(Hash::Sha256, "pencil", &credential.salt, credential.iterations);
         let key = Hash::Sha256.hmac(&salted, b"Client Key");
