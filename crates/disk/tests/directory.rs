@@ -1,4 +1,4 @@
-//! Both real engines against a directory on disk, and what a memory file system makes of them.
+//! Both real engines on a directory of a disk, and on a memory file system.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
@@ -26,7 +26,7 @@ fn filled(sectors: usize, value: u8) -> Bytes {
 fn a_new_file_has_its_blocks_and_a_sparse_one_has_not() {
     with_engines(|disk| {
         let file = disk.create("0000000001.log", 1 << 20).unwrap();
-        // Not every file system that tests run on can reserve blocks; once they are written they are there.
+        // Some file systems cannot reserve blocks. After a write, the blocks are there.
         file.write_at(0, &AlignedBuffer::zeroed(1 << 20)).unwrap();
         file.sync().unwrap();
         assert!(file.is_allocated());
@@ -271,7 +271,7 @@ fn a_wake_up_before_the_wait_is_kept_for_it_and_only_for_it() {
     });
 }
 
-/// Wakes from another thread in lock step; `between` runs before each wait.
+/// Wakes from another thread in lock step. `between` runs before each wait.
 fn wake_many_times(queue: &mut dyn Queue, rounds: u64, mut between: impl FnMut(&mut dyn Queue, u64)) {
     let (sent, seen) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let (waker, counts) = (queue.waker(), (sent.clone(), seen.clone()));

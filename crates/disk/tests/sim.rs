@@ -1,4 +1,4 @@
-//! What a simulated disk promises, and that it breaks what it does not promise.
+//! The guarantees of a simulated disk, and the faults that it may show beyond them.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 

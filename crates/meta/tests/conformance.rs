@@ -1,4 +1,4 @@
-//! What every store must do, whatever keeps it; etcd is the model.
+//! The rules that every store must follow, whatever keeps its data. The model is etcd.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -11,11 +11,11 @@ use meta::{
     Change, Clock, Compare, Embedded, Event, LeaseId, Memory, MetaError, Store, Value, Watch, WatchError,
 };
 
-/// Longer than anything here takes.
+/// Longer than any step of these tests.
 const LONG: Duration = Duration::from_secs(30);
 const NOW: Duration = Duration::ZERO;
 
-/// A store that is held to the rules.
+/// A store under test.
 struct Subject {
     name: &'static str,
     store: Arc<dyn Store>,
@@ -91,7 +91,7 @@ fn a_commit_is_made_as_a_whole_or_not_at_all() {
         let gone = Compare { key: "b".into(), revision: Some(first) };
         assert!(matches!(store.commit(&[gone], &[put("a", b"3")]), Err(MetaError::Conflict { .. })));
         assert_eq!(subject.find("a"), value(b"2", second));
-        // Written again, a key has the revision of that commit.
+        // A key that is written again has the revision of that commit.
         let third = store.commit(&[Compare::absent("b")], &[put("b", b"")]).unwrap();
         assert_eq!(subject.find("b"), value(b"", third));
     });
@@ -129,7 +129,7 @@ fn a_commit_that_changes_nothing_is_none() {
         assert!(subject.store.commit(&[Compare::absent("a")], &[]).is_err());
         let mut watch = subject.store.watch("", last);
         assert_eq!(next(&mut watch), (last, vec![]));
-        // The same bytes once more are a change.
+        // Writing the same bytes again is a change.
         let again = subject.commit(&[put("a", b""), Change::delete("b")]);
         assert!(again > last);
         assert_eq!(next(&mut watch), (again, vec![told("a", again, Some(b""))]));
@@ -150,7 +150,7 @@ fn a_watch_tells_every_change_once_and_in_order() {
         heard.sort_by_key(|event| (event.revision, event.key != "b"));
         assert_eq!((revision, heard), (third, changes));
         assert_eq!(next(&mut all), (third, vec![]));
-        // One that begins later hears of what is behind its revision.
+        // A watch that begins later reports the changes after its revision.
         assert_eq!(next(&mut subject.store.watch("", second)), (third, vec![told("a/1", third, None)]));
     });
 }
@@ -195,7 +195,7 @@ fn the_keys_of_a_lease_go_in_one_commit_when_it_ends() {
         let lease = store.grant(Duration::from_secs(3)).unwrap();
         let put_leased = |key: &str, lease| Change::put_leased(key, "x", lease);
         subject.commit(&[put_leased("a", lease), put_leased("b", lease), put("c", b"x")]);
-        // Put again without one, or removed, a key no longer belongs to it.
+        // A key that was put again without a lease, or was removed, no longer belongs to the lease.
         subject.commit(&[put_leased("d", lease), put_leased("e", lease)]);
         let last = subject.commit(&[put("d", b"x"), Change::delete("e")]);
         let mut watch = store.watch("", last);
@@ -229,7 +229,7 @@ fn a_lease_can_be_revoked_and_another_one_can_take_its_key() {
         assert!(subject.find("b").is_none() && subject.find("a").is_some());
         assert!(matches!(store.revoke(leases[0]), Err(MetaError::NoLease(_))));
         assert!(matches!(store.revoke(LeaseId(0)), Err(MetaError::NoLease(_))));
-        // A reader notices that a lease is over, too, and who puts a key if it is absent.
+        // A reader notices the end of a lease too. So does a put of an absent key.
         subject.advance(LONG);
         assert!(store.commit(&[Compare::absent("a")], &[put("a", b"3")]).is_ok(), "{}", subject.name);
     });
@@ -270,7 +270,7 @@ fn of_those_who_compare_at_once_one_wins() {
     });
 }
 
-/// The listing of a store as the events of a watch, put together from the start, make it.
+/// The contents of a store, rebuilt from the events of a watch that began at the start.
 fn replayed(events: &[Event]) -> BTreeMap<String, Value> {
     let mut state = BTreeMap::new();
     for Event { key, revision, bytes } in events.iter().cloned() {

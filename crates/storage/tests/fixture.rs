@@ -1,8 +1,8 @@
-//! A data directory that an earlier build wrote stays readable.
+//! A data directory of an earlier build stays readable.
 //!
-//! `fixtures/log-v1.bin` and `log-v2.bin` hold the non-zero sectors of every file: name length u8, name, file length u64, sector count
-//! u32, then for each sector its number u32 and its 4096 bytes; integers are little-endian. To write it anew, which only
-//! a new format version should need (then as a new file beside the old one):
+//! `fixtures/log-v1.bin` and `log-v2.bin` hold the non-zero sectors of every file: name length u8, name, file length
+//! u64, sector count u32, then for each sector its number u32 and its 4096 bytes; integers are little-endian. Only a
+//! new format version should need a new fixture, as a new file beside the old one. This command writes it:
 //!
 //! ```text
 //! cargo test -p mainstem-storage --test fixture -- --ignored
@@ -34,7 +34,7 @@ fn options() -> Options {
         segment_bytes: 1 << 20,
         reserve_bytes: 0,
         log_id: 0xfeed,
-        // The fixture grows old, its producer must not expire.
+        // The fixture grows old, but its producer must not expire.
         producer_expiry_ms: i64::MAX / 2,
         ..Options::default()
     }
@@ -79,7 +79,7 @@ impl Completion for Sent {
     }
 }
 
-/// Format version 2 has a cleaned segment: of stream 1, compaction dropped the odd ones of these batches.
+/// The log of format version 2 has a cleaned segment: compaction dropped the odd ones of these batches of stream 1.
 const COMPACTED: u32 = 15;
 
 struct DropOdd;

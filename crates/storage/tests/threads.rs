@@ -1,6 +1,6 @@
-//! A log with all its threads on a real directory, with either engine: many appenders with either durability, readers
-//! that follow the tail, readers that read all from the start through small caches, and everything compared, before and
-//! after it is closed and opened again.
+//! A log with all its threads on a real directory, with either engine. There are many appenders with either durability,
+//! readers that follow the tail, and readers that read everything from the start through small caches. All contents are
+//! compared, before and after the log is closed and opened again.
 
 #![allow(clippy::unwrap_used, reason = "clippy knows tests by their attribute, not by their directory")]
 
@@ -20,11 +20,11 @@ use storage::{
 const APPENDERS: u64 = 4;
 const STREAMS_EACH: u64 = 25;
 const RUN: Duration = Duration::from_millis(1500);
-/// Bytes that each thread appends at most: every reader of an old stream meets all of them.
+/// Upper bound of the bytes that each thread appends. Every reader of an old stream reads all of them.
 const APPENDED_BYTES_MAX: usize = 16 * 1024 * 1024;
 const TAIL_KEPT_BYTES: usize = 1024 * 1024;
 
-/// The batch at `offset` of `stream`: its bytes follow from where it is, so that readers need no copy to compare with.
+/// The batch at `offset` of `stream`. Its bytes follow from its place, so that readers need no copy for the comparison.
 fn batch(stream: u64, offset: i64) -> Bytes {
     let mut rng = fastrand::Rng::with_seed(stream << 40 | offset.cast_unsigned());
     let body = if rng.u8(..) == 0 { rng.usize(0..600_000) } else { rng.usize(0..4000) };
@@ -82,7 +82,7 @@ impl Completion for Answered {
     }
 }
 
-/// Appends to its own streams until `stop`, with a few hundred appends under way; returns the end of each stream.
+/// Appends to its own streams until `stop`, with a few hundred appends in flight. Returns the end of each stream.
 fn append_until(log: &Log, signals: &Arc<Signals>, stop: &AtomicBool, first: u64) -> Vec<(u64, i64)> {
     let mut rng = fastrand::Rng::with_seed(first);
     let mut ends: Vec<(u64, i64)> = (first..first + STREAMS_EACH).map(|id| (id, 0)).collect();
@@ -129,7 +129,7 @@ fn request(log: &Log, id: u64, from: Offset) -> ReadRequest {
     }
 }
 
-/// Reads stream `id` once from `from`, by way of the cold readers where it must; returns where to read on.
+/// Reads stream `id` once from `from`, through the cold readers if needed. Returns the offset to continue from.
 fn read(log: &Log, id: u64, from: Offset) -> Offset {
     let request = request(log, id, from);
     let batches = match log.read(&request).unwrap() {
@@ -227,7 +227,7 @@ fn run(engine: Engine) {
         ends
     });
     let appends: i64 = ends.iter().map(|(_, end)| end).sum();
-    // Memory is given back though nothing is appended any more.
+    // Memory is given back even without further appends.
     let deadline = Instant::now() + Duration::from_secs(20);
     while log.statistics().tail_bytes > TAIL_KEPT_BYTES {
         assert!(Instant::now() < deadline, "{} bytes are kept", log.statistics().tail_bytes);

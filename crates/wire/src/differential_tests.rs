@@ -1,5 +1,5 @@
-//! The `kafka-protocol` crate as a peer: it decodes what we encode, encodes the same bytes again, and reads our batches
-//! as we read its own, through C's codecs.
+//! The `kafka-protocol` crate as a peer. It decodes our messages, encodes the same bytes again, and reads our batches,
+//! through codecs in C. We read its batches too.
 
 use bytes::{Bytes, BytesMut};
 use kafka_protocol::messages::{ApiKey as PeerKey, RequestKind, ResponseKind};
@@ -12,7 +12,7 @@ use crate::{Message, messages};
 
 /// Random values of each message and version.
 const ROUNDS: u64 = 6;
-/// Versions that the peer counts as its own but refuses to decode.
+/// Versions that the peer lists and refuses to decode.
 const PEER_LACKS: [(&str, i16); 3] =
     [("InitProducerIdRequest", 6), ("OffsetCommitRequest", 10), ("OffsetFetchRequest", 10)];
 

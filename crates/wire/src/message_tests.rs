@@ -1,4 +1,4 @@
-//! Every message at every version: what is encoded comes back, and what is hostile is an error.
+//! Every message at every version: an encoded message decodes to an equal one, and a hostile one is an error.
 
 use bytes::Bytes;
 
@@ -143,7 +143,7 @@ fn record_data_is_shared_and_never_copied() {
     assert!(frame.as_ptr_range().contains(&records.first.as_ptr()));
 }
 
-/// Decodes hostile variants of valid messages. What still decodes must encode.
+/// Decodes hostile variants of valid messages. A variant that still decodes must encode.
 struct Hostile;
 
 fn decode<M: Message>(bytes: Vec<u8>, version: i16) -> Result<(), DecodeError> {
@@ -221,7 +221,7 @@ fn random_frames_go_through_the_fuzz_entry() {
     }
 }
 
-/// Writes random messages for `tests/java/CheckMessages.java`, which holds them against Kafka's own classes.
+/// Writes random messages for `tests/java/CheckMessages.java`, which compares them with Kafka's own classes.
 #[test]
 #[ignore = "needs Java and Kafka's clients jar: see tests/java/CheckMessages.java"]
 fn dump_for_java() {

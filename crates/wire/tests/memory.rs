@@ -1,5 +1,5 @@
-//! What a hostile frame costs in memory: no decoder may take more than a fixed multiple of the frame's length, nor
-//! hold anything after it has failed.
+//! The memory cost of hostile frames: no decoder may take more than a fixed multiple of the frame's length, nor hold
+//! memory after it has failed.
 //!
 //! The counting allocator needs `unsafe`; it only forwards to the system's.
 #![allow(unsafe_code)]
@@ -42,7 +42,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that `work` holds at its peak, and still holds when it is done.
+/// Bytes that `work` holds at its peak, and bytes that it still holds at its end.
 fn cost(work: impl FnOnce()) -> (usize, usize) {
     let before = LIVE.get();
     PEAK.set(before);
@@ -51,7 +51,7 @@ fn cost(work: impl FnOnce()) -> (usize, usize) {
     (bytes(PEAK.get()), bytes(LIVE.get()))
 }
 
-/// What a decoder may hold for a frame of `len` bytes: the budget for elements, and as much again as slack for the
+/// The bytes that a decoder may hold for a frame of `len` bytes: the budget for elements, and as much again for the
 /// encoder behind `recode` and for reference counts.
 fn allowance(len: usize) -> usize {
     2 * BUDGET_BYTES_MIN.max(len * BUDGET_PER_FRAME_BYTE)
@@ -90,7 +90,7 @@ fn memory_is_bounded_by_the_frames_length() {
     for info in messages::MESSAGES {
         for version in info.version_min..=info.version_max {
             for frame in &frames {
-                // Made before it counts: the first clone of a frame allocates its reference count.
+                // Cloned before the count begins, because the first clone of a frame allocates its reference count.
                 let input = frame.clone();
                 let (peak, kept) = cost(|| {
                     let _ = (info.recode)(&mut Reader::new(input), version);

@@ -1,12 +1,12 @@
-//! Power cuts, kills, damage and failing writes, over many seeds: nothing synced is lost, nothing invalid is served,
-//! damage is never taken for the end of the log.
+//! Power cuts, kills, damage and failing writes, over many seeds. The log loses nothing synced, serves nothing invalid,
+//! and never takes damage for its end.
 
 use super::support::{Left, World, open};
 use crate::recovery::OpenError;
 use crate::request::Durability;
 use disk::sim::Fault;
 
-/// `MAINSTEM_SEEDS=from..to` runs other seeds than the default ones.
+/// `MAINSTEM_SEEDS=from..to` selects other seeds than the default ones.
 pub fn seeds(default: std::ops::Range<u64>) -> std::ops::Range<u64> {
     let Ok(range) = std::env::var("MAINSTEM_SEEDS") else { return default };
     let (from, to) = range.split_once("..").expect("MAINSTEM_SEEDS is FROM..TO");
@@ -75,8 +75,8 @@ fn damage_below_what_was_synced_is_never_taken_for_the_end() {
             some_load(&mut world);
             world.settle();
         }
-        // The barrier of a reopened log vouches for everything before it. There are more of them than the damage below
-        // can reach at once, or it could take the last block together with all that vouches for it.
+        // The barrier of a reopened log vouches for everything before it. The damage below cannot reach all of these
+        // barriers at once. Otherwise it could hit the last block together with all blocks that vouch for it.
         for _ in 0..3 {
             world.strike(Left::Killed);
         }
@@ -126,7 +126,7 @@ fn a_failed_write_or_sync_ends_the_log_and_loses_nothing_acknowledged() {
         world.settle();
         let left = if world.rng.bool() { Left::Killed } else { Left::PowerCut };
         world.strike(left);
-        // What the first recovery took in must be durable by then, whatever the failed sync left behind.
+        // Everything that the first recovery accepted must be durable by then, whatever the failed sync left behind.
         some_load(&mut world);
         world.settle();
         world.strike(Left::PowerCut);

@@ -1,5 +1,5 @@
-//! The fuzz targets for a few seconds each (`FUZZ_SECONDS`, 5 by default), with mutated valid inputs and random ones.
-//! A failure prints the input, which goes into the list of the target's test.
+//! The fuzz targets, each for a few seconds (`FUZZ_SECONDS`, 5 by default), with mutated valid inputs and random ones.
+//! A failure prints the input. Add it to the list in the target's test.
 
 use std::time::{Duration, Instant};
 

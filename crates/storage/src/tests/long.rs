@@ -1,5 +1,5 @@
-//! Long runs over many segments: rolls, retention, recycling, deletion, reads and searches while writing, with crashes,
-//! kills and clean stops in between, also during recovery itself.
+//! Long runs over many segments: rolls, retention, recycling, deletion, reads and searches during writes. Crashes,
+//! kills and clean stops come in between, also during recovery itself.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use crate::options::Options;
 use crate::recovery;
 use crate::request::Durability;
 
-/// What happened in the runs: a test that stops exercising something must fail.
+/// Counts of the events in the runs. A test that no longer exercises an event must fail.
 #[derive(Default, Debug)]
 pub struct Seen {
     rolls: u64,
@@ -43,7 +43,7 @@ impl Seen {
         self.cleaned_at_open += report.cleaned_segments as u64;
     }
 
-    /// Rolls and recycled files of a whole run, from the names and generations it leaves.
+    /// Counts the rolls and the recycled files of a whole run, by the names and generations that it leaves.
     fn count_segments(&mut self, world: &World) {
         let names = world.disk.list().unwrap();
         let sequences = names.iter().filter_map(|name| crate::segment::sequence_of(name));
@@ -64,7 +64,7 @@ fn generation(disk: &SimDisk, name: &str) -> Option<u64> {
     crate::segment::sequence_of(name).map(|_| SegmentHeader::decode(&sector).unwrap().generation)
 }
 
-/// Streams are numbered on from here when one of the first is deleted: ids are never reused.
+/// Ids of the streams. A deleted stream gets a new id at the end, because ids are never reused.
 struct Slots([u64; 6]);
 
 impl Slots {
@@ -114,7 +114,7 @@ fn work(world: &mut World, slots: &mut Slots, seen: &mut Seen, rewrites: bool) {
     }
 }
 
-/// Cleans and compacts, now and then on a disk that fails or is full.
+/// Cleans and compacts, sometimes on a disk that fails or is full.
 fn rewrite(world: &mut World, slots: &Slots, seen: &mut Seen) {
     let fault = if world.rng.u8(..) < 40 { Fault::Forever } else { Fault::Once };
     match world.rng.u8(0..10) {
@@ -141,8 +141,8 @@ fn rewrite(world: &mut World, slots: &Slots, seen: &mut Seen) {
     world.disk.set_capacity(1 << 40);
 }
 
-/// Opens the log as it was left with failing writes or syncs, or ends before the first block of the new epoch, so that
-/// the next opening meets a recovery that was cut short.
+/// Opens the log with failing writes or syncs, or stops before the first block of the new epoch, so that the next
+/// opening meets an interrupted recovery.
 fn crash_while_opening(world: &mut World, mut disk: SimDisk, seen: &mut Seen) -> SimDisk {
     for _ in 0..world.rng.usize(0..3) {
         match world.rng.u8(0..3) {
@@ -186,7 +186,7 @@ pub fn run(seed: u64, seen: &mut Seen, rewrites: bool) -> World {
                 world.reopen(disk, Left::PowerCut).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             }
             _ => {
-                // Killed, and power cut while it opens again: nothing but what was synced may be relied on.
+                // A kill, and a power cut during the next opening: only synced data may be relied on.
                 let disk = world.disk.restart();
                 let disk = crash_while_opening(&mut world, disk, seen);
                 let disk = disk.crash(world.rng.u64(..));

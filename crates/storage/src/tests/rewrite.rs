@@ -1,5 +1,5 @@
-//! Cleaning and compaction one by one: the space they give back, and what they do with damage and full disks. That they
-//! lose nothing is tested in `long.rs`.
+//! Single runs of cleaning and compaction: the space that they free, and their behaviour with damage and full disks.
+//! `long.rs` tests that they lose nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -59,7 +59,7 @@ fn records_that_are_kept_do_not_hold_the_space_of_others() {
         let live = world.stream(KEPT).bounds().bytes;
         assert!(live > 4 << 20, "{live}");
         if clean {
-            // What is kept, the active segment, two prepared ones, and spare ones.
+            // The live data, the active segment, two prepared segments, and spare ones.
             assert!(*used < live * 3 / 2 + (8 << 20), "{used} bytes for {live}");
         }
     }
@@ -71,11 +71,11 @@ fn a_full_disk_is_cleaned_with_what_is_left_free_for_it() {
     for seed in 0..20 {
         let disk = SimDisk::new(seed);
         disk.set_capacity(10 << 20);
-        // The reserve is what makes the preparer leave room for the copies.
+        // With a reserve, the preparer leaves room for the copies.
         let options = Options { reserve_bytes: 4096, ..small_options() };
         let mut world = World::with(seed, options, disk);
         let filled = fill_mixed(&mut world, 7, false);
-        // Full of segments that are live by an eighth each.
+        // Fill the disk with segments of which an eighth is live.
         while world.append(FLEETING, 19_900, Durability::Synced) {
             world.settle();
             while world.parts.preparer.turn() {}
@@ -109,7 +109,7 @@ fn a_damaged_footer_of_a_cleaned_segment_is_rebuilt_and_damaged_data_is_named() 
         let length = world.disk.open(&name).unwrap().length();
         let index = usize::try_from(seed % 3).unwrap();
         let disk = world.disk.restart();
-        // The trailer, the footer before it, or the data.
+        // Damage the trailer, the footer before it, or the data.
         match index {
             0 => disk.damage(&name, length - 4096..length - 4000),
             1 => disk.damage(&name, length - 4096 - 300..length - 4096 - 200),
@@ -158,7 +158,7 @@ fn a_segment_that_cannot_be_read_is_left_alone_and_the_others_are_cleaned() {
         let end = world.streams[&FLEETING].synced();
         world.trim_to(FLEETING, end);
         world.settle();
-        // All of the data of the second segment.
+        // The whole data of the second segment.
         let (name, range) = ("0000000002.log", 4096..900_000);
         if damaged {
             world.disk.damage(name, range);
@@ -177,7 +177,7 @@ fn a_segment_that_cannot_be_read_is_left_alone_and_the_others_are_cleaned() {
         let shared = world.parts.log.shared();
         assert!(shared.segments.find(2).is_some_and(|segment| segment.live() > 0));
         assert!(shared.segments.find(1).is_none_or(|segment| segment.live() == 0));
-        // An error of the device may pass, damage does not.
+        // An error of the device may pass. Damage does not.
         world.disk.clear_faults();
         world.clock.nanos.fetch_add(301_000_000_000, Ordering::Relaxed);
         while world.clean() {}
@@ -211,9 +211,9 @@ fn a_sector_that_cannot_be_read_costs_the_batches_in_it_and_no_others() {
                 Err(error) => panic!("{error}"),
             }
         }
-        // The sector may have the end of one and the beginning of the next.
+        // The sector may hold the end of one batch and the beginning of the next.
         assert!((1..=2).contains(&lost), "{lost} batches cannot be read, {bytes_max} bytes at once");
-        // Each may take a device seconds.
+        // Each failed read may take a device seconds.
         let failed = world.disk.counters().failed_reads;
         assert!(failed < 10, "{failed} reads failed, {bytes_max} bytes at once");
     }
@@ -238,7 +238,7 @@ fn opening_says_which_records_have_lost_their_segment() {
     }
 }
 
-/// What compaction removed from a range stays removed although nothing of the range is left.
+/// Records that compaction removed from a range stay removed, even if nothing of the range is left.
 #[test]
 fn a_range_that_is_compacted_away_does_not_come_back() {
     struct DropAll;
@@ -273,7 +273,7 @@ fn a_range_that_is_compacted_away_does_not_come_back() {
     }
 }
 
-/// Makes batches so many times as long, as where clients compress better than we do.
+/// Makes batches this many times as long, like a client that compresses better than this server.
 struct Longer(usize);
 
 impl Longer {
@@ -327,10 +327,10 @@ fn a_copy_that_becomes_much_longer_finds_its_room() {
     }
 }
 
-/// The cleaner would put together what is done and what is not.
+/// The cleaner would merge the finished and the unfinished part of the stream.
 #[test]
 fn nothing_is_cleaned_between_two_segments_that_one_stream_is_compacted_into() {
-    /// Counts how often another had the segments to itself.
+    /// Records how often another thread held the right to copy.
     struct Watching {
         longer: Longer,
         turns: Arc<AtomicUsize>,
@@ -340,7 +340,8 @@ fn nothing_is_cleaned_between_two_segments_that_one_stream_is_compacted_into() {
         fn rewrite(&mut self, header: &model::BatchHeader, batch: &Bytes) -> Result<Rewritten, String> {
             let mut seen = self.seen.lock();
             if seen.is_empty() {
-                // A lock is handed over to who has slept for it, and else most often taken again.
+                // A lock is handed over to a thread that has slept for it. Otherwise the same thread usually takes it
+                // again.
                 std::thread::sleep(Duration::from_millis(3));
             }
             seen.push(self.turns.load(Ordering::SeqCst));

@@ -1,4 +1,5 @@
-//! Room: what is admitted is written, on a full disk too; what was refused is told of; what died gives room again.
+//! Room: an admitted append is written, on a full disk too; a refused caller is told when there is room; dead data
+//! makes room again.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +13,7 @@ use crate::request::Durability;
 use crate::segment::REMOVING;
 use crate::writer::Patience;
 
-/// Appends so many segments and lets all of them die; then a minute passes.
+/// Appends to `segments` segments and lets all of them die. Then a minute passes.
 fn bunch_dies(world: &mut World, segments: usize) {
     let bytes = usize::try_from(world.options.segment_bytes).unwrap();
     for _ in 0..segments * bytes.div_ceil(60_000) {
@@ -36,14 +37,14 @@ fn is_removing(world: &World) -> bool {
     world.disk.list().unwrap().iter().any(|name| name == REMOVING)
 }
 
-/// What holds a few live bytes dies in bunches: each bunch is used again for the next.
+/// Segments with a few live bytes die in bunches. Each bunch is reused for the next.
 #[test]
 fn as_many_dead_segments_are_kept_as_were_lately_wanted() {
     let mut world = World::new(3);
     bunch_dies(&mut world, 8);
     let kept = world.parts.preparer.spares();
     assert!((6..=9).contains(&kept), "{kept} of 8");
-    // Those that are used again were wanted too, however long no new one was made.
+    // Reused segments were wanted too, even if no new file was made for long.
     let files = world.disk.list().unwrap().len();
     for round in 0..8 {
         bunch_dies(&mut world, 8);
@@ -62,7 +63,7 @@ fn dead_segments_take_no_more_than_they_leave_free() {
     let kept = world.parts.preparer.spares();
     assert!(kept >= 10, "{kept} of 12");
     let files = world.disk.list().unwrap().len();
-    // Somebody else has filled the disk but for five segments.
+    // Other files have filled the disk, except for five segments.
     world.disk.set_capacity((u64::try_from(files).unwrap() + 5) * world.options.segment_bytes);
     pass(&mut world, 1);
     let (left, removed) = (world.parts.preparer.spares(), files - world.disk.list().unwrap().len());
@@ -71,7 +72,7 @@ fn dead_segments_take_no_more_than_they_leave_free() {
     assert!(left <= free && left + 2 >= free, "{left} are left, {removed} were removed");
 }
 
-/// A segment is removed in pieces, between which another one may be wanted, and the power may fail.
+/// A segment is removed in pieces. Between the pieces another segment may be wanted, and the power may fail.
 #[test]
 fn a_removal_can_be_cut_off_after_each_piece() {
     let (mut seen, mut prepared) = (0, 0);
@@ -86,7 +87,7 @@ fn a_removal_can_be_cut_off_after_each_piece() {
         let begun = is_removing(&world);
         seen += u32::from(begun);
         if pieces % 2 == 0 {
-            // The rest stays where it is, and waits.
+            // The rest of the file stays and waits.
             let segment = world.parts.preparer.prepare().unwrap();
             world.parts.log.shared.add_prepared(segment);
             assert_eq!(is_removing(&world), begun);
@@ -111,7 +112,7 @@ fn what_is_left_of_a_removal_makes_room_for_a_segment() {
     assert!(world.parts.preparer.turn() && world.parts.preparer.turn());
     let names = world.disk.list().unwrap();
     assert!(is_removing(&world));
-    // The two pieces that were removed are all that is free.
+    // Only the two removed pieces are free.
     world.disk.set_capacity(u64::try_from(names.len()).unwrap() * world.options.segment_bytes);
     for _ in 0..=world.parts.preparer.spares() {
         world.parts.preparer.prepare().unwrap();
@@ -131,7 +132,7 @@ fn it_is_forgotten_in_time_how_many_segments_were_wanted() {
     assert!((290..310).contains(&spares.remembered()), "{}", spares.remembered());
 }
 
-/// What is kept back of a disk for copies is restored without anything being appended.
+/// The space kept back for copies is restored without any append.
 #[test]
 fn dead_segments_give_way_to_what_others_need() {
     let mut world = World::with(5, Options { reserve_bytes: 1 << 20, ..small_options() }, SimDisk::new(5));
@@ -153,13 +154,13 @@ fn what_was_admitted_is_written_even_when_the_disk_is_full() {
     let mut told = 0;
     for seed in seeds(0..60) {
         let disk = SimDisk::new(seed);
-        // In large segments one batch is larger than what is kept back for trims.
+        // In large segments one batch is larger than the room kept back for trims.
         let segment_bytes = if seed.is_multiple_of(2) { 1 << 20 } else { 4 << 20 };
         disk.set_capacity((3 + seed % 4) * segment_bytes);
         let mut world = World::with(seed, Options { segment_bytes, ..small_options() }, disk);
         let largest = world.options.batch_bytes_max();
         for round in 0..40 {
-            // Admitted all at once, as by many connections, in sizes that leave gaps at the ends of segments.
+            // Admits all batches at once, like many connections, in sizes that leave gaps at the ends of segments.
             let (mut refused, mut body, mut rooms) = (false, 0, 0);
             while !refused {
                 body = if world.rng.u8(..) < 60 {
@@ -251,7 +252,7 @@ fn short_segments_of_a_young_log_are_used_again_on_a_full_disk() {
     world.strike(Left::PowerCut);
 }
 
-/// A cleaned segment is as long as what was left to copy: a footer may not fit, let alone an append.
+/// A cleaned segment is only as long as its copied data. A footer may not fit it, and even less an append.
 #[test]
 fn what_was_cleaned_and_died_is_not_appended_to_however_full_the_disk() {
     let mut world = World::new(8);
@@ -302,7 +303,7 @@ fn a_log_without_any_room_still_closes_and_opens_again_from_the_reserve() {
         world.settle();
         world.turns(4);
     }
-    // Trims are not admitted: they may use up what is kept back, and then wait.
+    // Trims are not admitted. They may use up the room kept back for them, and then wait.
     let start = world.stream(1).bounds().start;
     for _ in 0..600 {
         world.trim_to(1, start);

@@ -1,4 +1,4 @@
-//! A log on a simulated disk, a model of what must be in it, and the comparison of the two.
+//! A log on a simulated disk, a model of its contents, and the comparison of the two.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl Clock for TestClock {
     }
 }
 
-/// Counts what it is told.
+/// Counts the calls of the log.
 #[derive(Default)]
 pub struct CountingListener {
     pub rooms: AtomicUsize,
@@ -54,7 +54,7 @@ impl Listener for CountingListener {
     }
 }
 
-/// What became of one append.
+/// The outcome of one append.
 #[derive(Default)]
 pub struct Outcome(AtomicU8);
 
@@ -105,12 +105,12 @@ pub fn batch(
     Bytes::from(bytes)
 }
 
-/// One append as the model remembers it.
+/// One append in the model.
 pub struct Appended {
     pub base: Offset,
     pub count: i64,
-    /// As it must be read back, but for base offset and leader epoch; `None` when compaction removed it. Several when it
-    /// is not known whether a compaction got so far.
+    /// The possible contents, except for base offset and leader epoch; `None` if compaction removed the batch. There
+    /// are several if it is not known whether a compaction got that far.
     pub versions: Vec<Option<Bytes>>,
     pub timestamp: Timestamp,
     pub outcome: Arc<Outcome>,
@@ -122,12 +122,12 @@ impl Appended {
         self.base + self.count
     }
 
-    /// Whether it may be missing.
+    /// Whether the batch may be missing.
     pub fn droppable(&self) -> bool {
         self.versions.contains(&None)
     }
 
-    /// Whether `batch`, which has its base offset, may be what is left of it.
+    /// Whether `batch`, which has this base offset, is a possible form of the append.
     pub fn is(&self, batch: &[u8]) -> bool {
         let empty = BatchHeader::parse(batch).unwrap().count == 0;
         self.versions.iter().any(|version| match version {
@@ -136,7 +136,7 @@ impl Appended {
         })
     }
 
-    /// Its bytes, at least.
+    /// Upper bound of its bytes.
     fn bytes(&self) -> u64 {
         let largest =
             self.versions.iter().map(|version| version.as_ref().map_or(HEADER_BYTES, Bytes::len)).max();
@@ -144,7 +144,7 @@ impl Appended {
     }
 }
 
-/// Drops, keeps and replaces batches at random, and remembers what it did.
+/// Drops, keeps and replaces batches at random, and records its decisions.
 struct RandomRewriter<'a> {
     rng: fastrand::Rng,
     drops: u8,
@@ -177,20 +177,20 @@ impl Rewriter for RandomRewriter<'_> {
 pub struct StreamModel {
     pub appended: Vec<Appended>,
     pub next: Offset,
-    /// Trims that were asked for.
+    /// Requested trims.
     pub trims: Vec<(Offset, Arc<Outcome>)>,
-    /// Where retention trimmed to, without an answer.
+    /// The start after retention, which has no completion.
     pub retained: Offset,
     pub deleted: Option<Arc<Outcome>>,
     pub next_sequence: i32,
 }
 
 impl StreamModel {
-    /// The start must be at least this.
+    /// Lower bound of the start.
     fn trimmed(&self) -> Offset {
         self.trims.iter().filter(|(_, done)| done.acknowledged()).map(|(to, _)| *to).max().unwrap_or_default()
     }
-    /// The start may be up to this.
+    /// Upper bound of the start.
     fn trimmed_at_most(&self) -> Offset {
         self.trims.iter().map(|(to, _)| *to).max().unwrap_or_default().max(self.retained)
     }
@@ -199,7 +199,7 @@ impl StreamModel {
         let synced = |a: &&Appended| a.outcome.acknowledged() && a.durability == Durability::Synced;
         self.appended.iter().filter(synced).map(Appended::end).max().unwrap_or_default()
     }
-    /// Everything below was acknowledged in some way, and survives all but a power cut.
+    /// Everything below was acknowledged, and survives all but a power cut.
     pub fn acknowledged(&self) -> Offset {
         self.appended.iter().filter(|a| a.outcome.acknowledged()).map(Appended::end).max().unwrap_or_default()
     }
@@ -210,12 +210,12 @@ impl StreamModel {
     }
 }
 
-/// How the disk was left.
+/// The state of the disk after a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Left {
-    /// The process was killed: what was written is there.
+    /// The process was killed: written data is kept.
     Killed,
-    /// Power was cut: what was synced is there.
+    /// The power was cut: synced data is kept.
     PowerCut,
 }
 
@@ -348,7 +348,7 @@ impl World {
         model.retained = model.retained.max(to);
     }
 
-    /// Lets the writer and the preparer work for a while.
+    /// Lets the writer and the preparer do `count` rounds of work.
     pub fn turns(&mut self, count: usize) {
         for _ in 0..count {
             if self.rng.u8(..) < 40 {
@@ -360,12 +360,12 @@ impl World {
         }
     }
 
-    /// Lets the cleaner work once; true when it did something.
+    /// Lets the cleaner work once. Returns true if it did something.
     pub fn clean(&mut self) -> bool {
         matches!(self.parts.cleaner.turn(), Turn::Cleaned(_))
     }
 
-    /// Compacts streams up to a random offset; true when it worked.
+    /// Compacts streams up to a random offset. Returns true if that worked.
     pub fn compact(&mut self, ids: &[u64]) -> bool {
         let drops = self.rng.u8(0..100);
         let done: Vec<_> = ids.iter().map(|_| std::cell::RefCell::default()).collect();
@@ -399,7 +399,7 @@ impl World {
         worked
     }
 
-    /// Works until everything that was asked for is answered.
+    /// Works until every request is complete.
     pub fn settle(&mut self) {
         for _ in 0..20_000 {
             if !self.streams.values().any(StreamModel::pending) {
@@ -413,7 +413,7 @@ impl World {
         panic!("seed {}: the log does not settle", self.seed);
     }
 
-    /// Stops the log as `close` does.
+    /// Stops the log like `close`.
     pub fn close(&mut self) {
         self.parts.log.ask_to_stop();
         for _ in 0..20_000 {
@@ -433,7 +433,7 @@ impl World {
         self.reopen(disk, left).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
 
-    /// The state after a crash or restart of `disk`: reopens and compares, and makes the model what is really there.
+    /// Reopens the log after a crash or restart of `disk`, compares, and sets the model to the actual contents.
     pub fn reopen(&mut self, disk: SimDisk, left: Left) -> Result<(), OpenError> {
         self.disk = disk;
         let (disk, options) = (Arc::new(self.disk.clone()), self.options.clone());
@@ -464,7 +464,7 @@ impl World {
             );
             model.appended.retain(|a| a.end() <= bounds.committed);
             for appended in &mut model.appended {
-                // What recovery kept is durable from now on.
+                // Data that recovery kept is durable from now on.
                 appended.durability = Durability::Synced;
                 appended.outcome = Outcome::done();
             }
@@ -510,7 +510,7 @@ impl World {
         }
     }
 
-    /// Reads once and compares with the model; returns where to read on.
+    /// Reads once and compares with the model. Returns the offset to continue from.
     pub fn read(
         &mut self,
         id: u64,
@@ -579,7 +579,7 @@ impl World {
         read.next
     }
 
-    /// A read anywhere in a stream, of what is committed at this moment.
+    /// Reads at any place of a stream, within the committed records.
     pub fn read_somewhere(&mut self, id: u64) {
         if self.streams.get(&id).is_none_or(|model| model.deleted.is_some()) {
             return;
@@ -597,7 +597,7 @@ impl World {
     pub fn search(&mut self, id: u64) {
         let Some(model) = self.streams.get(&id).filter(|model| model.deleted.is_none()) else { return };
         if model.appended.iter().any(Appended::droppable) {
-            // Empty batches that compaction left have timestamps too; the model does not know which there are.
+            // Empty batches of compaction have timestamps too, and the model does not know which empty batches exist.
             return;
         }
         let (stream, seed) = (self.stream(id), self.seed);

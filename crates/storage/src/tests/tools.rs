@@ -1,5 +1,5 @@
-//! Verify and salvage, over the logs of the long runs: silent where nothing is wrong, and about damage of every kind at
-//! random places exact: what is hit is named, and nothing else is lost.
+//! Verify and salvage, over the logs of the long runs. They report nothing for an intact log. For damage of every kind
+//! at random places they are exact: they name every damaged record, and lose no other.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::tools::resolve::resolve;
 use crate::tools::salvage::{Salvaged, salvage};
 use crate::tools::survey::Survey;
 
-/// A log that went through much, without anything in it that was not acknowledged.
+/// A log with a long history, and without data that was not acknowledged.
 fn world(seed: u64) -> World {
     let mut world = run(seed, &mut Seen::default(), !seed.is_multiple_of(4));
-    // The barriers vouch for all before them.
+    // The barriers vouch for everything before them.
     for _ in 0..3 {
         world.strike(Left::Killed);
     }
@@ -131,7 +131,7 @@ fn an_undamaged_log_is_in_order_and_salvaged_whole() {
     assert!(cleaned > 15 || seeds(0..30) != (0..30), "{cleaned} cleaned segments");
 }
 
-/// What was done to a log.
+/// The damage done to a log.
 #[derive(Debug)]
 struct Harm {
     file: String,
@@ -167,7 +167,7 @@ fn harm(world: &mut World, disk: &SimDisk) -> Harm {
     Harm { file, from, to, removed: kind == 0 }
 }
 
-/// Whether opening or reading meets the damage.
+/// The error of opening or reading, if either meets the damage.
 fn stumbles(disk: &SimDisk, world: &World) -> Option<String> {
     let parts = match open(disk, &world.options, &world.clock) {
         Ok(parts) => parts,
@@ -234,7 +234,7 @@ fn damage_is_named_and_nothing_else_is_lost() {
                 .filter(|hit| hit.stream == StreamId(*id))
                 .map(|hit| (hit.from, hit.to))
                 .collect();
-            // Where each batch stood, and whether that is what was harmed.
+            // The place of each batch, and whether the damage hit it.
             let extents = &before.extents.get(&StreamId(*id)).map_or(&[][..], Vec::as_slice);
             let (mut places, mut ranges) = (BTreeMap::new(), Vec::new());
             for part in resolve(&before, StreamId(*id)).parts {
@@ -251,7 +251,7 @@ fn damage_is_named_and_nothing_else_is_lost() {
             for appended in model.appended.iter().filter(|a| a.base >= known.start) {
                 let got = all.get(&appended.base).filter(|got| BatchHeader::parse(got).unwrap().count > 0);
                 if let Some(got) = got {
-                    // What compaction made of it is gone, what it was made of is not.
+                    // The compacted batch is gone; its source batch is not.
                     let place = places.get(&appended.base);
                     let gone = place == Some(&true)
                         || place.is_none() && ranges.iter().any(|range| range.contains(&appended.base));
@@ -303,7 +303,7 @@ fn damage_is_named_and_nothing_else_is_lost() {
 
 #[test]
 fn what_a_cleaned_segment_hides_stays_hidden() {
-    // Every segment that opening would find superseded is still there, so each range has two copies.
+    // Every segment that opening would find superseded still exists, so each range has two copies.
     let mut superseded = 0;
     for seed in seeds(0..20) {
         let world = world(seed);

@@ -1,4 +1,4 @@
-//! One test for each way that was once found to lose, hide or bring back data.
+//! One test for each former way to lose, hide or bring back data.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use crate::request::{Append, AppendError, Committed, Completion, Durability, Lis
 use crate::segment::file_name;
 use crate::writer::{Patience, WRITE_BUFFER_BYTES};
 
-/// Appends so much to one stream that `segments` more segments are used.
+/// Appends to one stream until `segments` more segments are used.
 fn fill(world: &mut World, stream: u64, segments: u32) {
     for _ in 0..segments {
         let bytes = usize::try_from(world.options.segment_bytes).unwrap();
@@ -33,15 +33,15 @@ fn finish(world: &mut World) {
     world.turns(60);
 }
 
-/// A trailer that a killed server left can be read, but a power cut may take it. What is recycled on the strength of its
-/// stream table is gone then.
+/// A trailer from a killed server can be read, but a power cut may take it. Then the segments are gone that were
+/// recycled on the strength of its stream table.
 #[test]
 fn a_trailer_that_is_trusted_is_made_durable() {
     let mut caught = 0;
     for seed in seeds(0..60) {
         let mut world = World::new(seed);
         while world.parts.preparer.turn() {}
-        // There is no room for another segment, so that the first one is recycled as soon as it is dead.
+        // There is no room for another segment, so the first one is recycled as soon as it is dead.
         world.disk.set_capacity(3 << 20);
         let sealed = |world: &World| world.parts.log.shared().segments.find(1).unwrap().is_sealed();
         for _ in 0..300 {
@@ -62,7 +62,7 @@ fn a_trailer_that_is_trusted_is_made_durable() {
     assert!(caught > 20, "{caught}");
 }
 
-/// A segment is used again only once the trim or deletion that killed it is durable.
+/// A segment is reused only after the trim or deletion that killed it is durable.
 #[test]
 fn nothing_is_recycled_for_a_trim_that_a_power_cut_may_still_take() {
     let mut caught = 0;
@@ -71,7 +71,7 @@ fn nothing_is_recycled_for_a_trim_that_a_power_cut_may_still_take() {
         fill(&mut world, 1, 2);
         finish(&mut world);
         world.disk.set_capacity(0);
-        // A segment is wanted, and only a dead one can be had.
+        // A segment is wanted, and only a dead one is available.
         while world.parts.log.shared().take_prepared().is_some() {}
         let end = world.streams[&1].synced();
         if seed.is_multiple_of(2) {
@@ -87,13 +87,13 @@ fn nothing_is_recycled_for_a_trim_that_a_power_cut_may_still_take() {
             model.trims.iter().map(|(_, done)| done).chain(&model.deleted).any(|done| done.pending()),
         );
         while world.parts.preparer.turn() {}
-        // The segments that were taken away above stand behind the end, as prepared ones do.
+        // The segments taken above stand behind the end, like prepared ones.
         world.strike(Left::PowerCut);
     }
     assert!(caught > 10, "{caught}");
 }
 
-/// Blocks that fill half of a buffer each, so that the other half is memory nobody uses.
+/// Blocks that fill half of a buffer each, so that the other half stays unused.
 #[test]
 fn what_stays_empty_in_write_buffers_counts_for_the_tail_cache() {
     let mut world = World::with(1, Options { tail_cache_bytes: 1 << 20, ..small_options() }, SimDisk::new(1));
@@ -105,7 +105,7 @@ fn what_stays_empty_in_write_buffers_counts_for_the_tail_cache() {
     assert!((9 * WRITE_BUFFER_BYTES..=10 * WRITE_BUFFER_BYTES).contains(&held), "{held}");
 }
 
-/// Answers that nobody takes: of what is read back from the disk, and of what is new.
+/// Clients that do not read their responses: with data read back from the disk, and with new data.
 #[test]
 fn readers_that_keep_what_they_were_given_hold_a_bounded_part_of_the_memory() {
     const BATCH: usize = 100_000;
@@ -122,7 +122,7 @@ fn readers_that_keep_what_they_were_given_hold_a_bounded_part_of_the_memory() {
         bytes_max: 1 << 20,
         at_least_one: true,
     };
-    // At each of so many batches one reader began when it was new, and one reads it back when all are there.
+    // For each of these batches, one reader began when the batch was new, and one reads it back at the end.
     let mut kept = Vec::new();
     for _ in 0..300 {
         world.append(1, BATCH, Durability::Synced);
@@ -140,12 +140,12 @@ fn readers_that_keep_what_they_were_given_hold_a_bounded_part_of_the_memory() {
     }
     let held: usize = kept.iter().map(|batches| batches.bytes).sum();
     assert!(kept.iter().all(|batches| batches.bytes >= BATCH) && held > 60_000_000, "{held}");
-    // Beside it one read of four regions, and what the writer fills.
+    // In addition: one read of four regions, and the buffers that the writer fills.
     let most = 2 * caches + (4 << 20) + (1 << 20) + 2 * WRITE_BUFFER_BYTES;
     assert!(out(&world) <= most, "{} of {most} bytes, {held} are kept", out(&world));
     let short = world.parts.log.reader.readers_room();
     assert!(short < 4 * 64 * 1024, "they took what there was, but {short}");
-    // Who keeps up still gets more than a batch at a time.
+    // A reader that keeps up still gets more than one batch at a time.
     let (from, count) = (Offset(0), 40);
     for _ in 0..count {
         world.append(2, 1000, Durability::Synced);
@@ -261,7 +261,7 @@ fn a_transaction_marker_leaves_the_sequences_alone() {
     assert_eq!(last(&open(&disk, &world.options, &world.clock).unwrap()), sequence);
 }
 
-/// The entries in a missing segment may be trims and deletions, so even one without records is missed.
+/// The entries in a missing segment may be trims and deletions, so a missing segment without records is an error too.
 #[test]
 fn a_missing_segment_behind_the_newest_table_is_named() {
     for missing in 2..4 {
@@ -269,7 +269,7 @@ fn a_missing_segment_behind_the_newest_table_is_named() {
         fill(&mut world, 1, 4);
         finish(&mut world);
         let disk = world.disk.restart();
-        // Without trailers all of them are the tail of the log.
+        // Without trailers, all of them are the tail of the log.
         for name in disk.list().unwrap() {
             let length = disk.open(&name).unwrap().length();
             disk.damage(&name, length - 4096..length);
@@ -290,7 +290,7 @@ fn generations_cannot_be_guessed() {
     assert!(segment.generation > 1 << 32);
 }
 
-/// What was dropped from a segment behind the end of the log stays invalid whatever is written there later.
+/// Data dropped from a segment behind the end of the log stays invalid, whatever is written there later.
 #[test]
 fn every_opening_gives_prepared_segments_a_new_generation() {
     let mut world = World::new(1);
@@ -310,7 +310,7 @@ fn every_opening_gives_prepared_segments_a_new_generation() {
     assert!(after[1] > before[2] && after[2] > after[1], "{before:?} {after:?}");
 }
 
-/// Damage far behind a segment's end of data is found by its successor's blocks, however large the first of them is.
+/// The successor's blocks reveal damage far behind a segment's end of data, however large the first of them is.
 #[test]
 fn a_large_first_block_does_not_hide_what_vouches_for_the_segment_before() {
     let options = Options { segment_bytes: 128 << 20, tail_cache_bytes: 1 << 20, ..small_options() };
@@ -318,7 +318,7 @@ fn a_large_first_block_does_not_hide_what_vouches_for_the_segment_before() {
     let large = world.options.batch_bytes_max() - 100;
     while world.parts.log.shared().segments.count() == 1 {
         while world.parts.preparer.turn() {}
-        // Two at once: the first is written while the footer before it still is.
+        // Two appends at once: the first is written while the footer before it is still being written.
         assert!(world.append(1, large, Durability::Synced) && world.append(1, large, Durability::Synced));
         world.settle();
     }
@@ -356,7 +356,7 @@ fn retention_by_time_stops_at_the_first_batch_that_is_young_enough() {
     world.strike(Left::PowerCut);
 }
 
-/// A sync that takes long holds up neither what waits for the write alone nor more memory than some blocks.
+/// A slow sync does not hold up appends that wait only for the write, and takes no more memory than some blocks.
 #[test]
 fn who_waits_for_the_write_alone_does_not_wait_for_syncs() {
     let mut world = World::new(6);
@@ -370,7 +370,7 @@ fn who_waits_for_the_write_alone_does_not_wait_for_syncs() {
     let (acknowledged, synced) = (world.streams[&1].acknowledged(), world.streams[&1].synced());
     assert_eq!(world.stream(1).bounds().committed, synced, "what is not synced is not committed");
     assert!(synced < acknowledged);
-    // Those who wait for the sync are still waiting, and at last the others too.
+    // Appends that wait for the sync still wait. At last, the others wait too.
     world.append(1, 100, Durability::Synced);
     world.turns(1000);
     assert!(world.streams[&1].appended.last().unwrap().outcome.pending());
@@ -390,8 +390,8 @@ fn who_waits_for_the_write_alone_does_not_wait_for_syncs() {
     world.strike(Left::PowerCut);
 }
 
-/// Behind the end there may be the header of a block that an earlier recovery cut off, with later blocks in what was once
-/// its range.
+/// Behind the end there may be the header of a block that an earlier recovery cut off, with later blocks in its former
+/// range.
 #[test]
 fn a_block_in_the_range_of_one_that_was_cut_off_vouches_all_the_same() {
     let mut world = World::new(7);
@@ -400,7 +400,7 @@ fn a_block_in_the_range_of_one_that_was_cut_off_vouches_all_the_same() {
     let shared = world.parts.log.shared();
     let lsn = Lsn(shared.synced.load(Ordering::Acquire));
     let segment = shared.segments.find(lsn.sequence()).unwrap();
-    // The first is lost below, the second says that it was synced.
+    // The damage below hits the first block. The second says that the first was synced.
     for _ in 0..2 {
         world.append(1, 100, Durability::Synced);
         world.settle();
@@ -422,7 +422,7 @@ fn a_block_in_the_range_of_one_that_was_cut_off_vouches_all_the_same() {
     assert!(matches!(opened, Err(OpenError::Damaged { .. })), "{opened:?}");
 }
 
-/// A clock that moves on whenever it is looked at.
+/// A clock that moves on at every look.
 struct Hurrying {
     nanos: AtomicU64,
     step: u64,
@@ -451,7 +451,7 @@ impl Completion for Named {
     }
 }
 
-/// What a block waits for may be over at any moment, also between two looks at the clock.
+/// The reason for which a block waits may end at any moment, also between two looks at the clock.
 #[test]
 fn a_block_that_waited_for_others_is_written_without_them() {
     for micros in [30, 70, 110, 170, 230] {
@@ -459,7 +459,7 @@ fn a_block_that_waited_for_others_is_written_without_them() {
         let disk = Arc::new(SimDisk::new(micros));
         let log = Log::open(disk, small_options(), Arc::new(clock), Arc::new(NoListener)).unwrap();
         for round in 0..60 {
-            // Of eight callers four wait, so that the other four may be expected.
+            // Four of eight callers wait, so the other four are expected.
             let callers = 0..4u64;
             let outcomes: Vec<_> = callers
                 .map(|caller| {
@@ -492,7 +492,7 @@ fn append_to(log: &Log, base: i64, body: usize) -> Arc<Outcome> {
     if append(log, 1, base, body, outcome.clone()) { outcome } else { Outcome::done() }
 }
 
-/// False when there is no room.
+/// Returns false if there is no room.
 fn append(log: &Log, stream: u64, base: i64, body: usize, done: Arc<dyn Completion>) -> bool {
     let batch = batch(&mut fastrand::Rng::with_seed(1), 1, body, 0, None);
     let Ok(admission) = log.admit(batch.len()) else { return false };
@@ -560,7 +560,7 @@ fn what_was_appended_before_the_end_is_written_and_reads_after_it_are_answered()
     }
 }
 
-/// Tells whether it was told.
+/// Reports whether it was called.
 struct GivenUp(std::sync::mpsc::Sender<()>);
 
 impl ReadDone for GivenUp {

@@ -44,7 +44,8 @@ use crate::stream::Stream;
 pub(crate) const WRITE_BUFFER_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
 /// Block writes in flight. More than one hides the device's turn-around time; each may hold a whole write buffer.
 const WRITES_IN_FLIGHT_MAX: usize = 4;
-/// Bound of the blocks that are written and wait for a sync. A slow sync also holds up callers that do not wait for it.
+/// Bound of the blocks that are written and wait for a sync. Beyond it, a slow sync also holds up callers that do not
+/// wait for it.
 const UNSYNCED_BLOCKS_MAX: usize = 64;
 /// Depth of the ring: block writes, one sync, and trailers.
 pub(crate) const QUEUE_DEPTH: usize = WRITES_IN_FLIGHT_MAX + 4;
