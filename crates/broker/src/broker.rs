@@ -7,22 +7,22 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use meta::{Change, Compare, Embedded, MetaError, Store};
-use model::{Offset, Timestamp};
+use model::Timestamp;
 use parking_lot::Mutex;
-use storage::{AdmitError, AppendError, Clock, SystemClock};
+use storage::{AdmitError, Clock, SystemClock};
 use wire::{ErrorCode, Text};
 
 use crate::blocking::blocking;
 use crate::compaction::Compactor;
 use crate::config::Config;
-use crate::coordinator::{Coordinator, TransactionCoordinator};
+use crate::coordinator::{Coordinator, Peers, TransactionCoordinator};
 use crate::failure::Failure;
 use crate::group_config::ConsumerGroupConfig;
 use crate::groups::GroupConfig;
 use crate::image::Metadata;
 use crate::logs::{LogDirectory, Logs, LogsError, OpenLog, Opening, Streams};
 use crate::metrics::Metrics;
-use crate::partition::{Elsewhere, Home, Partition, Replica};
+use crate::partition::{Elsewhere, Partition, Replica};
 use crate::placement::{Leader, Listeners, Placement};
 use crate::producer_ids::ProducerIds;
 use crate::quotas::Quotas;
@@ -32,14 +32,12 @@ use crate::session::Sessions;
 use crate::stored;
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
+use crate::transactions::TransactionError;
 use crate::turns::Turns;
 use crate::users::Users;
 use crate::walks::Walks;
 
 const CLUSTER_ID_KEY: &str = "cluster_id";
-/// How often a wait for a commit looks whether the log has stopped meanwhile.
-const STOPPED_CHECK: Duration = Duration::from_millis(500);
-
 /// Why the broker cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -73,6 +71,7 @@ pub struct Broker {
     pub(crate) coordinator: Arc<Coordinator>,
     pub(crate) producer_ids: Arc<ProducerIds>,
     pub(crate) transactions: Arc<TransactionCoordinator>,
+    pub(crate) peers: Arc<Peers>,
     compactor: Arc<Compactor>,
     pub(crate) walks: Arc<Walks>,
     pub(crate) turns: Turns,
@@ -115,14 +114,21 @@ impl Broker {
         let users = Arc::new(Users::new(metadata.clone()));
         let telemetry = Telemetry::new(&metadata, configs.clone(), config.telemetry_max_bytes);
         let producer_ids = Arc::new(ProducerIds::new(metadata.clone()));
-        let coordinator = Arc::new(Coordinator::new(&topics, clock.clone(), group_config));
-        let transactions = TransactionCoordinator::new(
-            &topics,
-            &producer_ids,
-            coordinator.clone(),
-            config.clone(),
-            clock.clone(),
+        let peers = Arc::new(Peers::default());
+        let node = config.node_id;
+        let coordinator = Coordinator::new(&topics, node, clock.clone(), Arc::new(group_config));
+        let (coordinator, transactions) = (
+            Arc::new(coordinator),
+            Arc::new(TransactionCoordinator::new(
+                &topics,
+                node,
+                &producer_ids,
+                &peers,
+                config.clone(),
+                clock.clone(),
+            )),
         );
+        peers.add(node, &coordinator, &transactions);
         let walks = Arc::new(Walks::default());
         let compactor =
             Arc::new(Compactor::new(topics.clone(), logs.clone(), configs.clone(), walks.clone()));
@@ -141,7 +147,8 @@ impl Broker {
             topics,
             placement,
             producer_ids,
-            transactions: Arc::new(transactions),
+            transactions,
+            peers,
             compactor,
             walks,
             turns: Turns::default(),
@@ -149,8 +156,9 @@ impl Broker {
             clock,
             background: Mutex::default(),
         });
-        broker.coordinator.load(&broker.topics, &broker.logs)?;
-        broker.transactions.load(&broker.topics, &broker.logs)?;
+        let only_log = broker.logs.all().len() == 1;
+        broker.coordinator.load(only_log)?;
+        broker.transactions.load(only_log)?;
         // What a crash left ahead of the data must be taken back before other batches take its place.
         broker.maintain_transaction_indexes();
         broker.start_background();
@@ -205,11 +213,7 @@ impl Broker {
             for partition in partitions.iter() {
                 partition.expire_producers(now_ms - self.config.producer_expiry_ms);
                 if topic.is_internal() {
-                    if topic.name.as_str() == OFFSETS_TOPIC {
-                        // Kept small by rewriting.
-                        let count = i32::try_from(partitions.len()).unwrap_or(i32::MAX);
-                        self.coordinator.rewrite(partition, count);
-                    }
+                    // Kept small by compaction alone.
                     continue;
                 }
                 let oldest = config.retention_ms.map(|ms| Timestamp(now_ms.saturating_sub(ms)));
@@ -270,10 +274,21 @@ impl Broker {
         }
     }
 
-    /// Another broker of the cluster, on the logs, the metadata and the coordinators of this one: what a second broker is to
-    /// clients. It does nothing by itself in the background. For tests.
+    /// Another broker of the cluster, on the logs and the metadata of this one: what a second broker is to clients. It
+    /// coordinates the groups and transactions whose partitions it leads. It does nothing by itself in the background. For tests.
     #[doc(hidden)]
     pub fn beside(&self, node: i32) -> Arc<Broker> {
+        let groups = Arc::new(self.coordinator.config().clone());
+        let coordinator = Arc::new(Coordinator::new(&self.topics, node, self.clock.clone(), groups));
+        let transactions = Arc::new(TransactionCoordinator::new(
+            &self.topics,
+            node,
+            &self.producer_ids,
+            &self.peers,
+            self.config.clone(),
+            self.clock.clone(),
+        ));
+        self.peers.add(node, &coordinator, &transactions);
         Arc::new(Broker {
             config: self.config.clone(),
             configs: self.configs.clone(),
@@ -287,9 +302,10 @@ impl Broker {
             topics: self.topics.clone(),
             placement: Arc::new(Placement::alone(node)),
             sessions: Sessions::new(usize::try_from(self.config.fetch_sessions_max).unwrap_or(0)),
-            coordinator: self.coordinator.clone(),
+            coordinator,
             producer_ids: self.producer_ids.clone(),
-            transactions: self.transactions.clone(),
+            transactions,
+            peers: self.peers.clone(),
             compactor: self.compactor.clone(),
             walks: self.walks.clone(),
             turns: Turns::default(),
@@ -315,6 +331,7 @@ impl Broker {
                 let chosen = choose(&topic.name, partition.index, node);
                 if chosen != node {
                     partition.lead(Leader { node: chosen, epoch: epoch + 1 });
+                    self.peers.follow(partition);
                 }
             }
         }
@@ -334,6 +351,19 @@ impl Broker {
     /// The partition, if this broker leads it.
     pub(crate) fn replica<'a>(&self, partition: &'a Partition) -> Result<Replica<'a>, Elsewhere<'a>> {
         partition.replica(self.placement.local())
+    }
+
+    /// The coordinator of a transactional id, which may be that of another broker.
+    ///
+    /// # Errors
+    /// `CoordinatorNotAvailable`.
+    pub(crate) fn transactions_of(&self, id: &str) -> Result<Arc<TransactionCoordinator>, TransactionError> {
+        match self.transactions.served_by(id) {
+            Some(node) if node != self.placement.local() => {
+                self.peers.transactions(node).ok_or(TransactionError::NotAvailable)
+            }
+            _ => Ok(self.transactions.clone()),
+        }
     }
 
     /// Milliseconds since the Unix epoch.
@@ -365,10 +395,7 @@ impl Broker {
         let create = move |broker: &Arc<Broker>| {
             // Should a topic of this name have been deleted while the log took no records: what was committed for it does
             // not count for the new one, also not after a crash.
-            let forget = || {
-                let forgotten = broker.coordinator.forget_topic(&name);
-                forgotten.into_iter().all(|gone| gone.blocking_recv().is_ok())
-            };
+            let forget = || broker.coordinator.forget_topic_for_good(&name);
             broker.topics.create(&name, partitions, configs, forget)
         };
         Ok(self.blocking(create).await?)
@@ -396,7 +423,7 @@ impl Broker {
     pub(crate) async fn delete_topic(self: &Arc<Self>, topic: &Arc<Topic>) -> Result<(), Failure> {
         let topic = topic.clone();
         self.blocking(move |broker| {
-            broker.topics.delete(&topic, |name| drop(broker.coordinator.forget_topic(name)))
+            broker.topics.delete(&topic, |name| broker.coordinator.forget_topic(name.into()))
         })
         .await
         .map_err(|error: TopicError| error.into())
@@ -412,28 +439,6 @@ impl Broker {
     pub(crate) async fn transactions_topic(self: &Arc<Self>) -> Result<Arc<Topic>, Failure> {
         let compacted = [("cleanup.policy", "compact")];
         self.find_or_create_topic(TRANSACTIONS_TOPIC, self.config.transactions_partitions, &compacted).await
-    }
-
-    /// Waits until `partition`, which is in `home`, is committed up to `end`.
-    pub(crate) async fn committed(
-        &self,
-        partition: &Partition,
-        home: &Home,
-        end: Offset,
-    ) -> Result<(), AppendError> {
-        let subscription = partition.subscribers.subscribe();
-        let signal = subscription.signal();
-        loop {
-            if home.stream.bounds().committed >= end {
-                return Ok(());
-            }
-            if let Some(error) = home.log.log.stopped() {
-                return Err(error);
-            }
-            // Elapsed or woken, the loop looks again.
-            let _ = tokio::time::timeout(STOPPED_CHECK, signal.wait(1)).await;
-            signal.take_dirty();
-        }
     }
 }
 

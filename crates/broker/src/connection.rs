@@ -120,7 +120,7 @@ impl Future for Producing {
             return answered.as_mut().poll(context).map(Ok);
         }
         let large = call.is_large();
-        let answer = || turns::beside(large, || begun.poll_answer(context, &call.broker));
+        let answer = || turns::beside(large, || begun.poll_answer(context));
         let mut message = ready!(timed(&mut call.spent, answer));
         let encoded = call.encode(&mut message)?;
         let Some(room) = call.broker.turns.room_for(encoded.len()) else {

@@ -3,6 +3,7 @@
 use storage::{AdmitError, AppendError, ReadError};
 use wire::ErrorCode;
 
+use crate::coordinator::Unserved;
 use crate::failure::Failure;
 use crate::groups::GroupError;
 use crate::logs::Lost;
@@ -125,6 +126,15 @@ pub fn transaction_code(error: TransactionError) -> ErrorCode {
     }
 }
 
+/// The code for a key that this broker does not coordinate. Kafka answers NOT_COORDINATOR also for a key whose records are in
+/// a lost log directory.
+pub fn unserved_code(unserved: Unserved) -> ErrorCode {
+    match unserved {
+        Unserved::Elsewhere | Unserved::Unavailable => ErrorCode::NotCoordinator,
+        Unserved::Loading => ErrorCode::CoordinatorLoadInProgress,
+    }
+}
+
 /// The code of a coordinator's refusal.
 pub fn group_code(error: GroupError) -> ErrorCode {
     match error {
@@ -138,6 +148,7 @@ pub fn group_code(error: GroupError) -> ErrorCode {
         GroupError::RebalanceInProgress => ErrorCode::RebalanceInProgress,
         GroupError::CoordinatorNotAvailable => ErrorCode::CoordinatorNotAvailable,
         GroupError::NotCoordinator => ErrorCode::NotCoordinator,
+        GroupError::CoordinatorLoadInProgress => ErrorCode::CoordinatorLoadInProgress,
         GroupError::UnknownServer => ErrorCode::UnknownServerError,
         GroupError::NonEmptyGroup => ErrorCode::NonEmptyGroup,
         GroupError::GroupIdNotFound => ErrorCode::GroupIdNotFound,

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use model::{BatchHeader, Offset, StreamId, Timestamp};
@@ -66,6 +67,8 @@ struct State {
     transactions: PartitionTransactions,
 }
 
+/// How often a wait for a commit looks whether the log has stopped meanwhile.
+const STOPPED_CHECK: Duration = Duration::from_millis(500);
 /// Bytes of a transaction marker at most.
 pub const MARKER_BYTES: usize = 128;
 
@@ -365,6 +368,31 @@ impl Partition {
         self.state.lock().next_offset
     }
 
+    /// Waits until it is committed up to `end`. Its records are in `home`.
+    ///
+    /// # Errors
+    /// [`AppendError`], if the log has stopped.
+    pub async fn committed(&self, home: &Home, end: Offset) -> Result<(), AppendError> {
+        let subscription = self.subscribers.subscribe();
+        let signal = subscription.signal();
+        loop {
+            if home.stream.bounds().committed >= end {
+                return Ok(());
+            }
+            if let Some(error) = home.log.log.stopped() {
+                return Err(error);
+            }
+            // Elapsed or woken, the loop looks again.
+            let _ = tokio::time::timeout(STOPPED_CHECK, signal.wait(1)).await;
+            signal.take_dirty();
+        }
+    }
+
+    /// Where the open transaction of a producer begins.
+    pub fn transaction_start(&self, producer_id: i64) -> Option<Offset> {
+        self.state.lock().transactions.first_offset(producer_id)
+    }
+
     /// The last stable offset of a partition that is committed up to `committed`.
     pub fn last_stable_offset(&self, committed: Offset) -> Offset {
         // The start may have moved into an open transaction.
@@ -407,11 +435,6 @@ impl Partition {
             first_offset: state.transactions.first_offset(id),
         };
         state.producers.iter().map(active).collect()
-    }
-
-    /// Whether a transaction is open.
-    pub fn has_open_transactions(&self) -> bool {
-        self.state.lock().transactions.open().next().is_some()
     }
 
     /// Forgets producers that last appended before `oldest_ms`.

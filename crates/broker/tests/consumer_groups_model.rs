@@ -1,5 +1,6 @@
 //! Groups of the consumer protocol (KIP-848) under seeded random clients of both protocols, changing topics, lost answers,
-//! failing writes and restarts: a partition never has two owners, and when things calm down each has one.
+//! writes that are refused or late, and restarts that lose what is not durable: a partition never has two owners, and when
+//! things calm down each has one.
 
 #![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
 
@@ -12,7 +13,7 @@ use broker::groups::consumer::{
 };
 use broker::groups::{
     Action, Group, GroupConfig, GroupError, GroupRecord, JoinReply, JoinRequest, LeaveMember, Now, Protocol,
-    ReplyToken, SyncRequest, Synced, decode_record, encode_group, encode_group_key,
+    Replies, ReplyToken, SyncRequest, Synced, decode_record,
 };
 use fastrand::Rng;
 use uuid::Uuid;
@@ -75,6 +76,9 @@ struct World {
     topics: Topics,
     clients: Vec<Client>,
     log: Vec<(Bytes, Option<Bytes>)>,
+    /// How many records of the log are durable.
+    durable: usize,
+    replies: Replies<Action>,
     now_ms: u64,
     next: u64,
     joins: BTreeMap<ReplyToken, JoinReply>,
@@ -108,6 +112,8 @@ impl World {
             topics: Topics::default(),
             clients: (0..CLIENTS).map(client).collect(),
             log: Vec::new(),
+            durable: 0,
+            replies: Replies::default(),
             now_ms: 0,
             next: 0,
             joins: BTreeMap::new(),
@@ -132,33 +138,42 @@ impl World {
 
     /// As the coordinator does: records first, then answers.
     fn carry_out(&mut self, actions: Vec<Action>) {
-        let mut actions = actions;
-        if let Some(unwritten) = self.group.take_unwritten() {
-            if self.chance(5) {
-                self.group.put_back(unwritten);
-                actions = actions.into_iter().map(Action::failed).collect();
-            } else {
-                self.log.extend(unwritten.records);
-            }
+        let records = self.group.unwritten().unwrap();
+        let refused = !records.is_empty() && self.chance(5);
+        if !refused {
+            self.log.extend(records);
+            self.group.written();
+            self.replies.queued(self.log.len().try_into().unwrap());
         }
         for action in actions {
-            match action {
-                Action::Join { token, reply } => drop(self.joins.insert(token, reply)),
-                Action::Sync { token, reply } => drop(self.syncs.insert(token, reply)),
-                Action::Heartbeat { token, reply } => {
-                    drop(self.beats.insert(token, reply.map_err(|refused| refused.error)));
-                }
-                Action::Persist { id, snapshot } => {
-                    self.log.push((encode_group_key("g").unwrap(), Some(encode_group(&snapshot).unwrap())));
-                    let more = self.group.persisted(self.now(), id, Ok(()));
-                    self.carry_out(more);
-                }
+            if refused {
+                self.deliver(action.failed(GroupError::CoordinatorNotAvailable));
+            } else if let Some(action) = self.replies.hold(action) {
+                self.deliver(action);
+            }
+        }
+        if !self.chance(20) {
+            self.durable = self.log.len();
+            for action in self.replies.durable(self.log.len().try_into().unwrap()) {
+                self.deliver(action);
+            }
+        }
+    }
+
+    fn deliver(&mut self, action: Action) {
+        match action {
+            Action::Join { token, reply } => drop(self.joins.insert(token, reply)),
+            Action::Sync { token, reply } => drop(self.syncs.insert(token, reply)),
+            Action::Heartbeat { token, reply } => {
+                drop(self.beats.insert(token, reply.map_err(|refused| refused.error)));
             }
         }
     }
 
     /// A crash, and what the log has.
     fn restart(&mut self) {
+        self.log.truncate(self.durable);
+        self.replies = Replies::default();
         let mut records = ConsumerRecords::default();
         let mut snapshot = None;
         for (key, value) in &self.log {
@@ -258,16 +273,17 @@ impl World {
         let actions = self.group.consumer_heartbeat(now, request, &self.topics, token);
         self.carry_out(actions);
         let lost = self.chance(10);
-        let reply = self.beats.remove(&token).expect("a heartbeat is answered at once");
-        if reply.is_ok() {
+        // An answer that is late is lost as well.
+        let reply = self.beats.remove(&token);
+        if let Some(Ok(_)) = reply {
             self.clients[index].heard_ms = self.now_ms;
         }
-        if lost {
+        let Some(reply) = reply.filter(|_| !lost) else {
             // Whoever gets no answer says all once more, as clients do.
             self.clients[index].told = None;
             self.clients[index].tell_subscription = true;
             return;
-        }
+        };
         let client = &mut self.clients[index];
         match reply {
             Ok(reply) => {

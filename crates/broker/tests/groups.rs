@@ -5,14 +5,14 @@
 //! and record carries its contents. `MAINSTEM_BLESS=1` rewrites the `->` lines; read the difference before committing.
 //!
 //! ```text
-//! config [initial-delay=MS] [max-size=N] [retention=MS] [persist=manual]
+//! config [initial-delay=MS] [max-size=N] [retention=MS] [durable=by-hand] [log=full|free]
 //! join CLIENT [v=3] [instance=I] [member=ID] [session=10000] [rebalance=30000] [type=consumer] [protocols=P:META,..]
 //! sync CLIENT [member=ID] [generation=N] [type=T] [protocol=P] [assign=CLIENT:BYTES,..]
 //! heartbeat CLIENT [member=ID] [generation=N]
 //! leave CLIENT|instance=I ..
-//! persisted N ok|fail                        with persist=manual
-//! commit CLIENT|- KEY=OFFSET[/NOTE] .. [member=ID] [generation=N] [producer=N] [retain=MS] [hold]
-//! applied | end-txn N commit|abort
+//! durable                                    with durable=by-hand: all records so far
+//! commit CLIENT|- KEY=OFFSET[/NOTE] .. [member=ID] [generation=N] [producer=N] [retain=MS]
+//! end-txn N commit|abort
 //! fetch KEY .. | delete-offsets KEY .. | expire | delete-group | describe | restart
 //! ```
 //! A client's member id is its name (or instance id) and a number. Metadata `@t+u` is a consumer's subscription to the

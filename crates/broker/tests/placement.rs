@@ -220,3 +220,121 @@ async fn coordinators_are_where_the_partitions_of_their_topics_are_led() {
     let answer: m::InitProducerIdResponse = call(&mut two.clients[1], 4, &begin).await;
     assert_eq!(answer.error_code, NONE);
 }
+
+/// Gives the coordinators of all groups and transactions to a broker.
+fn move_coordinators(two: &Two, leader: i32) {
+    two.brokers[0].place(|topic, _, node| if topic.starts_with("__") { leader } else { node });
+}
+
+/// Asks again while the coordinator reads its partition.
+async fn offset_of(client: &mut Connection) -> (i16, i64) {
+    use m::offset_fetch_request::{OffsetFetchRequestGroup, OffsetFetchRequestTopics};
+    let topic = OffsetFetchRequestTopics {
+        name: Text::from_static(TOPIC),
+        partition_indexes: vec![0],
+        ..Default::default()
+    };
+    let group = OffsetFetchRequestGroup {
+        group_id: Text::from_static("g"),
+        topics: Some(vec![topic]),
+        ..Default::default()
+    };
+    let request = m::OffsetFetchRequest { groups: vec![group], ..Default::default() };
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let answer: m::OffsetFetchResponse = call(client, 9, &request).await;
+        let group = &answer.groups[0];
+        if group.error_code != ErrorCode::CoordinatorLoadInProgress.code() {
+            let offset = group.topics.first().map_or(-1, |topic| topic.partitions[0].committed_offset);
+            return (group.error_code, offset);
+        }
+        assert!(Instant::now() < deadline, "it is never loaded");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_goes_on_with_the_broker_that_takes_over_its_partition() {
+    let mut two = two().await;
+    let join = |member_id: Text| m::JoinGroupRequest {
+        group_id: Text::from_static("g"),
+        session_timeout_ms: 10_000,
+        rebalance_timeout_ms: 60_000,
+        member_id,
+        protocol_type: Text::from_static("consumer"),
+        protocols: vec![m::join_group_request::JoinGroupRequestProtocol {
+            name: Text::from_static("range"),
+            metadata: Bytes::new(),
+        }],
+        ..Default::default()
+    };
+    let first: m::JoinGroupResponse = call(&mut two.clients[0], 3, &join(Text::default())).await;
+    assert_eq!(first.error_code, NONE);
+    let (member_id, generation_id) = (first.member_id.clone(), first.generation_id);
+    let sync = m::SyncGroupRequest {
+        group_id: Text::from_static("g"),
+        generation_id,
+        member_id: member_id.clone(),
+        assignments: vec![m::sync_group_request::SyncGroupRequestAssignment {
+            member_id: member_id.clone(),
+            assignment: Bytes::from_static(b"all"),
+        }],
+        ..Default::default()
+    };
+    let synced: m::SyncGroupResponse = call(&mut two.clients[0], 3, &sync).await;
+    assert_eq!(synced.error_code, NONE);
+    let commit = |offset| m::OffsetCommitRequest {
+        group_id: Text::from_static("g"),
+        generation_id_or_member_epoch: generation_id,
+        member_id: member_id.clone(),
+        topics: vec![m::offset_commit_request::OffsetCommitRequestTopic {
+            name: Text::from_static(TOPIC),
+            partitions: vec![m::offset_commit_request::OffsetCommitRequestPartition {
+                partition_index: 0,
+                committed_offset: offset,
+                ..Default::default()
+            }],
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    let heartbeat = m::HeartbeatRequest {
+        group_id: Text::from_static("g"),
+        generation_id,
+        member_id: member_id.clone(),
+        ..Default::default()
+    };
+    for (turn, node) in (1..).zip([OTHER, ONE, OTHER]) {
+        let before = usize::from(node == ONE);
+        let answer: m::OffsetCommitResponse = call(&mut two.clients[before], 7, &commit(turn)).await;
+        assert_eq!(answer.topics[0].partitions[0].error_code, NONE);
+        move_coordinators(&two, node);
+        let after = 1 - before;
+        assert_eq!(offset_of(&mut two.clients[after]).await, (NONE, turn));
+        // The member of before is a member still, and the broker of before knows of nothing.
+        let answer: m::HeartbeatResponse = call(&mut two.clients[after], 3, &heartbeat).await;
+        assert_eq!(answer.error_code, NONE);
+        let answer: m::HeartbeatResponse = call(&mut two.clients[before], 3, &heartbeat).await;
+        assert_eq!(answer.error_code, NOT_COORDINATOR);
+        assert_eq!(offset_of(&mut two.clients[before]).await, (NOT_COORDINATOR, -1));
+    }
+    // A member that waits for others is told at once.
+    let mut waiting = connect(&two.brokers[1]);
+    let waiting = tokio::spawn(async move {
+        let answer: m::JoinGroupResponse = call(&mut waiting, 3, &join(Text::default())).await;
+        answer.error_code
+    });
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let answer: m::HeartbeatResponse = call(&mut two.clients[1], 3, &heartbeat).await;
+        if answer.error_code == ErrorCode::RebalanceInProgress.code() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "no rebalance begins");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let begun = Instant::now();
+    move_coordinators(&two, ONE);
+    assert_eq!(waiting.await.unwrap(), NOT_COORDINATOR);
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+}

@@ -12,6 +12,7 @@ use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
 use crate::caller::Caller;
+use crate::error_codes::unserved_code;
 use crate::failure::Failure;
 use crate::groups::{CONSUMER_PROTOCOL_TYPE, Group, GroupDescription, State};
 use crate::request::Request;
@@ -41,7 +42,9 @@ pub async fn describe(request: Request<DescribeGroupsRequest>) -> DescribeGroups
         let describe = |group: &Group| {
             (group.state() != State::Dead).then(|| (group.describe(), group.consumer().is_some()))
         };
-        let found = broker.coordinator.find(id).and_then(|entry| entry.with(describe));
+        let found = broker.coordinator.find(id);
+        let unserved = found.as_ref().err().copied();
+        let found = found.ok().flatten().and_then(|entry| entry.with(describe));
         let is_consumer = found.as_ref().is_some_and(|(_, is_consumer)| *is_consumer);
         let found = found.filter(|_| !is_consumer).map(|(group, _)| group);
         let mut described = DescribedGroup {
@@ -52,9 +55,7 @@ pub async fn describe(request: Request<DescribeGroupsRequest>) -> DescribeGroups
             ..DescribedGroup::default()
         };
         match found {
-            _ if !broker.coordinator.serves(id, broker.placement.local()) => {
-                described.error_code = ErrorCode::NotCoordinator.code()
-            }
+            _ if let Some(unserved) = unserved => described.error_code = unserved_code(unserved).code(),
             Some(group) => describe_into(&mut described, group),
             None if version >= NOT_FOUND_FROM_VERSION => {
                 described.error_code = ErrorCode::GroupIdNotFound.code();
@@ -137,11 +138,9 @@ pub async fn delete(
         let allowed = broker.authorizer.group(&caller, Operation::Delete, &group_id);
         let result = match broker.coordinator.find(&group_id) {
             _ if let Err(error) = allowed => Err(Failure::new(error)),
-            _ if !broker.coordinator.serves(&group_id, broker.placement.local()) => {
-                Err(Failure::new(ErrorCode::NotCoordinator))
-            }
-            None => Err(Failure::new(ErrorCode::GroupIdNotFound)),
-            Some(entry) => broker.coordinator.delete(&entry).await.map_err(Failure::from),
+            Err(unserved) => Err(Failure::new(unserved_code(unserved))),
+            Ok(None) => Err(Failure::new(ErrorCode::GroupIdNotFound)),
+            Ok(Some(entry)) => broker.coordinator.delete(&entry).await.map_err(Failure::from),
         };
         if result.is_ok() {
             audit::changed(&caller.origin, "deleted group", &group_id, "");

@@ -14,8 +14,8 @@ use super::admin_groups::operations;
 use super::offsets::ready;
 use crate::broker::Broker;
 use crate::caller::Caller;
-use crate::coordinator::Asking;
-use crate::error_codes::group_code;
+use crate::coordinator::{Asking, Unserved};
+use crate::error_codes::{group_code, unserved_code};
 use crate::groups::consumer::{
     ConsumerGroup, ConsumerMember, HeartbeatReply, HeartbeatRequest, Partitions, Refused, listed,
 };
@@ -71,6 +71,13 @@ fn may_join(
     names.try_for_each(|name| broker.authorizer.topic(caller, Operation::Describe, name))
 }
 
+fn unserved(unserved: Unserved) -> Refused {
+    match unserved {
+        Unserved::Loading => GroupError::CoordinatorLoadInProgress.into(),
+        Unserved::Elsewhere | Unserved::Unavailable => GroupError::NotCoordinator.into(),
+    }
+}
+
 async fn beat(
     broker: &Arc<Broker>,
     caller: Caller,
@@ -109,12 +116,13 @@ async fn beat(
     let by = Asking { caller: &caller, authorizer: &broker.authorizer };
     // A group that was removed while it was looked up is looked up once more.
     for _ in 0..2 {
-        let found = broker.coordinator.find(&request.group_id);
+        let found = broker.coordinator.find(&request.group_id).map_err(unserved)?;
         if found.is_none() && heartbeat.epoch != 0 {
             return Err(Refused::no_group(&request.group_id, heartbeat.epoch));
         }
         heartbeat.validate_regex()?;
-        let entry = found.unwrap_or_else(|| broker.coordinator.find_or_create(&request.group_id));
+        let create = || broker.coordinator.find_or_create(&request.group_id).map_err(unserved);
+        let entry = found.map_or_else(create, Ok)?;
         match broker.coordinator.consumer_heartbeat(&entry, heartbeat.clone(), by).await {
             Err(Refused { error: GroupError::CoordinatorNotAvailable, .. })
                 if entry.with(Group::state) == State::Dead => {}
@@ -143,14 +151,14 @@ pub async fn describe(request: Request<ConsumerGroupDescribeRequest>) -> Consume
             let refused = refused(ErrorCode::InvalidGroupId, Text::default());
             return described::DescribedGroup { error_message: None, ..refused };
         }
-        if !broker.coordinator.serves(id, broker.placement.local()) {
-            return refused(
-                ErrorCode::NotCoordinator,
-                Text::from_static(ErrorCode::NotCoordinator.message()),
-            );
-        }
-        let entry = broker.coordinator.find(id).filter(|entry| entry.with(Group::state) != State::Dead);
-        let Some(entry) = entry else {
+        let found = match broker.coordinator.find(id) {
+            Ok(found) => found,
+            Err(unserved) => {
+                let error = unserved_code(unserved);
+                return refused(error, Text::from_static(error.message()));
+            }
+        };
+        let Some(entry) = found.filter(|entry| entry.with(Group::state) != State::Dead) else {
             return refused(ErrorCode::GroupIdNotFound, format!("Group {id} not found.").into());
         };
         let found = entry.with(|group| group.consumer().map(|group| describe_group(broker, group, version)));

@@ -10,7 +10,7 @@ use wire::{ErrorCode, Text};
 
 use super::offsets::ready;
 use crate::coordinator::Asking;
-use crate::error_codes::group_code;
+use crate::error_codes::{group_code, unserved_code};
 use crate::groups::{GroupError, JoinReply, JoinRequest, LeaveMember, Protocol, SyncRequest};
 use crate::request::Request;
 use crate::security::Operation;
@@ -78,13 +78,14 @@ pub async fn join(
     let by = Asking { caller: &caller, authorizer: &broker.authorizer };
     // A group that was removed while it was looked up is looked up once more.
     for _ in 0..2 {
-        let entry = if join.member_id.is_empty() {
-            broker.coordinator.find_or_create(&request.group_id)
-        } else {
-            match broker.coordinator.find(&request.group_id) {
-                Some(entry) => entry,
-                None => return refuse(ErrorCode::UnknownMemberId),
-            }
+        let found = match join.member_id.is_empty() {
+            true => broker.coordinator.find_or_create(&request.group_id).map(Some),
+            false => broker.coordinator.find(&request.group_id),
+        };
+        let entry = match found {
+            Ok(Some(entry)) => entry,
+            Ok(None) => return refuse(ErrorCode::UnknownMemberId),
+            Err(unserved) => return refuse(unserved_code(unserved)),
         };
         let reply = broker.coordinator.join(&entry, join.clone(), by).await;
         match reply {
@@ -140,11 +141,10 @@ pub async fn sync(
     if request.group_id.is_empty() {
         return refuse(ErrorCode::InvalidGroupId);
     }
-    if !broker.coordinator.serves(&request.group_id, broker.placement.local()) {
-        return refuse(ErrorCode::NotCoordinator);
-    }
-    let Some(entry) = broker.coordinator.find(&request.group_id) else {
-        return refuse(ErrorCode::UnknownMemberId);
+    let entry = match broker.coordinator.find(&request.group_id) {
+        Ok(Some(entry)) => entry,
+        Ok(None) => return refuse(ErrorCode::UnknownMemberId),
+        Err(unserved) => return refuse(unserved_code(unserved)),
     };
     let sync = SyncRequest {
         member_id: request.member_id.to_string(),
@@ -177,12 +177,11 @@ pub async fn heartbeat(request: Request<HeartbeatRequest>) -> HeartbeatResponse 
         error
     } else if request.group_id.is_empty() {
         ErrorCode::InvalidGroupId
-    } else if !broker.coordinator.serves(&request.group_id, broker.placement.local()) {
-        ErrorCode::NotCoordinator
     } else {
         match broker.coordinator.find(&request.group_id) {
-            None => ErrorCode::UnknownMemberId,
-            Some(entry) => {
+            Err(unserved) => unserved_code(unserved),
+            Ok(None) => ErrorCode::UnknownMemberId,
+            Ok(Some(entry)) => {
                 let instance = request.group_instance_id.as_ref().map(Text::as_str);
                 let beat =
                     broker.coordinator.heartbeat(&entry, &request.member_id, instance, request.generation_id);
@@ -205,9 +204,6 @@ pub async fn leave(request: Request<LeaveGroupRequest>) -> LeaveGroupResponse {
     if request.group_id.is_empty() {
         return failed(ErrorCode::InvalidGroupId);
     }
-    if !broker.coordinator.serves(&request.group_id, broker.placement.local()) {
-        return failed(ErrorCode::NotCoordinator);
-    }
     let leaving: Vec<LeaveMember> = if version < 3 {
         vec![LeaveMember { member_id: request.member_id.to_string(), instance_id: None }]
     } else {
@@ -218,9 +214,10 @@ pub async fn leave(request: Request<LeaveGroupRequest>) -> LeaveGroupResponse {
         request.members.iter().map(member).collect()
     };
     let results = match broker.coordinator.find(&request.group_id) {
+        Err(unserved) => return failed(unserved_code(unserved)),
         // Each of them is unknown.
-        None => Ok(leaving.iter().map(|_| Err(GroupError::UnknownMemberId)).collect()),
-        Some(entry) => broker.coordinator.leave(&entry, &leaving),
+        Ok(None) => Ok(leaving.iter().map(|_| Err(GroupError::UnknownMemberId)).collect()),
+        Ok(Some(entry)) => broker.coordinator.leave(&entry, &leaving),
     };
     let results = match results {
         Ok(results) => results,

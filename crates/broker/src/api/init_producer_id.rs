@@ -3,6 +3,7 @@
 use wire::ErrorCode;
 use wire::messages::{InitProducerIdRequest, InitProducerIdResponse};
 
+use crate::api::transactions::served;
 use crate::error_codes::transaction_code;
 use crate::request::Request;
 use crate::security::{Operation, ResourceType};
@@ -32,8 +33,8 @@ pub async fn answer(
         if broker.transactions_topic().await.is_err() {
             return refused(ErrorCode::CoordinatorNotAvailable);
         }
-        if broker.transactions.is_elsewhere(&id, broker.placement.local()) {
-            return refused(ErrorCode::NotCoordinator);
+        if let Err(error) = served(&broker, &id) {
+            return refused(error);
         }
         let expected = match (request.producer_id, request.producer_epoch) {
             (-1, -1) => None,

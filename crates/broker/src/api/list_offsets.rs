@@ -144,7 +144,7 @@ async fn find(
     if !matches!(timestamp, EARLIEST | EARLIEST_LOCAL) {
         // What was acknowledged with acks=1 is there, so it is waited for until it can be seen, a group commit at most. Where
         // the log has stopped, or the disk stands still, what can be seen is the answer.
-        let seen = broker.committed(partition, home, partition.next_offset());
+        let seen = partition.committed(home, partition.next_offset());
         let _ = tokio::time::timeout(SEEN_PATIENCE, seen).await;
     }
     let bounds = home.stream.bounds();

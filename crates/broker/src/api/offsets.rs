@@ -22,8 +22,8 @@ use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
 use crate::caller::{Caller, Endpoint};
-use crate::coordinator::Entry;
-use crate::error_codes::group_code;
+use crate::coordinator::{Entry, Settled};
+use crate::error_codes::{group_code, unserved_code};
 use crate::groups::{CommitRequest, Group, GroupError, OffsetCommit, OffsetKey, State};
 use crate::request::Request;
 use crate::security::{Operation, ResourceType, audit};
@@ -186,10 +186,7 @@ pub async fn ready(broker: &Arc<Broker>, id: &str) -> Result<(), ErrorCode> {
     if broker.offsets_topic().await.is_err() {
         return Err(ErrorCode::CoordinatorNotAvailable);
     }
-    if !broker.coordinator.serves(id, broker.placement.local()) {
-        return Err(ErrorCode::NotCoordinator);
-    }
-    Ok(())
+    broker.coordinator.find(id).map(drop).map_err(unserved_code)
 }
 
 /// The group that offsets are committed to; new, where a consumer without a generation commits to a name that is new.
@@ -201,9 +198,9 @@ pub async fn group_for_commit(
     unknown: ErrorCode,
 ) -> Result<Arc<Entry>, ErrorCode> {
     ready(broker, id).await?;
-    match broker.coordinator.find(id) {
+    match broker.coordinator.find(id).map_err(unserved_code)? {
         Some(entry) => Ok(entry),
-        None if generation < 0 => Ok(broker.coordinator.find_or_create(id)),
+        None if generation < 0 => broker.coordinator.find_or_create(id).map_err(unserved_code),
         None => Err(unknown),
     }
 }
@@ -318,12 +315,11 @@ fn fetched_partition(partition_index: i32, fetched: Fetched) -> OffsetFetchRespo
 fn fetch_group(
     broker: &Broker,
     caller: &Caller,
-    group_id: &str,
+    entry: Option<&Entry>,
     asked: Option<&[OffsetFetchRequestTopics]>,
     by_id: bool,
     require_stable: bool,
-) -> Vec<OffsetFetchResponseTopics> {
-    let entry = broker.coordinator.find(group_id);
+) -> (Vec<OffsetFetchResponseTopics>, Settled) {
     let look = |group: Option<&Group>| match asked {
         Some(asked) => asked
             .iter()
@@ -377,28 +373,25 @@ fn fetch_group(
         }
     };
     match entry {
-        Some(entry) => entry.with(|group| look(Some(group))),
-        None => look(None),
+        Some(entry) => entry.look(|group| look(Some(group))),
+        None => (look(None), Settled::default()),
     }
 }
 
 /// The error of a member that is not, or no longer, in the group as it says (KIP-848).
-fn check_member(broker: &Broker, asked: &OffsetFetchRequestGroup) -> i16 {
+fn check_member(entry: Option<&Entry>, asked: &OffsetFetchRequestGroup) -> Result<(), ErrorCode> {
     let member_id = asked.member_id.as_ref().map(Text::as_str);
-    let entry = broker.coordinator.find(&asked.group_id);
-    let checked =
-        entry.map_or(Ok(()), |entry| entry.with(|group| group.check_fetch(member_id, asked.member_epoch)));
-    checked.err().map_or(0, |error| group_code(error).code())
+    let check = |entry: &Entry| entry.with(|group| group.check_fetch(member_id, asked.member_epoch));
+    entry.map_or(Ok(()), check).map_err(group_code)
 }
 
 /// Answers OffsetFetch.
 pub async fn fetch(
     Request { ref broker, ref caller, version, body: request, .. }: Request<OffsetFetchRequest>,
 ) -> OffsetFetchResponse {
-    let error_of = |group: &str| {
-        let allowed = broker.authorizer.group(caller, Operation::Describe, group);
-        let serves = broker.coordinator.serves(group, broker.placement.local());
-        allowed.err().unwrap_or(if serves { ErrorCode::None } else { ErrorCode::NotCoordinator }).code()
+    let find = |group: &str| {
+        broker.authorizer.group(caller, Operation::Describe, group)?;
+        broker.coordinator.find(group).map_err(unserved_code)
     };
     if version < GROUPS_FROM_VERSION {
         let asked: Option<Vec<OffsetFetchRequestTopics>> = request.topics.map(|topics| {
@@ -410,15 +403,22 @@ pub async fn fetch(
                 };
             topics.into_iter().map(topic).collect()
         });
-        let error_code = error_of(&request.group_id);
-        let found = match error_code == ErrorCode::GroupAuthorizationFailed.code() {
-            // The first two versions have no other place for the error.
-            true if version < ERROR_FROM_VERSION => unfetched(asked.unwrap_or_default()),
-            true => Vec::new(),
-            false => {
-                let (group, asked) = (&request.group_id, asked.as_deref());
-                fetch_group(broker, caller, group, asked, false, request.require_stable)
+        let fetched = match find(&request.group_id) {
+            Ok(entry) => {
+                let (entry, topics) = (entry.as_deref(), asked.as_deref());
+                let (found, settled) =
+                    fetch_group(broker, caller, entry, topics, false, request.require_stable);
+                settled.wait().await.map(|()| found).map_err(group_code)
             }
+            Err(error) => Err(error),
+        };
+        let (error_code, found) = match fetched {
+            Ok(found) => (0, found),
+            // The first two versions have no other place for the error.
+            Err(error) if version < ERROR_FROM_VERSION => {
+                (error.code(), unfetched(asked.unwrap_or_default()))
+            }
+            Err(error) => (error.code(), Vec::new()),
         };
         let partition = |p: OffsetFetchResponsePartitions| OffsetFetchResponsePartition {
             partition_index: p.partition_index,
@@ -439,35 +439,31 @@ pub async fn fetch(
         };
     }
     let by_id = version >= IDS_FROM_VERSION;
-    let group = |asked: OffsetFetchRequestGroup| {
-        let error_code = match error_of(&asked.group_id) {
-            0 => check_member(broker, &asked),
-            error_code => error_code,
-        };
-        OffsetFetchResponseGroup {
-            error_code,
-            topics: match error_code {
-                1.. | ..0 => Vec::new(),
-                0 => fetch_group(
-                    broker,
-                    caller,
-                    &asked.group_id,
-                    asked.topics.as_deref(),
-                    by_id,
-                    request.require_stable,
-                ),
-            },
-            group_id: asked.group_id,
-        }
+    let fetch = |asked: &OffsetFetchRequestGroup| {
+        let entry = find(&asked.group_id)?;
+        let (entry, topics) = (entry.as_deref(), asked.topics.as_deref());
+        check_member(entry, asked)?;
+        Ok(fetch_group(broker, caller, entry, topics, by_id, request.require_stable))
     };
     // A group that is named many times is described once: the answer stays in proportion.
     let mut named = HashSet::new();
     let whole =
         |asked: &OffsetFetchRequestGroup| asked.topics.is_some() || named.insert(asked.group_id.clone());
-    OffsetFetchResponse {
-        groups: request.groups.into_iter().filter(whole).map(group).collect(),
-        ..OffsetFetchResponse::default()
+    let fetched: Vec<_> =
+        request.groups.into_iter().filter(whole).map(|asked| (fetch(&asked), asked.group_id)).collect();
+    let mut groups = Vec::with_capacity(fetched.len());
+    for (fetched, group_id) in fetched {
+        let fetched = match fetched {
+            Ok((topics, settled)) => settled.wait().await.map(|()| topics).map_err(group_code),
+            Err(error) => Err(error),
+        };
+        groups.push(OffsetFetchResponseGroup {
+            group_id,
+            error_code: fetched.as_ref().err().map_or(0, |error| error.code()),
+            topics: fetched.unwrap_or_default(),
+        });
     }
+    OffsetFetchResponse { groups, ..OffsetFetchResponse::default() }
 }
 
 /// The partitions that were asked for, without their offsets.
@@ -499,11 +495,10 @@ pub async fn delete(
     if request.group_id.is_empty() {
         return refused(ErrorCode::InvalidGroupId);
     }
-    if !broker.coordinator.serves(&request.group_id, broker.placement.local()) {
-        return refused(ErrorCode::NotCoordinator);
-    }
-    let Some(entry) = broker.coordinator.find(&request.group_id) else {
-        return refused(ErrorCode::GroupIdNotFound);
+    let entry = match broker.coordinator.find(&request.group_id) {
+        Ok(Some(entry)) => entry,
+        Ok(None) => return refused(ErrorCode::GroupIdNotFound),
+        Err(unserved) => return refused(unserved_code(unserved)),
     };
     if entry.with(Group::state) == State::Dead {
         return refused(ErrorCode::GroupIdNotFound);

@@ -239,8 +239,8 @@ fn find_topics(
 impl Begun {
     /// Waits until the log has it, and gives the answer, once. A time-out is answered as such; the batches are appended all
     /// the same.
-    pub fn poll_answer(&mut self, context: &mut Context<'_>, broker: &Arc<Broker>) -> Poll<ProduceResponse> {
-        let duplicates = match self.poll_done(context, broker) {
+    pub fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<ProduceResponse> {
+        let duplicates = match self.poll_done(context) {
             Poll::Ready(duplicates) => Some(duplicates),
             Poll::Pending => {
                 let timeout = self.timeout;
@@ -252,7 +252,7 @@ impl Begun {
         Poll::Ready(self.answer(duplicates))
     }
 
-    fn poll_done(&mut self, context: &mut Context<'_>, broker: &Arc<Broker>) -> Poll<Duplicates> {
+    fn poll_done(&mut self, context: &mut Context<'_>) -> Poll<Duplicates> {
         if self.duplicates.is_none() {
             ready!(self.tally.poll(context));
             let duplicate = |(number, part): (usize, &Part)| match part.appended {
@@ -265,11 +265,10 @@ impl Begun {
             if all.is_empty() {
                 return Poll::Ready(Vec::new());
             }
-            let broker = broker.clone();
             self.duplicates = Some(Box::pin(async move {
                 let mut outcomes = Vec::with_capacity(all.len());
                 for (number, partition, home, end) in all {
-                    outcomes.push((number, broker.committed(&partition, &home, end).await));
+                    outcomes.push((number, partition.committed(&home, end).await));
                 }
                 outcomes
             }));

@@ -95,13 +95,19 @@ impl Transactions {
             }
             Some(producer) if version >= ADDS_FROM_VERSION && !asked.is_empty() => {
                 let partitions = asked.iter().map(Asked::name).collect();
-                let added = broker.transactions.add(id, producer, partitions, BUMPING).await;
+                let added = match broker.transactions_of(id) {
+                    Ok(transactions) => transactions.add(id, producer, partitions, BUMPING).await,
+                    Err(error) => Err(error),
+                };
                 let added = added.map_err(|error| refusal(error, version));
                 asked.into_iter().for_each(|asked| answer(asked, producer.0, added.clone()));
             }
             Some(producer) => {
                 for asked in asked {
-                    let verified = broker.transactions.verify(id, producer, &asked.name()).await;
+                    let verified = match broker.transactions_of(id) {
+                        Ok(transactions) => transactions.verify(id, producer, &asked.name()).await,
+                        Err(error) => Err(error),
+                    };
                     answer(asked, producer.0, verified.map_err(|error| refusal(error, version)));
                 }
             }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use model::Offset;
 use storage::Durability;
 use tokio::sync::oneshot;
 use wire::messages as m;
@@ -78,7 +79,8 @@ pub async fn write_markers(
     m::WriteTxnMarkersResponse { markers: told.into_iter().map(marker).collect() }
 }
 
-type Landed = oneshot::Receiver<Result<(), storage::AppendError>>;
+/// Where a marker stands, and when it is durable.
+type Landed = (Offset, oneshot::Receiver<Result<(), storage::AppendError>>);
 
 async fn begin_marker(
     broker: &Arc<Broker>,
@@ -103,8 +105,8 @@ async fn begin_marker(
         done: Some(Arc::new(Told::new(sender))),
         now_ms: broker.now_ms(),
     };
-    partition.append_marker(&home, producer, result, order)?;
-    Ok(landed)
+    let offset = partition.append_marker(&home, producer, result, order)?;
+    Ok((offset, landed))
 }
 
 async fn end_marker(
@@ -113,11 +115,11 @@ async fn end_marker(
     index: i32,
     producer: (i64, i16),
     result: TransactionResult,
-    landed: Landed,
+    (offset, landed): Landed,
 ) -> Result<(), Failure> {
     landed.await.unwrap_or(Err(storage::AppendError::Closed))?;
     if topic == OFFSETS_TOPIC {
-        broker.coordinator.end_transaction(index, producer.0, result == TransactionResult::Commit);
+        broker.coordinator.end_transaction(index, producer.0, result == TransactionResult::Commit, offset);
     }
     Ok(())
 }

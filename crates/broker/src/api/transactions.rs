@@ -19,8 +19,8 @@ use wire::{ErrorCode, Text};
 
 use crate::api::offsets::{Asked, Committed, group_for_commit, name_of, readable};
 use crate::broker::Broker;
-use crate::coordinator::Transactional;
-use crate::error_codes::{group_code, transaction_code};
+use crate::coordinator::{Transactional, Unserved};
+use crate::error_codes::{group_code, transaction_code, unserved_code};
 use crate::failure::Failure;
 use crate::groups::{CommitRequest, GroupError, OffsetCommit};
 use crate::request::Request;
@@ -46,6 +46,15 @@ fn code(error: TransactionError, version: i16) -> ErrorCode {
     match error {
         TransactionError::Fenced if version < FENCED_FROM_VERSION => ErrorCode::InvalidProducerEpoch,
         error => transaction_code(error),
+    }
+}
+
+/// Whether this broker coordinates the transactional id. Where the records of its partition cannot be read, each operation
+/// answers so by itself.
+pub fn served(broker: &Broker, id: &str) -> Result<(), ErrorCode> {
+    match broker.transactions.serves(id) {
+        Ok(()) | Err(Unserved::Unavailable) => Ok(()),
+        Err(unserved) => Err(unserved_code(unserved)),
     }
 }
 
@@ -137,8 +146,8 @@ async fn add_one(
         return refused_partitions(asked.topics, ErrorCode::InvalidRequest);
     }
     asked.topics = named_once(asked.topics);
-    if broker.transactions.is_elsewhere(&asked.transactional_id, broker.placement.local()) {
-        return refused_partitions(asked.topics, ErrorCode::NotCoordinator);
+    if let Err(error) = served(broker, &asked.transactional_id) {
+        return refused_partitions(asked.topics, error);
     }
     let found: Vec<Result<Option<Arc<Topic>>, ErrorCode>> = asked
         .topics
@@ -206,8 +215,8 @@ pub async fn add_offsets(
     if id.is_empty() {
         return refused(ErrorCode::InvalidRequest);
     }
-    if broker.transactions.is_elsewhere(id, broker.placement.local()) {
-        return refused(ErrorCode::NotCoordinator);
+    if let Err(error) = served(&broker, id) {
+        return refused(error);
     }
     if broker.offsets_topic().await.is_err() {
         return refused(ErrorCode::CoordinatorNotAvailable);
@@ -228,10 +237,9 @@ pub async fn end(
     Request { broker, caller, version, body: request, .. }: Request<m::EndTxnRequest>,
 ) -> m::EndTxnResponse {
     let id = &request.transactional_id;
-    let here = match broker.transactions.is_elsewhere(id, broker.placement.local()) {
-        _ if id.is_empty() => Err(ErrorCode::InvalidRequest),
-        true => Err(ErrorCode::NotCoordinator),
-        false => Ok(()),
+    let here = match id.is_empty() {
+        true => Err(ErrorCode::InvalidRequest),
+        false => served(&broker, id),
     };
     let allowed = broker.authorizer.transactional_id(&caller, Operation::Write, id);
     if let Err(error) = allowed.and(here) {
@@ -325,10 +333,13 @@ async fn commit_all(
     let check = partition.begin_check((producer_id, epoch));
     let of = (OFFSETS_TOPIC.to_owned(), partition.index);
     let (id, producer) = (request.transactional_id.as_str(), (producer_id, epoch));
-    let result = match check.is_some() && version >= COMMIT_ADDS_FROM_VERSION {
-        true => broker.transactions.add(id, producer, vec![of], BUMPING).await,
+    let result = match broker.transactions_of(id) {
+        Err(error) => Err(error),
+        Ok(transactions) if check.is_some() && version >= COMMIT_ADDS_FROM_VERSION => {
+            transactions.add(id, producer, vec![of], BUMPING).await
+        }
         // Also where a transaction is open: it may be that of a newer instance.
-        false => broker.transactions.verify(id, producer, &of).await,
+        Ok(transactions) => transactions.verify(id, producer, &of).await,
     };
     if let (Err(_), Some(check)) = (&result, check) {
         partition.cancel_check(producer_id, check);
@@ -435,8 +446,8 @@ pub async fn describe(
         if transactional_id.is_empty() {
             return failed(ErrorCode::InvalidRequest);
         }
-        if !broker.transactions.serves(&transactional_id, broker.placement.local()) {
-            return failed(ErrorCode::NotCoordinator);
+        if let Err(unserved) = broker.transactions.serves(&transactional_id) {
+            return failed(unserved_code(unserved));
         }
         let Some(state) = broker.transactions.look(&transactional_id) else {
             return failed(ErrorCode::TransactionalIdNotFound);

@@ -25,13 +25,15 @@ use crate::logs::Logs;
 use crate::partition::Partition;
 use crate::resource_configs::ResourceConfigs;
 use crate::topic_config::{CompactionConfig, TopicConfig};
-use crate::topics::{OFFSETS_TOPIC, Topics};
+use crate::topics::Topics;
 use crate::walks::Walks;
 
 /// Bytes read at once while keys are gathered.
 const READ_BYTES: usize = 1024 * 1024;
 /// New bytes of a partition that are compacted in any case, however large `segment.bytes` is.
 const DIRTY_BYTES_ENOUGH: u64 = 64 * 1024 * 1024;
+/// The same for the internal topics, which are read as a whole when their partitions are loaded.
+const INTERNAL_DIRTY_BYTES_ENOUGH: u64 = 1024 * 1024;
 /// A partition that could not be compacted is left alone for so long.
 const REST_AFTER_FAILURE_MS: i64 = 600_000;
 
@@ -86,16 +88,17 @@ impl Compactor {
         let mut due = Vec::new();
         for topic in self.topics.all() {
             let config = topic.config();
-            let Some(rules) = config.compaction.as_ref().filter(|_| topic.name.as_str() != OFFSETS_TOPIC)
-            else {
-                continue;
+            let Some(rules) = &config.compaction else { continue };
+            let dirty_enough = match topic.is_internal() {
+                true => INTERNAL_DIRTY_BYTES_ENOUGH,
+                false => config.segment_bytes.min(DIRTY_BYTES_ENOUGH),
             };
             for partition in topic.partitions().iter() {
                 let Ok(home) = partition.home() else { continue };
                 if !Arc::ptr_eq(&home.log.log, log) || self.failed.lock().contains_key(&home.stream.id()) {
                     continue;
                 }
-                match look(log, partition, &home.stream, &config, rules, now_ms) {
+                match look(log, partition, &home.stream, (&config, dirty_enough), rules, now_ms) {
                     Ok(found) => due.extend(found),
                     Err(error) => self.fail(partition, home.stream.id(), &error.to_string(), now_ms),
                 }
@@ -169,7 +172,7 @@ fn look(
     log: &Log,
     partition: &Arc<Partition>,
     stream: &Arc<Stream>,
-    topic: &TopicConfig,
+    (topic, dirty_enough): (&TopicConfig, u64),
     rules: &CompactionConfig,
     now_ms: i64,
 ) -> Result<Option<Due>, ReadError> {
@@ -189,7 +192,7 @@ fn look(
     let Some(oldest) = log.batch_from(stream, clean_until)? else { return Ok(None) };
     let age_ms = now_ms.saturating_sub(oldest.max_timestamp.0);
     let dirty_ratio = dirty as f64 / (clean + dirty).max(1) as f64;
-    let rolled = dirty >= topic.segment_bytes.min(DIRTY_BYTES_ENOUGH) || age_ms >= topic.segment_ms;
+    let rolled = dirty >= dirty_enough || age_ms >= topic.segment_ms;
     let overdue = age_ms > rules.max_lag_ms;
     let due = overdue || (rolled && dirty_ratio > rules.min_dirty_ratio);
     Ok(due.then(|| Due {

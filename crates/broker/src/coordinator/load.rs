@@ -6,12 +6,10 @@ use std::sync::Arc;
 use model::BatchHeader;
 use wire::records::{self, TransactionResult};
 
-use super::Coordinator;
+use super::{Coordinator, Entry, GroupShard};
 use crate::groups::consumer::{ConsumerGroup, ConsumerRecords, decode_consumer_record};
 use crate::groups::{CommittedOffset, Group, GroupRecord, GroupSnapshot, OffsetKey, decode_record};
-use crate::internal::read_records;
-use crate::logs::Logs;
-use crate::topics::{OFFSETS_TOPIC, Topics};
+use crate::topics::Topics;
 
 /// Offsets with the positions of their records.
 pub type LoadedOffsets = BTreeMap<OffsetKey, (CommittedOffset, i64)>;
@@ -100,36 +98,23 @@ impl LoadedPartition {
 }
 
 impl Coordinator {
-    /// Restores all groups from `__consumer_offsets`. Blocks.
-    pub fn load(self: &Arc<Self>, topics: &Topics, logs: &Logs) -> Result<(), storage::ReadError> {
-        let Some(topic) = topics.find(OFFSETS_TOPIC) else { return Ok(()) };
-        let partitions = topic.partitions();
-        let there: Vec<_> =
-            partitions.iter().filter_map(|partition| Some((&**partition, partition.home().ok()?))).collect();
-        let mut loaded: Vec<LoadedPartition> = there.iter().map(|_| LoadedPartition::default()).collect();
-        let read = read_records(&there, |at, header, record| loaded[at].take_in(header, record));
-        let mut found: HashMap<String, Loaded> = HashMap::new();
-        for (((partition, home), loaded), read) in there.iter().zip(loaded).zip(read) {
-            match read {
-                Ok(()) => found.extend(loaded.groups),
-                Err(error) if logs.all().len() == 1 => return Err(error),
-                Err(error) => {
-                    let (directory, partition) = (&home.log.path, partition.index);
-                    tracing::error!(directory, partition, %error, "the groups of a partition cannot be read");
-                    self.unread.lock().insert(partition);
-                }
-            }
-        }
+    /// The groups of a partition, as its records leave them.
+    pub(super) fn restore_groups(
+        self: &Arc<Self>,
+        topics: &Topics,
+        shard: &Arc<GroupShard>,
+        loaded: LoadedPartition,
+    ) {
         let now = self.now();
-        for (id, loaded) in found {
+        for (id, loaded) in loaded.groups {
             let group = match loaded.snapshot {
                 _ if loaded.consumer.is_a_group() => {
                     let timeout = self.config.consumer_session_timeout_ms;
                     let group = ConsumerGroup::restore(id.clone(), loaded.consumer, topics, timeout, now);
                     Group::from_consumer(group, self.config.clone(), now)
                 }
-                Some(ref snapshot) => {
-                    match Group::from_snapshot(id.clone(), snapshot.clone(), self.config.clone(), now) {
+                Some(snapshot) => {
+                    match Group::from_snapshot(id.clone(), snapshot, self.config.clone(), now) {
                         Ok(group) => group,
                         Err(error) => {
                             tracing::error!(group = id, %error, "a group's record cannot be read; it starts empty");
@@ -140,15 +125,14 @@ impl Coordinator {
                 None if loaded.offsets.is_empty() && loaded.uncommitted.is_empty() => continue,
                 None => Group::new(id.clone(), self.config.clone(), now),
             };
-            let entry = self.insert(id, group);
+            let entry = shard.find_or_insert(&id, || Entry::new(shard, &id, group));
             let mut state = entry.state.lock();
-            state.stored = loaded.snapshot;
             for (key, (value, position)) in loaded.offsets {
                 self.committed_topics.list(&entry, &mut state.topics, &key.topic);
                 state.group.restore_offset(key, value, position, None);
             }
             for (producer_id, offsets) in loaded.uncommitted {
-                self.note_uncommitted(producer_id, &entry);
+                self.note_uncommitted(shard, producer_id, &entry);
                 for (key, (value, position)) in offsets {
                     self.committed_topics.list(&entry, &mut state.topics, &key.topic);
                     state.group.restore_offset(key, value, position, Some(producer_id));
@@ -156,6 +140,5 @@ impl Coordinator {
             }
             self.arm(&entry, &mut state);
         }
-        Ok(())
     }
 }

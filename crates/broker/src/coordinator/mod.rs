@@ -1,47 +1,92 @@
 //! The group coordinator around the pure logic of [`crate::groups`]: locks, waiting requests, timers, and the records
 //! in `__consumer_offsets`.
 //!
-//! One lock per group. Records are put into the log's queue under it, so that the order in the log is the order in the
-//! group; what follows when they are durable runs as a task of its own, never on the writer's thread.
+//! One lock per group. An operation under it
+//! 1. changes the group, which names the records that this makes necessary and the replies;
+//! 2. queues the records in the log, so that the order of the log is the order of the group;
+//! 3. keeps the replies until the records are durable ([`Replies`]).
+//!
+//! Records that the log refuses (a full disk) stay unwritten, and their replies fail; the next operation writes them. A
+//! record that was queued and does not become durable means that the log has stopped for good: then all replies fail, and
+//! the shard serves nobody until the records are read again ([`shards`]).
 
 mod committed_topics;
 mod consumer;
 mod load;
+mod markers;
 mod offsets;
-mod rewrite;
+mod peers;
+mod shards;
 mod transactions;
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::AtomicUsize;
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use model::Offset;
+use model::{BatchHeader, Offset};
 use parking_lot::Mutex;
-use storage::{AppendError, Clock, Completion, Durability, SystemClock};
+use storage::{AppendError, Clock, Completion, Durability, ReadError, SystemClock};
 use tokio::runtime::Handle;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
+use wire::records::RecordView;
 
 use self::committed_topics::{CommittedTopics, OfGroup};
 pub use self::consumer::Asking;
-use self::consumer::Settling;
-use self::offsets::InFlight;
+use self::load::LoadedPartition;
 pub use self::offsets::Transactional;
+pub use self::peers::Peers;
+pub use self::shards::Unserved;
+use self::shards::{Coordinates, Shard, Shards, coordinator_of, follow, load_all, partition_of, shard_of};
 pub use self::transactions::TransactionCoordinator;
 use crate::groups::consumer::{HeartbeatReply, Refused};
 use crate::groups::{
-    Action, Group, GroupConfig, GroupError, GroupSnapshot, JoinReply, Now, OffsetKey, PersistId, ReplyToken,
-    SyncRequest, Synced, encode_group, encode_group_key, encode_offset_key, partition_for,
+    Action, Group, GroupConfig, GroupError, JoinReply, Now, OffsetKey, Replies, ReplyToken, SyncRequest,
+    Synced, encode_offset_key,
 };
 use crate::internal::{InternalRecord, batch_of};
 use crate::partition::{Appended, Order, Partition};
+use crate::sequence::SequenceError;
 use crate::topics::{OFFSETS_TOPIC, Topics};
 use crate::transactions::TransactionIndex;
+
+type GroupShard = Shard<Entry>;
+/// Groups by partition and producer.
+type Uncommitted = HashMap<(i32, i64), Vec<Weak<Entry>>>;
 
 enum Waiter {
     Join(oneshot::Sender<JoinReply>),
     Sync(oneshot::Sender<Result<Synced, GroupError>>),
     Heartbeat(oneshot::Sender<Result<HeartbeatReply, Refused>>),
+}
+
+/// What is told once the records before it are durable.
+enum Reply {
+    /// To a member of the group.
+    Member(Action),
+    /// That they are.
+    Durable(oneshot::Sender<Result<(), GroupError>>),
+}
+
+/// Tells whether all records of a group up to some moment are durable.
+#[derive(Debug, Default)]
+pub struct Settled(Option<oneshot::Receiver<Result<(), GroupError>>>);
+
+impl Settled {
+    /// Waits until it is known. Blocks.
+    pub fn wait_blocking(self) -> Result<(), GroupError> {
+        match self.0 {
+            None => Ok(()),
+            Some(receiver) => receiver.blocking_recv().unwrap_or(Err(GroupError::CoordinatorNotAvailable)),
+        }
+    }
+
+    /// Waits until it is known.
+    pub async fn wait(self) -> Result<(), GroupError> {
+        match self.0 {
+            None => Ok(()),
+            Some(receiver) => receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable)),
+        }
+    }
 }
 
 struct State {
@@ -50,14 +95,7 @@ struct State {
     next_token: u64,
     /// When the timer that is running will look at the group.
     armed: Option<u64>,
-    /// Records in the log's queue that the group's state does not show yet.
-    line: Line,
-    /// How many batches of a consumer group's records were begun, and how many of them ended.
-    settling: Settling,
-    /// The last durable record of a classic group.
-    stored: Option<GroupSnapshot>,
-    /// Offset commits of producers whose records are in the log's queue.
-    transactional: HashMap<i64, InFlight>,
+    replies: Replies<Reply>,
     /// The topics under which the group is in [`Coordinator::committed_topics`].
     topics: OfGroup,
 }
@@ -65,94 +103,63 @@ struct State {
 /// One group.
 pub struct Entry {
     id: String,
+    /// Gone once another broker coordinates the group.
+    shard: Weak<GroupShard>,
     state: Mutex<State>,
 }
 
-/// All groups.
+/// All groups that this broker coordinates.
 pub struct Coordinator {
-    /// Weak: timers do not keep the files of a broker that is gone.
-    topics: Weak<Topics>,
+    shards: Shards<Entry>,
     clock: Arc<SystemClock>,
     config: Arc<GroupConfig>,
     started: Instant,
     runtime: Handle,
-    groups: Mutex<HashMap<String, Arc<Entry>>>,
-    /// Groups with offsets of open transactions, by producer; some may have none any more.
-    uncommitted: Mutex<HashMap<i64, Vec<Arc<Entry>>>>,
+    /// Groups with offsets of open transactions, by partition and producer; some may have none any more.
+    uncommitted: Mutex<Uncommitted>,
     committed_topics: CommittedTopics,
-    /// Partitions of `__consumer_offsets` that could not be read: what their groups committed is not known.
-    unread: Mutex<HashSet<i32>>,
-    /// The partition of `__consumer_offsets` in which commits wait until it is rewritten.
-    held: watch::Sender<Option<i32>>,
-    /// Where that was of no use, and when it was begun.
-    held_in_vain: Mutex<HashMap<i32, Instant>>,
-    /// Partitions of `__consumer_offsets` whose rewriting lasts as long as something holds on to this: until the records
-    /// that it supersedes are dropped.
-    rewriting: Mutex<HashMap<i32, Weak<AtomicUsize>>>,
 }
 
 impl std::fmt::Debug for Coordinator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Coordinator").field("groups", &self.groups.lock().len()).finish_non_exhaustive()
+        f.debug_struct("Coordinator").field("groups", &self.shards.len()).finish_non_exhaustive()
     }
 }
 
-type Then = Box<dyn FnOnce(Result<(), AppendError>) + Send>;
-type Land = Box<dyn FnOnce(&mut State, Option<Offset>) -> Vec<Action> + Send>;
+impl Coordinates for Coordinator {
+    const TOPIC: &'static str = OFFSETS_TOPIC;
+    type Entry = Entry;
+    type Loaded = LoadedPartition;
 
-/// Records of one group on their way to the log, in its order, and what follows when they are there. Each is told of by a
-/// task of its own, so the last may be heard of first: what follows still comes in the order of the log.
-#[derive(Default)]
-struct Line {
-    /// The number of the first.
-    first: u64,
-    waiting: VecDeque<Waiting>,
-}
-
-struct Waiting {
-    land: Land,
-    /// Once known.
-    result: Option<Result<(), AppendError>>,
-    /// The offset of its first record.
-    position: Option<Offset>,
-}
-
-impl Line {
-    /// A new last one; returns its number.
-    fn enter(&mut self, land: Land) -> u64 {
-        self.waiting.push_back(Waiting { land, result: None, position: None });
-        self.first + self.waiting.len() as u64 - 1
+    fn shards(&self) -> &Shards<Entry> {
+        &self.shards
     }
 
-    fn get(&mut self, number: u64) -> Option<&mut Waiting> {
-        self.waiting.get_mut(usize::try_from(number.checked_sub(self.first)?).ok()?)
+    fn replay(loaded: &mut LoadedPartition, header: &BatchHeader, record: &RecordView) {
+        loaded.take_in(header, record);
     }
 
-    /// The first, once it is known what became of it.
-    fn landed(&mut self) -> Option<(Land, Option<Offset>)> {
-        self.waiting.front()?.result.as_ref()?;
-        let Waiting { land, result, position } = self.waiting.pop_front()?;
-        self.first += 1;
-        Some((land, result.and_then(Result::ok).and(position)))
+    fn restore(self: &Arc<Self>, shard: &Arc<GroupShard>, loaded: LoadedPartition) {
+        if let Some(topics) = self.shards.topics() {
+            self.restore_groups(&topics, shard, loaded);
+        }
+    }
+
+    fn unload(self: &Arc<Self>, entry: &Arc<Entry>) {
+        let mut state = entry.state.lock();
+        let actions = state.group.close(GroupError::NotCoordinator);
+        actions.into_iter().for_each(|action| state.deliver(action));
+        self.committed_topics.remove(entry, &mut state.topics);
     }
 }
 
 /// Called when records of a group are durable.
-struct RecordsDone {
+struct RecordsDone<F> {
     runtime: Handle,
-    then: Mutex<Option<Then>>,
+    then: Mutex<Option<F>>,
 }
 
-impl RecordsDone {
-    fn new(
-        runtime: &Handle,
-        then: impl FnOnce(Result<(), AppendError>) + Send + 'static,
-    ) -> Arc<RecordsDone> {
-        Arc::new(RecordsDone { runtime: runtime.clone(), then: Mutex::new(Some(Box::new(then))) })
-    }
-}
-
-impl Completion for RecordsDone {
+impl<F: FnOnce(Result<(), AppendError>) + Send + 'static> Completion for RecordsDone<F> {
     fn complete(&self, result: Result<(), AppendError>) {
         if let Some(then) = self.then.lock().take() {
             self.runtime.spawn(async move { then(result) });
@@ -161,38 +168,36 @@ impl Completion for RecordsDone {
 }
 
 impl Coordinator {
-    /// A coordinator without groups; must be called inside a tokio runtime.
-    pub fn new(topics: &Arc<Topics>, clock: Arc<SystemClock>, config: GroupConfig) -> Coordinator {
+    /// A coordinator of the broker `node`, without groups; must be called inside a tokio runtime.
+    pub fn new(
+        topics: &Arc<Topics>,
+        node: i32,
+        clock: Arc<SystemClock>,
+        config: Arc<GroupConfig>,
+    ) -> Coordinator {
         Coordinator {
-            topics: Arc::downgrade(topics),
+            shards: Shards::new(topics, node),
             clock,
-            config: Arc::new(config),
+            config,
             started: Instant::now(),
             runtime: Handle::current(),
-            groups: Mutex::default(),
             uncommitted: Mutex::default(),
             committed_topics: CommittedTopics::default(),
-            unread: Mutex::default(),
-            held: watch::Sender::new(None),
-            held_in_vain: Mutex::default(),
-            rewriting: Mutex::default(),
         }
     }
 
-    fn insert(&self, id: String, group: Group) -> Arc<Entry> {
-        let state = State {
-            group,
-            waiters: HashMap::new(),
-            next_token: 0,
-            armed: None,
-            line: Line::default(),
-            settling: Settling::default(),
-            stored: None,
-            transactional: HashMap::new(),
-            topics: OfGroup::default(),
-        };
-        let entry = Arc::new(Entry { id: id.clone(), state: Mutex::new(state) });
-        self.groups.lock().entry(id).or_insert(entry).clone()
+    /// Restores all groups whose partition this broker leads. Blocks.
+    ///
+    /// # Errors
+    /// [`ReadError`] of the only log.
+    pub fn load(self: &Arc<Self>, only_log: bool) -> Result<(), ReadError> {
+        load_all(self, only_log)
+    }
+
+    /// Takes over the groups of a partition of `__consumer_offsets`, or lets go of them, as its leader says.
+    pub fn follow(self: &Arc<Self>, partition: &Arc<Partition>) {
+        // Requests ask again.
+        let _ = follow(self, partition);
     }
 
     /// Both clocks.
@@ -202,35 +207,17 @@ impl Coordinator {
         Now { monotonic_ms, wall_ms: i64::try_from(wall.as_millis()).unwrap_or(i64::MAX) }
     }
 
-    /// Whether the broker `node` coordinates group `id`, whose records must be readable. Kafka answers NOT_COORDINATOR for every
-    /// group whose records are in a lost log directory, and COORDINATOR_NOT_AVAILABLE to whoever looks for its coordinator.
-    pub fn serves(&self, id: &str, node: i32) -> bool {
-        self.partition_of(id)
-            .is_none_or(|partition| partition.leader().node == node && self.has_read(&partition))
-    }
-
     /// The broker that coordinates group `id`; `None` while there is none.
     pub fn served_by(&self, id: &str) -> Option<i32> {
-        self.partition_of(id)
-            .filter(|partition| self.has_read(partition))
-            .map(|partition| partition.leader().node)
+        coordinator_of(self, id)
     }
 
-    /// Whether the records of a partition of `__consumer_offsets` are known.
-    fn has_read(&self, partition: &Partition) -> bool {
-        partition.home().is_ok() && !self.unread.lock().contains(&partition.index)
-    }
-
-    /// The partition of `__consumer_offsets` that group `id` is in, once there is that topic.
-    fn partition_of(&self, id: &str) -> Option<Arc<Partition>> {
-        let topic = self.topics.upgrade()?.find(OFFSETS_TOPIC)?;
-        let count = i32::try_from(topic.partitions().len()).ok()?;
-        topic.partition(partition_for(id, count))
-    }
-
-    /// The group `id`.
-    pub fn find(&self, id: &str) -> Option<Arc<Entry>> {
-        self.groups.lock().get(id).cloned()
+    /// The group `id`. Before there is `__consumer_offsets`, no group exists.
+    ///
+    /// # Errors
+    /// [`Unserved`] where this broker does not coordinate it.
+    pub fn find(self: &Arc<Self>, id: &str) -> Result<Option<Arc<Entry>>, Unserved> {
+        Ok(shard_of(self, id)?.and_then(|shard| shard.find(id)))
     }
 
     /// The settings of groups.
@@ -239,16 +226,18 @@ impl Coordinator {
     }
 
     /// The group `id`, new if there is none.
-    pub fn find_or_create(&self, id: &str) -> Arc<Entry> {
-        if let Some(entry) = self.find(id) {
-            return entry;
-        }
-        self.insert(id.to_owned(), Group::new(id, self.config.clone(), self.now()))
+    ///
+    /// # Errors
+    /// [`Unserved`] where this broker does not coordinate it, and before there is `__consumer_offsets`.
+    pub fn find_or_create(self: &Arc<Self>, id: &str) -> Result<Arc<Entry>, Unserved> {
+        let shard = shard_of(self, id)?.ok_or(Unserved::Unavailable)?;
+        let new = || Entry::new(&shard, id, Group::new(id, self.config.clone(), self.now()));
+        Ok(shard.find_or_insert(id, new))
     }
 
     /// All groups, by id.
     pub fn all(&self) -> Vec<Arc<Entry>> {
-        let mut all: Vec<_> = self.groups.lock().values().cloned().collect();
+        let mut all = self.shards.entries();
         all.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         all
     }
@@ -305,159 +294,109 @@ impl Coordinator {
 
     /// DeleteGroups, for one group.
     pub async fn delete(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), GroupError> {
-        let receiver = {
+        let settled = {
             let mut state = entry.state.lock();
-            let keys = state.group.delete()?;
-            let (sender, receiver) = oneshot::channel();
-            let records = tombstones(&state.group, &keys, true).inspect_err(|_| state.group.undelete())?;
-            // Until they are durable nobody begins a group of this name: what it commits has to stand behind them.
-            let (this, of) = (self.clone(), entry.clone());
-            self.append_then(entry, &mut state, records, move |state, position| {
-                match position {
-                    Some(_) => this.forget(&of, state),
-                    None => state.group.undelete(),
-                }
-                // A client that went away no longer waits for it.
-                let _ = sender.send(position.map(|_| ()).ok_or(GroupError::CoordinatorNotAvailable));
-                Vec::new()
-            });
-            receiver
+            let keys = state.group.check_delete()?;
+            let records = tombstones(&state.group, &keys, true)?;
+            self.append(entry, &mut state, &records, None)?;
+            state.group.delete();
+            self.forget(entry, &mut state);
+            state.settled()
         };
-        receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
+        settled.wait().await
     }
 
     /// Removes offsets and groups whose time has passed (KIP-211), and offsets of topics that are no more: when the topic
     /// was deleted, the log may have taken no records.
     pub fn expire(self: &Arc<Self>) {
-        if let Some(topics) = self.topics.upgrade() {
+        if let Some(topics) = self.shards.topics() {
             for topic in self.committed_topics.topics(|name| topics.find(name).is_none()) {
-                self.forget_topic(&topic);
+                self.forget_topic(topic);
             }
         }
-        for entry in self.all() {
+        for entry in self.shards.entries() {
             let mut state = entry.state.lock();
             let expired = state.group.expired(self.now());
             if expired.offsets.is_empty() && !expired.group {
                 continue;
             }
             let Ok(records) = tombstones(&state.group, &expired.offsets, expired.group) else { continue };
-            let (this, gone, of) = (self.clone(), expired.offsets, entry.clone());
-            self.append_then(&entry, &mut state, records, move |state, position| {
-                if let Some(position) = position {
-                    state.group.remove_offsets(&gone, position.0);
-                    if expired.group && state.group.retire_if_unused() {
-                        this.forget(&of, state);
-                    }
-                }
-                Vec::new()
-            });
+            let Ok(position) = self.append(&entry, &mut state, &records, None) else { continue };
+            state.group.remove_offsets(&expired.offsets, position.0);
+            if expired.group && state.group.retire_if_unused() {
+                self.forget(&entry, &mut state);
+            }
         }
     }
 
     fn forget(&self, entry: &Arc<Entry>, state: &mut State) {
         self.committed_topics.remove(entry, &mut state.topics);
-        let mut groups = self.groups.lock();
-        if groups.get(&entry.id).is_some_and(|other| Arc::ptr_eq(other, entry)) {
-            groups.remove(&entry.id);
+        if let Some(shard) = entry.shard.upgrade() {
+            shard.remove(&entry.id, entry);
         }
     }
 
-    /// Answers who waits, and appends what must be durable.
-    fn deliver(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, actions: Vec<Action>) {
-        for action in actions {
-            match action {
-                Action::Join { token, reply } => {
-                    if let Some(Waiter::Join(sender)) = state.waiters.remove(&token) {
-                        // A member that went away is found by its session time-out.
-                        let _ = sender.send(reply);
-                    }
-                }
-                Action::Sync { token, reply } => {
-                    if let Some(Waiter::Sync(sender)) = state.waiters.remove(&token) {
-                        // As above.
-                        let _ = sender.send(reply);
-                    }
-                }
-                Action::Heartbeat { token, reply } => {
-                    if let Some(Waiter::Heartbeat(sender)) = state.waiters.remove(&token) {
-                        // As above.
-                        let _ = sender.send(reply);
-                    }
-                }
-                Action::Persist { id, snapshot } => self.persist(entry, state, id, snapshot),
-            }
-        }
-    }
-
-    fn persist(
-        self: &Arc<Self>,
-        entry: &Arc<Entry>,
-        state: &mut State,
-        id: PersistId,
-        snapshot: GroupSnapshot,
-    ) {
-        let record = encode_group_key(&entry.id).and_then(|key| Ok((key, Some(encode_group(&snapshot)?))));
-        let (records, failure) = match record {
-            Ok(record) => (vec![record], GroupError::CoordinatorNotAvailable),
+    /// Writes what an operation changed in the group, and replies once that is durable.
+    fn carry_out(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, actions: Vec<Action>) {
+        let written = match state.group.unwritten() {
+            Ok(records) if records.is_empty() => Ok(()),
+            Ok(records) => self.append(entry, state, &records, None).map(|_| state.group.written()),
             Err(error) => {
                 tracing::error!(group = entry.id, %error, "a group's record cannot be written");
-                (Vec::new(), GroupError::UnknownServer)
+                Err(GroupError::UnknownServer)
             }
         };
-        let this = self.clone();
-        self.append_then(entry, state, records, move |state, position| {
-            if position.is_some() && state.group.consumer().is_none() {
-                state.stored = Some(snapshot);
+        for action in actions {
+            match written {
+                Ok(()) => state.reply(Reply::Member(action)),
+                Err(error) => state.deliver(action.failed(error)),
             }
-            state.group.persisted(this.now(), id, position.map(|_| ()).ok_or(failure))
-        });
+        }
+        self.arm(entry, state);
     }
 
-    /// Appends `records` to the group's partition and, when they are durable (or never will be: `None`), calls `then`
-    /// with the offset of the first, under the group's lock, and carries out what it returns.
-    fn append_then(
+    /// Queues records of the group as one batch; returns the offset of the first. When they are durable, the replies that wait
+    /// for them go out.
+    fn append(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         state: &mut State,
-        records: Vec<InternalRecord>,
-        then: impl FnOnce(&mut State, Option<Offset>) -> Vec<Action> + Send + 'static,
-    ) {
-        self.append_transactional(entry, state, records, None, then);
-    }
-
-    fn append_transactional(
-        self: &Arc<Self>,
-        entry: &Arc<Entry>,
-        state: &mut State,
-        records: Vec<InternalRecord>,
+        records: &[InternalRecord],
         transactional: Option<Transactional>,
-        then: impl FnOnce(&mut State, Option<Offset>) -> Vec<Action> + Send + 'static,
-    ) {
-        let number = state.line.enter(Box::new(then));
+    ) -> Result<Offset, GroupError> {
+        let shard = entry.shard.upgrade().ok_or(GroupError::NotCoordinator)?;
+        let partition = shard.place.partition().ok_or(GroupError::NotCoordinator)?;
+        // Known before the batch is queued, since the log may be done with it at once. The lock holds its completion back.
+        let batch = state.replies.last() + 1;
         let (this, of) = (self.clone(), entry.clone());
-        let finish = move |result: Result<(), AppendError>| {
-            let mut state = of.state.lock();
-            if let Some(waiting) = state.line.get(number) {
-                waiting.result = Some(result);
-            }
-            while let Some((land, position)) = state.line.landed() {
-                let actions = land(&mut state, position);
-                // What failed is not tried again at once: the next operation does.
-                this.deliver(&of, &mut state, actions);
-            }
-            this.arm(&of, &mut state);
-        };
-        let done = RecordsDone::new(&self.runtime, finish);
-        let appended = self.partition_of(&entry.id).filter(|_| !records.is_empty()).and_then(|partition| {
-            append_records(&partition, &records, transactional, done.clone(), self.clock.now_ms())
+        let done = Arc::new(RecordsDone {
+            runtime: self.runtime.clone(),
+            then: Mutex::new(Some(move |result| this.settle(&of, batch, result))),
         });
-        match appended {
-            Some(offset) => {
-                if let Some(waiting) = state.line.get(number) {
-                    waiting.position = Some(offset);
-                }
+        let first =
+            append_records(&partition, shard.place.epoch, records, transactional, done, self.clock.now_ms())?;
+        state.replies.queued(batch);
+        Ok(first)
+    }
+
+    /// The batch of this number is durable, or never will be.
+    fn settle(self: &Arc<Self>, entry: &Arc<Entry>, batch: i64, result: Result<(), AppendError>) {
+        let mut state = entry.state.lock();
+        if result.is_ok() {
+            for reply in state.replies.durable(batch) {
+                state.send(reply);
             }
-            None => done.complete(Err(AppendError::Closed)),
+            return;
+        }
+        if let Some(shard) = entry.shard.upgrade() {
+            self.shards.fail(&shard);
+        }
+        let failed = GroupError::CoordinatorNotAvailable;
+        for reply in state.replies.fail() {
+            match reply {
+                Reply::Member(action) => state.deliver(action.failed(failed)),
+                Reply::Durable(sender) => drop(sender.send(Err(failed))),
+            }
         }
     }
 
@@ -485,14 +424,32 @@ impl Coordinator {
 }
 
 impl Entry {
+    fn new(shard: &Arc<GroupShard>, id: &str, group: Group) -> Entry {
+        let state = State {
+            group,
+            waiters: HashMap::new(),
+            next_token: 0,
+            armed: None,
+            replies: Replies::default(),
+            topics: OfGroup::default(),
+        };
+        Entry { id: id.to_owned(), shard: Arc::downgrade(shard), state: Mutex::new(state) }
+    }
+
     /// Its id.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Looks at the group.
+    /// Looks at the group, which may be ahead of what is durable.
     pub fn with<T>(&self, look: impl FnOnce(&Group) -> T) -> T {
         look(&self.state.lock().group)
+    }
+
+    /// Looks at the group, and says whether what it shows is durable.
+    pub fn look<T>(&self, look: impl FnOnce(&Group) -> T) -> (T, Settled) {
+        let mut state = self.state.lock();
+        (look(&state.group), state.settled())
     }
 }
 
@@ -502,6 +459,51 @@ impl State {
         let token = ReplyToken(self.next_token);
         self.waiters.insert(token, waiter);
         token
+    }
+
+    /// Replies once all records queued so far are durable.
+    fn reply(&mut self, reply: Reply) {
+        if let Some(reply) = self.replies.hold(reply) {
+            self.send(reply);
+        }
+    }
+
+    /// Whether all records queued so far are durable.
+    fn settled(&mut self) -> Settled {
+        let (sender, receiver) = oneshot::channel();
+        match self.replies.hold(Reply::Durable(sender)) {
+            None => Settled(Some(receiver)),
+            Some(_) => Settled(None),
+        }
+    }
+
+    fn send(&mut self, reply: Reply) {
+        match reply {
+            Reply::Member(action) => self.deliver(action),
+            // A client that went away no longer waits for it.
+            Reply::Durable(sender) => drop(sender.send(Ok(()))),
+        }
+    }
+
+    /// Answers a waiting request. A member that went away is found by its session time-out.
+    fn deliver(&mut self, action: Action) {
+        match action {
+            Action::Join { token, reply } => {
+                if let Some(Waiter::Join(sender)) = self.waiters.remove(&token) {
+                    drop(sender.send(reply));
+                }
+            }
+            Action::Sync { token, reply } => {
+                if let Some(Waiter::Sync(sender)) = self.waiters.remove(&token) {
+                    drop(sender.send(reply));
+                }
+            }
+            Action::Heartbeat { token, reply } => {
+                if let Some(Waiter::Heartbeat(sender)) = self.waiters.remove(&token) {
+                    drop(sender.send(reply));
+                }
+            }
+        }
     }
 }
 
@@ -517,59 +519,41 @@ fn tombstones(group: &Group, keys: &[OffsetKey], whole: bool) -> Result<Vec<Inte
     Ok(records)
 }
 
-/// Puts records into the log's queue as one batch; the offset of the first, or `None` when the log takes none.
+/// Queues records as one batch, as the leader of this epoch; returns the offset of the first.
+///
+/// # Errors
+/// `CoordinatorNotAvailable` where the log takes none; `NotCoordinator` where another broker leads by now.
 fn append_records(
     partition: &Partition,
+    epoch: i32,
     records: &[InternalRecord],
     transactional: Option<Transactional>,
     done: Arc<dyn Completion>,
     now_ms: i64,
-) -> Option<Offset> {
-    let home = partition.home().ok()?;
+) -> Result<Offset, GroupError> {
+    let home = partition.home().map_err(|_| GroupError::NotCoordinator)?;
     let batch = batch_of(records, now_ms, transactional.map(|of| (of.producer_id, of.epoch)));
     let admit = |bytes: usize| {
-        let admitted = home.log.log.admit(bytes);
-        admitted.map_err(|error| tracing::warn!(%error, "a group's records cannot be written")).ok()
+        home.log.log.admit(bytes).map_err(|error| {
+            tracing::warn!(%error, "a group's records cannot be written");
+            GroupError::CoordinatorNotAvailable
+        })
     };
     let admission = admit(batch.bytes.len())?;
     let mut order = Order::plain(admission, Durability::Synced, Some(done), now_ms);
+    order.leader_epoch = Some(epoch);
     if let Some(of) = transactional {
         order.index_room = Some(admit(TransactionIndex::RECORD_BYTES)?);
         order.check = of.check;
     }
     match partition.append(home, batch, order) {
-        Ok(Appended::New { base_offset }) => Some(base_offset),
+        Ok(Appended::New { base_offset }) => Ok(base_offset),
         Ok(Appended::Duplicate { .. }) => unreachable!("a batch without a sequence is always new"),
+        Err(SequenceError::Moved) => Err(GroupError::NotCoordinator),
         Err(error) => {
             // Its transaction ended, or its producer was fenced, since it was checked.
             tracing::debug!(%error, "an offset commit of a transaction came too late");
-            None
+            Err(GroupError::CoordinatorNotAvailable)
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_follows_comes_in_the_order_of_the_log_whichever_is_heard_of_first() {
-        let mut line = Line::default();
-        let numbers: Vec<u64> = (0..3).map(|_| line.enter(Box::new(|_, _| Vec::new()))).collect();
-        let hear = |line: &mut Line, number: usize, result: Result<(), AppendError>| {
-            let waiting = line.get(numbers[number]).expect("it waits");
-            waiting.position = Some(Offset(10 + number as i64));
-            waiting.result = Some(result);
-            let mut landed = Vec::new();
-            while let Some((_, position)) = line.landed() {
-                landed.push(position.map(|offset| offset.0));
-            }
-            landed
-        };
-        assert!(hear(&mut line, 2, Ok(())).is_empty());
-        assert_eq!(hear(&mut line, 0, Ok(())), [Some(10)]);
-        assert_eq!(hear(&mut line, 1, Err(AppendError::Closed)), [None, Some(12)]);
-        assert!(line.waiting.is_empty() && line.get(numbers[1]).is_none());
-        assert_eq!(line.enter(Box::new(|_, _| Vec::new())), 3);
     }
 }

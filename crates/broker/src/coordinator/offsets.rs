@@ -1,12 +1,11 @@
 //! Committed offsets in the coordinator: OffsetCommit, TxnOffsetCommit and the ends of their transactions, OffsetDelete.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use model::Offset;
-use tokio::sync::oneshot;
 
-use super::{Coordinator, Entry, State, tombstones};
+use super::{Coordinator, Entry, GroupShard, Settled, State, partition_of, tombstones};
 use crate::groups::{
     CommitRequest, CommittedOffset, GroupError, OffsetCommit, OffsetKey, RecordError, encode_offset,
     encode_offset_key,
@@ -29,14 +28,6 @@ pub struct Transactional {
     pub check: Option<Check>,
 }
 
-/// Offset commits of one producer that are on their way.
-#[derive(Default)]
-pub(super) struct InFlight {
-    commits: usize,
-    /// How their transaction ended meanwhile: in the log its marker stands behind them.
-    ended: Option<bool>,
-}
-
 impl Coordinator {
     /// OffsetCommit: checks, appends, and applies what is durable. One result for each offset, in the request's order.
     pub async fn commit(
@@ -45,69 +36,52 @@ impl Coordinator {
         request: CommitRequest,
         transactional: Option<Transactional>,
     ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
-        // What has begun may go on to its end.
-        if transactional.is_none_or(|of| of.check.is_some()) {
-            self.pass(&entry.id).await;
-        }
         self.wait_for_room(entry, &request).await;
-        let receiver = {
+        let (results, settled) = {
             let mut state = entry.state.lock();
-            let ended = |of: Transactional| state.transactional.get(&of.producer_id)?.ended;
-            if transactional.and_then(ended).is_some() {
-                // Its last transaction has ended, and offsets of it are still on their way: these must not be taken for
-                // theirs. Clients ask again.
+            if let Some(of) = transactional
+                && self.is_ending(entry, &state, of.producer_id)
+            {
+                // Offsets of its last transaction are still to be applied: these must not be taken for theirs. Clients ask again.
                 return Err(GroupError::CoordinatorNotAvailable);
             }
-            let prepared = state.group.prepare_commit(self.now(), request)?;
+            let checked = state.group.check_commit(self.now(), request)?;
             self.arm(entry, &mut state);
             let results: Vec<_> =
-                prepared.results().iter().map(|result| result.as_ref().map(|_| ()).map_err(|e| *e)).collect();
+                checked.results().iter().map(|result| result.as_ref().map(|_| ()).map_err(|e| *e)).collect();
             let encode = |(key, offset): (&OffsetKey, &CommittedOffset)| {
                 Ok((encode_offset_key(&entry.id, key)?, Some(encode_offset(offset)?)))
             };
-            let records: Result<Vec<_>, RecordError> = prepared.accepted().map(encode).collect();
-            let records = match records {
-                Ok(records) if !records.is_empty() => records,
-                other => {
-                    state.group.abandon_commit(prepared);
-                    return other.map(|_| results).map_err(|_| GroupError::UnknownServer);
-                }
-            };
-            for (key, _) in prepared.accepted() {
+            let records: Result<Vec<_>, RecordError> = checked.accepted().map(encode).collect();
+            let records = records.map_err(|_| GroupError::UnknownServer)?;
+            if records.is_empty() {
+                return Ok(results);
+            }
+            for (key, _) in checked.accepted() {
                 self.committed_topics.list(entry, &mut state.topics, &key.topic);
             }
-            let (sender, receiver) = oneshot::channel();
-            if let Some(Transactional { producer_id, .. }) = transactional {
-                self.note_uncommitted(producer_id, entry);
-                state.transactional.entry(producer_id).or_default().commits += 1;
+            if let (Some(of), Some(shard)) = (transactional, entry.shard.upgrade()) {
+                self.note_uncommitted(&shard, of.producer_id, entry);
             }
-            self.append_transactional(entry, &mut state, records, transactional, move |state, position| {
-                let outcome = match position {
-                    Some(position) => {
-                        state.group.apply_commit(prepared, position.0);
-                        Ok(results)
-                    }
-                    None => {
-                        state.group.abandon_commit(prepared);
-                        Err(GroupError::CoordinatorNotAvailable)
-                    }
-                };
-                if let Some(Transactional { producer_id, .. }) = transactional {
-                    state.landed(producer_id);
-                }
-                // A client that went away no longer waits for it.
-                let _ = sender.send(outcome);
-                Vec::new()
-            });
-            receiver
+            let position = self.append(entry, &mut state, &records, transactional)?;
+            state.group.apply_commit(checked, position.0);
+            (results, state.settled())
         };
-        receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
+        settled.wait().await.map(|()| results)
+    }
+
+    /// Whether the group has offsets of a transaction of the producer that has ended in the log.
+    fn is_ending(&self, entry: &Entry, state: &State, producer_id: i64) -> bool {
+        let Some(first) = state.group.first_uncommitted(producer_id) else { return false };
+        let partition = entry.shard.upgrade().and_then(|shard| shard.place.partition());
+        let began = partition.and_then(|partition| partition.transaction_start(producer_id));
+        began.is_none_or(|began| first < began.0)
     }
 
     /// Waits as a produce request does where room in the log is being prepared, but not as long: heartbeats may wait behind
     /// it. What it finds is not reserved, and where there is none in the end, the append says so.
     async fn wait_for_room(&self, entry: &Entry, request: &CommitRequest) {
-        let Some(partition) = self.partition_of(&entry.id) else { return };
+        let Some(partition) = entry.shard.upgrade().and_then(|shard| shard.place.partition()) else { return };
         let Ok(home) = partition.home() else { return };
         let of = |commit: &OffsetCommit| {
             RECORD_BYTES
@@ -119,38 +93,33 @@ impl Coordinator {
         let _ = tokio::time::timeout(ROOM_PATIENCE, home.log.admit(bytes)).await;
     }
 
-    /// A producer's transaction has ended in a partition of `__consumer_offsets`: its groups' offsets count, or never do.
-    pub fn end_transaction(&self, partition: i32, producer_id: i64, committed: bool) {
-        let here = |entry: &Arc<Entry>| self.partition_of(&entry.id).is_some_and(|of| of.index == partition);
-        let ended = {
-            let mut uncommitted = self.uncommitted.lock();
-            let all = uncommitted.remove(&producer_id).unwrap_or_default();
-            let (ended, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(here);
-            if !rest.is_empty() {
-                uncommitted.insert(producer_id, rest);
-            }
-            ended
-        };
-        for entry in ended {
+    /// A producer's transaction has ended in a partition of `__consumer_offsets`, with the marker at the offset `marker`: its
+    /// groups' offsets count, or never do.
+    pub fn end_transaction(&self, partition: i32, producer_id: i64, committed: bool, marker: Offset) {
+        let ended = self.uncommitted.lock().remove(&(partition, producer_id)).unwrap_or_default();
+        for entry in ended.iter().filter_map(Weak::upgrade) {
             let mut state = entry.state.lock();
-            match state.transactional.get_mut(&producer_id) {
-                Some(in_flight) => in_flight.ended = Some(committed),
-                None => state.group.end_transaction(producer_id, committed),
+            state.group.end_transaction(producer_id, committed, marker.0);
+            if let (Some(_), Some(shard)) =
+                (state.group.first_uncommitted(producer_id), entry.shard.upgrade())
+            {
+                self.note_uncommitted(&shard, producer_id, &entry);
             }
         }
     }
 
-    pub(super) fn note_uncommitted(&self, producer_id: i64, entry: &Arc<Entry>) {
+    pub(super) fn note_uncommitted(&self, shard: &GroupShard, producer_id: i64, entry: &Arc<Entry>) {
+        let Some(partition) = shard.place.partition() else { return };
         let mut uncommitted = self.uncommitted.lock();
-        let entries = uncommitted.entry(producer_id).or_default();
-        if !entries.iter().any(|other| Arc::ptr_eq(other, entry)) {
-            entries.push(entry.clone());
+        let entries = uncommitted.entry((partition.index, producer_id)).or_default();
+        if !entries.iter().any(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(entry))) {
+            entries.push(Arc::downgrade(entry));
         }
     }
 
     /// The partition of `__consumer_offsets` of group `id`, for a transaction that is to have it.
     pub fn offsets_partition(&self, id: &str) -> Option<Arc<Partition>> {
-        self.partition_of(id)
+        partition_of(self, id)
     }
 
     /// OffsetDelete: a result for each key.
@@ -159,7 +128,7 @@ impl Coordinator {
         entry: &Arc<Entry>,
         keys: Vec<OffsetKey>,
     ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
-        let receiver = {
+        let (results, settled) = {
             let mut state = entry.state.lock();
             let checked = state.group.check_offset_delete(&keys)?;
             let gone: Vec<OffsetKey> = keys
@@ -169,69 +138,66 @@ impl Coordinator {
                 .map(|(key, _)| key.clone())
                 .collect();
             let results: Vec<_> = checked.into_iter().map(|result| result.map(|_| ())).collect();
-            if gone.is_empty() {
-                return Ok(results);
+            if !gone.is_empty() {
+                let records = tombstones(&state.group, &gone, false)?;
+                let position = self.append(entry, &mut state, &records, None)?;
+                state.group.remove_offsets(&gone, position.0);
             }
-            let records = tombstones(&state.group, &gone, false)?;
-            let (sender, receiver) = oneshot::channel();
-            self.append_then(entry, &mut state, records, move |state, position| {
-                if let Some(position) = position {
-                    state.group.remove_offsets(&gone, position.0);
-                }
-                // A client that went away no longer waits for it.
-                let _ = sender.send(position.map(|_| results).ok_or(GroupError::CoordinatorNotAvailable));
-                Vec::new()
-            });
-            receiver
+            (results, state.settled())
         };
-        receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable))
+        settled.wait().await.map(|()| results)
     }
 
-    /// Drops what groups committed for a topic that was deleted. Of each group that had such offsets comes whether they are
-    /// gone for good; nothing where that is not so.
-    pub fn forget_topic(self: &Arc<Self>, topic: &str) -> Vec<oneshot::Receiver<Offset>> {
-        let mut forgotten = Vec::new();
-        for entry in self.committed_topics.groups(topic) {
-            let mut state = entry.state.lock();
-            // Also what is on its way and what an open transaction committed: it counts later.
-            let gone = state.group.offset_keys(|key| *key.topic == *topic);
-            let Some(first) = gone.first() else {
-                self.committed_topics.unlist(&entry, &mut state.topics, topic);
-                continue;
-            };
-            let topic = first.topic.clone();
-            let (sender, receiver) = oneshot::channel();
-            forgotten.push(receiver);
-            let Ok(records) = tombstones(&state.group, &gone, false) else { continue };
-            let (this, of) = (self.clone(), entry.clone());
-            self.append_then(&entry, &mut state, records, move |state, position| {
+    /// Drops the offsets that groups committed for a topic that was deleted.
+    pub fn forget_topic(self: &Arc<Self>, topic: Arc<str>) {
+        let begun = self.begin_to_forget(&topic);
+        let this = self.clone();
+        self.runtime.spawn(async move {
+            for (entry, settled) in begun {
                 // Otherwise the next look finds them again.
-                if let Some(position) = position {
-                    state.group.remove_offsets(&gone, position.0);
-                    if state.group.offset_keys(|key| key.topic == topic).is_empty() {
-                        this.committed_topics.unlist(&of, &mut state.topics, &topic);
-                    }
-                    // Not everybody waits for it.
-                    let _ = sender.send(position);
+                if let Ok(settled) = settled
+                    && settled.wait().await.is_ok()
+                {
+                    this.end_forgetting(&entry, &topic);
                 }
-                Vec::new()
-            });
-        }
-        forgotten
-    }
-}
-
-impl State {
-    /// One of a producer's commits is applied, or never will be.
-    fn landed(&mut self, producer_id: i64) {
-        let Some(in_flight) = self.transactional.get_mut(&producer_id) else { return };
-        in_flight.commits -= 1;
-        if in_flight.commits == 0 {
-            let ended = in_flight.ended;
-            self.transactional.remove(&producer_id);
-            if let Some(committed) = ended {
-                self.group.end_transaction(producer_id, committed);
             }
+        });
+    }
+
+    /// Drops the offsets that groups committed for earlier topics of this name; whether they are gone for good. Blocks.
+    pub fn forget_topic_for_good(self: &Arc<Self>, topic: &str) -> bool {
+        let mut gone = true;
+        for (entry, settled) in self.begin_to_forget(topic) {
+            match settled.and_then(Settled::wait_blocking) {
+                Ok(()) => self.end_forgetting(&entry, topic),
+                Err(_) => gone = false,
+            }
+        }
+        gone
+    }
+
+    fn begin_to_forget(self: &Arc<Self>, topic: &str) -> Vec<(Arc<Entry>, Result<Settled, GroupError>)> {
+        let forget = |entry: Arc<Entry>| {
+            let mut state = entry.state.lock();
+            // Also those of an open transaction, which count later.
+            let gone = state.group.offset_keys(|key| *key.topic == *topic);
+            let written = match gone.is_empty() {
+                true => Ok(()),
+                false => tombstones(&state.group, &gone, false)
+                    .and_then(|records| self.append(&entry, &mut state, &records, None))
+                    .map(|position| state.group.remove_offsets(&gone, position.0)),
+            };
+            let settled = written.map(|()| state.settled());
+            drop(state);
+            (entry, settled)
+        };
+        self.committed_topics.groups(topic).into_iter().map(forget).collect()
+    }
+
+    fn end_forgetting(&self, entry: &Arc<Entry>, topic: &str) {
+        let mut state = entry.state.lock();
+        if state.group.offset_keys(|key| *key.topic == *topic).is_empty() {
+            self.committed_topics.unlist(entry, &mut state.topics, topic);
         }
     }
 }

@@ -1,41 +1,46 @@
 //! The transaction coordinator around the pure logic of [`crate::transactions`]: one lock per transactional id, the records in
-//! `__transaction_state`, the markers, and the timers.
+//! `__transaction_state`, and the timers.
+//!
+//! A transaction ends in three steps (KIP-98): the record that decides it is durable; the markers are durable in all its
+//! partitions ([`markers`](super::markers)); the record that completes it is written. Where all of it lies in one log, the
+//! three are queued behind each other as one group commit: a crash keeps a prefix.
 //!
 //! A lock is held until the step is durable, so requests for one transactional id follow each other where Kafka answers
-//! CONCURRENT_TRANSACTIONS. Where everything lies in one log, the end of a transaction is one group commit: the record
-//! that decides it, the markers and the record that completes it are queued in this order, and a crash keeps a prefix.
+//! CONCURRENT_TRANSACTIONS.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use model::BatchHeader;
 use parking_lot::Mutex;
-use storage::{Admission, AppendError, Clock, Durability, ReadError, SystemClock};
+use storage::{Admission, Clock, Durability, ReadError, SystemClock};
 use tokio::sync::{OwnedMutexGuard, oneshot};
-use wire::records::{RecordView, TransactionResult};
+use wire::records::RecordView;
 
-use super::Coordinator;
+use super::Peers;
+use super::markers::{Landed, MarkerSender, landed, room};
+use super::shards::{Coordinates, Shard, Shards, Unserved, coordinator_of, follow, load_all, shard_of};
 use crate::blocking::blocking;
 use crate::config::Config;
-use crate::groups::partition_for;
-use crate::internal::{InternalRecord, Told, batch_of, read_records};
-use crate::logs::{Logs, OpenLog};
-use crate::partition::{Checked, Home, MARKER_BYTES, Order, Partition};
+use crate::internal::{InternalRecord, Told, batch_of};
+use crate::partition::{Checked, Home, Order, Partition};
 use crate::producer_ids::ProducerIds;
-use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topics};
-use crate::transactions::{
-    End, EndStep, Status, TopicPartition, Transaction, TransactionError, TransactionIndex, records,
-};
+use crate::topics::{TRANSACTIONS_TOPIC, Topics};
+use crate::transactions::{End, EndStep, Status, TopicPartition, Transaction, TransactionError, records};
 
 /// How often overdue transactions and unused transactional ids are looked for.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 type State = Option<Transaction>;
 type Locked = OwnedMutexGuard<State>;
-type Landed = oneshot::Receiver<Result<(), AppendError>>;
+type TransactionShard = Shard<Entry>;
 
-struct Entry {
+/// One transactional id.
+pub struct Entry {
     id: String,
+    /// Gone once another broker coordinates it.
+    shard: Weak<TransactionShard>,
     state: Arc<tokio::sync::Mutex<State>>,
     /// The same, for those who only look.
     shown: Mutex<State>,
@@ -44,28 +49,44 @@ struct Entry {
 /// What an EndTxn answers: the producer and epoch to go on with.
 pub type EndResult = Result<(i64, i16), TransactionError>;
 
-/// All transactional ids.
+/// All transactional ids that this broker coordinates.
 pub struct TransactionCoordinator {
-    /// Weak, as is what else holds files: steps that are under way do not keep those of a broker that is gone.
-    topics: Weak<Topics>,
+    shards: Shards<Entry>,
+    /// Weak: steps that are under way do not keep the files of a broker that is gone.
     producer_ids: Weak<ProducerIds>,
-    groups: Arc<Coordinator>,
+    markers: MarkerSender,
     config: Arc<Config>,
     clock: Arc<SystemClock>,
-    entries: Mutex<HashMap<String, Arc<Entry>>>,
-    /// Partitions of `__transaction_state` that could not be read.
-    unread: Mutex<HashSet<i32>>,
+}
+
+impl Coordinates for TransactionCoordinator {
+    const TOPIC: &'static str = TRANSACTIONS_TOPIC;
+    type Entry = Entry;
+    type Loaded = HashMap<String, Transaction>;
+
+    fn shards(&self) -> &Shards<Entry> {
+        &self.shards
+    }
+
+    fn replay(loaded: &mut Self::Loaded, _: &BatchHeader, record: &RecordView) {
+        take_in(loaded, record);
+    }
+
+    fn restore(self: &Arc<Self>, shard: &Arc<TransactionShard>, loaded: Self::Loaded) {
+        for (id, state) in loaded {
+            shard.find_or_insert(&id, || Entry::new(shard, &id, Some(state)));
+        }
+    }
+
+    fn unload(self: &Arc<Self>, _: &Arc<Entry>) {
+        // Nobody waits in an entry: a step that is under way finds that its shard is gone.
+    }
 }
 
 impl std::fmt::Debug for TransactionCoordinator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ids = self.entries.lock().len();
-        f.debug_struct("TransactionCoordinator").field("ids", &ids).finish_non_exhaustive()
+        f.debug_struct("TransactionCoordinator").field("ids", &self.shards.len()).finish_non_exhaustive()
     }
-}
-
-async fn landed(landed: Landed) -> Result<(), TransactionError> {
-    landed.await.ok().and_then(Result::ok).ok_or(TransactionError::NotAvailable)
 }
 
 async fn all_landed(all: &mut Vec<Landed>) -> Result<(), TransactionError> {
@@ -75,16 +96,11 @@ async fn all_landed(all: &mut Vec<Landed>) -> Result<(), TransactionError> {
     Ok(())
 }
 
-/// A partition that gets a marker, with the room for it.
-struct Target {
+/// Where the records of a transactional id go, and in which epoch.
+struct Place {
     partition: Arc<Partition>,
     home: Home,
-    room: Admission,
-    index_room: Admission,
-}
-
-async fn room(log: &OpenLog, bytes: usize) -> Result<Admission, TransactionError> {
-    log.admit(bytes).await.map_err(|_| TransactionError::NotAvailable)
+    epoch: i32,
 }
 
 /// Runs a step to its end, whatever becomes of the client that asked for it.
@@ -99,49 +115,36 @@ async fn whole<T: Send + 'static>(
 }
 
 impl TransactionCoordinator {
-    /// Without transactional ids.
+    /// That of the broker `node`, without transactional ids.
     pub fn new(
         topics: &Arc<Topics>,
+        node: i32,
         producer_ids: &Arc<ProducerIds>,
-        groups: Arc<Coordinator>,
+        peers: &Arc<Peers>,
         config: Arc<Config>,
         clock: Arc<SystemClock>,
     ) -> TransactionCoordinator {
         TransactionCoordinator {
-            topics: Arc::downgrade(topics),
+            shards: Shards::new(topics, node),
             producer_ids: Arc::downgrade(producer_ids),
-            groups,
+            markers: MarkerSender::new(topics, peers.clone()),
             config,
             clock,
-            entries: Mutex::default(),
-            unread: Mutex::default(),
         }
     }
 
-    /// Restores all states from `__transaction_state`. Blocks.
-    pub fn load(&self, topics: &Topics, logs: &Logs) -> Result<(), ReadError> {
-        let Some(topic) = topics.find(TRANSACTIONS_TOPIC) else { return Ok(()) };
-        let partitions = topic.partitions();
-        let there: Vec<_> =
-            partitions.iter().filter_map(|partition| Some((&**partition, partition.home().ok()?))).collect();
-        let mut loaded: Vec<HashMap<_, _>> = there.iter().map(|_| HashMap::new()).collect();
-        let read = read_records(&there, |at, _, record| take_in(&mut loaded[at], record));
-        for (((partition, home), found), read) in there.iter().zip(loaded).zip(read) {
-            match read {
-                Ok(()) => {}
-                Err(error) if logs.all().len() == 1 => return Err(error),
-                Err(error) => {
-                    let (directory, partition) = (&home.log.path, partition.index);
-                    tracing::error!(directory, partition, %error, "the transactions of a partition cannot be read");
-                    self.unread.lock().insert(partition);
-                }
-            }
-            let mut entries = self.entries.lock();
-            for (id, state) in found {
-                entries.insert(id.clone(), Arc::new(Entry::new(id, Some(state))));
-            }
-        }
-        Ok(())
+    /// Restores all transactional ids whose partition this broker leads. Blocks.
+    ///
+    /// # Errors
+    /// [`ReadError`] of the only log.
+    pub fn load(self: &Arc<Self>, only_log: bool) -> Result<(), ReadError> {
+        load_all(self, only_log)
+    }
+
+    /// Takes over the transactional ids of a partition of `__transaction_state`, or lets go of them, as its leader says.
+    pub fn follow(self: &Arc<Self>, partition: &Arc<Partition>) {
+        // Requests ask again.
+        let _ = follow(self, partition);
     }
 
     /// Looks after overdue and unfinished transactions until the broker is gone.
@@ -149,7 +152,7 @@ impl TransactionCoordinator {
         let this = self.clone();
         tokio::spawn(async move {
             loop {
-                if this.topics.strong_count() == 0 {
+                if this.shards.are_abandoned() {
                     return;
                 }
                 this.look_after().await;
@@ -161,8 +164,7 @@ impl TransactionCoordinator {
     async fn look_after(self: &Arc<Self>) {
         let now_ms = self.clock.now_ms();
         let expiry_ms = self.config.transactional_id_expiry_ms;
-        let all: Vec<_> = self.entries.lock().values().cloned().collect();
-        for entry in all {
+        for entry in self.shards.entries() {
             // Without a state its first record is being written, or never was.
             let due = entry.shown.lock().as_ref().is_none_or(|state| {
                 state.is_overdue(now_ms)
@@ -174,7 +176,7 @@ impl TransactionCoordinator {
                 continue;
             };
             let Some(current) = state.clone() else {
-                self.entries.lock().remove(&entry.id);
+                entry.forget();
                 continue;
             };
             // It may have changed since.
@@ -199,56 +201,38 @@ impl TransactionCoordinator {
     }
 
     async fn expire(&self, entry: &Arc<Entry>, mut state: Locked) -> Result<(), TransactionError> {
-        let (_, partition, home) = self.place_of(&entry.id)?;
+        let place = entry.place()?;
         let batch = self.record_of(&entry.id, None)?;
-        let room = room(&home.log, batch.bytes.len()).await?;
-        landed(self.append(&partition, &home, batch, room)).await?;
+        let room = room(&place.home.log, batch.bytes.len()).await?;
+        landed(self.append(&place, batch, room)?).await?;
         *state = None;
         *entry.shown.lock() = None;
-        self.entries.lock().remove(&entry.id);
+        entry.forget();
         Ok(())
     }
 
-    /// The partition of `__transaction_state` that a transactional id is in, once there is that topic.
-    fn partition_of(&self, id: &str) -> Option<Arc<Partition>> {
-        let topic = self.topics.upgrade()?.find(TRANSACTIONS_TOPIC)?;
-        let count = i32::try_from(topic.partitions().len()).ok()?;
-        topic.partition(partition_for(id, count))
-    }
-
-    /// Whether the records of a partition of `__transaction_state` are known.
-    fn has_read(&self, partition: &Partition) -> bool {
-        partition.home().is_ok() && !self.unread.lock().contains(&partition.index)
-    }
-
-    /// Whether the broker `node` coordinates the transactional id, whose records must be readable.
-    pub fn serves(&self, id: &str, node: i32) -> bool {
-        self.partition_of(id)
-            .is_none_or(|partition| partition.leader().node == node && self.has_read(&partition))
+    /// Whether this broker coordinates the transactional id, whose records must be readable. Before there is
+    /// `__transaction_state`, it does.
+    pub fn serves(self: &Arc<Self>, id: &str) -> Result<(), Unserved> {
+        shard_of(self, id).map(|_| ())
     }
 
     /// The broker that coordinates the transactional id; `None` while there is none.
     pub fn served_by(&self, id: &str) -> Option<i32> {
-        self.partition_of(id)
-            .filter(|partition| self.has_read(partition))
-            .map(|partition| partition.leader().node)
+        coordinator_of(self, id)
     }
 
-    /// Whether another broker coordinates the transactional id.
-    pub fn is_elsewhere(&self, id: &str, node: i32) -> bool {
-        self.partition_of(id).is_some_and(|partition| partition.leader().node != node)
+    fn shard_of(self: &Arc<Self>, id: &str) -> Result<Arc<TransactionShard>, TransactionError> {
+        shard_of(self, id).ok().flatten().ok_or(TransactionError::NotAvailable)
     }
 
-    fn place_of(&self, id: &str) -> Result<(Arc<Topics>, Arc<Partition>, Home), TransactionError> {
-        let gone = TransactionError::NotAvailable;
-        let topics = self.topics.upgrade().ok_or(gone)?;
-        let partition = self.partition_of(id).filter(|partition| self.has_read(partition)).ok_or(gone)?;
-        let home = partition.home().map_err(|_| gone)?.clone();
-        Ok((topics, partition, home))
-    }
-
-    fn find(&self, id: &str) -> Option<Arc<Entry>> {
-        self.entries.lock().get(id).cloned()
+    /// The entry of a transactional id.
+    ///
+    /// # Errors
+    /// `NotAvailable` where this broker does not coordinate it; `ProducerIdMapping` where there is none.
+    fn find(self: &Arc<Self>, id: &str) -> Result<Arc<Entry>, TransactionError> {
+        let shard = shard_of(self, id).map_err(|_| TransactionError::NotAvailable)?;
+        shard.and_then(|shard| shard.find(id)).ok_or(TransactionError::ProducerIdMapping)
     }
 
     /// InitProducerId: the producer's id and epoch. `expected` is what the client had before (KIP-360).
@@ -260,18 +244,15 @@ impl TransactionCoordinator {
     ) -> Result<(i64, i16), TransactionError> {
         let this = self.clone();
         whole(async move {
-            this.place_of(&id)?;
+            this.shard_of(&id)?;
             if timeout_ms <= 0 || timeout_ms > this.config.transaction_timeout_ms_max {
                 return Err(TransactionError::Timeout);
             }
             loop {
-                let entry = {
-                    let mut entries = this.entries.lock();
-                    let new = || Arc::new(Entry::new(id.clone(), None));
-                    entries.entry(id.clone()).or_insert_with(new).clone()
-                };
+                let shard = this.shard_of(&id)?;
+                let entry = shard.find_or_insert(&id, || Entry::new(&shard, &id, None));
                 let mut state = entry.state.clone().lock_owned().await;
-                if this.find(&id).is_none_or(|known| !Arc::ptr_eq(&known, &entry)) {
+                if shard.find(&id).is_none_or(|known| !Arc::ptr_eq(&known, &entry)) {
                     // It expired meanwhile.
                     continue;
                 }
@@ -316,7 +297,7 @@ impl TransactionCoordinator {
         partitions: Vec<TopicPartition>,
         client_version: i16,
     ) -> Result<(), TransactionError> {
-        let entry = self.find(id).ok_or(self.missing(id))?;
+        let entry = self.find(id)?;
         let this = self.clone();
         whole(async move {
             let mut state = this.settled(&entry).await?;
@@ -332,19 +313,19 @@ impl TransactionCoordinator {
 
     /// Whether the producer's open transaction has the partition.
     pub async fn verify(
-        &self,
+        self: &Arc<Self>,
         id: &str,
         (producer_id, epoch): (i64, i16),
         partition: &TopicPartition,
     ) -> Result<(), TransactionError> {
-        let entry = self.find(id).ok_or(self.missing(id))?;
+        let entry = self.find(id)?;
         let state = entry.state.lock().await;
         state.as_ref().ok_or(TransactionError::ProducerIdMapping)?.verify(producer_id, epoch, partition)
     }
 
     /// EndTxn.
     pub async fn end(self: &Arc<Self>, id: &str, end: End) -> EndResult {
-        let entry = self.find(id).ok_or(self.missing(id))?;
+        let entry = self.find(id)?;
         let this = self.clone();
         whole(async move {
             let state = this.settled(&entry).await?;
@@ -367,14 +348,6 @@ impl TransactionCoordinator {
         .await
     }
 
-    fn missing(&self, id: &str) -> TransactionError {
-        if self.partition_of(id).is_none_or(|partition| self.has_read(&partition)) {
-            TransactionError::ProducerIdMapping
-        } else {
-            TransactionError::NotAvailable
-        }
-    }
-
     /// The state's lock, with a transaction completed that was left in the middle.
     async fn settled(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<Locked, TransactionError> {
         let state = entry.state.clone().lock_owned().await;
@@ -393,10 +366,10 @@ impl TransactionCoordinator {
         state: &mut Locked,
         next: Transaction,
     ) -> Result<(), TransactionError> {
-        let (_, partition, home) = self.place_of(&entry.id)?;
+        let place = entry.place()?;
         let batch = self.record_of(&entry.id, Some(&next))?;
-        let room = room(&home.log, batch.bytes.len()).await?;
-        landed(self.append(&partition, &home, batch, room)).await?;
+        let room = room(&place.home.log, batch.bytes.len()).await?;
+        landed(self.append(&place, batch, room)?).await?;
         entry.set(state, next);
         Ok(())
     }
@@ -410,76 +383,47 @@ impl TransactionCoordinator {
         prepared: Transaction,
         new: bool,
     ) -> Result<Locked, TransactionError> {
-        let (topics, partition, home) = self.place_of(&entry.id)?;
-        let Some(result) = prepared.status.ending() else { return Err(TransactionError::InvalidState) };
+        let place = entry.place()?;
+        let log = &place.home.log;
         let completed = prepared.completed(self.clock.now_ms());
         let decision = self.record_of(&entry.id, Some(&prepared))?;
         let completion = self.record_of(&entry.id, Some(&completed))?;
         // All room there may be need of, before the first step: nothing stops in the middle for a full disk.
-        let decision_room = room(&home.log, decision.bytes.len()).await?;
-        let completion_room = room(&home.log, completion.bytes.len()).await?;
-        let (targets, offline) = targets(&topics, &prepared).await;
-        let one_log = targets.iter().all(|target| Arc::ptr_eq(&target.home.log, &home.log));
+        let decision_room = room(log, decision.bytes.len()).await?;
+        let completion_room = room(log, completion.bytes.len()).await?;
+        let mut markers = self.markers.admit(&prepared).await?;
+        let offline = std::mem::take(&mut markers.offline);
+        let one_log = markers.are_all_in(log);
 
         let mut own = Vec::new();
         if new {
-            own.push(self.append(&partition, &home, decision, decision_room));
+            own.push(self.append(&place, decision, decision_room)?);
             entry.set(&mut state, prepared.clone());
             if !one_log {
                 all_landed(&mut own).await?;
             }
+        } else if !place.is_current() {
+            // Another broker coordinates it by now, and sends the markers.
+            return Err(TransactionError::NotAvailable);
         }
-        let mut markers = Vec::with_capacity(targets.len());
-        for target in targets {
-            let (sender, marked) = oneshot::channel();
-            let order = Order {
-                admission: target.room,
-                index_room: Some(target.index_room),
-                check: None,
-                begins_anew: false,
-                leader_epoch: None,
-                durability: Durability::Synced,
-                done: Some(Arc::new(Told::new(sender))),
-                now_ms: self.clock.now_ms(),
-            };
-            let producer = (prepared.producer_id, prepared.epoch);
-            match target.partition.append_marker(&target.home, producer, result, order) {
-                Ok(_) => markers.push((target.partition, marked)),
-                // A newer producer ended the transaction there.
-                Err(error) => {
-                    let partition = target.partition.index;
-                    tracing::warn!(transactional_id = entry.id, partition, %error, "no marker was written");
-                }
-            }
-        }
-        let mut last = Some((completion, completion_room));
-        let mut complete = || last.take().map(|(batch, room)| self.append(&partition, &home, batch, room));
+        let sent = self.markers.send(markers, &entry.id, self.clock.now_ms());
+        let mut completion = Some((completion, completion_room));
         if one_log && offline.is_empty() {
             // Behind the markers in the same log: a crash does not keep it without them.
-            own.extend(complete());
+            let (batch, room) = completion.take().expect("it is queued once");
+            own.push(self.append(&place, batch, room)?);
         }
-        let mut failed = None;
-        for (marked, done) in markers {
-            match landed(done).await {
-                Ok(()) if marked.topic.as_str() == OFFSETS_TOPIC => {
-                    let committed = result == TransactionResult::Commit;
-                    self.groups.end_transaction(marked.index, prepared.producer_id, committed);
-                }
-                Ok(()) => {}
-                Err(error) => failed = Some(error),
-            }
-        }
+        let marked = self.markers.finish(sent).await;
         all_landed(&mut own).await?;
-        if let Some(error) = failed {
-            return Err(error);
-        }
+        marked?;
         if !offline.is_empty() {
             // The others need not be told again.
             entry.set(&mut state, Transaction { partitions: offline, ..prepared });
             return Err(TransactionError::Concurrent);
         }
-        own.extend(complete());
-        all_landed(&mut own).await?;
+        if let Some((batch, room)) = completion {
+            landed(self.append(&place, batch, room)?).await?;
+        }
         entry.set(&mut state, completed);
         Ok(state)
     }
@@ -503,63 +447,73 @@ impl TransactionCoordinator {
         Ok(batch_of(&[record], self.clock.now_ms(), None))
     }
 
-    fn append(&self, partition: &Partition, home: &Home, batch: Checked, room: Admission) -> Landed {
+    /// Queues a record of `__transaction_state`.
+    ///
+    /// # Errors
+    /// `NotAvailable` where another broker leads the partition by now.
+    fn append(&self, place: &Place, batch: Checked, room: Admission) -> Result<Landed, TransactionError> {
         let (sender, landed) = oneshot::channel();
         let done = Arc::new(Told::new(sender));
-        let order = Order::plain(room, Durability::Synced, Some(done), self.clock.now_ms());
-        let appended = partition.append(home, batch, order);
-        debug_assert!(appended.is_ok(), "a batch without a producer is always new");
-        landed
+        let mut order = Order::plain(room, Durability::Synced, Some(done), self.clock.now_ms());
+        order.leader_epoch = Some(place.epoch);
+        place.partition.append(&place.home, batch, order).map_err(|_| TransactionError::NotAvailable)?;
+        Ok(landed)
     }
 
     /// The states of all transactional ids, by id.
     pub fn all(&self) -> Vec<(String, Transaction)> {
-        let entries = self.entries.lock();
         let shown = |entry: &Arc<Entry>| Some((entry.id.clone(), entry.shown.lock().clone()?));
-        let mut all: Vec<_> = entries.values().filter_map(shown).collect();
+        let mut all: Vec<_> = self.shards.entries().iter().filter_map(shown).collect();
         all.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         all
     }
 
     /// The state of one transactional id.
-    pub fn look(&self, id: &str) -> Option<Transaction> {
-        self.find(id).and_then(|entry| entry.shown.lock().clone())
+    pub fn look(self: &Arc<Self>, id: &str) -> Option<Transaction> {
+        self.find(id).ok().and_then(|entry| entry.shown.lock().clone())
+    }
+}
+
+impl Place {
+    /// Whether this broker still leads the partition in this epoch.
+    fn is_current(&self) -> bool {
+        self.partition.leader().epoch == self.epoch
     }
 }
 
 impl Entry {
-    fn new(id: String, state: State) -> Entry {
-        Entry { id, state: Arc::new(tokio::sync::Mutex::new(state.clone())), shown: Mutex::new(state) }
+    fn new(shard: &Arc<TransactionShard>, id: &str, state: State) -> Entry {
+        Entry {
+            id: id.to_owned(),
+            shard: Arc::downgrade(shard),
+            state: Arc::new(tokio::sync::Mutex::new(state.clone())),
+            shown: Mutex::new(state),
+        }
+    }
+
+    /// Where its records go.
+    ///
+    /// # Errors
+    /// `NotAvailable` once another broker coordinates it.
+    fn place(&self) -> Result<Place, TransactionError> {
+        let gone = TransactionError::NotAvailable;
+        let place = self.shard.upgrade().ok_or(gone)?.place.clone();
+        let partition = place.partition().ok_or(gone)?;
+        let home = partition.home().map_err(|_| gone)?.clone();
+        Ok(Place { partition, home, epoch: place.epoch })
+    }
+
+    /// Takes it out of its shard.
+    fn forget(self: &Arc<Self>) {
+        if let Some(shard) = self.shard.upgrade() {
+            shard.remove(&self.id, self);
+        }
     }
 
     fn set(&self, state: &mut Locked, next: Transaction) {
         *self.shown.lock() = Some(next.clone());
         **state = Some(next);
     }
-}
-
-/// Where markers go, and the partitions that can have none now: their log is lost, has stopped or is full. Those that were
-/// deleted need none.
-async fn targets(topics: &Topics, of: &Transaction) -> (Vec<Target>, BTreeSet<TopicPartition>) {
-    let (mut targets, mut offline) = (Vec::new(), BTreeSet::new());
-    for (topic, index) in &of.partitions {
-        let partition = topics.find(topic).and_then(|topic| topic.partition(*index));
-        let Some(partition) = partition.filter(|partition| !partition.is_deleted()) else { continue };
-        match target(partition).await {
-            Some(target) => targets.push(target),
-            None => {
-                offline.insert((topic.clone(), *index));
-            }
-        }
-    }
-    (targets, offline)
-}
-
-async fn target(partition: Arc<Partition>) -> Option<Target> {
-    let home = partition.home().ok().filter(|home| home.log.log.stopped().is_none())?.clone();
-    let marker = room(&home.log, MARKER_BYTES).await.ok()?;
-    let index_room = room(&home.log, TransactionIndex::RECORD_BYTES).await.ok()?;
-    Some(Target { partition, home, room: marker, index_room })
 }
 
 fn take_in(found: &mut HashMap<String, Transaction>, record: &RecordView) {

@@ -25,10 +25,7 @@ use super::member::{Member, Protocol, Roster};
 use super::offsets::Offsets;
 use super::rebalance::JoinTimer;
 use super::records::{self, GroupSnapshot, MemberSnapshot, RecordError};
-use super::sync::Purpose;
-use super::{
-    Action, CONSUMER_PROTOCOL_TYPE, GroupConfig, GroupError, JoinReply, Joined, Now, PersistId, ReplyToken,
-};
+use super::{Action, CONSUMER_PROTOCOL_TYPE, GroupConfig, GroupError, JoinReply, Joined, Now, ReplyToken};
 
 /// Where a group stands; displayed as DescribeGroups and ListGroups name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,10 +85,8 @@ pub struct Group {
     pub(super) offsets: Offsets,
     /// Present while the group is one of the consumer protocol; then what is above has no members.
     pub(super) consumer: Option<Box<ConsumerGroup>>,
-    /// Records to write, or to write tombstones for, since the group changed its kind.
-    pub(super) leftover: BTreeSet<RecordKey>,
-    pub(super) persists: BTreeMap<PersistId, Purpose>,
-    persist_next: u64,
+    /// Records to write, or to write tombstones for: that of a classic group, and those of the kind that the group was before.
+    pub(super) unwritten: BTreeSet<RecordKey>,
     /// No deadline is earlier. Deadlines that are put off leave it behind; the next tick catches up.
     wake_at: Option<u64>,
     outbox: Vec<Action>,
@@ -146,9 +141,7 @@ impl Group {
             subscribed: None,
             offsets: Offsets::default(),
             consumer: None,
-            leftover: BTreeSet::new(),
-            persists: BTreeMap::new(),
-            persist_next: 0,
+            unwritten: BTreeSet::new(),
             wake_at: None,
             outbox: Vec::new(),
         }
@@ -307,7 +300,6 @@ impl Group {
         self.join_timer = None;
         self.sync_deadline = None;
         self.pending.clear();
-        self.persists.clear();
     }
 
     /// Whether it has no members, of either protocol.
@@ -358,15 +350,6 @@ impl Group {
 
     pub(super) fn emit(&mut self, action: Action) {
         self.outbox.push(action);
-    }
-
-    /// Hands out the group's record, with each member's assignment as given.
-    pub(super) fn persist(&mut self, purpose: Purpose, assignment: impl Fn(&Member) -> Bytes) {
-        let snapshot = self.snapshot(assignment);
-        let id = PersistId(self.persist_next);
-        self.persist_next += 1;
-        self.persists.insert(id, purpose);
-        self.outbox.push(Action::Persist { id, snapshot });
     }
 
     /// The group's record, with each member's assignment as given.
@@ -490,7 +473,7 @@ impl Group {
                 assert!(!self.roster.is_empty());
                 let leader = self.leader.as_ref().and_then(|id| self.roster.get(id));
                 let synced = leader.is_some_and(|m| !m.sync_missing());
-                assert_eq!(synced, self.assignment_on_its_way(), "the leader's assignment is being written");
+                assert!(!synced, "the assignment of the leader makes the group Stable");
             }
             State::Stable => {
                 assert!(!self.roster.is_empty());

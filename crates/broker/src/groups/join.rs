@@ -4,10 +4,10 @@
 
 use std::collections::BTreeSet;
 
+use super::consumer::RecordKey;
 use super::group::{Group, State};
 use super::member::{Member, Protocol};
 use super::rebalance::JoinTimer;
-use super::sync::{Purpose, Replacement};
 use super::{Action, GroupError, Joined, Now, ReplyToken};
 
 /// Bytes of a client's or an instance's name in a member's id: with its UUID the id must fit into a string of the protocol, as
@@ -244,73 +244,47 @@ impl Group {
         token: ReplyToken,
     ) {
         let leader_before = self.leader.clone().unwrap_or_default();
-        let Some(before) = self.reseat(old_id, &new_id) else { return };
+        self.reseat(old_id, &new_id);
         let version = request.version;
         self.update(&new_id, request, token);
         self.arm_session(&new_id, now);
         match self.state {
             State::Stable if self.roster.vote() == self.protocol.as_deref() => {
-                let generation = self.generation;
-                let replacement = Replacement { generation, new_id, before, leader_before, version };
-                self.persist(Purpose::Replacement(Box::new(replacement)), |m| {
-                    m.assignment.clone().unwrap_or_default()
-                });
+                self.unwritten.insert(RecordKey::Classic);
+                self.answer_replacement(new_id, leader_before, version);
             }
             // In CompletingRebalance the leader may be assigning to the old id, so all have to join again.
             _ => self.rebalance(now),
         }
     }
 
-    /// Moves a static member to another id and fences the requests parked under the old one. Returns the member as it
-    /// was.
-    fn reseat(&mut self, old_id: &str, new_id: &str) -> Option<Member> {
-        let (before, parked) = self.roster.remove(old_id)?;
+    /// Moves a static member to another id and fences the requests parked under the old one.
+    fn reseat(&mut self, old_id: &str, new_id: &str) {
+        let Some((mut member, parked)) = self.roster.remove(old_id) else { return };
         if let Some(token) = parked.join {
             self.refuse_join(token, old_id.to_owned(), GroupError::FencedInstanceId);
         }
         if let Some(token) = parked.sync {
             self.refuse_sync(token, GroupError::FencedInstanceId);
         }
-        let mut member = before.clone();
         member.id = new_id.to_owned();
         member.is_new = false;
         self.roster.insert(member);
         if self.leader.as_deref() == Some(old_id) {
             self.leader = Some(new_id.to_owned());
         }
-        Some(before)
     }
 
-    /// The record of a replaced static member is written, or could not be. Nothing to do if the group has moved on:
-    /// then the member waits for the rebalance like the others, or is gone.
-    pub(super) fn end_replacement(
-        &mut self,
-        now: Now,
-        replacement: Replacement,
-        result: Result<(), GroupError>,
-    ) {
-        let Replacement { generation, new_id, before, leader_before, version } = replacement;
-        if self.state != State::Stable || self.generation != generation {
-            return;
-        }
+    /// Answers the join of a static member that took its seat under a new id, without a rebalance.
+    fn answer_replacement(&mut self, new_id: String, leader_before: String, version: i16) {
         let Some(token) = self.roster.unpark_join(&new_id) else { return };
-        if let Err(error) = result {
-            self.roster.set_protocols(&new_id, before.protocols().to_vec());
-            self.reseat(&new_id, &before.id);
-            if let Some(member) = self.roster.get_mut(&before.id) {
-                member.session_timeout_ms = before.session_timeout_ms;
-                member.rebalance_timeout_ms = before.rebalance_timeout_ms;
-            }
-            self.arm_session(&before.id, now);
-            return self.refuse_join(token, String::new(), error);
-        }
-        self.arm_session(&new_id, now);
         let joined = self.joined(&new_id);
         let leads = joined.leader == new_id;
         let joined = if version >= SKIP_ASSIGNMENT_SINCE {
             Joined { skip_assignment: leads, ..joined }
         } else {
-            // Older clients would compute an assignment that nobody will get; told of the old leader, they do not.
+            // An older client that leads would compute an assignment that nobody gets. With the id of the leader before, it
+            // does not.
             Joined { leader: leader_before, members: Vec::new(), ..joined }
         };
         self.accept_join(token, new_id, joined);

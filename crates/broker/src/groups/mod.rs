@@ -1,15 +1,17 @@
 //! The classic consumer group coordinator: who is in a group, which generation it is in, who got what, and which
-//! offsets it committed. Pure logic: no I/O, no async, no clock, no randomness. Time, fresh ids and the outcome of
-//! writes are handed in; replies and records to write come out as [`Action`]s.
+//! offsets it committed. Pure logic: no I/O, no async, no clock, no randomness. Time and fresh ids are handed in; replies
+//! come out as [`Action`]s, and records to write through [`Group::unwritten`].
 //!
 //! # How it is driven
 //! The caller keeps one [`Group`] behind a lock, and the channel of each waiting request under its [`ReplyToken`].
-//! - [`Group::join`], [`Group::sync`], [`Group::leave`], [`Group::tick`], [`Group::persisted`] and [`Group::close`]
-//!   return actions to carry out, in order.
+//! - [`Group::join`], [`Group::sync`], [`Group::leave`], [`Group::tick`] and [`Group::close`] return replies
+//!   ([`Action`]), in order.
 //! - After each of them, and after a heartbeat or a commit, [`Group::next_deadline`] says when to call
 //!   [`Group::tick`]. It may be early (a tick that finds nothing to do is harmless) but never late.
-//! - [`Action::Persist`] is appended, made durable, and answered with [`Group::persisted`]. Records are queued in the
-//!   order they were handed out, before the lock is released, so that the log's order is the group's order.
+//! - [`Group::unwritten`] gives the records that an operation made necessary. The caller queues them in the log before it
+//!   releases the lock, so that the order of the log is the order of the group, and then calls [`Group::written`]. The
+//!   replies go out once the records are durable. Records that the log refuses stay unwritten: the replies fail
+//!   ([`Action::failed`]), and the next operation tries again.
 //!
 //! # When there is no such group
 //! A group is created by a join with an empty member id, or by a commit with a negative generation. Otherwise:
@@ -46,17 +48,19 @@ mod member;
 mod offsets;
 mod rebalance;
 mod records;
+mod replies;
 mod sync;
 
 pub use group::{Group, GroupDescription, MemberDescription, State};
 pub use join::{JoinRequest, NEW_MEMBER_JOIN_TIMEOUT_MS, PENDING_MEMBERS_MAX};
 pub use leave::{LeaveMember, Left};
 pub use member::Protocol;
-pub use offsets::{CommitRequest, CommittedOffset, Expired, OffsetCommit, OffsetKey, PreparedCommit};
+pub use offsets::{CheckedCommit, CommitRequest, CommittedOffset, Expired, OffsetCommit, OffsetKey};
 pub use records::{
     GroupRecord, GroupSnapshot, MemberSnapshot, RecordError, decode_record, encode_group, encode_group_key,
     encode_offset, encode_offset_key, subscribed_topics,
 };
+pub use replies::Replies;
 pub use sync::SyncRequest;
 
 use bytes::Bytes;
@@ -67,10 +71,6 @@ pub const CONSUMER_PROTOCOL_TYPE: &str = "consumer";
 /// Names one waiting request; chosen by the caller, never used twice for one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplyToken(pub u64);
-
-/// Names one record handed out by [`Action::Persist`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PersistId(pub u64);
 
 /// One reading of both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,6 +159,9 @@ pub enum GroupError {
     /// This broker does not, or no longer, own the group.
     #[error("this broker does not coordinate the group; find its coordinator again")]
     NotCoordinator,
+    /// The records of the group are being read.
+    #[error("the coordinator is loading the group; try again")]
+    CoordinatorLoadInProgress,
     /// The group's record cannot be written, for instance because it is too large.
     #[error("the group's record could not be written; see the broker's log")]
     UnknownServer,
@@ -194,7 +197,7 @@ pub enum GroupError {
     GroupSubscribedToTopic,
 }
 
-/// What the caller has to do after an operation, in the order given.
+/// A reply to a waiting request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Answer a JoinGroup.
@@ -218,26 +221,17 @@ pub enum Action {
         /// The answer.
         reply: Result<consumer::HeartbeatReply, consumer::Refused>,
     },
-    /// Append the snapshot as the group's record ([`encode_group`]), then call [`Group::persisted`].
-    Persist {
-        /// To be given back.
-        id: PersistId,
-        /// What to write.
-        snapshot: GroupSnapshot,
-    },
 }
 
 impl Action {
-    /// The same where the records it follows from could not be written.
-    pub fn failed(self) -> Action {
-        let error = GroupError::CoordinatorNotAvailable;
+    /// The same reply where the records that it depends on could not be written.
+    pub fn failed(self, error: GroupError) -> Action {
         match self {
             Action::Join { token, reply } => {
                 Action::Join { token, reply: JoinReply { member_id: reply.member_id, result: Err(error) } }
             }
             Action::Sync { token, .. } => Action::Sync { token, reply: Err(error) },
             Action::Heartbeat { token, .. } => Action::Heartbeat { token, reply: Err(error.into()) },
-            Action::Persist { .. } => self,
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Committed offsets of a group: OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete, their expiry (KIP-211), and
 //! the removal of groups.
 //!
-//! A commit has two phases. [`Group::prepare_commit`] checks it; the caller appends its records and then hands it to
-//! [`Group::apply_commit`], or to [`Group::abandon_commit`] if the append failed. Deletions likewise: first the keys,
-//! then tombstones, then [`Group::remove_offsets`].
+//! A commit has two steps. [`Group::check_commit`] checks it; the caller queues its records in the log, which says where
+//! they stand, and hands it to [`Group::apply_commit`]. Deletions likewise: first the keys, then tombstones, then
+//! [`Group::remove_offsets`]. The caller answers a client, and shows it offsets, once the records are durable.
 //!
 //! Invariant: of two records for one key the one at the higher log position counts, whichever is applied first. So the
 //! group always agrees with what replaying the log would give.
@@ -68,16 +68,14 @@ pub struct CommitRequest {
     pub offsets: Vec<OffsetCommit>,
 }
 
-/// A commit that passed the checks; not visible before it is applied. Has to be handed back, or the group is never
-/// removed.
+/// A commit that passed the checks; not visible before it is applied.
 #[derive(Debug)]
-#[must_use = "append its records, then apply or abandon it"]
-pub struct PreparedCommit {
+pub struct CheckedCommit {
     producer_id: Option<i64>,
     results: Vec<Result<(OffsetKey, CommittedOffset), GroupError>>,
 }
 
-impl PreparedCommit {
+impl CheckedCommit {
     /// One result for each offset of the request, in its order.
     pub fn results(&self) -> &[Result<(OffsetKey, CommittedOffset), GroupError>] {
         &self.results
@@ -104,9 +102,6 @@ pub(super) struct Offsets {
     committed: BTreeMap<OffsetKey, Stored>,
     /// Of open transactions, by producer id.
     uncommitted: BTreeMap<i64, BTreeMap<OffsetKey, Stored>>,
-    commits_in_flight: usize,
-    /// What they commit, and how many of them.
-    in_flight: BTreeMap<OffsetKey, usize>,
 }
 
 #[derive(Debug, Clone)]
@@ -128,7 +123,7 @@ impl Offsets {
     }
 
     fn has_none(&self) -> bool {
-        self.committed.is_empty() && self.uncommitted.is_empty() && self.commits_in_flight == 0
+        self.committed.is_empty() && self.uncommitted.is_empty()
     }
 }
 
@@ -140,7 +135,7 @@ impl Group {
     /// `IllegalGeneration`; `RebalanceInProgress` in CompletingRebalance, where the member does not know yet which
     /// partitions are its own. A negative generation and no member id are accepted if the group is Empty, and in a
     /// transaction always. For single offsets: `OffsetMetadataTooLarge`.
-    pub fn prepare_commit(&mut self, now: Now, request: CommitRequest) -> Result<PreparedCommit, GroupError> {
+    pub fn check_commit(&mut self, now: Now, request: CommitRequest) -> Result<CheckedCommit, GroupError> {
         self.validate_commit(&request)?;
         if self.consumer.is_none() && matches!(self.state, State::Stable | State::PreparingRebalance) {
             self.arm_session(&request.member_id, now);
@@ -167,12 +162,7 @@ impl Group {
             Ok((commit.key, value))
         };
         let results = request.offsets.into_iter().map(accept).collect();
-        let commit = PreparedCommit { producer_id: request.producer_id, results };
-        self.offsets.commits_in_flight += 1;
-        for (key, _) in commit.accepted() {
-            *self.offsets.in_flight.entry(key.clone()).or_default() += 1;
-        }
-        Ok(commit)
+        Ok(CheckedCommit { producer_id: request.producer_id, results })
     }
 
     fn validate_commit(&self, request: &CommitRequest) -> Result<(), GroupError> {
@@ -218,10 +208,9 @@ impl Group {
         }
     }
 
-    /// Makes a commit visible whose records are durable; those of a transaction wait for its end. `position` is the
-    /// log offset of its first record; the others follow it.
-    pub fn apply_commit(&mut self, commit: PreparedCommit, position: i64) {
-        self.has_ended(&commit);
+    /// Applies a commit whose records are in the log, the first of them at the offset `position` and the others behind it. The
+    /// offsets of a transaction wait for its end.
+    pub fn apply_commit(&mut self, commit: CheckedCommit, position: i64) {
         let into = match commit.producer_id {
             Some(producer_id) => self.offsets.uncommitted.entry(producer_id).or_default(),
             None => &mut self.offsets.committed,
@@ -232,40 +221,25 @@ impl Group {
         self.drop_empty_transactions();
     }
 
-    /// Forgets a commit whose records could not be written.
-    pub fn abandon_commit(&mut self, commit: PreparedCommit) {
-        self.has_ended(&commit);
-    }
-
-    fn has_ended(&mut self, commit: &PreparedCommit) {
-        assert!(self.offsets.commits_in_flight > 0, "a commit is handed back to the group that prepared it");
-        self.offsets.commits_in_flight -= 1;
-        for (key, _) in commit.accepted() {
-            let left = self.offsets.in_flight.get_mut(key).expect("it was counted when it was prepared");
-            *left -= 1;
-            if *left == 0 {
-                self.offsets.in_flight.remove(key);
-            }
-        }
-    }
-
     fn drop_empty_transactions(&mut self) {
         self.offsets.uncommitted.retain(|_, offsets| !offsets.is_empty());
     }
 
-    /// A producer's transaction has ended: its offsets become visible, or are forgotten.
-    pub fn end_transaction(&mut self, producer_id: i64, committed: bool) {
-        let offsets = self.offsets.uncommitted.remove(&producer_id).unwrap_or_default();
-        if committed {
-            for (key, stored) in offsets {
+    /// The transaction of a producer has ended with the marker at the offset `marker`: the offsets before it become visible, or
+    /// are forgotten. Those behind it belong to the next transaction of the producer.
+    pub fn end_transaction(&mut self, producer_id: i64, committed: bool, marker: i64) {
+        let Some(offsets) = self.offsets.uncommitted.get_mut(&producer_id) else { return };
+        for (key, stored) in offsets.extract_if(.., |_, stored| stored.position < marker) {
+            if committed {
                 Offsets::store(&mut self.offsets.committed, key, stored);
             }
         }
+        self.drop_empty_transactions();
     }
 
-    /// Whether an open transaction has committed offsets of the group.
-    pub fn has_uncommitted(&self) -> bool {
-        !self.offsets.uncommitted.is_empty()
+    /// Where the first of a producer's offsets stands whose transaction has not ended here.
+    pub fn first_uncommitted(&self, producer_id: i64) -> Option<i64> {
+        self.offsets.uncommitted.get(&producer_id)?.values().map(|stored| stored.position).min()
     }
 
     /// Puts back an offset read from the log at `position`; with a producer id, one of a transaction that may be open.
@@ -351,11 +325,8 @@ impl Group {
     /// - the group became Empty, or the commit if that was later, if it once had members;
     /// - the commit, if the group is Stable and subscribes to other topics, or never had members.
     ///
-    /// Nothing expires while a group rebalances, or while a commit is on its way to the log.
+    /// Nothing expires while a group rebalances.
     pub fn expired(&self, now: Now) -> Expired {
-        if self.offsets.commits_in_flight > 0 {
-            return Expired::default();
-        }
         let Some(since) = self.retention_counts_from() else { return Expired::default() };
         let has_expired = |key: &OffsetKey, value: &CommittedOffset| {
             if self.offsets.is_unstable(key) || self.is_subscribed_to(&key.topic) {
@@ -385,8 +356,8 @@ impl Group {
         }
     }
 
-    /// Makes the group Dead if it has no members, no member ids given out, no offsets, and no commit on its way; then
-    /// the caller forgets it. True if it is Dead.
+    /// Makes the group Dead if it has no members, no member ids given out and no offsets; then the caller forgets it. True if
+    /// it is Dead.
     pub fn retire_if_unused(&mut self) -> bool {
         if self.has_no_members() && self.pending.is_empty() && self.offsets.has_none() {
             self.bury();
@@ -394,36 +365,29 @@ impl Group {
         self.state == State::Dead
     }
 
-    /// DeleteGroups: makes the group Dead and names the offsets to write tombstones for, next to the group's own. They are
-    /// there until the group is forgotten, or brought back by [`Group::undelete`].
+    /// Checks a DeleteGroups, and names the offsets to write tombstones for, next to the group's own. Once those are in the log,
+    /// the caller calls [`Group::delete`].
     ///
     /// # Errors
-    /// `GroupIdNotFound` if it is Dead already; `NonEmptyGroup` if it has members, or a commit is on its way.
-    pub fn delete(&mut self) -> Result<Vec<OffsetKey>, GroupError> {
+    /// `GroupIdNotFound` if it is Dead already; `NonEmptyGroup` if it has members.
+    pub fn check_delete(&self) -> Result<Vec<OffsetKey>, GroupError> {
         match self.state {
-            State::Dead => return Err(GroupError::GroupIdNotFound),
-            _ if self.has_no_members() && self.offsets.commits_in_flight == 0 => {}
-            _ => return Err(GroupError::NonEmptyGroup),
+            State::Dead => Err(GroupError::GroupIdNotFound),
+            _ if self.has_no_members() => Ok(self.offset_keys(|_| true)),
+            _ => Err(GroupError::NonEmptyGroup),
         }
-        let keys = self.offset_keys(|_| true);
-        self.bury();
-        Ok(keys)
     }
 
-    /// The `wanted` ones of all partitions that there are offsets for: committed, of open transactions, or on their way to
-    /// the log.
+    /// Makes a group Dead whose tombstones are in the log.
+    pub fn delete(&mut self) {
+        self.bury();
+    }
+
+    /// The `wanted` ones of all partitions that there are offsets for: committed, or of open transactions.
     pub fn offset_keys(&self, wanted: impl Fn(&OffsetKey) -> bool) -> Vec<OffsetKey> {
         let offsets = self.offsets.uncommitted.values().chain([&self.offsets.committed]);
-        let all = offsets.flat_map(BTreeMap::keys).chain(self.offsets.in_flight.keys());
-        let keys: BTreeSet<_> = all.filter(|key| wanted(key)).collect();
+        let keys: BTreeSet<_> = offsets.flat_map(BTreeMap::keys).filter(|key| wanted(key)).collect();
         keys.into_iter().cloned().collect()
-    }
-
-    /// Its tombstones could not be written: it is as it was.
-    pub fn undelete(&mut self) {
-        if self.state == State::Dead {
-            self.state = State::Empty;
-        }
     }
 }
 
@@ -434,37 +398,56 @@ mod tests {
     use super::*;
     use crate::groups::GroupConfig;
 
+    const NOW: Now = Now { monotonic_ms: 0, wall_ms: 0 };
+
+    fn commit(group: &mut Group, producer_id: Option<i64>, offset: i64) -> CheckedCommit {
+        let offset = OffsetCommit { key: key(), offset, leader_epoch: -1, metadata: None };
+        let request = CommitRequest {
+            producer_id,
+            member_id: String::new(),
+            instance_id: None,
+            generation: -1,
+            retention_ms: None,
+            offsets: vec![offset],
+        };
+        group.check_commit(NOW, request).unwrap()
+    }
+
+    fn key() -> OffsetKey {
+        OffsetKey { topic: "t".into(), partition: 0 }
+    }
+
     #[test]
     fn the_higher_position_counts_whatever_the_order() {
-        let now = Now { monotonic_ms: 0, wall_ms: 0 };
-        let mut group = Group::new("g", Arc::new(GroupConfig::default()), now);
-        let key = OffsetKey { topic: "t".into(), partition: 0 };
-        let commit = |group: &mut Group, offset| {
-            let offset = OffsetCommit { key: key.clone(), offset, leader_epoch: -1, metadata: None };
-            let request = CommitRequest {
-                producer_id: None,
-                member_id: String::new(),
-                instance_id: None,
-                generation: -1,
-                retention_ms: None,
-                offsets: vec![offset],
-            };
-            group.prepare_commit(now, request).unwrap()
-        };
-        let (first, second, third) = (commit(&mut group, 1), commit(&mut group, 2), commit(&mut group, 3));
-        // While commits are on their way the group can neither be deleted nor retired, and nothing expires.
-        assert_eq!(group.delete(), Err(GroupError::NonEmptyGroup));
-        assert!(!group.retire_if_unused());
+        let mut group = Group::new("g", Arc::new(GroupConfig::default()), NOW);
+        let (first, second) = (commit(&mut group, None, 1), commit(&mut group, None, 2));
         group.apply_commit(second, 20);
         group.apply_commit(first, 10);
-        assert_eq!(group.offset(&key).map(|o| o.offset), Some(2));
-        group.remove_offsets(std::slice::from_ref(&key), 19);
-        assert_eq!(group.offset(&key).map(|o| o.offset), Some(2));
-        group.remove_offsets(std::slice::from_ref(&key), 21);
-        assert_eq!(group.offset(&key), None);
+        assert_eq!(group.offset(&key()).map(|o| o.offset), Some(2));
         assert!(!group.retire_if_unused());
-        group.abandon_commit(third);
+        group.remove_offsets(&[key()], 19);
+        assert_eq!(group.offset(&key()).map(|o| o.offset), Some(2));
+        group.remove_offsets(&[key()], 21);
+        assert_eq!(group.offset(&key()), None);
+        assert_eq!(group.check_delete(), Ok(Vec::new()));
         assert!(group.retire_if_unused());
-        assert_eq!(group.delete(), Err(GroupError::GroupIdNotFound));
+        assert_eq!(group.check_delete(), Err(GroupError::GroupIdNotFound));
+    }
+
+    #[test]
+    fn a_marker_ends_the_transaction_before_it_and_not_the_next_one() {
+        let mut group = Group::new("g", Arc::new(GroupConfig::default()), NOW);
+        let (first, second) = (commit(&mut group, Some(7), 1), commit(&mut group, Some(7), 2));
+        group.apply_commit(first, 10);
+        assert_eq!(group.first_uncommitted(7), Some(10));
+        group.end_transaction(7, true, 15);
+        assert_eq!((group.offset(&key()).map(|o| o.offset), group.first_uncommitted(7)), (Some(1), None));
+        // Another marker of the producer is heard of late: the offsets of its next transaction stand behind that marker.
+        group.apply_commit(second, 20);
+        group.end_transaction(7, true, 18);
+        assert_eq!(group.offset(&key()).map(|o| o.offset), Some(1));
+        assert!(group.is_unstable(&key()));
+        group.end_transaction(7, true, 25);
+        assert_eq!((group.offset(&key()).map(|o| o.offset), group.first_uncommitted(7)), (Some(2), None));
     }
 }

@@ -2,11 +2,9 @@
 //!
 //! A generation begins in one place only, and there every waiting join is answered.
 
-use bytes::Bytes;
-
+use super::consumer::RecordKey;
 use super::group::{Group, State};
 use super::member::Member;
-use super::sync::Purpose;
 use super::{GroupError, Joined, JoinedMember, Now};
 
 /// What ends PreparingRebalance if not all members join before.
@@ -70,6 +68,8 @@ impl Group {
             self.roster.set_sync_missing(&id, false);
         }
         self.sync_deadline = None;
+        // A record that the log refused tells of the state that ends here.
+        self.unwritten.remove(&RecordKey::Classic);
         let initial = self.state == State::Empty;
         self.enter(State::PreparingRebalance, now);
         let delay_ms = self.config.initial_rebalance_delay_ms;
@@ -162,7 +162,7 @@ impl Group {
         self.protocol = None;
         self.subscribed = self.subscriptions();
         self.enter(State::Empty, now);
-        self.persist(Purpose::Empty, |_| Bytes::new());
+        self.unwritten.insert(RecordKey::Classic);
     }
 
     fn begin_generation(&mut self, now: Now) {
@@ -171,6 +171,9 @@ impl Group {
         assert!(self.protocol.is_some(), "members with nothing in common are turned away when they join");
         self.subscribed = self.subscriptions();
         self.enter(State::CompletingRebalance, now);
+        // Likewise the record of a group that became a classic one during the rebalance. Written now, it would give the
+        // members of this generation an empty assignment after a restart.
+        self.unwritten.remove(&RecordKey::Classic);
         for id in self.roster.ids() {
             if let Some(token) = self.roster.unpark_join(&id) {
                 let joined = self.joined(&id);

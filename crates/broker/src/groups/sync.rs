@@ -1,14 +1,15 @@
-//! SyncGroup v0-5 and Heartbeat v0-4, and what follows when a group's record is durable.
+//! SyncGroup v0-5 and Heartbeat v0-4.
 //!
-//! The leader's assignment is handed out as a record first; members learn of it only in [`Group::persisted`].
+//! The assignment of the leader makes the group Stable. The caller writes the record of the group before it sends the
+//! answers.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
+use super::consumer::RecordKey;
 use super::group::{Group, State};
-use super::member::Member;
-use super::{Action, GroupError, Now, PersistId, ReplyToken, Synced};
+use super::{Action, GroupError, Now, ReplyToken, Synced};
 
 /// A SyncGroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,28 +26,6 @@ pub struct SyncRequest {
     pub protocol_name: Option<String>,
     /// Member id to assignment; from the leader alone.
     pub assignments: Vec<(String, Bytes)>,
-}
-
-/// What a record was handed out for.
-#[derive(Debug)]
-pub(super) enum Purpose {
-    /// The leader's assignment of a generation, by member id.
-    Assignment { generation: i32, assignments: BTreeMap<String, Bytes> },
-    /// A static member came back under a new id.
-    Replacement(Box<Replacement>),
-    /// The last member has gone. If it is not written, a restart brings the old members back, and they expire.
-    Empty,
-}
-
-/// A static member that came back, until its new id is durable.
-#[derive(Debug)]
-pub(super) struct Replacement {
-    pub generation: i32,
-    pub new_id: String,
-    /// The member as it was, to go back to.
-    pub before: Member,
-    pub leader_before: String,
-    pub version: i16,
 }
 
 impl Group {
@@ -70,8 +49,8 @@ impl Group {
                     self.refuse_sync(overtaken, GroupError::RebalanceInProgress);
                 }
                 self.note_sync(&id);
-                if self.leader.as_deref() == Some(id.as_str()) && !self.assignment_on_its_way() {
-                    self.persist_assignments(request.assignments);
+                if self.leader.as_deref() == Some(id.as_str()) {
+                    self.assign(now, request.assignments);
                 }
             }
             State::Stable => {
@@ -110,48 +89,10 @@ impl Group {
         }
     }
 
-    /// Members the leader forgot get nothing; assignments to strangers are dropped.
-    fn persist_assignments(&mut self, assignments: Vec<(String, Bytes)>) {
-        let assignments: BTreeMap<String, Bytes> =
-            assignments.into_iter().filter(|(id, _)| self.roster.has(id)).collect();
-        let generation = self.generation;
-        self.persist(Purpose::Assignment { generation, assignments: assignments.clone() }, |m| {
-            assignments.get(&m.id).cloned().unwrap_or_default()
-        });
-    }
-
-    /// A leader that repeats its sync does not get a second assignment in: the log and the members must agree on one.
-    pub(super) fn assignment_on_its_way(&self) -> bool {
-        let current = |p: &Purpose| matches!(p, Purpose::Assignment { generation, .. } if *generation == self.generation);
-        self.persists.values().any(current)
-    }
-
-    /// A record handed out by [`Action::Persist`] is durable, or could not be made so; the error is what waiting
-    /// members are told. An id that is not known, or no longer, is ignored.
-    pub fn persisted(&mut self, now: Now, id: PersistId, result: Result<(), GroupError>) -> Vec<Action> {
-        match self.persists.remove(&id) {
-            Some(Purpose::Assignment { generation, assignments }) => {
-                // A rebalance may have begun in between; then the assignment has no takers.
-                if self.state == State::CompletingRebalance && self.generation == generation {
-                    self.end_assignment(now, assignments, result);
-                }
-            }
-            Some(Purpose::Replacement(replacement)) => self.end_replacement(now, *replacement, result),
-            Some(Purpose::Empty) | None => {}
-        }
-        self.finish()
-    }
-
-    fn end_assignment(
-        &mut self,
-        now: Now,
-        mut assignments: BTreeMap<String, Bytes>,
-        result: Result<(), GroupError>,
-    ) {
-        if let Err(error) = result {
-            self.drop_assignments(now, error);
-            return self.prepare_rebalance(now);
-        }
+    /// Distributes the assignments of the leader and answers every waiting sync. Members that the leader left out get an empty
+    /// assignment; assignments of unknown members are dropped.
+    fn assign(&mut self, now: Now, assignments: Vec<(String, Bytes)>) {
+        let mut assignments: BTreeMap<String, Bytes> = assignments.into_iter().collect();
         self.enter(State::Stable, now);
         for id in self.roster.ids() {
             if let Some(member) = self.roster.get_mut(&id) {
@@ -163,6 +104,7 @@ impl Group {
                 self.arm_session(&id, now);
             }
         }
+        self.unwritten.insert(RecordKey::Classic);
     }
 
     /// Takes assignments back and answers every waiting sync with the error.

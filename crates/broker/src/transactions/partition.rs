@@ -70,11 +70,6 @@ impl PartitionTransactions {
         self.open.get(&producer_id).copied()
     }
 
-    /// Producers with an open transaction, and where it begins.
-    pub fn open(&self) -> impl Iterator<Item = (i64, Offset)> {
-        self.open.iter().map(|(producer_id, first)| (*producer_id, *first))
-    }
-
     /// The coordinator is asked before the producer's next batch.
     pub fn begin_check(&mut self, producer_id: i64) -> Check {
         self.checks += 1;
@@ -270,7 +265,7 @@ mod tests {
                     _ => drop(transactions.begin(producer_id, Offset(offset))),
                 }
             }
-            let open: Vec<_> = transactions.open().collect();
+            let open: Vec<_> = transactions.open.iter().map(|(id, first)| (*id, *first)).collect();
             for restored in [false, true] {
                 if restored {
                     transactions = PartitionTransactions::restored(&open, all.clone());

@@ -2,15 +2,16 @@
 //!
 //! Checked besides what the group checks itself: every token is answered once and at the end none is left; two leaders
 //! never share a generation, nor two members one assignment; the generation never goes back; an assignment that a
-//! member holds is in the log; after the members have gone the group is Empty and can be retired.
+//! member holds is durable; after the members have gone the group is Empty and can be retired.
+//!
+//! The log becomes durable at random moments, refuses records now and then, and loses at a restart what is not durable.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use broker::groups::{
-    Action, CommitRequest, Group, GroupConfig, GroupError, GroupRecord, GroupSnapshot, JoinRequest, Joined,
-    LeaveMember, Now, OffsetCommit, OffsetKey, PersistId, Protocol, ReplyToken, State, SyncRequest, Synced,
-    decode_record, encode_group, encode_group_key,
+    Action, CommitRequest, Group, GroupConfig, GroupError, GroupRecord, JoinRequest, Joined, LeaveMember,
+    Now, OffsetCommit, OffsetKey, Protocol, Replies, ReplyToken, State, SyncRequest, Synced, decode_record,
 };
 use bytes::Bytes;
 use fastrand::Rng;
@@ -47,8 +48,12 @@ struct World {
     clients: Vec<Client>,
     waiting: BTreeMap<ReplyToken, (usize, Asked)>,
     ids: u64,
-    in_flight: VecDeque<(PersistId, GroupSnapshot)>,
-    log: Option<(Bytes, Bytes)>,
+    replies: Replies<Action>,
+    /// Each with the offset of the record.
+    log: Vec<(i64, Bytes, Option<Bytes>)>,
+    /// The offset up to which the log is durable.
+    durable: i64,
+    behaves: bool,
     leaders: BTreeMap<i32, String>,
     assignments: BTreeMap<(i32, Bytes), String>,
     generation: i32,
@@ -90,8 +95,10 @@ impl World {
             clients,
             waiting: BTreeMap::new(),
             ids: 0,
-            in_flight: VecDeque::new(),
-            log: None,
+            replies: Replies::default(),
+            log: Vec::new(),
+            durable: 0,
+            behaves: false,
             leaders: BTreeMap::new(),
             assignments: BTreeMap::new(),
             generation: 0,
@@ -124,7 +131,7 @@ impl World {
                 let all = [vec!["range"], vec!["range", "sticky"], vec!["sticky", "range"], vec!["sticky"]];
                 self.clients[client].protocols = self.rng.choice(all).unwrap();
             }
-            73..88 => self.end_persist(),
+            73..88 => self.make_durable(),
             88..96 => {
                 let most = [100, 5_000, 40_000][self.rng.usize(..3)];
                 let ms = self.rng.u64(..most);
@@ -217,21 +224,27 @@ impl World {
             retention_ms: None,
             offsets: vec![OffsetCommit { key: key.clone(), offset, leader_epoch: -1, metadata: None }],
         };
-        if let Ok(prepared) = self.group.prepare_commit(self.now(), request) {
+        if let Ok(checked) = self.group.check_commit(self.now(), request) {
             self.position += 1;
-            self.group.apply_commit(prepared, self.position);
+            self.replies.queued(self.position + 1);
+            self.group.apply_commit(checked, self.position);
             assert_eq!(self.group.offset(&key).map(|o| o.offset), Some(offset), "seed {}", self.seed);
         }
     }
 
-    fn end_persist(&mut self) {
-        let Some((id, snapshot)) = self.in_flight.pop_front() else { return };
-        let result = if self.rng.u8(..10) > 0 { Ok(()) } else { Err(GroupError::CoordinatorNotAvailable) };
-        if result.is_ok() {
-            self.log = Some((encode_group_key(GROUP).unwrap(), encode_group(&snapshot).unwrap()));
+    fn make_all_durable(&mut self) {
+        self.durable = self.position;
+        self.make_durable();
+        self.durable = self.position + 1;
+        self.replies.durable(self.durable).into_iter().for_each(|action| self.deliver(action));
+    }
+
+    /// Some of the records, or all.
+    fn make_durable(&mut self) {
+        self.durable = self.rng.i64(self.durable..=self.position + 1);
+        for action in self.replies.durable(self.durable) {
+            self.deliver(action);
         }
-        let actions = self.group.persisted(self.now(), id, result);
-        self.carry_out(actions);
     }
 
     fn advance(&mut self, ms: u64) {
@@ -247,13 +260,14 @@ impl World {
     /// The broker restarts: what waits is lost, what is in the log comes back.
     fn restart(&mut self) {
         self.waiting.clear();
-        self.in_flight.clear();
+        self.replies = Replies::default();
+        self.log.retain(|(position, ..)| *position < self.durable);
         for client in &mut self.clients {
             client.waits = None;
         }
-        self.group = match &self.log {
-            None => Group::new(GROUP, self.config.clone(), self.now()),
-            Some((key, value)) => {
+        self.group = match self.log.last() {
+            None | Some((.., None)) => Group::new(GROUP, self.config.clone(), self.now()),
+            Some((_, key, Some(value))) => {
                 let Ok(GroupRecord::Group { value: Some(snapshot), .. }) = decode_record(key, Some(value))
                 else {
                     panic!("seed {}: the record cannot be read", self.seed);
@@ -265,59 +279,77 @@ impl World {
         self.generation = self.group.generation();
         self.leaders.retain(|generation, _| *generation <= self.generation);
         self.assignments.retain(|(generation, _), _| *generation <= self.generation);
-        if self.log.is_none() {
+        if self.log.is_empty() {
             self.leaders.clear();
         }
     }
 
+    /// As the coordinator does: records first, then answers.
     fn carry_out(&mut self, actions: Vec<Action>) {
-        let seed = self.seed;
+        let records = self.group.unwritten().unwrap();
+        let refused = !records.is_empty() && !self.behaves && self.rng.u8(..10) == 0;
+        if !refused {
+            for (key, value) in records {
+                self.position += 1;
+                self.log.push((self.position, key, value));
+                self.replies.queued(self.position + 1);
+            }
+            self.group.written();
+        }
         for action in actions {
-            match action {
-                Action::Join { token, reply } => {
-                    let (index, asked) = self.waiting.remove(&token).expect("answered once");
-                    assert_eq!(asked, Asked::Join, "seed {seed}");
-                    if let Ok(joined) = &reply.result {
-                        self.check_joined(&reply.member_id, joined);
-                    }
-                    let client = &mut self.clients[index];
-                    // An answer to a request the client gave up on does not reach it.
-                    if client.waits == Some(token) {
-                        client.waits = None;
-                        client.synced = false;
-                        client.member_id = match reply.result {
-                            Err(GroupError::UnknownMemberId | GroupError::FencedInstanceId) => String::new(),
-                            _ => reply.member_id,
-                        };
-                        client.joined = reply.result.ok();
-                    }
-                }
-                Action::Sync { token, reply } => {
-                    let (index, asked) = self.waiting.remove(&token).expect("answered once");
-                    assert_eq!(asked, Asked::Sync, "seed {seed}");
-                    if let Ok(synced) = &reply {
-                        self.check_synced(index, token, synced);
-                    }
-                    let client = &mut self.clients[index];
-                    if client.waits == Some(token) {
-                        client.waits = None;
-                        client.synced = reply.is_ok();
-                        match reply {
-                            Ok(_) => {}
-                            Err(GroupError::UnknownMemberId | GroupError::FencedInstanceId) => {
-                                client.member_id.clear();
-                                client.joined = None;
-                            }
-                            Err(_) => client.joined = None,
-                        }
-                    }
-                }
-                Action::Heartbeat { .. } => unreachable!("nobody here speaks the consumer protocol"),
-                Action::Persist { id, snapshot } => self.in_flight.push_back((id, snapshot)),
+            if refused {
+                self.deliver(action.failed(GroupError::CoordinatorNotAvailable));
+            } else if let Some(action) = self.replies.hold(action) {
+                self.deliver(action);
             }
         }
-        assert!(self.group.generation() >= self.generation, "seed {seed}: the generation went back");
+        assert!(self.group.generation() >= self.generation, "seed {}: the generation went back", self.seed);
         self.generation = self.group.generation();
+    }
+
+    fn deliver(&mut self, action: Action) {
+        let seed = self.seed;
+        match action {
+            Action::Join { token, reply } => {
+                let (index, asked) = self.waiting.remove(&token).expect("answered once");
+                assert_eq!(asked, Asked::Join, "seed {seed}");
+                if let Ok(joined) = &reply.result {
+                    self.check_joined(&reply.member_id, joined);
+                }
+                let client = &mut self.clients[index];
+                // An answer to a request the client gave up on does not reach it.
+                if client.waits == Some(token) {
+                    client.waits = None;
+                    client.synced = false;
+                    client.member_id = match reply.result {
+                        Err(GroupError::UnknownMemberId | GroupError::FencedInstanceId) => String::new(),
+                        _ => reply.member_id,
+                    };
+                    client.joined = reply.result.ok();
+                }
+            }
+            Action::Sync { token, reply } => {
+                let (index, asked) = self.waiting.remove(&token).expect("answered once");
+                assert_eq!(asked, Asked::Sync, "seed {seed}");
+                if let Ok(synced) = &reply {
+                    self.check_synced(index, token, synced);
+                }
+                let client = &mut self.clients[index];
+                if client.waits == Some(token) {
+                    client.waits = None;
+                    client.synced = reply.is_ok();
+                    match reply {
+                        Ok(_) => {}
+                        Err(GroupError::UnknownMemberId | GroupError::FencedInstanceId) => {
+                            client.member_id.clear();
+                            client.joined = None;
+                        }
+                        Err(_) => client.joined = None,
+                    }
+                }
+            }
+            Action::Heartbeat { .. } => unreachable!("nobody here speaks the consumer protocol"),
+        }
     }
 
     fn check_joined(&mut self, member_id: &str, joined: &Joined) {
@@ -333,21 +365,19 @@ impl World {
     }
 
     fn check_synced(&mut self, index: usize, token: ReplyToken, synced: &Synced) {
-        assert_eq!(self.group.state(), State::Stable, "seed {}", self.seed);
-        let (_, value) = self.log.as_ref().expect("an assignment is durable before it is given out");
-        let stored = String::from_utf8_lossy(value);
         let assignment = String::from_utf8_lossy(&synced.assignment);
-        assert!(stored.contains(assignment.as_ref()), "seed {}: {assignment} is not in the log", self.seed);
+        let contains = |value: &Bytes| String::from_utf8_lossy(value).contains(assignment.as_ref());
+        let mut durable = self.log.iter().filter(|(position, ..)| *position < self.durable);
+        let stored = durable.any(|(_, _, value)| value.as_ref().is_some_and(contains));
+        assert!(stored, "seed {}: {assignment} is not durable", self.seed);
+        // A rebalance may have begun since; the member then finds out by its next heartbeat.
         let generation = assignment.split('/').next().and_then(|generation| generation.parse().ok());
         let current = self.group.generation();
-        assert!(
-            generation.is_none_or(|of: i32| of == current),
-            "seed {}: {assignment} in {current}",
-            self.seed
-        );
+        let is_known = generation.is_none_or(|of: i32| of <= current);
+        assert!(is_known, "seed {}: {assignment} in {current}", self.seed);
         let client = &self.clients[index];
         if client.waits == Some(token) && !synced.assignment.is_empty() {
-            let key = (self.group.generation(), synced.assignment.clone());
+            let key = (generation.unwrap_or(current), synced.assignment.clone());
             let owner = self.assignments.entry(key).or_insert_with(|| client.name.clone());
             assert_eq!(*owner, client.name, "seed {}: two members share an assignment", self.seed);
         }
@@ -359,6 +389,7 @@ impl World {
         for client in &mut self.clients {
             client.protocols = vec!["sticky", "range"];
         }
+        self.behaves = true;
         for _ in 0..200 {
             for index in 0..CLIENTS {
                 let client = &self.clients[index];
@@ -371,9 +402,7 @@ impl World {
                     Some(_) => self.heartbeat(index),
                 }
             }
-            while !self.in_flight.is_empty() {
-                self.end_persist();
-            }
+            self.make_all_durable();
             if self.settled(seats) {
                 return;
             }
@@ -401,9 +430,7 @@ impl World {
     fn end(&mut self) {
         for _ in 0..10 {
             self.advance(600_000);
-            while !self.in_flight.is_empty() {
-                self.end_persist();
-            }
+            self.make_all_durable();
         }
         assert!(self.waiting.is_empty(), "seed {}: never answered: {:?}", self.seed, self.waiting);
         assert_eq!(self.group.state(), State::Empty, "seed {}", self.seed);

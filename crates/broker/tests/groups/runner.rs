@@ -3,14 +3,13 @@
 //! Everything durable goes through the real codec into a map that stands for the compacted topic; `restart` rebuilds
 //! the group from it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use broker::groups::{
-    Action, CommitRequest, CommittedOffset, Group, GroupConfig, GroupError, GroupRecord, JoinRequest,
-    JoinedMember, LeaveMember, Now, OffsetCommit, OffsetKey, PersistId, PreparedCommit, Protocol, ReplyToken,
-    SyncRequest, decode_record, encode_group, encode_group_key, encode_offset, encode_offset_key,
-    subscribed_topics,
+    Action, CommitRequest, CommittedOffset, Group, GroupConfig, GroupError, GroupRecord, GroupSnapshot,
+    JoinRequest, JoinedMember, LeaveMember, Now, OffsetCommit, OffsetKey, Protocol, Replies, ReplyToken,
+    SyncRequest, decode_record, encode_group_key, encode_offset, encode_offset_key, subscribed_topics,
 };
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -45,14 +44,18 @@ struct Runner {
     config: GroupConfig,
     group: Group,
     now_ms: u64,
-    persist_by_hand: bool,
+    /// Records are durable only when the script says so.
+    durable_by_hand: bool,
+    /// The log takes no records.
+    refuses: bool,
     clients: BTreeMap<String, Client>,
     waiting: BTreeMap<ReplyToken, String>,
     /// Ids given out, by what they begin with.
     ids_used: BTreeMap<String, u32>,
     tokens: u64,
-    persists: BTreeMap<PersistId, (Bytes, Bytes)>,
-    held: VecDeque<PreparedCommit>,
+    replies: Replies<Action>,
+    /// Records that are not durable yet.
+    tail: Vec<(Bytes, i64, Option<Bytes>)>,
     /// The compacted topic: key to position and value.
     log: BTreeMap<Bytes, (i64, Bytes)>,
     position: i64,
@@ -89,13 +92,14 @@ impl Runner {
             config,
             group,
             now_ms: 0,
-            persist_by_hand: false,
+            durable_by_hand: false,
+            refuses: false,
             clients: BTreeMap::new(),
             waiting: BTreeMap::new(),
             ids_used: BTreeMap::new(),
             tokens: 0,
-            persists: BTreeMap::new(),
-            held: VecDeque::new(),
+            replies: Replies::default(),
+            tail: Vec::new(),
             log: BTreeMap::new(),
             position: 0,
             said: Vec::new(),
@@ -138,11 +142,12 @@ impl Runner {
             "sync" => self.sync(&words),
             "heartbeat" => self.heartbeat(&words),
             "leave" => self.leave(&words),
-            "persisted" => self.persisted(&words),
+            "durable" => self.durable(),
             "commit" => self.commit(&words),
-            "applied" => self.applied(),
             "end-txn" => {
-                self.group.end_transaction(words.plain[0].parse().unwrap(), words.plain[1] == "commit")
+                self.position += 1;
+                let (producer_id, committed) = (words.plain[0].parse().unwrap(), words.plain[1] == "commit");
+                self.group.end_transaction(producer_id, committed, self.position);
             }
             "fetch" => self.fetch(&words),
             "delete-offsets" => self.delete_offsets(&words),
@@ -151,6 +156,9 @@ impl Runner {
             "describe" => self.describe(),
             "restart" => self.restart(),
             other => panic!("unknown command {other}"),
+        }
+        if !self.durable_by_hand {
+            self.durable();
         }
     }
 
@@ -178,7 +186,10 @@ impl Runner {
         if let Some(ms) = words.number("retention") {
             self.config.offsets_retention_ms = ms;
         }
-        self.persist_by_hand |= words.named.get("persist") == Some(&"manual");
+        self.durable_by_hand |= words.named.get("durable") == Some(&"by-hand");
+        if let Some(log) = words.named.get("log") {
+            self.refuses = *log == "full";
+        }
         if self.log.is_empty() && self.clients.is_empty() {
             self.group = Group::new(GROUP, Arc::new(self.config.clone()), self.now());
         }
@@ -267,101 +278,93 @@ impl Runner {
         }
     }
 
-    fn persisted(&mut self, words: &Words<'_>) {
-        let id = PersistId(words.plain[0].parse().unwrap());
-        let result = if words.plain[1] == "ok" { Ok(()) } else { Err(GroupError::NotCoordinator) };
-        self.end_persist(id, result);
-    }
-
-    fn end_persist(&mut self, id: PersistId, result: Result<(), GroupError>) {
-        let (key, value) = self.persists.remove(&id).unwrap();
-        if result.is_ok() {
-            self.append(key, Some(value));
+    fn durable(&mut self) {
+        for (key, position, value) in self.tail.drain(..) {
+            match value {
+                Some(value) => self.log.insert(key, (position, value)),
+                None => self.log.remove(&key),
+            };
         }
-        let actions = self.group.persisted(self.now(), id, result);
-        self.carry_out(actions);
+        for action in self.replies.durable(self.position + 1) {
+            self.deliver(action);
+        }
     }
 
-    fn append(&mut self, key: Bytes, value: Option<Bytes>) -> i64 {
+    fn append(&mut self, key: Bytes, value: Option<Bytes>) {
         self.position += 1;
-        match value {
-            Some(value) => self.log.insert(key, (self.position, value)),
-            None => self.log.remove(&key),
-        };
-        self.position
+        self.tail.push((key, self.position, value));
     }
 
+    /// As the coordinator does: records first, then answers.
     fn carry_out(&mut self, actions: Vec<Action>) {
-        let mut written = Vec::new();
+        let records = self.group.unwritten().unwrap();
+        let refused = !records.is_empty() && self.refuses;
+        if refused {
+            self.say("refused by the log");
+        } else {
+            for (key, value) in records {
+                match decode_record(&key, value.as_deref()).unwrap() {
+                    GroupRecord::Group { value: Some(snapshot), .. } => self.say(show_record(&snapshot)),
+                    other => panic!("{other:?}"),
+                }
+                self.append(key, value);
+                self.replies.queued(self.position + 1);
+            }
+            self.group.written();
+        }
         for action in actions {
-            match action {
-                Action::Join { token, reply } => {
-                    let name = self.waiting.remove(&token).expect("answered once");
-                    let client = self.clients.get_mut(&name).unwrap();
-                    client.member_id = reply.member_id.clone();
-                    let said = match reply.result {
-                        Err(error) => {
-                            format!("join {name} {} member={}", verdict(&Err(error)), reply.member_id)
-                        }
-                        Ok(joined) => {
-                            client.generation = joined.generation;
-                            let members: Vec<_> = joined.members.iter().map(show_member).collect();
-                            let skip = if joined.skip_assignment { " skip-assignment" } else { "" };
-                            format!(
-                                "join {name} ok member={} generation={} protocol={}/{} leader={} members={}{skip}",
-                                reply.member_id,
-                                joined.generation,
-                                joined.protocol_type,
-                                joined.protocol_name,
-                                joined.leader,
-                                members.join(","),
-                            )
-                        }
-                    };
-                    self.say(said);
-                }
-                Action::Sync { token, reply } => {
-                    let name = self.waiting.remove(&token).expect("answered once");
-                    let said = match reply {
-                        Err(error) => verdict(&Err(error)),
-                        Ok(synced) => format!(
-                            "ok protocol={}/{} assignment={}",
-                            synced.protocol_type,
-                            synced.protocol_name,
-                            from_bytes(&synced.assignment)
-                        ),
-                    };
-                    self.say(format!("sync {name} {said}"));
-                }
-                Action::Heartbeat { .. } => unreachable!("nobody here speaks the consumer protocol"),
-                Action::Persist { id, snapshot } => {
-                    let show = |m: &broker::groups::MemberSnapshot| {
-                        format!(
-                            "{}:{}:{}",
-                            m.member_id,
-                            show_metadata(&m.subscription),
-                            from_bytes(&m.assignment)
-                        )
-                    };
-                    let members: Vec<_> = snapshot.members.iter().map(show).collect();
-                    let number = if self.persist_by_hand { format!(" #{}", id.0) } else { String::new() };
-                    self.say(format!(
-                        "persist{number} generation={} protocol={} leader={} members={}",
-                        snapshot.generation,
-                        snapshot.protocol.as_deref().unwrap_or("-"),
-                        snapshot.leader.as_deref().unwrap_or("-"),
-                        members.join(","),
-                    ));
-                    let record = (encode_group_key(GROUP).unwrap(), encode_group(&snapshot).unwrap());
-                    self.persists.insert(id, record);
-                    written.push(id);
-                }
+            if refused {
+                self.deliver(action.failed(GroupError::CoordinatorNotAvailable));
+            } else if let Some(action) = self.replies.hold(action) {
+                self.deliver(action);
             }
         }
-        if !self.persist_by_hand {
-            for id in written {
-                self.end_persist(id, Ok(()));
+        if !self.durable_by_hand {
+            self.durable();
+        }
+    }
+
+    fn deliver(&mut self, action: Action) {
+        match action {
+            Action::Join { token, reply } => {
+                let name = self.waiting.remove(&token).expect("answered once");
+                let client = self.clients.get_mut(&name).unwrap();
+                client.member_id = reply.member_id.clone();
+                let said = match reply.result {
+                    Err(error) => {
+                        format!("join {name} {} member={}", verdict(&Err(error)), reply.member_id)
+                    }
+                    Ok(joined) => {
+                        client.generation = joined.generation;
+                        let members: Vec<_> = joined.members.iter().map(show_member).collect();
+                        let skip = if joined.skip_assignment { " skip-assignment" } else { "" };
+                        format!(
+                            "join {name} ok member={} generation={} protocol={}/{} leader={} members={}{skip}",
+                            reply.member_id,
+                            joined.generation,
+                            joined.protocol_type,
+                            joined.protocol_name,
+                            joined.leader,
+                            members.join(","),
+                        )
+                    }
+                };
+                self.say(said);
             }
+            Action::Sync { token, reply } => {
+                let name = self.waiting.remove(&token).expect("answered once");
+                let said = match reply {
+                    Err(error) => verdict(&Err(error)),
+                    Ok(synced) => format!(
+                        "ok protocol={}/{} assignment={}",
+                        synced.protocol_type,
+                        synced.protocol_name,
+                        from_bytes(&synced.assignment)
+                    ),
+                };
+                self.say(format!("sync {name} {said}"));
+            }
+            Action::Heartbeat { .. } => unreachable!("nobody here speaks the consumer protocol"),
         }
     }
 
@@ -387,33 +390,25 @@ impl Runner {
             retention_ms: words.number("retain"),
             offsets: words.plain.iter().filter_map(offset).collect(),
         };
-        let prepared = match self.group.prepare_commit(self.now(), request) {
-            Ok(prepared) => prepared,
+        let checked = match self.group.check_commit(self.now(), request) {
+            Ok(checked) => checked,
             Err(error) => return self.say(verdict(&Err(error))),
         };
-        for result in prepared.results() {
+        for result in checked.results() {
             self.say(match result {
                 Ok((key, _)) => format!("{} ok", show_key(key)),
                 Err(error) => verdict(&Err(*error)),
             });
         }
-        self.held.push_back(prepared);
-        if !words.plain.contains(&"hold") {
-            self.applied();
-        }
-    }
-
-    fn applied(&mut self) {
-        let prepared = self.held.pop_front().unwrap();
         let first = self.position + 1;
-        let records: Vec<_> = prepared
+        let records: Vec<_> = checked
             .accepted()
             .map(|(key, value)| (encode_offset_key(GROUP, key).unwrap(), encode_offset(value).unwrap()))
             .collect();
         for (key, value) in records {
             self.append(key, Some(value));
         }
-        self.group.apply_commit(prepared, first);
+        self.group.apply_commit(checked, first);
     }
 
     fn fetch(&mut self, words: &Words<'_>) {
@@ -472,9 +467,10 @@ impl Runner {
     }
 
     fn delete_group(&mut self) {
-        match self.group.delete() {
+        match self.group.check_delete() {
             Err(error) => self.say(verdict(&Err(error))),
             Ok(keys) => {
+                self.group.delete();
                 let keys: Vec<_> = keys.iter().map(show_key).collect();
                 self.say(format!("ok, tombstones {}", keys.join(",")));
             }
@@ -505,8 +501,8 @@ impl Runner {
 
     fn restart(&mut self) {
         self.waiting.clear();
-        self.persists.clear();
-        self.held.clear();
+        self.tail.clear();
+        self.replies = Replies::default();
         let config = Arc::new(self.config.clone());
         let mut group = Group::new(GROUP, config.clone(), self.now());
         let records: Vec<_> = self
@@ -526,6 +522,20 @@ impl Runner {
         }
         self.group = group;
     }
+}
+
+fn show_record(snapshot: &GroupSnapshot) -> String {
+    let show = |m: &broker::groups::MemberSnapshot| {
+        format!("{}:{}:{}", m.member_id, show_metadata(&m.subscription), from_bytes(&m.assignment))
+    };
+    let members: Vec<_> = snapshot.members.iter().map(show).collect();
+    format!(
+        "persist generation={} protocol={} leader={} members={}",
+        snapshot.generation,
+        snapshot.protocol.as_deref().unwrap_or("-"),
+        snapshot.leader.as_deref().unwrap_or("-"),
+        members.join(","),
+    )
 }
 
 fn is_offset(word: &str) -> bool {

@@ -68,7 +68,7 @@ impl Group {
             tracing::info!(group = self.id, "a classic group becomes one of the consumer protocol");
         }
         if self.protocol_type.is_some() {
-            self.leftover.insert(RecordKey::Classic);
+            self.unwritten.insert(RecordKey::Classic);
         }
         self.disband(GroupError::RebalanceInProgress);
         self.consumer = Some(Box::new(group));
@@ -148,8 +148,7 @@ impl Group {
         }
         let Some(group) = self.consumer.take() else { return };
         tracing::info!(group = self.id, "a group of the consumer protocol becomes a classic one");
-        self.leftover.extend(group.keys());
-        self.leftover.insert(RecordKey::Classic);
+        self.unwritten.extend(group.keys());
         self.generation = generation;
         self.protocol_type = Some(CONSUMER_PROTOCOL_TYPE.to_owned());
         for member in group.members.values() {
@@ -174,6 +173,8 @@ impl Group {
         if rebalance || group.state() != ConsumerState::Stable {
             self.prepare_rebalance(now);
         }
+        // Also during a rebalance: the records of the other kind are about to go.
+        self.unwritten.insert(RecordKey::Classic);
     }
 
     /// JoinGroup of a member of the classic protocol. In a group without members a classic group begins.
@@ -190,7 +191,7 @@ impl Group {
         if self.consumer.as_ref().is_none_or(|group| group.is_empty()) {
             if let Some(group) = self.consumer.take() {
                 self.generation = group.epoch;
-                self.leftover.extend(group.keys());
+                self.unwritten.extend(group.keys());
             }
             return self.join(now, request, token);
         }

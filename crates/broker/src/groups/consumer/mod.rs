@@ -44,7 +44,7 @@ pub use self::assign::{ASSIGNORS, Assignor};
 pub use self::heartbeat::{HeartbeatReply, HeartbeatRequest};
 pub use self::member::{ConsumerMember, MemberState, Subscription};
 pub use self::records::{
-    ConsumerRecord, ConsumerRecords, RecordKey, Unwritten, decode as decode_consumer_record, listed,
+    ConsumerRecord, ConsumerRecords, RecordKey, decode as decode_consumer_record, listed,
 };
 
 use self::assign::Subject;

@@ -217,68 +217,36 @@ impl ConsumerRecords {
     }
 }
 
-/// Records of a group that the log does not have yet.
-#[derive(Debug)]
-pub struct Unwritten {
-    keys: BTreeSet<RecordKey>,
-    /// Of their own batch; at least one.
-    pub records: Vec<InternalRecord>,
-    /// The record of a classic group, if there is one among them.
-    pub classic: Option<GroupSnapshot>,
-}
-
 impl Group {
-    /// What has to be written since this was called last. If that fails it has to be put back.
-    pub fn take_unwritten(&mut self) -> Option<Unwritten> {
-        if self.state() == State::Dead {
-            // Its tombstones are written by who removed it; there may be another of its name by now.
-            return None;
-        }
-        let mut keys = std::mem::take(&mut self.leftover);
-        if let Some(group) = &mut self.consumer {
-            keys.append(&mut group.unwritten);
-        }
-        let (mut values, mut tombstones) = (Vec::new(), Vec::new());
-        for key in &keys {
-            match self.encode_record(key) {
-                Ok((key, None)) => tombstones.push((key, None)),
-                Ok(record) => values.push(record),
-                Err(error) => {
-                    tracing::error!(group = self.id, ?key, %error, "a group's record cannot be written")
-                }
-            }
-        }
-        tombstones.reverse();
-        let records: Vec<InternalRecord> = tombstones.into_iter().chain(values).collect();
-        let classic = keys.contains(&RecordKey::Classic).then(|| self.classic_snapshot()).flatten();
-        (!records.is_empty()).then_some(Unwritten { keys, records, classic })
-    }
-
-    /// Whether there is something to take.
-    pub fn has_unwritten(&self) -> bool {
-        !self.leftover.is_empty() || self.consumer.as_ref().is_some_and(|group| !group.unwritten.is_empty())
-    }
-
-    /// The records could not be written.
-    pub fn put_back(&mut self, unwritten: Unwritten) {
-        match &mut self.consumer {
-            Some(group) => group.unwritten.extend(unwritten.keys),
-            None => self.leftover.extend(unwritten.keys),
-        }
-    }
-
-    /// All records of a group of the consumer protocol.
+    /// The records that the log does not have yet, in the order of one batch. There may be none.
     ///
     /// # Errors
     /// [`RecordError::TooLong`].
-    pub fn consumer_records(&self) -> Result<Vec<InternalRecord>, RecordError> {
-        let keys = self.consumer.as_ref().map(|group| group.keys()).unwrap_or_default();
-        keys.iter().map(|key| self.encode_record(key)).collect()
+    pub fn unwritten(&self) -> Result<Vec<InternalRecord>, RecordError> {
+        if self.state() == State::Dead {
+            // The tombstones of a group that was removed are written already; a new group may have its name by now.
+            return Ok(Vec::new());
+        }
+        let of_consumer = self.consumer.iter().flat_map(|group| &group.unwritten);
+        let keys: BTreeSet<&RecordKey> = self.unwritten.iter().chain(of_consumer).collect();
+        let (mut values, mut tombstones) = (Vec::new(), Vec::new());
+        for key in keys {
+            match self.encode_record(key)? {
+                (key, None) => tombstones.push((key, None)),
+                record => values.push(record),
+            }
+        }
+        tombstones.reverse();
+        tombstones.append(&mut values);
+        Ok(tombstones)
     }
 
-    /// How many records it has but its offsets.
-    pub fn records(&self) -> usize {
-        self.consumer.as_ref().map_or(1, |group| group.keys().len())
+    /// The log has taken the records of [`Group::unwritten`].
+    pub fn written(&mut self) {
+        self.unwritten.clear();
+        if let Some(group) = &mut self.consumer {
+            group.unwritten.clear();
+        }
     }
 
     /// The keys of all records of the group but its offsets.
@@ -287,7 +255,7 @@ impl Group {
     /// [`RecordError::TooLong`].
     pub fn record_keys(&self) -> Result<Vec<Bytes>, RecordError> {
         let mut keys = self.consumer.as_ref().map(|group| group.keys()).unwrap_or_default();
-        keys.extend(self.leftover.iter().cloned());
+        keys.extend(self.unwritten.iter().cloned());
         keys.insert(RecordKey::Classic);
         keys.iter().rev().map(|key| key.encode(&self.id)).collect()
     }

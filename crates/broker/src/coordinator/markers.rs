@@ -1,0 +1,144 @@
+//! The markers that end a transaction in each of its partitions (KIP-98).
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Weak};
+
+use model::Offset;
+use storage::{Admission, AppendError, Durability};
+use tokio::sync::oneshot;
+use wire::records::TransactionResult;
+
+use super::Peers;
+use crate::internal::Told;
+use crate::logs::OpenLog;
+use crate::partition::{Home, MARKER_BYTES, Order, Partition};
+use crate::topics::{OFFSETS_TOPIC, Topics};
+use crate::transactions::{TopicPartition, Transaction, TransactionError, TransactionIndex};
+
+/// When records are durable, or never will be.
+pub(super) type Landed = oneshot::Receiver<Result<(), AppendError>>;
+
+/// Waits until records are durable.
+pub(super) async fn landed(landed: Landed) -> Result<(), TransactionError> {
+    landed.await.ok().and_then(Result::ok).ok_or(TransactionError::NotAvailable)
+}
+
+/// Reserves room for records of a log.
+pub(super) async fn room(log: &OpenLog, bytes: usize) -> Result<Admission, TransactionError> {
+    log.admit(bytes).await.map_err(|_| TransactionError::NotAvailable)
+}
+
+/// Writes markers, and has the groups learn of those in `__consumer_offsets`.
+pub(super) struct MarkerSender {
+    topics: Weak<Topics>,
+    peers: Arc<Peers>,
+}
+
+/// A partition that gets a marker, with the room for it.
+struct Target {
+    partition: Arc<Partition>,
+    home: Home,
+    room: Admission,
+    index_room: Admission,
+}
+
+/// The markers of one transaction, with the room for them.
+pub(super) struct Markers {
+    producer: (i64, i16),
+    result: TransactionResult,
+    targets: Vec<Target>,
+    /// The partitions that can have no marker now: their log is lost, has stopped or is full.
+    pub offline: BTreeSet<TopicPartition>,
+}
+
+impl Markers {
+    /// Whether all of them go into the log.
+    pub fn are_all_in(&self, log: &Arc<OpenLog>) -> bool {
+        self.targets.iter().all(|target| Arc::ptr_eq(&target.home.log, log))
+    }
+}
+
+/// Markers on their way.
+pub(super) struct Sent {
+    producer_id: i64,
+    result: TransactionResult,
+    markers: Vec<(Arc<Partition>, Offset, Landed)>,
+}
+
+impl MarkerSender {
+    pub fn new(topics: &Arc<Topics>, peers: Arc<Peers>) -> MarkerSender {
+        MarkerSender { topics: Arc::downgrade(topics), peers }
+    }
+
+    /// Reserves the room for all markers of a transaction that is to end, so that a full disk stops it before the first step
+    /// and not between two. Partitions that were deleted need none.
+    pub async fn admit(&self, of: &Transaction) -> Result<Markers, TransactionError> {
+        let topics = self.topics.upgrade().ok_or(TransactionError::NotAvailable)?;
+        let result = of.status.ending().ok_or(TransactionError::InvalidState)?;
+        let producer = (of.producer_id, of.epoch);
+        let mut markers = Markers { producer, result, targets: Vec::new(), offline: BTreeSet::new() };
+        for (topic, index) in &of.partitions {
+            let partition = topics.find(topic).and_then(|topic| topic.partition(*index));
+            let Some(partition) = partition.filter(|partition| !partition.is_deleted()) else { continue };
+            match target(partition).await {
+                Some(target) => markers.targets.push(target),
+                None => {
+                    markers.offline.insert((topic.clone(), *index));
+                }
+            }
+        }
+        Ok(markers)
+    }
+
+    /// Queues the markers.
+    pub fn send(&self, of: Markers, transactional_id: &str, now_ms: i64) -> Sent {
+        let mut markers = Vec::with_capacity(of.targets.len());
+        for Target { partition, home, room, index_room } in of.targets {
+            let (sender, marked) = oneshot::channel();
+            let order = Order {
+                admission: room,
+                index_room: Some(index_room),
+                check: None,
+                begins_anew: false,
+                leader_epoch: None,
+                durability: Durability::Synced,
+                done: Some(Arc::new(Told::new(sender))),
+                now_ms,
+            };
+            match partition.append_marker(&home, of.producer, of.result, order) {
+                Ok(offset) => markers.push((partition, offset, marked)),
+                // A newer producer ended the transaction there.
+                Err(error) => {
+                    let partition = partition.index;
+                    tracing::warn!(transactional_id, partition, %error, "no marker was written");
+                }
+            }
+        }
+        Sent { producer_id: of.producer.0, result: of.result, markers }
+    }
+
+    /// Waits until all markers are durable, and has the groups apply those in `__consumer_offsets`.
+    pub async fn finish(&self, sent: Sent) -> Result<(), TransactionError> {
+        let mut outcome = Ok(());
+        for (partition, offset, marked) in sent.markers {
+            match landed(marked).await {
+                Ok(()) if partition.topic.as_str() == OFFSETS_TOPIC => {
+                    if let Some(groups) = self.peers.groups(partition.leader().node) {
+                        let committed = sent.result == TransactionResult::Commit;
+                        groups.end_transaction(partition.index, sent.producer_id, committed, offset);
+                    }
+                }
+                Ok(()) => {}
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome
+    }
+}
+
+async fn target(partition: Arc<Partition>) -> Option<Target> {
+    let home = partition.home().ok().filter(|home| home.log.log.stopped().is_none())?.clone();
+    let marker = room(&home.log, MARKER_BYTES).await.ok()?;
+    let index_room = room(&home.log, TransactionIndex::RECORD_BYTES).await.ok()?;
+    Some(Target { partition, home, room: marker, index_room })
+}
