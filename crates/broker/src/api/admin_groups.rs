@@ -124,6 +124,11 @@ pub async fn list(request: Request<ListGroupsRequest>) -> ListGroupsResponse {
             })
         })
         .collect();
+    // As in Kafka: the list of a coordinator that is loading is not complete.
+    if broker.coordinator.is_loading() {
+        let error_code = ErrorCode::CoordinatorLoadInProgress.code();
+        return ListGroupsResponse { error_code, ..ListGroupsResponse::default() };
+    }
     ListGroupsResponse { groups, ..ListGroupsResponse::default() }
 }
 

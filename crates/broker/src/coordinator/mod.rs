@@ -235,6 +235,11 @@ impl Coordinator {
         Ok(shard.find_or_insert(id, new))
     }
 
+    /// Whether groups are being read that are not among [`Coordinator::all`] yet.
+    pub fn is_loading(&self) -> bool {
+        self.shards.are_loading()
+    }
+
     /// All groups, by id.
     pub fn all(&self) -> Vec<Arc<Entry>> {
         let mut all = self.shards.entries();
@@ -373,10 +378,18 @@ impl Coordinator {
             runtime: self.runtime.clone(),
             then: Mutex::new(Some(move |result| this.settle(&of, batch, result))),
         });
-        let first =
-            append_records(&partition, shard.place.epoch, records, transactional, done, self.clock.now_ms())?;
+        let now_ms = self.clock.now_ms();
+        let first = append_records(&partition, shard.place.epoch, records, transactional, done, now_ms)
+            .inspect_err(|_| self.check_log(&shard, &partition))?;
         state.replies.queued(batch);
         Ok(first)
+    }
+
+    /// Lets go of a shard whose log has stopped.
+    fn check_log(&self, shard: &Arc<GroupShard>, partition: &Partition) {
+        if partition.home().is_ok_and(|home| home.log.log.stopped().is_some()) {
+            self.shards.fail(shard);
+        }
     }
 
     /// The batch of this number is durable, or never will be.

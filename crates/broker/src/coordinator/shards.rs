@@ -163,6 +163,11 @@ impl<E> Shards<E> {
         self.ready().iter().flat_map(|shard| shard.all()).collect()
     }
 
+    /// Whether a partition is being loaded.
+    pub fn are_loading(&self) -> bool {
+        self.slots.lock().values().any(|slot| matches!(slot, Slot::Loading(_)))
+    }
+
     /// How many entries there are.
     pub fn len(&self) -> usize {
         self.ready().iter().map(|shard| shard.entries.lock().len()).sum()
