@@ -12,30 +12,30 @@ use parking_lot::Mutex;
 use storage::{AdmitError, Clock, SystemClock};
 use wire::{ErrorCode, Text};
 
-use crate::blocking::blocking;
 use crate::compaction::Compactor;
 use crate::config::Config;
+use crate::coordinator::producer_ids::ProducerIds;
 use crate::coordinator::{Coordinator, Peers, TransactionCoordinator};
 use crate::failure::Failure;
-use crate::group_config::ConsumerGroupConfig;
 use crate::groups::GroupConfig;
 use crate::image::Metadata;
+use crate::image::stored;
 use crate::logs::{LogDirectory, Logs, LogsError, OpenLog, Opening, Streams};
 use crate::metrics::Metrics;
 use crate::partition::{Elsewhere, Partition, Replica};
 use crate::placement::{Leader, Listeners, Placement};
-use crate::producer_ids::ProducerIds;
 use crate::quotas::Quotas;
-use crate::resource_configs::{ResourceConfigs, ResourceKind};
+use crate::resources::blocking::blocking;
+use crate::resources::turns::Turns;
+use crate::resources::walks::Walks;
 use crate::security::Authorizer;
 use crate::session::Sessions;
-use crate::stored;
+use crate::settings::group::ConsumerGroupConfig;
+use crate::settings::resource::{ResourceConfigs, ResourceKind};
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::transactions::TransactionError;
-use crate::turns::Turns;
 use crate::users::Users;
-use crate::walks::Walks;
 
 const CLUSTER_ID_KEY: &str = "cluster_id";
 /// Why the broker cannot start.

@@ -22,8 +22,8 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::config::Config;
+use crate::image::stored;
 use crate::metrics::Metrics;
-use crate::stored;
 use crate::transactions::{StoredTransactions, TransactionIndex};
 
 /// Threads of each log for reads that miss the caches.

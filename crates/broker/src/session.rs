@@ -16,8 +16,8 @@ use wire::Text;
 
 use crate::caller::{Caller, Principal};
 use crate::partition::Partition;
+use crate::partition::signal::Signal;
 use crate::security::{Authorizer, Operation};
-use crate::signal::Signal;
 use crate::topics::Topics;
 
 /// A session that was used so recently is not evicted for a new one (Kafka's `min.incremental.fetch.session.eviction.ms`).

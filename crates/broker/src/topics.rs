@@ -13,15 +13,15 @@ use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 use wire::Text;
 
+use crate::config::resource_setting::Overrides;
 use crate::image::records::TopicRecord;
+use crate::image::stored;
 use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
 use crate::logs::{Held, Logs, Streams};
 use crate::partition::Partition;
 use crate::placement::Placement;
-use crate::resource_configs::{ResourceConfigs, ResourceKind};
-use crate::resource_setting::Overrides;
-use crate::stored;
-use crate::topic_config::TopicConfig;
+use crate::settings::resource::{ResourceConfigs, ResourceKind};
+use crate::settings::topic::TopicConfig;
 use crate::transactions::INDEX_STREAM;
 
 /// The topic of committed offsets and group state.

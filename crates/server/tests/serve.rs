@@ -188,7 +188,7 @@ fn the_documents_name_all_metrics() {
     assert!(count > 30, "{shown}");
     let sources = [
         "crates/broker/src/metrics.rs",
-        "crates/broker/src/collector.rs",
+        "crates/broker/src/connection/collector.rs",
         "crates/server/src/listener_collector.rs",
         "crates/server/src/admin.rs",
         "crates/server/src/process.rs",

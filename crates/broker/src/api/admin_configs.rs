@@ -10,18 +10,18 @@ use wire::messages::describe_configs_response::{
 use wire::messages::{self as m, DescribeConfigsRequest};
 use wire::{ErrorCode, Text};
 
-use crate::accepted_settings::{ACCEPTED_SETTINGS, accepted_setting};
 use crate::broker::Broker;
 use crate::caller::{Caller, Origin};
+use crate::config::resource_setting::{DefaultFrom, ResourceSetting};
 use crate::config::{Kind, Setting};
 use crate::failure::Failure;
-use crate::group_config::GROUP_SETTINGS;
 use crate::request::Request;
-use crate::resource_configs::{ResourceKind, is_dynamic};
-use crate::resource_setting::{DefaultFrom, ResourceSetting};
 use crate::security::Operation;
+use crate::settings::accepted::{ACCEPTED_SETTINGS, accepted_setting};
+use crate::settings::group::GROUP_SETTINGS;
+use crate::settings::resource::{ResourceKind, is_dynamic};
+use crate::settings::topic::TOPIC_SETTINGS;
 use crate::telemetry::subscription::SUBSCRIPTION_SETTINGS;
-use crate::topic_config::TOPIC_SETTINGS;
 use crate::topics::check_name;
 
 /// Kinds of resources.

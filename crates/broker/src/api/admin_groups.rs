@@ -12,10 +12,10 @@ use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
 use crate::caller::Caller;
-use crate::error_codes::unserved_code;
 use crate::failure::Failure;
 use crate::groups::{CONSUMER_PROTOCOL_TYPE, Group, GroupDescription, State};
 use crate::request::Request;
+use crate::request::error_codes::unserved_code;
 use crate::security::{Operation, ResourceType, audit};
 
 /// Types of groups.

@@ -22,7 +22,7 @@ use crate::failure::Failure;
 use crate::quotas::Payer;
 use crate::request::Request;
 use crate::security::{Operation, ResourceType, audit};
-use crate::topic_config::{conflict, topic_setting};
+use crate::settings::topic::{conflict, topic_setting};
 use crate::topics::Topic;
 
 /// The first versions of which a client that is over its quota is refused; before, it is only told to wait (KIP-599).

@@ -16,14 +16,14 @@ use crate::api::admin_configs::{BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP, TO
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::config::Kind;
+use crate::config::resource_setting::Overrides;
 use crate::failure::Failure;
-use crate::group_config::check_group_configs;
 use crate::request::Request;
-use crate::resource_configs::{ResourceKind, check_broker_configs};
-use crate::resource_setting::Overrides;
 use crate::security::{Operation, audit};
+use crate::settings::group::check_group_configs;
+use crate::settings::resource::{ResourceKind, check_broker_configs};
+use crate::settings::topic::{conflict, topic_setting};
 use crate::telemetry::subscription::Subscription;
-use crate::topic_config::{conflict, topic_setting};
 use crate::topics::check_name;
 
 /// `config_operation`.

@@ -7,8 +7,8 @@ use wire::messages::api_versions_response::{
 use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
-use crate::call::api::Api;
 use crate::request::Request;
+use crate::request::call::api::Api;
 
 /// Features that clients look for (KIP-584), with their levels. `group.version` 1: groups of the consumer protocol
 /// (KIP-848). `transaction.version` 2: a producer need not announce its

@@ -15,12 +15,12 @@ use super::offsets::ready;
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::coordinator::{Asking, Unserved};
-use crate::error_codes::{group_code, unserved_code};
 use crate::groups::consumer::{
     ConsumerGroup, ConsumerMember, HeartbeatReply, HeartbeatRequest, Partitions, Refused, listed,
 };
 use crate::groups::{Group, GroupError, State};
 use crate::request::Request;
+use crate::request::error_codes::{group_code, unserved_code};
 use crate::security::{Operation, ResourceType};
 
 /// Kinds of members in ConsumerGroupDescribe.

@@ -10,9 +10,9 @@ use wire::{ErrorCode, Text};
 
 use super::offsets::ready;
 use crate::coordinator::Asking;
-use crate::error_codes::{group_code, unserved_code};
 use crate::groups::{GroupError, JoinReply, JoinRequest, LeaveMember, Protocol, SyncRequest};
 use crate::request::Request;
+use crate::request::error_codes::{group_code, unserved_code};
 use crate::security::Operation;
 
 /// The first version of SyncGroup that has to name the protocol (KIP-559).

@@ -4,8 +4,8 @@ use wire::ErrorCode;
 use wire::messages::{InitProducerIdRequest, InitProducerIdResponse};
 
 use crate::api::transactions::served;
-use crate::error_codes::transaction_code;
 use crate::request::Request;
+use crate::request::error_codes::transaction_code;
 use crate::security::{Operation, ResourceType};
 use crate::transactions::TransactionError;
 

@@ -1,4 +1,4 @@
-//! One file per API or family of APIs: what its requests mean, and how they are answered. [`crate::table`] names the handlers.
+//! One file per API or family of APIs: what its requests mean, and how they are answered. [`crate::connection::table`] names the handlers.
 
 pub mod acls;
 pub mod admin_cluster;

@@ -23,9 +23,9 @@ use wire::{ErrorCode, Text};
 use crate::broker::Broker;
 use crate::caller::{Caller, Endpoint};
 use crate::coordinator::{Entry, Settled};
-use crate::error_codes::{group_code, unserved_code};
 use crate::groups::{CommitRequest, Group, GroupError, OffsetCommit, OffsetKey, State};
 use crate::request::Request;
+use crate::request::error_codes::{group_code, unserved_code};
 use crate::security::{Operation, ResourceType, audit};
 use crate::topics::TOPIC_NAME_MAX;
 

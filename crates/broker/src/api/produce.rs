@@ -33,7 +33,7 @@ use crate::failure::Failure;
 use crate::partition::{Appended, Checked, Home, Order, Partition, Replica};
 use crate::placement::Leader;
 use crate::security::Operation;
-use crate::topic_config::TopicConfig;
+use crate::settings::topic::TopicConfig;
 use crate::topics::Topic;
 use crate::transactions::{Check, TransactionIndex};
 

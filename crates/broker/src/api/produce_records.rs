@@ -11,8 +11,8 @@ use wire::{ErrorCode, Limits, Walked};
 
 use crate::compaction::filter::DECOMPRESSED_BYTES_MAX;
 use crate::failure::Failure;
-use crate::topic_config::TopicConfig;
-use crate::walks::{HELD_BYTES_MAX, Walks};
+use crate::resources::walks::{HELD_BYTES_MAX, Walks};
+use crate::settings::topic::TopicConfig;
 
 /// Bytes of a batch, or of what one decompresses to, whose records are walked on the connection's own thread: less than a
 /// millisecond even of the smallest records. Other batches take a thread that may block, by turns ([`Walks`]).

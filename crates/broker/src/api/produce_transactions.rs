@@ -9,9 +9,9 @@ use wire::messages::ProduceRequest;
 
 use crate::api::transactions::BUMPING;
 use crate::broker::Broker;
-use crate::error_codes::transaction_code;
 use crate::failure::Failure;
 use crate::partition::Partition;
+use crate::request::error_codes::transaction_code;
 use crate::topics::Topic;
 use crate::transactions::{Check, TransactionError};
 

@@ -17,8 +17,8 @@ use wire::records::{BatchBuilder, RecordError, RecordView, TransactionResult, ma
 use wire::{Keyed, VisitKeys, visit_keys};
 
 use super::keys::{KeyHasher, Keys};
+use crate::resources::walks::{HELD_BYTES_MAX, Walks};
 use crate::transactions::AbortedTransaction;
-use crate::walks::{HELD_BYTES_MAX, Walks};
 
 /// What one batch may decompress to: a hostile one must not take all memory.
 pub const DECOMPRESSED_BYTES_MAX: usize = 128 * 1024 * 1024;

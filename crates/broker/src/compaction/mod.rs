@@ -23,10 +23,10 @@ use self::filter::{DECOMPRESSED_BYTES_MAX, Filter, Gone, Transactions};
 use self::keys::{KeyHasher, Keys};
 use crate::logs::Logs;
 use crate::partition::Partition;
-use crate::resource_configs::ResourceConfigs;
-use crate::topic_config::{CompactionConfig, TopicConfig};
+use crate::resources::walks::Walks;
+use crate::settings::resource::ResourceConfigs;
+use crate::settings::topic::{CompactionConfig, TopicConfig};
 use crate::topics::Topics;
-use crate::walks::Walks;
 
 /// Bytes read at once while keys are gathered.
 const READ_BYTES: usize = 1024 * 1024;

@@ -16,6 +16,7 @@ mod load;
 mod markers;
 mod offsets;
 mod peers;
+pub mod producer_ids;
 mod shards;
 mod transactions;
 
@@ -44,8 +45,8 @@ use crate::groups::{
     Synced, encode_offset_key,
 };
 use crate::internal::{InternalRecord, batch_of};
+use crate::partition::sequence::SequenceError;
 use crate::partition::{Appended, Order, Partition};
-use crate::sequence::SequenceError;
 use crate::topics::{OFFSETS_TOPIC, Topics};
 use crate::transactions::TransactionIndex;
 

@@ -16,10 +16,10 @@ use parking_lot::Mutex;
 use storage::ReadError;
 use wire::records::RecordView;
 
-use crate::blocking::blocking;
 use crate::groups::partition_for;
 use crate::internal::read_records;
 use crate::partition::{Elsewhere, Home, Partition};
+use crate::resources::blocking::blocking;
 use crate::topics::Topics;
 
 /// A coordinator: what it keeps for each key of its internal topic.

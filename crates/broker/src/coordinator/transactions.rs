@@ -21,11 +21,11 @@ use wire::records::RecordView;
 use super::Peers;
 use super::markers::{Landed, MarkerSender, landed, room};
 use super::shards::{Coordinates, Shard, Shards, Unserved, coordinator_of, follow, load_all, shard_of};
-use crate::blocking::blocking;
 use crate::config::Config;
+use crate::coordinator::producer_ids::ProducerIds;
 use crate::internal::{InternalRecord, Told, batch_of};
 use crate::partition::{Checked, Home, Order, Partition};
-use crate::producer_ids::ProducerIds;
+use crate::resources::blocking::blocking;
 use crate::topics::{TRANSACTIONS_TOPIC, Topics};
 use crate::transactions::{End, EndStep, Status, TopicPartition, Transaction, TransactionError, records};
 

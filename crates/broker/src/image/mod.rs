@@ -3,7 +3,10 @@
 //! Nothing else keeps a copy of metadata. A room that works something out from it, such as an index of ACLs, observes the
 //! image ([`Observer`]). A request changes the store ([`Metadata::update`]), and sees its change in the image when it goes on.
 
+pub mod acl;
+pub mod offline;
 pub mod records;
+pub mod stored;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -19,8 +22,8 @@ use sasl::scram::Credential;
 
 use self::records::{ClientQuota, TopicRecord};
 pub use self::table::{Record, Table};
-use crate::acl::Acl;
-use crate::resource_setting::Overrides;
+use crate::config::resource_setting::Overrides;
+use crate::image::acl::Acl;
 
 /// How long a commit is waited for until the watch tells it.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);

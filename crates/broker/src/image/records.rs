@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::table::Record;
-use crate::acl::Acl;
-use crate::resource_setting::Overrides;
+use crate::config::resource_setting::Overrides;
+use crate::image::acl::Acl;
 
 /// Reads JSON.
 fn json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {

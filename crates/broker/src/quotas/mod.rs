@@ -22,7 +22,7 @@ use crate::config::Config;
 use crate::image::records::ClientQuota;
 pub use crate::image::records::{Entity, Values};
 use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
-use crate::oldest::forget_oldest;
+use crate::resources::oldest::forget_oldest;
 pub use limits::{CLIENT_ID, IP, Limit, Limits, Quota, USER};
 use meter::Bucket;
 pub use meter::{Rate, Window};

@@ -16,9 +16,9 @@ use meta::MetaError;
 use parking_lot::RwLock;
 use wire::ErrorCode;
 
-pub(crate) use crate::acl;
 use crate::caller::{Caller, Principal};
 use crate::config::{AuthorizerClass, Config};
+pub(crate) use crate::image::acl;
 use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
 use acl::{Acl, AclFilter, CLUSTER_NAME, Permission};
 pub use acl::{Operation, ResourceType};

@@ -15,8 +15,8 @@ use wire::messages::PushTelemetryRequest;
 use wire::{Bytes, ErrorCode, decompress};
 
 use crate::image::{Delta, Image, Metadata, Observer};
-use crate::oldest::forget_oldest;
-use crate::resource_configs::{ResourceConfigs, ResourceKind};
+use crate::resources::oldest::forget_oldest;
+use crate::settings::resource::{ResourceConfigs, ResourceKind};
 use otlp::Series;
 use subscription::{ALL_METRICS, ClientLabels, INTERVAL_MS_DEFAULT, Subscription};
 

@@ -4,9 +4,9 @@ use regex::{Regex, RegexBuilder};
 use wire::ErrorCode;
 
 use crate::config::Kind;
+use crate::config::resource_setting::DefaultFrom::Fixed;
+use crate::config::resource_setting::{Overrides, ResourceSetting, setting};
 use crate::failure::Failure;
-use crate::resource_setting::DefaultFrom::Fixed;
-use crate::resource_setting::{Overrides, ResourceSetting, setting};
 
 const INTERVAL: &str = "interval.ms";
 const MATCH: &str = "match";

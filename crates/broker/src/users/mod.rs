@@ -11,8 +11,8 @@ use meta::{Embedded, MetaError};
 use sasl::scram::{Credential, Hash};
 
 use crate::image::records::credential_name;
+use crate::image::stored::META_FILE;
 use crate::image::{Image, Metadata, Record, Update};
-use crate::stored::META_FILE;
 
 /// Users that there may be: they are held in memory.
 pub(crate) const USERS_MAX: usize = 100_000;

@@ -15,11 +15,11 @@ use wire::{Chunks, DecodeError, Message, Reader};
 use self::api::{Api, Memory, Right};
 use crate::broker::Broker;
 use crate::caller::Caller;
-use crate::cluster_requests::ClusterRequest;
-use crate::connection_state::ConnectionState;
 use crate::quotas::Quota;
 use crate::request::Request;
-use crate::turns::{self, Turn, Turns};
+use crate::request::cluster_requests::ClusterRequest;
+use crate::request::connection_state::ConnectionState;
+use crate::resources::turns::{self, Turn, Turns};
 
 /// The answer to one request, still to be awaited. Answers are awaited and sent one after the other, in the order of
 /// the requests.

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use wire::Limits;
 use wire::records::{DecompressError, RecordError, RecordIter, records};
 
-use crate::blocking::blocking;
+use crate::resources::blocking::blocking;
 
 /// Bytes that a codec may hold of a batch that waits for nothing else: more than compressors use by default (zstd has a window
 /// of 8 MiB at level 19).

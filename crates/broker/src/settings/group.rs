@@ -1,9 +1,9 @@
 //! The settings of consumer groups that can be set for one group (KIP-848), within bounds that the broker's settings give.
 
+use crate::config::resource_setting::DefaultFrom::Broker;
+use crate::config::resource_setting::{Overrides, ResourceSetting, setting};
 use crate::config::{Config, Kind};
 use crate::failure::Failure;
-use crate::resource_setting::DefaultFrom::Broker;
-use crate::resource_setting::{Overrides, ResourceSetting, setting};
 use wire::ErrorCode;
 
 const SESSION_TIMEOUT: &str = "consumer.session.timeout.ms";

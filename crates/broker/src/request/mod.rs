@@ -1,10 +1,15 @@
 //! A decoded request with everything that its handler may know of it.
 
+pub mod call;
+pub mod cluster_requests;
+pub mod connection_state;
+pub mod error_codes;
+
 use std::sync::Arc;
 
 use crate::broker::Broker;
 use crate::caller::Caller;
-use crate::connection_state::ConnectionState;
+use crate::request::connection_state::ConnectionState;
 
 /// A decoded request.
 #[derive(Debug)]

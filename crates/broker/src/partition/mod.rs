@@ -3,6 +3,9 @@
 //! One short lock covers the sequence check, the offset and the place in the log's queue, so that the order of offsets
 //! is the order in the log. It is never held across an await.
 
+pub mod sequence;
+pub mod signal;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,10 +17,10 @@ use storage::{Admission, Append, AppendError, Completion, Durability, Producers,
 use wire::Text;
 use wire::records::{TransactionResult, end_transaction_marker};
 
+use self::sequence::{Sequence, SequenceError};
+use self::signal::Subscribers;
 use crate::logs::{Lost, OpenLog};
 use crate::placement::{Leader, Leadership};
-use crate::sequence::{self, Sequence, SequenceError};
-use crate::signal::Subscribers;
 use crate::transactions::{
     AbortedTransaction, Check, PartitionTransactions, StoredTransactions, TransactionIndex,
 };

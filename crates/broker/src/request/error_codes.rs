@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::groups::GroupError;
 use crate::logs::Lost;
 use crate::partition::Elsewhere;
-use crate::sequence::SequenceError;
+use crate::partition::sequence::SequenceError;
 use crate::topics::TopicError;
 use crate::transactions::TransactionError;
 

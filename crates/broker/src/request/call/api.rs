@@ -54,7 +54,7 @@ pub enum Right {
 pub enum Memory {
     /// It has few elements; one of many is refused.
     Small,
-    /// One of many elements waits for its turn, and keeps it until it is answered (see [`crate::turns`]).
+    /// One of many elements waits for its turn, and keeps it until it is answered (see [`crate::resources::turns`]).
     Elements,
     /// As [`Memory::Elements`], but it gives its turn back while it waits for other members of a group.
     Waiting,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use meta::{Change, Compare, MetaError};
 use parking_lot::Mutex;
 
+use crate::image::stored;
 use crate::image::{Metadata, Update};
-use crate::stored;
 
 /// Ids taken from the store at once.
 const BLOCK_IDS: i64 = 1000;

@@ -10,8 +10,8 @@ use prometheus_client::registry::Registry;
 use storage::Statistics;
 
 use crate::broker::Broker;
+use crate::connection::table;
 use crate::groups::Group;
-use crate::table;
 use crate::topics::Topic;
 
 impl Broker {

@@ -1,5 +1,8 @@
 //! One client connection as the broker sees it: frames in, answers out, in the order of the requests.
 
+pub mod collector;
+pub mod table;
+
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -12,13 +15,12 @@ use wire::{ApiKey, Chunks, Reader, frame};
 
 use crate::api;
 use crate::broker::Broker;
-use crate::call::api::Handler;
-use crate::call::{Answer, Call, Refused, timed};
 use crate::caller::{Caller, Origin, Principal};
-use crate::connection_state::ConnectionState;
 use crate::quotas::Quota;
-use crate::table;
-use crate::turns::{self, Turns};
+use crate::request::call::api::Handler;
+use crate::request::call::{Answer, Call, Refused, timed};
+use crate::request::connection_state::ConnectionState;
+use crate::resources::turns::{self, Turns};
 
 impl Broker {
     /// Takes a new client connection in.

@@ -10,8 +10,8 @@ use crate::api::{
     init_producer_id, list_offsets, metadata, offsets, sasl, transaction_markers, transactions,
     user_credentials,
 };
-use crate::call::api::{Api, Handler, Memory, Right, Versions};
 use crate::quotas::Quota;
+use crate::request::call::api::{Api, Handler, Memory, Right, Versions};
 use crate::security::Operation;
 
 /// All APIs that are served, by key.

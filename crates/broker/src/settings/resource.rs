@@ -9,13 +9,13 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use wire::ErrorCode;
 
-use crate::accepted_settings::{
-    MIN_INSYNC, accepted_setting, check_accepted, check_threads, is_of_one_broker,
-};
+use crate::config::resource_setting::Overrides;
 use crate::config::{Config, Setting};
 use crate::failure::Failure;
 use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
-use crate::resource_setting::Overrides;
+use crate::settings::accepted::{
+    MIN_INSYNC, accepted_setting, check_accepted, check_threads, is_of_one_broker,
+};
 
 /// Groups and subscriptions with settings of their own, each: they are held in memory, and clients name them.
 const RESOURCES_MAX: usize = 10_000;

@@ -9,7 +9,7 @@ use model::StreamId;
 
 use crate::image::Record;
 use crate::image::records::TopicRecord;
-use crate::stored::META_FILE;
+use crate::image::stored::META_FILE;
 
 /// Topic and partition of each stream, as the metadata in `directory` says; nothing is written there. Blocks.
 pub fn stream_names(directory: &Path) -> Result<BTreeMap<StreamId, (String, i32)>, MetaError> {

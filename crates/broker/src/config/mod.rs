@@ -3,6 +3,8 @@
 //! One table says everything about a setting: name, type, default, bounds and what it is for. `mainstem config` prints
 //! it, [`Config::set`] parses and checks against it, and DescribeConfigs answers from it.
 
+pub mod resource_setting;
+
 use std::fmt::Display;
 use std::str::FromStr;
 
@@ -10,7 +12,7 @@ use model::TimestampType;
 use wire::Text;
 
 use crate::caller::Principal;
-use crate::memory::tail_cache_bytes_default;
+use crate::resources::memory::tail_cache_bytes_default;
 
 /// Why a setting is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

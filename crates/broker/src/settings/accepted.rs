@@ -5,9 +5,9 @@
 //! What has a meaning here and takes effect only at a start is not among them: that such a change is refused says the truth.
 
 use crate::config::Kind::{Boolean, Double, Int, Long, Short, String as Word};
+use crate::config::resource_setting::DefaultFrom::{Fixed, OfCluster};
+use crate::config::resource_setting::{DefaultFrom, Overrides, ResourceSetting, setting};
 use crate::failure::Failure;
-use crate::resource_setting::DefaultFrom::{Fixed, OfCluster};
-use crate::resource_setting::{DefaultFrom, Overrides, ResourceSetting, setting};
 use wire::ErrorCode;
 
 const THREADS: &str = "Accepted for Kafka's tools; there are as many threads as the machine has use for.";

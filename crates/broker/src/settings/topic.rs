@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 use model::TimestampType;
 
-use crate::accepted_settings::accepted;
+use crate::config::resource_setting::{DefaultFrom, ResourceSetting, setting};
 use crate::config::{Config, Kind};
-use crate::resource_setting::{DefaultFrom, ResourceSetting, setting};
+use crate::settings::accepted::accepted;
 
 use DefaultFrom::{Broker, Fixed, OfCluster};
 use Kind::{Boolean, Double, Int, List, Long, String as Word};
