@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use client::{KafkaError, check};
 use model::batch::{BatchHeader, HEADER_BYTES, TimestampType, verify_crc};
 use serde_json::{Map, Value, json};
 use wire::messages::FetchRequest;
@@ -19,10 +20,10 @@ use wire::messages::fetch_response::PartitionData;
 use wire::records::{RecordView, records};
 use wire::{Bytes, ErrorCode, Text};
 
+use super::cluster::{Cluster, RETRY_FOR, Topic, by_leader};
 use super::member::{Member, Standing};
 use super::{OutputError, group};
 use crate::arguments::{ConsumeArguments, Format, Place};
-use crate::client::{Cluster, KafkaError, RETRY_FOR, Topic, by_leader, check};
 
 const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a server with nothing new holds the answer back; also how fast a signal is noticed.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::bail;
+use client::{KafkaError, SessionError, check};
 use wire::messages::describe_groups_response::DescribedGroupMember;
 use wire::messages::offset_fetch_request::OffsetFetchRequestGroup;
 use wire::messages::{
@@ -11,9 +12,10 @@ use wire::messages::{
 };
 use wire::{ErrorCode, Text};
 
+use super::cluster::Cluster;
+use super::peer::ClientError;
 use super::{Table, connect, member, print};
 use crate::arguments::{Bootstrap, GroupVerb, Place};
-use crate::client::{ClientError, Cluster, KafkaError, check};
 
 /// Runs the command against a server.
 pub fn group(bootstrap: &Bootstrap, verb: GroupVerb) -> anyhow::Result<()> {
@@ -103,7 +105,10 @@ fn described_consumer(cluster: &mut Cluster, name: &str) -> anyhow::Result<Descr
     });
     let answer = match answer {
         // A server from before it.
-        Err(ClientError::UnknownApi { .. } | ClientError::Version { .. }) => return Ok(dead()),
+        Err(ClientError::Session {
+            error: SessionError::UnknownApi { .. } | SessionError::Version { .. },
+            ..
+        }) => return Ok(dead()),
         answer => answer?,
     };
     let Some(group) = answer.groups.into_iter().find(|group| group.error_code == 0) else {

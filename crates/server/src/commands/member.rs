@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use client::{KafkaError, SessionError, check};
 use wire::messages::join_group_request::JoinGroupRequestProtocol;
 use wire::messages::leave_group_request::MemberIdentity;
 use wire::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
@@ -15,7 +16,8 @@ use wire::messages::{
 use wire::{Bytes, DecodeError, ErrorCode, Message, Reader, Text, Writer};
 
 use super::assignor;
-use crate::client::{ClientError, Cluster, KafkaError, check};
+use super::cluster::Cluster;
+use super::peer::ClientError;
 
 const PROTOCOL_TYPE: &str = "consumer";
 const ASSIGNOR: &str = "range";
@@ -136,9 +138,8 @@ impl Member {
         };
         let synced =
             cluster.ask_coordinator(&self.group, &request, |answer| check(answer.error_code, None))?;
-        let own = assignment(synced.assignment).map_err(|error| ClientError::Garbled {
-            address: format!("the leader of group {}", self.group),
-            error,
+        let own = assignment(synced.assignment).map_err(|error| {
+            ClientError::of(&format!("the leader of group {}", self.group), SessionError::Garbled(error))
         })?;
         self.partitions = own.get(&self.topic).cloned().unwrap_or_default();
         self.heartbeat_at = Instant::now() + HEARTBEAT_INTERVAL;
@@ -233,9 +234,9 @@ fn assign(
 ) -> Result<Vec<SyncGroupRequestAssignment>, ClientError> {
     let mut members = BTreeMap::new();
     for member in &joined.members {
-        let garbled = |error| ClientError::Garbled {
-            address: format!("member {} of the group", member.member_id),
-            error,
+        let garbled = |error| {
+            let address = format!("member {} of the group", member.member_id);
+            ClientError::of(&address, SessionError::Garbled(error))
         };
         let topics = subscription(member.metadata.clone()).map_err(garbled)?;
         members.insert(member.member_id.to_string(), topics);

@@ -2,11 +2,13 @@
 //! that look into the files of a log.
 
 mod assignor;
+mod cluster;
 mod consume;
 mod group;
 mod log;
 mod member;
 mod partitioner;
+mod peer;
 mod produce;
 mod topic;
 mod user;
@@ -20,8 +22,10 @@ pub use produce::produce;
 pub use topic::topic;
 pub use user::user;
 
+use client::Security;
+use cluster::Cluster;
+
 use crate::arguments::Bootstrap;
-use crate::client::{Cluster, Security};
 
 /// Standard output cannot be written to.
 #[derive(Debug, thiserror::Error)]

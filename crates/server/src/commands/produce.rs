@@ -10,15 +10,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
+use client::{KafkaError, check};
 use model::{Compression, Timestamp};
 use wire::messages::ProduceRequest;
 use wire::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use wire::records::BatchBuilder;
 use wire::{Bytes, Text};
 
+use super::cluster::{Cluster, RETRY_FOR, Topic};
 use super::partitioner;
 use crate::arguments::{Acks, Codec, ProduceArguments};
-use crate::client::{Cluster, KafkaError, RETRY_FOR, Topic, check};
 
 /// A batch is sent once it holds so much; half of what topics take by default.
 const BATCH_BYTES: usize = 512 * 1024;

@@ -1,9 +1,9 @@
 //! `mainstem topic`: create, list, describe, delete, alter, add-partitions.
 
+use client::{check, delete_topics};
 use wire::Text;
 use wire::messages::create_partitions_request::CreatePartitionsTopic;
 use wire::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
-use wire::messages::delete_topics_request::DeleteTopicState;
 use wire::messages::describe_configs_request::DescribeConfigsResource;
 use wire::messages::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
 use wire::messages::{
@@ -11,9 +11,9 @@ use wire::messages::{
     IncrementalAlterConfigsRequest,
 };
 
+use super::cluster::Cluster;
 use super::{Table, connect, print};
 use crate::arguments::{Bootstrap, TopicVerb};
-use crate::client::{Cluster, check};
 
 /// The server answers with an error when it takes longer.
 const TIMEOUT_MS: i32 = 30_000;
@@ -124,10 +124,9 @@ fn describe(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
 }
 
 fn delete(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
-    let topic = DeleteTopicState { name: Some(Text::copied(name)), ..DeleteTopicState::default() };
-    let request =
-        DeleteTopicsRequest { topics: vec![topic], timeout_ms: TIMEOUT_MS, ..DeleteTopicsRequest::default() };
-    for result in &cluster.controller()?.call(&request)?.responses {
+    let controller = cluster.controller()?;
+    let version = controller.version::<DeleteTopicsRequest>()?;
+    for result in &controller.call(&delete_topics(version, [name], TIMEOUT_MS))?.responses {
         check(result.error_code, result.error_message.as_ref())?;
     }
     print(&format!("deleted {name}\n"))

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use broker::users::{ITERATIONS, Users};
+use client::check;
 use sasl::scram::{Credential, Hash, random_salt, salted_password};
 use wire::messages::alter_user_scram_credentials_request::{
     ScramCredentialDeletion, ScramCredentialUpsertion,
@@ -17,9 +18,9 @@ use wire::messages::describe_user_scram_credentials_request::UserName;
 use wire::messages::{AlterUserScramCredentialsRequest, DescribeUserScramCredentialsRequest};
 use wire::{ErrorCode, Text};
 
+use super::cluster::Cluster;
 use super::{Table, connect, print};
 use crate::arguments::{Bootstrap, MechanismChoice, UserVerb};
-use crate::client::{Cluster, check};
 use crate::log_dirs;
 
 /// Where a password may come from, beside a file.

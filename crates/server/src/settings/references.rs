@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::properties;
+use client::properties;
 
 /// What a reference may name; a larger file is a mistake.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;

@@ -1,0 +1,284 @@
+//! The servers behind the commands: metadata, coordinators, leaders, and retries.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::time::{Duration, Instant};
+
+use client::{KafkaError, Request, Security, address, check, coordinator_of, find_group_coordinator};
+use wire::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use wire::messages::metadata_request::MetadataRequestTopic;
+use wire::messages::metadata_response::{MetadataResponseBroker, MetadataResponseTopic};
+use wire::messages::{FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest, MetadataResponse};
+use wire::{ErrorCode, Text};
+
+use super::peer::{ClientError, Peer};
+
+/// What may pass by itself (a coordinator that loads, a topic that is being made) is asked again for so long.
+pub const RETRY_FOR: Duration = Duration::from_secs(30);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// A topic as Metadata has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topic {
+    pub name: String,
+    pub is_internal: bool,
+    /// In the order of their numbers.
+    pub partitions: Vec<Partition>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Partition {
+    pub index: i32,
+    pub leader: i32,
+    pub leader_epoch: i32,
+    pub replicas: Vec<i32>,
+    pub in_sync: Vec<i32>,
+}
+
+/// All servers that the one given knows.
+#[derive(Debug)]
+pub struct Cluster {
+    bootstrap: String,
+    security: Security,
+    addresses: HashMap<i32, String>,
+    controller: i32,
+    peers: HashMap<String, Peer>,
+}
+
+impl Cluster {
+    /// Connects to the server at `bootstrap`.
+    pub fn connect(bootstrap: &str, security: Security) -> Result<Cluster, ClientError> {
+        let peers = HashMap::from([(bootstrap.to_owned(), Peer::connect(bootstrap, &security)?)]);
+        let (bootstrap, addresses) = (bootstrap.to_owned(), HashMap::new());
+        let mut cluster = Cluster { bootstrap, security, addresses, controller: -1, peers };
+        cluster.metadata(Some(&[]), false)?;
+        Ok(cluster)
+    }
+
+    /// The server given at first.
+    pub fn any(&mut self) -> Result<&mut Peer, ClientError> {
+        self.at(self.bootstrap.clone())
+    }
+
+    /// A server by its id.
+    pub fn node(&mut self, id: i32) -> Result<&mut Peer, ClientError> {
+        // A server that Metadata did not name is most likely the one we talk to.
+        let address = self.addresses.get(&id).unwrap_or(&self.bootstrap).clone();
+        self.at(address)
+    }
+
+    /// The server that changes topics.
+    pub fn controller(&mut self) -> Result<&mut Peer, ClientError> {
+        self.node(self.controller)
+    }
+
+    fn at(&mut self, address: String) -> Result<&mut Peer, ClientError> {
+        match self.peers.entry(address) {
+            Entry::Occupied(peer) => Ok(peer.into_mut()),
+            Entry::Vacant(place) => {
+                let peer = Peer::connect(place.key(), &self.security)?;
+                Ok(place.insert(peer))
+            }
+        }
+    }
+
+    fn metadata(&mut self, names: Option<&[&str]>, create: bool) -> Result<MetadataResponse, ClientError> {
+        let named =
+            |name: &&str| MetadataRequestTopic { name: Some(Text::copied(name)), ..Default::default() };
+        let request = MetadataRequest {
+            topics: names.map(|names| names.iter().map(named).collect()),
+            allow_auto_topic_creation: create,
+            ..MetadataRequest::default()
+        };
+        let answer = self.any()?.call(&request)?;
+        check(answer.error_code, None)?;
+        let address = |broker: &MetadataResponseBroker| address(&broker.host, broker.port);
+        self.addresses = answer.brokers.iter().map(|broker| (broker.node_id, address(broker))).collect();
+        self.controller = answer.controller_id;
+        Ok(answer)
+    }
+
+    /// All topics.
+    pub fn topics(&mut self) -> Result<Vec<Topic>, ClientError> {
+        let answer = self.metadata(None, false)?;
+        let mut topics =
+            answer.topics.into_iter().map(|answer| topic(answer, false)).collect::<Result<Vec<_>, _>>()?;
+        topics.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(topics)
+    }
+
+    /// One topic with a leader for each partition, created first if `create` and the server does that.
+    pub fn topic(&mut self, name: &str, create: bool) -> Result<Topic, ClientError> {
+        self.topic_with(name, create, true)
+    }
+
+    /// One topic as it is: an offline partition has the leader -1.
+    pub fn topic_as_it_is(&mut self, name: &str) -> Result<Topic, ClientError> {
+        self.topic_with(name, false, false)
+    }
+
+    fn topic_with(&mut self, name: &str, create: bool, leaders: bool) -> Result<Topic, ClientError> {
+        retried(|| {
+            let answer = self.metadata(Some(&[name]), create)?;
+            let missing = KafkaError { code: ErrorCode::UnknownTopicOrPartition.code(), message: None };
+            let found = topic(answer.topics.into_iter().next().ok_or(missing)?, leaders);
+            match found {
+                // Without creation it does not come by itself.
+                Err(error) if !create && error.known() == Some(ErrorCode::UnknownTopicOrPartition) => {
+                    Err(Retry::Not(error.into()))
+                }
+                found => Ok(found?),
+            }
+        })
+    }
+
+    /// The server that coordinates a group.
+    pub fn coordinator(&mut self, group: &str) -> Result<i32, ClientError> {
+        retried(|| {
+            let any = self.any()?;
+            let version = any.version::<FindCoordinatorRequest>()?;
+            let answer = any.call(&find_group_coordinator(version, &Text::copied(group)))?;
+            let found = coordinator_of(version, &answer)?;
+            self.addresses.insert(found.node, found.address);
+            Ok(found.node)
+        })
+    }
+
+    /// Asks the coordinator of `group`, again while it says that it does not know yet.
+    pub fn ask_coordinator<Q: Request>(
+        &mut self,
+        group: &str,
+        request: &Q,
+        error_of: impl Fn(&Q::Answer) -> Result<(), KafkaError>,
+    ) -> Result<Q::Answer, ClientError> {
+        retried(|| {
+            let node = self.coordinator(group)?;
+            let answer = self.node(node)?.call(request)?;
+            error_of(&answer)?;
+            Ok(answer)
+        })
+    }
+
+    /// The offsets of partitions at `timestamp`: -2 the earliest, -1 the end, else the first not before it.
+    pub fn list_offsets(
+        &mut self,
+        topic: &str,
+        partitions: &[Partition],
+        timestamp: i64,
+    ) -> Result<HashMap<i32, i64>, ClientError> {
+        let mut offsets = HashMap::new();
+        for (leader, indexes) in by_leader(partitions) {
+            let ask = |&partition_index: &i32| ListOffsetsPartition {
+                partition_index,
+                timestamp,
+                ..ListOffsetsPartition::default()
+            };
+            let request = ListOffsetsRequest {
+                replica_id: -1,
+                topics: vec![ListOffsetsTopic {
+                    name: Text::copied(topic),
+                    partitions: indexes.iter().map(ask).collect(),
+                }],
+                ..ListOffsetsRequest::default()
+            };
+            let answer = retried(|| {
+                let answer = self.node(leader)?.call(&request)?;
+                for partition in answer.topics.iter().flat_map(|topic| &topic.partitions) {
+                    check(partition.error_code, None)?;
+                }
+                Ok(answer)
+            })?;
+            let all = answer.topics.iter().flat_map(|topic| &topic.partitions);
+            offsets.extend(all.map(|partition| (partition.partition_index, partition.offset)));
+        }
+        Ok(offsets)
+    }
+}
+
+/// Partitions by the server that leads them.
+pub fn by_leader(partitions: &[Partition]) -> HashMap<i32, Vec<i32>> {
+    let mut leaders: HashMap<i32, Vec<i32>> = HashMap::new();
+    for partition in partitions {
+        leaders.entry(partition.leader).or_default().push(partition.index);
+    }
+    leaders
+}
+
+/// `leaders`: whether a partition without a leader is an error.
+fn topic(answer: MetadataResponseTopic, leaders: bool) -> Result<Topic, KafkaError> {
+    check(answer.error_code, None)?;
+    let mut partitions = Vec::new();
+    for partition in answer.partitions {
+        // A replica that is down is no error for us.
+        let offline = partition.error_code == ErrorCode::LeaderNotAvailable.code() && !leaders;
+        if partition.error_code != ErrorCode::ReplicaNotAvailable.code() && !offline {
+            check(partition.error_code, None)?;
+        }
+        partitions.push(Partition {
+            index: partition.partition_index,
+            leader: partition.leader_id,
+            leader_epoch: partition.leader_epoch,
+            replicas: partition.replica_nodes,
+            in_sync: partition.isr_nodes,
+        });
+    }
+    partitions.sort_by_key(|partition| partition.index);
+    let name = answer.name.map(String::from).unwrap_or_default();
+    Ok(Topic { name, is_internal: answer.is_internal, partitions })
+}
+
+/// Whether to try again.
+pub enum Retry {
+    /// The usual case: if the server says that it may pass.
+    Maybe(ClientError),
+    Not(ClientError),
+}
+
+impl From<ClientError> for Retry {
+    fn from(error: ClientError) -> Retry {
+        Retry::Maybe(error)
+    }
+}
+
+impl From<KafkaError> for Retry {
+    fn from(error: KafkaError) -> Retry {
+        Retry::Maybe(error.into())
+    }
+}
+
+/// Calls again while the server answers with an error that may pass, for [`RETRY_FOR`] at most.
+pub fn retried<T>(mut call: impl FnMut() -> Result<T, Retry>) -> Result<T, ClientError> {
+    let until = Instant::now() + RETRY_FOR;
+    loop {
+        match call() {
+            Ok(value) => return Ok(value),
+            Err(Retry::Maybe(ClientError::Kafka(error)))
+                if error.is_retriable() && Instant::now() < until =>
+            {
+                std::thread::sleep(RETRY_PAUSE);
+            }
+            Err(Retry::Maybe(error) | Retry::Not(error)) => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_tried_again_and_the_rest_is_not() {
+        let mut calls = 0;
+        let result = retried(|| {
+            calls += 1;
+            if calls < 3 { Err(check(14, None).unwrap_err().into()) } else { Ok(calls) }
+        });
+        assert_eq!(result.unwrap(), 3);
+        let mut calls = 0;
+        let result: Result<(), _> = retried(|| {
+            calls += 1;
+            Err(check(36, None).unwrap_err().into())
+        });
+        assert_eq!((result.unwrap_err().code(), calls), (Some(ErrorCode::TopicAlreadyExists), 1));
+    }
+}

@@ -1,0 +1,203 @@
+//! A blocking connection of the commands to one server: one request at a time.
+//!
+//! [`client::Session`] is the protocol; this file adds the socket, TLS and the time-outs.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use client::{
+    KafkaError, Opening, Progress, Request, Security, Session, SessionError, Software, frame_bytes,
+    server_name,
+};
+use rustls::{ClientConnection, StreamOwned};
+use wire::{Bytes, Chunks, EncodeError, ErrorCode};
+
+const SOFTWARE: Software = Software { name: "mainstem-cli", version: env!("CARGO_PKG_VERSION") };
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longer than a server makes us wait on purpose: the join of a group may take its rebalance time-out.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+/// Larger answers are not believed.
+const ANSWER_BYTES_MAX: usize = 512 * 1024 * 1024;
+
+/// Why a command cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("cannot connect to {address}: {error}")]
+    Connect { address: String, error: io::Error },
+    #[error("lost the connection to {address}: {error}")]
+    Lost { address: String, error: io::Error },
+    #[error("{address} did not answer in {} s", ANSWER_TIMEOUT.as_secs())]
+    Silent { address: String },
+    #[error("{address} {error}")]
+    Session { address: String, error: SessionError },
+    #[error("the request cannot be written in the server's version: {0}")]
+    Encode(#[from] EncodeError),
+    #[error(transparent)]
+    Kafka(#[from] KafkaError),
+}
+
+impl ClientError {
+    /// The error of a session with `address`.
+    pub fn of(address: &str, error: SessionError) -> ClientError {
+        match error {
+            SessionError::Encode(error) => ClientError::Encode(error),
+            SessionError::Answer { error, .. } => ClientError::Kafka(error),
+            error => ClientError::Session { address: address.to_owned(), error },
+        }
+    }
+
+    /// The server's error code, if it is one.
+    pub fn code(&self) -> Option<ErrorCode> {
+        if let ClientError::Kafka(error) = self { error.known() } else { None }
+    }
+}
+
+/// A connection to one server, after its opening.
+#[derive(Debug)]
+pub struct Peer {
+    channel: Channel,
+    session: Session,
+}
+
+impl Peer {
+    /// Connects, asks which versions the server speaks, and logs in where that is wanted.
+    pub fn connect(address: &str, security: &Security) -> Result<Peer, ClientError> {
+        let mut channel = Channel::connect(address, security)?;
+        let failed = |error| ClientError::of(address, error);
+        let (mut opening, mut frame) = Opening::new(SOFTWARE, security.log_in.clone()).map_err(failed)?;
+        loop {
+            channel.send(&frame)?;
+            match opening.receive(channel.receive()?).map_err(failed)? {
+                Progress::Ask(next, more) => (opening, frame) = (*next, more),
+                Progress::Open(session) => return Ok(Peer { channel, session }),
+            }
+        }
+    }
+
+    /// The highest version of a request that both speak.
+    pub fn version<Q: Request>(&self) -> Result<i16, ClientError> {
+        self.session.version::<Q>().map_err(|error| self.failed(error))
+    }
+
+    /// Asks, and waits for the answer.
+    pub fn call<Q: Request>(&mut self, request: &Q) -> Result<Q::Answer, ClientError> {
+        let frame = self.session.ask(request).map_err(|error| self.failed(error))?;
+        self.channel.send(&frame)?;
+        let answer = self.channel.receive()?;
+        self.session.answer::<Q>(answer).map_err(|error| self.failed(error))
+    }
+
+    /// Sends what is not answered (`acks=0`).
+    pub fn tell<Q: Request>(&mut self, request: &Q) -> Result<(), ClientError> {
+        let frame = self.session.tell(request).map_err(|error| self.failed(error))?;
+        self.channel.send(&frame)
+    }
+
+    fn failed(&self, error: SessionError) -> ClientError {
+        ClientError::of(&self.channel.address, error)
+    }
+}
+
+/// A connection, encrypted or not.
+#[derive(Debug)]
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
+}
+
+impl Stream {
+    /// `address` is `host:port`; the certificate has to be for its host.
+    fn new(stream: TcpStream, address: &str, security: &Security) -> io::Result<Stream> {
+        let Some(config) = &security.tls else { return Ok(Stream::Plain(stream)) };
+        let name = server_name(address).map_err(io::Error::other)?;
+        let session = ClientConnection::new(config.clone(), name).map_err(io::Error::other)?;
+        Ok(Stream::Tls(Box::new(StreamOwned::new(session, stream))))
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(stream) => stream.read(buffer),
+            Stream::Tls(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(stream) => stream.write(buffer),
+            Stream::Tls(stream) => stream.write(buffer),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Stream::Plain(stream) => stream.flush(),
+            Stream::Tls(stream) => stream.flush(),
+        }
+    }
+}
+
+/// Whole frames over a socket.
+#[derive(Debug)]
+struct Channel {
+    address: String,
+    stream: Stream,
+}
+
+impl Channel {
+    fn connect(address: &str, security: &Security) -> Result<Channel, ClientError> {
+        let failed = |error| ClientError::Connect { address: address.into(), error };
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for candidate in address.to_socket_addrs().map_err(failed)? {
+            match TcpStream::connect_timeout(&candidate, CONNECT_TIMEOUT) {
+                Ok(stream) => {
+                    stream.set_nodelay(true).map_err(failed)?;
+                    stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(failed)?;
+                    stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(failed)?;
+                    let stream = Stream::new(stream, address, security).map_err(failed)?;
+                    return Ok(Channel { address: address.into(), stream });
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(failed(last))
+    }
+
+    fn send(&mut self, frame: &Chunks) -> Result<(), ClientError> {
+        for part in &frame.parts {
+            self.stream.write_all(part).map_err(|error| self.lost(error))?;
+        }
+        self.stream.flush().map_err(|error| self.lost(error))
+    }
+
+    /// The next frame, without its size.
+    fn receive(&mut self) -> Result<Bytes, ClientError> {
+        let mut size = [0; 4];
+        self.stream.read_exact(&mut size).map_err(|error| self.lost(error))?;
+        let size =
+            frame_bytes(size, ANSWER_BYTES_MAX).map_err(|error| ClientError::of(&self.address, error))?;
+        let mut bytes = Vec::new();
+        // Grows with what comes, not with what is claimed.
+        let read =
+            (&mut self.stream).take(size as u64).read_to_end(&mut bytes).map_err(|error| self.lost(error))?;
+        if read < size {
+            return Err(self.lost(io::ErrorKind::UnexpectedEof.into()));
+        }
+        Ok(Bytes::from(bytes))
+    }
+
+    fn lost(&self, error: io::Error) -> ClientError {
+        let address = self.address.clone();
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Silent { address },
+            io::ErrorKind::UnexpectedEof => {
+                ClientError::Lost { address, error: io::Error::other("the server closed it") }
+            }
+            _ => ClientError::Lost { address, error },
+        }
+    }
+}
