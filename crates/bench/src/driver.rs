@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use client::properties::{Properties, parse};
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::yaml;
-
-/// Settings by their name, as Kafka's clients call them.
-pub type Properties = BTreeMap<String, String>;
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -74,10 +72,10 @@ impl Driver {
                 file.driver_class
             );
         }
-        let common = properties(&file.common_config);
+        let common = parse(&file.common_config);
         let with_common = |block: &str| {
             let mut all = common.clone();
-            all.extend(properties(block));
+            all.extend(parse(block));
             all
         };
         let servers = common.get("bootstrap.servers").map_or("", String::as_str);
@@ -87,35 +85,13 @@ impl Driver {
         Ok(Driver {
             name: file.name,
             replication_factor: file.replication_factor,
-            topic: properties(&file.topic_config),
+            topic: parse(&file.topic_config),
             producer: with_common(&file.producer_config),
             consumer: with_common(&file.consumer_config),
             common,
             ignored: file.unknown.into_keys().collect(),
         })
     }
-}
-
-/// Java's properties: `key=value`, `key: value` or `key value`, comments with `#` or `!`, lines continued by a backslash.
-fn properties(text: &str) -> Properties {
-    let mut all = Properties::new();
-    let mut lines = text.lines();
-    while let Some(line) = lines.next() {
-        let mut line = line.trim().to_owned();
-        if line.is_empty() || line.starts_with(['#', '!']) {
-            continue;
-        }
-        while line.ends_with('\\') {
-            line.pop();
-            line.push_str(lines.next().unwrap_or("").trim_start());
-        }
-        let end = line.find(['=', ':', ' ', '\t']).unwrap_or(line.len());
-        let (key, rest) = line.split_at(end);
-        let rest = rest.trim_start();
-        let value = rest.strip_prefix(['=', ':']).unwrap_or(rest).trim_start();
-        all.insert(key.to_owned(), value.to_owned());
-    }
-    all
 }
 
 #[cfg(test)]
@@ -154,21 +130,6 @@ consumerConfig: |
         assert_eq!(driver.producer["bootstrap.servers"], "localhost:9092");
         assert_eq!(driver.consumer["enable.auto.commit"], "false");
         assert_eq!(driver.ignored, ["reset"]);
-    }
-
-    #[test]
-    fn properties_are_javas() {
-        let all =
-            properties("a=1\n# no\n b : 2 \nc 3\nd=x=\\\n   y\ne\n!no\nsasl.jaas.config=M required u=\"v\";");
-        let expected = [
-            ("a", "1"),
-            ("b", "2"),
-            ("c", "3"),
-            ("d", "x=y"),
-            ("e", ""),
-            ("sasl.jaas.config", "M required u=\"v\";"),
-        ];
-        assert_eq!(all, expected.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
     }
 
     #[test]

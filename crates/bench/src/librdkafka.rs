@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use client::Properties;
 use parking_lot::Mutex;
 use rdkafka::client::{Client, ClientContext};
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
@@ -19,7 +20,6 @@ use rdkafka::message::Message;
 use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, ProducerContext};
 
 use crate::clock::Nanos;
-use crate::driver::Properties;
 use crate::ledger::{BatchId, Schedule};
 use crate::pacer::Pacer;
 use crate::plan::Run;

@@ -29,7 +29,6 @@ mod rate;
 mod report;
 mod result;
 mod run;
-mod security;
 mod settings;
 mod stats;
 mod timestamp;

@@ -5,9 +5,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use client::Properties;
 use model::Compression;
-
-use crate::driver::Properties;
 
 /// Reads properties and remembers which nobody asked for.
 struct Reading<'a> {

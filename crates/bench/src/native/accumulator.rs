@@ -196,8 +196,9 @@ impl Accumulator {
 
 #[cfg(test)]
 mod tests {
+    use client::Properties;
+
     use super::*;
-    use crate::driver::Properties;
 
     fn accumulator(pairs: &[(&str, &str)], partitions: usize) -> Accumulator {
         let properties: Properties =

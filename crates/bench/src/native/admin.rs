@@ -4,15 +4,14 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use client::{Properties, Security, address, delete_topics, error_name};
 use wire::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
 use wire::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use wire::messages::metadata_request::MetadataRequestTopic;
 use wire::messages::{CreateTopicsRequest, DeleteTopicsRequest, ListOffsetsRequest, MetadataRequest};
 use wire::{ErrorCode, Text};
 
-use crate::driver::Properties;
-use crate::native::connection::{Receiver, Sender, call, connect, error_name};
-use crate::security::Security;
+use crate::native::connection::{Receiver, Sender, call, connect};
 
 /// Making a topic of thousands of partitions takes a server some time.
 const TOPICS_TIMEOUT: Duration = Duration::from_secs(120);
@@ -102,7 +101,7 @@ impl Admin {
             let mut index = HashMap::new();
             for broker in &answer.brokers {
                 index.insert(broker.node_id, servers.len());
-                servers.push(format!("{}:{}", broker.host, broker.port));
+                servers.push(address(&broker.host, broker.port));
             }
             let mut found: HashMap<String, Vec<Option<usize>>> = HashMap::new();
             for topic in answer.topics {
@@ -130,11 +129,8 @@ impl Admin {
     }
 
     pub async fn delete_topics(&mut self, names: &[String]) -> anyhow::Result<()> {
-        let request = DeleteTopicsRequest {
-            topic_names: names.iter().map(|name| Text::copied(name)).collect(),
-            timeout_ms: millis(TOPICS_TIMEOUT),
-            ..DeleteTopicsRequest::default()
-        };
+        let version = self.sender.version::<DeleteTopicsRequest>()?;
+        let request = delete_topics(version, names.iter().map(String::as_str), millis(TOPICS_TIMEOUT));
         let answer = call(&self.sender, &mut self.receiver, &request).await.context("removing the topics")?;
         match answer.responses.iter().find(|topic| topic.error_code != 0) {
             None => Ok(()),

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use client::{Security, coordinator_of, error_name, find_group_coordinator};
 use model::TimestampType;
 use model::batch::{BatchHeader, HEADER_BYTES, verify_crc};
 use parking_lot::Mutex;
@@ -23,9 +24,8 @@ use wire::{Bytes, ErrorCode, Text};
 use crate::clock::Nanos;
 use crate::ledger::BatchId;
 use crate::native::admin::Layout;
-use crate::native::connection::{Receiver, Sender, call, connect, error_name};
+use crate::native::connection::{Receiver, Sender, call, connect};
 use crate::plan::Run;
-use crate::security::Security;
 use crate::settings::ConsumerSettings;
 use crate::stats::{Latencies, record};
 
@@ -164,21 +164,21 @@ impl Fetcher {
     async fn run(mut self) -> anyhow::Result<()> {
         let run = self.run.clone();
         let control = &run.control;
-        let mut in_flight = None;
+        let mut in_flight = false;
         loop {
             if control.ends() {
                 self.sender.close();
                 return Ok(());
             }
-            let version = match in_flight.take() {
-                Some(version) => version,
-                None if control.is_paused() => {
+            if !in_flight {
+                if control.is_paused() {
                     tokio::time::sleep(PAUSE_LOOK).await;
                     continue;
                 }
-                None => self.fetch()?,
-            };
-            let answer = self.receiver.receive::<FetchRequest>(version).await;
+                self.fetch()?;
+            }
+            let answer = self.receiver.receive::<FetchRequest>().await;
+            in_flight = false;
             let at = run.clock.now();
             let answer = match answer {
                 // The server may end first.
@@ -193,7 +193,8 @@ impl Fetcher {
                 self.errors = 0;
             }
             if !control.is_paused() && !control.ends() {
-                in_flight = Some(self.fetch()?);
+                self.fetch()?;
+                in_flight = true;
                 // Out before the checks, which take longer than the writing.
                 tokio::task::yield_now().await;
             }
@@ -202,7 +203,7 @@ impl Fetcher {
     }
 
     /// Sends a fetch for what changed; for everything in a new session.
-    fn fetch(&mut self) -> anyhow::Result<i16> {
+    fn fetch(&mut self) -> anyhow::Result<()> {
         let changed = std::mem::take(&mut self.changed);
         let all: Vec<usize> =
             if self.session.epoch == 0 { self.next.keys().copied().collect() } else { changed };
@@ -382,21 +383,18 @@ async fn coordinator(
     bootstrap: &str,
 ) -> anyhow::Result<(Sender, Receiver)> {
     let (sender, mut receiver) = connect(bootstrap, security).await?;
+    let version = sender.version::<FindCoordinatorRequest>()?;
     let until = tokio::time::Instant::now() + COORDINATOR_TIMEOUT;
     loop {
-        let request = FindCoordinatorRequest { key: group.clone(), ..FindCoordinatorRequest::default() };
-        let answer = call(&sender, &mut receiver, &request).await?;
-        if answer.error_code == 0 {
-            let address = format!("{}:{}", answer.host, answer.port);
-            if address == bootstrap {
-                return Ok((sender, receiver));
+        let answer = call(&sender, &mut receiver, &find_group_coordinator(version, group)).await?;
+        match coordinator_of(version, &answer) {
+            Ok(found) if found.address == bootstrap => return Ok((sender, receiver)),
+            Ok(found) => {
+                sender.close();
+                return Ok(connect(&found.address, security).await?);
             }
-            sender.close();
-            return Ok(connect(&address, security).await?);
-        }
-        let passes = ErrorCode::from_code(answer.error_code).is_some_and(ErrorCode::is_retriable);
-        if !passes || tokio::time::Instant::now() > until {
-            bail!("{group} has no coordinator: {}", error_name(answer.error_code));
+            Err(error) if error.is_retriable() && tokio::time::Instant::now() <= until => {}
+            Err(error) => bail!("{group} has no coordinator: {}", error_name(error.code)),
         }
         tokio::time::sleep(RETRY_BACKOFF).await;
     }

@@ -16,8 +16,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context;
+use client::{Properties, Security};
 
-use crate::driver::Properties;
 use crate::native::admin::{Admin, Layout};
 use crate::native::consumer::ConsumerId;
 use crate::plan::Run;
@@ -87,7 +87,7 @@ pub fn block_on<T, F: Future<Output = anyhow::Result<T>>>(work: impl FnOnce() ->
 pub fn create_topics(run: &Run) -> anyhow::Result<Layout> {
     let plan = &run.plan;
     block_on(|| async {
-        let security = crate::security::Security::of(&plan.driver.common)?;
+        let security = Security::of(&plan.driver.common)?;
         let mut admin = Admin::connect(&plan.driver.common["bootstrap.servers"], &security).await?;
         let mut configs = plan.driver.topic.clone();
         configs.extend(plan.workload.topic_properties());
@@ -122,7 +122,7 @@ fn copies(servers: usize, asked: i16, configs: &mut Properties) -> i16 {
 pub fn deleted_messages(run: &Run) -> Option<u64> {
     let plan = &run.plan;
     let found = block_on(|| async {
-        let security = crate::security::Security::of(&plan.driver.common)?;
+        let security = Security::of(&plan.driver.common)?;
         let mut admin = Admin::connect(&plan.driver.common["bootstrap.servers"], &security).await?;
         let layout = admin.layout(&plan.topics, plan.partitions()).await?;
         admin::first_offsets(&layout, &plan.topics, &security).await
@@ -134,7 +134,7 @@ pub fn deleted_messages(run: &Run) -> Option<u64> {
 pub fn delete_topics(run: &Run) -> anyhow::Result<()> {
     let plan = &run.plan;
     block_on(|| async {
-        let security = crate::security::Security::of(&plan.driver.common)?;
+        let security = Security::of(&plan.driver.common)?;
         let mut admin = Admin::connect(&plan.driver.common["bootstrap.servers"], &security).await?;
         admin.delete_topics(&plan.topics).await
     })

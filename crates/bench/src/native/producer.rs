@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use client::{Security, error_name};
 use model::batch::{HEADER_BYTES, add_sequence};
 use parking_lot::Mutex;
 use wire::messages::produce_request::{PartitionProduceData, TopicProduceData};
@@ -22,11 +23,10 @@ use crate::clock::{Nanos, nanos};
 use crate::ledger::{BatchId, Schedule};
 use crate::native::accumulator::{Accumulator, Gathered};
 use crate::native::admin::Layout;
-use crate::native::connection::{Receiver, Sender, call, connect, error_name};
+use crate::native::connection::{Receiver, Sender, call, connect};
 use crate::native::timer::Timer;
 use crate::pacer::Pacer;
 use crate::plan::Run;
-use crate::security::Security;
 use crate::settings::ProducerSettings;
 use crate::stats::{Latencies, record};
 
@@ -411,11 +411,9 @@ async fn producer_id(sender: &Sender, receiver: &mut Receiver) -> anyhow::Result
 /// Takes the answers of one connection until the test ends.
 async fn receive(producer: Rc<RefCell<Producer>>, link: usize, mut receiver: Receiver) {
     let run = producer.borrow().run.clone();
-    let sender = producer.borrow().links[link].sender.clone();
     let taken = async {
-        let version = sender.version::<ProduceRequest>()?;
         loop {
-            let answer = receiver.receive::<ProduceRequest>(version).await?;
+            let answer = receiver.receive::<ProduceRequest>().await?;
             let now = run.clock.now();
             producer.borrow_mut().answered(link, answer, now)?;
             if producer.borrow().has_refused() {
