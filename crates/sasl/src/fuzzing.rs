@@ -79,45 +79,11 @@ pub fn jwks(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
     use crate::scram::Client;
 
-    /// Valid inputs, damaged and joined, and plain random bytes, for `FUZZ_SECONDS` (5 by default).
     fn run(target: fn(&[u8]), seeds: &[Vec<u8>]) {
-        let seconds = std::env::var("FUZZ_SECONDS")
-            .map_or(5, |seconds| seconds.parse().expect("FUZZ_SECONDS is a number"));
-        let deadline = Instant::now() + Duration::from_secs(seconds);
-        let mut rng = fastrand::Rng::new();
-        println!("fuzzing with seed {:#x}", rng.get_seed());
-        for seed in seeds {
-            target(seed);
-        }
-        let mut rounds = 0u64;
-        while Instant::now() < deadline {
-            let mut input = rng.choice(seeds).expect("there are seeds").clone();
-            for _ in 0..rng.usize(0..5) {
-                let at = rng.usize(0..input.len().max(1)).min(input.len());
-                match rng.u8(0..6) {
-                    0 if at < input.len() => input[at] ^= 1 << rng.u8(0..8),
-                    1 if at < input.len() => {
-                        input[at] = *rng.choice(b"\0\x01,=.\"{}[]\\\x7f\xff").expect("not empty")
-                    }
-                    2 => input.truncate(at),
-                    3 => input.insert(at, rng.u8(..)),
-                    4 => {
-                        let other = rng.choice(seeds).expect("there are seeds");
-                        let from = rng.usize(0..other.len().max(1)).min(other.len());
-                        input.truncate(at);
-                        input.extend_from_slice(&other[from..]);
-                    }
-                    _ => input.extend((0..rng.usize(0..20)).map(|_| rng.u8(..))),
-                }
-            }
-            target(&input);
-            rounds += 1;
-        }
+        let rounds = testing::fuzz::run(5, seeds, target);
         assert!(rounds > 1000, "only {rounds} rounds were run");
     }
 

@@ -292,7 +292,6 @@ fn hint(prefix: [u8; SIZE_BYTES]) -> &'static str {
 mod tests {
     use std::io;
     use std::task::{Context, Poll};
-    use std::time::Duration;
 
     use super::*;
 
@@ -330,11 +329,7 @@ mod tests {
     #[tokio::test]
     async fn fuzz_inbound() {
         const FRAME_BYTES_MAX: usize = 200_000;
-        let seconds = std::env::var("FUZZ_SECONDS").map_or(2, |seconds| seconds.parse().expect("a number"));
-        let mut random = fastrand::Rng::new();
-        println!("fuzzing with seed {:#x}", random.get_seed());
-        let deadline = Instant::now() + Duration::from_secs(seconds);
-        while Instant::now() < deadline {
+        for mut random in testing::fuzz::Rounds::random(2) {
             let mut sent = Vec::new();
             let bodies: Vec<Vec<u8>> = (0..random.usize(0..6))
                 .map(|_| {

@@ -3,38 +3,28 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::channel;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use tempfile::TempDir;
+use testing::process::{LONG, Program};
 use wire::messages::metadata_request::MetadataRequestTopic;
 use wire::messages::{self as m, MetadataRequest, MetadataResponse};
 use wire::records::BatchBuilder;
 use wire::{ApiKey, Bytes, ErrorCode, Message, Reader, Text, frame};
 
-/// Far above what anything here takes.
-const LONG: Duration = Duration::from_secs(30);
 const TOPICS: [&str; 6] = ["t0", "t1", "t2", "t3", "t4", "t5"];
 
 struct Host {
     parent: TempDir,
 }
 
-struct Server {
-    child: Child,
-    address: String,
-    admin: String,
-}
+const MAINSTEM: Program = Program::new(env!("CARGO_BIN_EXE_mainstem"));
 
-fn mainstem(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mainstem"));
-    command.args(arguments).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
+struct Server(testing::server::Server);
 
 impl Host {
     fn path(&self, name: &str) -> PathBuf {
@@ -44,26 +34,21 @@ impl Host {
     fn command(&self, log_dirs: &[&str]) -> Command {
         let listed: Vec<String> = log_dirs.iter().map(|dir| self.path(dir).display().to_string()).collect();
         let data_dir = self.path("meta").display().to_string();
-        let mut command =
-            mainstem(&["--data-dir", &data_dir, "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+        let mut command = MAINSTEM.command(&[
+            "--data-dir",
+            &data_dir,
+            "--listen",
+            "127.0.0.1:0",
+            "--admin-listen",
+            "127.0.0.1:0",
+        ]);
         command.args(["--set", "log.segment.bytes=67108864", "--set", "log.reserve.bytes=0"]);
         command.args(["--set", &format!("log.dirs={}", listed.join(","))]);
         command
     }
 
     fn start(&self, log_dirs: &[&str]) -> Server {
-        let mut child = self.command(log_dirs).stderr(Stdio::inherit()).spawn().unwrap();
-        let (sender, lines) = channel();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        std::thread::spawn(move || {
-            output.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)))
-        });
-        let ready = lines.recv_timeout(LONG).expect("a line when it is ready");
-        let between = |from: &str, to: &str| {
-            let rest = ready.split_once(from).unwrap().1;
-            rest.split_once(to).unwrap().0.to_owned()
-        };
-        Server { child, address: between("ready on ", " (data"), admin: between("admin ", ")") }
+        Server(testing::server::Server::start(MAINSTEM, self.command(log_dirs)))
     }
 
     /// Exit code and standard error of a server that does not start.
@@ -74,36 +59,22 @@ impl Host {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
 impl Server {
     /// As `kill -9` does.
-    fn kill(self) {}
-
-    fn ask(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(&self.admin).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+    fn kill(self) {
+        self.0.kill();
     }
 
     /// A command of the binary itself: whether it succeeded, and what it printed.
     fn run(&self, arguments: &str) -> (bool, String) {
-        let arguments: Vec<&str> = arguments.split(' ').chain(["--bootstrap", &self.address]).collect();
-        let output = mainstem(&arguments).output().unwrap();
-        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+        let (code, output, _) = self.0.try_run(arguments, "");
+        (code == Some(0), output)
     }
 
     fn call<Q: Message, A: Message>(&self, version: i16, request: &Q) -> A {
         let api_key = ApiKey::from_i16(Q::KEY.unwrap()).unwrap();
         let bytes = frame::encode_request(api_key, version, 5, None, request).unwrap().to_bytes();
-        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let mut stream = TcpStream::connect(&self.0.address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         stream.write_all(&bytes).unwrap();
         let mut length = [0; 4];
@@ -193,8 +164,8 @@ fn a_lost_directory_takes_only_its_topics_down_and_comes_back_whole() {
     let (done, described) = server.run(&format!("topic describe {}", offline[0]));
     let row = |line: &str| line.split_whitespace().eq(["0", "-1", "1", "1", "?", "?", "?"]);
     assert!(done && described.lines().any(row), "{described}");
-    assert!(server.ask("/metrics").contains("\nkafka_log_logmanager_offlinelogdirectorycount 1\n"));
-    assert!(server.ask("/healthz").starts_with("HTTP/1.1 200 "));
+    assert!(server.0.ask("/metrics").contains("\nkafka_log_logmanager_offlinelogdirectorycount 1\n"));
+    assert!(server.0.ask("/healthz").starts_with("HTTP/1.1 200 "));
     assert!(!host.path("d2").exists(), "it is not made anew");
     server.kill();
 
@@ -240,7 +211,7 @@ fn a_data_directory_grows_by_more_and_two_servers_do_not_share_one() {
     assert!(server.run("topic create t1").0);
     assert_eq!((server.produce("t0", "new"), server.produce("t1", "new")), ((0, 1), (0, 0)));
     assert_eq!(server.consume("t0"), "old\nnew\n");
-    let pid = server.child.id();
+    let pid = server.0.process_id();
     let other = Host { parent: TempDir::new().unwrap() };
     let more = host.path("more").display().to_string();
     let (code, errors) = other.refusal(&[&more]);
@@ -277,7 +248,7 @@ fn what_is_salvaged_of_one_directory_takes_its_place() {
     let [b, new, meta] = ["b", "new", "meta"].map(|name| host.path(name).display().to_string());
     let salvage = |more: &[&str]| {
         let all = [&["log", "salvage", "--data-dir", &b, "--into", &new], more].concat();
-        mainstem(&all).output().unwrap()
+        MAINSTEM.command(&all).output().unwrap()
     };
     assert_eq!(salvage(&[]).status.code(), Some(2), "it needs the topics");
     let done = salvage(&["--metadata", &meta]);

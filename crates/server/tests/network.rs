@@ -3,87 +3,40 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tempfile::TempDir;
+use testing::certificates::Files;
+use testing::process::{LONG, Program};
+use testing::server::{Server, small};
 use wire::messages::{MetadataRequest, MetadataResponse};
 use wire::{ApiKey, Bytes, Message, Reader, Text, frame};
 
-/// Far above what anything here takes.
-const LONG: Duration = Duration::from_secs(30);
 const METADATA_VERSION: i16 = 9;
 
-fn mainstem(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mainstem"));
-    command.args(arguments).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
+const MAINSTEM: Program = Program::new(env!("CARGO_BIN_EXE_mainstem"));
 
-struct Server {
-    child: Child,
-    /// What stands between `ready on` and the data directory.
-    addresses: String,
-    admin: String,
-}
-
-impl Server {
-    fn start(directory: &Path, settings: &[&str]) -> Server {
-        let mut command = mainstem(&["--data-dir", directory.to_str().unwrap()]);
-        if !settings.iter().any(|setting| setting.starts_with("admin.listen")) {
-            command.args(["--admin-listen", "127.0.0.1:0"]);
-        }
-        command.args(["--set", "log.segment.bytes=16777216", "--set", "log.reserve.bytes=0"]);
-        for setting in settings {
-            command.args(["--set", setting]);
-        }
-        let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
-        let (sender, lines) = channel();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        std::thread::spawn(move || {
-            output.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)))
-        });
-        let ready = lines.recv_timeout(LONG).expect("a line when it is ready");
-        let between =
-            |from: &str, to: &str| ready.split_once(from).unwrap().1.split_once(to).unwrap().0.to_owned();
-        let (addresses, admin) = (between("ready on ", " (data"), between("admin ", ")"));
-        Server { child, addresses, admin }
+fn start(directory: &Path, settings: &[&str]) -> Server {
+    let mut command = small(MAINSTEM, directory);
+    if !settings.iter().any(|setting| setting.starts_with("admin.listen")) {
+        command.args(["--admin-listen", "127.0.0.1:0"]);
     }
-
-    /// The address of a listener where there are several.
-    fn address(&self, name: &str) -> String {
-        let found = self.addresses.split(", ").find_map(|part| part.strip_prefix(&format!("{name}://")));
-        found.unwrap_or_else(|| panic!("{name} in {}", self.addresses)).to_owned()
+    for setting in settings {
+        command.args(["--set", setting]);
     }
-
-    fn ask(&self, path: &str, headers: &str) -> String {
-        let mut stream = TcpStream::connect(&self.admin).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    Server::start(MAINSTEM, command)
 }
 
 /// Why it does not start, and the code that it ends with.
 fn refusal(directory: &Path, settings: &[&str]) -> (Option<i32>, String) {
-    let mut command = mainstem(&["--data-dir", directory.to_str().unwrap()]);
+    let mut command = MAINSTEM.command(&["--data-dir", directory.to_str().unwrap()]);
     if !settings.iter().any(|setting| setting.starts_with("admin.listen")) {
         command.args(["--admin-listen", ""]);
     }
@@ -115,20 +68,10 @@ fn told(mut stream: impl Read + Write) -> (String, i32) {
     (response.brokers[0].host.to_string(), response.brokers[0].port)
 }
 
-/// An authority and a key store signed by it for `localhost`, as PEM files.
+/// A key store for `localhost` and its authority, as PEM files.
 fn keys(directory: &Path) -> (String, String) {
-    let mut parameters = CertificateParams::new(Vec::<String>::new()).unwrap();
-    parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let key = KeyPair::generate().unwrap();
-    let authority = parameters.self_signed(&key).unwrap().pem();
-    let issuer = Issuer::new(parameters, key);
-    let key = KeyPair::generate().unwrap();
-    let parameters = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-    let certificate = parameters.signed_by(&key, &issuer).unwrap().pem();
-    let (store, authorities) = (directory.join("server.pem"), directory.join("authorities.pem"));
-    fs::write(&store, format!("{}{certificate}", key.serialize_pem())).unwrap();
-    fs::write(&authorities, authority).unwrap();
-    (store.display().to_string(), authorities.display().to_string())
+    let files = Files::make(directory, "one");
+    (files.store.display().to_string(), files.authority.display().to_string())
 }
 
 /// A connection by TLS, with the key store of the server as the client's own.
@@ -154,7 +97,7 @@ fn secured(
 fn each_listener_tells_its_own_address_and_has_its_own_bounds() {
     let parent = TempDir::new().unwrap();
     let (store, authorities) = keys(parent.path());
-    let server = Server::start(
+    let server = start(
         &parent.path().join("data"),
         &[
             // On all addresses, which is safe with certificates of clients.
@@ -167,11 +110,11 @@ fn each_listener_tells_its_own_address_and_has_its_own_bounds() {
             &format!("ssl.truststore.location={authorities}"),
         ],
     );
-    let (inside, plain) = (server.address("INSIDE"), server.address("PLAINTEXT"));
+    let (inside, plain) = (server.address_of("INSIDE"), server.address_of("PLAINTEXT"));
     assert_eq!(told(TcpStream::connect(&inside).unwrap()), ("inside".into(), 9));
     let (host, port) = plain.rsplit_once(':').unwrap();
     assert_eq!(told(TcpStream::connect(&plain).unwrap()), (host.into(), port.parse().unwrap()));
-    let ssl = server.address("SSL").replace("0.0.0.0", "127.0.0.1");
+    let ssl = server.address_of("SSL").replace("0.0.0.0", "127.0.0.1");
     assert_eq!(told(secured(&ssl, &store, &authorities)), ("broker.example.com".into(), 9093));
     for (address, closed) in [(&inside, true), (&plain, false)] {
         let mut stream = TcpStream::connect(address).unwrap();
@@ -180,7 +123,7 @@ fn each_listener_tells_its_own_address_and_has_its_own_bounds() {
         stream.write_all(&2000i32.to_be_bytes()).unwrap();
         assert_eq!(stream.read(&mut [0]).is_ok_and(|count| count == 0), closed, "{address}");
     }
-    let metrics = server.ask("/metrics", "");
+    let metrics = server.ask("/metrics");
     assert!(metrics.contains("\nmainstem_tls_handshakes_failed_total 0\n"), "{metrics}");
     assert!(metrics.contains("\nmainstem_connections_unauthenticated 0\n"), "{metrics}");
 }
@@ -216,11 +159,11 @@ fn what_others_could_read_or_use_is_refused_unless_it_is_said_to_be_meant() {
 
     let open =
         ["listen=0.0.0.0:0", "allow.insecure.listeners=true", "admin.listen=0.0.0.0:0", "admin.token=s3cret"];
-    let mut server = Server::start(&data, &open);
+    let mut server = start(&data, &open);
     server.admin = server.admin.replace("0.0.0.0", "127.0.0.1");
-    assert!(server.ask("/metrics", "").starts_with("HTTP/1.1 401 "));
-    assert!(server.ask("/metrics", "Authorization: Bearer s3cret\r\n").starts_with("HTTP/1.1 200 "));
-    assert!(server.ask("/readyz", "").starts_with("HTTP/1.1 200 "));
+    assert!(server.ask("/metrics").starts_with("HTTP/1.1 401 "));
+    assert!(server.ask_with("/metrics", "Authorization: Bearer s3cret\r\n").starts_with("HTTP/1.1 200 "));
+    assert!(server.ask("/readyz").starts_with("HTTP/1.1 200 "));
 }
 
 #[test]
@@ -228,7 +171,7 @@ fn a_data_directory_that_others_can_change_is_refused() {
     let parent = TempDir::new().unwrap();
     let data = parent.path().join("data");
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    drop(Server::start(&data, &["listen=127.0.0.1:0"]));
+    drop(start(&data, &["listen=127.0.0.1:0"]));
     assert_eq!((mode(&data), mode(&data.join("meta.redb"))), (0o700, 0o600));
     fs::set_permissions(&data, fs::Permissions::from_mode(0o777)).unwrap();
     let (code, error) = refusal(&data, &["listen=127.0.0.1:0"]);

@@ -4,120 +4,30 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::channel;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use testing::process::{LONG, Program, outcome, text};
+use testing::server::{Server, small};
 use wire::messages::ConsumerGroupHeartbeatRequest;
 use wire::{ApiKey, Text, frame};
 
-/// Far above what anything here takes.
-const LONG: Duration = Duration::from_secs(30);
+const MAINSTEM: Program = Program::new(env!("CARGO_BIN_EXE_mainstem"));
 
 fn mainstem(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mainstem"));
-    command.args(arguments).env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
+    MAINSTEM.command(arguments)
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Exit code, standard output and standard error.
-fn outcome(output: &Output) -> (Option<i32>, String, String) {
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
-}
-
-struct Server {
-    child: Child,
-    ready: String,
-    address: String,
-    admin: String,
-}
-
-impl Server {
-    fn start(directory: &Path, more: &[&str]) -> Server {
-        let directory = directory.to_str().unwrap();
-        let mut command = mainstem(&["--data-dir", directory, "--listen", "127.0.0.1:0"]);
-        command.args(["--admin-listen", "127.0.0.1:0", "--set", "group.initial.rebalance.delay.ms=0"]);
-        // Small, so that many tests fit on a small disk.
-        command.args(["--set", "log.segment.bytes=16777216", "--set", "log.reserve.bytes=0"]).args(more);
-        let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
-        let (sender, lines) = channel();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        std::thread::spawn(move || {
-            output.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)))
-        });
-        let ready = lines.recv_timeout(LONG).expect("a line when it is ready");
-        let between = |from: &str, to: &str| {
-            let rest = ready.split_once(from).unwrap().1;
-            rest.split_once(to).unwrap().0.to_owned()
-        };
-        let (address, admin) = (between("ready on ", " (data"), between("admin ", ")"));
-        Server { child, address, admin, ready }
-    }
-
-    fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
-    }
-
-    fn wait(&mut self) -> Option<i32> {
-        let until = Instant::now() + LONG;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(Instant::now() < until, "it stops");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    fn stop(mut self) {
-        self.signal("-TERM");
-        assert_eq!(self.wait(), Some(0));
-    }
-
-    fn ask(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(&self.admin).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    /// Runs a client command with `input` and expects it to succeed.
-    fn run(&self, arguments: &str, input: &str) -> String {
-        let (code, output, errors) = self.try_run(arguments, input);
-        assert_eq!(code, Some(0), "{arguments}: {errors}");
-        output
-    }
-
-    fn try_run(&self, arguments: &str, input: &str) -> (Option<i32>, String, String) {
-        let arguments: Vec<&str> = arguments.split(' ').chain(["--bootstrap", &self.address]).collect();
-        let mut child = mainstem(&arguments).stdin(Stdio::piped()).spawn().unwrap();
-        let mut pipe = child.stdin.take().unwrap();
-        let input = input.to_owned();
-        let writer = std::thread::spawn(move || drop(pipe.write_all(input.as_bytes())));
-        let output = child.wait_with_output().unwrap();
-        writer.join().unwrap();
-        outcome(&output)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
-    }
+fn start(directory: &Path, more: &[&str]) -> Server {
+    let mut command = small(MAINSTEM, directory);
+    command.args(["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+    command.args(["--set", "group.initial.rebalance.delay.ms=0"]).args(more);
+    Server::start(MAINSTEM, command)
 }
 
 fn sorted(text: &str) -> Vec<&str> {
@@ -130,7 +40,7 @@ fn sorted(text: &str) -> Vec<&str> {
 fn it_says_when_it_is_ready_and_ends_on_sigterm() {
     let parent = TempDir::new().unwrap();
     let directory = parent.path().join("data");
-    let server = Server::start(&directory, &[]);
+    let server = start(&directory, &[]);
     let expected = format!(
         "mainstem is ready on {} (data {}, admin {})",
         server.address,
@@ -165,7 +75,7 @@ fn the_documents_name_all_metrics() {
         .map(|line| (cells(line)[1].trim_matches('`').to_owned(), cells(line)[2..5].to_vec()))
         .collect();
     let parent = TempDir::new().unwrap();
-    let server = Server::start(parent.path(), &[]);
+    let server = start(parent.path(), &[]);
     server.run("topic create t", "");
     server.run("produce t", "hello\n");
     server.run("consume t --group g --count 1", "");
@@ -205,10 +115,10 @@ fn the_documents_name_all_metrics() {
 fn two_servers_cannot_share_a_directory_or_a_port() {
     let parent = TempDir::new().unwrap();
     let directory = parent.path().join("data");
-    let server = Server::start(&directory, &[]);
+    let server = start(&directory, &[]);
     let shown = directory.display().to_string();
     let second = mainstem(&["--data-dir", &shown, "--listen", "127.0.0.1:0", "--admin-listen", ""]).output();
-    let pid = server.child.id();
+    let pid = server.process_id();
     assert_eq!(
         outcome(&second.unwrap()),
         (
@@ -273,7 +183,7 @@ fn what_config_prints_can_be_given_back() {
 #[test]
 fn records_go_in_and_come_out_also_after_a_restart() {
     let parent = TempDir::new().unwrap();
-    let server = Server::start(parent.path(), &[]);
+    let server = start(parent.path(), &[]);
     assert_eq!(server.run("topic create orders --partitions 3", ""), "created orders with 3 partitions\n");
     let (code, _, errors) = server.try_run("topic create orders", "");
     assert_eq!(code, Some(1));
@@ -289,7 +199,7 @@ fn records_go_in_and_come_out_also_after_a_restart() {
     expected.sort();
     server.stop();
 
-    let server = Server::start(parent.path(), &[]);
+    let server = start(parent.path(), &[]);
     assert_eq!(sorted(&server.run("consume orders --exit-at-end", "")), expected);
     let keyed = server.run("consume orders --exit-at-end --format json", "");
     let of_a: Vec<&str> = keyed.lines().filter(|line| line.contains(r#""key":"a""#)).collect();
@@ -306,7 +216,7 @@ fn records_go_in_and_come_out_also_after_a_restart() {
 #[test]
 fn a_group_goes_on_where_it_stopped_and_shows_its_lag() {
     let parent = TempDir::new().unwrap();
-    let server = Server::start(parent.path(), &[]);
+    let server = start(parent.path(), &[]);
     server.run("topic create orders --partitions 2", "");
     let lines: String = (0..100).map(|number| format!("{number:03}\n")).collect();
     server.run("produce orders --partition 1", &lines);
@@ -333,7 +243,7 @@ fn a_group_goes_on_where_it_stopped_and_shows_its_lag() {
 #[test]
 fn a_group_of_the_newer_protocol_is_described_and_not_reset_while_it_is_read() {
     let parent = TempDir::new().unwrap();
-    let server = Server::start(parent.path(), &[]);
+    let server = start(parent.path(), &[]);
     server.run("topic create orders --partitions 2", "");
     server.run("produce orders --partition 1", "a\nb\n");
     let join = ConsumerGroupHeartbeatRequest {
@@ -364,7 +274,7 @@ fn a_group_of_the_newer_protocol_is_described_and_not_reset_while_it_is_read() {
 #[test]
 fn topics_are_listed_changed_and_deleted() {
     let parent = TempDir::new().unwrap();
-    let server = Server::start(parent.path(), &[]);
+    let server = start(parent.path(), &[]);
     server.run("topic create orders --config retention.ms=60000", "");
     server.run("topic add-partitions orders --total 4", "");
     server.run("topic alter orders --config retention.ms=70000 --config max.message.bytes=5000", "");
@@ -393,7 +303,7 @@ fn topics_are_listed_changed_and_deleted() {
 #[test]
 fn clients_that_speak_something_else_do_it_no_harm() {
     let parent = TempDir::new().unwrap();
-    let server = Server::start(parent.path(), &["--set", "socket.request.max.bytes=100000"]);
+    let server = start(parent.path(), &["--set", "socket.request.max.bytes=100000"]);
     for bytes in [
         &b"\x16\x03\x01\x02\x00\x01"[..],
         b"GET / HTTP/1.1\r\n\r\n",
@@ -423,7 +333,7 @@ fn log_command(verb: &str, directory: &Path, more: &[&str]) -> (Option<i32>, Str
 fn a_damaged_log_is_named_and_salvaged() {
     let parent = TempDir::new().unwrap();
     let (directory, into) = (parent.path().join("data"), parent.path().join("new"));
-    let server = Server::start(&directory, &[]);
+    let server = start(&directory, &[]);
     server.run("topic create letters --partitions 1", "");
     for line in ["one\n", "two\n", "three\n"] {
         server.run("produce letters", line);
@@ -462,7 +372,7 @@ fn a_damaged_log_is_named_and_salvaged() {
     assert_eq!(fs::read(&file).unwrap(), bytes, "the source is not touched");
 
     assert_eq!(log_command("verify", &into, &[]).0, Some(0));
-    let server = Server::start(&into, &[]);
+    let server = start(&into, &[]);
     assert_eq!(server.run("consume letters --exit-at-end", ""), "one\nthree\n");
     server.run("produce letters", "four\n");
     assert_eq!(server.run("consume letters --group g --exit-at-end", ""), "four\n");

@@ -4,36 +4,22 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::channel;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use sasl::testing::Provider;
 use serde_json::json;
 use tempfile::TempDir;
+use testing::certificates::Files;
+use testing::process::Program;
+use testing::server::{Server, small};
 
-/// Far above what anything here takes.
-const LONG: Duration = Duration::from_secs(30);
-
-fn mainstem() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mainstem"));
-    command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
+const MAINSTEM: Program = Program::new(env!("CARGO_BIN_EXE_mainstem"));
 
 /// Runs a command with this standard input; answers whether it succeeded, and what it said.
 fn run(arguments: &[&str], input: &str) -> (bool, String) {
-    let mut child = mainstem().args(arguments).stdin(Stdio::piped()).spawn().unwrap();
-    // One that does not read its input may be gone by now.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-    let output = child.wait_with_output().unwrap();
-    let said = if output.status.success() { output.stdout } else { output.stderr };
-    (output.status.success(), String::from_utf8(said).unwrap())
+    let (code, output, errors) = MAINSTEM.run(arguments, input);
+    if code == Some(0) { (true, output) } else { (false, errors) }
 }
 
 fn done(arguments: &[&str], input: &str) -> String {
@@ -48,64 +34,23 @@ fn refused(arguments: &[&str]) -> String {
     said
 }
 
-struct Server {
-    child: Child,
-    address: String,
-    admin: String,
+fn start(directory: &Path, settings: &[&str]) -> Server {
+    let mut command = small(MAINSTEM, directory);
+    command.args(["--admin-listen", "127.0.0.1:0"]);
+    for setting in settings {
+        command.args(["--set", setting]);
+    }
+    Server::start(MAINSTEM, command)
 }
 
-impl Server {
-    fn start(directory: &Path, settings: &[&str]) -> Server {
-        let mut command = mainstem();
-        command.args(["--data-dir", directory.to_str().unwrap(), "--admin-listen", "127.0.0.1:0"]);
-        let small = ["log.segment.bytes=16777216", "log.reserve.bytes=0"];
-        for setting in small.iter().chain(settings) {
-            command.args(["--set", setting]);
-        }
-        let mut child = command.stderr(Stdio::inherit()).spawn().unwrap();
-        let (sender, lines) = channel();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        std::thread::spawn(move || {
-            output.lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)))
-        });
-        let ready = lines.recv_timeout(LONG).expect("a line when it is ready");
-        let between = |from: &str, to: &str| {
-            let rest = ready.split_once(from).unwrap().1;
-            rest.split_once(to).unwrap().0.to_owned()
-        };
-        Server { child, address: between("ready on ", " (data"), admin: between("admin ", ")") }
+/// Runs a command against a server, with this file for its log-in.
+fn ask(server: &Server, command: &str, config: Option<&Path>, input: &str) -> (bool, String) {
+    let mut arguments: Vec<&str> = command.split(' ').collect();
+    arguments.extend(["--bootstrap", &server.address]);
+    if let Some(config) = config {
+        arguments.extend(["--command-config", config.to_str().unwrap()]);
     }
-
-    /// The arguments by which a command gets there with this file.
-    fn run(&self, command: &str, config: Option<&Path>, input: &str) -> (bool, String) {
-        let mut arguments: Vec<&str> = command.split(' ').collect();
-        arguments.extend(["--bootstrap", &self.address]);
-        if let Some(config) = config {
-            arguments.extend(["--command-config", config.to_str().unwrap()]);
-        }
-        run(&arguments, input)
-    }
-
-    fn metrics(&self) -> String {
-        let mut stream = TcpStream::connect(&self.admin).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    fn stop(mut self) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        assert!(self.child.wait().unwrap().success());
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    run(&arguments, input)
 }
 
 /// A properties file as Java clients have it.
@@ -150,21 +95,21 @@ fn the_first_user_is_made_without_a_server_and_makes_the_others() {
     );
 
     let mechanisms = "sasl.enabled.mechanisms=SCRAM-SHA-256,SCRAM-SHA-512,PLAIN";
-    let server = Server::start(&data, &["listeners=SASL_PLAINTEXT://127.0.0.1:0", mechanisms]);
+    let server = start(&data, &["listeners=SASL_PLAINTEXT://127.0.0.1:0", mechanisms]);
     let (_, why) = run_offline("user list", "");
     assert!(why.contains("is in use by another mainstem") && why.contains("use --bootstrap"), "{why}");
     for mechanism in ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"] {
         let file = config(parent.path(), mechanism, "admin", "topsecret");
-        let (success, said) = server.run("topic list", Some(&file), "");
+        let (success, said) = ask(&server, "topic list", Some(&file), "");
         assert!(success, "{mechanism}: {said}");
         let file = config(parent.path(), mechanism, "admin", "guess");
-        let (success, why) = server.run("topic list", Some(&file), "");
+        let (success, why) = ask(&server, "topic list", Some(&file), "");
         assert!(
             !success && why.contains("refused the log-in: SASL_AUTHENTICATION_FAILED"),
             "{mechanism}: {why}"
         );
     }
-    let (success, why) = server.run("topic list", None, "");
+    let (success, why) = ask(&server, "topic list", None, "");
     assert!(!success && why.contains("closed"), "{why}");
     let token = parent.path().join("token");
     fs::write(&token, "abc").unwrap();
@@ -174,33 +119,33 @@ fn the_first_user_is_made_without_a_server_and_makes_the_others() {
         token.display()
     );
     fs::write(&file, text).unwrap();
-    let (_, why) = server.run("topic list", Some(&file), "");
+    let (_, why) = ask(&server, "topic list", Some(&file), "");
     assert!(why.contains("it takes SCRAM-SHA-256, SCRAM-SHA-512, PLAIN, not OAUTHBEARER"), "{why}");
 
     let admin = config(parent.path(), "SCRAM-SHA-512", "admin", "topsecret");
     let create = "user create alice --mechanism SCRAM-SHA-256 --iterations 4096 --password-file -";
-    assert_eq!(server.run(create, Some(&admin), "wonder land"), (true, "alice can log in\n".into()));
+    assert_eq!(ask(&server, create, Some(&admin), "wonder land"), (true, "alice can log in\n".into()));
     let alice = config(parent.path(), "SCRAM-SHA-256", "alice", "wonder land");
-    assert!(server.run("topic create t", Some(&alice), "").0);
-    assert!(server.run("produce t", Some(&alice), "one\ntwo\n").0);
-    assert_eq!(server.run("consume t --exit-at-end", Some(&alice), "").1, "one\ntwo\n");
+    assert!(ask(&server, "topic create t", Some(&alice), "").0);
+    assert!(ask(&server, "produce t", Some(&alice), "one\ntwo\n").0);
+    assert_eq!(ask(&server, "consume t --exit-at-end", Some(&alice), "").1, "one\ntwo\n");
     // Another password from then on.
-    assert!(server.run(create, Some(&admin), "mirror").0);
-    assert!(!server.run("topic list", Some(&alice), "").0);
+    assert!(ask(&server, create, Some(&admin), "mirror").0);
+    assert!(!ask(&server, "topic list", Some(&alice), "").0);
     let alice = config(parent.path(), "PLAIN", "alice", "mirror");
-    assert!(server.run("topic list", Some(&alice), "").0);
-    assert!(server.run("user list", Some(&admin), "").1.contains("\nalice  SCRAM-SHA-256        4096\n"));
-    let said = server.run("user delete admin --mechanism SCRAM-SHA-512", Some(&admin), "");
+    assert!(ask(&server, "topic list", Some(&alice), "").0);
+    assert!(ask(&server, "user list", Some(&admin), "").1.contains("\nalice  SCRAM-SHA-256        4096\n"));
+    let said = ask(&server, "user delete admin --mechanism SCRAM-SHA-512", Some(&admin), "");
     assert_eq!(said, (true, "admin can still log in\n".into()));
     assert_eq!(
-        server.run("user delete alice", Some(&alice), ""),
+        ask(&server, "user delete alice", Some(&alice), ""),
         (true, "alice can no longer log in\n".into())
     );
-    assert!(!server.run("topic list", Some(&alice), "").0);
+    assert!(!ask(&server, "topic list", Some(&alice), "").0);
     let admin = config(parent.path(), "SCRAM-SHA-256", "admin", "topsecret");
-    let (_, why) = server.run("user delete alice", Some(&admin), "");
+    let (_, why) = ask(&server, "user delete alice", Some(&admin), "");
     assert!(why.contains("there is no user alice"), "{why}");
-    let metrics = server.metrics();
+    let metrics = server.ask("/metrics");
     for (mechanism, outcome) in [
         ("SCRAM-SHA-256", "success"),
         ("PLAIN", "failure"),
@@ -221,8 +166,8 @@ fn the_first_user_is_made_without_a_server_and_makes_the_others() {
 fn passwords_come_from_the_environment_too_and_never_from_arguments() {
     let parent = TempDir::new().unwrap();
     let data = parent.path().join("data").display().to_string();
-    let output = mainstem()
-        .args(["user", "create", "bob", "--data-dir", &data])
+    let output = MAINSTEM
+        .command(&["user", "create", "bob", "--data-dir", &data])
         .env("MAINSTEM_PASSWORD", "secret")
         .output()
         .unwrap();
@@ -241,22 +186,8 @@ fn passwords_come_from_the_environment_too_and_never_from_arguments() {
 
 /// A new authority's certificate, and a key with a certificate of it for `localhost`, as PEM files.
 fn certificates(directory: &Path, name: &str) -> (String, String) {
-    let mut parameters = CertificateParams::new(Vec::<String>::new()).unwrap();
-    parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let key = KeyPair::generate().unwrap();
-    let authority = directory.join(format!("{name}-authority.pem"));
-    fs::write(&authority, parameters.self_signed(&key).unwrap().pem()).unwrap();
-    let issuer = Issuer::new(parameters, key);
-    let own = KeyPair::generate().unwrap();
-    // The address too: that is what Metadata names.
-    let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
-    let certificate = CertificateParams::new(names).unwrap();
-    let certificate = certificate.signed_by(&own, &issuer).unwrap().pem();
-    let store = directory.join(format!("{name}-server.pem"));
-    let mut file =
-        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&store).unwrap();
-    file.write_all(format!("{}{certificate}", own.serialize_pem()).as_bytes()).unwrap();
-    (authority.display().to_string(), store.display().to_string())
+    let files = Files::make(directory, name);
+    (files.authority.display().to_string(), files.store.display().to_string())
 }
 
 #[test]
@@ -278,7 +209,7 @@ fn commands_log_in_over_tls_with_a_password_or_a_token() {
         "sasl.oauthbearer.expected.audience=mainstem".to_owned(),
     ];
     let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
-    let mut server = Server::start(&data, &settings);
+    let mut server = start(&data, &settings);
     let port = server.address.rsplit_once(':').unwrap().1;
     server.address = format!("localhost:{port}");
     let file = |name: &str, authority: &str, rest: &str| {
@@ -290,9 +221,9 @@ fn commands_log_in_over_tls_with_a_password_or_a_token() {
     let scram =
         "sasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config=x required username=\"alice\" password=\"secret\";\n";
     let good = file("good", &authority, scram);
-    assert!(server.run("topic create t", Some(&good), "").0);
-    assert!(server.run("produce t", Some(&good), "one\n").0);
-    let (_, why) = server.run("topic list", Some(&file("other", &stranger, scram)), "");
+    assert!(ask(&server, "topic create t", Some(&good), "").0);
+    assert!(ask(&server, "produce t", Some(&good), "one\n").0);
+    let (_, why) = ask(&server, "topic list", Some(&file("other", &stranger, scram)), "");
     assert!(why.contains("invalid peer certificate"), "{why}");
 
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
@@ -303,8 +234,8 @@ fn commands_log_in_over_tls_with_a_password_or_a_token() {
         let url = format!("sasl.oauthbearer.token.endpoint.url=file://{}", path.display());
         file(&format!("{name}.properties"), &authority, &format!("sasl.mechanism=OAUTHBEARER\n{url}\n"))
     };
-    assert_eq!(server.run("consume t --exit-at-end", Some(&token("a", "mainstem")), "").1, "one\n");
-    let (success, why) = server.run("topic list", Some(&token("b", "others")), "");
+    assert_eq!(ask(&server, "consume t --exit-at-end", Some(&token("a", "mainstem")), "").1, "one\n");
+    let (success, why) = ask(&server, "topic list", Some(&token("b", "others")), "");
     assert!(!success && why.contains("invalid_token"), "{why}");
     server.stop();
 }

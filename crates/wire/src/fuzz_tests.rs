@@ -1,40 +1,13 @@
 //! The frame decoder and the record decoder, fuzzed for a few seconds each (`FUZZ_SECONDS`, 5 by default): valid frames
 //! of every message and version, damaged, and plain random bytes. `fuzz/` runs the same bodies guided by coverage.
 
-use std::time::{Duration, Instant};
-
 use crate::arbitrary::{Arbitrary, Source, Visitor};
 use crate::records::{BatchBuilder, fuzz_records};
 use crate::{ApiKey, Message, Text, frame, fuzz_decode, messages};
 use model::{Compression, Timestamp};
 
 fn run(target: fn(&[u8]), seeds: &[Vec<u8>]) {
-    let seconds =
-        std::env::var("FUZZ_SECONDS").map_or(5, |seconds| seconds.parse().expect("FUZZ_SECONDS is a number"));
-    let deadline = Instant::now() + Duration::from_secs(seconds);
-    let mut rng = fastrand::Rng::new();
-    let seed = rng.get_seed();
-    println!("fuzzing with seed {seed:#x}");
-    let mut rounds = 0u64;
-    while Instant::now() < deadline {
-        for _ in 0..100 {
-            let mut input = rng.choice(seeds).expect("there are seeds").clone();
-            for _ in 0..rng.usize(0..4) {
-                let at = rng.usize(0..input.len().max(1)).min(input.len());
-                match rng.u8(0..5) {
-                    0 if at < input.len() => input[at] ^= 1 << rng.u8(0..8),
-                    1 if at < input.len() => {
-                        input[at] = *rng.choice(&[0, 1, 0x7f, 0x80, 0xff]).expect("not empty")
-                    }
-                    2 => input.truncate(at),
-                    3 => input.insert(at, rng.u8(..)),
-                    _ => input.extend((0..rng.usize(0..20)).map(|_| rng.u8(..))),
-                }
-            }
-            target(&input);
-            rounds += 1;
-        }
-    }
+    let rounds = testing::fuzz::run(5, seeds, target);
     assert!(rounds > 1000, "only {rounds} rounds were run");
 }
 

@@ -7,11 +7,11 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
+use testing::process::wait_within;
 
 use crate::fake::Fake;
 use crate::fake::faults::Faults;
@@ -132,18 +132,7 @@ pub fn run_files(directory: &TempDir, workload: &str, driver: &str, output: &str
         .stderr(log)
         .spawn()
         .expect("cargo built it");
-    let begun = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("it is a child") {
-            break Some(status);
-        }
-        if begun.elapsed() > TIMEOUT {
-            child.kill().expect("it is a child");
-            child.wait().expect("it is a child");
-            break None;
-        }
-        thread::sleep(Duration::from_millis(20));
-    };
+    let status = wait_within(&mut child, TIMEOUT);
     let stderr = fs::read_to_string(path("stderr")).expect("it was made");
     let status = status.unwrap_or_else(|| panic!("it did not end within {TIMEOUT:?}: {stderr}"));
     assert!(status.code().is_some(), "it ended by {status}: {stderr}");

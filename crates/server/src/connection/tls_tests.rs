@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use rustls::HandshakeKind;
 use rustls::pki_types::ServerName;
+use testing::certificates::{Authority, Identity};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -17,7 +18,7 @@ use super::*;
 use crate::listener::{Bounds, Tls};
 use crate::principal_mapping::MappingRules;
 use crate::settings::ClientAuthentication;
-use crate::tls::tests::{Authority, Identity, client_config, key_store, ssl_settings};
+use crate::tls::tests::{client_config, key_store, ssl_settings};
 use crate::tls::{HANDSHAKE_BYTES_MAX, Keys};
 
 /// A server with TLS, and what its clients need.

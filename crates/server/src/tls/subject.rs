@@ -126,18 +126,12 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{CertificateParams, DnType, DnValue, KeyPair};
+    use testing::certificates::{DnType, DnValue, self_signed};
 
     use super::*;
 
     fn of(attributes: &[(DnType, DnValue)]) -> String {
-        let mut parameters = CertificateParams::new(Vec::<String>::new()).unwrap();
-        parameters.distinguished_name = rcgen::DistinguishedName::new();
-        for (kind, value) in attributes {
-            parameters.distinguished_name.push(kind.clone(), value.clone());
-        }
-        let key = KeyPair::generate().unwrap();
-        Holder::of(parameters.self_signed(&key).unwrap().der()).unwrap().subject
+        Holder::of(&self_signed(attributes)).unwrap().subject
     }
 
     fn text(text: &str) -> DnValue {

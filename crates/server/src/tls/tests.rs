@@ -3,65 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use testing::certificates::{Authority, Identity};
 
 use super::*;
 use crate::principal_mapping::MappingRules;
 use crate::settings::{ClientAuthentication, Pem, SslSettings, TlsVersion};
-
-/// An authority, and what it signs.
-pub struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    pub certificate: String,
-}
-
-/// A key and a certificate, as PEM.
-pub struct Identity {
-    pub key: String,
-    pub certificate: String,
-}
-
-impl Identity {
-    pub fn pem(&self) -> String {
-        format!("{}{}", self.key, self.certificate)
-    }
-
-    pub fn der(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
-        let chain = CertificateDer::pem_slice_iter(self.certificate.as_bytes()).map(Result::unwrap).collect();
-        (chain, PrivateKeyDer::from_pem_slice(self.key.as_bytes()).unwrap())
-    }
-}
-
-impl Authority {
-    pub fn new(name: &str) -> Authority {
-        let mut parameters = CertificateParams::new(Vec::<String>::new()).unwrap();
-        parameters.distinguished_name.push(DnType::CommonName, name);
-        parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().unwrap();
-        let certificate = parameters.self_signed(&key).unwrap().pem();
-        Authority { issuer: Issuer::new(parameters, key), certificate }
-    }
-
-    /// For `localhost` and for clients.
-    pub fn sign(&self, name: &str) -> Identity {
-        let mut parameters = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-        parameters.subject_alt_names.push(SanType::IpAddress("127.0.0.1".parse().unwrap()));
-        parameters.distinguished_name = rcgen::DistinguishedName::new();
-        parameters.distinguished_name.push(DnType::OrganizationName, "Test");
-        parameters.distinguished_name.push(DnType::CommonName, name);
-        let key = KeyPair::generate().unwrap();
-        let certificate = parameters.signed_by(&key, &self.issuer).unwrap().pem();
-        Identity { key: key.serialize_pem(), certificate }
-    }
-
-    pub fn roots(&self) -> rustls::RootCertStore {
-        let mut roots = rustls::RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(self.certificate.as_bytes()).unwrap()).unwrap();
-        roots
-    }
-}
 
 /// What clients are, without a certificate or with one.
 pub fn client_config(authority: &Authority, identity: Option<&Identity>) -> rustls::ClientConfig {
@@ -149,30 +95,6 @@ fn new_files_are_taken_and_broken_ones_are_not() {
     assert_eq!(keys.reload(), Ok(false));
 }
 
-fn fuzz(target: impl Fn(&[u8]), seeds: &[Vec<u8>]) {
-    let seconds =
-        std::env::var("FUZZ_SECONDS").map_or(2, |seconds| seconds.parse().expect("FUZZ_SECONDS is a number"));
-    let deadline = std::time::Instant::now() + Duration::from_secs(seconds);
-    let mut rng = fastrand::Rng::new();
-    println!("fuzzing with seed {:#x}", rng.get_seed());
-    while std::time::Instant::now() < deadline {
-        let mut input = rng.choice(seeds).expect("there are seeds").clone();
-        for _ in 0..rng.usize(0..5) {
-            let at = rng.usize(0..input.len().max(1)).min(input.len());
-            match rng.u8(0..5) {
-                0 if at < input.len() => input[at] ^= 1 << rng.u8(0..8),
-                1 if at < input.len() => {
-                    input[at] = *rng.choice(&[0, 1, 0x7f, 0x80, 0xff]).expect("not empty")
-                }
-                2 => input.truncate(at),
-                3 => input.insert(at, rng.u8(..)),
-                _ => input.extend((0..rng.usize(0..40)).map(|_| rng.u8(..))),
-            }
-        }
-        target(&input);
-    }
-}
-
 /// What a client says first, in both versions, and what it sends with its certificate.
 #[test]
 fn fuzz_handshakes() {
@@ -191,7 +113,7 @@ fn fuzz_handshakes() {
         bytes
     };
     let hellos = [hello(&[&rustls::version::TLS12]), hello(&[&rustls::version::TLS13])];
-    fuzz(|data| fuzz_handshake(&keys, data), &hellos);
+    testing::fuzz::run(2, &hellos, |data| fuzz_handshake(&keys, data));
 }
 
 /// Records of a session that was made for them: the first bytes of the input are what is changed in them.
@@ -231,5 +153,5 @@ fn fuzz_sessions() {
             "nothing is read that was not sent"
         );
     };
-    fuzz(target, &[vec![], vec![0, 3, 1], vec![0, 200, 8, 1, 1, 1]]);
+    testing::fuzz::run(2, &[vec![], vec![0, 3, 1], vec![0, 200, 8, 1, 1, 1]], target);
 }

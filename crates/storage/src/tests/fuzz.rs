@@ -1,54 +1,21 @@
 //! The fuzz targets, each for a few seconds (`FUZZ_SECONDS`, 5 by default), with mutated valid inputs and random ones.
 //! A failure prints the input. Add it to the list in the target's test.
 
-use std::time::{Duration, Instant};
-
 use model::{Offset, Timestamp};
+use testing::fuzz::{Rounds, damage, random_bytes as random};
 
 use super::support::batch;
 use crate::fuzzing;
 use crate::index::{BatchIndex, BatchPlace};
 use crate::stream::Producers;
 
-fn run(target: fn(&[u8]), mut input: impl FnMut(&mut fastrand::Rng) -> Vec<u8>) -> u64 {
-    let seconds =
-        std::env::var("FUZZ_SECONDS").map_or(5, |seconds| seconds.parse().expect("FUZZ_SECONDS is a number"));
-    let (start, mut runs) = (Instant::now(), 0);
-    while start.elapsed() < Duration::from_secs(seconds) {
-        let mut rng = fastrand::Rng::with_seed(runs);
-        let data = input(&mut rng);
-        if let Err(panic) = std::panic::catch_unwind(|| target(&data)) {
-            eprintln!("input {runs}: {:02x?}", &data[..data.len().min(4096)]);
-            std::panic::resume_unwind(panic);
-        }
-        runs += 1;
-    }
-    runs
+/// The same inputs at each run.
+fn run(target: fn(&[u8]), input: impl FnMut(&mut fastrand::Rng) -> Vec<u8>) -> u64 {
+    Rounds::from_seed(5, 0).run(input, target)
 }
 
 fn mutate(rng: &mut fastrand::Rng, mut bytes: Vec<u8>) -> Vec<u8> {
-    for _ in 0..rng.usize(0..6) {
-        if bytes.is_empty() {
-            break;
-        }
-        let at = rng.usize(0..bytes.len());
-        match rng.u8(0..5) {
-            0 => bytes[at] ^= 1 << rng.u8(0..8),
-            1 => bytes[at] = *rng.choice(&[0, 1, 0x7f, 0x80, 0xff]).unwrap(),
-            2 => bytes.truncate(at),
-            3 => bytes.insert(at, rng.u8(..)),
-            _ => {
-                let end = (at + rng.usize(1..9)).min(bytes.len());
-                rng.fill(&mut bytes[at..end]);
-            }
-        }
-    }
-    bytes
-}
-
-fn random(rng: &mut fastrand::Rng, length: usize) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    rng.fill(&mut bytes);
+    damage(rng, &mut bytes, &[]);
     bytes
 }
 

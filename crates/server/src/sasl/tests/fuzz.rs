@@ -10,11 +10,6 @@ async fn fuzz_gate() {
         settings.reauthentication = Some(LONG);
     })
     .await;
-    let seconds =
-        std::env::var("FUZZ_SECONDS").map_or(5, |seconds| seconds.parse().expect("FUZZ_SECONDS is a number"));
-    let deadline = Instant::now() + Duration::from_secs(seconds);
-    let mut rng = fastrand::Rng::new();
-    println!("fuzzing with seed {:#x}", rng.get_seed());
     let handshake = |mechanism: &str, version| {
         request(version, &m::SaslHandshakeRequest { mechanism: Text::copied(mechanism) })
     };
@@ -42,7 +37,7 @@ async fn fuzz_gate() {
         ::sasl::Mechanism::ALL.iter().flat_map(|one| [handshake(one.name(), 0), handshake(one.name(), 1)]),
     );
     let (mut runs, mut opened) = (0u64, 0u64);
-    while Instant::now() < deadline {
+    for mut rng in testing::fuzz::Rounds::random(5) {
         let mut peer = place.connect();
         for _ in 0..rng.usize(1..8) {
             let mut frame = rng.choice(&seeds).unwrap().to_vec();
