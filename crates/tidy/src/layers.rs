@@ -1,11 +1,15 @@
 //! Arrows between the crates go down: what each manifest says against the table of layers in `ARCHITECTURE.md`.
 //!
 //! A row is `` | `crate` | `crates` `it` `may` `use` | what it is | ``; rows stand from the top layer to the bottom one.
-//! A row may name only rows below it, so there is no cycle to look for.
+//! A row may name only rows below it, so there is no cycle to look for. Only tests may depend on
+//! [`OF_TESTS`], whatever the table says.
 
 use std::collections::BTreeSet;
 
 use crate::documents::{section, table_rows, words_in_backticks};
+
+/// The crate that only tests may depend on.
+pub const OF_TESTS: &str = "testing";
 
 /// One row of the table.
 #[derive(Debug, PartialEq, Eq)]
@@ -72,6 +76,10 @@ pub fn violations(layers: &[Layer], crates: &[String], arrows: &[(String, String
         }
     }
     for (from, to) in arrows {
+        if to == OF_TESTS {
+            found.push(format!("{from} depends on {to} outside of its tests"));
+            continue;
+        }
         if place(from).is_some_and(|at| !layers[at].may_use.contains(to)) {
             found.push(format!("{from} depends on {to}, which the table of layers does not let it"));
         }
@@ -100,6 +108,23 @@ mod tests {
             ["low depends on top, which the table of layers does not let it"]
         );
         assert_eq!(given(&[("middle", "middle")]).len(), 1);
+    }
+
+    #[test]
+    fn the_crate_of_tests_is_for_tests_whatever_the_table_says() {
+        let table = "## Layers\n| `top` | `testing` | x |\n| `testing` | | y |\n";
+        let crates = ["top", OF_TESTS].map(String::from);
+        let arrow = ("top".to_owned(), OF_TESTS.to_owned());
+        assert_eq!(
+            violations(&layers(table), &crates, &[arrow]),
+            ["top depends on testing outside of its tests"]
+        );
+        let metadata = serde_json::json!({"packages": [
+            {"name": "mainstem-top", "dependencies": [{"name": "mainstem-testing", "kind": "dev", "path": "/p"}]},
+            {"name": "mainstem-testing", "dependencies": []},
+        ]});
+        let (crates, arrows) = crates_and_arrows(&metadata);
+        assert_eq!(violations(&layers(table), &crates, &arrows), [""; 0]);
     }
 
     #[test]

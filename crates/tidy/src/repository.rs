@@ -88,6 +88,7 @@ fn dependencies_between_crates_go_down() {
     let metadata = serde_json::from_slice(&output.stdout).expect("metadata is JSON");
     let (crates, arrows) = layers::crates_and_arrows(&metadata);
     assert!(crates.len() > 5 && arrows.len() > 5, "the metadata was not understood");
+    assert!(crates.iter().any(|name| name == layers::OF_TESTS), "the crate of tests has another name");
     none(layers::violations(&layers::layers(file("ARCHITECTURE.md")), &crates, &arrows));
 }
 
