@@ -71,7 +71,8 @@ fn the_documents_name_all_metrics() {
     let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<String>>();
     let told: BTreeMap<String, Vec<String>> = page
         .lines()
-        .filter(|line| line.starts_with("| `"))
+        // The page has a table of labels too, with fewer columns.
+        .filter(|line| line.starts_with("| `") && cells(line).len() == 6)
         .map(|line| (cells(line)[1].trim_matches('`').to_owned(), cells(line)[2..5].to_vec()))
         .collect();
     let parent = TempDir::new().unwrap();
