@@ -12,8 +12,8 @@ use broker::groups::consumer::{
     decode_consumer_record,
 };
 use broker::groups::{
-    Action, Group, GroupConfig, GroupError, GroupRecord, JoinReply, JoinRequest, LeaveMember, Now, Protocol,
-    Replies, ReplyToken, SyncRequest, Synced, decode_record,
+    Action, Group, GroupConfig, GroupError, GroupRecord, Held, JoinReply, JoinRequest, LeaveMember, Now,
+    Protocol, Replies, ReplyToken, SyncRequest, Synced, decode_record,
 };
 use fastrand::Rng;
 use uuid::Uuid;
@@ -148,7 +148,7 @@ impl World {
         for action in actions {
             if refused {
                 self.deliver(action.failed(GroupError::CoordinatorNotAvailable));
-            } else if let Some(action) = self.replies.hold(action) {
+            } else if let Held::Due(action) = self.replies.hold(action) {
                 self.deliver(action);
             }
         }

@@ -104,6 +104,11 @@ pub async fn list(request: Request<ListGroupsRequest>) -> ListGroupsResponse {
     let is_in = |filter: &[Text], word: &str| {
         filter.is_empty() || filter.iter().any(|wanted| wanted.as_str().eq_ignore_ascii_case(word))
     };
+    // As in Kafka: the list of a coordinator that is loading is not complete.
+    if broker.coordinator.is_loading() {
+        let error_code = ErrorCode::CoordinatorLoadInProgress.code();
+        return ListGroupsResponse { error_code, ..ListGroupsResponse::default() };
+    }
     let groups = broker
         .coordinator
         .all()
@@ -124,11 +129,6 @@ pub async fn list(request: Request<ListGroupsRequest>) -> ListGroupsResponse {
             })
         })
         .collect();
-    // As in Kafka: the list of a coordinator that is loading is not complete.
-    if broker.coordinator.is_loading() {
-        let error_code = ErrorCode::CoordinatorLoadInProgress.code();
-        return ListGroupsResponse { error_code, ..ListGroupsResponse::default() };
-    }
     ListGroupsResponse { groups, ..ListGroupsResponse::default() }
 }
 

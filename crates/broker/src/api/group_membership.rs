@@ -9,7 +9,7 @@ use wire::messages::{
 use wire::{ErrorCode, Text};
 
 use super::offsets::ready;
-use crate::coordinator::Asking;
+use crate::coordinator::{Asking, Unserved};
 use crate::groups::{GroupError, JoinReply, JoinRequest, LeaveMember, Protocol, SyncRequest};
 use crate::request::Request;
 use crate::request::error_codes::{group_code, unserved_code};
@@ -179,6 +179,8 @@ pub async fn heartbeat(request: Request<HeartbeatRequest>) -> HeartbeatResponse 
         ErrorCode::InvalidGroupId
     } else {
         match broker.coordinator.find(&request.group_id) {
+            // As in Kafka: the member goes on while the group is read.
+            Err(Unserved::Loading) => ErrorCode::None,
             Err(unserved) => unserved_code(unserved),
             Ok(None) => ErrorCode::UnknownMemberId,
             Ok(Some(entry)) => {
@@ -217,7 +219,7 @@ pub async fn leave(request: Request<LeaveGroupRequest>) -> LeaveGroupResponse {
         Err(unserved) => return failed(unserved_code(unserved)),
         // Each of them is unknown.
         Ok(None) => Ok(leaving.iter().map(|_| Err(GroupError::UnknownMemberId)).collect()),
-        Ok(Some(entry)) => broker.coordinator.leave(&entry, &leaving),
+        Ok(Some(entry)) => broker.coordinator.leave(&entry, &leaving).await,
     };
     let results = match results {
         Ok(results) => results,

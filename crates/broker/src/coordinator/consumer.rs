@@ -76,7 +76,8 @@ impl Coordinator {
             let token = state.token(Waiter::Heartbeat(sender));
             let topics = Seen { topics: &topics, by };
             let actions = state.group.consumer_heartbeat(self.now(), request, &topics, token);
-            self.carry_out(entry, &mut state, actions);
+            // A refusal is among the replies.
+            let _ = self.carry_out(entry, &mut state, actions);
         }
         receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable.into()))
     }
@@ -97,7 +98,7 @@ impl Coordinator {
             }
             _ => state.group.join(self.now(), request, token),
         };
-        self.carry_out(entry, &mut state, actions);
+        let _ = self.carry_out(entry, &mut state, actions);
         receiver
     }
 }

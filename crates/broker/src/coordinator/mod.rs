@@ -34,6 +34,7 @@ use wire::records::RecordView;
 use self::committed_topics::{CommittedTopics, OfGroup};
 pub use self::consumer::Asking;
 use self::load::LoadedPartition;
+use self::offsets::Ended;
 pub use self::offsets::Transactional;
 pub use self::peers::Peers;
 pub use self::shards::Unserved;
@@ -41,8 +42,8 @@ use self::shards::{Coordinates, Shard, Shards, coordinator_of, follow, load_all,
 pub use self::transactions::TransactionCoordinator;
 use crate::groups::consumer::{HeartbeatReply, Refused};
 use crate::groups::{
-    Action, Group, GroupConfig, GroupError, JoinReply, Now, OffsetKey, Replies, ReplyToken, SyncRequest,
-    Synced, encode_offset_key,
+    Action, Group, GroupConfig, GroupError, Held, JoinReply, Now, OffsetKey, Replies, ReplyToken,
+    SyncRequest, Synced, encode_offset_key,
 };
 use crate::internal::{InternalRecord, batch_of};
 use crate::partition::sequence::SequenceError;
@@ -118,6 +119,8 @@ pub struct Coordinator {
     runtime: Handle,
     /// Groups with offsets of open transactions, by partition and producer; some may have none any more.
     uncommitted: Mutex<Uncommitted>,
+    /// Transactions that ended in a partition while it was being loaded.
+    ended: Mutex<HashMap<i32, Vec<Ended>>>,
     committed_topics: CommittedTopics,
 }
 
@@ -148,9 +151,20 @@ impl Coordinates for Coordinator {
 
     fn unload(self: &Arc<Self>, entry: &Arc<Entry>) {
         let mut state = entry.state.lock();
-        let actions = state.group.close(GroupError::NotCoordinator);
-        actions.into_iter().for_each(|action| state.deliver(action));
+        state.close();
         self.committed_topics.remove(entry, &mut state.topics);
+    }
+
+    fn loaded(self: &Arc<Self>, partition: i32) {
+        for Ended { producer_id, committed, marker } in
+            self.ended.lock().remove(&partition).unwrap_or_default()
+        {
+            self.end_transaction(partition, producer_id, committed, marker);
+        }
+    }
+
+    fn unloaded(self: &Arc<Self>, partition: i32) {
+        self.uncommitted.lock().retain(|(of, _), _| *of != partition);
     }
 }
 
@@ -183,6 +197,7 @@ impl Coordinator {
             started: Instant::now(),
             runtime: Handle::current(),
             uncommitted: Mutex::default(),
+            ended: Mutex::default(),
             committed_topics: CommittedTopics::default(),
         }
     }
@@ -261,7 +276,8 @@ impl Coordinator {
             Some(_) => state.group.consumer_sync(self.now(), &request, token),
             None => state.group.sync(self.now(), request, token),
         };
-        self.carry_out(entry, &mut state, actions);
+        // A refusal is among the replies.
+        let _ = self.carry_out(entry, &mut state, actions);
         receiver
     }
 
@@ -283,26 +299,29 @@ impl Coordinator {
         result
     }
 
-    /// LeaveGroup: a result for each member.
-    pub fn leave(
+    /// LeaveGroup: a result for each member, when it is durable.
+    pub async fn leave(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         members: &[crate::groups::LeaveMember],
     ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
-        let mut state = entry.state.lock();
-        let left = match state.group.consumer() {
-            Some(_) => state.group.consumer_classic_leave(self.now(), members),
-            None => state.group.leave(self.now(), members)?,
+        let (members, settled) = {
+            let mut state = entry.state.lock();
+            let left = match state.group.consumer() {
+                Some(_) => state.group.consumer_classic_leave(self.now(), members),
+                None => state.group.leave(self.now(), members)?,
+            };
+            let written = self.carry_out(entry, &mut state, left.actions);
+            (left.members, written.map(|()| state.settled())?)
         };
-        self.carry_out(entry, &mut state, left.actions);
-        Ok(left.members)
+        settled.wait().await.map(|()| members)
     }
 
     /// DeleteGroups, for one group.
     pub async fn delete(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), GroupError> {
         let settled = {
             let mut state = entry.state.lock();
-            let keys = state.group.check_delete()?;
+            let keys = state.group.check_delete().map_err(|error| entry.refusal(error))?;
             let records = tombstones(&state.group, &keys, true)?;
             self.append(entry, &mut state, &records, None)?;
             state.group.delete();
@@ -335,15 +354,28 @@ impl Coordinator {
         }
     }
 
-    fn forget(&self, entry: &Arc<Entry>, state: &mut State) {
-        self.committed_topics.remove(entry, &mut state.topics);
+    /// Makes room for another group of this name. The group stays listed under its topics until its tombstones are durable: a
+    /// new topic has to wait for them.
+    fn forget(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) {
         if let Some(shard) = entry.shard.upgrade() {
             shard.remove(&entry.id, entry);
         }
+        let (this, entry, settled) = (self.clone(), entry.clone(), state.settled());
+        self.runtime.spawn(async move {
+            // Where they are not, the log has failed, and the topic is not made.
+            if settled.wait().await.is_ok() {
+                this.committed_topics.remove(&entry, &mut entry.state.lock().topics);
+            }
+        });
     }
 
-    /// Writes what an operation changed in the group, and replies once that is durable.
-    fn carry_out(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, actions: Vec<Action>) {
+    /// Writes what an operation changed in the group, and replies once that is durable. Returns whether the log has taken it.
+    fn carry_out(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        actions: Vec<Action>,
+    ) -> Result<(), GroupError> {
         let written = match state.group.unwritten() {
             Ok(records) if records.is_empty() => Ok(()),
             Ok(records) => self.append(entry, state, &records, None).map(|_| state.group.written()),
@@ -359,6 +391,7 @@ impl Coordinator {
             }
         }
         self.arm(entry, state);
+        written
     }
 
     /// Queues records of the group as one batch; returns the offset of the first. When they are durable, the replies that wait
@@ -387,9 +420,18 @@ impl Coordinator {
     }
 
     /// Lets go of a shard whose log has stopped.
-    fn check_log(&self, shard: &Arc<GroupShard>, partition: &Partition) {
+    fn check_log(self: &Arc<Self>, shard: &Arc<GroupShard>, partition: &Partition) {
         if partition.home().is_ok_and(|home| home.log.log.stopped().is_some()) {
-            self.shards.fail(shard);
+            self.fail(shard);
+        }
+    }
+
+    /// Answers who waits in the groups of a shard whose log has stopped. In a task, since the caller holds the lock of a group.
+    fn fail(self: &Arc<Self>, shard: &Arc<GroupShard>) {
+        if self.shards.fail(shard) {
+            let shard = shard.clone();
+            self.runtime
+                .spawn(async move { shard.all().iter().for_each(|entry| entry.state.lock().close()) });
         }
     }
 
@@ -402,15 +444,12 @@ impl Coordinator {
             }
             return;
         }
-        if let Some(shard) = entry.shard.upgrade() {
-            self.shards.fail(&shard);
-        }
-        let failed = GroupError::CoordinatorNotAvailable;
         for reply in state.replies.fail() {
-            match reply {
-                Reply::Member(action) => state.deliver(action.failed(failed)),
-                Reply::Durable(sender) => drop(sender.send(Err(failed))),
-            }
+            state.send_failed(reply);
+        }
+        drop(state);
+        if let Some(shard) = entry.shard.upgrade() {
+            self.fail(&shard);
         }
     }
 
@@ -431,7 +470,7 @@ impl Coordinator {
             if state.armed == Some(deadline) {
                 state.armed = None;
                 let actions = state.group.tick(this.now());
-                this.carry_out(&entry, &mut state, actions);
+                let _ = this.carry_out(&entry, &mut state, actions);
             }
         });
     }
@@ -453,6 +492,14 @@ impl Entry {
     /// Its id.
     pub fn id(&self) -> &str {
         &self.id
+    }
+
+    /// Why a request finds no such group: another broker may coordinate it by now.
+    fn refusal(&self, error: GroupError) -> GroupError {
+        match error {
+            GroupError::GroupIdNotFound if self.shard.upgrade().is_none() => GroupError::NotCoordinator,
+            error => error,
+        }
     }
 
     /// Looks at the group, which may be ahead of what is durable.
@@ -477,8 +524,25 @@ impl State {
 
     /// Replies once all records queued so far are durable.
     fn reply(&mut self, reply: Reply) {
-        if let Some(reply) = self.replies.hold(reply) {
-            self.send(reply);
+        match self.replies.hold(reply) {
+            Held::Due(reply) => self.send(reply),
+            Held::Waits => {}
+            Held::Failed(reply) => self.send_failed(reply),
+        }
+    }
+
+    fn send_failed(&mut self, reply: Reply) {
+        let failed = GroupError::CoordinatorNotAvailable;
+        match reply {
+            Reply::Member(action) => self.deliver(action.failed(failed)),
+            Reply::Durable(sender) => drop(sender.send(Err(failed))),
+        }
+    }
+
+    /// Answers who waits in the group, which this broker does not coordinate any more.
+    fn close(&mut self) {
+        for action in self.group.close(GroupError::NotCoordinator) {
+            self.deliver(action);
         }
     }
 
@@ -486,8 +550,10 @@ impl State {
     fn settled(&mut self) -> Settled {
         let (sender, receiver) = oneshot::channel();
         match self.replies.hold(Reply::Durable(sender)) {
-            None => Settled(Some(receiver)),
-            Some(_) => Settled(None),
+            Held::Due(_) => Settled(None),
+            Held::Waits => Settled(Some(receiver)),
+            // Nobody sends: the receiver finds that out at once.
+            Held::Failed(_) => Settled(Some(receiver)),
         }
     }
 

@@ -28,6 +28,15 @@ pub struct Transactional {
     pub check: Option<Check>,
 }
 
+/// The end of a producer's transaction in a partition of `__consumer_offsets`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ended {
+    pub producer_id: i64,
+    pub committed: bool,
+    /// The offset of the marker.
+    pub marker: Offset,
+}
+
 impl Coordinator {
     /// OffsetCommit: checks, appends, and applies what is durable. One result for each offset, in the request's order.
     pub async fn commit(
@@ -96,6 +105,12 @@ impl Coordinator {
     /// A producer's transaction has ended in a partition of `__consumer_offsets`, with the marker at the offset `marker`: its
     /// groups' offsets count, or never do.
     pub fn end_transaction(&self, partition: i32, producer_id: i64, committed: bool, marker: Offset) {
+        let ended = Ended { producer_id, committed, marker };
+        // The load may have read past the marker already, and then finds the transaction open.
+        let note = || self.ended.lock().entry(partition).or_default().push(ended);
+        if self.shards.while_loading(partition, note) {
+            return;
+        }
         let ended = self.uncommitted.lock().remove(&(partition, producer_id)).unwrap_or_default();
         for entry in ended.iter().filter_map(Weak::upgrade) {
             let mut state = entry.state.lock();
@@ -130,7 +145,7 @@ impl Coordinator {
     ) -> Result<Vec<Result<(), GroupError>>, GroupError> {
         let (results, settled) = {
             let mut state = entry.state.lock();
-            let checked = state.group.check_offset_delete(&keys)?;
+            let checked = state.group.check_offset_delete(&keys).map_err(|error| entry.refusal(error))?;
             let gone: Vec<OffsetKey> = keys
                 .iter()
                 .zip(&checked)
@@ -148,9 +163,11 @@ impl Coordinator {
         settled.wait().await.map(|()| results)
     }
 
-    /// Drops the offsets that groups committed for a topic that was deleted.
+    /// Drops the offsets that groups committed for a topic that was deleted, unless there is another one of this name.
     pub fn forget_topic(self: &Arc<Self>, topic: Arc<str>) {
-        let begun = self.begin_to_forget(&topic);
+        let topics = self.shards.topics();
+        let begun = self
+            .begin_to_forget(&topic, || topics.as_ref().is_none_or(|topics| topics.find(&topic).is_none()));
         let this = self.clone();
         self.runtime.spawn(async move {
             for (entry, settled) in begun {
@@ -166,8 +183,11 @@ impl Coordinator {
 
     /// Drops the offsets that groups committed for earlier topics of this name; whether they are gone for good. Blocks.
     pub fn forget_topic_for_good(self: &Arc<Self>, topic: &str) -> bool {
+        if self.shards.are_loading() {
+            return false;
+        }
         let mut gone = true;
-        for (entry, settled) in self.begin_to_forget(topic) {
+        for (entry, settled) in self.begin_to_forget(topic, || true) {
             match settled.and_then(Settled::wait_blocking) {
                 Ok(()) => self.end_forgetting(&entry, topic),
                 Err(_) => gone = false,
@@ -176,9 +196,17 @@ impl Coordinator {
         gone
     }
 
-    fn begin_to_forget(self: &Arc<Self>, topic: &str) -> Vec<(Arc<Entry>, Result<Settled, GroupError>)> {
+    /// Whether it still may is asked under the lock of each group: nothing is committed for a new topic meanwhile.
+    fn begin_to_forget(
+        self: &Arc<Self>,
+        topic: &str,
+        may: impl Fn() -> bool,
+    ) -> Vec<(Arc<Entry>, Result<Settled, GroupError>)> {
         let forget = |entry: Arc<Entry>| {
             let mut state = entry.state.lock();
+            if !may() {
+                return None;
+            }
             // Also those of an open transaction, which count later.
             let gone = state.group.offset_keys(|key| *key.topic == *topic);
             let written = match gone.is_empty() {
@@ -189,9 +217,9 @@ impl Coordinator {
             };
             let settled = written.map(|()| state.settled());
             drop(state);
-            (entry, settled)
+            Some((entry, settled))
         };
-        self.committed_topics.groups(topic).into_iter().map(forget).collect()
+        self.committed_topics.groups(topic).into_iter().filter_map(forget).collect()
     }
 
     fn end_forgetting(&self, entry: &Arc<Entry>, topic: &str) {

@@ -18,7 +18,7 @@ use wire::records::RecordView;
 
 use crate::groups::partition_for;
 use crate::internal::read_records;
-use crate::partition::{Elsewhere, Home, Partition};
+use crate::partition::{Elsewhere, Home, Partition, Replica};
 use crate::resources::blocking::blocking;
 use crate::topics::Topics;
 
@@ -37,8 +37,12 @@ pub trait Coordinates: Send + Sync + Sized + 'static {
     fn replay(loaded: &mut Self::Loaded, header: &BatchHeader, record: &RecordView);
     /// Puts the entries of a loaded partition into its shard, which nobody else sees yet.
     fn restore(self: &Arc<Self>, shard: &Arc<Shard<Self::Entry>>, loaded: Self::Loaded);
-    /// Lets go of an entry that another broker coordinates from now on.
+    /// Lets go of an entry that this broker does not coordinate any more.
     fn unload(self: &Arc<Self>, entry: &Arc<Self::Entry>);
+    /// A partition serves from now on.
+    fn loaded(self: &Arc<Self>, _partition: i32) {}
+    /// A partition was unloaded.
+    fn unloaded(self: &Arc<Self>, _partition: i32) {}
 }
 
 /// Why this broker does not serve a key.
@@ -105,7 +109,8 @@ impl<E> Shard<E> {
         }
     }
 
-    fn all(&self) -> Vec<Arc<E>> {
+    /// All entries, in no order.
+    pub fn all(&self) -> Vec<Arc<E>> {
         self.entries.lock().values().cloned().collect()
     }
 }
@@ -114,13 +119,15 @@ enum Slot<E> {
     Loading(Place),
     Ready(Arc<Shard<E>>),
     Unreadable(Place),
+    /// Its log has stopped. The entries stay: what they hold may be there again after a restart.
+    Failed(Arc<Shard<E>>),
 }
 
 impl<E> Slot<E> {
     fn place(&self) -> &Place {
         match self {
             Slot::Loading(place) | Slot::Unreadable(place) => place,
-            Slot::Ready(shard) => &shard.place,
+            Slot::Ready(shard) | Slot::Failed(shard) => &shard.place,
         }
     }
 }
@@ -173,19 +180,35 @@ impl<E> Shards<E> {
         self.ready().iter().map(|shard| shard.entries.lock().len()).sum()
     }
 
-    /// The log of a shard has stopped: what its entries show may not be there after a restart, so nobody is served.
-    pub fn fail(&self, shard: &Arc<Shard<E>>) {
+    /// The log of a shard has stopped: what its entries show may not be there after a restart, so nobody is served. Returns
+    /// whether it served until now.
+    pub fn fail(&self, shard: &Arc<Shard<E>>) -> bool {
         let mut slots = self.slots.lock();
-        if let Some(slot) =
-            slots.values_mut().find(|slot| matches!(slot, Slot::Ready(of) if Arc::ptr_eq(of, shard)))
-        {
-            *slot = Slot::Unreadable(shard.place.clone());
+        let serves = |slot: &&mut Slot<E>| matches!(slot, Slot::Ready(of) if Arc::ptr_eq(of, shard));
+        let slot = slots.values_mut().find(serves);
+        let served = slot.is_some();
+        slot.into_iter().for_each(|slot| *slot = Slot::Failed(shard.clone()));
+        served
+    }
+
+    /// Whether the records of a partition cannot be read, or its log has stopped.
+    fn is_unreadable(&self, partition: &Arc<Partition>) -> bool {
+        match self.slots.lock().get(&partition.index) {
+            Some(slot @ (Slot::Unreadable(_) | Slot::Failed(_))) => {
+                slot.place().is_of(partition, slot.place().epoch)
+            }
+            _ => false,
         }
     }
 
-    fn is_unreadable(&self, partition: &Arc<Partition>) -> bool {
+    /// Runs `note` if the partition is being loaded, before it serves.
+    pub fn while_loading(&self, partition: i32, note: impl FnOnce()) -> bool {
         let slots = self.slots.lock();
-        matches!(slots.get(&partition.index), Some(Slot::Unreadable(place)) if place.is_of(partition, place.epoch))
+        let loading = matches!(slots.get(&partition), Some(Slot::Loading(_)));
+        if loading {
+            note();
+        }
+        loading
     }
 }
 
@@ -199,7 +222,8 @@ pub fn partition_of<C: Coordinates>(coordinator: &C, key: &str) -> Option<Arc<Pa
 /// The broker that coordinates a key; `None` while there is none.
 pub fn coordinator_of<C: Coordinates>(coordinator: &C, key: &str) -> Option<i32> {
     let partition = partition_of(coordinator, key)?;
-    let here = partition.home().is_ok() && !coordinator.shards().is_unreadable(&partition);
+    let works = partition.home().is_ok_and(|home| home.log.log.stopped().is_none());
+    let here = works && !coordinator.shards().is_unreadable(&partition);
     here.then(|| partition.leader().node)
 }
 
@@ -218,69 +242,83 @@ pub fn follow<C: Coordinates>(
     partition: &Arc<Partition>,
 ) -> Result<Arc<Shard<C::Entry>>, Unserved> {
     let shards = coordinator.shards();
-    let leader = partition.leader();
     let replica = partition.replica(shards.node);
     let (found, gone) = {
         let mut slots = shards.slots.lock();
-        let stays = |slot: &Slot<C::Entry>| slot.place().is_of(partition, leader.epoch);
+        let stays = |slot: &Slot<C::Entry>| {
+            replica.as_ref().is_ok_and(|replica| slot.place().is_of(partition, replica.epoch))
+        };
         let gone = match slots.get(&partition.index) {
-            Some(slot) if replica.is_err() || !stays(slot) => slots.remove(&partition.index),
+            Some(slot) if !stays(slot) => slots.remove(&partition.index),
             _ => None,
         };
-        let place = Place { partition: Arc::downgrade(partition), epoch: leader.epoch };
+        let place =
+            |replica: &Replica<'_>| Place { partition: Arc::downgrade(partition), epoch: replica.epoch };
         let found = match (replica, slots.get(&partition.index)) {
             (Err(Elsewhere::Remote), _) => Err(Unserved::Elsewhere),
-            (Err(Elsewhere::Offline(_)), _) | (_, Some(Slot::Unreadable(_))) => Err(Unserved::Unavailable),
+            (Err(Elsewhere::Offline(_)), _) => Err(Unserved::Unavailable),
+            (Ok(_), Some(Slot::Unreadable(_) | Slot::Failed(_))) => Err(Unserved::Unavailable),
             (Ok(_), Some(Slot::Ready(shard))) => Ok(shard.clone()),
             (Ok(_), Some(Slot::Loading(_))) => Err(Unserved::Loading),
             (Ok(replica), None) if partition.next_offset() == replica.home.stream.bounds().start => {
-                let shard = Shard::new(place);
+                let shard = Shard::new(place(&replica));
                 slots.insert(partition.index, Slot::Ready(shard.clone()));
                 Ok(shard)
             }
             (Ok(replica), None) => {
-                slots.insert(partition.index, Slot::Loading(place.clone()));
-                tokio::spawn(load(coordinator.clone(), partition.clone(), replica.home.clone(), place));
+                slots.insert(partition.index, Slot::Loading(place(&replica)));
+                let home = replica.home.clone();
+                tokio::spawn(load(coordinator.clone(), partition.clone(), home, place(&replica)));
                 Err(Unserved::Loading)
             }
         };
         (found, gone)
     };
-    if let Some(Slot::Ready(shard)) = gone {
-        shard.all().iter().for_each(|entry| coordinator.unload(entry));
+    if let Some(slot) = gone {
+        let_go(coordinator, partition.index, &slot);
     }
     found
 }
 
+fn let_go<C: Coordinates>(coordinator: &Arc<C>, partition: i32, slot: &Slot<C::Entry>) {
+    if let Slot::Ready(shard) | Slot::Failed(shard) = slot {
+        shard.all().iter().for_each(|entry| coordinator.unload(entry));
+    }
+    coordinator.unloaded(partition);
+}
+
 async fn load<C: Coordinates>(coordinator: Arc<C>, partition: Arc<Partition>, home: Home, place: Place) {
-    // The leader before may have appended records that are not durable yet. It appends none from now on.
-    let end = partition.next_offset();
-    let read = match partition.committed(&home, end).await {
-        Ok(()) => {
-            let of = partition.clone();
-            blocking(move || {
-                let mut loaded = C::Loaded::default();
-                let take =
-                    |_, header: &BatchHeader, record: &RecordView| C::replay(&mut loaded, header, record);
-                let read = read_records(&[(&*of, &home)], take).pop();
-                read.unwrap_or(Ok(())).map(|()| loaded).map_err(|error| error.to_string())
-            })
-            .await
-        }
-        Err(error) => Err(error.to_string()),
-    };
-    let slot = match read {
-        Ok(loaded) => {
-            let shard = Shard::new(place);
-            coordinator.restore(&shard, loaded);
-            Slot::Ready(shard)
-        }
+    // In a task of its own: a panic must not leave the partition loading for ever.
+    let read = tokio::spawn(read(coordinator.clone(), partition.clone(), home, place.clone())).await;
+    let slot = match read.map_err(|error| error.to_string()).flatten() {
+        Ok(shard) => Slot::Ready(shard),
         Err(error) => {
             report_unreadable(&partition, &error);
             Slot::Unreadable(place)
         }
     };
     finish_loading(&coordinator, &partition, slot);
+}
+
+async fn read<C: Coordinates>(
+    coordinator: Arc<C>,
+    partition: Arc<Partition>,
+    home: Home,
+    place: Place,
+) -> Result<Arc<Shard<C::Entry>>, String> {
+    // The leader before may have appended records that are not durable yet. It appends none from now on.
+    let end = partition.next_offset();
+    partition.committed(&home, end).await.map_err(|error| error.to_string())?;
+    let loaded = blocking(move || {
+        let mut loaded = C::Loaded::default();
+        let take = |_, header: &BatchHeader, record: &RecordView| C::replay(&mut loaded, header, record);
+        let read = read_records(&[(&*partition, &home)], take).pop();
+        read.unwrap_or(Ok(())).map(|()| loaded)
+    });
+    let loaded = loaded.await.map_err(|error| error.to_string())?;
+    let shard = Shard::new(place);
+    coordinator.restore(&shard, loaded);
+    Ok(shard)
 }
 
 /// Replaces the slot of a partition that was being loaded, unless the partition has moved on meanwhile.
@@ -295,8 +333,9 @@ fn finish_loading<C: Coordinates>(coordinator: &Arc<C>, partition: &Arc<Partitio
             _ => Some(slot),
         }
     };
-    if let Some(Slot::Ready(shard)) = overtaken {
-        shard.all().iter().for_each(|entry| coordinator.unload(entry));
+    match overtaken {
+        Some(slot) => let_go(coordinator, partition.index, &slot),
+        None => coordinator.loaded(partition.index),
     }
 }
 

@@ -402,7 +402,8 @@ impl TransactionCoordinator {
             if !one_log {
                 all_landed(&mut own).await?;
             }
-        } else if !place.is_current() {
+        }
+        if !place.is_current() {
             // Another broker coordinates it by now, and sends the markers.
             return Err(TransactionError::NotAvailable);
         }

@@ -60,7 +60,7 @@ pub use records::{
     GroupRecord, GroupSnapshot, MemberSnapshot, RecordError, decode_record, encode_group, encode_group_key,
     encode_offset, encode_offset_key, subscribed_topics,
 };
-pub use replies::Replies;
+pub use replies::{Held, Replies};
 pub use sync::SyncRequest;
 
 use bytes::Bytes;

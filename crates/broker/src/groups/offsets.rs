@@ -327,6 +327,10 @@ impl Group {
     ///
     /// Nothing expires while a group rebalances.
     pub fn expired(&self, now: Now) -> Expired {
+        if self.state == State::Dead {
+            // Another group may have its name by now.
+            return Expired::default();
+        }
         let Some(since) = self.retention_counts_from() else { return Expired::default() };
         let has_expired = |key: &OffsetKey, value: &CommittedOffset| {
             if self.offsets.is_unstable(key) || self.is_subscribed_to(&key.topic) {
@@ -381,6 +385,7 @@ impl Group {
     /// Makes a group Dead whose tombstones are in the log.
     pub fn delete(&mut self) {
         self.bury();
+        self.offsets = Offsets::default();
     }
 
     /// The `wanted` ones of all partitions that there are offsets for: committed, or of open transactions.
@@ -432,6 +437,7 @@ mod tests {
         assert_eq!(group.check_delete(), Ok(Vec::new()));
         assert!(group.retire_if_unused());
         assert_eq!(group.check_delete(), Err(GroupError::GroupIdNotFound));
+        assert_eq!(group.expired(Now { wall_ms: i64::MAX, ..NOW }), Expired::default());
     }
 
     #[test]

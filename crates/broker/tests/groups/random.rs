@@ -10,8 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use broker::groups::{
-    Action, CommitRequest, Group, GroupConfig, GroupError, GroupRecord, JoinRequest, Joined, LeaveMember,
-    Now, OffsetCommit, OffsetKey, Protocol, Replies, ReplyToken, State, SyncRequest, Synced, decode_record,
+    Action, CommitRequest, Group, GroupConfig, GroupError, GroupRecord, Held, JoinRequest, Joined,
+    LeaveMember, Now, OffsetCommit, OffsetKey, Protocol, Replies, ReplyToken, State, SyncRequest, Synced,
+    decode_record,
 };
 use bytes::Bytes;
 use fastrand::Rng;
@@ -299,7 +300,7 @@ impl World {
         for action in actions {
             if refused {
                 self.deliver(action.failed(GroupError::CoordinatorNotAvailable));
-            } else if let Some(action) = self.replies.hold(action) {
+            } else if let Held::Due(action) = self.replies.hold(action) {
                 self.deliver(action);
             }
         }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use broker::groups::{
-    Action, CommitRequest, CommittedOffset, Group, GroupConfig, GroupError, GroupRecord, GroupSnapshot,
+    Action, CommitRequest, CommittedOffset, Group, GroupConfig, GroupError, GroupRecord, GroupSnapshot, Held,
     JoinRequest, JoinedMember, LeaveMember, Now, OffsetCommit, OffsetKey, Protocol, Replies, ReplyToken,
     SyncRequest, decode_record, encode_group_key, encode_offset, encode_offset_key, subscribed_topics,
 };
@@ -315,7 +315,7 @@ impl Runner {
         for action in actions {
             if refused {
                 self.deliver(action.failed(GroupError::CoordinatorNotAvailable));
-            } else if let Some(action) = self.replies.hold(action) {
+            } else if let Held::Due(action) = self.replies.hold(action) {
                 self.deliver(action);
             }
         }

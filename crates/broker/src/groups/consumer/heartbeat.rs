@@ -249,6 +249,9 @@ impl Group {
     }
 
     pub(super) fn consumer_group(&mut self) -> Result<&mut ConsumerGroup, Refused> {
+        if self.state() == State::Dead {
+            return Err(GroupError::CoordinatorNotAvailable.into());
+        }
         let id = &self.id;
         let not_one =
             || Refused::new(GroupError::GroupIdNotFound, format!("Group {id} is not a consumer group."));
