@@ -12,6 +12,7 @@
 
 mod committed_topics;
 mod consumer;
+mod entry;
 mod load;
 mod markers;
 mod offsets;
@@ -31,8 +32,10 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use wire::records::RecordView;
 
-use self::committed_topics::{CommittedTopics, OfGroup};
+use self::committed_topics::CommittedTopics;
 pub use self::consumer::Asking;
+pub use self::entry::{Entry, Settled};
+use self::entry::{Reply, State, Waiter};
 use self::load::LoadedPartition;
 use self::offsets::Ended;
 pub use self::offsets::Transactional;
@@ -40,10 +43,8 @@ pub use self::peers::Peers;
 pub use self::shards::Unserved;
 use self::shards::{Coordinates, Shard, Shards, coordinator_of, follow, load_all, partition_of, shard_of};
 pub use self::transactions::TransactionCoordinator;
-use crate::groups::consumer::{HeartbeatReply, Refused};
 use crate::groups::{
-    Action, Group, GroupConfig, GroupError, Held, JoinReply, Now, OffsetKey, Replies, ReplyToken,
-    SyncRequest, Synced, encode_offset_key,
+    Action, Group, GroupConfig, GroupError, Now, OffsetKey, SyncRequest, Synced, encode_offset_key,
 };
 use crate::internal::{InternalRecord, batch_of};
 use crate::partition::sequence::SequenceError;
@@ -54,61 +55,6 @@ use crate::transactions::TransactionIndex;
 type GroupShard = Shard<Entry>;
 /// Groups by partition and producer.
 type Uncommitted = HashMap<(i32, i64), Vec<Weak<Entry>>>;
-
-enum Waiter {
-    Join(oneshot::Sender<JoinReply>),
-    Sync(oneshot::Sender<Result<Synced, GroupError>>),
-    Heartbeat(oneshot::Sender<Result<HeartbeatReply, Refused>>),
-}
-
-/// What is told once the records before it are durable.
-enum Reply {
-    /// To a member of the group.
-    Member(Action),
-    /// That they are.
-    Durable(oneshot::Sender<Result<(), GroupError>>),
-}
-
-/// Tells whether all records of a group up to some moment are durable.
-#[derive(Debug, Default)]
-pub struct Settled(Option<oneshot::Receiver<Result<(), GroupError>>>);
-
-impl Settled {
-    /// Waits until it is known. Blocks.
-    pub fn wait_blocking(self) -> Result<(), GroupError> {
-        match self.0 {
-            None => Ok(()),
-            Some(receiver) => receiver.blocking_recv().unwrap_or(Err(GroupError::CoordinatorNotAvailable)),
-        }
-    }
-
-    /// Waits until it is known.
-    pub async fn wait(self) -> Result<(), GroupError> {
-        match self.0 {
-            None => Ok(()),
-            Some(receiver) => receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable)),
-        }
-    }
-}
-
-struct State {
-    group: Group,
-    waiters: HashMap<ReplyToken, Waiter>,
-    next_token: u64,
-    /// When the timer that is running will look at the group.
-    armed: Option<u64>,
-    replies: Replies<Reply>,
-    /// The topics under which the group is in [`Coordinator::committed_topics`].
-    topics: OfGroup,
-}
-
-/// One group.
-pub struct Entry {
-    id: String,
-    /// Gone once another broker coordinates the group.
-    shard: Weak<GroupShard>,
-    state: Mutex<State>,
-}
 
 /// All groups that this broker coordinates.
 pub struct Coordinator {
@@ -473,117 +419,6 @@ impl Coordinator {
                 let _ = this.carry_out(&entry, &mut state, actions);
             }
         });
-    }
-}
-
-impl Entry {
-    fn new(shard: &Arc<GroupShard>, id: &str, group: Group) -> Entry {
-        let state = State {
-            group,
-            waiters: HashMap::new(),
-            next_token: 0,
-            armed: None,
-            replies: Replies::default(),
-            topics: OfGroup::default(),
-        };
-        Entry { id: id.to_owned(), shard: Arc::downgrade(shard), state: Mutex::new(state) }
-    }
-
-    /// Its id.
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-
-    /// Why a request finds no such group: another broker may coordinate it by now.
-    fn refusal(&self, error: GroupError) -> GroupError {
-        match error {
-            GroupError::GroupIdNotFound if self.shard.upgrade().is_none() => GroupError::NotCoordinator,
-            error => error,
-        }
-    }
-
-    /// Looks at the group, which may be ahead of what is durable.
-    pub fn with<T>(&self, look: impl FnOnce(&Group) -> T) -> T {
-        look(&self.state.lock().group)
-    }
-
-    /// Looks at the group, and says whether what it shows is durable.
-    pub fn look<T>(&self, look: impl FnOnce(&Group) -> T) -> (T, Settled) {
-        let mut state = self.state.lock();
-        (look(&state.group), state.settled())
-    }
-}
-
-impl State {
-    fn token(&mut self, waiter: Waiter) -> ReplyToken {
-        self.next_token += 1;
-        let token = ReplyToken(self.next_token);
-        self.waiters.insert(token, waiter);
-        token
-    }
-
-    /// Replies once all records queued so far are durable.
-    fn reply(&mut self, reply: Reply) {
-        match self.replies.hold(reply) {
-            Held::Due(reply) => self.send(reply),
-            Held::Waits => {}
-            Held::Failed(reply) => self.send_failed(reply),
-        }
-    }
-
-    fn send_failed(&mut self, reply: Reply) {
-        let failed = GroupError::CoordinatorNotAvailable;
-        match reply {
-            Reply::Member(action) => self.deliver(action.failed(failed)),
-            Reply::Durable(sender) => drop(sender.send(Err(failed))),
-        }
-    }
-
-    /// Answers who waits in the group, which this broker does not coordinate any more.
-    fn close(&mut self) {
-        for action in self.group.close(GroupError::NotCoordinator) {
-            self.deliver(action);
-        }
-    }
-
-    /// Whether all records queued so far are durable.
-    fn settled(&mut self) -> Settled {
-        let (sender, receiver) = oneshot::channel();
-        match self.replies.hold(Reply::Durable(sender)) {
-            Held::Due(_) => Settled(None),
-            Held::Waits => Settled(Some(receiver)),
-            // Nobody sends: the receiver finds that out at once.
-            Held::Failed(_) => Settled(Some(receiver)),
-        }
-    }
-
-    fn send(&mut self, reply: Reply) {
-        match reply {
-            Reply::Member(action) => self.deliver(action),
-            // A client that went away no longer waits for it.
-            Reply::Durable(sender) => drop(sender.send(Ok(()))),
-        }
-    }
-
-    /// Answers a waiting request. A member that went away is found by its session time-out.
-    fn deliver(&mut self, action: Action) {
-        match action {
-            Action::Join { token, reply } => {
-                if let Some(Waiter::Join(sender)) = self.waiters.remove(&token) {
-                    drop(sender.send(reply));
-                }
-            }
-            Action::Sync { token, reply } => {
-                if let Some(Waiter::Sync(sender)) = self.waiters.remove(&token) {
-                    drop(sender.send(reply));
-                }
-            }
-            Action::Heartbeat { token, reply } => {
-                if let Some(Waiter::Heartbeat(sender)) = self.waiters.remove(&token) {
-                    drop(sender.send(reply));
-                }
-            }
-        }
     }
 }
 

@@ -1,0 +1,178 @@
+//! One group in the coordinator: its lock, the requests that wait, and the replies that wait for records.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::GroupShard;
+use super::committed_topics::OfGroup;
+use crate::groups::consumer::{HeartbeatReply, Refused};
+use crate::groups::{Action, Group, GroupError, Held, JoinReply, Replies, ReplyToken, Synced};
+
+pub(super) enum Waiter {
+    Join(oneshot::Sender<JoinReply>),
+    Sync(oneshot::Sender<Result<Synced, GroupError>>),
+    Heartbeat(oneshot::Sender<Result<HeartbeatReply, Refused>>),
+}
+
+/// What is told once the records before it are durable.
+pub(super) enum Reply {
+    /// To a member of the group.
+    Member(Action),
+    /// That they are.
+    Durable(oneshot::Sender<Result<(), GroupError>>),
+}
+
+/// Tells whether all records of a group up to some moment are durable.
+#[derive(Debug, Default)]
+pub struct Settled(Option<oneshot::Receiver<Result<(), GroupError>>>);
+
+impl Settled {
+    /// Waits until it is known. Blocks.
+    pub fn wait_blocking(self) -> Result<(), GroupError> {
+        match self.0 {
+            None => Ok(()),
+            Some(receiver) => receiver.blocking_recv().unwrap_or(Err(GroupError::CoordinatorNotAvailable)),
+        }
+    }
+
+    /// Waits until it is known.
+    pub async fn wait(self) -> Result<(), GroupError> {
+        match self.0 {
+            None => Ok(()),
+            Some(receiver) => receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable)),
+        }
+    }
+}
+
+pub(super) struct State {
+    pub(super) group: Group,
+    pub(super) waiters: HashMap<ReplyToken, Waiter>,
+    pub(super) next_token: u64,
+    /// When the timer that is running will look at the group.
+    pub(super) armed: Option<u64>,
+    pub(super) replies: Replies<Reply>,
+    /// The topics under which the group is in [`Coordinator::committed_topics`].
+    pub(super) topics: OfGroup,
+}
+
+/// One group.
+pub struct Entry {
+    pub(super) id: String,
+    /// Gone once another broker coordinates the group.
+    pub(super) shard: Weak<GroupShard>,
+    pub(super) state: Mutex<State>,
+}
+
+impl Entry {
+    pub(super) fn new(shard: &Arc<GroupShard>, id: &str, group: Group) -> Entry {
+        let state = State {
+            group,
+            waiters: HashMap::new(),
+            next_token: 0,
+            armed: None,
+            replies: Replies::default(),
+            topics: OfGroup::default(),
+        };
+        Entry { id: id.to_owned(), shard: Arc::downgrade(shard), state: Mutex::new(state) }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Why a request finds no such group: another broker may coordinate it by now.
+    pub(super) fn refusal(&self, error: GroupError) -> GroupError {
+        match error {
+            GroupError::GroupIdNotFound if self.shard.upgrade().is_none() => GroupError::NotCoordinator,
+            error => error,
+        }
+    }
+
+    /// Looks at the group, which may be ahead of what is durable.
+    pub fn with<T>(&self, look: impl FnOnce(&Group) -> T) -> T {
+        look(&self.state.lock().group)
+    }
+
+    /// Looks at the group, and says whether what it shows is durable.
+    pub fn look<T>(&self, look: impl FnOnce(&Group) -> T) -> (T, Settled) {
+        let mut state = self.state.lock();
+        (look(&state.group), state.settled())
+    }
+}
+
+impl State {
+    pub(super) fn token(&mut self, waiter: Waiter) -> ReplyToken {
+        self.next_token += 1;
+        let token = ReplyToken(self.next_token);
+        self.waiters.insert(token, waiter);
+        token
+    }
+
+    /// Replies once all records queued so far are durable.
+    pub(super) fn reply(&mut self, reply: Reply) {
+        match self.replies.hold(reply) {
+            Held::Due(reply) => self.send(reply),
+            Held::Waits => {}
+            Held::Failed(reply) => self.send_failed(reply),
+        }
+    }
+
+    pub(super) fn send_failed(&mut self, reply: Reply) {
+        let failed = GroupError::CoordinatorNotAvailable;
+        match reply {
+            Reply::Member(action) => self.deliver(action.failed(failed)),
+            Reply::Durable(sender) => drop(sender.send(Err(failed))),
+        }
+    }
+
+    /// Answers who waits in the group, which this broker does not coordinate any more.
+    pub(super) fn close(&mut self) {
+        for action in self.group.close(GroupError::NotCoordinator) {
+            self.deliver(action);
+        }
+    }
+
+    /// Whether all records queued so far are durable.
+    pub(super) fn settled(&mut self) -> Settled {
+        let (sender, receiver) = oneshot::channel();
+        match self.replies.hold(Reply::Durable(sender)) {
+            Held::Due(_) => Settled(None),
+            Held::Waits => Settled(Some(receiver)),
+            // Nobody sends: the receiver finds that out at once.
+            Held::Failed(_) => Settled(Some(receiver)),
+        }
+    }
+
+    pub(super) fn send(&mut self, reply: Reply) {
+        match reply {
+            Reply::Member(action) => self.deliver(action),
+            // A client that went away no longer waits for it.
+            Reply::Durable(sender) => drop(sender.send(Ok(()))),
+        }
+    }
+
+    /// Answers a waiting request. A member that went away is found by its session time-out.
+    pub(super) fn deliver(&mut self, action: Action) {
+        match action {
+            Action::Join { token, reply } => {
+                if let Some(Waiter::Join(sender)) = self.waiters.remove(&token) {
+                    drop(sender.send(reply));
+                }
+            }
+            Action::Sync { token, reply } => {
+                if let Some(Waiter::Sync(sender)) = self.waiters.remove(&token) {
+                    drop(sender.send(reply));
+                }
+            }
+            Action::Heartbeat { token, reply } => {
+                if let Some(Waiter::Heartbeat(sender)) = self.waiters.remove(&token) {
+                    drop(sender.send(reply));
+                }
+            }
+        }
+    }
+}
