@@ -25,6 +25,21 @@ pub fn table_rows(text: &str) -> Vec<Vec<&str>> {
     rows.map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
+/// Finds rows that a blank line cuts off from their table, which then are text.
+pub fn torn_tables(path: &str, text: &str) -> Vec<String> {
+    let text = prose(text, false);
+    let lines: Vec<&str> = text.lines().collect();
+    let is_row = |at: usize| lines.get(at).is_some_and(|line| line.starts_with('|'));
+    let is_rule = |at: usize| {
+        lines.get(at).is_some_and(|line| line.starts_with('|') && line.chars().all(|c| "|-: ".contains(c)))
+    };
+    let torn = |at: &usize| is_row(*at) && (*at == 0 || !is_row(at - 1)) && !is_rule(at + 1);
+    let found = (0..lines.len()).filter(torn);
+    found
+        .map(|at| format!("{path}:{} is a row of no table: a table begins with a row and a rule", at + 1))
+        .collect()
+}
+
 /// The words that stand in backticks.
 pub fn words_in_backticks(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
@@ -134,6 +149,14 @@ pub fn unknown_targets(path: &str, text: &str, targets: &BTreeSet<String>) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_that_a_blank_line_cuts_off_are_found() {
+        let whole = "text\n\n| a |\n|---|\n| b |\n| c |\n";
+        assert!(torn_tables("a.md", whole).is_empty());
+        let found = torn_tables("a.md", &whole.replace("| b |\n", "| b |\n\n"));
+        assert_eq!(found, ["a.md:7 is a row of no table: a table begins with a row and a rule"]);
+    }
 
     #[test]
     fn sections_end_at_the_next_heading_of_their_level() {

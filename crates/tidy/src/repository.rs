@@ -215,6 +215,11 @@ fn links_between_documents_resolve() {
 }
 
 #[test]
+fn tables_are_whole() {
+    none(of("md").flat_map(|file| documents::torn_tables(&file.path, &file.text)));
+}
+
+#[test]
 fn decisions_are_numbered_and_listed() {
     let prefix = "docs/decisions/";
     let records: Vec<_> = FILES

@@ -109,8 +109,11 @@ impl Coordinates for Coordinator {
         }
     }
 
-    fn unloaded(self: &Arc<Self>, partition: i32) {
-        self.uncommitted.lock().retain(|(of, _), _| *of != partition);
+    fn unloaded(self: &Arc<Self>) {
+        self.uncommitted.lock().retain(|_, entries| {
+            entries.retain(|entry| entry.strong_count() > 0);
+            !entries.is_empty()
+        });
     }
 }
 

@@ -41,8 +41,8 @@ pub trait Coordinates: Send + Sync + Sized + 'static {
     fn unload(self: &Arc<Self>, entry: &Arc<Self::Entry>);
     /// A partition serves from now on.
     fn loaded(self: &Arc<Self>, _partition: i32) {}
-    /// A partition was unloaded.
-    fn unloaded(self: &Arc<Self>, _partition: i32) {}
+    /// A shard was unloaded, and is gone. Its partition may have another one by now.
+    fn unloaded(self: &Arc<Self>) {}
 }
 
 /// Why this broker does not serve a key.
@@ -275,16 +275,17 @@ pub fn follow<C: Coordinates>(
         (found, gone)
     };
     if let Some(slot) = gone {
-        let_go(coordinator, partition.index, &slot);
+        let_go(coordinator, slot);
     }
     found
 }
 
-fn let_go<C: Coordinates>(coordinator: &Arc<C>, partition: i32, slot: &Slot<C::Entry>) {
+fn let_go<C: Coordinates>(coordinator: &Arc<C>, slot: Slot<C::Entry>) {
     if let Slot::Ready(shard) | Slot::Failed(shard) = slot {
         shard.all().iter().for_each(|entry| coordinator.unload(entry));
+        drop(shard);
+        coordinator.unloaded();
     }
-    coordinator.unloaded(partition);
 }
 
 async fn load<C: Coordinates>(coordinator: Arc<C>, partition: Arc<Partition>, home: Home, place: Place) {
@@ -334,7 +335,7 @@ fn finish_loading<C: Coordinates>(coordinator: &Arc<C>, partition: &Arc<Partitio
         }
     };
     match overtaken {
-        Some(slot) => let_go(coordinator, partition.index, &slot),
+        Some(slot) => let_go(coordinator, slot),
         None => coordinator.loaded(partition.index),
     }
 }

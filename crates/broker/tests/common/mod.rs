@@ -1,6 +1,8 @@
 //! A broker in a temporary directory, and requests to it as a client sends them.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod transactional;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +37,11 @@ pub fn open_on(
 /// Closes a broker and waits until nothing holds its files any more.
 pub async fn close(broker: Arc<Broker>) {
     broker.close().await;
+    let_go(broker).await;
+}
+
+/// Waits until nobody else holds a broker any more.
+pub async fn let_go(broker: Arc<Broker>) {
     let gone = Arc::downgrade(&broker);
     drop(broker);
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
