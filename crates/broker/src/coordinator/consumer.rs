@@ -1,4 +1,4 @@
-//! Requests of groups of the consumer protocol, and the topics as a member may see them.
+//! JoinGroup and ConsumerGroupHeartbeat, and the topics that a member of a group may see.
 
 use std::sync::Arc;
 
@@ -27,17 +27,17 @@ impl TopicSource for Topics {
     }
 }
 
-/// The client that a request of a group comes from, and who says what it may see.
+/// The client that sends a request of a group, and the authorizer that decides which topics the client may see.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking<'a> {
     /// The client.
     pub caller: &'a Caller,
-    /// The decisions.
+    /// Decides which topics the client may see.
     pub authorizer: &'a Authorizer,
 }
 
-/// The topics as a member sees them: a pattern stands only for those that it may describe. As in Kafka, whoever asks first
-/// after a change finds out for all members with that pattern.
+/// The topics as one member sees them. A pattern matches only topics that this member may describe. As in Kafka, the
+/// first member that asks after a change resolves the pattern for all members that use it.
 struct Seen<'a> {
     topics: &'a Topics,
     by: Asking<'a>,
@@ -45,7 +45,7 @@ struct Seen<'a> {
 
 impl TopicSource for Seen<'_> {
     fn version(&self) -> u64 {
-        // Both only grow.
+        // Both versions only grow, so the sum changes with each of them.
         self.topics.version() + self.by.authorizer.version()
     }
 
@@ -62,7 +62,7 @@ impl TopicSource for Seen<'_> {
 }
 
 impl Coordinator {
-    /// ConsumerGroupHeartbeat; the answer comes when what it changed is durable.
+    /// ConsumerGroupHeartbeat. The answer comes when the changes of this heartbeat are durable.
     pub async fn consumer_heartbeat(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -76,13 +76,13 @@ impl Coordinator {
             let token = state.token(Waiter::Heartbeat(sender));
             let topics = Seen { topics: &topics, by };
             let actions = state.group.consumer_heartbeat(self.now(), request, &topics, token);
-            // A refusal is among the replies.
+            // If the log refuses the records, the replies carry the error.
             let _ = self.carry_out(entry, &mut state, actions);
         }
         receiver.await.unwrap_or(Err(GroupError::CoordinatorNotAvailable.into()))
     }
 
-    /// JoinGroup; the answer comes when the rebalance is through.
+    /// JoinGroup. The answer comes when the rebalance is complete.
     pub fn join(
         self: &Arc<Self>,
         entry: &Arc<Entry>,

@@ -1,4 +1,5 @@
-//! One group in the coordinator: its lock, the requests that wait, and the replies that wait for records.
+//! One group in the coordinator: its lock, its waiting requests, and the replies that wait for records to become
+//! durable.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -17,20 +18,20 @@ pub(super) enum Waiter {
     Heartbeat(oneshot::Sender<Result<HeartbeatReply, Refused>>),
 }
 
-/// What is told once the records before it are durable.
+/// A reply that is sent once the records before it are durable.
 pub(super) enum Reply {
-    /// To a member of the group.
+    /// A reply to a member of the group.
     Member(Action),
-    /// That they are.
+    /// A notice that the records are durable.
     Durable(oneshot::Sender<Result<(), GroupError>>),
 }
 
-/// Tells whether all records of a group up to some moment are durable.
+/// A handle that reports whether all records of a group that were queued before a given moment are durable.
 #[derive(Debug, Default)]
 pub struct Settled(Option<oneshot::Receiver<Result<(), GroupError>>>);
 
 impl Settled {
-    /// Waits until it is known. Blocks.
+    /// Waits for the outcome. Blocks.
     pub fn wait_blocking(self) -> Result<(), GroupError> {
         match self.0 {
             None => Ok(()),
@@ -38,7 +39,7 @@ impl Settled {
         }
     }
 
-    /// Waits until it is known.
+    /// Waits for the outcome.
     pub async fn wait(self) -> Result<(), GroupError> {
         match self.0 {
             None => Ok(()),
@@ -51,17 +52,17 @@ pub(super) struct State {
     pub(super) group: Group,
     pub(super) waiters: HashMap<ReplyToken, Waiter>,
     pub(super) next_token: u64,
-    /// When the timer that is running will look at the group.
+    /// The deadline of the running timer, in milliseconds on the monotonic clock. `None` if no timer runs.
     pub(super) armed: Option<u64>,
     pub(super) replies: Replies<Reply>,
-    /// The topics under which the group is in [`Coordinator::committed_topics`].
+    /// The topics under which [`Coordinator::committed_topics`] lists this group.
     pub(super) topics: OfGroup,
 }
 
 /// One group.
 pub struct Entry {
     pub(super) id: String,
-    /// Gone once another broker coordinates the group.
+    /// The shard is gone once another broker coordinates the group.
     pub(super) shard: Weak<GroupShard>,
     pub(super) state: Mutex<State>,
 }
@@ -79,12 +80,13 @@ impl Entry {
         Entry { id: id.to_owned(), shard: Arc::downgrade(shard), state: Mutex::new(state) }
     }
 
-    /// Its id.
+    /// The group's id.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Why a request finds no such group: another broker may coordinate it by now.
+    /// The error for a request that does not find the group. If another broker coordinates the group by now, the error
+    /// says so.
     pub(super) fn refusal(&self, error: GroupError) -> GroupError {
         match error {
             GroupError::GroupIdNotFound if self.shard.upgrade().is_none() => GroupError::NotCoordinator,
@@ -92,12 +94,12 @@ impl Entry {
         }
     }
 
-    /// Looks at the group, which may be ahead of what is durable.
+    /// Looks at the group. Its state may be ahead of the durable records.
     pub fn with<T>(&self, look: impl FnOnce(&Group) -> T) -> T {
         look(&self.state.lock().group)
     }
 
-    /// Looks at the group, and says whether what it shows is durable.
+    /// Looks at the group. The [`Settled`] reports whether the state shown is durable.
     pub fn look<T>(&self, look: impl FnOnce(&Group) -> T) -> (T, Settled) {
         let mut state = self.state.lock();
         (look(&state.group), state.settled())
@@ -112,7 +114,7 @@ impl State {
         token
     }
 
-    /// Replies once all records queued so far are durable.
+    /// Sends the reply once all records queued so far are durable.
     pub(super) fn reply(&mut self, reply: Reply) {
         match self.replies.hold(reply) {
             Held::Due(reply) => self.send(reply),
@@ -129,20 +131,20 @@ impl State {
         }
     }
 
-    /// Answers who waits in the group, which this broker does not coordinate any more.
+    /// Answers all requests that wait in the group with NOT_COORDINATOR: this broker no longer coordinates it.
     pub(super) fn close(&mut self) {
         for action in self.group.close(GroupError::NotCoordinator) {
             self.deliver(action);
         }
     }
 
-    /// Whether all records queued so far are durable.
+    /// Reports whether all records queued so far are durable.
     pub(super) fn settled(&mut self) -> Settled {
         let (sender, receiver) = oneshot::channel();
         match self.replies.hold(Reply::Durable(sender)) {
             Held::Due(_) => Settled(None),
             Held::Waits => Settled(Some(receiver)),
-            // Nobody sends: the receiver finds that out at once.
+            // The sender is dropped here, so the receiver fails at once.
             Held::Failed(_) => Settled(Some(receiver)),
         }
     }
@@ -150,12 +152,12 @@ impl State {
     pub(super) fn send(&mut self, reply: Reply) {
         match reply {
             Reply::Member(action) => self.deliver(action),
-            // A client that went away no longer waits for it.
+            // The client may have gone away. Then no receiver waits for the notice.
             Reply::Durable(sender) => drop(sender.send(Ok(()))),
         }
     }
 
-    /// Answers a waiting request. A member that went away is found by its session time-out.
+    /// Answers a waiting request. If the member has gone away, its session time-out removes it.
     pub(super) fn deliver(&mut self, action: Action) {
         match action {
             Action::Join { token, reply } => {

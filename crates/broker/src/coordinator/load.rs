@@ -1,4 +1,4 @@
-//! What the records of `__consumer_offsets` say of each group.
+//! Rebuilds the state of each group from the records of `__consumer_offsets`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -11,33 +11,33 @@ use crate::groups::consumer::{ConsumerGroup, ConsumerRecords, decode_consumer_re
 use crate::groups::{CommittedOffset, Group, GroupRecord, GroupSnapshot, OffsetKey, decode_record};
 use crate::topics::Topics;
 
-/// Offsets with the positions of their records.
+/// Offsets, each with the log position of its record.
 pub type LoadedOffsets = BTreeMap<OffsetKey, (CommittedOffset, i64)>;
 
-/// What the records of a group say.
+/// The state of one group, as its records describe it.
 #[derive(Default)]
 pub struct Loaded {
-    /// Its last state.
+    /// The last snapshot of the group as a classic group.
     pub snapshot: Option<GroupSnapshot>,
-    /// What its records say as a group of the consumer protocol.
+    /// The records of the group as a consumer-protocol group.
     pub consumer: ConsumerRecords,
-    /// Committed.
+    /// Committed offsets.
     pub offsets: LoadedOffsets,
-    /// Of open transactions, by producer.
+    /// Offsets of open transactions, by producer id.
     pub uncommitted: HashMap<i64, LoadedOffsets>,
 }
 
-/// What the records of a partition of `__consumer_offsets` say.
+/// The state of all groups of one partition of `__consumer_offsets`.
 #[derive(Default)]
 pub struct LoadedPartition {
-    /// By group.
+    /// The groups, by id.
     pub groups: HashMap<String, Loaded>,
-    /// Groups with offsets of open transactions, by producer; some may have none any more.
+    /// Groups with offsets of open transactions, by producer id. A listed group may have no such offsets any more.
     open: HashMap<i64, HashSet<String>>,
 }
 
 impl LoadedPartition {
-    /// Adds a record.
+    /// Applies one record.
     pub fn take_in(&mut self, header: &BatchHeader, record: &records::RecordView) {
         match header.is_control() {
             true => self.end_transaction(header, record),
@@ -45,7 +45,7 @@ impl LoadedPartition {
         }
     }
 
-    /// A marker: the offsets of its producer count, or never do.
+    /// Applies a transaction marker: it commits or drops the offsets of its producer.
     fn end_transaction(&mut self, header: &BatchHeader, record: &records::RecordView) {
         let Ok(Some((result, _))) = records::marker_of(record.clone()) else { return };
         for group in self.open.remove(&header.producer_id).unwrap_or_default() {
@@ -53,7 +53,7 @@ impl LoadedPartition {
             let Some(offsets) = loaded.uncommitted.remove(&header.producer_id) else { continue };
             if result == TransactionResult::Commit {
                 for (key, (value, position)) in offsets {
-                    // Of two records for one key the one at the higher position counts.
+                    // Of two records for one key, the record at the higher position counts.
                     if loaded.offsets.get(&key).is_none_or(|(_, before)| *before < position) {
                         loaded.offsets.insert(key, (value, position));
                     }
@@ -98,7 +98,7 @@ impl LoadedPartition {
 }
 
 impl Coordinator {
-    /// The groups of a partition, as its records leave them.
+    /// Creates the groups of a partition from their loaded records.
     pub(super) fn restore_groups(
         self: &Arc<Self>,
         topics: &Topics,

@@ -15,7 +15,7 @@ use crate::partition::{Home, MARKER_BYTES, Order, Partition};
 use crate::topics::{OFFSETS_TOPIC, Topics};
 use crate::transactions::{TopicPartition, Transaction, TransactionError, TransactionIndex};
 
-/// When records are durable, or never will be.
+/// Receives the outcome of an append: the records are durable, or never will be.
 pub(super) type Landed = oneshot::Receiver<Result<(), AppendError>>;
 
 /// Waits until records are durable.
@@ -28,13 +28,13 @@ pub(super) async fn room(log: &OpenLog, bytes: usize) -> Result<Admission, Trans
     log.admit(bytes).await.map_err(|_| TransactionError::NotAvailable)
 }
 
-/// Writes markers, and has the groups learn of those in `__consumer_offsets`.
+/// Writes markers, and applies the markers in `__consumer_offsets` to the groups.
 pub(super) struct MarkerSender {
     topics: Weak<Topics>,
     peers: Arc<Peers>,
 }
 
-/// A partition that gets a marker, with the room for it.
+/// A partition that gets a marker, with the space reserved for the marker.
 struct Target {
     partition: Arc<Partition>,
     home: Home,
@@ -42,23 +42,23 @@ struct Target {
     index_room: Admission,
 }
 
-/// The markers of one transaction, with the room for them.
+/// The markers of one transaction, with the space reserved for them.
 pub(super) struct Markers {
     producer: (i64, i16),
     result: TransactionResult,
     targets: Vec<Target>,
-    /// The partitions that can have no marker now: their log is lost, has stopped or is full.
+    /// Partitions that cannot take a marker now, because their log is lost, stopped or full.
     pub offline: BTreeSet<TopicPartition>,
 }
 
 impl Markers {
-    /// Whether all of them go into the log.
+    /// Whether all markers go into `log`.
     pub fn are_all_in(&self, log: &Arc<OpenLog>) -> bool {
         self.targets.iter().all(|target| Arc::ptr_eq(&target.home.log, log))
     }
 }
 
-/// Markers on their way.
+/// Markers that are queued and not yet known to be durable.
 pub(super) struct Sent {
     producer_id: i64,
     result: TransactionResult,
@@ -70,8 +70,8 @@ impl MarkerSender {
         MarkerSender { topics: Arc::downgrade(topics), peers }
     }
 
-    /// Reserves the room for all markers of a transaction that is to end, so that a full disk stops it before the first step
-    /// and not between two. Partitions that were deleted need none.
+    /// Reserves space for all markers of a transaction that is about to end. A full disk therefore stops the
+    /// transaction before its first step, not between two steps. Deleted partitions need no marker.
     pub async fn admit(&self, of: &Transaction) -> Result<Markers, TransactionError> {
         let topics = self.topics.upgrade().ok_or(TransactionError::NotAvailable)?;
         let result = of.status.ending().ok_or(TransactionError::InvalidState)?;
@@ -107,7 +107,7 @@ impl MarkerSender {
             };
             match partition.append_marker(&home, of.producer, of.result, order) {
                 Ok(offset) => markers.push((partition, offset, marked)),
-                // A newer producer ended the transaction there.
+                // A newer producer has ended the transaction in this partition.
                 Err(error) => {
                     let partition = partition.index;
                     tracing::warn!(transactional_id, partition, %error, "no marker was written");
@@ -117,7 +117,7 @@ impl MarkerSender {
         Sent { producer_id: of.producer.0, result: of.result, markers }
     }
 
-    /// Waits until all markers are durable, and has the groups apply those in `__consumer_offsets`.
+    /// Waits until all markers are durable, and applies the markers in `__consumer_offsets` to the groups.
     pub async fn finish(&self, sent: Sent) -> Result<(), TransactionError> {
         let mut outcome = Ok(());
         for (partition, offset, marked) in sent.markers {

@@ -1,14 +1,14 @@
 //! The group coordinator around the pure logic of [`crate::groups`]: locks, waiting requests, timers, and the records
 //! in `__consumer_offsets`.
 //!
-//! One lock per group. An operation under it
-//! 1. changes the group, which names the records that this makes necessary and the replies;
-//! 2. queues the records in the log, so that the order of the log is the order of the group;
+//! Each group has one lock. An operation holds the lock and
+//! 1. changes the group, which yields the replies and the records to write;
+//! 2. queues the records in the log, so that the order of the log is the order of the changes;
 //! 3. keeps the replies until the records are durable ([`Replies`]).
 //!
-//! Records that the log refuses (a full disk) stay unwritten, and their replies fail; the next operation writes them. A
-//! record that was queued and does not become durable means that the log has stopped for good: then all replies fail, and
-//! the shard serves nobody until the records are read again ([`shards`]).
+//! If the log refuses records (a full disk), the records stay unwritten and their replies fail. The next operation
+//! writes them. If a queued record does not become durable, the log has stopped for good. Then all replies fail, and
+//! the shard serves no requests until its records are read again ([`shards`]).
 
 mod committed_topics;
 mod consumer;
@@ -53,7 +53,7 @@ use crate::topics::{OFFSETS_TOPIC, Topics};
 use crate::transactions::TransactionIndex;
 
 type GroupShard = Shard<Entry>;
-/// Groups by partition and producer.
+/// Groups by partition and producer id.
 type Uncommitted = HashMap<(i32, i64), Vec<Weak<Entry>>>;
 
 /// All groups that this broker coordinates.
@@ -63,9 +63,10 @@ pub struct Coordinator {
     config: Arc<GroupConfig>,
     started: Instant,
     runtime: Handle,
-    /// Groups with offsets of open transactions, by partition and producer; some may have none any more.
+    /// Groups with offsets of open transactions, by partition and producer id. A listed group may have no such offsets
+    /// any more.
     uncommitted: Mutex<Uncommitted>,
-    /// Transactions that ended in a partition while it was being loaded.
+    /// Transactions that ended in a partition while the partition was being loaded.
     ended: Mutex<HashMap<i32, Vec<Ended>>>,
     committed_topics: CommittedTopics,
 }
@@ -117,7 +118,7 @@ impl Coordinates for Coordinator {
     }
 }
 
-/// Called when records of a group are durable.
+/// The completion of a batch: runs `then` in a task once the records are durable or have failed.
 struct RecordsDone<F> {
     runtime: Handle,
     then: Mutex<Option<F>>,
@@ -132,7 +133,7 @@ impl<F: FnOnce(Result<(), AppendError>) + Send + 'static> Completion for Records
 }
 
 impl Coordinator {
-    /// A coordinator of the broker `node`, without groups; must be called inside a tokio runtime.
+    /// Creates a coordinator of the broker `node`, without groups. Must be called inside a tokio runtime.
     pub fn new(
         topics: &Arc<Topics>,
         node: i32,
@@ -154,33 +155,34 @@ impl Coordinator {
     /// Restores all groups whose partition this broker leads. Blocks.
     ///
     /// # Errors
-    /// [`ReadError`] of the only log.
+    /// [`ReadError`], if `only_log` is set and the log cannot be read.
     pub fn load(self: &Arc<Self>, only_log: bool) -> Result<(), ReadError> {
         load_all(self, only_log)
     }
 
-    /// Takes over the groups of a partition of `__consumer_offsets`, or lets go of them, as its leader says.
+    /// Loads or unloads the groups of a partition of `__consumer_offsets`, depending on whether this broker leads the
+    /// partition.
     pub fn follow(self: &Arc<Self>, partition: &Arc<Partition>) {
-        // Requests ask again.
+        // The outcome is not needed here: each request calls `follow` again.
         let _ = follow(self, partition);
     }
 
-    /// Both clocks.
+    /// Reads the monotonic clock and the wall clock.
     pub fn now(&self) -> Now {
         let monotonic_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Now { monotonic_ms, wall_ms: i64::try_from(wall.as_millis()).unwrap_or(i64::MAX) }
     }
 
-    /// The broker that coordinates group `id`; `None` while there is none.
+    /// The broker that coordinates group `id`. `None` if no broker does at present.
     pub fn served_by(&self, id: &str) -> Option<i32> {
         coordinator_of(self, id)
     }
 
-    /// The group `id`. Before there is `__consumer_offsets`, no group exists.
+    /// The group `id`. No group exists before `__consumer_offsets` exists.
     ///
     /// # Errors
-    /// [`Unserved`] where this broker does not coordinate it.
+    /// [`Unserved`] if this broker does not coordinate the group.
     pub fn find(self: &Arc<Self>, id: &str) -> Result<Option<Arc<Entry>>, Unserved> {
         Ok(shard_of(self, id)?.and_then(|shard| shard.find(id)))
     }
@@ -190,29 +192,29 @@ impl Coordinator {
         &self.config
     }
 
-    /// The group `id`, new if there is none.
+    /// The group `id`. A missing group is created.
     ///
     /// # Errors
-    /// [`Unserved`] where this broker does not coordinate it, and before there is `__consumer_offsets`.
+    /// [`Unserved`] if this broker does not coordinate the group, or if `__consumer_offsets` does not exist yet.
     pub fn find_or_create(self: &Arc<Self>, id: &str) -> Result<Arc<Entry>, Unserved> {
         let shard = shard_of(self, id)?.ok_or(Unserved::Unavailable)?;
         let new = || Entry::new(&shard, id, Group::new(id, self.config.clone(), self.now()));
         Ok(shard.find_or_insert(id, new))
     }
 
-    /// Whether groups are being read that are not among [`Coordinator::all`] yet.
+    /// Whether a load is under way. The groups of that load are not in [`Coordinator::all`] yet.
     pub fn is_loading(&self) -> bool {
         self.shards.are_loading()
     }
 
-    /// All groups, by id.
+    /// All loaded groups, ordered by id.
     pub fn all(&self) -> Vec<Arc<Entry>> {
         let mut all = self.shards.entries();
         all.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         all
     }
 
-    /// SyncGroup; the answer comes when the leader's assignment is durable.
+    /// SyncGroup. The answer comes when the leader's assignment is durable.
     pub fn sync(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -225,7 +227,7 @@ impl Coordinator {
             Some(_) => state.group.consumer_sync(self.now(), &request, token),
             None => state.group.sync(self.now(), request, token),
         };
-        // A refusal is among the replies.
+        // If the log refuses the records, the replies carry the error.
         let _ = self.carry_out(entry, &mut state, actions);
         receiver
     }
@@ -248,7 +250,7 @@ impl Coordinator {
         result
     }
 
-    /// LeaveGroup: a result for each member, when it is durable.
+    /// LeaveGroup. Returns one result for each member once the change is durable.
     pub async fn leave(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -266,7 +268,7 @@ impl Coordinator {
         settled.wait().await.map(|()| members)
     }
 
-    /// DeleteGroups, for one group.
+    /// DeleteGroups for one group. Returns once the tombstones are durable.
     pub async fn delete(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<(), GroupError> {
         let settled = {
             let mut state = entry.state.lock();
@@ -280,8 +282,8 @@ impl Coordinator {
         settled.wait().await
     }
 
-    /// Removes offsets and groups whose time has passed (KIP-211), and offsets of topics that are no more: when the topic
-    /// was deleted, the log may have taken no records.
+    /// Removes expired offsets and groups (KIP-211). Also removes offsets of deleted topics: at the time of the
+    /// deletion, the log may have refused the tombstones.
     pub fn expire(self: &Arc<Self>) {
         if let Some(topics) = self.shards.topics() {
             for topic in self.committed_topics.topics(|name| topics.find(name).is_none()) {
@@ -303,22 +305,24 @@ impl Coordinator {
         }
     }
 
-    /// Makes room for another group of this name. The group stays listed under its topics until its tombstones are durable: a
-    /// new topic has to wait for them.
+    /// Removes a group from its shard, so that a new group may take its id. The group stays listed under its topics
+    /// until its tombstones are durable, because a new topic of the same name has to wait for the tombstones.
     fn forget(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) {
         if let Some(shard) = entry.shard.upgrade() {
             shard.remove(&entry.id, entry);
         }
         let (this, entry, settled) = (self.clone(), entry.clone(), state.settled());
         self.runtime.spawn(async move {
-            // Where they are not, the log has failed, and the topic is not made.
+            // If the tombstones do not become durable, the log has failed. The group stays listed, so the topic is not
+            // created.
             if settled.wait().await.is_ok() {
                 this.committed_topics.remove(&entry, &mut entry.state.lock().topics);
             }
         });
     }
 
-    /// Writes what an operation changed in the group, and replies once that is durable. Returns whether the log has taken it.
+    /// Writes the changes of an operation, and sends the replies once the records are durable. Returns whether the log
+    /// accepted the records.
     fn carry_out(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -343,8 +347,8 @@ impl Coordinator {
         written
     }
 
-    /// Queues records of the group as one batch; returns the offset of the first. When they are durable, the replies that wait
-    /// for them go out.
+    /// Queues records of the group as one batch, and returns the offset of the first record. The waiting replies are
+    /// sent when the batch is durable.
     fn append(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -354,7 +358,8 @@ impl Coordinator {
     ) -> Result<Offset, GroupError> {
         let shard = entry.shard.upgrade().ok_or(GroupError::NotCoordinator)?;
         let partition = shard.place.partition().ok_or(GroupError::NotCoordinator)?;
-        // Known before the batch is queued, since the log may be done with it at once. The lock holds its completion back.
+        // Take the batch number before queueing, because the log may complete the batch at once. The group's lock
+        // delays the completion until the batch is registered below.
         let batch = state.replies.last() + 1;
         let (this, of) = (self.clone(), entry.clone());
         let done = Arc::new(RecordsDone {
@@ -368,14 +373,15 @@ impl Coordinator {
         Ok(first)
     }
 
-    /// Lets go of a shard whose log has stopped.
+    /// Fails the shard if its log has stopped.
     fn check_log(self: &Arc<Self>, shard: &Arc<GroupShard>, partition: &Partition) {
         if partition.home().is_ok_and(|home| home.log.log.stopped().is_some()) {
             self.fail(shard);
         }
     }
 
-    /// Answers who waits in the groups of a shard whose log has stopped. In a task, since the caller holds the lock of a group.
+    /// Answers all requests that wait in the groups of a shard whose log has stopped. This runs in a task, because the
+    /// caller holds the lock of a group.
     fn fail(self: &Arc<Self>, shard: &Arc<GroupShard>) {
         if self.shards.fail(shard) {
             let shard = shard.clone();
@@ -384,7 +390,7 @@ impl Coordinator {
         }
     }
 
-    /// The batch of this number is durable, or never will be.
+    /// Handles the completion of batch `batch`: its records are durable, or never will be.
     fn settle(self: &Arc<Self>, entry: &Arc<Entry>, batch: i64, result: Result<(), AppendError>) {
         let mut state = entry.state.lock();
         if result.is_ok() {
@@ -402,7 +408,7 @@ impl Coordinator {
         }
     }
 
-    /// Makes sure that a timer looks at the group in time.
+    /// Arms a timer for the group's next deadline, unless an earlier timer is armed.
     fn arm(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) {
         let Some(deadline) = state.group.next_deadline() else { return };
         if state.armed.is_some_and(|armed| armed <= deadline) {
@@ -415,7 +421,7 @@ impl Coordinator {
             tokio::time::sleep(wait).await;
             let Some(entry) = entry.upgrade() else { return };
             let mut state = entry.state.lock();
-            // A timer that an earlier one overtook has nothing to do.
+            // If an earlier timer was armed since, this timer has nothing to do.
             if state.armed == Some(deadline) {
                 state.armed = None;
                 let actions = state.group.tick(this.now());
@@ -437,10 +443,11 @@ fn tombstones(group: &Group, keys: &[OffsetKey], whole: bool) -> Result<Vec<Inte
     Ok(records)
 }
 
-/// Queues records as one batch, as the leader of this epoch; returns the offset of the first.
+/// Queues records as one batch under the leader epoch `epoch`, and returns the offset of the first record.
 ///
 /// # Errors
-/// `CoordinatorNotAvailable` where the log takes none; `NotCoordinator` where another broker leads by now.
+/// `CoordinatorNotAvailable` if the log refuses the records; `NotCoordinator` if another broker leads the partition by
+/// now.
 fn append_records(
     partition: &Partition,
     epoch: i32,
@@ -469,7 +476,7 @@ fn append_records(
         Ok(Appended::Duplicate { .. }) => unreachable!("a batch without a sequence is always new"),
         Err(SequenceError::Moved) => Err(GroupError::NotCoordinator),
         Err(error) => {
-            // Its transaction ended, or its producer was fenced, since it was checked.
+            // After the check, the transaction ended or the producer was fenced.
             tracing::debug!(%error, "an offset commit of a transaction came too late");
             Err(GroupError::CoordinatorNotAvailable)
         }

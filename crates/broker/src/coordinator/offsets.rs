@@ -1,4 +1,4 @@
-//! Committed offsets in the coordinator: OffsetCommit, TxnOffsetCommit and the ends of their transactions, OffsetDelete.
+//! Committed offsets in the coordinator: OffsetCommit, TxnOffsetCommit, the end of transactions, and OffsetDelete.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,18 +13,19 @@ use crate::groups::{
 use crate::partition::Partition;
 use crate::transactions::Check;
 
-/// What the record of an offset takes at most beside its group, its topic and the client's note.
+/// Upper bound in bytes of an offset's record, without its group, its topic and the client's metadata.
 const RECORD_BYTES: usize = 100;
 const ROOM_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The producer of a TxnOffsetCommit, and that its transaction has the partition of `__consumer_offsets`.
+/// The producer of a TxnOffsetCommit, and the check that its transaction contains the partition of
+/// `__consumer_offsets`.
 #[derive(Clone, Copy, Debug)]
 pub struct Transactional {
-    /// Its id.
+    /// The producer's id.
     pub producer_id: i64,
-    /// Its epoch.
+    /// The producer's epoch.
     pub epoch: i16,
-    /// `None` when the transaction is open there already.
+    /// `None` if the transaction is already open in the partition.
     pub check: Option<Check>,
 }
 
@@ -38,7 +39,8 @@ pub(super) struct Ended {
 }
 
 impl Coordinator {
-    /// OffsetCommit: checks, appends, and applies what is durable. One result for each offset, in the request's order.
+    /// OffsetCommit: checks the offsets, appends the accepted ones and waits until they are durable. Returns one result
+    /// for each offset, in the request's order.
     pub async fn commit(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -51,7 +53,8 @@ impl Coordinator {
             if let Some(of) = transactional
                 && self.is_ending(entry, &state, of.producer_id)
             {
-                // Offsets of its last transaction are still to be applied: these must not be taken for theirs. Clients ask again.
+                // Offsets of the producer's last transaction are not applied yet. The new offsets must not be mixed
+                // with them. Clients retry.
                 return Err(GroupError::CoordinatorNotAvailable);
             }
             let checked = state.group.check_commit(self.now(), request)?;
@@ -79,7 +82,7 @@ impl Coordinator {
         settled.wait().await.map(|()| results)
     }
 
-    /// Whether the group has offsets of a transaction of the producer that has ended in the log.
+    /// Whether the group still holds offsets of a transaction of the producer that has ended in the log.
     fn is_ending(&self, entry: &Entry, state: &State, producer_id: i64) -> bool {
         let Some(first) = state.group.first_uncommitted(producer_id) else { return false };
         let partition = entry.shard.upgrade().and_then(|shard| shard.place.partition());
@@ -87,8 +90,8 @@ impl Coordinator {
         began.is_none_or(|began| first < began.0)
     }
 
-    /// Waits as a produce request does where room in the log is being prepared, but not as long: heartbeats may wait behind
-    /// it. What it finds is not reserved, and where there is none in the end, the append says so.
+    /// Waits while the log prepares room, as Produce does, but for a shorter time: heartbeats may wait behind this
+    /// request. The room is not reserved. If there is no room in the end, the append fails.
     async fn wait_for_room(&self, entry: &Entry, request: &CommitRequest) {
         let Some(partition) = entry.shard.upgrade().and_then(|shard| shard.place.partition()) else { return };
         let Ok(home) = partition.home() else { return };
@@ -102,11 +105,12 @@ impl Coordinator {
         let _ = tokio::time::timeout(ROOM_PATIENCE, home.log.admit(bytes)).await;
     }
 
-    /// A producer's transaction has ended in a partition of `__consumer_offsets`, with the marker at the offset `marker`: its
-    /// groups' offsets count, or never do.
+    /// Applies the end of a producer's transaction in a partition of `__consumer_offsets`. `marker` is the offset of
+    /// the marker. The pending offsets of the producer become committed or are dropped.
     pub fn end_transaction(&self, partition: i32, producer_id: i64, committed: bool, marker: Offset) {
         let ended = Ended { producer_id, committed, marker };
-        // The load may have read past the marker already, and then finds the transaction open.
+        // A load may have read past this position before the marker was written. It then sees the transaction as open,
+        // so the end is noted for it.
         let note = || self.ended.lock().entry(partition).or_default().push(ended);
         if self.shards.while_loading(partition, note) {
             return;
@@ -132,12 +136,12 @@ impl Coordinator {
         }
     }
 
-    /// The partition of `__consumer_offsets` of group `id`, for a transaction that is to have it.
+    /// The partition of `__consumer_offsets` that holds group `id`. A transaction adds this partition.
     pub fn offsets_partition(&self, id: &str) -> Option<Arc<Partition>> {
         partition_of(self, id)
     }
 
-    /// OffsetDelete: a result for each key.
+    /// OffsetDelete. Returns one result for each key.
     pub async fn delete_offsets(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -163,7 +167,7 @@ impl Coordinator {
         settled.wait().await.map(|()| results)
     }
 
-    /// Drops the offsets that groups committed for a topic that was deleted, unless there is another one of this name.
+    /// Drops the committed offsets of a deleted topic, unless a topic of this name exists again.
     pub fn forget_topic(self: &Arc<Self>, topic: Arc<str>) {
         let topics = self.shards.topics();
         let begun = self
@@ -171,7 +175,7 @@ impl Coordinator {
         let this = self.clone();
         self.runtime.spawn(async move {
             for (entry, settled) in begun {
-                // Otherwise the next look finds them again.
+                // If the tombstones fail, the group stays listed, and the next `expire` finds it.
                 if let Ok(settled) = settled
                     && settled.wait().await.is_ok()
                 {
@@ -181,7 +185,8 @@ impl Coordinator {
         });
     }
 
-    /// Drops the offsets that groups committed for earlier topics of this name; whether they are gone for good. Blocks.
+    /// Drops the committed offsets of earlier topics of this name. Returns whether all of them are durably gone.
+    /// Blocks.
     pub fn forget_topic_for_good(self: &Arc<Self>, topic: &str) -> bool {
         if self.shards.are_loading() {
             return false;
@@ -196,7 +201,8 @@ impl Coordinator {
         gone
     }
 
-    /// Whether it still may is asked under the lock of each group: nothing is committed for a new topic meanwhile.
+    /// Queues tombstones for the offsets of a topic. `may` is evaluated under the lock of each group, so that no offset
+    /// of a new topic can be committed between the check and the append.
     fn begin_to_forget(
         self: &Arc<Self>,
         topic: &str,
@@ -207,7 +213,7 @@ impl Coordinator {
             if !may() {
                 return None;
             }
-            // Also those of an open transaction, which count later.
+            // These include offsets of open transactions, which would become committed later.
             let gone = state.group.offset_keys(|key| *key.topic == *topic);
             let written = match gone.is_empty() {
                 true => Ok(()),

@@ -1,7 +1,7 @@
-//! The coordinators of the brokers of this process, by broker.
+//! The coordinators of all brokers in this process, by broker id.
 //!
-//! A partition's leader asks the coordinator of a transaction whether the transaction has the partition, and a coordinator of
-//! groups has to know how transactions end. One broker in a process finds itself here.
+//! The leader of a partition asks the transaction coordinator whether a transaction contains the partition. A group
+//! coordinator has to learn how transactions end. A process with a single broker finds only that broker here.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -18,7 +18,7 @@ struct Peer {
     transactions: Weak<TransactionCoordinator>,
 }
 
-/// The coordinators, by the id of their broker.
+/// The coordinators, by broker id.
 #[derive(Debug, Default)]
 pub struct Peers(RwLock<BTreeMap<i32, Peer>>);
 
@@ -29,7 +29,8 @@ impl Peers {
         self.0.write().insert(node, peer);
     }
 
-    /// Has all coordinators take over a partition of an internal topic, or let go of it, as its leader says.
+    /// Makes every coordinator load or unload a partition of an internal topic, depending on the leader of the
+    /// partition.
     pub fn follow(&self, partition: &Arc<Partition>) {
         let topic = partition.topic.as_str();
         for Peer { groups, transactions } in self.0.read().values() {

@@ -1,4 +1,5 @@
-//! Producer ids, taken from the metadata store in blocks: an id is never handed out twice, whatever crashes.
+//! Allocates producer ids. Ids are taken from the metadata store in blocks, so that no crash can make an id be handed
+//! out twice.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use parking_lot::Mutex;
 use crate::image::stored;
 use crate::image::{Metadata, Update};
 
-/// Ids taken from the store at once.
+/// Number of ids taken from the store at a time.
 const BLOCK_IDS: i64 = 1000;
 const NEXT_BLOCK_KEY: &str = "next_producer_id";
 
@@ -20,12 +21,12 @@ pub struct ProducerIds {
 }
 
 impl ProducerIds {
-    /// With nothing taken yet.
+    /// Creates an allocator that has taken no block yet.
     pub fn new(metadata: Arc<Metadata>) -> ProducerIds {
         ProducerIds { metadata, block: Mutex::default() }
     }
 
-    /// An id that was never given out. Blocks now and then.
+    /// Returns an id that was never handed out. Blocks when it takes a new block from the store.
     pub fn take(&self) -> Result<i64, MetaError> {
         let mut block = self.block.lock();
         if block.is_empty() {

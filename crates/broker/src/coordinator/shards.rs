@@ -1,12 +1,12 @@
-//! The partitions of an internal topic as this broker coordinates them.
+//! The partitions of an internal topic that this broker coordinates.
 //!
-//! A partition that this broker leads is a *shard*: its entries (groups or transactional ids), restored from the records of
-//! the partition. A shard serves for one leader epoch. When another broker leads the partition, the shard is unloaded; when
-//! this broker leads it again, it is loaded anew.
+//! Each partition that this broker leads has a *shard*: the entries (groups or transactional ids) restored from the
+//! records of the partition. A shard serves one leader epoch. When another broker leads the partition, the shard is
+//! unloaded. When this broker leads it again, the shard is loaded anew.
 //!
 //! Invariants:
-//! 1. A shard is loaded only after every record that the leaders before have appended is durable.
-//! 2. Appends carry the epoch of the shard. A shard that was overtaken appends nothing.
+//! 1. A shard is loaded only after every record appended by earlier leaders is durable.
+//! 2. Appends carry the epoch of the shard. A shard with an old epoch appends nothing.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -22,51 +22,51 @@ use crate::partition::{Elsewhere, Home, Partition, Replica};
 use crate::resources::blocking::blocking;
 use crate::topics::Topics;
 
-/// A coordinator: what it keeps for each key of its internal topic.
+/// A coordinator: the type of the state it keeps for each key of its internal topic, and the rules to load that state.
 pub trait Coordinates: Send + Sync + Sized + 'static {
-    /// The internal topic.
+    /// The name of the internal topic.
     const TOPIC: &'static str;
     /// The state of one key.
     type Entry: Send + Sync + 'static;
-    /// What the records of a partition say.
+    /// The state of a whole partition while its records are being read.
     type Loaded: Default + Send + 'static;
 
-    /// Its shards.
+    /// The coordinator's shards.
     fn shards(&self) -> &Shards<Self::Entry>;
     /// Applies a record of the log.
     fn replay(loaded: &mut Self::Loaded, header: &BatchHeader, record: &RecordView);
-    /// Puts the entries of a loaded partition into its shard, which nobody else sees yet.
+    /// Inserts the entries of a loaded partition into its shard. No other task sees the shard yet.
     fn restore(self: &Arc<Self>, shard: &Arc<Shard<Self::Entry>>, loaded: Self::Loaded);
-    /// Lets go of an entry that this broker does not coordinate any more.
+    /// Closes an entry that this broker no longer coordinates.
     fn unload(self: &Arc<Self>, entry: &Arc<Self::Entry>);
-    /// A partition serves from now on.
+    /// Called when a partition begins to serve.
     fn loaded(self: &Arc<Self>, _partition: i32) {}
-    /// A shard was unloaded, and is gone. Its partition may have another one by now.
+    /// Called when a shard was unloaded and is gone. Its partition may have another shard by then.
     fn unloaded(self: &Arc<Self>) {}
 }
 
 /// Why this broker does not serve a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unserved {
-    /// Another broker leads its partition.
+    /// Another broker leads the partition of the key.
     Elsewhere,
     /// The partition is being read.
     Loading,
-    /// The records of the partition cannot be read, or its log takes no more.
+    /// The records of the partition cannot be read, or its log accepts no more appends.
     Unavailable,
 }
 
 /// The partition of a shard, and the epoch in which this broker leads it.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Weak: timers and loads do not keep the files of a broker that is gone.
+    /// Weak, so that timers and loads do not keep the files of a dropped broker open.
     partition: Weak<Partition>,
-    /// The epoch of the leader.
+    /// The leader epoch.
     pub epoch: i32,
 }
 
 impl Place {
-    /// The partition, while the broker is there.
+    /// The partition. `None` once the broker is dropped.
     pub fn partition(&self) -> Option<Arc<Partition>> {
         self.partition.upgrade()
     }
@@ -76,9 +76,9 @@ impl Place {
     }
 }
 
-/// One partition.
+/// The entries of one partition in one leader epoch.
 pub struct Shard<E> {
-    /// Which.
+    /// The partition and the epoch.
     pub place: Place,
     entries: Mutex<HashMap<String, Arc<E>>>,
 }
@@ -93,7 +93,7 @@ impl<E> Shard<E> {
         self.entries.lock().get(key).cloned()
     }
 
-    /// The entry of a key, new if there is none.
+    /// The entry of a key. A missing entry is created by `new`.
     pub fn find_or_insert(&self, key: &str, new: impl FnOnce() -> E) -> Arc<E> {
         if let Some(found) = self.find(key) {
             return found;
@@ -101,7 +101,7 @@ impl<E> Shard<E> {
         self.entries.lock().entry(key.to_owned()).or_insert_with(|| Arc::new(new())).clone()
     }
 
-    /// Removes an entry, unless another one has its key by now.
+    /// Removes an entry, unless the key has another entry by now.
     pub fn remove(&self, key: &str, entry: &Arc<E>) {
         let mut entries = self.entries.lock();
         if entries.get(key).is_some_and(|other| Arc::ptr_eq(other, entry)) {
@@ -119,7 +119,7 @@ enum Slot<E> {
     Loading(Place),
     Ready(Arc<Shard<E>>),
     Unreadable(Place),
-    /// Its log has stopped. The entries stay: what they hold may be there again after a restart.
+    /// The log of the shard has stopped. The entries stay, because a restart may restore them.
     Failed(Arc<Shard<E>>),
 }
 
@@ -134,24 +134,24 @@ impl<E> Slot<E> {
 
 /// The shards of one coordinator, by partition.
 pub struct Shards<E> {
-    /// This broker.
+    /// The id of this broker.
     node: i32,
     topics: Weak<Topics>,
     slots: Mutex<HashMap<i32, Slot<E>>>,
 }
 
 impl<E> Shards<E> {
-    /// Those of the broker `node`; none is loaded.
+    /// Creates the shards of the broker `node`. No shard is loaded.
     pub fn new(topics: &Arc<Topics>, node: i32) -> Shards<E> {
         Shards { node, topics: Arc::downgrade(topics), slots: Mutex::default() }
     }
 
-    /// The topics, while the broker is there.
+    /// The topics. `None` once the broker is dropped.
     pub fn topics(&self) -> Option<Arc<Topics>> {
         self.topics.upgrade()
     }
 
-    /// Whether the broker is gone.
+    /// Whether the broker is dropped.
     pub fn are_abandoned(&self) -> bool {
         self.topics.strong_count() == 0
     }
@@ -165,7 +165,7 @@ impl<E> Shards<E> {
         slots.values().filter_map(ready).collect()
     }
 
-    /// All entries, in no order.
+    /// All entries of the shards that serve, in no order.
     pub fn entries(&self) -> Vec<Arc<E>> {
         self.ready().iter().flat_map(|shard| shard.all()).collect()
     }
@@ -175,13 +175,13 @@ impl<E> Shards<E> {
         self.slots.lock().values().any(|slot| matches!(slot, Slot::Loading(_)))
     }
 
-    /// How many entries there are.
+    /// The number of entries in the shards that serve.
     pub fn len(&self) -> usize {
         self.ready().iter().map(|shard| shard.entries.lock().len()).sum()
     }
 
-    /// The log of a shard has stopped: what its entries show may not be there after a restart, so nobody is served. Returns
-    /// whether it served until now.
+    /// Marks a shard as failed because its log has stopped. A restart may lose what its entries show, so the shard
+    /// stops serving. Returns whether the shard was serving until now.
     pub fn fail(&self, shard: &Arc<Shard<E>>) -> bool {
         let mut slots = self.slots.lock();
         let serves = |slot: &&mut Slot<E>| matches!(slot, Slot::Ready(of) if Arc::ptr_eq(of, shard));
@@ -201,7 +201,7 @@ impl<E> Shards<E> {
         }
     }
 
-    /// Runs `note` if the partition is being loaded, before it serves.
+    /// Runs `note` if the partition is being loaded, before the shard can serve. Returns whether `note` ran.
     pub fn while_loading(&self, partition: i32, note: impl FnOnce()) -> bool {
         let slots = self.slots.lock();
         let loading = matches!(slots.get(&partition), Some(Slot::Loading(_)));
@@ -212,14 +212,14 @@ impl<E> Shards<E> {
     }
 }
 
-/// The partition of a key, once the internal topic exists.
+/// The partition that holds a key. `None` if the internal topic does not exist yet.
 pub fn partition_of<C: Coordinates>(coordinator: &C, key: &str) -> Option<Arc<Partition>> {
     let topic = coordinator.shards().topics()?.find(C::TOPIC)?;
     let count = i32::try_from(topic.partitions().len()).ok()?;
     topic.partition(partition_for(key, count))
 }
 
-/// The broker that coordinates a key; `None` while there is none.
+/// The broker that coordinates a key. `None` if no broker does at present.
 pub fn coordinator_of<C: Coordinates>(coordinator: &C, key: &str) -> Option<i32> {
     let partition = partition_of(coordinator, key)?;
     let works = partition.home().is_ok_and(|home| home.log.log.stopped().is_none());
@@ -227,7 +227,7 @@ pub fn coordinator_of<C: Coordinates>(coordinator: &C, key: &str) -> Option<i32>
     here.then(|| partition.leader().node)
 }
 
-/// The shard of a key; `None` before the internal topic exists.
+/// The shard of a key. `None` if the internal topic does not exist yet.
 pub fn shard_of<C: Coordinates>(
     coordinator: &Arc<C>,
     key: &str,
@@ -235,8 +235,8 @@ pub fn shard_of<C: Coordinates>(
     partition_of(&**coordinator, key).map(|partition| follow(coordinator, &partition)).transpose()
 }
 
-/// The shard of a partition, if this broker leads it. A shard that another broker leads is unloaded, and loading begins
-/// for one that is new to this broker.
+/// The shard of a partition, if this broker leads it. Unloads a shard of another leader or another epoch. Begins to
+/// load a partition that has no shard here.
 pub fn follow<C: Coordinates>(
     coordinator: &Arc<C>,
     partition: &Arc<Partition>,
@@ -289,7 +289,7 @@ fn let_go<C: Coordinates>(coordinator: &Arc<C>, slot: Slot<C::Entry>) {
 }
 
 async fn load<C: Coordinates>(coordinator: Arc<C>, partition: Arc<Partition>, home: Home, place: Place) {
-    // In a task of its own: a panic must not leave the partition loading for ever.
+    // The load runs in a task of its own. A panic must not leave the partition in the state Loading for ever.
     let read = tokio::spawn(read(coordinator.clone(), partition.clone(), home, place.clone())).await;
     let slot = match read.map_err(|error| error.to_string()).flatten() {
         Ok(shard) => Slot::Ready(shard),
@@ -307,7 +307,7 @@ async fn read<C: Coordinates>(
     home: Home,
     place: Place,
 ) -> Result<Arc<Shard<C::Entry>>, String> {
-    // The leader before may have appended records that are not durable yet. It appends none from now on.
+    // Earlier leaders may have appended records that are not durable yet. They append nothing from now on.
     let end = partition.next_offset();
     partition.committed(&home, end).await.map_err(|error| error.to_string())?;
     let loaded = blocking(move || {
@@ -322,7 +322,7 @@ async fn read<C: Coordinates>(
     Ok(shard)
 }
 
-/// Replaces the slot of a partition that was being loaded, unless the partition has moved on meanwhile.
+/// Replaces the slot of a partition that was being loaded, unless the partition has another leader or epoch by now.
 fn finish_loading<C: Coordinates>(coordinator: &Arc<C>, partition: &Arc<Partition>, slot: Slot<C::Entry>) {
     let overtaken = {
         let mut slots = coordinator.shards().slots.lock();
@@ -350,11 +350,11 @@ fn report_unreadable(partition: &Partition, error: &str) {
     );
 }
 
-/// Loads every partition that this broker leads. Where there are several logs, one that cannot be read takes only its
-/// partitions down. Blocks.
+/// Loads every partition that this broker leads. With several logs, an unreadable log makes only its own partitions
+/// unavailable. Blocks.
 ///
 /// # Errors
-/// [`ReadError`] of the only log.
+/// [`ReadError`], if `only_log` is set and the log cannot be read.
 pub fn load_all<C: Coordinates>(coordinator: &Arc<C>, only_log: bool) -> Result<(), ReadError> {
     let Some(topic) = coordinator.shards().topics().and_then(|topics| topics.find(C::TOPIC)) else {
         return Ok(());

@@ -1,12 +1,16 @@
-//! The transaction coordinator around the pure logic of [`crate::transactions`]: one lock per transactional id, the records in
-//! `__transaction_state`, and the timers.
+//! The transaction coordinator around the pure logic of [`crate::transactions`]: a lock for each transactional id, the
+//! records in `__transaction_state`, and the timers.
 //!
-//! A transaction ends in three steps (KIP-98): the record that decides it is durable; the markers are durable in all its
-//! partitions ([`markers`](super::markers)); the record that completes it is written. Where all of it lies in one log, the
-//! three are queued behind each other as one group commit: a crash keeps a prefix.
+//! A transaction ends in three steps (KIP-98):
+//! 1. The record of the decision is durable.
+//! 2. The markers are durable in all partitions of the transaction ([`markers`](super::markers)).
+//! 3. The record of the completion is written.
 //!
-//! A lock is held until the step is durable, so requests for one transactional id follow each other where Kafka answers
-//! CONCURRENT_TRANSACTIONS.
+//! If all records go into one log, the three steps are queued one behind the other and committed as a group. A crash
+//! keeps a prefix of them.
+//!
+//! The lock is held until the step is durable. Requests for one transactional id therefore wait for each other where
+//! Kafka answers CONCURRENT_TRANSACTIONS.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -29,7 +33,7 @@ use crate::resources::blocking::blocking;
 use crate::topics::{TRANSACTIONS_TOPIC, Topics};
 use crate::transactions::{End, EndStep, Status, TopicPartition, Transaction, TransactionError, records};
 
-/// How often overdue transactions and unused transactional ids are looked for.
+/// Interval of the search for overdue transactions and unused transactional ids.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 type State = Option<Transaction>;
@@ -39,20 +43,20 @@ type TransactionShard = Shard<Entry>;
 /// One transactional id.
 pub struct Entry {
     id: String,
-    /// Gone once another broker coordinates it.
+    /// The shard is gone once another broker coordinates the transactional id.
     shard: Weak<TransactionShard>,
     state: Arc<tokio::sync::Mutex<State>>,
-    /// The same, for those who only look.
+    /// A copy of `state` for readers that do not take its lock.
     shown: Mutex<State>,
 }
 
-/// What an EndTxn answers: the producer and epoch to go on with.
+/// The result of an EndTxn: the producer id and epoch that the client continues with.
 pub type EndResult = Result<(i64, i16), TransactionError>;
 
 /// All transactional ids that this broker coordinates.
 pub struct TransactionCoordinator {
     shards: Shards<Entry>,
-    /// Weak: steps that are under way do not keep the files of a broker that is gone.
+    /// Weak, so that steps in progress do not keep the files of a dropped broker open.
     producer_ids: Weak<ProducerIds>,
     markers: MarkerSender,
     config: Arc<Config>,
@@ -79,7 +83,7 @@ impl Coordinates for TransactionCoordinator {
     }
 
     fn unload(self: &Arc<Self>, _: &Arc<Entry>) {
-        // Nobody waits in an entry: a step that is under way finds that its shard is gone.
+        // No request is parked in an entry. A step in progress finds that its shard is gone.
     }
 }
 
@@ -96,14 +100,14 @@ async fn all_landed(all: &mut Vec<Landed>) -> Result<(), TransactionError> {
     Ok(())
 }
 
-/// Where the records of a transactional id go, and in which epoch.
+/// The log and leader epoch in which a transactional id writes its records.
 struct Place {
     partition: Arc<Partition>,
     home: Home,
     epoch: i32,
 }
 
-/// Runs a step to its end, whatever becomes of the client that asked for it.
+/// Runs a step to its end in a task, even if the client that asked for it disconnects.
 async fn whole<T: Send + 'static>(
     step: impl Future<Output = Result<T, TransactionError>> + Send + 'static,
 ) -> Result<T, TransactionError> {
@@ -115,7 +119,7 @@ async fn whole<T: Send + 'static>(
 }
 
 impl TransactionCoordinator {
-    /// That of the broker `node`, without transactional ids.
+    /// Creates a coordinator of the broker `node`, without transactional ids.
     pub fn new(
         topics: &Arc<Topics>,
         node: i32,
@@ -136,18 +140,20 @@ impl TransactionCoordinator {
     /// Restores all transactional ids whose partition this broker leads. Blocks.
     ///
     /// # Errors
-    /// [`ReadError`] of the only log.
+    /// [`ReadError`], if `only_log` is set and the log cannot be read.
     pub fn load(self: &Arc<Self>, only_log: bool) -> Result<(), ReadError> {
         load_all(self, only_log)
     }
 
-    /// Takes over the transactional ids of a partition of `__transaction_state`, or lets go of them, as its leader says.
+    /// Loads or unloads the transactional ids of a partition of `__transaction_state`, depending on whether this broker
+    /// leads the partition.
     pub fn follow(self: &Arc<Self>, partition: &Arc<Partition>) {
-        // Requests ask again.
+        // The outcome is not needed here: each request calls `follow` again.
         let _ = follow(self, partition);
     }
 
-    /// Looks after overdue and unfinished transactions until the broker is gone.
+    /// Starts a task that aborts overdue transactions, completes unfinished ones and expires unused transactional ids,
+    /// until the broker is dropped.
     pub fn watch(self: &Arc<Self>) -> tokio::task::JoinHandle<()> {
         let this = self.clone();
         tokio::spawn(async move {
@@ -165,13 +171,13 @@ impl TransactionCoordinator {
         let now_ms = self.clock.now_ms();
         let expiry_ms = self.config.transactional_id_expiry_ms;
         for entry in self.shards.entries() {
-            // Without a state its first record is being written, or never was.
+            // An entry without a state: its first record is being written, or was never written.
             let due = entry.shown.lock().as_ref().is_none_or(|state| {
                 state.is_overdue(now_ms)
                     || state.status.ending().is_some()
                     || state.is_unused(now_ms, expiry_ms)
             });
-            // Whoever holds the lock is about to change it.
+            // The holder of the lock is about to change the state, so skip the entry this time.
             let Some(state) = due.then(|| entry.state.clone().try_lock_owned().ok()).flatten() else {
                 continue;
             };
@@ -179,7 +185,7 @@ impl TransactionCoordinator {
                 entry.forget();
                 continue;
             };
-            // It may have changed since.
+            // The state may have changed before the lock was taken.
             let step = if current.is_overdue(now_ms) {
                 tracing::info!(
                     transactional_id = entry.id,
@@ -211,13 +217,13 @@ impl TransactionCoordinator {
         Ok(())
     }
 
-    /// Whether this broker coordinates the transactional id, whose records must be readable. Before there is
-    /// `__transaction_state`, it does.
+    /// Checks that this broker coordinates the transactional id and that its records are readable. The check passes if
+    /// `__transaction_state` does not exist yet.
     pub fn serves(self: &Arc<Self>, id: &str) -> Result<(), Unserved> {
         shard_of(self, id).map(|_| ())
     }
 
-    /// The broker that coordinates the transactional id; `None` while there is none.
+    /// The broker that coordinates the transactional id. `None` if no broker does at present.
     pub fn served_by(&self, id: &str) -> Option<i32> {
         coordinator_of(self, id)
     }
@@ -229,13 +235,14 @@ impl TransactionCoordinator {
     /// The entry of a transactional id.
     ///
     /// # Errors
-    /// `NotAvailable` where this broker does not coordinate it; `ProducerIdMapping` where there is none.
+    /// `NotAvailable` if this broker does not coordinate the transactional id; `ProducerIdMapping` if it has no entry.
     fn find(self: &Arc<Self>, id: &str) -> Result<Arc<Entry>, TransactionError> {
         let shard = shard_of(self, id).map_err(|_| TransactionError::NotAvailable)?;
         shard.and_then(|shard| shard.find(id)).ok_or(TransactionError::ProducerIdMapping)
     }
 
-    /// InitProducerId: the producer's id and epoch. `expected` is what the client had before (KIP-360).
+    /// InitProducerId: returns the producer's id and epoch. `expected` is the producer id and epoch that the client had
+    /// before (KIP-360).
     pub async fn initialize(
         self: &Arc<Self>,
         id: String,
@@ -253,7 +260,7 @@ impl TransactionCoordinator {
                 let entry = shard.find_or_insert(&id, || Entry::new(&shard, &id, None));
                 let mut state = entry.state.clone().lock_owned().await;
                 if shard.find(&id).is_none_or(|known| !Arc::ptr_eq(&known, &entry)) {
-                    // It expired meanwhile.
+                    // The entry expired before its lock was taken.
                     continue;
                 }
                 let now_ms = this.clock.now_ms();
@@ -268,7 +275,7 @@ impl TransactionCoordinator {
                             {
                                 return Err(TransactionError::Fenced);
                             }
-                            // The epoch that fences it is never given out.
+                            // The epoch that fences the old producer is never handed out.
                             expected = None;
                             state = this.finish(&entry, state, current.fence(now_ms), true).await?;
                         } else if current.status.ending().is_some() {
@@ -289,7 +296,8 @@ impl TransactionCoordinator {
         .await
     }
 
-    /// AddPartitionsToTxn, AddOffsetsToTxn, and what KIP-890 has Produce and TxnOffsetCommit do.
+    /// Adds partitions to a transaction: AddPartitionsToTxn, AddOffsetsToTxn, and the implicit addition by Produce and
+    /// TxnOffsetCommit (KIP-890).
     pub async fn add(
         self: &Arc<Self>,
         id: &str,
@@ -311,7 +319,7 @@ impl TransactionCoordinator {
         .await
     }
 
-    /// Whether the producer's open transaction has the partition.
+    /// Checks that the producer's open transaction contains the partition.
     pub async fn verify(
         self: &Arc<Self>,
         id: &str,
@@ -335,7 +343,7 @@ impl TransactionCoordinator {
             match current.end(end, fresh, this.clock.now_ms())? {
                 EndStep::Done => Ok(answer(current)),
                 EndStep::Prepare(next) => {
-                    // As it will be, whether or not all markers can be written now.
+                    // The answer after completion. It is the same if some markers cannot be written now.
                     let promised = answer(&next.completed(0));
                     let this = this.clone();
                     match this.finish(&entry, state, next, true).await {
@@ -348,7 +356,7 @@ impl TransactionCoordinator {
         .await
     }
 
-    /// The state's lock, with a transaction completed that was left in the middle.
+    /// Locks the state. Completes a transaction first if its end was left unfinished.
     async fn settled(self: &Arc<Self>, entry: &Arc<Entry>) -> Result<Locked, TransactionError> {
         let state = entry.state.clone().lock_owned().await;
         match &*state {
@@ -374,8 +382,10 @@ impl TransactionCoordinator {
         Ok(())
     }
 
-    /// Makes `prepared` durable, if it is `new`, writes its markers and completes it. `Concurrent`: it is decided, but
-    /// some of its partitions cannot be written now.
+    /// Ends a transaction: makes `prepared` durable if it is `new`, writes the markers and completes the transaction.
+    ///
+    /// # Errors
+    /// `Concurrent` if the decision is durable, but some partitions cannot take their markers now.
     async fn finish(
         &self,
         entry: &Arc<Entry>,
@@ -388,7 +398,7 @@ impl TransactionCoordinator {
         let completed = prepared.completed(self.clock.now_ms());
         let decision = self.record_of(&entry.id, Some(&prepared))?;
         let completion = self.record_of(&entry.id, Some(&completed))?;
-        // All room there may be need of, before the first step: nothing stops in the middle for a full disk.
+        // Reserve all space before the first step, so that a full disk cannot stop the transaction between two steps.
         let decision_room = room(log, decision.bytes.len()).await?;
         let completion_room = room(log, completion.bytes.len()).await?;
         let mut markers = self.markers.admit(&prepared).await?;
@@ -404,13 +414,13 @@ impl TransactionCoordinator {
             }
         }
         if !place.is_current() {
-            // Another broker coordinates it by now, and sends the markers.
+            // Another broker coordinates the transactional id by now and sends the markers.
             return Err(TransactionError::NotAvailable);
         }
         let sent = self.markers.send(markers, &entry.id, self.clock.now_ms());
         let mut completion = Some((completion, completion_room));
         if one_log && offline.is_empty() {
-            // Behind the markers in the same log: a crash does not keep it without them.
+            // The completion stands behind the markers in the same log, so a crash cannot keep it without them.
             let (batch, room) = completion.take().expect("it is queued once");
             own.push(self.append(&place, batch, room)?);
         }
@@ -418,7 +428,7 @@ impl TransactionCoordinator {
         all_landed(&mut own).await?;
         marked?;
         if !offline.is_empty() {
-            // The others need not be told again.
+            // Only the offline partitions still need a marker.
             entry.set(&mut state, Transaction { partitions: offline, ..prepared });
             return Err(TransactionError::Concurrent);
         }
@@ -451,7 +461,7 @@ impl TransactionCoordinator {
     /// Queues a record of `__transaction_state`.
     ///
     /// # Errors
-    /// `NotAvailable` where another broker leads the partition by now.
+    /// `NotAvailable` if another broker leads the partition by now.
     fn append(&self, place: &Place, batch: Checked, room: Admission) -> Result<Landed, TransactionError> {
         let (sender, landed) = oneshot::channel();
         let done = Arc::new(Told::new(sender));
@@ -461,7 +471,7 @@ impl TransactionCoordinator {
         Ok(landed)
     }
 
-    /// The states of all transactional ids, by id.
+    /// The states of all transactional ids, ordered by id.
     pub fn all(&self) -> Vec<(String, Transaction)> {
         let shown = |entry: &Arc<Entry>| Some((entry.id.clone(), entry.shown.lock().clone()?));
         let mut all: Vec<_> = self.shards.entries().iter().filter_map(shown).collect();
@@ -492,10 +502,10 @@ impl Entry {
         }
     }
 
-    /// Where its records go.
+    /// The log and leader epoch for the records of this transactional id.
     ///
     /// # Errors
-    /// `NotAvailable` once another broker coordinates it.
+    /// `NotAvailable` once another broker coordinates the transactional id.
     fn place(&self) -> Result<Place, TransactionError> {
         let gone = TransactionError::NotAvailable;
         let place = self.shard.upgrade().ok_or(gone)?.place.clone();
@@ -504,7 +514,7 @@ impl Entry {
         Ok(Place { partition, home, epoch: place.epoch })
     }
 
-    /// Takes it out of its shard.
+    /// Removes the entry from its shard.
     fn forget(self: &Arc<Self>) {
         if let Some(shard) = self.shard.upgrade() {
             shard.remove(&self.id, self);
