@@ -8,11 +8,10 @@
 //!          no member is left        |          a member comes, goes, changes    v
 //!                                   '----------------------------------------- Stable
 //! ```
-//! Any state may become Dead: a group that was removed while someone still held it. Nothing leads back, unless its removal
-//! fails.
+//! Any state may become Dead: the group was removed while a task still held it. A Dead group stays Dead.
 //!
-//! The requests live in `join`, `sync`, `leave` and `offsets`, the arrows above in `rebalance`; every request ends in
-//! [`Group::finish`].
+//! The requests are in `join`, `sync`, `leave` and `offsets`, the transitions above are in `rebalance`. Every request
+//! ends in [`Group::finish`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,23 +26,23 @@ use super::rebalance::JoinTimer;
 use super::records::{self, GroupSnapshot, MemberSnapshot, RecordError};
 use super::{Action, CONSUMER_PROTOCOL_TYPE, GroupConfig, GroupError, JoinReply, Joined, Now, ReplyToken};
 
-/// Where a group stands; displayed as DescribeGroups and ListGroups name it.
+/// The state of a group, displayed with the name that DescribeGroups and ListGroups show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// No members; offsets may remain.
+    /// The group has no members. It may still have offsets.
     Empty,
-    /// Waits until every member has joined.
+    /// The group waits until every member has joined.
     PreparingRebalance,
-    /// Waits for the leader's assignment to be durable.
+    /// The group waits until the leader's assignment is durable.
     CompletingRebalance,
     /// Every member has an assignment.
     Stable,
-    /// Removed; whoever still holds it has to look the group up again.
+    /// The group was removed. A task that still holds it has to look the group up again.
     Dead,
 }
 
 impl State {
-    /// Kafka's name.
+    /// Kafka's name of the state.
     pub fn name(self) -> &'static str {
         match self {
             Self::Empty => "Empty",
@@ -67,27 +66,30 @@ pub struct Group {
     pub(super) id: String,
     pub(super) config: Arc<GroupConfig>,
     pub(super) state: State,
-    /// When the state was entered, on the wall clock; unknown for a group restored from an old record.
+    /// Time of entry into the current state, on the wall clock. `None` for a group restored from an old record.
     pub(super) state_since_ms: Option<i64>,
     pub(super) generation: i32,
-    /// `None` for a group that only ever committed offsets.
+    /// `None` for a group that has only committed offsets and never had members.
     pub(super) protocol_type: Option<String>,
     pub(super) protocol: Option<String>,
     pub(super) leader: Option<String>,
     pub(super) roster: Roster,
-    /// Member ids given out but not joined with yet, and when they lapse.
+    /// Member ids that were handed out and not used to join yet, each with its deadline.
     pub(super) pending: BTreeMap<String, u64>,
     pub(super) join_timer: Option<JoinTimer>,
-    /// When members whose sync is missing are dropped.
+    /// The deadline after which members without a sync are dropped.
     pub(super) sync_deadline: Option<u64>,
-    /// `None` if the members do not speak the consumer protocol, or not yet, or not well.
+    /// The topics subscribed to. `None` if the members do not use the consumer protocol type, or if their metadata is
+    /// missing or cannot be read.
     pub(super) subscribed: Option<BTreeSet<String>>,
     pub(super) offsets: Offsets,
-    /// Present while the group is one of the consumer protocol; then what is above has no members.
+    /// Present while the group uses the consumer protocol. The fields above then hold no members.
     pub(super) consumer: Option<Box<ConsumerGroup>>,
-    /// Records to write, or to write tombstones for: that of a classic group, and those of the kind that the group was before.
+    /// Records that need to be written or replaced by tombstones: the record of a classic group, and the records of the
+    /// kind that the group was before.
     pub(super) unwritten: BTreeSet<RecordKey>,
-    /// No deadline is earlier. Deadlines that are put off leave it behind; the next tick catches up.
+    /// No deadline is earlier than this. A deadline that moves later leaves this value unchanged, and the next tick
+    /// corrects it.
     wake_at: Option<u64>,
     outbox: Vec<Action>,
 }
@@ -97,9 +99,9 @@ pub struct Group {
 pub struct GroupDescription {
     /// Its state.
     pub state: State,
-    /// Its protocol type; empty if it never had members.
+    /// The protocol type. Empty if the group never had members.
     pub protocol_type: String,
-    /// The protocol chosen; empty unless Stable.
+    /// The chosen protocol. Empty unless Stable.
     pub protocol: String,
     /// Its members.
     pub members: Vec<MemberDescription>,
@@ -114,16 +116,16 @@ pub struct MemberDescription {
     pub instance_id: Option<String>,
     /// Its client id.
     pub client_id: String,
-    /// Where it connects from.
+    /// The client's address.
     pub client_host: String,
-    /// Its metadata for the protocol chosen; empty unless Stable.
+    /// The member's metadata for the chosen protocol. Empty unless Stable.
     pub metadata: Bytes,
-    /// Its assignment; empty unless Stable.
+    /// The member's assignment. Empty unless Stable.
     pub assignment: Bytes,
 }
 
 impl Group {
-    /// A new, Empty group.
+    /// Creates an Empty group.
     pub fn new(id: impl Into<String>, config: Arc<GroupConfig>, now: Now) -> Self {
         Self {
             id: id.into(),
@@ -147,9 +149,9 @@ impl Group {
         }
     }
 
-    /// A group as its last record left it: Stable if it has members, Empty otherwise. Members get a fresh session.
-    /// A group with more members than `group.max.size` rebalances, so that those who come last are turned away.
-    /// Its offsets are restored one by one with [`Group::restore_offset`].
+    /// Restores a group from its last record: Stable if it has members, Empty otherwise. Members get a fresh session. A
+    /// group with more members than `group.max.size` rebalances, and the members that join last are refused.
+    /// [`Group::restore_offset`] restores the offsets one by one.
     ///
     /// # Errors
     /// [`RecordError::Inconsistent`] if the record contradicts itself.
@@ -191,7 +193,7 @@ impl Group {
         Ok(group)
     }
 
-    /// A group of the consumer protocol, as its records left it.
+    /// Restores a group of the consumer protocol from its records.
     pub fn from_consumer(group: ConsumerGroup, config: Arc<GroupConfig>, now: Now) -> Self {
         let mut of = Self::new(group.id(), config, now);
         of.consumer = Some(Box::new(group));
@@ -199,7 +201,7 @@ impl Group {
         of
     }
 
-    /// What it is as a group of the consumer protocol, if it is one.
+    /// The consumer-protocol part of the group. `None` for a classic group.
     pub fn consumer(&self) -> Option<&ConsumerGroup> {
         self.consumer.as_deref()
     }
@@ -219,12 +221,12 @@ impl Group {
         self.generation
     }
 
-    /// When [`Group::tick`] has to be called next, on the monotonic clock in milliseconds.
+    /// The time of the next call of [`Group::tick`], in milliseconds on the monotonic clock.
     pub fn next_deadline(&self) -> Option<u64> {
         self.wake_at
     }
 
-    /// What DescribeGroups and ListGroups show.
+    /// The group as DescribeGroups and ListGroups show it.
     pub fn describe(&self) -> GroupDescription {
         let protocol = self.protocol.clone().filter(|_| self.state == State::Stable);
         let describe_member = |m: &Member| MemberDescription {
@@ -243,8 +245,8 @@ impl Group {
         }
     }
 
-    /// Does what time demands: lets sessions and pending member ids lapse, ends the phases of a rebalance. Calling it
-    /// early does nothing.
+    /// Handles all deadlines that have passed: expires sessions and pending member ids, and ends the phases of a
+    /// rebalance. An early call does nothing.
     pub fn tick(&mut self, now: Now) -> Vec<Action> {
         let now_ms = now.monotonic_ms;
         if self.wake_at.is_none_or(|at| at > now_ms) {
@@ -262,15 +264,15 @@ impl Group {
         self.finish()
     }
 
-    /// Answers everyone who waits with the error and makes the group Dead: for a broker that stops, or that hands the
-    /// group to another. Nothing is written.
+    /// Answers all waiting requests with the error and makes the group Dead. For a broker that stops or hands the group
+    /// to another broker. Writes nothing.
     pub fn close(&mut self, error: GroupError) -> Vec<Action> {
         self.disband(error);
         self.bury();
         self.finish()
     }
 
-    /// Takes all members out of the classic group, answers everyone who waits with the error, and leaves it as new.
+    /// Removes all members of the classic group, answers all waiting requests with the error, and resets the group.
     pub(super) fn disband(&mut self, error: GroupError) {
         for id in self.roster.ids() {
             if let Some((_, parked)) = self.roster.remove(&id) {
@@ -302,7 +304,7 @@ impl Group {
         self.pending.clear();
     }
 
-    /// Whether it has no members, of either protocol.
+    /// Whether the group has no members of either protocol.
     pub(super) fn has_no_members(&self) -> bool {
         match &self.consumer {
             Some(group) => group.is_empty() && self.state != State::Dead,
@@ -320,7 +322,7 @@ impl Group {
         for member in self.roster.iter_mut() {
             if member.session_deadline.is_some_and(|deadline| deadline <= now_ms) {
                 if member.alive_by_waiting() {
-                    // Armed again when it is answered.
+                    // The answer to the waiting request arms the session again.
                     member.session_deadline = None;
                 } else {
                     expired.push(member.id.clone());
@@ -352,7 +354,7 @@ impl Group {
         self.outbox.push(action);
     }
 
-    /// The group's record, with each member's assignment as given.
+    /// The group's record. `assignment` gives the assignment of each member.
     pub(super) fn snapshot(&self, assignment: impl Fn(&Member) -> Bytes) -> GroupSnapshot {
         let protocol = self.protocol.as_deref().unwrap_or_default();
         let store = |m: &Member| MemberSnapshot {
@@ -398,7 +400,8 @@ impl Group {
         sessions.chain(timers).chain(self.pending.values().copied()).chain(consumers).min()
     }
 
-    /// KIP-345: an instance id belongs to one member id, and whoever comes with another is fenced.
+    /// An instance id belongs to one member id. A request with the instance id and another member id is fenced
+    /// (KIP-345).
     pub(super) fn validate_member(
         &self,
         member_id: &str,
@@ -433,7 +436,7 @@ impl Group {
         Some(topics)
     }
 
-    /// Ends an operation.
+    /// Ends an operation: checks the invariants in debug builds and returns the replies.
     pub(super) fn finish(&mut self) -> Vec<Action> {
         if cfg!(debug_assertions) {
             self.check();
@@ -441,7 +444,7 @@ impl Group {
         std::mem::take(&mut self.outbox)
     }
 
-    /// The invariants that hold between operations; see the module's page.
+    /// Checks the invariants that hold between operations (see the module's page).
     fn check(&self) {
         self.roster.check();
         if let Some(group) = &self.consumer {

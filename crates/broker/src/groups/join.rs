@@ -1,6 +1,6 @@
-//! JoinGroup v0-9: admits members, gives out member ids, replaces static members, and begins rebalances.
+//! JoinGroup v0-9: admits members, hands out member ids, replaces static members, and begins rebalances.
 //!
-//! It answers at once or parks the request in the member; parked ones are answered where a generation begins.
+//! A join is answered at once or parked in the member. Parked joins are answered where a generation begins.
 
 use std::collections::BTreeSet;
 
@@ -10,21 +10,22 @@ use super::member::{Member, Protocol};
 use super::rebalance::JoinTimer;
 use super::{Action, GroupError, Joined, Now, ReplyToken};
 
-/// Bytes of a client's or an instance's name in a member's id: with its UUID the id must fit into a string of the protocol, as
-/// all members of a group are told each other's.
+/// Bound in bytes of the client id or instance id within a member id. With its UUID, the member id must fit into a
+/// string of the protocol, because all members of a group learn each other's ids.
 const MEMBER_NAME_BYTES_MAX: usize = 1024;
 
-/// How long a new member may wait in its first join before it is asked to start over. A client that gave up and came
-/// back under another id would otherwise leave dead members behind for the whole of a long rebalance (KIP-394).
+/// Time that a new member may wait in its first join before it is asked to start over. Without this bound, a client
+/// that gives up and comes back under another id would leave dead members behind for the whole of a long rebalance
+/// (KIP-394).
 pub const NEW_MEMBER_JOIN_TIMEOUT_MS: u64 = 5 * 60 * 1_000;
 
-/// How many member ids may be given out and not joined with. Past it the one that lapses first is forgotten, so that
-/// clients which only ever ask for ids cannot fill the memory.
+/// Bound of the member ids that are handed out and not used to join yet. Beyond it, the id with the earliest deadline
+/// is forgotten, so that clients that only ask for ids cannot fill the memory.
 pub const PENDING_MEMBERS_MAX: usize = 10_000;
 
-/// From this version on a dynamic member must join with an id it was given before (KIP-394).
+/// From this version on, a dynamic member must join with a member id that it received before (KIP-394).
 const MEMBER_ID_REQUIRED_SINCE: i16 = 4;
-/// From this version on a static leader can be told to keep the current assignment (KIP-814).
+/// From this version on, a static leader can be told to keep the current assignment (KIP-814).
 const SKIP_ASSIGNMENT_SINCE: i16 = 9;
 
 /// A JoinGroup.
@@ -32,23 +33,24 @@ const SKIP_ASSIGNMENT_SINCE: i16 = 9;
 pub struct JoinRequest {
     /// The version of the API.
     pub version: i16,
-    /// Empty for a client that has none yet.
+    /// Empty for a client that has no member id yet.
     pub member_id: String,
     /// `group.instance.id` (KIP-345).
     pub instance_id: Option<String>,
-    /// From the request's header.
+    /// The client id from the request's header.
     pub client_id: String,
-    /// Where the client connects from, as "/address".
+    /// The client's address, as "/address".
     pub client_host: String,
-    /// Milliseconds without a heartbeat after which the member is dropped.
+    /// The member is dropped after this many milliseconds without a heartbeat.
     pub session_timeout_ms: i32,
-    /// Milliseconds the member may take to join again; negative (v0 has none) means the session timeout.
+    /// Milliseconds that the member may take to join again. A negative value (v0 has no field) means the session
+    /// timeout.
     pub rebalance_timeout_ms: i32,
     /// For instance "consumer".
     pub protocol_type: String,
-    /// In order of preference; of two with one name the first counts.
+    /// In order of preference. If a name occurs twice, the first one counts.
     pub protocols: Vec<Protocol>,
-    /// Random, never used before: what makes a new member id unique.
+    /// Random and never used before. It makes a new member id unique.
     pub uuid: String,
 }
 
@@ -62,7 +64,7 @@ impl JoinRequest {
         self
     }
 
-    /// Whether it has to come again with the id it is given (KIP-394).
+    /// Whether the client has to join again with the member id that it receives (KIP-394).
     pub(super) fn needs_member_id(&self) -> bool {
         self.instance_id.is_none() && self.version >= MEMBER_ID_REQUIRED_SINCE
     }
@@ -83,7 +85,7 @@ impl JoinRequest {
 }
 
 impl Group {
-    /// A member joins, or joins again.
+    /// A client joins as a new member, or a member joins again.
     pub fn join(&mut self, now: Now, request: JoinRequest, token: ReplyToken) -> Vec<Action> {
         let asked = request.member_id.clone();
         if let Err((member_id, error)) = self.try_join(now, request.normalise(), token) {
@@ -92,7 +94,7 @@ impl Group {
         self.finish()
     }
 
-    /// An error comes with the member id to answer with, if it is not the one asked for.
+    /// An error comes with the member id for the reply, if it differs from the one in the request.
     fn try_join(
         &mut self,
         now: Now,
@@ -115,7 +117,8 @@ impl Group {
         }
         let new_id = request.new_member_id();
         if self.roster.has(&new_id) || self.pending.contains_key(&new_id) {
-            // The caller's random numbers repeat themselves; start over rather than mix up two clients.
+            // The caller's random numbers repeat. The client has to start over, so that two clients do not share a
+            // member.
             return Err(keep_id(GroupError::CoordinatorNotAvailable));
         }
         let seat = request.instance_id.as_deref().and_then(|instance| self.roster.static_member(instance));
@@ -130,8 +133,8 @@ impl Group {
         Ok(())
     }
 
-    /// In PreparingRebalance the seats are those of the members that already joined, so that of a group that is too
-    /// large those who come last are turned away.
+    /// In PreparingRebalance, only the members that have already joined occupy seats. If the group is too large, the
+    /// members that join last are refused.
     fn has_room_for(&self, request: &JoinRequest) -> bool {
         let seat = match &request.instance_id {
             Some(instance) if request.member_id.is_empty() => self.roster.static_member(instance),
@@ -205,9 +208,9 @@ impl Group {
         let unchanged = self.roster.get(&id).is_some_and(|m| m.protocols() == request.protocols);
         let leads = self.leader.as_deref() == Some(id.as_str());
         let answer_at_once = match self.state {
-            // It may have missed the first answer.
+            // The member may have missed the first answer.
             State::CompletingRebalance => unchanged,
-            // A leader that joins again has seen something that changes the assignment, say new partitions.
+            // A leader that joins again has seen a change that affects the assignment, for instance new partitions.
             State::Stable => unchanged && !leads,
             State::Empty | State::PreparingRebalance | State::Dead => false,
         };
@@ -221,7 +224,7 @@ impl Group {
         Ok(())
     }
 
-    /// Takes over what a member says of itself, and parks its join.
+    /// Updates the member from its request, and parks its join.
     fn update(&mut self, id: &str, request: JoinRequest, token: ReplyToken) {
         self.roster.set_protocols(id, request.protocols);
         if let Some(member) = self.roster.get_mut(id) {
@@ -233,8 +236,8 @@ impl Group {
         }
     }
 
-    /// KIP-345: a static member comes back and takes its seat under a new id. A Stable group whose choice of protocol
-    /// stands does not rebalance; the new id is made durable before it is given out.
+    /// A static member comes back and takes its seat under a new member id (KIP-345). A Stable group does not rebalance
+    /// if its choice of protocol stays the same. The new id is made durable before the reply.
     fn replace_static(
         &mut self,
         now: Now,
@@ -253,12 +256,12 @@ impl Group {
                 self.unwritten.insert(RecordKey::Classic);
                 self.answer_replacement(new_id, leader_before, version);
             }
-            // In CompletingRebalance the leader may be assigning to the old id, so all have to join again.
+            // In CompletingRebalance the leader may be assigning to the old id, so all members have to join again.
             _ => self.rebalance(now),
         }
     }
 
-    /// Moves a static member to another id and fences the requests parked under the old one.
+    /// Moves a static member to another member id and fences the requests parked under the old one.
     fn reseat(&mut self, old_id: &str, new_id: &str) {
         let Some((mut member, parked)) = self.roster.remove(old_id) else { return };
         if let Some(token) = parked.join {
@@ -283,8 +286,8 @@ impl Group {
         let joined = if version >= SKIP_ASSIGNMENT_SINCE {
             Joined { skip_assignment: leads, ..joined }
         } else {
-            // An older client that leads would compute an assignment that nobody gets. With the id of the leader before, it
-            // does not.
+            // An older client would compute an assignment if it saw itself as the leader, and the group would ignore
+            // it. The reply names the leader's previous member id, so the client does not.
             Joined { leader: leader_before, members: Vec::new(), ..joined }
         };
         self.accept_join(token, new_id, joined);

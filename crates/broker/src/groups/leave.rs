@@ -1,38 +1,38 @@
-//! LeaveGroup v0-5: members go, alone or removed by an administrator (KIP-345), each with an answer of its own.
+//! LeaveGroup v0-5: members leave, or an administrator removes them (KIP-345). Each member gets its own result.
 
 use super::group::{Group, State};
 use super::{Action, GroupError, Now};
 
-/// Who leaves. v0-2 name one member and have no instance id.
+/// A member that leaves. v0-2 name one member and carry no instance id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaveMember {
-    /// Empty if the member is known by its instance id alone.
+    /// Empty if only the instance id identifies the member.
     pub member_id: String,
     /// `group.instance.id`.
     pub instance_id: Option<String>,
 }
 
-/// What came of a LeaveGroup.
+/// The outcome of a LeaveGroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Left {
-    /// One answer for each member, in the request's order.
+    /// One result for each member, in the request's order.
     pub members: Vec<Result<(), GroupError>>,
-    /// What follows from it for the others.
+    /// The replies to other members that follow.
     pub actions: Vec<Action>,
 }
 
 impl Group {
-    /// Members leave.
+    /// Removes members.
     ///
     /// # Errors
-    /// [`GroupError::CoordinatorNotAvailable`] if the group is Dead; errors of single members are in the answer.
+    /// [`GroupError::CoordinatorNotAvailable`] if the group is Dead. Errors of single members are in the result.
     pub fn leave(&mut self, now: Now, leaving: &[LeaveMember]) -> Result<Left, GroupError> {
         if self.state == State::Dead {
             return Err(GroupError::CoordinatorNotAvailable);
         }
         let members: Vec<_> = leaving.iter().map(|one| self.leave_one(one)).collect();
         if members.iter().any(Result::is_ok) {
-            // As Kafka does, even a pending member's leave makes a settled group rebalance.
+            // As in Kafka, even the departure of a pending member makes a settled group rebalance.
             self.after_departure(now, true);
         }
         Ok(Left { members, actions: self.finish() })

@@ -1,7 +1,7 @@
-//! The members of a group, and the counts that follow from them: which protocols they support, how many wait in join,
-//! how many have yet to sync.
+//! The members of a group, and the counts that follow from them: how many members support each protocol, wait in join,
+//! and have yet to sync.
 //!
-//! What is counted can be changed only through [`Roster`], so the counts cannot drift; [`Roster::check`] recomputes them.
+//! Only [`Roster`] changes the counted fields, so the counts cannot drift. [`Roster::check`] recomputes them.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use bytes::Bytes;
 
 use super::ReplyToken;
 
-/// One protocol (assignor) that a member supports, with what the member tells the leader under it.
+/// A protocol (assignor) that a member supports, with the member's metadata for the leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Protocol {
     /// For instance "range" or "cooperative-sticky".
     pub name: String,
-    /// Opaque to the broker, but for the topics of the consumer protocol.
+    /// Opaque to the broker, except for the topics of the consumer protocol type.
     pub metadata: Bytes,
 }
 
@@ -27,13 +27,13 @@ pub(super) struct Member {
     pub client_host: String,
     pub rebalance_timeout_ms: i32,
     pub session_timeout_ms: i32,
-    /// What the leader gave it in this generation; `None` until that is durable.
+    /// The assignment of this generation. `None` until it is durable.
     pub assignment: Option<Bytes>,
-    /// Has not finished a first join: it cannot send heartbeats, so it may expire even while it waits.
+    /// The member has not finished its first join. It cannot send heartbeats, so it may expire even while it waits.
     pub is_new: bool,
-    /// When it expires unless it is heard of, on the monotonic clock; `None` only while it waits.
+    /// The session deadline on the monotonic clock. `None` only while the member waits.
     pub session_deadline: Option<u64>,
-    /// In order of preference, each name once.
+    /// In order of preference. Each name occurs once.
     protocols: Vec<Protocol>,
     join: Option<ReplyToken>,
     sync: Option<ReplyToken>,
@@ -63,7 +63,7 @@ impl Member {
         &self.protocols
     }
 
-    /// Its metadata under a protocol; empty if it does not support it.
+    /// The member's metadata for a protocol. Empty if the member does not support the protocol.
     pub fn metadata(&self, protocol: &str) -> Bytes {
         self.protocols.iter().find(|p| p.name == protocol).map(|p| p.metadata.clone()).unwrap_or_default()
     }
@@ -80,8 +80,8 @@ impl Member {
         self.sync_missing
     }
 
-    /// A parked request shows that the client is there; but a new member's client may have gone and come back under
-    /// another id any number of times, so for it there is a limit.
+    /// A parked request shows that the client is alive. This does not hold for a new member, whose client may have come
+    /// back under another id many times. The wait of a new member is therefore bounded.
     pub fn alive_by_waiting(&self) -> bool {
         !self.is_new && (self.waits_in_join() || self.waits_in_sync())
     }
@@ -93,7 +93,7 @@ impl Member {
     }
 }
 
-/// A timeout off the wire as a span; negative ones are none at all.
+/// Converts a timeout from the wire to milliseconds. A negative timeout is 0.
 pub(super) fn millis(timeout_ms: i32) -> u64 {
     u64::try_from(timeout_ms).unwrap_or(0)
 }
@@ -102,15 +102,15 @@ pub(super) fn millis(timeout_ms: i32) -> u64 {
 #[derive(Debug, Default)]
 pub(super) struct Roster {
     members: BTreeMap<String, Member>,
-    /// `group.instance.id` to member id.
+    /// Maps `group.instance.id` to member id.
     statics: BTreeMap<String, String>,
-    /// How many members support each protocol; never 0.
+    /// The number of members that support each protocol; never 0.
     supporters: BTreeMap<String, usize>,
     waiting_joins: usize,
     missing_syncs: usize,
 }
 
-/// The requests a removed or replaced member had parked.
+/// The parked requests of a removed or replaced member.
 #[derive(Debug, Default)]
 pub(super) struct Parked {
     pub join: Option<ReplyToken>,
@@ -170,7 +170,8 @@ impl Roster {
         self.supporters.get(protocol).copied().unwrap_or(0) == self.members.len()
     }
 
-    /// Each member votes for the first of its protocols that all support; most votes win, then the lesser name.
+    /// Each member votes for the first of its protocols that all members support. The protocol with the most votes
+    /// wins; a tie goes to the name that sorts first.
     pub fn vote(&self) -> Option<&str> {
         let mut votes = BTreeMap::<&str, usize>::new();
         for member in self.members.values() {
@@ -196,7 +197,7 @@ impl Roster {
         self.members.insert(member.id.clone(), member);
     }
 
-    /// Takes a member out; its parked requests are the caller's to answer.
+    /// Removes a member. The caller has to answer its parked requests.
     pub fn remove(&mut self, id: &str) -> Option<(Member, Parked)> {
         let mut member = self.members.remove(id)?;
         if let Some(instance) = &member.instance_id {
@@ -216,7 +217,7 @@ impl Roster {
         self.count_protocols(&protocols);
     }
 
-    /// Parks a join; gives back the one it overtakes.
+    /// Parks a join, and returns an earlier join of the member that it replaces.
     pub fn park_join(&mut self, id: &str, token: ReplyToken) -> Option<ReplyToken> {
         let member = self.members.get_mut(id)?;
         let before = member.join.replace(token);
@@ -230,7 +231,7 @@ impl Roster {
         Some(token)
     }
 
-    /// Parks a sync; gives back the one it overtakes.
+    /// Parks a sync, and returns an earlier sync of the member that it replaces.
     pub fn park_sync(&mut self, id: &str, token: ReplyToken) -> Option<ReplyToken> {
         self.members.get_mut(id)?.sync.replace(token)
     }
@@ -263,7 +264,7 @@ impl Roster {
         }
     }
 
-    /// Recomputes what is counted.
+    /// Recomputes the counts and compares them.
     pub fn check(&self) {
         let mut supporters = BTreeMap::<String, usize>::new();
         for member in self.members.values() {

@@ -1,20 +1,22 @@
-//! The classic consumer group coordinator: who is in a group, which generation it is in, who got what, and which
-//! offsets it committed. Pure logic: no I/O, no async, no clock, no randomness. Time and fresh ids are handed in; replies
-//! come out as [`Action`]s, and records to write through [`Group::unwritten`].
+//! The logic of consumer groups: members, generations, assignments and committed offsets. This page describes groups of
+//! the classic protocol; [`consumer`] describes the consumer protocol. Pure logic: no I/O, no async, no clock, no
+//! randomness. The caller passes in the time and fresh ids. Replies come out as [`Action`]s, and the records to write
+//! come out of [`Group::unwritten`].
 //!
-//! # How it is driven
-//! The caller keeps one [`Group`] behind a lock, and the channel of each waiting request under its [`ReplyToken`].
+//! # How the caller drives a group
+//! The caller keeps each [`Group`] behind a lock, and the channel of each waiting request under its [`ReplyToken`].
 //! - [`Group::join`], [`Group::sync`], [`Group::leave`], [`Group::tick`] and [`Group::close`] return replies
 //!   ([`Action`]), in order.
-//! - After each of them, and after a heartbeat or a commit, [`Group::next_deadline`] says when to call
-//!   [`Group::tick`]. It may be early (a tick that finds nothing to do is harmless) but never late.
-//! - [`Group::unwritten`] gives the records that an operation made necessary. The caller queues them in the log before it
-//!   releases the lock, so that the order of the log is the order of the group, and then calls [`Group::written`]. The
-//!   replies go out once the records are durable. Records that the log refuses stay unwritten: the replies fail
+//! - After each of them, and after a heartbeat or a commit, [`Group::next_deadline`] says when to call [`Group::tick`].
+//!   The deadline may be too early (a tick without work is harmless) but is never too late.
+//! - [`Group::unwritten`] returns the records that an operation requires. The caller queues them in the log before it
+//!   releases the lock, so that the order of the log is the order of the changes. It then calls [`Group::written`]. The
+//!   replies go out once the records are durable. Records that the log refuses stay unwritten: their replies fail
 //!   ([`Action::failed`]), and the next operation tries again.
 //!
-//! # When there is no such group
-//! A group is created by a join with an empty member id, or by a commit with a negative generation. Otherwise:
+//! # Requests for a group that does not exist
+//! A join with an empty member id creates the group, and so does a commit with a negative generation. Other requests
+//! get an error:
 //!
 //! | request | answer |
 //! |---|---|
@@ -26,19 +28,19 @@
 //!
 //! # Invariants
 //! 1. Every token given to `join` or `sync` is answered exactly once. A retry that overtakes its first attempt makes
-//!    the first fail with [`GroupError::RebalanceInProgress`].
-//! 2. A generation's assignment reaches a member only after it is durable, so no restart can take it back.
+//!    the first attempt fail with [`GroupError::RebalanceInProgress`].
+//! 2. A generation's assignment reaches a member only after the assignment is durable, so a restart cannot revoke it.
 //! 3. The generation only grows. Members of a generation have one leader and one protocol that all of them support.
-//! 4. Every member is waiting in join, or in sync, or has a session deadline: none can stay for ever unheard of.
-//! 5. In PreparingRebalance a join timer is armed; while a sync is missing a sync timer is armed.
+//! 4. Every member waits in join, waits in sync, or has a session deadline. No member can stay silent for ever.
+//! 5. In PreparingRebalance a join timer is armed. While a sync is missing, a sync timer is armed.
 //!
 //! `Group::check` tests 3 to 5 after every operation in debug builds.
 //!
-//! # Where it parts from Kafka
-//! - A restarting static member is let into a full group: it takes its own seat.
-//! - Offsets committed to a group that is already Empty count their retention from the commit, not from the moment the
-//!   group became Empty, so a fresh commit cannot expire at once.
-//! - A failed session while a group is gathering its first members does not cut the initial delay short.
+//! # Differences from Kafka
+//! - A restarting static member is admitted to a full group, because it takes its own seat.
+//! - If a group is already Empty when offsets are committed, their retention counts from the commit. In Kafka it counts
+//!   from the moment the group became Empty, so a fresh commit can expire at once.
+//! - A session that expires while a group gathers its first members does not shorten the initial delay.
 
 pub mod consumer;
 mod group;
@@ -65,23 +67,23 @@ pub use sync::SyncRequest;
 
 use bytes::Bytes;
 
-/// The type of a group whose members speak the consumer protocol: its metadata names the topics it subscribes to.
+/// The protocol type of consumers. The metadata of their members names the topics that they subscribe to.
 pub const CONSUMER_PROTOCOL_TYPE: &str = "consumer";
 
-/// Names one waiting request; chosen by the caller, never used twice for one group.
+/// Identifies one waiting request. The caller chooses it and never uses it twice for one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplyToken(pub u64);
 
-/// One reading of both clocks.
+/// A reading of the monotonic clock and the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
-    /// Milliseconds since any fixed moment; never goes back. Deadlines are counted on it.
+    /// Milliseconds since an arbitrary fixed moment; never goes back. Deadlines use this clock.
     pub monotonic_ms: u64,
-    /// Milliseconds since the Unix epoch; may jump. Stored in records.
+    /// Milliseconds since the Unix epoch; may jump. Records store this clock.
     pub wall_ms: i64,
 }
 
-/// The settings the coordinator needs, each with Kafka's name and default.
+/// The settings of the group coordinator, each with Kafka's name and default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupConfig {
     /// `group.min.session.timeout.ms`
@@ -118,18 +120,18 @@ impl Default for GroupConfig {
 }
 
 impl GroupConfig {
-    /// Whether a classic member may ask for `session_timeout_ms`. Asked before a group is looked up: one that does not exist
-    /// is not created for a request that is refused.
+    /// Checks the session timeout that a classic member asks for. The caller checks it before it looks up the group, so
+    /// that a refused request does not create a group.
     pub fn check_session_timeout(&self, session_timeout_ms: i32) -> Result<(), GroupError> {
         let allowed = self.session_timeout_ms_min..=self.session_timeout_ms_max;
         if allowed.contains(&session_timeout_ms) { Ok(()) } else { Err(GroupError::InvalidSessionTimeout) }
     }
 }
 
-/// Why a request was refused. Each stands for the Kafka error of the same name.
+/// The reason why a request is refused. Each variant stands for the Kafka error of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum GroupError {
-    /// Join again with the member id in the reply (KIP-394).
+    /// The client must join again with the member id in the reply (KIP-394).
     #[error("join again with the member id that was just given out")]
     MemberIdRequired,
     /// The session timeout is outside the broker's bounds.
@@ -141,34 +143,34 @@ pub enum GroupError {
     /// The member's protocol type or protocols do not fit the group's.
     #[error("the member and the group have no protocol in common; give all members the same assignors")]
     InconsistentGroupProtocol,
-    /// The group does not know this member; it must join anew.
+    /// The group does not know this member. The client must join as a new member.
     #[error("the group does not know this member; join with an empty member id")]
     UnknownMemberId,
     /// Another process took over this `group.instance.id` (KIP-345).
     #[error("another process uses this group.instance.id; give each process its own")]
     FencedInstanceId,
-    /// The request is for another generation than the current one.
+    /// The request names a generation that is not the current one.
     #[error("the generation is not the current one; join again")]
     IllegalGeneration,
     /// The group is rebalancing.
     #[error("the group is rebalancing; join again")]
     RebalanceInProgress,
-    /// The group was removed, or its record could not be written in time; the client looks the coordinator up again.
+    /// The group was removed, or its record could not be written in time. The client looks up the coordinator again.
     #[error("the coordinator is not available; try again")]
     CoordinatorNotAvailable,
-    /// This broker does not, or no longer, own the group.
+    /// This broker does not own the group, or owns it no longer.
     #[error("this broker does not coordinate the group; find its coordinator again")]
     NotCoordinator,
-    /// The records of the group are being read.
+    /// The records of the group are still being read.
     #[error("the coordinator is loading the group; try again")]
     CoordinatorLoadInProgress,
-    /// The group's record cannot be written, for instance because it is too large.
+    /// The group's record cannot be written, for instance because the record is too large.
     #[error("the group's record could not be written; see the broker's log")]
     UnknownServer,
     /// The group still has members.
     #[error("the group is not empty; stop its members first")]
     NonEmptyGroup,
-    /// There is no such group.
+    /// The group does not exist.
     #[error("there is no such group")]
     GroupIdNotFound,
     /// An offset's metadata exceeds `offset.metadata.max.bytes`.
@@ -177,22 +179,23 @@ pub enum GroupError {
     /// The request contradicts itself.
     #[error("the request contradicts itself")]
     InvalidRequest,
-    /// A member of the consumer protocol is not at the epoch it says; it must give up all and join anew.
+    /// The epoch in the request is not the epoch of this consumer-protocol member. The member must give up all
+    /// partitions and join again.
     #[error("the member's epoch is not the one known here; give up all partitions and join again")]
     FencedMemberEpoch,
-    /// A member of the consumer protocol is at another epoch by now.
+    /// A consumer-protocol member sent an epoch that is not its current one.
     #[error("the member's epoch is not the current one; try again with that of the next heartbeat")]
     StaleMemberEpoch,
-    /// Another member has this `group.instance.id` and did not leave.
+    /// Another member holds this `group.instance.id` and has not left.
     #[error("another member uses this group.instance.id; it has to leave first")]
     UnreleasedInstanceId,
-    /// There is no such assignor.
+    /// The assignor does not exist.
     #[error("there is no such assignor")]
     UnsupportedAssignor,
-    /// Not a regular expression.
+    /// The subscription is not a valid regular expression.
     #[error("not a regular expression")]
     InvalidRegularExpression,
-    /// A member subscribes to the topic whose offsets were to be deleted.
+    /// The request deletes offsets of a topic that a member subscribes to.
     #[error("the group is subscribed to the topic; stop its consumers first")]
     GroupSubscribedToTopic,
 }
@@ -202,21 +205,21 @@ pub enum GroupError {
 pub enum Action {
     /// Answer a JoinGroup.
     Join {
-        /// Who waits for it.
+        /// The request that this action answers.
         token: ReplyToken,
         /// The answer.
         reply: JoinReply,
     },
     /// Answer a SyncGroup.
     Sync {
-        /// Who waits for it.
+        /// The request that this action answers.
         token: ReplyToken,
         /// The answer.
         reply: Result<Synced, GroupError>,
     },
     /// Answer a ConsumerGroupHeartbeat.
     Heartbeat {
-        /// Who waits for it.
+        /// The request that this action answers.
         token: ReplyToken,
         /// The answer.
         reply: Result<consumer::HeartbeatReply, consumer::Refused>,
@@ -224,7 +227,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// The same reply where the records that it depends on could not be written.
+    /// The same reply with `error`, for the case that its records could not be written.
     pub fn failed(self, error: GroupError) -> Action {
         match self {
             Action::Join { token, reply } => {
@@ -239,9 +242,9 @@ impl Action {
 /// The answer to a JoinGroup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JoinReply {
-    /// The member id to answer with; empty where the client has to forget the one it has.
+    /// The member id in the reply. Empty if the client has to forget its member id.
     pub member_id: String,
-    /// The generation joined, or why not. On an error the generation on the wire is -1.
+    /// The generation joined, or the error. For an error, the generation on the wire is -1.
     pub result: Result<Joined, GroupError>,
 }
 
@@ -252,24 +255,24 @@ pub struct Joined {
     pub generation: i32,
     /// For instance "consumer".
     pub protocol_type: String,
-    /// The protocol the members voted for, for instance "range".
+    /// The protocol that the members voted for, for instance "range".
     pub protocol_name: String,
     /// The member id of the leader.
     pub leader: String,
-    /// The leader must not compute an assignment: the current one stands (KIP-814, v9).
+    /// The leader must not compute an assignment, because the current one stays valid (KIP-814, v9).
     pub skip_assignment: bool,
-    /// All members, for the leader alone; empty for the others.
+    /// All members, if this member is the leader. Otherwise empty.
     pub members: Vec<JoinedMember>,
 }
 
-/// A member, as the leader sees it.
+/// A member as the leader sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JoinedMember {
     /// Its member id.
     pub member_id: String,
     /// Its `group.instance.id`, if it is static.
     pub instance_id: Option<String>,
-    /// Its metadata for the protocol chosen.
+    /// The member's metadata for the chosen protocol.
     pub metadata: Bytes,
 }
 
@@ -278,14 +281,14 @@ pub struct JoinedMember {
 pub struct Synced {
     /// For instance "consumer".
     pub protocol_type: String,
-    /// The protocol the members voted for.
+    /// The protocol that the members voted for.
     pub protocol_name: String,
-    /// What the leader assigned to the member; opaque.
+    /// The assignment that the leader computed for the member; opaque.
     pub assignment: Bytes,
 }
 
-/// The partition of `__consumer_offsets` that holds a group: Java's `String.hashCode` of the id, its absolute value
-/// modulo the number of partitions, as Kafka computes it.
+/// The partition of `__consumer_offsets` that holds a group, computed as in Kafka: the absolute value of Java's
+/// `String.hashCode` of the id, modulo the number of partitions.
 ///
 /// # Panics
 /// If `partitions` is not positive.
@@ -293,7 +296,7 @@ pub fn partition_for(group_id: &str, partitions: i32) -> i32 {
     assert!(partitions > 0, "__consumer_offsets has at least one partition");
     let hash =
         group_id.encode_utf16().fold(0_i32, |hash, unit| hash.wrapping_mul(31).wrapping_add(i32::from(unit)));
-    // Kafka takes the absolute value of the one number that has none to be 0.
+    // `i32::MIN` has no absolute value. Kafka uses 0 for it.
     hash.checked_abs().unwrap_or(0) % partitions
 }
 
@@ -307,7 +310,7 @@ mod tests {
         assert_eq!(partition_for("hello", 50), 22);
         assert_eq!(partition_for("", 50), 0);
         assert_eq!(partition_for("polygenelubricants", 50), 0);
-        // Outside the basic plane a character is two units: "\u{1F600}".hashCode() == 0xD83D * 31 + 0xDE00 == 1772899.
+        // A character outside the basic plane is two units: "\u{1F600}".hashCode() == 0xD83D * 31 + 0xDE00 == 1772899.
         assert_eq!(partition_for("\u{1F600}", 1_000_000), 772_899);
     }
 

@@ -1,12 +1,13 @@
-//! Committed offsets of a group: OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete, their expiry (KIP-211), and
-//! the removal of groups.
+//! The committed offsets of a group: OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete, their expiry (KIP-211),
+//! and the removal of groups.
 //!
-//! A commit has two steps. [`Group::check_commit`] checks it; the caller queues its records in the log, which says where
-//! they stand, and hands it to [`Group::apply_commit`]. Deletions likewise: first the keys, then tombstones, then
-//! [`Group::remove_offsets`]. The caller answers a client, and shows it offsets, once the records are durable.
+//! A commit has two steps. [`Group::check_commit`] checks the commit. The caller queues its records in the log, learns
+//! their position, and passes the commit to [`Group::apply_commit`]. A deletion works likewise: first the keys, then
+//! the tombstones, then [`Group::remove_offsets`]. The caller answers a client and shows it offsets only when the
+//! records are durable.
 //!
-//! Invariant: of two records for one key the one at the higher log position counts, whichever is applied first. So the
-//! group always agrees with what replaying the log would give.
+//! Invariant: of two records for one key, the record at the higher log position counts, in whichever order they are
+//! applied. The group therefore always agrees with a replay of the log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use super::group::{Group, State};
 use super::{GroupError, Now};
 
-/// The partition an offset is for.
+/// The partition that an offset belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OffsetKey {
     /// The topic's name.
@@ -23,18 +24,19 @@ pub struct OffsetKey {
     pub partition: i32,
 }
 
-/// An offset, as it is stored.
+/// An offset as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommittedOffset {
     /// The next offset to read.
     pub offset: i64,
     /// The leader epoch of the last record read (KIP-320); -1 if unknown.
     pub leader_epoch: i32,
-    /// The client's note.
+    /// The client's metadata.
     pub metadata: String,
-    /// When it was committed, in milliseconds since the Unix epoch.
+    /// Time of the commit, in milliseconds since the Unix epoch.
     pub commit_timestamp_ms: i64,
-    /// When it expires, if the client said so (OffsetCommit v2-4); otherwise `offsets.retention.minutes` decides.
+    /// Time of expiry in milliseconds since the Unix epoch, if the client chose one (OffsetCommit v2-4). Otherwise
+    /// `offsets.retention.minutes` decides.
     pub expire_timestamp_ms: Option<i64>,
 }
 
@@ -45,30 +47,31 @@ pub struct OffsetCommit {
     pub key: OffsetKey,
     /// The next offset to read.
     pub offset: i64,
-    /// -1 if unknown.
+    /// The leader epoch of the last record read; -1 if unknown.
     pub leader_epoch: i32,
-    /// The client's note; none is the empty one.
+    /// The client's metadata. `None` is stored as the empty string.
     pub metadata: Option<String>,
 }
 
 /// An OffsetCommit or a TxnOffsetCommit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitRequest {
-    /// The producer of a TxnOffsetCommit. Its offsets count once its transaction commits.
+    /// The producer of a TxnOffsetCommit. Its offsets become committed when its transaction commits.
     pub producer_id: Option<i64>,
-    /// Empty for a consumer that is not a member of a group.
+    /// Empty for a consumer that is not a member of the group.
     pub member_id: String,
     /// `group.instance.id`.
     pub instance_id: Option<String>,
-    /// The generation; negative for a consumer that is not a member of a group.
+    /// The generation. Negative for a consumer that is not a member of the group.
     pub generation: i32,
-    /// How long to keep the offsets (v2-4); `None` for the broker's setting, which the wire spells -1.
+    /// Retention of the offsets in milliseconds (v2-4). `None` stands for the broker's setting; the wire encodes it as
+    /// -1.
     pub retention_ms: Option<i64>,
-    /// What to commit.
+    /// The offsets to commit.
     pub offsets: Vec<OffsetCommit>,
 }
 
-/// A commit that passed the checks; not visible before it is applied.
+/// A commit that has passed the checks. It is not visible before it is applied.
 #[derive(Debug)]
 pub struct CheckedCommit {
     producer_id: Option<i64>,
@@ -81,18 +84,18 @@ impl CheckedCommit {
         &self.results
     }
 
-    /// The offsets to append, one record each. May be none.
+    /// The offsets to append, one record each. There may be none.
     pub fn accepted(&self) -> impl Iterator<Item = (&OffsetKey, &CommittedOffset)> {
         self.results.iter().flatten().map(|(key, offset)| (key, offset))
     }
 }
 
-/// What time has made superfluous.
+/// Offsets, and possibly the group itself, that have expired.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Expired {
     /// Offsets to write tombstones for.
     pub offsets: Vec<OffsetKey>,
-    /// Nothing else is left: write the group's tombstone too, then call [`Group::retire_if_unused`].
+    /// The group has nothing else left: write its tombstone too, then call [`Group::retire_if_unused`].
     pub group: bool,
 }
 
@@ -100,14 +103,14 @@ pub struct Expired {
 #[derive(Debug, Default)]
 pub(super) struct Offsets {
     committed: BTreeMap<OffsetKey, Stored>,
-    /// Of open transactions, by producer id.
+    /// Offsets of open transactions, by producer id.
     uncommitted: BTreeMap<i64, BTreeMap<OffsetKey, Stored>>,
 }
 
 #[derive(Debug, Clone)]
 struct Stored {
     value: CommittedOffset,
-    /// Where its record is in the partition of `__consumer_offsets`.
+    /// The position of the offset's record in the partition of `__consumer_offsets`.
     position: i64,
 }
 
@@ -130,11 +133,14 @@ impl Offsets {
 impl Group {
     /// Checks a commit. A member's commit counts as a sign of life.
     ///
+    /// A negative generation is accepted if the group has no members. In a transaction, a negative generation without
+    /// member id and instance id is always accepted.
+    ///
     /// # Errors
     /// For the whole request: `CoordinatorNotAvailable` if the group is Dead; `UnknownMemberId`, `FencedInstanceId`,
-    /// `IllegalGeneration`; `RebalanceInProgress` in CompletingRebalance, where the member does not know yet which
-    /// partitions are its own. A negative generation and no member id are accepted if the group is Empty, and in a
-    /// transaction always. For single offsets: `OffsetMetadataTooLarge`.
+    /// `IllegalGeneration`; `StaleMemberEpoch` in a group of the consumer protocol; `RebalanceInProgress` in
+    /// CompletingRebalance, where the member does not know its partitions yet. For single offsets:
+    /// `OffsetMetadataTooLarge`.
     pub fn check_commit(&mut self, now: Now, request: CommitRequest) -> Result<CheckedCommit, GroupError> {
         self.validate_commit(&request)?;
         if self.consumer.is_none() && matches!(self.state, State::Stable | State::PreparingRebalance) {
@@ -177,7 +183,8 @@ impl Group {
             request.generation < 0 && request.member_id.is_empty() && request.instance_id.is_none();
         if let Some(group) = &self.consumer {
             if transactional && stranger {
-                // A producer that was told nothing of the consumer's membership (before KIP-447): its own fencing must do.
+                // The producer does not know the consumer's membership (before KIP-447). The fencing of the producer
+                // has to be enough.
                 return Ok(());
             }
             return group.check_commit(&request.member_id, request.generation);
@@ -196,10 +203,10 @@ impl Group {
         Ok(())
     }
 
-    /// Whether a member may fetch offsets (OffsetFetch v9+); without a member id, anyone may.
+    /// Checks whether a member may fetch offsets (OffsetFetch v9+). A request without a member id always passes.
     ///
     /// # Errors
-    /// `UnknownMemberId`, `StaleMemberEpoch`, `IllegalGeneration`, in a group of the consumer protocol.
+    /// In a group of the consumer protocol: `UnknownMemberId`, `StaleMemberEpoch`, `IllegalGeneration`.
     pub fn check_fetch(&self, member_id: Option<&str>, epoch: i32) -> Result<(), GroupError> {
         match (&self.consumer, member_id) {
             (None, _) => Ok(()),
@@ -208,8 +215,8 @@ impl Group {
         }
     }
 
-    /// Applies a commit whose records are in the log, the first of them at the offset `position` and the others behind it. The
-    /// offsets of a transaction wait for its end.
+    /// Applies a commit whose records are in the log, the first of them at the offset `position`. The offsets of a
+    /// transaction stay pending until the transaction ends.
     pub fn apply_commit(&mut self, commit: CheckedCommit, position: i64) {
         let into = match commit.producer_id {
             Some(producer_id) => self.offsets.uncommitted.entry(producer_id).or_default(),
@@ -225,8 +232,8 @@ impl Group {
         self.offsets.uncommitted.retain(|_, offsets| !offsets.is_empty());
     }
 
-    /// The transaction of a producer has ended with the marker at the offset `marker`: the offsets before it become visible, or
-    /// are forgotten. Those behind it belong to the next transaction of the producer.
+    /// Applies the end of a producer's transaction. `marker` is the offset of the marker. Pending offsets before the
+    /// marker become visible or are dropped. Offsets behind it belong to the producer's next transaction.
     pub fn end_transaction(&mut self, producer_id: i64, committed: bool, marker: i64) {
         let Some(offsets) = self.offsets.uncommitted.get_mut(&producer_id) else { return };
         for (key, stored) in offsets.extract_if(.., |_, stored| stored.position < marker) {
@@ -237,12 +244,13 @@ impl Group {
         self.drop_empty_transactions();
     }
 
-    /// Where the first of a producer's offsets stands whose transaction has not ended here.
+    /// The position of the producer's first pending offset. `None` if the producer has no pending offsets here.
     pub fn first_uncommitted(&self, producer_id: i64) -> Option<i64> {
         self.offsets.uncommitted.get(&producer_id)?.values().map(|stored| stored.position).min()
     }
 
-    /// Puts back an offset read from the log at `position`; with a producer id, one of a transaction that may be open.
+    /// Restores an offset that was read from the log at `position`. With a producer id, the offset belongs to a
+    /// transaction that may be open.
     pub fn restore_offset(
         &mut self,
         key: OffsetKey,
@@ -267,17 +275,17 @@ impl Group {
         self.offsets.committed.iter().map(|(key, stored)| (key, &stored.value))
     }
 
-    /// An open transaction may change the partition's offset: OffsetFetch v7+ with `require_stable` answers
-    /// UNSTABLE_OFFSET_COMMIT (KIP-447).
+    /// Whether an open transaction may change the partition's offset. OffsetFetch v7+ with `require_stable` then
+    /// answers UNSTABLE_OFFSET_COMMIT (KIP-447).
     pub fn is_unstable(&self, key: &OffsetKey) -> bool {
         self.offsets.is_unstable(key)
     }
 
-    /// Checks an OffsetDelete. For each key, in order: is there anything to write a tombstone for?
+    /// Checks an OffsetDelete. The result for each key, in order, says whether the key needs a tombstone.
     ///
     /// # Errors
-    /// For the whole request: `GroupIdNotFound` if the group is Dead, `NonEmptyGroup` if it has members that do not
-    /// speak the consumer protocol. For single keys: `GroupSubscribedToTopic`.
+    /// For the whole request: `GroupIdNotFound` if the group is Dead, `NonEmptyGroup` if it has members that do not use
+    /// the consumer protocol type. For single keys: `GroupSubscribedToTopic`.
     pub fn check_offset_delete(
         &self,
         keys: &[OffsetKey],
@@ -298,7 +306,8 @@ impl Group {
         Ok(keys.iter().map(check).collect())
     }
 
-    /// Forgets offsets whose tombstones are durable, the last of them at `position`; commits that came later stay.
+    /// Removes offsets whose tombstones are in the log, the last of them at `position`. Commits at later positions
+    /// stay.
     pub fn remove_offsets(&mut self, keys: &[OffsetKey], position: i64) {
         for key in keys {
             for offsets in self.offsets.uncommitted.values_mut().chain([&mut self.offsets.committed]) {
@@ -310,7 +319,7 @@ impl Group {
         self.drop_empty_transactions();
     }
 
-    /// A consumer group that has not told its topics is taken to subscribe to all.
+    /// A group whose consumers did not report their topics counts as subscribed to every topic.
     fn is_subscribed_to(&self, topic: &str) -> bool {
         if let Some(group) = &self.consumer {
             return group.is_subscribed_to(topic);
@@ -321,14 +330,15 @@ impl Group {
         }
     }
 
-    /// What has expired (KIP-211): each offset `offsets.retention.minutes` after
-    /// - the group became Empty, or the commit if that was later, if it once had members;
-    /// - the commit, if the group is Stable and subscribes to other topics, or never had members.
+    /// The offsets and the group that have expired (KIP-211). If the client chose no expiry time, an offset expires
+    /// `offsets.retention.minutes` after
+    /// - the group became Empty, or the commit if that was later, if the group once had members;
+    /// - the commit, if the group is Stable and does not subscribe to the topic, or never had members.
     ///
     /// Nothing expires while a group rebalances.
     pub fn expired(&self, now: Now) -> Expired {
         if self.state == State::Dead {
-            // Another group may have its name by now.
+            // A new group may have the name of this one by now.
             return Expired::default();
         }
         let Some(since) = self.retention_counts_from() else { return Expired::default() };
@@ -350,7 +360,7 @@ impl Group {
         Expired { offsets, group: all && self.has_no_members() && self.pending.is_empty() }
     }
 
-    /// The moment before which no retention begins; `None` if nothing may expire.
+    /// The earliest start of any retention, in milliseconds since the Unix epoch. `None` if nothing may expire.
     fn retention_counts_from(&self) -> Option<i64> {
         match (&self.protocol_type, self.state) {
             (None, _) => Some(i64::MIN),
@@ -360,8 +370,8 @@ impl Group {
         }
     }
 
-    /// Makes the group Dead if it has no members, no member ids given out and no offsets; then the caller forgets it. True if
-    /// it is Dead.
+    /// Makes the group Dead if it has no members, no pending member ids and no offsets. Returns whether the group is
+    /// Dead; the caller then removes it.
     pub fn retire_if_unused(&mut self) -> bool {
         if self.has_no_members() && self.pending.is_empty() && self.offsets.has_none() {
             self.bury();
@@ -369,11 +379,11 @@ impl Group {
         self.state == State::Dead
     }
 
-    /// Checks a DeleteGroups, and names the offsets to write tombstones for, next to the group's own. Once those are in the log,
-    /// the caller calls [`Group::delete`].
+    /// Checks a DeleteGroups. Returns the offsets that need tombstones in addition to the group's own. The caller
+    /// queues the tombstones and then calls [`Group::delete`].
     ///
     /// # Errors
-    /// `GroupIdNotFound` if it is Dead already; `NonEmptyGroup` if it has members.
+    /// `GroupIdNotFound` if the group is already Dead; `NonEmptyGroup` if it has members.
     pub fn check_delete(&self) -> Result<Vec<OffsetKey>, GroupError> {
         match self.state {
             State::Dead => Err(GroupError::GroupIdNotFound),
@@ -382,13 +392,13 @@ impl Group {
         }
     }
 
-    /// Makes a group Dead whose tombstones are in the log.
+    /// Makes the group Dead. Its tombstones must be in the log.
     pub fn delete(&mut self) {
         self.bury();
         self.offsets = Offsets::default();
     }
 
-    /// The `wanted` ones of all partitions that there are offsets for: committed, or of open transactions.
+    /// The keys of all offsets for which `wanted` is true, committed or in open transactions.
     pub fn offset_keys(&self, wanted: impl Fn(&OffsetKey) -> bool) -> Vec<OffsetKey> {
         let offsets = self.offsets.uncommitted.values().chain([&self.offsets.committed]);
         let keys: BTreeSet<_> = offsets.flat_map(BTreeMap::keys).filter(|key| wanted(key)).collect();
@@ -448,7 +458,7 @@ mod tests {
         assert_eq!(group.first_uncommitted(7), Some(10));
         group.end_transaction(7, true, 15);
         assert_eq!((group.offset(&key()).map(|o| o.offset), group.first_uncommitted(7)), (Some(1), None));
-        // Another marker of the producer is heard of late: the offsets of its next transaction stand behind that marker.
+        // A marker of the producer is applied late. The offsets of the next transaction stand behind that marker.
         group.apply_commit(second, 20);
         group.end_transaction(7, true, 18);
         assert_eq!(group.offset(&key()).map(|o| o.offset), Some(1));

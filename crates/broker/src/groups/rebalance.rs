@@ -1,18 +1,19 @@
-//! The steps of a rebalance: wait for all members to join, drop those that do not, choose leader and protocol, answer.
+//! The steps of a rebalance: wait until all members have joined, drop the missing ones, choose a leader and a protocol,
+//! and answer.
 //!
-//! A generation begins in one place only, and there every waiting join is answered.
+//! A generation begins in one place only. All waiting joins are answered there.
 
 use super::consumer::RecordKey;
 use super::group::{Group, State};
 use super::member::Member;
 use super::{GroupError, Joined, JoinedMember, Now};
 
-/// What ends PreparingRebalance if not all members join before.
+/// The timer that ends PreparingRebalance if some members do not join.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum JoinTimer {
-    /// The group was Empty: wait for more members, again and again while they come.
+    /// The group was Empty. It waits for more members, and extends the wait while new members arrive.
     Initial { deadline: u64, delay_ms: u64, remaining_ms: u64, grew: bool },
-    /// Members that have not joined by then are dropped.
+    /// Members that have not joined by the deadline are dropped.
     Rebalance { deadline: u64 },
 }
 
@@ -25,7 +26,7 @@ impl JoinTimer {
 }
 
 impl Group {
-    /// After members, or only pending ids, have gone.
+    /// Handles the departure of members, or of pending member ids only.
     pub(super) fn after_departure(&mut self, now: Now, members_gone: bool) {
         match self.state {
             State::Stable | State::CompletingRebalance if members_gone => self.prepare_rebalance(now),
@@ -34,7 +35,7 @@ impl Group {
         }
     }
 
-    /// Takes a member out and tells its parked requests to start over.
+    /// Removes a member. Its parked requests are answered with an error that makes the client start over.
     pub(super) fn remove_member(&mut self, id: &str) {
         let Some((_, parked)) = self.roster.remove(id) else { return };
         if let Some(token) = parked.join {
@@ -51,7 +52,7 @@ impl Group {
         }
     }
 
-    /// Begins a rebalance, or goes on with the one under way.
+    /// Begins a rebalance, or continues the one in progress.
     pub(super) fn rebalance(&mut self, now: Now) {
         match self.state {
             State::Empty | State::Stable | State::CompletingRebalance => self.prepare_rebalance(now),
@@ -68,7 +69,7 @@ impl Group {
             self.roster.set_sync_missing(&id, false);
         }
         self.sync_deadline = None;
-        // A record that the log refused tells of the state that ends here.
+        // An unwritten classic record describes the state that ends here.
         self.unwritten.remove(&RecordKey::Classic);
         let initial = self.state == State::Empty;
         self.enter(State::PreparingRebalance, now);
@@ -95,7 +96,7 @@ impl Group {
         self.pending.is_empty() && self.roster.waiting_joins() == self.roster.len()
     }
 
-    /// The initial delay is not cut short, even if all members known so far have joined.
+    /// The initial delay is not cut short, even if all known members have joined.
     pub(super) fn maybe_complete_join(&mut self, now: Now) {
         assert_eq!(self.state, State::PreparingRebalance);
         let initial = matches!(self.join_timer, Some(JoinTimer::Initial { .. }));
@@ -122,8 +123,8 @@ impl Group {
         self.arm(deadline);
     }
 
-    /// Ends PreparingRebalance: drops who has not joined (static members stay until their session ends), and begins
-    /// the next generation with the rest.
+    /// Ends PreparingRebalance: drops the members that have not joined and begins the next generation with the rest.
+    /// Static members that have not joined stay until their session ends.
     fn complete_join(&mut self, now: Now) {
         assert_eq!(self.state, State::PreparingRebalance);
         self.join_timer = None;
@@ -136,13 +137,14 @@ impl Group {
             return self.begin_empty_generation(now);
         }
         if !self.elect_leader() {
-            // Only static members, none of them back: their sessions will end, or one will join.
+            // The group has only static members, and none has come back. Their sessions will end, or one of them will
+            // join.
             return self.wait_for_joins(now);
         }
         self.begin_generation(now);
     }
 
-    /// Keeps the leader if it joined, otherwise takes any member that did; false if none did.
+    /// Keeps the leader if it has joined, otherwise elects a member that has joined. Returns false if none has.
     fn elect_leader(&mut self) -> bool {
         let joined = |id: &String| self.roster.get(id).is_some_and(Member::waits_in_join);
         if !self.leader.as_ref().is_some_and(joined) {
@@ -153,7 +155,8 @@ impl Group {
     }
 
     fn advance_generation(&mut self) {
-        // Kafka lets it overflow; starting over at 1 keeps it apart from the negative "no generation".
+        // Kafka lets the generation overflow. Starting over at 1 avoids the negative values, which mean "no
+        // generation".
         self.generation = self.generation.checked_add(1).unwrap_or(1);
     }
 
@@ -171,8 +174,8 @@ impl Group {
         assert!(self.protocol.is_some(), "members with nothing in common are turned away when they join");
         self.subscribed = self.subscriptions();
         self.enter(State::CompletingRebalance, now);
-        // Likewise the record of a group that became a classic one during the rebalance. Written now, it would give the
-        // members of this generation an empty assignment after a restart.
+        // The same holds for the record of a group that became a classic one during the rebalance. If it were written
+        // now, the members of this generation would have an empty assignment after a restart.
         self.unwritten.remove(&RecordKey::Classic);
         for id in self.roster.ids() {
             if let Some(token) = self.roster.unpark_join(&id) {

@@ -32,47 +32,47 @@ const VALUE_VERSION: i16 = 3;
 const VALUE_VERSION_MAX: i16 = 4;
 const EXPIRING_OFFSET_VERSION: i16 = 1;
 const FLEXIBLE_SINCE: i16 = 4;
-/// A member takes at least its lengths and timeouts: 1 + 1 + 1 + 1 + 4 + 4 + 1 + 1 + 1 bytes when flexible.
+/// A flexible member takes at least its lengths and timeouts: 1 + 1 + 1 + 1 + 4 + 4 + 1 + 1 + 1 bytes.
 const MEMBER_BYTES_MIN: usize = 15;
 
-/// Why a record cannot be read or written.
+/// The reason why a record cannot be read or written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// It ends too early, or a length in it is not true.
+    /// The record ends too early, or one of its lengths is wrong.
     #[error("the record is cut short or a length in it is wrong")]
     Truncated,
-    /// A string in it is not UTF-8.
+    /// A string is not UTF-8.
     #[error("the record holds a string that is not utf-8")]
     NotUtf8,
-    /// Its value has a version this code does not know.
+    /// The value has a version that this code does not know.
     #[error("the record's value has the unknown version {0}")]
     UnknownVersion(i16),
-    /// It contradicts itself.
+    /// The record contradicts itself.
     #[error("the record contradicts itself")]
     Inconsistent,
-    /// A string is longer than the 32767 bytes the format can hold.
+    /// A string is longer than 32767 bytes, the limit of the format.
     #[error("a string or a byte array is too long for the record")]
     TooLong,
 }
 
-/// A group, as its record holds it.
+/// A group as its record stores it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupSnapshot {
-    /// Empty if the group never had members.
+    /// The protocol type. Empty if the group never had members.
     pub protocol_type: String,
     /// Its generation.
     pub generation: i32,
-    /// The protocol chosen; present if there are members.
+    /// The chosen protocol. Present if the group has members.
     pub protocol: Option<String>,
-    /// The leader's member id; present if there are members.
+    /// The leader's member id. Present if the group has members.
     pub leader: Option<String>,
-    /// When the group entered its state, in milliseconds since the Unix epoch; v2+.
+    /// Time of entry into the current state, in milliseconds since the Unix epoch; v2+.
     pub state_timestamp_ms: Option<i64>,
     /// Its members.
     pub members: Vec<MemberSnapshot>,
 }
 
-/// A member, as the group's record holds it.
+/// A member as the group's record stores it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberSnapshot {
     /// Its member id.
@@ -81,20 +81,20 @@ pub struct MemberSnapshot {
     pub instance_id: Option<String>,
     /// Its client id.
     pub client_id: String,
-    /// Where it connects from.
+    /// The client's address.
     pub client_host: String,
-    /// In milliseconds; before v1 the session timeout.
+    /// In milliseconds. A record before v1 has none; the session timeout stands in.
     pub rebalance_timeout_ms: i32,
     /// In milliseconds.
     pub session_timeout_ms: i32,
-    /// Its metadata for the protocol chosen.
+    /// The member's metadata for the chosen protocol.
     pub subscription: Bytes,
-    /// What the leader assigned to it.
+    /// The assignment from the leader.
     pub assignment: Bytes,
 }
 
 impl GroupSnapshot {
-    /// Checks what a group relies on.
+    /// Checks the properties that a group relies on.
     pub(super) fn validate(&self) -> Result<(), RecordError> {
         let ids: BTreeSet<_> = self.members.iter().map(|m| &m.member_id).collect();
         let instances: Vec<_> = self.members.iter().filter_map(|m| m.instance_id.as_ref()).collect();
@@ -109,14 +109,14 @@ impl GroupSnapshot {
     }
 }
 
-/// A record of `__consumer_offsets`; without value it is a tombstone.
+/// A record of `__consumer_offsets`. Without a value it is a tombstone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GroupRecord {
     /// A committed offset.
     Offset {
         /// The group that committed it.
         group: String,
-        /// The partition it is for.
+        /// The partition of the offset.
         key: OffsetKey,
         /// The offset.
         value: Option<CommittedOffset>,
@@ -130,12 +130,12 @@ pub enum GroupRecord {
     },
     /// A key of a newer kind of group.
     Unknown {
-        /// The key's version, which tells its kind.
+        /// The key's version, which identifies its kind.
         version: i16,
     },
 }
 
-/// The key of an offset's record.
+/// Encodes the key of an offset's record.
 ///
 /// # Errors
 /// [`RecordError::TooLong`].
@@ -148,7 +148,7 @@ pub fn encode_offset_key(group: &str, key: &OffsetKey) -> Result<Bytes, RecordEr
     Ok(out.freeze())
 }
 
-/// The value of an offset's record.
+/// Encodes the value of an offset's record.
 ///
 /// # Errors
 /// [`RecordError::TooLong`].
@@ -168,7 +168,7 @@ pub fn encode_offset(value: &CommittedOffset) -> Result<Bytes, RecordError> {
     Ok(out.freeze())
 }
 
-/// The key of a group's record.
+/// Encodes the key of a group's record.
 ///
 /// # Errors
 /// [`RecordError::TooLong`].
@@ -179,7 +179,7 @@ pub fn encode_group_key(group: &str) -> Result<Bytes, RecordError> {
     Ok(out.freeze())
 }
 
-/// The value of a group's record.
+/// Encodes the value of a group's record.
 ///
 /// # Errors
 /// [`RecordError::TooLong`].
@@ -205,10 +205,10 @@ pub fn encode_group(value: &GroupSnapshot) -> Result<Bytes, RecordError> {
     Ok(out.freeze())
 }
 
-/// Reads a record; a value of `None` is a tombstone.
+/// Decodes a record. A value of `None` is a tombstone.
 ///
 /// # Errors
-/// [`RecordError`], if the bytes are not such a record.
+/// [`RecordError`] if the bytes are not such a record.
 pub fn decode_record(key: &[u8], value: Option<&[u8]>) -> Result<GroupRecord, RecordError> {
     let mut key = Reader::new(key);
     match key.i16()? {
@@ -279,11 +279,11 @@ fn decode_member(reader: &mut Reader<'_>, version: i16) -> Result<MemberSnapshot
     })
 }
 
-/// The topics a consumer subscribes to, from its metadata: i16 version, i32 count, the topics as strings. All versions
-/// begin so, whatever follows.
+/// The topics that a consumer subscribes to, from its metadata: i16 version, i32 count, the topics as strings. All
+/// versions begin with these fields.
 ///
 /// # Errors
-/// [`RecordError`], if the bytes are something else.
+/// [`RecordError`] if the bytes have another form.
 pub fn subscribed_topics(metadata: &[u8]) -> Result<BTreeSet<String>, RecordError> {
     let mut reader = Reader::new(metadata);
     let _version = reader.i16()?;
@@ -307,7 +307,7 @@ fn put_bytes(out: &mut BytesMut, bytes: &[u8]) -> Result<(), RecordError> {
     Ok(())
 }
 
-/// Takes values off the front of bytes it does not trust.
+/// Reads values from the front of untrusted bytes.
 struct Reader<'a> {
     rest: &'a [u8],
     flexible: bool,
@@ -318,7 +318,7 @@ impl<'a> Reader<'a> {
         Self { rest, flexible: false }
     }
 
-    /// Of a value that begins with its version.
+    /// Reads a value that begins with its version.
     fn versioned(bytes: &'a [u8]) -> Result<(Self, i16), RecordError> {
         let mut reader = Self::new(bytes);
         let version = reader.i16()?;
@@ -367,7 +367,7 @@ impl<'a> Reader<'a> {
         Err(RecordError::Truncated)
     }
 
-    /// A length that may be null, in the encoding of the version; `fixed` reads it where it is not a varint.
+    /// Reads a nullable length in the encoding of the version. `fixed` reads the length if it is not a varint.
     fn length(
         &mut self,
         fixed: impl Fn(&mut Self) -> Result<i32, RecordError>,
@@ -397,7 +397,7 @@ impl<'a> Reader<'a> {
         self.take(length)
     }
 
-    /// The length of an array whose elements take at least `element_bytes_min` each.
+    /// Reads the length of an array whose elements take at least `element_bytes_min` bytes each.
     fn count(&mut self, element_bytes_min: usize) -> Result<usize, RecordError> {
         let count = self.length(Self::i32)?.ok_or(RecordError::Truncated)?;
         if count > self.rest.len() / element_bytes_min {
@@ -448,7 +448,7 @@ mod tests {
         }
     }
 
-    /// As drawn at the head of the file; the strings carry their lengths.
+    /// Encoded as drawn at the head of the file, with the lengths before the strings.
     const OFFSET_KEY: &[u8] = b"\0\x01\0\x01g\0\x01t\0\0\0\x02";
     const GROUP_V3: &[u8] = b"\0\x03\0\x08consumer\0\0\0\x03\0\x05range\0\x01m\0\0\0\0\0\0\0\x09\0\0\0\x01\
         \0\x01m\0\x01i\0\x01c\0\x02/h\0\0\0\x05\0\0\0\x06\0\0\0\x02ab\0\0\0\x01c";
@@ -485,7 +485,7 @@ mod tests {
         assert_eq!(read(&v2), offset(None, -1));
         assert_eq!(read(&encode_offset(&offset(Some(512), -1)).unwrap()), offset(Some(512), -1));
         assert_eq!(read(&encode_offset(&offset(None, 5)).unwrap()), offset(None, 5));
-        // Tag 0, 16 bytes: the topic's id, since 4.2.
+        // Tag 0, 16 bytes: the topic id, since Kafka 4.2.
         let v4 = b"\0\x04\0\0\0\0\0\0\0\x07\0\0\0\x05\x03me\0\0\0\0\0\0\x01\0\x01\0\x100123456789abcdef";
         assert_eq!(read(v4), offset(None, 5));
 
@@ -539,7 +539,7 @@ mod tests {
         }
         assert_eq!(decode_record(group, Some(b"\0\x05")), Err(RecordError::UnknownVersion(5)));
         assert_eq!(decode_record(b"\0\x02\0\x01\xff", None), Err(RecordError::NotUtf8));
-        // A count of 2^31 - 1 members, with none there.
+        // A count of 2^31 - 1 members, without any member.
         let boast = b"\0\0\0\0\0\0\0\x03\xff\xff\xff\xff\x7f\xff\xff\xff";
         assert_eq!(decode_record(group, Some(boast)), Err(RecordError::Truncated));
         assert_eq!(subscribed_topics(b"\0\0\x7f\xff\xff\xff"), Err(RecordError::Truncated));
@@ -557,7 +557,7 @@ mod tests {
             }
             let decoded = decode_record(b"\0\x02\0\x01g", Some(&bytes));
             if let Ok(GroupRecord::Group { value: Some(value), .. }) = decoded {
-                // What is accepted can be stored again, and is the same.
+                // A decoded snapshot can be encoded and decoded again without a change.
                 let again = encode_group(&value).unwrap();
                 let read = decode_record(b"\0\x02\0\x01g", Some(&again)).unwrap();
                 assert_eq!(read, GroupRecord::Group { group: "g".to_owned(), value: Some(value) });

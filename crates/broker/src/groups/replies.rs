@@ -1,23 +1,23 @@
 //! Replies that wait until the records before them are durable.
 //!
-//! The records of a group stand in one log, which becomes durable in its order. So one position is enough: a reply waits
-//! for the last record that was queued before it, and replies go out in the order in which they were given. A position is
-//! whatever grows with each batch: its number, or the offset behind it.
+//! The records of a group are in one log, which becomes durable in order. One position is therefore enough: a reply
+//! waits for the last record that was queued before it, and replies go out in the order in which they were given. A
+//! position is any number that grows with each batch, such as its sequence number or its end offset.
 
 use std::collections::VecDeque;
 
-/// What becomes of a reply.
+/// The outcome of [`Replies::hold`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Held<T> {
-    /// All batches before it are durable: it goes out now.
+    /// All batches before the reply are durable. The caller sends the reply now.
     Due(T),
-    /// It comes out of [`Replies::durable`] or [`Replies::fail`].
+    /// [`Replies::durable`] or [`Replies::fail`] returns the reply later.
     Waits,
-    /// A batch before it will never be durable: it has to say so.
+    /// A batch before the reply will never be durable. The caller answers with an error.
     Failed(T),
 }
 
-/// The replies of one group, or of whatever has its records in one partition.
+/// The replies of one group, or of another owner of records in one partition.
 #[derive(Debug)]
 pub struct Replies<T> {
     /// The last batch that was queued.
@@ -26,7 +26,7 @@ pub struct Replies<T> {
     durable: i64,
     /// Whether the log has failed.
     failed: bool,
-    /// With the batch up to which the log has to be durable. The positions do not decrease.
+    /// Each reply with the batch that must be durable before it. The positions do not decrease.
     waiting: VecDeque<(i64, T)>,
 }
 
@@ -37,17 +37,18 @@ impl<T> Default for Replies<T> {
 }
 
 impl<T> Replies<T> {
-    /// The last batch that was queued; 0 for none.
+    /// The position of the last queued batch; 0 for none.
     pub fn last(&self) -> i64 {
         self.queued
     }
 
-    /// The log has taken a batch at this position.
+    /// Notes that the log has accepted a batch at this position.
     pub fn queued(&mut self, position: i64) {
         self.queued = self.queued.max(position);
     }
 
-    /// Keeps a reply until all batches queued so far are durable, unless that is known already.
+    /// Keeps a reply until all batches queued so far are durable. Returns the reply if they already are, or never will
+    /// be.
     pub fn hold(&mut self, reply: T) -> Held<T> {
         if self.durable >= self.queued {
             return Held::Due(reply);
@@ -59,14 +60,15 @@ impl<T> Replies<T> {
         Held::Waits
     }
 
-    /// The batches up to this position are durable: the replies that waited for them.
+    /// Notes that the batches up to this position are durable. Returns the replies that waited for them.
     pub fn durable(&mut self, position: i64) -> Vec<T> {
         self.durable = self.durable.max(position);
         let due = self.waiting.partition_point(|(until, _)| *until <= self.durable);
         self.waiting.drain(..due).map(|(_, reply)| reply).collect()
     }
 
-    /// The log has failed: no batch that is not durable yet ever will be. All replies, which have to say so.
+    /// Notes that the log has failed: no further batch becomes durable. Returns all waiting replies, which must be
+    /// answered with an error.
     pub fn fail(&mut self) -> Vec<T> {
         self.failed = true;
         self.waiting.drain(..).map(|(_, reply)| reply).collect()
@@ -87,7 +89,7 @@ mod tests {
         assert_eq!((replies.hold('c'), replies.hold('d')), (Held::Waits, Held::Waits));
         assert_eq!(replies.durable(9), []);
         assert_eq!(replies.durable(10), ['b']);
-        // Completions may arrive out of order: the log is durable in its order.
+        // Completions may arrive out of order, because the log becomes durable in order.
         replies.queued(30);
         assert_eq!(replies.hold('e'), Held::Waits);
         assert_eq!(replies.durable(30), ['c', 'd', 'e']);

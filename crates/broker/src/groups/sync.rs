@@ -1,6 +1,6 @@
 //! SyncGroup v0-5 and Heartbeat v0-4.
 //!
-//! The assignment of the leader makes the group Stable. The caller writes the record of the group before it sends the
+//! The leader's assignment makes the group Stable. The caller writes the record of the group before it sends the
 //! answers.
 
 use std::collections::BTreeMap;
@@ -18,18 +18,18 @@ pub struct SyncRequest {
     pub member_id: String,
     /// `group.instance.id`.
     pub instance_id: Option<String>,
-    /// The generation it joined.
+    /// The generation that the member joined.
     pub generation: i32,
-    /// v5; must be the group's, if given.
+    /// Since v5. If present, it must equal the group's.
     pub protocol_type: Option<String>,
-    /// v5; must be the group's, if given.
+    /// Since v5. If present, it must equal the group's.
     pub protocol_name: Option<String>,
-    /// Member id to assignment; from the leader alone.
+    /// Assignments by member id. Only the leader sends them.
     pub assignments: Vec<(String, Bytes)>,
 }
 
 impl Group {
-    /// A member asks for its assignment; the leader brings all of them.
+    /// A member asks for its assignment. The leader's request carries the assignments of all members.
     pub fn sync(&mut self, now: Now, request: SyncRequest, token: ReplyToken) -> Vec<Action> {
         if let Err(error) = self.try_sync(now, request, token) {
             self.refuse_sync(token, error);
@@ -89,8 +89,8 @@ impl Group {
         }
     }
 
-    /// Distributes the assignments of the leader and answers every waiting sync. Members that the leader left out get an empty
-    /// assignment; assignments of unknown members are dropped.
+    /// Distributes the leader's assignments and answers every waiting sync. Members that the leader left out get an
+    /// empty assignment. Assignments of unknown members are dropped.
     fn assign(&mut self, now: Now, assignments: Vec<(String, Bytes)>) {
         let mut assignments: BTreeMap<String, Bytes> = assignments.into_iter().collect();
         self.enter(State::Stable, now);
@@ -107,7 +107,7 @@ impl Group {
         self.unwritten.insert(RecordKey::Classic);
     }
 
-    /// Takes assignments back and answers every waiting sync with the error.
+    /// Clears all assignments and answers every waiting sync with the error.
     pub(super) fn drop_assignments(&mut self, now: Now, error: GroupError) {
         for id in self.roster.ids() {
             if let Some(member) = self.roster.get_mut(&id) {
@@ -120,7 +120,7 @@ impl Group {
         }
     }
 
-    /// Members that never asked for their assignment go, and the rest shares anew.
+    /// Removes the members that never asked for their assignment, and rebalances the rest.
     pub(super) fn drop_missing_syncs(&mut self, now: Now) {
         let missing: Vec<String> =
             self.roster.iter().filter(|m| m.sync_missing()).map(|m| m.id.clone()).collect();
@@ -142,8 +142,8 @@ impl Group {
     /// A member shows that it is alive.
     ///
     /// # Errors
-    /// [`GroupError::RebalanceInProgress`] tells it to join again (its session goes on); `UnknownMemberId`,
-    /// `FencedInstanceId`, `IllegalGeneration`, and `CoordinatorNotAvailable` if the group is Dead.
+    /// [`GroupError::RebalanceInProgress`] tells the member to join again; its session continues. Other errors:
+    /// `UnknownMemberId`, `FencedInstanceId`, `IllegalGeneration`, and `CoordinatorNotAvailable` if the group is Dead.
     pub fn heartbeat(
         &mut self,
         now: Now,

@@ -1,4 +1,4 @@
-//! The server's assignors (KIP-848): who gets which partitions.
+//! The server-side assignors (KIP-848): the rules that distribute partitions to members.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -7,34 +7,35 @@ use uuid::Uuid;
 use super::Partitions;
 use super::member::{add, each};
 
-/// A way to share the partitions.
+/// An assignor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Assignor {
-    /// Everyone gets as many, and keeps what it had where that is possible.
+    /// Every member gets the same number of partitions and keeps its previous ones where possible.
     Uniform,
-    /// Of each topic everyone gets a range: members share topics of as many partitions alike, as joins want it.
+    /// Every member gets a range of each topic. Topics with the same number of partitions are split alike, which joins
+    /// need.
     Range,
 }
 
-/// All of them; the first is the default.
+/// All assignors. The first one is the default.
 pub const ASSIGNORS: [Assignor; 2] = [Assignor::Uniform, Assignor::Range];
 
-/// Rounds of moving partitions from who has many to who has few, where subscriptions differ. Each round makes it better;
-/// a few are enough.
+/// Rounds that move partitions from members with many to members with few, if subscriptions differ. Each round improves
+/// the balance, and a few rounds are enough.
 const BALANCING_ROUNDS: usize = 16;
 
-/// A member, as an assignor sees it.
+/// A member as an assignor sees it.
 pub(super) struct Subject<'a> {
     pub id: &'a str,
     pub instance_id: Option<&'a str>,
-    /// Its topics, with their numbers of partitions.
+    /// The topics the member subscribes to, with their numbers of partitions.
     pub topics: BTreeMap<Uuid, i32>,
-    /// What it was given last.
+    /// The member's previous assignment.
     pub before: &'a Partitions,
 }
 
 impl Assignor {
-    /// As `group.remote.assignor` has it.
+    /// The name in `group.remote.assignor`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Uniform => "uniform",
@@ -42,12 +43,12 @@ impl Assignor {
         }
     }
 
-    /// The assignor of a name.
+    /// The assignor with this name.
     pub fn named(name: &str) -> Option<Self> {
         ASSIGNORS.into_iter().find(|of| of.name() == name)
     }
 
-    /// What each gets, in their order.
+    /// The assignment of each subject, in their order.
     pub(super) fn assign(self, subjects: &[Subject]) -> Vec<Partitions> {
         match self {
             Self::Range => range(subjects),
@@ -61,10 +62,11 @@ impl Assignor {
     }
 }
 
-/// Each member's share of a topic is one range; of members the first get one partition more, if it does not come out even.
+/// Gives each member one range of every topic. If the division has a remainder, the first members get one partition
+/// more.
 fn range(subjects: &[Subject]) -> Vec<Partitions> {
     let mut order: Vec<usize> = (0..subjects.len()).collect();
-    // Static members keep their place whatever member id they come back with.
+    // Static members are sorted by instance id, so that a new member id does not change their place.
     order.sort_by_key(|at| {
         let subject = &subjects[*at];
         (subject.instance_id.is_none(), subject.instance_id.unwrap_or(subject.id))
@@ -86,7 +88,8 @@ fn range(subjects: &[Subject]) -> Vec<Partitions> {
     assigned
 }
 
-/// All subscribe to the same topics: everyone keeps of what it had no more than its share, and the rest goes round.
+/// Assigns if all members subscribe to the same topics. Every member keeps its previous partitions up to its share, and
+/// the rest is dealt out in turn.
 fn uniform(subjects: &[Subject]) -> Vec<Partitions> {
     let Some(first) = subjects.first() else { return Vec::new() };
     let mut left: BTreeSet<(Uuid, i32)> = first
@@ -107,7 +110,7 @@ fn uniform(subjects: &[Subject]) -> Vec<Partitions> {
         }
         assigned.push(collect(kept));
     }
-    // Topic by topic, so that the partitions of each go to different members.
+    // The partitions are dealt out topic by topic, so that the partitions of a topic go to different members.
     let mut sizes: Vec<usize> = assigned.iter().map(size).collect();
     let mut takers: VecDeque<usize> = (0..subjects.len()).collect();
     for key in left {
@@ -126,8 +129,8 @@ fn uniform(subjects: &[Subject]) -> Vec<Partitions> {
     assigned
 }
 
-/// Subscriptions differ: everyone keeps what it had, the rest goes to those who have least of those who may have it, and
-/// then partitions move from who has much to who has little.
+/// Assigns if subscriptions differ. Every member keeps its previous partitions. Each remaining partition goes to the
+/// subscriber with the fewest partitions. Then partitions move from members with many to members with few.
 fn uniform_by_topic(subjects: &[Subject]) -> Vec<Partitions> {
     let order: Vec<usize> = (0..subjects.len()).collect();
     let mut topics: Vec<(Uuid, (i32, Vec<usize>))> = by_topic(subjects, &order).into_iter().collect();
@@ -141,7 +144,7 @@ fn uniform_by_topic(subjects: &[Subject]) -> Vec<Partitions> {
     }
     let mut sizes = vec![0_usize; subjects.len()];
     owners.values().for_each(|at| sizes[*at] += 1);
-    // Topics that few may have come first: they cannot make up for it later.
+    // Topics with few subscribers come first, because their partitions have the fewest alternatives later.
     topics.sort_by_key(|(topic, (_, members))| (members.len(), *topic));
     for (topic, (partitions, members)) in &topics {
         for index in 0..*partitions {
@@ -176,7 +179,7 @@ fn uniform_by_topic(subjects: &[Subject]) -> Vec<Partitions> {
     assigned
 }
 
-/// Each topic with its number of partitions and who subscribes to it, in the order given.
+/// Each topic with its number of partitions and its subscribers, in the order given.
 fn by_topic(subjects: &[Subject], order: &[usize]) -> BTreeMap<Uuid, (i32, Vec<usize>)> {
     let mut topics: BTreeMap<Uuid, (i32, Vec<usize>)> = BTreeMap::new();
     for at in order {
@@ -208,7 +211,7 @@ mod tests {
     const A: Uuid = Uuid::from_u128(1);
     const B: Uuid = Uuid::from_u128(2);
 
-    /// Assigns to members `m0`, `m1` ... with these topics, from `before`.
+    /// Runs an assignor for the members `m0`, `m1` ... with these topics and previous assignments.
     fn assign(of: Assignor, topics: &[&[(Uuid, i32)]], before: &[Partitions]) -> Vec<Partitions> {
         let ids: Vec<String> = (0..topics.len()).map(|at| format!("m{at}")).collect();
         let subject = |at: usize| Subject {
@@ -219,7 +222,7 @@ mod tests {
         };
         let subjects: Vec<Subject> = (0..topics.len()).map(subject).collect();
         let assigned = of.assign(&subjects);
-        // Each partition that somebody subscribes to has one owner, who subscribes to it.
+        // Each partition that has subscribers has one owner, and the owner is a subscriber.
         let wanted: BTreeSet<(Uuid, i32)> =
             topics.iter().flat_map(|t| t.iter()).flat_map(|(t, n)| (0..*n).map(|i| (*t, i))).collect();
         let mut owned = BTreeSet::new();
@@ -237,7 +240,7 @@ mod tests {
         assigned.iter().map(size).collect()
     }
 
-    /// How many partitions stayed where they were.
+    /// The number of partitions that kept their owner.
     fn kept(before: &[Partitions], after: &[Partitions]) -> usize {
         before.iter().zip(after).map(|(b, a)| each(a).filter(|key| each(b).any(|k| k == *key)).count()).sum()
     }
@@ -255,7 +258,7 @@ mod tests {
         let before = [three[0].clone(), three[2].clone()];
         let again = assign(Assignor::Uniform, &[all, all], &before);
         assert_eq!((sizes(&again), kept(&before, &again)), (vec![6, 5], 7));
-        // Fewer partitions than members, and partitions that are no more.
+        // Fewer partitions than members, and previous partitions that no longer exist.
         let few = assign(Assignor::Uniform, &[&[(A, 1)], &[(A, 1)]], &again);
         assert_eq!(few.iter().map(size).sum::<usize>(), 1);
     }
@@ -265,7 +268,7 @@ mod tests {
         let none = || Partitions::new();
         let assigned = assign(Assignor::Uniform, &[&[(A, 4), (B, 4)], &[(A, 4)]], &[none(), none()]);
         assert_eq!(sizes(&assigned), [4, 4]);
-        // The first has had all of A; only A can move.
+        // The first member owned all of A and B. Only A can move.
         let before = [Partitions::from([(A, (0..4).collect()), (B, (0..4).collect())]), none()];
         let balanced = assign(Assignor::Uniform, &[&[(A, 4), (B, 4)], &[(A, 4)]], &before);
         assert_eq!(sizes(&balanced), [4, 4]);

@@ -1,5 +1,5 @@
-//! Members of the classic protocol in a group of the consumer protocol, and how groups change from one kind to the other
-//! while they are in use (KIP-848, "Online Migration").
+//! Classic-protocol members in a consumer-protocol group, and the migration of groups between the two kinds while they
+//! are in use (KIP-848, "Online Migration").
 
 use bytes::Bytes;
 use wire::messages::{
@@ -17,7 +17,7 @@ use super::heartbeat::SUBSCRIPTION_BYTES_MAX;
 use super::member::{ClassicSide, MemberState, Subscription, each};
 use super::{ConsumerGroup, ConsumerMember, ConsumerState, Partitions, RecordKey, Refused, TopicSource};
 
-/// What the key of a record can hold.
+/// Bound of a string in the key of a record.
 const MEMBER_ID_BYTES_MAX: usize = 32_767;
 
 impl ClassicSide {
@@ -31,10 +31,10 @@ impl ClassicSide {
 }
 
 impl Group {
-    /// Makes a group one of the consumer protocol, for `member` to join it.
+    /// Makes this a group of the consumer protocol, so that `member` can join it.
     ///
     /// # Errors
-    /// `GroupMaxSizeReached`; `GroupIdNotFound` for a classic group that cannot be one.
+    /// `GroupMaxSizeReached`; `GroupIdNotFound` for a classic group that cannot be converted.
     pub(super) fn become_consumer(
         &mut self,
         now: Now,
@@ -51,7 +51,7 @@ impl Group {
         if self.consumer.is_some() {
             return Ok(());
         }
-        // Kafka's begin at 1 too, and the first member makes it 2.
+        // As in Kafka, the epoch begins at 1, and the first member raises it to 2.
         let mut group = ConsumerGroup { id: self.id.clone(), epoch: 1, ..ConsumerGroup::default() };
         if !self.roster.is_empty() {
             if !self.speaks_consumer_protocol() {
@@ -78,7 +78,8 @@ impl Group {
         Ok(())
     }
 
-    /// The members as they are, all at the group's generation; `None` if one cannot be read.
+    /// Converts the members as they are, all at the group's generation. Returns `None` if the data of a member cannot
+    /// be read.
     fn upgraded(&self, now: Now, topics: &dyn TopicSource) -> Option<ConsumerGroup> {
         let mut group = ConsumerGroup { id: self.id.clone(), ..ConsumerGroup::default() };
         (group.epoch, group.target_epoch) = (self.generation, self.generation);
@@ -116,14 +117,15 @@ impl Group {
                     let assigned = assignment.assigned_partitions.iter();
                     partitions_of(assigned.map(|t| (&t.topic, &t.partitions)), topics)
                 }
-                // A new one is on its way; what it said to own when it joined it has not given up.
+                // A new assignment is on its way. The member has not given up the partitions that it reported when it
+                // joined.
                 None => {
                     let owned = subscription.owned_partitions.iter();
                     partitions_of(owned.map(|t| (&t.topic, &t.partitions)), topics)
                 }
             };
             if !new.assigned.is_empty() {
-                // Whatever the leader did: nothing belongs to two.
+                // A partition must not belong to two members, whatever the leader assigned.
                 new.assigned.iter_mut().for_each(|(topic, indexes)| {
                     indexes.retain(|index| !group.holders.contains_key(&(*topic, *index)));
                 });
@@ -139,7 +141,7 @@ impl Group {
         Some(group)
     }
 
-    /// Once only members of the classic protocol are left, the group is theirs again, at this generation.
+    /// Converts the group back to a classic group at this generation, if only classic members are left.
     pub(super) fn maybe_downgrade(&mut self, now: Now, generation: i32, rebalance: bool) {
         let Some(group) = &self.consumer else { return };
         let all_classic = group.members.values().all(ConsumerMember::is_classic);
@@ -160,7 +162,8 @@ impl Group {
             new.client_host = member.subscription.client_host.clone();
             new.session_timeout_ms = classic.session_timeout_ms;
             new.rebalance_timeout_ms = member.subscription.rebalance_timeout_ms;
-            // What it has, not what it is to get: others may not have given that up yet.
+            // The assignment is what the member owns, not its target: other members may not have given up the target
+            // partitions yet.
             new.assignment = Some(group.assignment_bytes(&member.assigned, version));
             let deadline = new.arm_session(now.monotonic_ms);
             self.leader.get_or_insert_with(|| new.id.clone());
@@ -173,11 +176,12 @@ impl Group {
         if rebalance || group.state() != ConsumerState::Stable {
             self.prepare_rebalance(now);
         }
-        // Also during a rebalance: the records of the other kind are about to go.
+        // The record is also written during a rebalance, because the records of the consumer protocol are about to be
+        // deleted.
         self.unwritten.insert(RecordKey::Classic);
     }
 
-    /// JoinGroup of a member of the classic protocol. In a group without members a classic group begins.
+    /// JoinGroup of a classic member. If the group has no members, it becomes a classic group.
     pub fn consumer_join(
         &mut self,
         now: Now,
@@ -206,7 +210,7 @@ impl Group {
         self.finish()
     }
 
-    /// An error comes with the member id to answer with, if it is not the one asked for.
+    /// An error comes with the member id for the reply, if it differs from the one in the request.
     fn try_consumer_join(
         &mut self,
         now: Now,
@@ -283,7 +287,7 @@ impl Group {
             generation: member.epoch,
             protocol_type: CONSUMER_PROTOCOL_TYPE.to_owned(),
             protocol_name,
-            // None of the members assigns anything.
+            // The server assigns, so no member is told to.
             leader: String::new(),
             skip_assignment: false,
             members: Vec::new(),
@@ -296,7 +300,7 @@ impl Group {
         Ok((id, joined))
     }
 
-    /// SyncGroup of a member of the classic protocol.
+    /// SyncGroup of a classic member.
     pub fn consumer_sync(&mut self, now: Now, request: &SyncRequest, token: ReplyToken) -> Vec<Action> {
         let reply = self.try_consumer_sync(now, request);
         self.emit(Action::Sync { token, reply });
@@ -318,7 +322,7 @@ impl Group {
         {
             return Err(GroupError::InconsistentGroupProtocol);
         }
-        // One that has partitions to give up joined already, and joins again when it did.
+        // A member with partitions to give up has already joined. It joins again once it has given them up.
         if epoch > member.epoch && member.state != MemberState::Unrevoked {
             member.await_join(now);
             self.arm_member(&request.member_id);
@@ -336,7 +340,7 @@ impl Group {
         })
     }
 
-    /// Heartbeat of a member of the classic protocol.
+    /// Heartbeat of a classic member.
     ///
     /// # Errors
     /// As [`Group::heartbeat`].
@@ -360,7 +364,8 @@ impl Group {
         if rejoin { Err(GroupError::RebalanceInProgress) } else { Ok(()) }
     }
 
-    /// LeaveGroup in a group of the consumer protocol: members of the classic one go, and whom an administrator names.
+    /// LeaveGroup in a group of the consumer protocol: removes classic members, and members that an administrator
+    /// names.
     pub fn consumer_classic_leave(&mut self, now: Now, leaving: &[LeaveMember]) -> Left {
         let epoch = self.consumer.as_ref().map_or(0, |group| group.epoch);
         let mut last_of_its_kind = false;
@@ -368,7 +373,7 @@ impl Group {
             let group = self.consumer_group().map_err(|refused| refused.error)?;
             let instance = leaving.instance_id.as_deref();
             let seat = instance.and_then(|instance| group.statics.get(instance)).cloned();
-            // An administrator knows a static member by its instance id alone.
+            // An administrator may identify a static member by its instance id alone.
             let id = match seat {
                 Some(owner) if leaving.member_id.is_empty() => owner,
                 _ => leaving.member_id.clone(),
@@ -387,7 +392,7 @@ impl Group {
 }
 
 impl ConsumerGroup {
-    /// Whether all classic members have a protocol in common with this one.
+    /// Whether all classic members share a protocol with this one.
     fn has_protocol_for(&self, joining: &ClassicSide, id: &str) -> bool {
         let others = || self.members.values().filter(|member| member.id != id);
         let common = |name: &str| {
@@ -411,7 +416,7 @@ impl ConsumerGroup {
         Ok(member)
     }
 
-    /// Partitions as SyncGroup carries them.
+    /// Encodes partitions as SyncGroup carries them.
     fn assignment_bytes(&self, partitions: &Partitions, version: i16) -> Bytes {
         let topic = |(id, indexes): (&uuid::Uuid, &std::collections::BTreeSet<i32>)| {
             let name = self.topic_name(id)?;
@@ -428,39 +433,39 @@ impl ConsumerGroup {
         out.i16(version);
         match assignment.encode(&mut out, version) {
             Ok(()) => out.finish().to_bytes(),
-            // Names of topics are short, and there are not 2^31 of them.
+            // Topic names are short and there are fewer than 2^31 of them, so this does not happen.
             Err(_) => Bytes::new(),
         }
     }
 }
 
 impl ConsumerMember {
-    /// From now on it has to join again in time.
+    /// Sets the deadline by which the member has to join again.
     fn await_join(&mut self, now: Now) {
         let limit = self.rebalance_limit(now);
         self.join_deadline.get_or_insert(limit);
     }
 }
 
-/// What a classic member tells under one of its protocols; of a version newer than what is known, what is known of it.
+/// Decodes a classic member's metadata or assignment. Of a newer version, only the known fields are read.
 fn decode<T: Message>(bytes: &Bytes) -> Option<(T, i16)> {
     let mut reader = Reader::new(bytes.clone());
     let version = reader.i16().ok()?.min(*T::VERSIONS.end());
     Some((T::decode(&mut reader, version).ok()?, version))
 }
 
-/// What of a classic member is kept, in bytes.
+/// Bytes kept in memory of a classic member's protocols.
 fn told_bytes(classic: &ClassicSide) -> usize {
     classic.protocols.iter().map(|protocol| protocol.name.len() + protocol.metadata.len()).sum()
 }
 
-/// The version that a member's assignment is to have.
+/// The version in which the member's assignment is encoded.
 fn subscription_version(classic: &ClassicSide) -> i16 {
     let told = classic.protocols.first().map(|protocol| &protocol.metadata);
     told.and_then(decode::<ConsumerProtocolSubscription>).map_or(0, |(_, version)| version)
 }
 
-/// Partitions by the ids of their topics; those of topics that are no more are left out.
+/// Partitions by topic id. Partitions of deleted topics are left out.
 fn partitions_of<'a>(
     of: impl Iterator<Item = (&'a Text, &'a Vec<i32>)>,
     topics: &dyn TopicSource,

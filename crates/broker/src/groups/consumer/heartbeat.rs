@@ -1,4 +1,4 @@
-//! ConsumerGroupHeartbeat v0-1: members join, stay, follow the assignment, and leave.
+//! ConsumerGroupHeartbeat v0-1: members join, stay alive, follow the assignment, and leave.
 
 use super::super::group::{Group, State};
 use super::super::{Action, GroupError, Now, ReplyToken};
@@ -10,10 +10,11 @@ use super::{Assignor, ConsumerGroup, ConsumerMember, Partitions, RecordKey, Refu
 pub const JOIN: i32 = 0;
 /// The epoch of a heartbeat that leaves.
 pub const LEAVE: i32 = -1;
-/// The epoch of a heartbeat of a static member that leaves for a while, and of such a member.
+/// The epoch of a heartbeat by which a static member leaves temporarily, and the epoch of such a member while it is
+/// away.
 pub const LEFT_STATIC: i32 = -2;
 
-/// The names one member may subscribe to, in bytes: they are kept in memory and in one record.
+/// Bound in bytes of the topic names in one subscription. The names are kept in memory and in one record.
 pub(super) const SUBSCRIPTION_BYTES_MAX: usize = 1 << 20;
 
 /// A ConsumerGroupHeartbeat.
@@ -21,29 +22,29 @@ pub(super) const SUBSCRIPTION_BYTES_MAX: usize = 1 << 20;
 pub struct HeartbeatRequest {
     /// The version of the API.
     pub version: i16,
-    /// Chosen by the client; in version 0 empty in the first one.
+    /// The client chooses it. In version 0 it is empty in the first heartbeat.
     pub member_id: String,
-    /// The member's epoch; 0, -1 and -2 join and leave.
+    /// The member epoch. 0 joins; -1 and -2 leave.
     pub epoch: i32,
     /// `group.instance.id`.
     pub instance_id: Option<String>,
     /// `client.rack`.
     pub rack_id: Option<String>,
-    /// In milliseconds; -1 if it did not change.
+    /// In milliseconds; -1 if unchanged.
     pub rebalance_timeout_ms: i32,
-    /// `None` if they did not change.
+    /// The topic names subscribed to. `None` if unchanged.
     pub names: Option<Vec<String>>,
-    /// `None` if it did not change, empty for none.
+    /// The regular expression subscribed to. `None` if unchanged, empty for none.
     pub regex: Option<String>,
-    /// `None` if it did not change.
+    /// `None` if unchanged.
     pub assignor: Option<String>,
-    /// What the member owns; `None` if that did not change.
+    /// The partitions that the member owns. `None` if unchanged.
     pub owned: Option<Partitions>,
-    /// From the request's header.
+    /// The client id from the request's header.
     pub client_id: String,
-    /// Where the client connects from, as "/address".
+    /// The client's address, as "/address".
     pub client_host: String,
-    /// Random, never used before: a member id for a client that brings none.
+    /// Random and never used before. It becomes the member id if the client sends none.
     pub uuid: String,
     /// The group's `consumer.session.timeout.ms`.
     pub session_timeout_ms: i32,
@@ -51,28 +52,28 @@ pub struct HeartbeatRequest {
     pub interval_ms: i32,
 }
 
-/// The answer.
+/// The answer to a ConsumerGroupHeartbeat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeartbeatReply {
     /// The member's id.
     pub member_id: String,
-    /// Its epoch from now on.
+    /// The member epoch from now on.
     pub epoch: i32,
-    /// When to come again, in milliseconds.
+    /// The interval until the next heartbeat, in milliseconds.
     pub interval_ms: i32,
-    /// What it owns from now on; `None` if that did not change.
+    /// The partitions that the member owns from now on. `None` if unchanged.
     pub assignment: Option<Partitions>,
 }
 
 impl HeartbeatRequest {
-    /// What can be told to be wrong without the group.
+    /// Checks everything that does not depend on the group.
     ///
     /// # Errors
     /// `InvalidRequest`, `UnsupportedAssignor`.
     pub fn validate(&self) -> Result<(), Refused> {
         let invalid = |message: &str| Err(Refused::new(GroupError::InvalidRequest, message));
         let is_empty = |text: &Option<String>| text.as_ref().is_some_and(|text| text.trim().is_empty());
-        // From version 1 on clients choose their ids.
+        // From version 1 on, clients choose their member ids.
         let may_lack_id = self.version == 0 && self.epoch == JOIN;
         if self.member_id.trim().is_empty() && !(may_lack_id && self.member_id.is_empty()) {
             return invalid("MemberId can't be empty.");
@@ -115,7 +116,7 @@ impl HeartbeatRequest {
         Ok(())
     }
 
-    /// Whether its expression is one; asked once it is known that there is the group.
+    /// Checks that the regular expression is valid. The caller first makes sure that the group exists.
     ///
     /// # Errors
     /// `InvalidRegularExpression`.
@@ -130,7 +131,8 @@ impl HeartbeatRequest {
         Ok(())
     }
 
-    /// What the member says of itself after this; of what it does not say it stays `before`.
+    /// The member's subscription after this heartbeat. Fields that the heartbeat leaves out keep their value from
+    /// `before`.
     fn subscription(&self, before: &Subscription) -> Subscription {
         let or = |new: &Option<String>, old: &Option<String>| new.clone().or_else(|| old.clone());
         let rebalance_timeout_ms = match self.rebalance_timeout_ms {
@@ -224,18 +226,19 @@ impl Group {
         Ok(HeartbeatReply { member_id: id.clone(), epoch: request.epoch, interval_ms: 0, assignment: None })
     }
 
-    /// Takes a member out of the group; if only classic ones stay, the group is theirs again.
+    /// Removes a member from the group. If only classic members are left, the group becomes a classic one.
     pub(super) fn fence(&mut self, now: Now, id: &str) {
         let Some(group) = self.consumer.as_mut() else { return };
         let epoch = group.epoch;
         let Some(gone) = group.depart(id) else { return };
         if !gone.is_classic() {
-            // The others are at the epoch before: they are to join again, not to take themselves for thrown out.
+            // The other members are at the previous epoch. They have to join again and must not consider themselves
+            // expelled.
             self.maybe_downgrade(now, epoch, true);
         }
     }
 
-    /// Lets go of members that were not heard of in time.
+    /// Removes members that have passed a deadline.
     pub(in super::super) fn tick_consumer(&mut self, now: Now) {
         let overdue = self.consumer.as_ref().map(|group| group.overdue(now)).unwrap_or_default();
         for id in overdue {
@@ -258,7 +261,7 @@ impl Group {
         self.consumer.as_deref_mut().ok_or_else(not_one)
     }
 
-    /// After a member was heard of: of the others' deadlines none has come nearer.
+    /// Arms the timer for one member after its request. The deadlines of other members have not moved closer.
     pub(super) fn arm_member(&mut self, id: &str) {
         let member = self.consumer.as_ref().and_then(|group| group.members.get(id));
         if let Some(deadline) = member.and_then(ConsumerMember::deadline) {
@@ -268,7 +271,7 @@ impl Group {
 }
 
 impl ConsumerGroup {
-    /// Lets a heartbeat in, as the member it is from, which is there afterwards.
+    /// Finds or creates the member that sends the heartbeat. The member exists afterwards.
     fn admit(&mut self, request: &HeartbeatRequest) -> Result<(), Refused> {
         let id = &request.member_id;
         let seat = request.instance_id.as_ref().and_then(|instance| self.statics.get(instance)).cloned();
@@ -289,7 +292,7 @@ impl ConsumerGroup {
                 }
                 self.replace(&owner, id);
             }
-            // A member that joins once more did not get the answer, or lost all it had: it gets the same again.
+            // A member that joins again missed the answer or lost its state. It receives the same assignment again.
             _ => {
                 if !self.members.contains_key(id) {
                     self.seat(id);
@@ -305,17 +308,17 @@ impl ConsumerGroup {
         Ok(())
     }
 
-    /// A new member, without anything.
+    /// Adds a new member without partitions.
     pub(super) fn seat(&mut self, id: &str) {
         self.insert(ConsumerMember::new(id.to_owned()));
         self.unwritten.extend(RecordKey::of_member(id));
         self.bump_epoch();
     }
 
-    /// A static member comes back under another id and takes its seat, with all that belongs to it.
+    /// A static member comes back under another member id. It takes over its seat with its partitions.
     pub(super) fn replace(&mut self, old: &str, new: &str) {
         let Some(mut member) = self.remove(old) else { return };
-        // Who has the new id already gives up the seat of its own.
+        // A member that already uses the new id loses its own seat.
         self.remove(new);
         member.id = new.to_owned();
         member.epoch = JOIN;
@@ -324,7 +327,7 @@ impl ConsumerGroup {
         self.unwritten.extend(RecordKey::of_member(new));
     }
 
-    /// The member of a request, which says it is the one of `instance`.
+    /// The member that sends a request. A given `instance` must belong to this member.
     pub(super) fn check_member(&self, id: &str, instance: Option<&str>) -> Result<&ConsumerMember, Refused> {
         if let Some(instance) = instance {
             match self.statics.get(instance) {
@@ -347,7 +350,7 @@ impl ConsumerGroup {
         })
     }
 
-    /// Checks the epoch of a member's fetch of offsets.
+    /// Checks the epoch of a member's OffsetFetch.
     pub(in super::super) fn check_epoch_of(&self, id: &str, epoch: i32) -> Result<(), GroupError> {
         match self.members.get(id) {
             None => Err(GroupError::UnknownMemberId),
@@ -357,7 +360,7 @@ impl ConsumerGroup {
         }
     }
 
-    /// Checks the epoch of a member's commit. An older one than the member's may be right for some of the partitions.
+    /// Checks the epoch of a member's commit. An epoch older than the member's may still be valid for some partitions.
     pub(in super::super) fn check_commit(&self, id: &str, epoch: i32) -> Result<(), GroupError> {
         let older = |member: &&ConsumerMember| !member.is_classic() && (0..member.epoch).contains(&epoch);
         match self.members.get(id).filter(older) {
@@ -366,8 +369,8 @@ impl ConsumerGroup {
         }
     }
 
-    /// Checks a partition of a commit that [`Self::check_commit`] let through: it must have been the member's at that
-    /// epoch already, and still be (KIP-1251).
+    /// Checks one partition of a commit that [`Self::check_commit`] accepted. The member must have owned the partition
+    /// at that epoch, and must still own it (KIP-1251).
     pub(in super::super) fn check_partition(
         &self,
         id: &str,
@@ -381,7 +384,7 @@ impl ConsumerGroup {
         if since.is_some_and(|since| *since <= epoch) { Ok(()) } else { Err(GroupError::StaleMemberEpoch) }
     }
 
-    /// A static member leaves and will be back: it keeps its seat until its session ends.
+    /// A static member leaves temporarily. It keeps its seat until its session ends.
     fn leave_for_a_while(&mut self, id: &str, now: Now) {
         let Some(member) = self.members.get_mut(id) else { return };
         member.epoch = LEFT_STATIC;
@@ -397,7 +400,8 @@ impl ConsumerGroup {
         self.unwritten.insert(RecordKey::Current(id.to_owned()));
     }
 
-    /// Takes over what a member says of itself, and computes a new target if that, or the topics, ask for it.
+    /// Updates the member's subscription, and computes a new target assignment if the subscription or the topics
+    /// require it.
     pub(super) fn subscribe(&mut self, id: &str, subscription: Subscription, topics: &dyn TopicSource) {
         let Some(member) = self.members.get_mut(id) else { return };
         let before = std::mem::replace(&mut member.subscription, subscription.clone());
@@ -415,7 +419,7 @@ impl ConsumerGroup {
         let changed = (&before.names, &before.regex) != (&subscription.names, &subscription.regex);
         if changed || self.departed || self.seen != Some(topics.version()) {
             let other_topics = self.refresh(topics);
-            // A new member has bumped it already.
+            // A new member has already bumped the epoch.
             if (changed || other_topics) && self.epoch == self.target_epoch {
                 self.bump_epoch();
             }
@@ -439,7 +443,7 @@ impl ConsumerMember {
         if epoch > known {
             return fenced("greater");
         }
-        // The answer that brought it to the new epoch may have been lost.
+        // The answer that moved the member to the new epoch may have been lost.
         let answer_lost =
             epoch == self.previous_epoch && owned.is_some_and(|owned| is_part(owned, &self.assigned));
         if epoch < known && !answer_lost {

@@ -8,19 +8,19 @@ use super::super::Now;
 use super::super::member::{Protocol, millis};
 use super::Partitions;
 
-/// How far a member has followed.
+/// The progress of a member towards its target assignment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemberState {
-    /// It has what it was to get at its epoch.
+    /// The member owns its whole assignment of its epoch.
     Stable,
-    /// It has yet to give partitions up.
+    /// The member has yet to give up partitions.
     Unrevoked,
-    /// It waits for partitions that others have yet to give up.
+    /// The member waits for partitions that other members have yet to give up.
     Unreleased,
 }
 
 impl MemberState {
-    /// Kafka's number for it.
+    /// Kafka's number of the state.
     pub fn code(self) -> i8 {
         match self {
             Self::Stable => 1,
@@ -29,7 +29,7 @@ impl MemberState {
         }
     }
 
-    /// The state of a number; of one that is not known, the one that is worked out anew.
+    /// The state with this number. An unknown number gives a state that the next heartbeat recomputes.
     pub fn from_code(code: i8) -> Self {
         match code {
             1 => Self::Stable,
@@ -39,35 +39,35 @@ impl MemberState {
     }
 }
 
-/// What a member says of itself.
+/// The data that a member reports about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Subscription {
     /// `group.instance.id` (KIP-345).
     pub instance_id: Option<String>,
     /// `client.rack`.
     pub rack_id: Option<String>,
-    /// From the request's header.
+    /// The client id from the request's header.
     pub client_id: String,
-    /// Where the client connects from, as "/address".
+    /// The client's address, as "/address".
     pub client_host: String,
-    /// Topics by name.
+    /// Names of topics.
     pub names: BTreeSet<String>,
-    /// Topics by a regular expression.
+    /// A regular expression for topic names.
     pub regex: Option<String>,
-    /// Milliseconds it may take to give partitions up; -1 until it has said so.
+    /// Milliseconds that the member may take to give up partitions; -1 until it has reported the value.
     pub rebalance_timeout_ms: i32,
-    /// The assignor it asks for.
+    /// The assignor that the member asks for.
     pub assignor: Option<String>,
-    /// Of a member of the classic protocol.
+    /// Present for a member of the classic protocol.
     pub classic: Option<ClassicSide>,
 }
 
-/// What a member of the classic protocol brings.
+/// The data of a member of the classic protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClassicSide {
     /// `session.timeout.ms`.
     pub session_timeout_ms: i32,
-    /// In order of preference; at least one.
+    /// In order of preference. There is at least one.
     pub protocols: Vec<Protocol>,
 }
 
@@ -76,25 +76,25 @@ pub struct ClassicSide {
 pub struct ConsumerMember {
     /// Its member id.
     pub id: String,
-    /// What it says of itself.
+    /// The data that the member reports about itself.
     pub subscription: Subscription,
-    /// How far it has followed; [`super::heartbeat::LEFT_STATIC`] of a static member that is away for a while.
+    /// The member epoch. [`super::heartbeat::LEFT_STATIC`] for a static member that is away temporarily.
     pub epoch: i32,
-    /// The epoch before: a heartbeat of it may be one whose answer was lost.
+    /// The epoch before. A heartbeat with this epoch may come from a member that missed the last answer.
     pub previous_epoch: i32,
-    /// Where it stands.
+    /// The progress towards the target assignment.
     pub state: MemberState,
-    /// Its own.
+    /// The partitions that the member owns.
     pub assigned: Partitions,
-    /// The epoch at which each of them came to it: what it committed at that one or since is its own (KIP-1251).
+    /// The epoch at which the member received each partition. Commits at that epoch or later are valid (KIP-1251).
     pub since: BTreeMap<(Uuid, i32), i32>,
-    /// It has yet to give them up.
+    /// Partitions that the member has yet to give up.
     pub revoking: Partitions,
-    /// What the target assignment gives it.
+    /// The partitions that the target assignment gives the member.
     pub target: Partitions,
     session_deadline: Option<u64>,
     rebalance_deadline: Option<u64>,
-    /// When a classic member must have joined again, or must have asked for its assignment.
+    /// The deadlines for a classic member to join again, and to ask for its assignment.
     pub(super) join_deadline: Option<u64>,
     pub(super) sync_deadline: Option<u64>,
 }
@@ -118,17 +118,17 @@ impl ConsumerMember {
         }
     }
 
-    /// Whether it speaks the classic protocol.
+    /// Whether the member uses the classic protocol.
     pub fn is_classic(&self) -> bool {
         self.subscription.classic.is_some()
     }
 
-    /// Has it all that the target assignment of `epoch` gives it?
+    /// Whether the member owns its whole target assignment of `epoch`.
     pub(super) fn follows(&self, epoch: i32) -> bool {
         self.state == MemberState::Stable && self.epoch == epoch
     }
 
-    /// The partitions that nobody else may have.
+    /// The partitions that no other member may own.
     pub(super) fn held(&self) -> impl Iterator<Item = (Uuid, i32)> {
         each(&self.assigned).chain(each(&self.revoking))
     }
@@ -140,7 +140,8 @@ impl ConsumerMember {
         deadline
     }
 
-    /// While it has partitions to give up there is a limit; classic members have those of joining and syncing.
+    /// Sets a deadline while the member has partitions to give up. Classic members have the deadlines for joining and
+    /// syncing instead.
     pub(super) fn arm_rebalance(&mut self, now: Now) {
         self.rebalance_deadline =
             (self.state == MemberState::Unrevoked && !self.is_classic()).then(|| self.rebalance_limit(now));
@@ -158,7 +159,7 @@ impl ConsumerMember {
     }
 }
 
-/// Each partition by itself.
+/// The partitions one by one.
 pub(super) fn each(partitions: &Partitions) -> impl Iterator<Item = (Uuid, i32)> {
     partitions.iter().flat_map(|(topic, indexes)| indexes.iter().map(|index| (*topic, *index)))
 }

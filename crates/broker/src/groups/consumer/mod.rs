@@ -1,29 +1,29 @@
-//! Groups of the consumer protocol (KIP-848): the coordinator assigns the partitions, and members learn of it, and tell
-//! what they own, by heartbeats alone. Pure logic, like the classic group in whose [`Group`](super::Group) it lives: a
-//! group is of one kind at a time, and what it committed stays when it changes.
+//! Groups of the consumer protocol (KIP-848). The coordinator assigns the partitions. Members learn their assignment
+//! and report the partitions they own by heartbeats alone. Pure logic, like the classic group. A
+//! [`Group`](super::Group) is of one kind at a time, and its committed offsets stay when the kind changes.
 //!
 //! # Epochs
 //! - The **group epoch** grows with every change of the members, their subscriptions, or the topics they subscribe to.
 //! - The **target assignment** is computed for a group epoch, by the next heartbeat of any member.
-//! - Each member has the **epoch** up to which it followed, and goes to the target's by itself: it gives up what it is to
-//!   lose, says so, and gets what is new to it as soon as others gave that up.
+//! - Each member has a **member epoch** and moves to the target's epoch on its own. It gives up the partitions it is to
+//!   lose and reports so. It receives new partitions as soon as other members have given them up.
 //!
 //! ```text
-//!              it has to give up partitions            they are its own no more
+//!              it has to give up partitions            it has given them up
 //!     STABLE ---------------------------> UNREVOKED ------------------------------> STABLE, at the target's epoch
 //!        '------------------------------------------------> UNRELEASED -----------------^
-//!              it waits for what others have not given up yet
+//!              it waits for partitions that others still hold
 //! ```
 //!
 //! # Classic members
-//! Members of the classic protocol may be in the group while it changes over from it or back to it: their JoinGroup is a
-//! heartbeat that joins, their generation is the member's epoch, and SyncGroup brings what they are assigned. A classic
-//! group becomes one of these when the first member of the new protocol joins, and a classic one again when the last of
-//! them leaves.
+//! Members of the classic protocol may be in the group while it migrates in either direction. Their JoinGroup is a
+//! heartbeat that joins, their generation is the member epoch, and SyncGroup returns their assignment. A classic group
+//! becomes a consumer-protocol group when the first member of the new protocol joins. It becomes a classic group again
+//! when the last of them leaves.
 //!
 //! # Invariants
-//! 1. No partition is assigned to one member before every other gave it up.
-//! 2. A member is told of an assignment only after its record is durable (the caller holds the answer back).
+//! 1. No partition is assigned to a member before every other member has given it up.
+//! 2. A member learns of an assignment only after its record is durable (the caller holds the answer back).
 //! 3. Every member has a session deadline.
 
 mod assign;
@@ -50,12 +50,12 @@ pub use self::records::{
 use self::assign::Subject;
 use super::{GroupError, Now};
 
-/// Partitions by the id of their topic; no topic has none.
+/// Partition indexes by topic id. A topic without partitions has no entry.
 pub type Partitions = BTreeMap<Uuid, BTreeSet<i32>>;
 
-/// What groups have to know of the topics there are.
+/// The information about topics that groups need.
 pub trait TopicSource {
-    /// Another number whenever a topic was created, deleted, or got partitions.
+    /// A number that changes whenever a topic is created, is deleted, or gets partitions.
     fn version(&self) -> u64;
     /// The id and the number of partitions of a topic.
     fn shape(&self, name: &str) -> Option<(Uuid, i32)>;
@@ -63,12 +63,12 @@ pub trait TopicSource {
     fn names(&self) -> Vec<String>;
 }
 
-/// A refusal, with what to tell the client.
+/// A refusal, with the error message for the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// Why.
+    /// The error.
     pub error: GroupError,
-    /// Kafka's words for it.
+    /// The message, in Kafka's words.
     pub message: String,
 }
 
@@ -77,7 +77,7 @@ impl Refused {
         Refused { error, message: message.into() }
     }
 
-    /// There is no group for a heartbeat of this epoch.
+    /// The refusal of a heartbeat of this epoch for a group that does not exist.
     pub fn no_group(id: &str, epoch: i32) -> Refused {
         let what = if epoch < 0 { "Group" } else { "Consumer group" };
         Refused::new(GroupError::GroupIdNotFound, format!("{what} {id} not found."))
@@ -90,21 +90,21 @@ impl From<GroupError> for Refused {
     }
 }
 
-/// Where a group stands; as ConsumerGroupDescribe and ListGroups name it.
+/// The state of a group, as ConsumerGroupDescribe and ListGroups name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConsumerState {
-    /// No members; offsets may remain.
+    /// The group has no members. It may still have offsets.
     Empty,
-    /// The target assignment is older than the group's epoch.
+    /// The target assignment is older than the group epoch.
     Assigning,
-    /// A member has not followed to the target assignment yet.
+    /// A member has not reached the target assignment yet.
     Reconciling,
-    /// Every member has what the target assignment gives it.
+    /// Every member owns what the target assignment gives it.
     Stable,
 }
 
 impl ConsumerState {
-    /// Kafka's name.
+    /// Kafka's name of the state.
     pub fn name(self) -> &'static str {
         match self {
             Self::Empty => "Empty",
@@ -115,12 +115,12 @@ impl ConsumerState {
     }
 }
 
-/// A regular expression that members subscribe by.
+/// A regular expression in the subscriptions of members.
 #[derive(Debug, Default)]
 struct Resolved {
-    /// Compiled once it is needed.
+    /// Compiled on first use.
     pattern: Option<Regex>,
-    /// The topics it stands for.
+    /// The topics that match.
     topics: BTreeSet<String>,
 }
 
@@ -130,27 +130,27 @@ pub struct ConsumerGroup {
     id: String,
     epoch: i32,
     target_epoch: i32,
-    /// Of the topics subscribed to; 0 for none.
+    /// A hash of the topics subscribed to; 0 for no topics.
     metadata_hash: i64,
     members: BTreeMap<String, ConsumerMember>,
-    /// `group.instance.id` to member id.
+    /// Maps `group.instance.id` to member id.
     statics: BTreeMap<String, String>,
-    /// The topics that each regular expression in use stands for.
+    /// The regular expressions in use, each with the topics that match it.
     regexes: BTreeMap<String, Resolved>,
-    /// The topics subscribed to that exist, with id and number of partitions.
+    /// The existing topics that members subscribe to, each with its id and number of partitions.
     topics: BTreeMap<String, (Uuid, i32)>,
-    /// The version of the topics that `topics` was looked up in.
+    /// The version of the topic source at the last update of `topics`.
     seen: Option<u64>,
-    /// A member left since.
+    /// Whether a member has left since then.
     departed: bool,
-    /// How many members have each partition, or have yet to give it up.
+    /// The number of members that own each partition or have yet to give it up.
     holders: HashMap<(Uuid, i32), u32>,
-    /// Records whose values in the log are not these.
+    /// Records whose value in the log is out of date.
     unwritten: BTreeSet<RecordKey>,
 }
 
 impl ConsumerGroup {
-    /// A group as its records left it; every member gets a fresh session of `session_timeout_ms`.
+    /// Restores a group from its records. Every member gets a fresh session of `session_timeout_ms`.
     pub fn restore(
         id: impl Into<String>,
         records: ConsumerRecords,
@@ -175,7 +175,7 @@ impl ConsumerGroup {
             member.arm_rebalance(now);
             group.insert(member);
         }
-        // Whether they changed since is found out by the next heartbeat.
+        // The next heartbeat finds out whether the topics have changed since.
         group.topics = group.look_up(topics);
         group
     }
@@ -198,7 +198,7 @@ impl ConsumerGroup {
         }
     }
 
-    /// The group's epoch.
+    /// The group epoch.
     pub fn epoch(&self) -> i32 {
         self.epoch
     }
@@ -208,7 +208,7 @@ impl ConsumerGroup {
         self.target_epoch
     }
 
-    /// Its members, by id.
+    /// The members, ordered by id.
     pub fn members(&self) -> impl Iterator<Item = &ConsumerMember> {
         self.members.values()
     }
@@ -218,13 +218,13 @@ impl ConsumerGroup {
         self.members.get(id)
     }
 
-    /// The assignor most members ask for.
+    /// The assignor that most members ask for.
     pub fn assignor(&self) -> Assignor {
         let votes = |of: Assignor| {
             let asks = |member: &&ConsumerMember| member.subscription.assignor.as_deref() == Some(of.name());
             self.members.values().filter(asks).count()
         };
-        // Of equals the first, which is the default.
+        // A tie goes to the first assignor, which is the default.
         ASSIGNORS.into_iter().rev().max_by_key(|of| votes(*of)).unwrap_or(Assignor::Uniform)
     }
 
@@ -241,7 +241,7 @@ impl ConsumerGroup {
         self.members.values().filter_map(ConsumerMember::deadline).min()
     }
 
-    /// Who went past a deadline.
+    /// The members that have passed a deadline.
     pub(super) fn overdue(&self, now: Now) -> Vec<String> {
         let overdue = |member: &&ConsumerMember| member.deadline().is_some_and(|at| at <= now.monotonic_ms);
         self.members.values().filter(overdue).map(|member| member.id.clone()).collect()
@@ -257,7 +257,7 @@ impl ConsumerGroup {
         self.members.insert(member.id.clone(), member);
     }
 
-    /// Takes a member out; the epoch is the caller's to bump.
+    /// Removes a member. The caller has to bump the epoch.
     fn remove(&mut self, id: &str) -> Option<ConsumerMember> {
         let member = self.members.remove(id)?;
         for key in member.held() {
@@ -281,7 +281,7 @@ impl ConsumerGroup {
         }
     }
 
-    /// A member leaves, or is thrown out: what it had is free, and the rest shares anew.
+    /// Removes a member that leaves or is expelled. Its partitions become free for the remaining members.
     pub(super) fn depart(&mut self, id: &str) -> Option<ConsumerMember> {
         let member = self.remove(id)?;
         self.drop_unused_regexes();
@@ -305,10 +305,10 @@ impl ConsumerGroup {
         }
     }
 
-    /// Looks at the topics again: what the regular expressions stand for, and which of all exist. True if the
-    /// assignment has to follow.
+    /// Resolves the regular expressions again and looks up all topics subscribed to. Returns true if a new assignment
+    /// is needed.
     fn refresh(&mut self, topics: &dyn TopicSource) -> bool {
-        // Read first: what changes from now on is found the next time.
+        // The version is read first, so that the next heartbeat sees changes that happen from now on.
         let version = topics.version();
         let other_topics = self.seen != Some(version);
         self.drop_unused_regexes();
@@ -321,7 +321,7 @@ impl ConsumerGroup {
             let known = self.regexes.contains_key(&regex);
             let resolved = self.regexes.entry(regex.clone()).or_default();
             if resolved.pattern.is_none() {
-                // Only what compiles is let in, so there is nothing to lose where it does not.
+                // Expressions that do not compile are refused when they arrive, so this never loses a pattern.
                 resolved.pattern = pattern::compile(&regex).ok();
             }
             let found = resolved
@@ -338,7 +338,7 @@ impl ConsumerGroup {
         (self.seen, self.departed) = (Some(version), false);
         let mut hasher = DefaultHasher::new();
         self.topics.hash(&mut hasher);
-        // Kafka's hash is another, and none is compared with ours.
+        // Kafka computes another hash, but the two are never compared.
         let hash = if self.topics.is_empty() { 0 } else { i64::from_ne_bytes(hasher.finish().to_ne_bytes()) };
         std::mem::replace(&mut self.metadata_hash, hash) != hash
     }
@@ -350,7 +350,7 @@ impl ConsumerGroup {
         all.into_iter().filter_map(|name| Some((name.clone(), topics.shape(name)?))).collect()
     }
 
-    /// The topics of a member that exist.
+    /// The existing topics that a member subscribes to.
     fn subscribed(&self, member: &ConsumerMember) -> BTreeMap<Uuid, i32> {
         let by_regex = member.subscription.regex.as_ref().and_then(|regex| self.regexes.get(regex));
         let names =
@@ -358,12 +358,12 @@ impl ConsumerGroup {
         names.filter_map(|name| self.topics.get(name)).copied().collect()
     }
 
-    /// The name of a topic that is subscribed to.
+    /// The name of a topic subscribed to.
     fn topic_name(&self, id: &Uuid) -> Option<&str> {
         self.topics.iter().find(|(_, (other, _))| other == id).map(|(name, _)| name.as_str())
     }
 
-    /// Computes the target assignment for the group's epoch.
+    /// Computes the target assignment for the group epoch.
     fn assign(&mut self) {
         let subjects: Vec<Subject> = self
             .members
@@ -386,7 +386,7 @@ impl ConsumerGroup {
         self.unwritten.insert(RecordKey::TargetEpoch);
     }
 
-    /// The invariants that hold between operations.
+    /// Checks the invariants that hold between operations.
     pub(super) fn check(&self) {
         let mut holders: HashMap<(Uuid, i32), u32> = HashMap::new();
         let mut assigned = BTreeSet::new();

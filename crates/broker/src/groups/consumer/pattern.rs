@@ -1,24 +1,24 @@
-//! Regular expressions of subscriptions. KIP-848 gives them RE2/J's syntax, and a topic is meant when its whole name
-//! matches. Rust's syntax is RE2's but for what [`translate`] sees to; topics' names are ASCII, so what the two make of
-//! other letters does not show.
+//! Regular expressions in subscriptions. KIP-848 specifies RE2/J's syntax; a topic matches if its whole name matches.
+//! [`translate`] handles the differences between RE2 and Rust's syntax. Topic names are ASCII, so differences for other
+//! letters have no effect.
 
 use std::collections::BTreeSet;
 
 use regex::{Regex, RegexBuilder};
 
-/// Bytes that a compiled expression may take; the next is refused.
+/// Bound in bytes of a compiled expression. A larger expression is refused.
 const COMPILED_BYTES_MAX: usize = 1 << 20;
 
 /// Compiles an expression.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A description of the syntax error.
 pub fn compile(expression: &str) -> Result<Regex, String> {
     let inner = translate(expression)?;
     let whole = RegexBuilder::new(&format!("^(?:{inner})$")).size_limit(COMPILED_BYTES_MAX).build();
     whole.map_err(|error| match error {
         regex::Error::CompiledTooBig(_) => "it is too large".to_owned(),
-        // The last line says what is wrong; the others show where, drawn below the expression.
+        // The last line describes the error. The lines before it mark the position in the expression.
         other => {
             let text = other.to_string();
             text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
@@ -26,13 +26,14 @@ pub fn compile(expression: &str) -> Result<Regex, String> {
     })
 }
 
-/// The names that an expression stands for.
+/// The names that an expression matches.
 pub fn matching(pattern: &Regex, names: &[String]) -> BTreeSet<String> {
     names.iter().filter(|name| pattern.is_match(name)).cloned().collect()
 }
 
-/// Rewrites what RE2 reads otherwise: `\Q...\E` takes all between as it stands, and inside of brackets `[`, `&&`, `--` and
-/// `~~` are only letters. A group that closes without having been opened is refused: it would close the one around it all.
+/// Rewrites the constructs that RE2 reads differently. `\Q...\E` quotes the text between them. Inside brackets, `[`,
+/// `&&`, `--` and `~~` are plain letters. An unmatched closing parenthesis is refused, because it would close the group
+/// around the whole expression.
 fn translate(expression: &str) -> Result<String, String> {
     let mut out = String::with_capacity(expression.len());
     let mut rest = expression;
@@ -53,7 +54,7 @@ fn translate(expression: &str) -> Result<String, String> {
         }
         if !in_class && letter == '[' {
             in_class = true;
-            // A bracket that comes first is one of the letters.
+            // A closing bracket in first position is a letter of the class.
             let length =
                 ["[^]", "[]", "[^"].iter().find(|begin| rest.starts_with(**begin)).map_or(1, |b| b.len());
             out.push_str(&rest[..length]);
@@ -112,7 +113,7 @@ mod tests {
         assert_eq!(found(r"\pL+", &["abc", "a1"]), ["abc"]);
         assert_eq!(found(r"[^\pL]+|\p{Greek}", &["abc", "1"]), ["1"]);
         assert_eq!(found(r"\d+\.[^.]+", &["1.x", "1x"]), ["1.x"]);
-        // No names of Kafka's have such letters, but nothing may break on them.
+        // Kafka's topic names have no such letters, but the code must handle them.
         assert_eq!(found("[é]", &["a"]), Vec::<String>::new());
     }
 

@@ -1,4 +1,5 @@
-//! How a member follows the target assignment: first it gives up what it is to lose, then it gets what others gave up.
+//! Moves a member to the target assignment: it first gives up the partitions it loses, then receives partitions that
+//! others gave up.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,8 @@ use super::member::{MemberState, add, each};
 use super::{ConsumerGroup, Partitions, RecordKey};
 
 impl ConsumerGroup {
-    /// Brings a member one step further, if it can take one. `owned` is what it says to own; `None` if it did not say.
+    /// Moves a member one step towards the target, if possible. `owned` holds the partitions that the member reports;
+    /// `None` if it reported none.
     pub(super) fn reconcile(&mut self, id: &str, owned: Option<&Partitions>, now: Now) {
         let Some(member) = self.members.get(id) else { return };
         let still_owns = |partitions: &Partitions| owned.is_none_or(|owned| overlap(owned, partitions));
@@ -17,7 +19,8 @@ impl ConsumerGroup {
             MemberState::Stable if member.epoch == self.target_epoch => return,
             MemberState::Stable | MemberState::Unreleased => member.epoch,
             MemberState::Unrevoked if still_owns(&member.revoking) => return,
-            // It has given all up and may go on; where it has to give up more, this epoch is between the two.
+            // The member has given up all partitions and moves on. If it has to give up more, this epoch lies between
+            // its epoch and the target's.
             MemberState::Unrevoked => member.epoch + 1,
         };
         let mut assigned = Partitions::new();
@@ -36,7 +39,7 @@ impl ConsumerGroup {
         self.set_current(id, state, self.target_epoch, assigned, Partitions::new(), now);
     }
 
-    /// Whether some of what a member waits for is free by now.
+    /// Whether all partitions that an Unreleased member waits for are free by now.
     pub(super) fn may_go_on(&self, id: &str) -> bool {
         let Some(member) = self.members.get(id) else { return false };
         let missing = each(&member.target).filter(|key| !contains(&member.assigned, *key));

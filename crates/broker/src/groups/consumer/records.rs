@@ -37,46 +37,46 @@ const TARGET: i16 = 7;
 const CURRENT: i16 = 8;
 const REGEX: i16 = 16;
 const VALUE_VERSION: i16 = 0;
-/// A version in which JoinGroup's protocols have the compact encoding.
+/// A version in which JoinGroup's protocols use the compact encoding.
 const COMPACT_PROTOCOLS: i16 = 6;
 
-/// Names one of a group's records. Values are written in this order, tombstones before them, in reverse.
+/// Identifies one record of a group. Values are written in this order. Tombstones come before them, in reverse order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecordKey {
     /// The record of a classic group.
     Classic,
-    /// What a member says of itself.
+    /// The data that a member reports about itself.
     Member(String),
-    /// What a regular expression stands for.
+    /// The topics that match a regular expression.
     Regex(String),
     /// The group's epoch.
     Metadata,
-    /// What a member is to get.
+    /// The target assignment of a member.
     Target(String),
     /// The epoch of the target assignment.
     TargetEpoch,
-    /// What a member has.
+    /// The current assignment of a member.
     Current(String),
 }
 
-/// A record, read back.
+/// A decoded record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConsumerRecord {
     /// The epoch and the hash of the topics' metadata.
     Metadata(i32, i64),
-    /// Of a member.
+    /// The data that a member reports about itself.
     Member(Box<Subscription>),
     /// The topics of an expression.
     Regex(BTreeSet<String>),
-    /// Of a member.
+    /// The target assignment of a member.
     Target(Partitions),
-    /// Of the target assignment.
+    /// The epoch of the target assignment.
     TargetEpoch(i32),
-    /// Of a member.
+    /// The current assignment of a member.
     Current(Current),
 }
 
-/// What a member has.
+/// The current assignment of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Current {
     epoch: i32,
@@ -86,12 +86,12 @@ pub struct Current {
     revoking: Vec<HeldTopic>,
 }
 
-/// Partitions of one topic, each with the epoch at which it came (KIP-1251).
+/// Partitions of one topic, each with the epoch at which the member received it (KIP-1251).
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct HeldTopic {
     topic_id: Uuid,
     partitions: Vec<i32>,
-    /// Kafka wrote none before 4.3.
+    /// Kafka wrote no epochs before 4.3.
     epochs: Option<Vec<i32>>,
 }
 
@@ -127,7 +127,7 @@ impl Part for HeldTopic {
 }
 
 impl HeldTopic {
-    /// What a member holds of `partitions`.
+    /// Those of `partitions` with the epochs at which the member received them.
     fn listed(member: &ConsumerMember, partitions: &Partitions) -> Vec<HeldTopic> {
         let epoch = |topic, index| member.since.get(&(topic, index)).copied().unwrap_or(member.epoch);
         let topic = |(topic, indexes): (&Uuid, &BTreeSet<i32>)| HeldTopic {
@@ -138,7 +138,7 @@ impl HeldTopic {
         partitions.iter().map(topic).collect()
     }
 
-    /// Gives the partitions to a member.
+    /// Converts stored partitions, and notes the epoch of each in `since`.
     fn restore(held: Vec<HeldTopic>, epoch: i32, since: &mut BTreeMap<(Uuid, i32), i32>) -> Partitions {
         let mut partitions = Partitions::new();
         for HeldTopic { topic_id, partitions: indexes, epochs } in held {
@@ -150,10 +150,10 @@ impl HeldTopic {
     }
 }
 
-/// What all records of a group say.
+/// The content of all records of a group.
 #[derive(Debug, Default)]
 pub struct ConsumerRecords {
-    /// `None` unless the group is one of the consumer protocol.
+    /// `None` unless this is a group of the consumer protocol.
     pub(super) epoch: Option<i32>,
     pub(super) metadata_hash: i64,
     pub(super) target_epoch: i32,
@@ -162,7 +162,7 @@ pub struct ConsumerRecords {
 }
 
 impl ConsumerRecords {
-    /// Whether there is such a group.
+    /// Whether the records describe a group of the consumer protocol.
     pub fn is_a_group(&self) -> bool {
         self.epoch.is_some()
     }
@@ -171,7 +171,7 @@ impl ConsumerRecords {
         self.members.entry(id.clone()).or_insert_with(|| ConsumerMember::new(id))
     }
 
-    /// Takes in the next record; `None` is a tombstone.
+    /// Applies the next record. A value of `None` is a tombstone.
     pub fn take_in(&mut self, key: RecordKey, value: Option<ConsumerRecord>) {
         match (key, value) {
             (RecordKey::Metadata, Some(ConsumerRecord::Metadata(epoch, hash))) => {
@@ -200,7 +200,7 @@ impl ConsumerRecords {
                 member.revoking = HeldTopic::restore(current.revoking, current.epoch, &mut since);
                 member.since = since;
             }
-            // With the member's own tombstone it all goes; without, it is as new.
+            // The member's own tombstone removes the member. Without it, the member stays and has no partitions.
             (RecordKey::Target(id), None) => {
                 if let Some(member) = self.members.get_mut(&id) {
                     member.target = Partitions::new();
@@ -211,20 +211,20 @@ impl ConsumerRecords {
                     (member.assigned, member.revoking) = (Partitions::new(), Partitions::new());
                 }
             }
-            // Keys and values are decoded as pairs.
+            // The decoder returns matching pairs of keys and values only.
             (_, _) => {}
         }
     }
 }
 
 impl Group {
-    /// The records that the log does not have yet, in the order of one batch. There may be none.
+    /// The records that the log does not hold yet, in the order of one batch. There may be none.
     ///
     /// # Errors
     /// [`RecordError::TooLong`].
     pub fn unwritten(&self) -> Result<Vec<InternalRecord>, RecordError> {
         if self.state() == State::Dead {
-            // The tombstones of a group that was removed are written already; a new group may have its name by now.
+            // The tombstones of a removed group are already written, and a new group may have its name by now.
             return Ok(Vec::new());
         }
         let of_consumer = self.consumer.iter().flat_map(|group| &group.unwritten);
@@ -241,7 +241,7 @@ impl Group {
         Ok(tombstones)
     }
 
-    /// The log has taken the records of [`Group::unwritten`].
+    /// Notes that the log has accepted the records of [`Group::unwritten`].
     pub fn written(&mut self) {
         self.unwritten.clear();
         if let Some(group) = &mut self.consumer {
@@ -249,7 +249,7 @@ impl Group {
         }
     }
 
-    /// The keys of all records of the group but its offsets.
+    /// The keys of all records of the group, except its offsets.
     ///
     /// # Errors
     /// [`RecordError::TooLong`].
@@ -307,7 +307,7 @@ impl RecordKey {
 }
 
 impl ConsumerGroup {
-    /// The keys of all its records, and of those that the log may still have.
+    /// The keys of all records of the group, and of records that the log may still hold.
     pub(in super::super) fn keys(&self) -> BTreeSet<RecordKey> {
         let mut keys = self.unwritten.clone();
         keys.extend([RecordKey::Metadata, RecordKey::TargetEpoch]);
@@ -335,7 +335,7 @@ impl ConsumerGroup {
             RecordKey::Regex(regex) => {
                 let Some(resolved) = self.regexes.get(regex) else { return Ok(None) };
                 texts(&mut out, &resolved.topics)?;
-                // Of Kafka's metadata log, which there is none of, and of an hourly refresh, which there is no need of.
+                // The version of Kafka's metadata log and the time of an hourly refresh. This server has neither.
                 out.i64(0);
                 out.i64(0);
             }
@@ -372,7 +372,7 @@ impl Subscription {
         out.nullable_text(&nullable(&self.assignor), true, true, "ServerAssignor")?;
         if let Some(classic) = &self.classic {
             tags.put(0, |out| {
-                // A nullable structure begins with whether it is there.
+                // A nullable structure begins with a byte that says whether it is present.
                 out.i8(1);
                 out.i32(classic.session_timeout_ms);
                 let protocol = |of: &Protocol| JoinGroupRequestProtocol {
@@ -422,8 +422,8 @@ impl Subscription {
     }
 }
 
-/// Reads a record of a group of the consumer protocol, with the group's id; `None` if it is of another kind, or its value
-/// of a version that is not known.
+/// Decodes a record of a group of the consumer protocol, with the group's id. Returns `None` for a record of another
+/// kind or a value of an unknown version.
 ///
 /// # Errors
 /// [`DecodeError`].
@@ -482,7 +482,7 @@ pub fn decode(
     Ok(Some((group, key, Some(record))))
 }
 
-/// Partitions as the heartbeat and the records carry them.
+/// Encodes partitions for heartbeats and records.
 pub fn listed(partitions: &Partitions) -> Vec<TopicPartitions> {
     let topic = |(id, indexes): (&Uuid, &BTreeSet<i32>)| TopicPartitions {
         topic_id: *id,
