@@ -1,4 +1,4 @@
-//! What is looked up in the broker when its metrics are asked for.
+//! Metrics that are read from the broker's state when a scraper asks for them.
 
 use std::sync::{Arc, Weak};
 
@@ -15,9 +15,9 @@ use crate::groups::Group;
 use crate::topics::Topic;
 
 impl Broker {
-    /// Adds all metrics to `registry`.
+    /// Adds all metrics of the broker to `registry`.
     pub fn register_metrics(self: &Arc<Self>, registry: &mut Registry) {
-        // Of each API from the start, so that a scraper sees its first request as a step from 0.
+        // Register every API at the start, so that a scraper sees the first request as a step from 0.
         for api in table::served() {
             self.metrics.of(api.key);
         }
@@ -26,7 +26,7 @@ impl Broker {
     }
 }
 
-/// What is looked up when somebody asks.
+/// Collects the values at the time of a scrape.
 #[derive(Debug)]
 struct BrokerCollector(Weak<Broker>);
 
@@ -93,10 +93,11 @@ impl Collector for BrokerCollector {
     }
 }
 
-/// Labels that every number of a client has; an attribute of the same name is left out.
+/// Labels that every client metric has. An attribute with one of these names is left out.
 const OWN_LABELS: [&str; 3] = ["client_instance_id", "client_id", "metric"];
 
-/// What clients pushed last (KIP-714): one family, in which the metric's own name is a label, since clients choose it.
+/// The last values that clients pushed (KIP-714), as one family. The metric's name is a label, because clients choose
+/// it.
 fn encode_telemetry(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
     let zero = ConstGauge::new(0f64);
     let help = "Metrics that clients pushed, as they were last";
@@ -120,19 +121,19 @@ fn encode_telemetry(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<
     gauge.encode(metric)
 }
 
-/// `text` without what a label's value would have to quote.
+/// `text` with characters replaced that a label value would have to quote.
 fn plain(text: &str, instead: char) -> String {
     text.chars().map(|c| if c.is_control() || matches!(c, '"' | '\\') { instead } else { c }).collect()
 }
 
-/// `text` as the name of a label.
+/// `text` as a valid label name.
 fn label_name(text: &str) -> String {
     let name: String =
         text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect();
     if name.starts_with(|c: char| c.is_ascii_alphabetic()) { name } else { format!("attribute_{name}") }
 }
 
-/// What is known of each log, by its directory.
+/// The statistics of each log, by its directory.
 fn encode_logs(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
     type Value = fn(&Statistics) -> usize;
     let gauges: [(&str, &str, Value); 6] = [

@@ -1,4 +1,4 @@
-//! One client connection as the broker sees it: frames in, answers out, in the order of the requests.
+//! One client connection in the broker: request frames in, answers out, in the order of the requests.
 
 pub mod collector;
 pub mod table;
@@ -23,7 +23,7 @@ use crate::request::connection_state::ConnectionState;
 use crate::resources::turns::{self, Turns};
 
 impl Broker {
-    /// Takes a new client connection in.
+    /// Accepts a new client connection.
     pub fn connect(self: &Arc<Self>, origin: Origin) -> Connection {
         Connection { broker: self.clone(), origin: Arc::new(origin), state: Arc::default() }
     }
@@ -38,18 +38,19 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The client has authenticated: from its next request on it is this principal.
+    /// The client has authenticated. From its next request on, its principal is `principal`.
     pub fn authenticated(&mut self, principal: Principal) {
         self.origin = Arc::new(Origin { principal, ..Origin::clone(&self.origin) });
     }
 
-    /// Until when no further request may be read: the client was told to wait so long.
+    /// The time until which no further request may be read. The client was told to wait until then.
     pub fn muted_until(&self) -> Option<Instant> {
         self.state.muted.until()
     }
 
-    /// Begins a request: `frame` is everything after the 4-byte size. What must happen in the order of the requests
-    /// happens here; the rest happens while the answer is awaited. `None`: there is no answer (`acks=0`).
+    /// Begins a request. `frame` holds everything after the 4-byte size. Work that must happen in the order of the
+    /// requests happens here. The rest happens while the answer is awaited. Returns `None` if the request gets no
+    /// answer (`acks=0`).
     pub async fn begin(&mut self, frame: Bytes) -> Result<Option<Answer>, Refused> {
         let request_bytes = frame.len();
         let mut reader = Reader::new(frame);
@@ -69,7 +70,7 @@ impl Connection {
         let mut call =
             Call { api, header, reader, request_bytes, begun, spent, caller, turn: None, connection, broker };
         if served.is_none() {
-            // A client learns from an ApiVersions answer of version 0 what it may ask.
+            // A client learns the supported versions from an ApiVersions answer of version 0.
             call.header.version = 0;
             return Ok(Some(call.ready(api::api_versions::unsupported(api))));
         }
@@ -93,10 +94,10 @@ impl Connection {
         }
         call.count(0);
         match begun.first_error() {
-            // As in Kafka: who asks for no answer learns of an error by a closed connection.
+            // As in Kafka, a client that asks for no answer learns of an error by a closed connection.
             Some(code) => Err(Refused(format!("a produce request with acks=0 failed with error {code}"))),
             None => {
-                // As in Kafka: who is not answered is held to the bytes only.
+                // As in Kafka, requests without an answer count only towards the byte quota.
                 call.spent = None;
                 call.charge(0);
                 Ok(None)
@@ -105,11 +106,11 @@ impl Connection {
     }
 }
 
-/// A produce request whose batches are on their way.
+/// A produce request whose batches are in the log's queue.
 struct Producing {
     call: Call,
     begun: api::produce::Begun,
-    /// Its answer, which waits for room.
+    /// The answer, if it waits for room.
     answered: Option<Pin<Box<dyn Future<Output = Chunks> + Send>>>,
 }
 

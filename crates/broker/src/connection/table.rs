@@ -1,4 +1,4 @@
-//! The table of APIs: each has one row, which names everything that differs between APIs but the work itself.
+//! The table of APIs. Each API has one row, which holds everything that differs between APIs except the work itself.
 //!
 //! To add an API, write its handler in [`crate::api`] and add its row here.
 
@@ -14,9 +14,10 @@ use crate::quotas::Quota;
 use crate::request::call::api::{Api, Handler, Memory, Right, Versions};
 use crate::security::Operation;
 
-/// All APIs that are served, by key.
+/// All supported APIs, by key.
 static APIS: &[Api] = &[
-    // librdkafka takes a Produce without version 0 for that of an old broker (KAFKA-18659). 0 to 2 are refused.
+    // librdkafka takes a server whose Produce lacks version 0 for an old broker (KAFKA-18659). Versions 0 to 2 are
+    // advertised but refused.
     Api {
         versions: Versions::FromZero,
         quota: Some(Quota::Produce),
@@ -35,7 +36,7 @@ static APIS: &[Api] = &[
     },
     Api::new(ApiKey::OffsetCommit, |call| call.answer(offsets::commit)),
     Api::new(ApiKey::OffsetFetch, |call| call.answer(offsets::fetch)),
-    // Version 6 belongs to share groups.
+    // Version 6 is for share groups.
     Api {
         versions: Versions::UpTo(5),
         ..Api::new(ApiKey::FindCoordinator, |call| call.answer(offsets::find_coordinator))
@@ -76,7 +77,7 @@ static APIS: &[Api] = &[
         carried_through: true,
         ..Api::new(ApiKey::DeleteRecords, |call| call.answer(delete_records::answer))
     },
-    // The last version of the schema belongs to two-phase commit.
+    // The last version of the schema is for two-phase commit.
     Api {
         versions: Versions::UpTo(5),
         ..Api::new(ApiKey::InitProducerId, |call| call.answer(init_producer_id::answer))
@@ -161,7 +162,7 @@ static APIS: &[Api] = &[
     Api::of_cluster(ApiKey::UpdateFeatures, Operation::Alter, |call| {
         call.answer_for_cluster(admin_cluster::update_features)
     }),
-    // The nodes are told to everybody; the handler asks which operations on the cluster the caller may do.
+    // Every caller may see the nodes. The handler checks which operations on the cluster the caller may do.
     Api {
         right: Right::Free,
         ..Api::new(ApiKey::DescribeCluster, |call| call.answer(metadata::describe_cluster))

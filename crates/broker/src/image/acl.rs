@@ -1,4 +1,4 @@
-//! What one ACL says (KIP-11, KIP-290), and which ACLs a filter means.
+//! One ACL (KIP-11, KIP-290), and the filters that select ACLs.
 
 use std::net::IpAddr;
 
@@ -26,7 +26,7 @@ macro_rules! coded {
         }
 
         impl $name {
-            /// The one of this code.
+            /// The value with this code.
             pub fn of(code: i8) -> Option<$name> {
                 match code {
                     $($code => Some($name::$variant),)+
@@ -34,7 +34,7 @@ macro_rules! coded {
                 }
             }
 
-            /// Its code.
+            /// The value's code.
             pub const fn code(self) -> i8 {
                 self as i8
             }
@@ -43,20 +43,20 @@ macro_rules! coded {
 }
 
 coded! {
-    /// What an ACL protects.
+    /// The type of resource that an ACL protects.
     ResourceType { Topic = 2, Group = 3, Cluster = 4, TransactionalId = 5, DelegationToken = 6, User = 7 }
 }
 
 coded! {
-    /// How an ACL names what it protects.
+    /// How an ACL names its resource.
     PatternType { Literal = 3, Prefixed = 4 }
 }
 
-/// A filter's pattern: whatever would apply to a resource of that name (KIP-290).
+/// The pattern type of a filter for all ACLs that apply to a resource of the given name (KIP-290).
 const MATCH: i8 = 2;
 
 coded! {
-    /// What may be done.
+    /// An operation on a resource.
     Operation {
         All = 2, Read = 3, Write = 4, Create = 5, Delete = 6, Alter = 7, Describe = 8, ClusterAction = 9,
         DescribeConfigs = 10, AlterConfigs = 11, IdempotentWrite = 12, CreateTokens = 13, DescribeTokens = 14,
@@ -65,12 +65,12 @@ coded! {
 }
 
 coded! {
-    /// Whether it may.
+    /// Whether an ACL denies or allows.
     Permission { Deny = 2, Allow = 3 }
 }
 
 impl ResourceType {
-    /// What can be done to such a resource.
+    /// The operations that exist for this type of resource.
     pub const fn operations(self) -> &'static [Operation] {
         use Operation::*;
         match self {
@@ -88,28 +88,28 @@ impl ResourceType {
     }
 }
 
-/// One ACL. The order is that of a listing.
+/// One ACL. The order of ACLs is the order in a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Acl {
-    /// The type of what is protected.
+    /// The type of the protected resource.
     pub resource: ResourceType,
-    /// Its name, or the beginning of its name.
+    /// The resource's name, or a prefix of it.
     pub name: String,
-    /// Which of the two.
+    /// Whether `name` is a full name or a prefix.
     pub pattern: PatternType,
-    /// For whom: `User:name`, or `User:*`.
+    /// The principal: `User:name`, or `User:*` for all.
     pub principal: String,
-    /// From where: an address, or `*`.
+    /// The client's address, or `*` for all.
     pub host: String,
-    /// What.
+    /// The operation.
     pub operation: Operation,
-    /// Whether that is allowed or denied.
+    /// Whether the operation is allowed or denied.
     pub permission: Permission,
 }
 
 impl Acl {
-    /// Whether the ACL speaks of `operation`. To allow one operation may allow another: whoever may read a topic may
-    /// see it. To deny one denies no other.
+    /// Whether the ACL applies to `operation`. An ACL that allows one operation may allow another: a principal that may
+    /// read a topic may also describe it. An ACL that denies an operation denies only that one.
     pub fn covers(&self, operation: Operation) -> bool {
         use Operation::*;
         if self.operation == All || self.operation == operation {
@@ -123,37 +123,37 @@ impl Acl {
             }
     }
 
-    /// Whether the ACL speaks of this principal at this address.
+    /// Whether the ACL applies to this principal at this address.
     pub fn is_about(&self, principal: &Principal, host: IpAddr) -> bool {
         let named = self.principal.split_once(':');
         let whom = self.principal == EVERYBODY
             || named.is_some_and(|(kind, name)| *principal.kind == *kind && *principal.name == *name);
-        // An IPv6 address can be written in several ways.
+        // An IPv6 address has several spellings, so the parsed addresses are compared.
         whom && (self.host == WILDCARD || self.host.parse() == Ok(host))
     }
 }
 
-/// Which ACLs are meant; codes as requests carry them, `None` for any.
+/// Selects ACLs. Numbers are codes as in requests. `None` matches any value.
 #[derive(Clone, Debug)]
 pub struct AclFilter {
-    /// Of this type of resource.
+    /// The type of resource.
     pub resource: i8,
-    /// Of this name.
+    /// The name of the resource.
     pub name: Option<String>,
-    /// Named in this way.
+    /// The type of the pattern.
     pub pattern: i8,
-    /// For this principal, as written.
+    /// The principal, as the ACL spells it.
     pub principal: Option<String>,
-    /// From this host, as written.
+    /// The host, as the ACL spells it.
     pub host: Option<String>,
-    /// For this operation.
+    /// The operation.
     pub operation: i8,
-    /// That allow or deny.
+    /// The permission.
     pub permission: i8,
 }
 
 impl AclFilter {
-    /// What is wrong with it, if anything, in Kafka's words.
+    /// The problem with the filter, if any, in Kafka's words.
     pub fn problem(&self) -> Option<&'static str> {
         let resource = self.resource == ANY || ResourceType::of(self.resource).is_some();
         let pattern = self.pattern == ANY || self.pattern == MATCH || PatternType::of(self.pattern).is_some();
@@ -165,7 +165,7 @@ impl AclFilter {
         (!operation || !permission).then_some("Unknown entryFilter.")
     }
 
-    /// Whether it means `acl`.
+    /// Whether the filter selects `acl`.
     pub fn matches(&self, acl: &Acl) -> bool {
         let same = |asked: i8, code: i8| asked == ANY || asked == code;
         let text = |asked: &Option<String>, own: &str| asked.as_ref().is_none_or(|asked| asked == own);

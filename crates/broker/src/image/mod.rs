@@ -1,7 +1,9 @@
-//! The metadata as this broker knows it: an immutable [`Image`] for each revision, made from the store's listing and its watch.
+//! The metadata as this broker knows it: an immutable [`Image`] for each revision, built from the store's listing and
+//! its watch.
 //!
-//! Nothing else keeps a copy of metadata. A room that works something out from it, such as an index of ACLs, observes the
-//! image ([`Observer`]). A request changes the store ([`Metadata::update`]), and sees its change in the image when it goes on.
+//! No other module keeps a copy of metadata. A module that derives data from it, such as an index of ACLs, observes the
+//! image ([`Observer`]). A request changes the store ([`Metadata::update`]). When it continues, the image shows its
+//! change.
 
 pub mod acl;
 pub mod offline;
@@ -25,29 +27,29 @@ pub use self::table::{Record, Table};
 use crate::config::resource_setting::Overrides;
 use crate::image::acl::Acl;
 
-/// How long a commit is waited for until the watch tells it.
+/// Time within which the watch has to report a commit.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
-/// How often a change is tried again when somebody else has changed the same keys meanwhile.
+/// Bound of the attempts to make a change while other writers change the same keys.
 const TRIES_MAX: usize = 100;
 
 /// The metadata at one revision.
 #[derive(Clone, Debug, Default)]
 pub struct Image {
-    /// The revision of the last commit that it shows.
+    /// The revision of the last commit in this image.
     pub revision: u64,
-    /// By name.
+    /// Topics, by name.
     pub topics: Table<TopicRecord>,
-    /// What clients set of brokers, groups and subscriptions, by kind and name.
+    /// Dynamic settings of brokers, groups and client-metrics subscriptions, by kind and name.
     pub configs: Table<Overrides>,
-    /// By mechanism and user.
+    /// SCRAM credentials, by mechanism and user.
     pub credentials: Table<Credential>,
-    /// By an id that means nothing.
+    /// ACLs, by an arbitrary id.
     pub acls: Table<Acl>,
-    /// By entity.
+    /// Client quotas, by entity.
     pub quotas: Table<ClientQuota>,
 }
 
-/// The names of the entries that differ between an image and the one before.
+/// The names of the entries that differ between an image and its predecessor.
 #[derive(Debug, Default)]
 pub struct Delta {
     pub topics: BTreeSet<String>,
@@ -58,7 +60,7 @@ pub struct Delta {
 }
 
 impl Image {
-    /// The image of everything that `store` has.
+    /// Builds the image from the whole content of `store`.
     fn load(store: &dyn Store) -> Result<Image, MetaError> {
         let listing = store.list("")?;
         let mut image = Image { revision: listing.revision, ..Image::default() };
@@ -69,7 +71,7 @@ impl Image {
         Ok(image)
     }
 
-    /// Follows one change. Keys of no table, such as counters, are passed over.
+    /// Applies one change. Ignores keys outside the tables, such as counters.
     fn follow(
         &mut self,
         key: &str,
@@ -85,7 +87,7 @@ impl Image {
         quotas.follow(key, revision, bytes, &mut delta.quotas)
     }
 
-    /// What `self`, which was read anew, has otherwise than `old`.
+    /// The entries in which `self`, a newly loaded image, differs from `old`.
     fn differences(&self, old: &Image) -> Delta {
         Delta {
             topics: self.topics.differences(&old.topics),
@@ -96,7 +98,7 @@ impl Image {
         }
     }
 
-    /// The revision of a key of one of the tables.
+    /// The revision of a key in one of the tables.
     fn revision_of(&self, key: &str) -> Option<u64> {
         let Image { revision: _, topics, configs, credentials, acls, quotas } = self;
         let found = topics.revision_of(key).or_else(|| configs.revision_of(key));
@@ -105,19 +107,19 @@ impl Image {
     }
 }
 
-/// Works something out from the image.
+/// A module that derives data from the image.
 pub trait Observer: Send + Sync {
-    /// The image has changed. Called in the order of the images, before whoever made the change goes on. It must not wait
-    /// for another change of the metadata.
+    /// Called after each change, in the order of the images, and before the caller that made the change continues. It
+    /// must not wait for another change of the metadata.
     fn changed(&self, image: &Arc<Image>, delta: &Delta);
 }
 
-/// The image, and the way to change it.
+/// The current image, and the operations that change it.
 pub struct Metadata {
     store: Arc<dyn Store>,
     image: RwLock<Arc<Image>>,
     following: Mutex<Following>,
-    /// Held by whoever changes the metadata of this process, so that changes do not conflict with each other.
+    /// Held during a change, so that changes made by this process do not conflict with each other.
     update: Mutex<()>,
 }
 
@@ -132,11 +134,11 @@ impl fmt::Debug for Metadata {
     }
 }
 
-/// A change of the metadata: what to commit, and what is returned once that is done.
+/// A change of the metadata: the changes to commit, and the value to return after the commit.
 pub struct Update<T> {
-    /// Conditions besides those on the changed keys, which must be as the image has them.
+    /// Conditions in addition to those on the changed keys. The changed keys must be as the image shows them.
     pub compares: Vec<Compare>,
-    /// A key is changed once. Without changes nothing is committed.
+    /// The changes, at most one for each key. An empty list commits nothing.
     pub changes: Vec<Change>,
     pub result: T,
 }
@@ -148,8 +150,11 @@ impl<T> Update<T> {
 }
 
 impl Metadata {
-    /// Reads everything in `store`. A value that cannot be read is an error: what depends on it would be dropped, given out
-    /// again, or allowed. Blocks.
+    /// Reads everything in `store`. Blocks.
+    ///
+    /// # Errors
+    /// An unreadable value is an error. Otherwise the data that depends on it would be dropped, allocated again, or
+    /// allowed.
     pub fn open(store: Arc<dyn Store>) -> Result<Arc<Metadata>, MetaError> {
         let image = Image::load(&*store)?;
         let watch = store.watch("", image.revision);
@@ -162,23 +167,23 @@ impl Metadata {
         }))
     }
 
-    /// The metadata now.
+    /// The current image.
     pub fn image(&self) -> Arc<Image> {
         self.image.read().clone()
     }
 
-    /// The store, for what is in no table.
+    /// The store, for keys outside the tables.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
-    /// Tells `observer` of each image that follows. Observers are called in the order in which they were added.
+    /// Calls `observer` for each image from now on. Observers are called in the order in which they were added.
     pub fn observe(&self, observer: Weak<dyn Observer>) {
         self.following.lock().observers.push(observer);
     }
 
-    /// Commits what `change` makes of the image, and returns once the image shows it. If somebody else changes the same keys
-    /// meanwhile, `change` is called again with the newer image. Blocks.
+    /// Commits the changes that `change` derives from the image, and returns once the image shows them. If another
+    /// writer changes the same keys in between, `change` is called again with the newer image. Blocks.
     pub fn update<T, E: From<MetaError>>(
         &self,
         mut change: impl FnMut(&Image) -> Result<Update<T>, E>,
@@ -204,7 +209,7 @@ impl Metadata {
                     self.catch_up(image.revision + 1)?;
                 }
                 Err(error) => {
-                    // The store may have kept a commit although it says that it failed.
+                    // The store may have kept the commit although it reports a failure.
                     let _ = self.refresh();
                     return Err(error.into());
                 }
@@ -212,12 +217,12 @@ impl Metadata {
         }
     }
 
-    /// Follows what the store has told by now.
+    /// Applies all changes that the store has reported so far.
     pub fn refresh(&self) -> Result<(), MetaError> {
         self.step(&mut self.following.lock(), Duration::ZERO)
     }
 
-    /// Follows the store up to `revision` at least.
+    /// Applies changes until the image has reached `revision`.
     fn catch_up(&self, revision: u64) -> Result<(), MetaError> {
         let mut following = self.following.lock();
         let begun = std::time::Instant::now();
@@ -231,7 +236,7 @@ impl Metadata {
         Ok(())
     }
 
-    /// Makes the next image, once there is a change.
+    /// Waits up to `patience` for a change, and builds the next image.
     fn step(&self, following: &mut Following, patience: Duration) -> Result<(), MetaError> {
         let old = self.image();
         let (image, delta) = match following.watch.next(patience) {
@@ -240,7 +245,7 @@ impl Metadata {
                 image.revision = events.revision;
                 for Event { key, revision, bytes } in &events.changes {
                     if let Err(error) = image.follow(key, *revision, bytes.as_deref(), &mut delta) {
-                        // Whoever wrote it is newer than this broker; what it had under the key stays in force.
+                        // A newer version of this program wrote the value. The old value under the key stays in force.
                         tracing::error!(%error, "a change of the metadata is passed over");
                     }
                 }
@@ -249,7 +254,7 @@ impl Metadata {
             Err(WatchError::Compacted(_)) => {
                 let image = Image::load(&*self.store)?;
                 if image.revision < old.revision {
-                    // To follow it would delete the streams of every topic that it does not have.
+                    // With this image, the broker would delete the streams of every topic that the image lacks.
                     let why =
                         format!("the store went back from revision {} to {}", old.revision, image.revision);
                     return Err(MetaError::Store(why.into()));

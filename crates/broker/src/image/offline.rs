@@ -1,4 +1,4 @@
-//! The metadata of a data directory without a broker in it: for tools that look at the files.
+//! Reads the metadata of a data directory while no broker uses it, for tools that look at the files.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,7 +11,7 @@ use crate::image::Record;
 use crate::image::records::TopicRecord;
 use crate::image::stored::META_FILE;
 
-/// Topic and partition of each stream, as the metadata in `directory` says; nothing is written there. Blocks.
+/// The topic and partition of each stream, from the metadata in `directory`. Writes nothing there. Blocks.
 pub fn stream_names(directory: &Path) -> Result<BTreeMap<StreamId, (String, i32)>, MetaError> {
     let store = Embedded::open_copy(&directory.join(META_FILE))?;
     let mut names = BTreeMap::new();
@@ -25,7 +25,7 @@ pub fn stream_names(directory: &Path) -> Result<BTreeMap<StreamId, (String, i32)
     Ok(names)
 }
 
-/// Copies the metadata of one data directory to another that has none. Blocks.
+/// Copies the metadata of one data directory to another that has no metadata. Blocks.
 pub fn copy_metadata(from: &Path, to: &Path) -> io::Result<()> {
     let copy = to.join(META_FILE);
     std::fs::copy(from.join(META_FILE), &copy)?;

@@ -1,4 +1,4 @@
-//! What the metadata keeps, as JSON.
+//! The entries of the metadata, encoded as JSON.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -12,7 +12,7 @@ use super::table::Record;
 use crate::config::resource_setting::Overrides;
 use crate::image::acl::Acl;
 
-/// Reads JSON.
+/// Decodes JSON.
 fn json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
     serde_json::from_slice(bytes).map_err(|error| error.to_string())
 }
@@ -26,7 +26,7 @@ fn to_json(record: &impl Serialize) -> Vec<u8> {
 pub struct TopicRecord {
     pub id: Uuid,
     pub streams: Vec<u64>,
-    /// The log of each stream. Records from when there was one log only have none: nil stands for that one.
+    /// The log of each stream. Records from the time of a single log have no entries. A nil id stands for that log.
     #[serde(default)]
     pub logs: Vec<Uuid>,
     #[serde(default)]
@@ -34,12 +34,12 @@ pub struct TopicRecord {
 }
 
 impl TopicRecord {
-    /// A topic without partitions.
+    /// Creates a topic without partitions.
     pub fn new(id: Uuid, configs: Overrides) -> TopicRecord {
         TopicRecord { id, streams: Vec::new(), logs: Vec::new(), configs }
     }
 
-    /// The stream of each partition, and its log.
+    /// The stream and the log of each partition.
     pub fn places(&self) -> impl Iterator<Item = (StreamId, Uuid)> {
         let logs = self.logs.iter().copied().chain(std::iter::repeat(Uuid::nil()));
         self.streams.iter().map(|stream| StreamId(*stream)).zip(logs)
@@ -99,7 +99,7 @@ impl Record for Acl {
     }
 }
 
-/// A credential as it is stored.
+/// A credential in its stored form.
 #[derive(Deserialize, Serialize)]
 struct CredentialRecord {
     iterations: NonZeroU32,
@@ -124,18 +124,19 @@ impl Record for Credential {
     }
 }
 
-/// Under which name the image has a user's credential.
+/// The name of a user's credential in the image.
 pub fn credential_name(hash: Hash, user: &str) -> String {
     format!("{}/{user}", hash.mechanism())
 }
 
-/// Whom quotas are for: a name for each part; none stands for everybody without a quota of their own.
+/// The entity that a quota applies to: a name for each part. A part without a name stands for all users, clients or
+/// addresses without their own quota.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Entity(pub BTreeMap<String, Option<String>>);
 
 impl Entity {
-    /// The name of a part, if the entity has the part.
+    /// The name of a part. `None` if the entity does not have the part.
     pub fn part(&self, part: &str) -> Option<Option<&str>> {
         self.0.get(part).map(Option::as_deref)
     }
@@ -152,7 +153,7 @@ pub struct ClientQuota {
 }
 
 impl ClientQuota {
-    /// Under which name the image has an entity.
+    /// The name of an entity in the image.
     pub fn name(entity: &Entity) -> String {
         String::from_utf8(to_json(entity)).expect("JSON is UTF-8")
     }

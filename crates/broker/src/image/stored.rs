@@ -1,4 +1,4 @@
-//! Values of the metadata that are JSON.
+//! Metadata values that are stored as JSON.
 
 use meta::{MetaError, Value};
 use serde::de::DeserializeOwned;
@@ -6,13 +6,16 @@ use serde::de::DeserializeOwned;
 /// Name of the metadata store in the data directory.
 pub const META_FILE: &str = "meta.redb";
 
-/// What stands under `key`. A value that is not what this version writes is an error, not nothing: what depends on it would
-/// be dropped, given out again or allowed.
+/// Decodes the value under `key`.
+///
+/// # Errors
+/// A value in another format is an error, not a missing value. Otherwise the data that depends on it would be dropped,
+/// allocated again or allowed.
 pub fn read<T: DeserializeOwned>(key: &str, value: &Value) -> Result<T, MetaError> {
     serde_json::from_slice(&value.bytes).map_err(|error| unreadable(key, error))
 }
 
-/// What is said of a key or a value that cannot be read.
+/// The error for a key or value that cannot be read.
 pub fn unreadable(key: &str, why: impl ToString) -> MetaError {
     MetaError::Unreadable { key: key.into(), why: why.to_string() }
 }

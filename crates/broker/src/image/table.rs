@@ -1,4 +1,4 @@
-//! The entries of the image below one prefix. A copy shares what does not change after it.
+//! The entries of the image below one key prefix. A copy of a table shares all entries that do not change later.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -7,14 +7,14 @@ use std::sync::Arc;
 use meta::{Change, MetaError};
 use rpds::RedBlackTreeMapSync;
 
-/// What the metadata keeps under the keys that begin with one prefix.
+/// An entry of the metadata whose key begins with [`Record::PREFIX`].
 pub trait Record: Sized {
     const PREFIX: &'static str;
 
-    /// Reads what stands under [`Record::PREFIX`] and `name`.
+    /// Decodes the value under [`Record::PREFIX`] and `name`.
     fn parse(name: &str, bytes: &[u8]) -> Result<Self, String>;
 
-    /// What is to stand there.
+    /// Encodes the value.
     fn encode(&self) -> Vec<u8>;
 
     /// The key of the entry `name`.
@@ -22,7 +22,7 @@ pub trait Record: Sized {
         format!("{}{name}", Self::PREFIX)
     }
 
-    /// The change that writes it under `name`.
+    /// The change that stores the record under `name`.
     fn put(&self, name: &str) -> Change {
         Change::put(Self::key(name), self.encode())
     }
@@ -39,7 +39,7 @@ struct Entry<T> {
     record: Arc<T>,
 }
 
-/// Records by the rest of their key.
+/// Records by the part of their key after the prefix.
 #[derive(Debug)]
 pub struct Table<T>(RedBlackTreeMapSync<String, Entry<T>>);
 
@@ -66,18 +66,18 @@ impl<T: Record> Table<T> {
         self.0.get(name).map(|entry| &entry.record)
     }
 
-    /// In the order of the names.
+    /// All entries, ordered by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Arc<T>)> {
         self.0.iter().map(|(name, entry)| (name.as_str(), &entry.record))
     }
 
-    /// The entries whose names begin with `prefix`. The names are given without it.
+    /// The entries whose names begin with `prefix`, with their names without the prefix.
     pub fn below<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a Arc<T>)> {
         let from = self.0.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
         from.map_while(move |(name, entry)| Some((name.strip_prefix(prefix)?, &entry.record)))
     }
 
-    /// Follows a change of `key`; notes the entry in `changed` if it is one of this table.
+    /// Applies a change of `key`. Notes the entry in `changed` if the key belongs to this table.
     pub(super) fn follow(
         &mut self,
         key: &str,
@@ -98,12 +98,12 @@ impl<T: Record> Table<T> {
         Ok(())
     }
 
-    /// The revision of `key`, if it is one of this table.
+    /// The revision of `key`, if the key belongs to this table.
     pub(super) fn revision_of(&self, key: &str) -> Option<u64> {
         self.0.get(key.strip_prefix(T::PREFIX)?).map(|entry| entry.revision)
     }
 
-    /// The names whose entries are not the same in both.
+    /// The names whose entries differ between the tables.
     pub(super) fn differences(&self, old: &Table<T>) -> BTreeSet<String> {
         let revision = |table: &Table<T>, name: &String| table.0.get(name).map(|entry| entry.revision);
         let names = self.0.keys().chain(old.0.keys());

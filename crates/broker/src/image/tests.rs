@@ -1,4 +1,4 @@
-//! The image follows the store, and every change of two brokers is made once.
+//! Tests: the image follows the store, and changes of two brokers are each made once.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::*;
 
-/// Remembers what it hears of.
+/// Records the calls it receives.
 #[derive(Default)]
 struct Heard(Mutex<Vec<(u64, Vec<String>)>>);
 
@@ -31,7 +31,7 @@ fn names(image: &Image) -> Vec<(String, Uuid)> {
     image.topics.iter().map(|(name, record)| (name.to_owned(), record.id)).collect()
 }
 
-/// Two brokers with one store.
+/// Two brokers with a common store.
 fn two() -> (Arc<Memory>, [Arc<Metadata>; 2]) {
     let store = Arc::new(Memory::default());
     let open = || Metadata::open(store.clone()).unwrap();
@@ -50,7 +50,7 @@ fn a_change_is_in_the_image_and_observed_before_it_returns() {
     assert_eq!(names(&ours.image()), [("a".to_owned(), Uuid::from_u128(1))]);
     assert_eq!(*heard.0.lock(), [(revision, vec!["a".to_owned()])]);
     assert!(before.topics.get("a").is_none(), "an image does not change");
-    // A change of nothing is none; one that is refused changes nothing.
+    // An empty change commits nothing, and a refused change changes nothing.
     ours.update(|_| Ok::<_, MetaError>(Update::new(Vec::new(), ()))).unwrap();
     let refused = ours.update(|_| Err::<Update<()>, _>(MetaError::Conflict { key: "mine".into() }));
     assert!(matches!(refused, Err(MetaError::Conflict { key }) if key == "mine"));
@@ -71,7 +71,7 @@ fn of_two_brokers_that_change_one_key_the_later_sees_what_the_earlier_did() {
     assert_eq!(ours.image().topics.get("a").unwrap().id, Uuid::from_u128(1), "not told yet");
     ours.refresh().unwrap();
     assert_eq!(names(&ours.image()), names(&theirs.image()));
-    // A condition of its own is kept, too.
+    // The caller's own conditions are checked too.
     let absent = |metadata: &Metadata| {
         metadata.update(|image| {
             let compares = vec![Compare::absent("counter")];
@@ -156,7 +156,7 @@ fn brokers_that_change_topics_at_once_end_with_the_same_image() {
                                 Some(_) => TopicRecord::delete(&name),
                                 None => topic(id).put(&name),
                             };
-                            // As the ids of streams: everybody changes it.
+                            // Every change also increments this counter, as for the ids of streams.
                             let count = metadata.store().find("count")?;
                             let next = count.as_ref().map_or(0, |value| value.bytes[0]).wrapping_add(1);
                             let revision = count.map(|value| value.revision);

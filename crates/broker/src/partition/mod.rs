@@ -1,7 +1,7 @@
-//! One partition: the order of its appends, its producers, and who waits for it to grow.
+//! One partition: the order of its appends, its producers and transactions, and the fetches that wait for new records.
 //!
-//! One short lock covers the sequence check, the offset and the place in the log's queue, so that the order of offsets
-//! is the order in the log. It is never held across an await.
+//! One short lock covers the sequence check, the choice of the offset and the position in the log's queue. The order of
+//! offsets is therefore the order in the log. The lock is never held across an await.
 
 pub mod sequence;
 pub mod signal;
@@ -30,33 +30,33 @@ use crate::transactions::{
 pub struct Partition {
     /// The topic's name.
     pub topic: Text,
-    /// Its number in the topic.
+    /// The partition's index in the topic.
     pub index: i32,
-    /// Its stream, in whichever log.
+    /// The id of the partition's stream. It does not depend on the log.
     pub stream_id: StreamId,
     home: Result<Home, Arc<Lost>>,
     leadership: Leadership,
-    /// Who waits for it.
+    /// The fetches and other tasks that wait for commits.
     pub subscribers: Subscribers,
     state: Mutex<State>,
     deleted: AtomicBool,
 }
 
-/// Where a partition's records are.
+/// The location of a partition's records.
 #[derive(Clone, Debug)]
 pub struct Home {
-    /// The log that holds them.
+    /// The log that holds the records.
     pub log: Arc<OpenLog>,
-    /// Its stream there.
+    /// The partition's stream in the log.
     pub stream: Arc<Stream>,
 }
 
-/// Tells that a transaction is forgotten, or that the log has failed.
+/// A completion that reports that a transaction is forgotten, or that the log has failed.
 struct Forgotten(std::sync::mpsc::Sender<()>);
 
 impl Completion for Forgotten {
     fn complete(&self, _: Result<(), AppendError>) {
-        // Who asked waits for it.
+        // The sender of the request waits on the channel.
         let _ = self.0.send(());
     }
 }
@@ -64,39 +64,40 @@ impl Completion for Forgotten {
 #[derive(Debug)]
 struct State {
     next_offset: Offset,
-    /// The epochs of the leaders, and the offset that was next when each began.
+    /// The leader epochs, each with the next offset at its start.
     epochs: Vec<(i32, Offset)>,
     producers: Producers,
     transactions: PartitionTransactions,
 }
 
-/// How often a wait for a commit looks whether the log has stopped meanwhile.
+/// Interval at which a wait for a commit checks whether the log has stopped.
 const STOPPED_CHECK: Duration = Duration::from_millis(500);
-/// Bytes of a transaction marker at most.
+/// Upper bound in bytes of a transaction marker.
 pub const MARKER_BYTES: usize = 128;
 
-/// How a batch is to be appended.
+/// The parameters of an append.
 pub struct Order {
-    /// Room in the log.
+    /// Space in the log for the batch.
     pub admission: Admission,
-    /// Room for what the transaction index may have to note; for transactional batches and markers.
+    /// Space for an entry of the transaction index. Required for transactional batches and markers.
     pub index_room: Option<Admission>,
-    /// That the coordinator was asked; for transactional batches.
+    /// Proof that the transaction coordinator was asked. For transactional batches.
     pub check: Option<Check>,
-    /// Whether its producer has a new epoch for each transaction, so that here it begins with sequence 0 (KIP-890).
+    /// Whether the producer uses a new epoch for each transaction, so that its first batch here has sequence 0
+    /// (KIP-890).
     pub begins_anew: bool,
-    /// The epoch of the leader that admitted the batch. The server's own batches have none.
+    /// The leader epoch in which the batch was admitted. A batch of another epoch is refused. `None` skips this check.
     pub leader_epoch: Option<i32>,
-    /// When `done` is called.
+    /// The durability at which `done` is called.
     pub durability: Durability,
-    /// Called in the end.
+    /// Called once the batch has reached `durability`, or has failed.
     pub done: Option<Arc<dyn Completion>>,
     /// Milliseconds since the Unix epoch.
     pub now_ms: i64,
 }
 
 impl Order {
-    /// Of a batch of the server's own, without a transaction.
+    /// The parameters of a batch written by the server itself, without a transaction.
     pub fn plain(
         admission: Admission,
         durability: Durability,
@@ -116,69 +117,69 @@ impl Order {
     }
 }
 
-/// One producer of a partition, as DescribeProducers tells of it.
+/// A producer of a partition, as DescribeProducers shows it.
 #[derive(Clone, Debug)]
 pub struct ActiveProducer {
-    /// Its id.
+    /// The producer's id.
     pub id: i64,
-    /// Its epoch.
+    /// The producer's epoch.
     pub epoch: i16,
-    /// The sequence of its last record, or -1.
+    /// The sequence number of the producer's last record, or -1.
     pub last_sequence: i32,
-    /// When it last appended, in milliseconds since the Unix epoch.
+    /// Time of the producer's last append, in milliseconds since the Unix epoch.
     pub last_append_ms: i64,
-    /// Where its open transaction begins.
+    /// The first offset of the producer's open transaction.
     pub first_offset: Option<Offset>,
 }
 
-/// A partition as its leader has it.
+/// A partition as its leader sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Replica<'a> {
-    /// Where its records are.
+    /// The location of the records.
     pub home: &'a Home,
-    /// The leader's epoch.
+    /// The leader epoch.
     pub epoch: i32,
 }
 
-/// Why a broker cannot serve a partition.
+/// The reason why a broker cannot serve a partition.
 #[derive(Clone, Copy, Debug)]
 pub enum Elsewhere<'a> {
-    /// Another broker leads it.
+    /// Another broker leads the partition.
     Remote,
-    /// Its log directory is lost.
+    /// The partition's log directory is lost.
     Offline(&'a Lost),
 }
 
-/// What became of an append.
+/// The outcome of an append.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Appended {
-    /// It is on its way.
+    /// The batch is in the log's queue.
     New {
         /// The offset of its first record.
         base_offset: Offset,
     },
-    /// It had been appended before; it counts as done once the stream is committed up to `end`.
+    /// The batch was appended before. It counts as done once the stream is committed up to `end`.
     Duplicate {
-        /// The offset its first record got then.
+        /// The offset of its first record at that time.
         base_offset: Offset,
         /// The offset after its last record.
         end: Offset,
     },
 }
 
-/// A batch that was checked and may be appended.
+/// A batch that has passed the checks and may be appended.
 #[derive(Debug)]
 pub struct Checked {
     /// As parsed from `bytes`.
     pub header: BatchHeader,
     /// The whole batch.
     pub bytes: Bytes,
-    /// Set for topics with `message.timestamp.type=LogAppendTime`.
+    /// The append time, for topics with `message.timestamp.type=LogAppendTime`.
     pub append_time: Option<Timestamp>,
 }
 
 impl Partition {
-    /// The partition whose records are in the stream `stream_id` of `log`, which is there or lost.
+    /// Creates a partition whose records are in the stream `stream_id` of `log`. The log is open or lost.
     pub fn new(
         topic: Text,
         index: i32,
@@ -216,12 +217,12 @@ impl Partition {
         }
     }
 
-    /// Who leads it.
+    /// The leader and its epoch.
     pub fn leader(&self) -> Leader {
         self.leadership.get()
     }
 
-    /// The partition as the broker `node` leads it.
+    /// The partition for use by its leader. Fails if the broker `node` does not lead the partition.
     pub fn replica(&self, node: i32) -> Result<Replica<'_>, Elsewhere<'_>> {
         let leader = self.leader();
         if leader.node != node {
@@ -231,15 +232,15 @@ impl Partition {
         Ok(Replica { home, epoch: leader.epoch })
     }
 
-    /// Has another leader from now on. Batches of clients that the leader before has admitted and not appended yet are refused,
-    /// and a fetch that waits for records is answered. Nothing happens if the epoch is not higher.
+    /// Sets a new leader. Batches that an earlier leader admitted and has not appended yet are refused. Waiting fetches
+    /// are answered. Does nothing if the epoch is not higher than the current one.
     pub fn lead(&self, leader: Leader) {
         let mut state = self.state.lock();
         if leader.epoch <= self.leader().epoch {
             return;
         }
         let next_offset = state.next_offset;
-        // As in Kafka, an epoch without records is forgotten.
+        // As in Kafka, an epoch without records is removed.
         state.epochs.retain(|(_, began)| *began < next_offset);
         state.epochs.push((leader.epoch, next_offset));
         self.leadership.set(leader);
@@ -247,8 +248,8 @@ impl Partition {
         self.subscribers.mark(usize::MAX);
     }
 
-    /// Where the records of an epoch end: the largest epoch up to `epoch` and the offset after its last record, which is `end`
-    /// for the current one (KIP-320). `None` for an epoch that is still to come.
+    /// The end of an epoch (KIP-320): the largest epoch up to `epoch`, and the offset after its last record. For the
+    /// current epoch, this offset is `end`. `None` for an epoch that has not begun.
     pub fn epoch_end(&self, epoch: i32, end: Offset) -> Option<(i32, Offset)> {
         let state = self.state.lock();
         let next = state.epochs.partition_point(|(began, _)| *began <= epoch);
@@ -256,25 +257,26 @@ impl Partition {
         match (last, state.epochs.get(next)) {
             (Some(last), Some((_, begins))) => Some((last, *begins)),
             (Some(last), None) if last == epoch => Some((epoch, end)),
-            // As Kafka: the epochs before the first have no records.
+            // As in Kafka, epochs before the first known one have no records.
             (None, Some((_, begins))) => Some((epoch, *begins)),
             (_, None) => None,
         }
     }
 
-    /// The epoch of the leader that appended, or is to append, the record at `offset`.
+    /// The leader epoch of the record at `offset`, which may not be appended yet.
     pub fn epoch_at(&self, offset: Offset) -> i32 {
         let state = self.state.lock();
         let next = state.epochs.partition_point(|(_, began)| *began <= offset);
         state.epochs[next.saturating_sub(1)].0
     }
 
-    /// Where its records are, whoever leads it; refused while its log directory is lost.
+    /// The location of the records, regardless of the leader. Fails if the log directory is lost.
     pub fn home(&self) -> Result<&Home, &Lost> {
         self.home.as_ref().map_err(|lost| &**lost)
     }
 
-    /// Appends a batch to its log, which is `home`, unless it repeats one or does not continue its producer's sequence.
+    /// Appends a batch to the log of `home`, unless the batch is a duplicate or does not continue its producer's
+    /// sequence.
     pub fn append(&self, home: &Home, batch: Checked, mut order: Order) -> Result<Appended, SequenceError> {
         let mut state = self.state.lock();
         let leader_epoch = self.leader().epoch;
@@ -293,7 +295,8 @@ impl Partition {
                 return Err(SequenceError::AnotherTransaction { producer_id });
             }
             if !state.transactions.may_append(producer_id, order.check) {
-                // The coordinator had said yes, but a marker came since: whoever asks again learns how it is.
+                // The coordinator had accepted the batch, but a marker was written since. The client retries and gets
+                // the current answer.
                 return Err(match order.check {
                     Some(_) => SequenceError::AnotherTransaction { producer_id },
                     None => SequenceError::NotInTransaction { producer_id },
@@ -318,7 +321,7 @@ impl Partition {
         Ok(Appended::New { base_offset })
     }
 
-    /// Appends the marker that ends a producer's transaction, if one is open; returns its offset.
+    /// Appends the marker that ends a producer's transaction, if one is open. Returns the offset of the marker.
     pub fn append_marker(
         &self,
         home: &Home,
@@ -353,28 +356,28 @@ impl Partition {
         Ok(offset)
     }
 
-    /// Whether the coordinator has to be asked before a transactional batch of the producer of this epoch is appended:
-    /// `None` when its transaction is open. Another epoch has another transaction.
+    /// Begins a check with the coordinator before a transactional batch is appended. Returns `None` if the transaction
+    /// of this producer and epoch is already open here: another epoch is another transaction.
     pub fn begin_check(&self, (producer_id, epoch): (i64, i16)) -> Option<Check> {
         let mut state = self.state.lock();
         let open = state.open_epoch(producer_id) == Some(epoch);
         (!open).then(|| state.transactions.begin_check(producer_id))
     }
 
-    /// The coordinator refused what the check was for.
+    /// Cancels a check that the coordinator refused.
     pub fn cancel_check(&self, producer_id: i64, check: Check) {
         self.state.lock().transactions.cancel_check(producer_id, check);
     }
 
-    /// The offset that the next record gets: all before it were handed to the log, and some may not be committed yet.
+    /// The offset of the next record. All records before it are in the log's queue, but some may not be committed yet.
     pub fn next_offset(&self) -> Offset {
         self.state.lock().next_offset
     }
 
-    /// Waits until it is committed up to `end`. Its records are in `home`.
+    /// Waits until the partition is committed up to `end`. `home` must be its location.
     ///
     /// # Errors
-    /// [`AppendError`], if the log has stopped.
+    /// [`AppendError`] if the log has stopped.
     pub async fn committed(&self, home: &Home, end: Offset) -> Result<(), AppendError> {
         let subscription = self.subscribers.subscribe();
         let signal = subscription.signal();
@@ -385,20 +388,20 @@ impl Partition {
             if let Some(error) = home.log.log.stopped() {
                 return Err(error);
             }
-            // Elapsed or woken, the loop looks again.
+            // After a time-out or a wake-up, the loop checks both conditions again.
             let _ = tokio::time::timeout(STOPPED_CHECK, signal.wait(1)).await;
             signal.take_dirty();
         }
     }
 
-    /// Where the open transaction of a producer begins.
+    /// The first offset of a producer's open transaction.
     pub fn transaction_start(&self, producer_id: i64) -> Option<Offset> {
         self.state.lock().transactions.first_offset(producer_id)
     }
 
     /// The last stable offset of a partition that is committed up to `committed`.
     pub fn last_stable_offset(&self, committed: Offset) -> Offset {
-        // The start may have moved into an open transaction.
+        // The log start may have moved into an open transaction.
         let start = self.home.as_ref().map_or(Offset::ZERO, |home| home.stream.bounds().start);
         let stable = self.state.lock().transactions.last_stable_offset(committed);
         stable.max(start).min(committed)
@@ -409,8 +412,8 @@ impl Partition {
         self.state.lock().transactions.aborted_between(from, until)
     }
 
-    /// Forgets aborted transactions of which nothing is left; durable on return. Where the disk is full they stay, and
-    /// are found gone again. Blocks.
+    /// Forgets aborted transactions whose records are all gone. Durable on return. If the disk is full, the
+    /// transactions stay and are found again later. Blocks.
     pub fn forget_aborted(&self, gone: &[AbortedTransaction], now_ms: i64) {
         let Ok(home) = self.home() else { return };
         let (sender, forgotten) = std::sync::mpsc::channel();
@@ -423,11 +426,11 @@ impl Partition {
             }
         }
         drop(sender);
-        // Ends when the last of them has told.
+        // The loop ends when the last completion has dropped its sender.
         forgotten.iter().for_each(drop);
     }
 
-    /// Its producers.
+    /// The producers of the partition.
     pub fn producers(&self) -> Vec<ActiveProducer> {
         let state = self.state.lock();
         let active = |(id, producer): (i64, &storage::Producer)| ActiveProducer {
@@ -440,7 +443,7 @@ impl Partition {
         state.producers.iter().map(active).collect()
     }
 
-    /// Forgets producers that last appended before `oldest_ms`.
+    /// Removes producers whose last append was before `oldest_ms` and that have no open transaction.
     pub fn expire_producers(&self, oldest_ms: i64) {
         let mut state = self.state.lock();
         let State { producers, transactions, .. } = &mut *state;
@@ -448,30 +451,30 @@ impl Partition {
         if let Ok(home) = &self.home {
             let bounds = home.stream.bounds();
             transactions.forget_below(bounds.start);
-            // Also where nobody reads.
+            // This updates the transactions of a partition that nobody reads.
             transactions.last_stable_offset(bounds.committed);
         }
         transactions.forget_checks();
     }
 
-    /// Marks it as gone, for those that still hold it.
+    /// Marks the partition as deleted for tasks that still hold it.
     pub fn set_deleted(&self) {
         self.deleted.store(true, Ordering::Release);
-        // However few bytes there are for who waits.
+        // Wake every waiter, whatever number of bytes it waits for.
         self.subscribers.mark(usize::MAX);
     }
 
-    /// Whether its topic was deleted.
+    /// Whether the topic was deleted.
     pub fn is_deleted(&self) -> bool {
         self.deleted.load(Ordering::Acquire)
     }
 }
 
 impl State {
-    /// The epoch of the producer whose transaction is open.
+    /// The epoch of the producer's open transaction. `None` if none is open.
     fn open_epoch(&self, producer_id: i64) -> Option<i16> {
         self.transactions.first_offset(producer_id)?;
-        // It is kept as long as its transaction is open.
+        // A producer is kept while its transaction is open.
         self.producers.find(producer_id).map(|producer| producer.epoch)
     }
 

@@ -1,34 +1,34 @@
-//! The checks that make a producer idempotent (KIP-98): whether a batch continues its producer's sequence, repeats a
-//! batch that was appended, or neither.
+//! The checks that make a producer idempotent (KIP-98). A batch continues its producer's sequence, repeats an appended
+//! batch, or is refused.
 
 use model::BatchHeader;
 use storage::{Producers, RememberedBatch};
 
-/// What a batch is to its producer's history.
+/// The relation of a batch to its producer's history.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sequence {
-    /// The next one, or from a producer without one.
+    /// The batch continues the sequence, or its producer has no sequence.
     Next,
-    /// A repetition of this one.
+    /// The batch repeats this batch.
     Duplicate(RememberedBatch),
 }
 
-/// Why a batch is refused.
+/// The reason why a batch is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SequenceError {
-    /// Batches are missing before it, or it is older than what is remembered.
+    /// Earlier batches are missing, or the batch is older than the remembered ones.
     #[error(
         "Out of order sequence number for producer {producer_id}: {found} (incoming seq. number), {last} (current end sequence number)"
     )]
     OutOfOrder {
         /// The producer.
         producer_id: i64,
-        /// Its first sequence.
+        /// The first sequence number of the batch.
         found: i32,
-        /// The last one that was appended.
+        /// The last sequence number that was appended.
         last: i32,
     },
-    /// A newer instance of the producer has written.
+    /// A newer instance of the producer has written to the partition.
     #[error(
         "Epoch of producer {producer_id} is {found}, which is smaller than the last seen epoch {current}"
     )]
@@ -37,26 +37,26 @@ pub enum SequenceError {
         producer_id: i64,
         /// The batch's epoch.
         found: i16,
-        /// The current one.
+        /// The current epoch.
         current: i16,
     },
-    /// The coordinator does not have the partition in the producer's transaction, or not any more.
+    /// For the coordinator, the partition is not part of the producer's transaction, or no longer is.
     #[error("The transaction of producer {producer_id} does not have this partition")]
     NotInTransaction {
         /// The producer.
         producer_id: i64,
     },
-    /// A transaction of the producer's epoch before is open here, its marker could not be written yet; or it has just
-    /// been written.
+    /// A transaction of an earlier epoch of the producer is open here, because its marker could not be written yet. Or
+    /// the marker has just been written.
     #[error("The transaction before of producer {producer_id} is just ending in this partition")]
     AnotherTransaction {
         /// The producer.
         producer_id: i64,
     },
-    /// Another broker leads the partition since the batch was admitted.
+    /// The leader has changed since the batch was admitted.
     #[error("The leader of the partition has changed")]
     Moved,
-    /// A batch outside of the transaction that is open.
+    /// The batch is not transactional, but the producer has an open transaction.
     #[error("Expected transactional write from producer {producer_id}")]
     NotTransactional {
         /// The producer.
@@ -64,10 +64,11 @@ pub enum SequenceError {
     },
 }
 
-/// Checks a batch against what is remembered of its producer.
+/// Checks a batch against the remembered state of its producer.
 ///
-/// A producer that is not remembered may begin with any sequence, as in Kafka: its records may have been deleted. Unless
-/// it `begins_anew`: with an epoch for each transaction (KIP-890) each begins with 0, and any other says that one is missing.
+/// As in Kafka, an unknown producer may begin with any sequence number, because its records may have been deleted. With
+/// `begins_anew`, it has to begin with 0: each transaction has its own epoch (KIP-890), and another number means that a
+/// batch is missing.
 pub fn check(
     producers: &Producers,
     header: &BatchHeader,
@@ -89,12 +90,12 @@ pub fn check(
         });
     }
     if header.base_sequence < 0 {
-        // A coordinator's own.
+        // A batch written by a coordinator.
         return Ok(Sequence::Next);
     }
     let fresh = header.base_sequence == 0;
     let Some(last) = producer.batches.back() else {
-        // Its epoch was bumped by a marker: it begins again (KIP-890).
+        // A marker has bumped the epoch, so the sequence begins again (KIP-890).
         return if fresh { Ok(Sequence::Next) } else { Err(error) };
     };
     if header.producer_epoch > producer.epoch {

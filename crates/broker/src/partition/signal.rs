@@ -1,5 +1,6 @@
-//! How a commit reaches the fetches that wait for it: each fetch has a [`Signal`], each partition the signals of those
-//! that look at it. A commit marks the slot of the partition, and wakes the fetch once, when enough bytes stand.
+//! Delivers commits to the fetches that wait for them. Each fetch has a [`Signal`]. Each partition has a list of the
+//! signals of its waiting fetches. A commit marks the partition's slot in each signal, and wakes a fetch once, when
+//! enough bytes are committed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// What waits for partitions to grow; the partitions are known to it by slot numbers.
+/// Waits for commits to a set of partitions, which are known by slot number.
 #[derive(Debug, Default)]
 pub struct Signal {
     state: Mutex<State>,
@@ -16,17 +17,17 @@ pub struct Signal {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Slots that changed since they were last looked at, in the order of the first change.
+    /// Slots that have changed since the last look, in the order of their first change.
     dirty: VecDeque<usize>,
     queued: Vec<bool>,
-    /// Bytes committed to those.
+    /// Bytes committed to the dirty slots.
     bytes: usize,
-    /// Wakes at so many bytes; `None` while nobody waits.
+    /// The number of bytes that wakes the waiter. `None` if nothing waits.
     wanted: Option<usize>,
 }
 
 impl Signal {
-    /// Notes that `bytes` were committed to the partition in `slot`, and wakes who waits for them.
+    /// Notes that `bytes` were committed to the partition in `slot`, and wakes the waiter if it has enough bytes.
     pub fn mark(&self, slot: usize, bytes: usize) {
         let mut state = self.state.lock();
         if state.queued.len() <= slot {
@@ -47,7 +48,7 @@ impl Signal {
         }
     }
 
-    /// Takes the marked slots.
+    /// Takes the dirty slots and resets the byte count.
     pub fn take_dirty(&self) -> Vec<usize> {
         let mut state = self.state.lock();
         state.bytes = 0;
@@ -58,7 +59,7 @@ impl Signal {
         dirty
     }
 
-    /// Waits until `bytes` (at least one) were committed since [`Signal::take_dirty`].
+    /// Waits until `bytes` (at least one) have been committed since [`Signal::take_dirty`].
     pub async fn wait(&self, bytes: usize) {
         loop {
             let woken = self.notify.notified();
@@ -80,24 +81,24 @@ impl Signal {
 pub struct Subscribers(Mutex<Vec<(Arc<Signal>, usize)>>);
 
 impl Subscribers {
-    /// Marks `slot` of `signal` with every commit from now on.
+    /// Registers `slot` of `signal`. Every commit from now on marks it.
     pub fn add(&self, signal: &Arc<Signal>, slot: usize) {
         self.0.lock().push((signal.clone(), slot));
     }
 
-    /// Ends that.
+    /// Removes the registration.
     pub fn remove(&self, signal: &Arc<Signal>, slot: usize) {
         self.0.lock().retain(|(other, n)| *n != slot || !Arc::ptr_eq(other, signal));
     }
 
-    /// As [`Subscribers::add`], for a signal of its own, until what is returned is dropped.
+    /// Registers a new signal, as [`Subscribers::add`] does, until the returned value is dropped.
     pub fn subscribe(&self) -> Subscription<'_> {
         let signal = Arc::new(Signal::default());
         self.add(&signal, 0);
         Subscription { of: self, signal }
     }
 
-    /// Tells all of `bytes` more.
+    /// Marks all registered signals with `bytes` more.
     pub fn mark(&self, bytes: usize) {
         for (signal, slot) in self.0.lock().iter() {
             signal.mark(*slot, bytes);
@@ -105,7 +106,8 @@ impl Subscribers {
     }
 }
 
-/// Ends when it is dropped, as it is when a client goes or its time is over.
+/// The registration of one signal. Dropping it ends the registration, for instance when a client disconnects or its
+/// time is over.
 #[derive(Debug)]
 pub struct Subscription<'a> {
     of: &'a Subscribers,
@@ -113,7 +115,7 @@ pub struct Subscription<'a> {
 }
 
 impl Subscription<'_> {
-    /// What is marked.
+    /// The registered signal.
     pub fn signal(&self) -> &Signal {
         &self.signal
     }

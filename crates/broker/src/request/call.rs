@@ -1,4 +1,4 @@
-//! One request on its way through: decoded, worked on, charged to its client, answered.
+//! The processing of one request: decode, handle, charge to the client's quotas, answer.
 
 pub mod api;
 
@@ -21,34 +21,33 @@ use crate::request::cluster_requests::ClusterRequest;
 use crate::request::connection_state::ConnectionState;
 use crate::resources::turns::{self, Turn, Turns};
 
-/// The answer to one request, still to be awaited. Answers are awaited and sent one after the other, in the order of
-/// the requests.
+/// The future answer to one request. Answers are awaited and sent one after the other, in the order of the requests.
 pub type Answer = Pin<Box<dyn Future<Output = Result<Chunks, Refused>> + Send>>;
 
-/// Why a connection must be closed.
+/// The reason why a connection must be closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
 
-/// One request on its way through.
+/// A request that is being processed.
 pub(crate) struct Call {
-    /// The API that it asks for.
+    /// The requested API.
     pub api: &'static Api,
     pub header: RequestHeader,
     pub reader: Reader,
     pub request_bytes: usize,
     pub begun: Instant,
-    /// Time that threads spent on it; counted while somebody has a quota of request time.
+    /// Time that threads have spent on the request. `None` if no client has a quota of request time.
     pub spent: Option<Duration>,
     pub caller: Caller,
-    /// Held while a request of many elements is worked on.
+    /// Held while a request with many elements is handled.
     pub turn: Option<Arc<Turn>>,
     pub connection: Arc<ConnectionState>,
     pub broker: Arc<Broker>,
 }
 
-/// Polls `work`, and counts the time that a thread is at it in [`Call::spent`]: waiting costs nothing. What is done on a
-/// thread for blocking work is not counted.
+/// Polls `work` and adds the time of the poll to [`Call::spent`]. Waiting is not counted, nor is work on a thread for
+/// blocking work.
 pub fn timed<T>(spent: &mut Option<Duration>, work: impl FnOnce() -> T) -> T {
     let Some(spent) = spent else { return work() };
     let begun = Instant::now();
@@ -63,8 +62,8 @@ impl Call {
         Refused(format!("a {name} request of version {version} cannot be decoded: {error}"))
     }
 
-    /// Decodes a small request; `None` where it is not small. Bytes behind the message are let pass, as Kafka does:
-    /// librdkafka's Metadata v13 has some.
+    /// Decodes a small request. Returns `None` if the request is not small. As in Kafka, bytes after the message are
+    /// ignored: librdkafka's Metadata v13 has some.
     pub fn decode_small<M: Message>(&mut self) -> Result<Option<M>, Refused> {
         let version = self.header.version;
         let mut reader = self.reader.limited(turns::SMALL_BYTES);
@@ -75,7 +74,7 @@ impl Call {
         }
     }
 
-    /// Decodes any request; one that is not small waits for its turn, and keeps it.
+    /// Decodes a request of any size. A request that is not small waits for its turn and keeps it.
     pub async fn decode<M: Message>(&mut self) -> Result<M, Refused> {
         if let Some(small) = self.decode_small()? {
             return Ok(small);
@@ -90,14 +89,14 @@ impl Call {
         self.turn.as_ref().is_some_and(|turn| turn.large)
     }
 
-    /// Counts the request against its client's quotas, mutes the connection for as long as one of them says, which
-    /// may be `throttle_ms` for one that was asked before, and returns how long that is, in milliseconds.
+    /// Charges the request to its client's quotas. `throttle_ms` is the throttle time of a quota that was checked
+    /// before. Mutes the connection for the longest throttle time and returns that time in milliseconds.
     pub fn charge(&self, mut throttle_ms: i32) -> i32 {
         let quotas = &self.broker.quotas;
         if quotas.any() {
             let payer = self.caller.payer();
             if self.api.quota == Some(Quota::Produce) {
-                // As in Kafka the whole request, which is little more than its records.
+                // As in Kafka, the size of the whole request counts, which is little more than its records.
                 let bytes = f64::from(u32::try_from(self.request_bytes).unwrap_or(u32::MAX));
                 throttle_ms = throttle_ms.max(quotas.record(Quota::Produce, &payer, bytes));
             }
@@ -130,7 +129,7 @@ impl Call {
         Ok(encoded)
     }
 
-    /// Counts the request, and its answer of so many bytes, in the metrics.
+    /// Counts the request, and its answer of `bytes_out` bytes, in the metrics.
     pub fn count(&self, bytes_out: usize) {
         let metrics = self.broker.metrics.of(self.api.key);
         metrics.requests.inc();
@@ -139,7 +138,7 @@ impl Call {
         metrics.seconds.observe(self.begun.elapsed().as_secs_f64());
     }
 
-    /// An answer that depends on nothing that earlier requests may still change.
+    /// Answers with a message that does not depend on earlier requests of the connection.
     pub fn ready<M: Message>(self, mut message: M) -> Answer {
         let encoded = self.encode(&mut message);
         Box::pin(std::future::ready(encoded))
@@ -155,8 +154,8 @@ impl Call {
         }
     }
 
-    /// Answers with what `handler` returns. It is called after the answers before it were sent, so that it sees what those
-    /// requests did.
+    /// Answers with the result of `handler`. The handler is called after the earlier answers were sent, so that it sees
+    /// the effects of those requests.
     pub fn answer<Q, M, W>(self, handler: impl FnOnce(Request<Q>) -> W + Send + 'static) -> Answer
     where
         Q: Message + Send + 'static,
@@ -183,7 +182,8 @@ impl Call {
         Box::pin(Later { call: self, stage: Stage::Begin(Some(begin)), request: PhantomData })
     }
 
-    /// As [`Call::answer`], for an API whose row names a right to the cluster: a caller without it is refused.
+    /// As [`Call::answer`], for an API whose row requires a right to the cluster. A caller without the right is
+    /// refused.
     pub fn answer_for_cluster<Q, W>(self, handler: impl FnOnce(Request<Q>) -> W + Send + 'static) -> Answer
     where
         Q: ClusterRequest + Message + 'static,
@@ -204,25 +204,25 @@ impl Call {
 type Work<M> = Pin<Box<dyn Future<Output = M> + Send>>;
 type Decoded<Q> = Pin<Box<dyn Future<Output = Result<(Q, Turn), DecodeError>> + Send>>;
 
-/// How far a call has come.
+/// The progress of a call.
 enum Stage<Q, F, M> {
     Begin(Option<F>),
-    /// It is not small, and waits for its turn.
+    /// The request is not small and waits for its turn.
     Decoding(Option<F>, Decoded<Q>),
     Working(Work<M>),
-    /// Its answer waits for room.
+    /// The answer waits for room.
     Answered(Pin<Box<dyn Future<Output = Chunks> + Send>>),
 }
 
-/// A call whose answer is worked out. Not an async block: that would hold the work two or three times over, some
-/// kilobytes to be moved about for each request.
+/// A call whose answer is still being computed. This is not an async block, which would hold the work two or three
+/// times: several kilobytes to move for each request.
 struct Later<Q, F, M> {
     call: Call,
     stage: Stage<Q, F, M>,
     request: PhantomData<fn() -> Q>,
 }
 
-// Nothing in it is pinned where it lies.
+// No field is pinned in place.
 impl<Q, F, M> Unpin for Later<Q, F, M> {}
 
 impl<Q, F, M> Future for Later<Q, F, M>
@@ -267,7 +267,7 @@ where
                     let polled =
                         timed(&mut call.spent, || turns::beside(long, || work.as_mut().poll(context)));
                     let Poll::Ready(mut message) = polled else {
-                        // A request that waits for other clients must not keep those waiting.
+                        // A request that waits for other clients must not block those clients by keeping its turn.
                         match call.api.memory {
                             Memory::Records if call.is_large() => {}
                             Memory::Waiting | Memory::Records => call.turn = None,
@@ -276,7 +276,7 @@ where
                         return Poll::Pending;
                     };
                     let encoded = turns::beside(long, || call.encode(&mut message))?;
-                    // Records are the log's, and in no answer twice.
+                    // The records belong to the log and are not copied into the answer, so they are not counted.
                     let counted = call.api.memory != Memory::Records || long;
                     match call.broker.turns.room_for(encoded.len()).filter(|_| counted) {
                         Some(room) => Stage::Answered(Box::pin(Turns::hold(room, encoded))),

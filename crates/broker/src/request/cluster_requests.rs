@@ -1,16 +1,17 @@
-//! Requests that need one right to the cluster for all that they ask: how they are refused. Which right it is stands in the table of APIs.
+//! Requests that need one right to the cluster as a whole, and the answers that refuse them. The table of APIs names
+//! the right.
 
 use std::collections::BTreeSet;
 
 use wire::messages as m;
 use wire::{ErrorCode, Message, Text};
 
-/// A request that is answered whole or refused whole.
+/// A request that is allowed or refused as a whole.
 pub trait ClusterRequest: Send {
     /// Its answer.
     type Answer: Message + Send + Sync + 'static;
 
-    /// The answer that refuses it, in the shape that Kafka gives it.
+    /// The answer that refuses the request, in Kafka's form.
     fn refused(&self, error: ErrorCode) -> Self::Answer;
 }
 
@@ -18,7 +19,7 @@ fn message(error: ErrorCode) -> Option<Text> {
     Some(Text::from_static(error.message()))
 }
 
-/// Those whose answers have an error of their own, with or without a message.
+/// Requests whose answers have a top-level error code, with or without a message.
 macro_rules! refused_at_the_top {
     ($($request:ident $answer:ident { $($field:ident: $value:expr),* }),+ $(,)?) => {
         $(impl ClusterRequest for m::$request {

@@ -1,4 +1,4 @@
-//! What is kept of a client connection besides who its client is.
+//! The state of a client connection, apart from the identity of its client.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 /// The state of one connection, which its requests share.
 #[derive(Debug, Default)]
 pub struct ConnectionState {
-    /// Until when it is not read.
+    /// The time until which the connection is not read.
     pub muted: Muted,
     /// The client's library.
     pub software: Software,
 }
 
-/// Until when a connection is not read, since its client is over a quota (KIP-219).
+/// The time until which a connection is not read, because its client is over a quota (KIP-219).
 #[derive(Debug, Default)]
 pub struct Muted {
     /// Milliseconds after `opened`.
@@ -22,7 +22,7 @@ pub struct Muted {
 }
 
 impl Muted {
-    /// Mutes the connection for `ms` milliseconds from now on, or for longer if it already is.
+    /// Mutes the connection for `ms` milliseconds from now, unless it is already muted for longer.
     pub fn mute(&self, ms: i32) {
         let opened = self.opened.get_or_init(Instant::now);
         let until_ms = opened.elapsed().as_millis() + u128::from(ms.unsigned_abs());
@@ -37,20 +37,20 @@ impl Muted {
     }
 }
 
-/// Name and version of a connection's client library, once ApiVersions has told them (KIP-511).
+/// Name and version of the client's library, once ApiVersions has reported them (KIP-511).
 #[derive(Debug, Default)]
 pub struct Software(OnceLock<(String, String)>);
 
 impl Software {
-    /// Name and version of a library that has not told them.
+    /// Name and version of a library that has not reported them.
     const UNKNOWN: &'static str = "unknown";
 
-    /// The first ApiVersions of a connection counts.
+    /// Sets name and version. Only the first ApiVersions of a connection counts.
     pub fn tell(&self, name: &str, version: &str) {
         self.0.get_or_init(|| (name.to_owned(), version.to_owned()));
     }
 
-    /// Name and version.
+    /// Name and version, or "unknown".
     pub fn told(&self) -> (String, String) {
         let unknown = || (Software::UNKNOWN.to_owned(), Software::UNKNOWN.to_owned());
         self.0.get().cloned().unwrap_or_else(unknown)

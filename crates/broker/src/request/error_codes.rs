@@ -1,4 +1,4 @@
-//! Kafka's error codes for what goes wrong below: the one place where they are chosen.
+//! The only place that maps errors of the lower layers to Kafka's error codes.
 
 use storage::{AdmitError, AppendError, ReadError};
 use wire::ErrorCode;
@@ -17,7 +17,8 @@ impl From<AdmitError> for Failure {
         let message = error.to_string();
         match error {
             AdmitError::TooLarge { .. } => Failure::because(ErrorCode::MessageTooLarge, message),
-            // Kafka takes a full log directory offline and answers so; it is retriable, and here it passes by itself.
+            // Kafka takes a full log directory offline and answers with this code. The code is retriable, and here the
+            // condition passes by itself.
             AdmitError::Full | AdmitError::Busy => Failure::because(ErrorCode::KafkaStorageError, message),
             AdmitError::Stopped(error) => error.into(),
         }
@@ -58,7 +59,7 @@ impl From<SequenceError> for Failure {
             }
             SequenceError::Moved => Failure::because(ErrorCode::NotLeaderOrFollower, message),
             SequenceError::Epoch { .. } => Failure::because(ErrorCode::InvalidProducerEpoch, message),
-            // Clients of all versions try again.
+            // Clients of all versions retry on this code.
             SequenceError::AnotherTransaction { .. } => {
                 Failure::because(ErrorCode::NotEnoughReplicas, message)
             }
@@ -113,7 +114,7 @@ impl From<GroupError> for Failure {
     }
 }
 
-/// The code of the transaction coordinator's refusal.
+/// The code for an error of the transaction coordinator.
 pub fn transaction_code(error: TransactionError) -> ErrorCode {
     match error {
         TransactionError::ProducerIdMapping => ErrorCode::InvalidProducerIdMapping,
@@ -126,8 +127,8 @@ pub fn transaction_code(error: TransactionError) -> ErrorCode {
     }
 }
 
-/// The code for a key that this broker does not coordinate. Kafka answers NOT_COORDINATOR also for a key whose records are in
-/// a lost log directory.
+/// The code for a key that this broker does not coordinate. Kafka answers NOT_COORDINATOR also if the records of the
+/// key are in a lost log directory.
 pub fn unserved_code(unserved: Unserved) -> ErrorCode {
     match unserved {
         Unserved::Elsewhere | Unserved::Unavailable => ErrorCode::NotCoordinator,
@@ -135,7 +136,7 @@ pub fn unserved_code(unserved: Unserved) -> ErrorCode {
     }
 }
 
-/// The code of a coordinator's refusal.
+/// The code for an error of the group coordinator.
 pub fn group_code(error: GroupError) -> ErrorCode {
     match error {
         GroupError::MemberIdRequired => ErrorCode::MemberIdRequired,

@@ -1,4 +1,4 @@
-//! A decoded request with everything that its handler may know of it.
+//! A decoded request with everything that its handler may use.
 
 pub mod call;
 pub mod cluster_requests;
@@ -14,13 +14,13 @@ use crate::request::connection_state::ConnectionState;
 /// A decoded request.
 #[derive(Debug)]
 pub(crate) struct Request<Q> {
-    /// The broker that it is sent to.
+    /// The broker that received the request.
     pub broker: Arc<Broker>,
     /// The client that sent it.
     pub caller: Caller,
-    /// The connection that it came by.
+    /// The connection that the request came in on.
     pub connection: Arc<ConnectionState>,
-    /// The version of the API; one that is served.
+    /// The version of the API. It is one that this server supports.
     pub version: i16,
     /// The message.
     pub body: Q,

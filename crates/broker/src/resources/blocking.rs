@@ -1,4 +1,4 @@
-//! Work that blocks, on a thread of the runtime that may.
+//! Runs blocking work on a thread that may block.
 
 /// Runs `work` on a thread that may block. A panic in `work` continues in the caller.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {

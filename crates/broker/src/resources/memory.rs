@@ -1,4 +1,4 @@
-//! How much memory there is for this process.
+//! The memory available to this process.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 
 const MIB: u64 = 1024 * 1024;
 
-/// Bytes for the newest records by default: a sixteenth of the memory, from 128 MiB to 1 GiB; of little memory an eighth.
+/// Default size in bytes of the cache of the newest records: a sixteenth of the memory, at least 128 MiB and at most 1
+/// GiB. With little memory, at most an eighth.
 pub fn tail_cache_bytes_default() -> i64 {
     static BYTES: OnceLock<i64> = OnceLock::new();
     *BYTES.get_or_init(|| share_of(memory_bytes(Path::new("/"))))
@@ -18,9 +19,9 @@ fn share_of(memory: Option<u64>) -> i64 {
     i64::try_from(bytes / MIB * MIB).expect("it is at most 1 GiB")
 }
 
-/// Bytes of memory that this process may use: those of the machine, or fewer where a control group that it is in says so
-/// (`memory.max` or `memory.high` of cgroups version 2, `memory.limit_in_bytes` of version 1). `None` where the system does not say.
-/// `root` is where `/proc` and `/sys` are.
+/// Bytes of memory that this process may use: the memory of the machine, or less if a limit of one of its control
+/// groups is lower (`memory.max` or `memory.high` of cgroups version 2, `memory.limit_in_bytes` of version 1). `None`
+/// if the system reports neither. `root` is the directory that contains `/proc` and `/sys`.
 fn memory_bytes(root: &Path) -> Option<u64> {
     let total = fs::read_to_string(root.join("proc/meminfo")).ok().and_then(|text| total_of(&text));
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
@@ -34,7 +35,8 @@ fn memory_bytes(root: &Path) -> Option<u64> {
             }
             _ => return None,
         };
-        // In a container the group may be named as outside, where only the container's own can be seen.
+        // In a container, the group may have its name outside the container, while only the container's own group is
+        // visible. So its ancestors are checked as well.
         let hierarchy = root.join(hierarchy);
         let of = |group: &Path| {
             let limits = files.iter().filter_map(|file| {

@@ -1,4 +1,4 @@
-//! The threads and the memory that work may take.
+//! Limits on the threads and the memory of work.
 
 pub mod blocking;
 pub mod memory;

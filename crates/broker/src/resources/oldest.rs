@@ -1,9 +1,9 @@
-//! Maps that are bounded because clients choose what is in them.
+//! Bounds for maps whose keys clients choose.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Makes room for a while in a full map: forgets the eighth that was not heard of for longest, by `at_ms`.
+/// Makes room in a full map: removes the eighth of the entries with the oldest `at_ms`.
 pub fn forget_oldest<K: Hash + Eq, V>(map: &mut HashMap<K, V>, at_ms: impl Fn(&V) -> i64) {
     let mut left = map.len() / 8;
     if left == 0 {

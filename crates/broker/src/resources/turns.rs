@@ -1,14 +1,17 @@
-//! Turns for requests that make much of few bytes: each of a hundred thousand indexes is answered, and may be kept.
+//! Turns for requests that need much memory for few bytes. A request with a hundred thousand partition indexes, for
+//! instance, needs an answer for each of them.
 //!
-//! What a request makes us allocate is charged before it is made. How much that will be, its decoder finds out: a request of
-//! few elements is decoded at once; one that runs out of that bound waits for its share of what middling requests have
-//! together, and one that runs out of that, too, for its turn, since large ones are worked on one at a time. Both are
-//! worked on beside the threads that serve everybody else.
+//! The memory of a request is reserved before it is allocated. The decoder measures it:
+//! - A small request is decoded at once.
+//! - A request that exceeds the small bound waits for a share of the memory for all middling requests.
+//! - A request that exceeds the middling bound waits for its turn: large requests are handled one at a time.
 //!
-//! An answer of much more than a frame of ordinary size takes room of its own until its client has taken it.
+//! Middling and large requests are handled beside the threads that serve other connections. An answer that is much
+//! larger than an ordinary frame also reserves memory until its client has received it.
 //!
-//! Invariant: bytes of decoded elements and what is derived of them <= [`MIDDLING_TOGETHER_BYTES`] + one large request + the
-//! small ones that threads are at; bytes of large answers <= [`ANSWERS_TOGETHER_BYTES`] + one.
+//! Invariant: bytes of decoded elements and of data derived from them <= [`MIDDLING_TOGETHER_BYTES`] + one large
+//! request + the small requests that threads are working on; bytes of large answers <= [`ANSWERS_TOGETHER_BYTES`] +
+//! one.
 
 use std::sync::Arc;
 
@@ -18,30 +21,30 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use wire::{Chunks, DecodeError, Message, Reader};
 
-/// Element memory of a small request: a thousand elements, worked on in a millisecond or so.
+/// Bound in bytes of the elements of a small request: about a thousand elements, which take about a millisecond.
 pub const SMALL_BYTES: usize = 64 * 1024;
-/// Element memory of a middling one.
+/// Bound in bytes of the elements of a middling request.
 const MIDDLING_BYTES: usize = 4 * 1024 * 1024;
-/// What elements become while they are worked on and answered, in times their own size.
+/// Memory for the elements while they are handled and answered, as a multiple of their own size.
 const DERIVED: usize = 4;
-/// Frames of more than this may be of a large request.
+/// A larger frame may hold a large request.
 const TRIED_BYTES: usize = 256 * 1024;
 const MIDDLING_TOGETHER_BYTES: usize = 48 * 1024 * 1024;
-/// Answers up to this size take no room.
+/// Answers up to this size reserve no memory.
 const ANSWER_BYTES: usize = 1024 * 1024;
 const ANSWERS_TOGETHER_BYTES: usize = 32 * 1024 * 1024;
-/// Bytes that a permit stands for.
+/// Bytes per permit.
 const UNIT_BYTES: usize = 16 * 1024;
 
 /// The turns of all connections.
 #[derive(Debug)]
 pub struct Turns {
     middling: Arc<Semaphore>,
-    /// Held while a frame that may be large is tried as a middling one.
+    /// Held while a frame that may hold a large request is decoded as a middling one.
     trials: Semaphore,
     large: Arc<Semaphore>,
     answers: Arc<Semaphore>,
-    /// Told when much memory was freed.
+    /// Notified when a large request has released its memory.
     freed: Arc<Notify>,
 }
 
@@ -58,11 +61,11 @@ impl Default for Turns {
     }
 }
 
-/// What a request of many elements holds until it is answered.
+/// The reservation of a request with many elements, held until the request is answered.
 #[derive(Debug)]
 pub struct Turn {
     _permit: OwnedSemaphorePermit,
-    /// Whether it is the one of a large request.
+    /// Whether this is the turn of a large request.
     pub large: bool,
     freed: Arc<Notify>,
 }
@@ -76,9 +79,9 @@ impl Drop for Turn {
 }
 
 impl Turns {
-    /// Decodes a message that is not small, once there is room for it.
+    /// Decodes a message that is not small, once its memory is reserved.
     pub async fn decode<M: Message>(&self, reader: Reader, version: i16) -> Result<(M, Turn), DecodeError> {
-        // One such frame at a time, so that others that are middling do not queue behind all of them.
+        // Only one such frame is decoded at a time, so that middling requests do not queue behind many of them.
         let tried = reader.remaining() > TRIED_BYTES;
         let trial = if tried { Some(self.trials.acquire().await.expect("it is never closed")) } else { None };
         let mut permit = take(&self.middling, MIDDLING_BYTES * DERIVED).await;
@@ -101,12 +104,13 @@ impl Turns {
         Turn { _permit: permit, large, freed: self.freed.clone() }
     }
 
-    /// Waits until a large request was answered since the last call: the allocator may hold what it needed.
+    /// Waits until a large request has been answered since the last call. The allocator may still hold the memory of
+    /// that request.
     pub async fn freed(&self) {
         self.freed.notified().await;
     }
 
-    /// Waits for room for an answer; it is given back once the last of its bytes is dropped.
+    /// Reserves memory for an answer. The reservation ends when the last bytes of the answer are dropped.
     pub async fn hold(answers: Arc<Semaphore>, mut answer: Chunks) -> Chunks {
         let permit = take(&answers, answer.len().min(ANSWERS_TOGETHER_BYTES)).await;
         if let Some(last) = answer.parts.pop() {
@@ -115,7 +119,7 @@ impl Turns {
         answer
     }
 
-    /// Where an answer of so many bytes takes room, if it does.
+    /// The pool in which an answer of this size reserves memory. `None` for a small answer.
     pub fn room_for(&self, bytes: usize) -> Option<Arc<Semaphore>> {
         (bytes > ANSWER_BYTES).then(|| self.answers.clone())
     }
@@ -137,11 +141,11 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// One thread at a time is at what takes long: the other cores are for everybody else.
+/// Only one thread at a time does long work. The other cores serve other connections.
 static BESIDE: Mutex<()> = Mutex::new(());
 
-/// Does what may take long; with `long`, what else waits for this thread is handed to another one before. Not to be called
-/// within itself.
+/// Runs work that may take long. With `long`, other tasks of this thread are first moved to another thread. Must not be
+/// nested.
 pub fn beside<T>(long: bool, work: impl FnOnce() -> T) -> T {
     let others = || Handle::try_current().is_ok_and(|it| it.runtime_flavor() == RuntimeFlavor::MultiThread);
     if long && others() {

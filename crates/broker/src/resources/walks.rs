@@ -1,4 +1,5 @@
-//! Threads and memory to decompress and decode records with, so that the threads that serve connections are not held up.
+//! Threads and memory for decompressing and decoding records, so that the threads that serve connections are not held
+//! up.
 
 use std::sync::Arc;
 
@@ -10,17 +11,17 @@ use wire::records::{DecompressError, RecordError, RecordIter, records};
 
 use crate::resources::blocking::blocking;
 
-/// Bytes that a codec may hold of a batch that waits for nothing else: more than compressors use by default (zstd has a window
-/// of 8 MiB at level 19).
+/// Bytes that a codec may hold for a batch that needs no exclusive memory. More than compressors use by default (zstd
+/// has a window of 8 MiB at level 19).
 pub const HELD_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Permits to walk the records of large or compressed batches: one for each core, and one for batches whose codec holds
-/// much (some 128 MiB at worst), so that those wait for each other only.
+/// much memory (about 128 MiB at worst), so that such batches wait only for each other.
 #[derive(Debug)]
 pub struct Walks {
     ordinary: Semaphore,
     large: Semaphore,
-    /// Held by the thread whose codec holds much: that of a request, or that of compaction.
+    /// Held by the thread whose codec holds much memory, for a request or for compaction.
     memory: Mutex<()>,
 }
 
@@ -31,7 +32,7 @@ impl Default for Walks {
     }
 }
 
-/// Whether records need more than [`HELD_BYTES_MAX`].
+/// Whether the records need more than [`HELD_BYTES_MAX`].
 fn is_large(error: &RecordError) -> bool {
     matches!(
         error,
@@ -40,8 +41,8 @@ fn is_large(error: &RecordError) -> bool {
 }
 
 impl Walks {
-    /// Runs `work`, whose records decompress to at most `decompressed` bytes, on a thread that may block. Runs it a second
-    /// time by itself if its codec must hold more than [`HELD_BYTES_MAX`].
+    /// Runs `work` on a thread that may block. Its records decompress to at most `decompressed` bytes. If its codec
+    /// must hold more than [`HELD_BYTES_MAX`], `work` runs a second time, alone.
     pub async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         decompressed: usize,
@@ -57,7 +58,7 @@ impl Walks {
             Err(RecordError::Decompress(DecompressError::Window { .. })) => {}
             done => return done,
         }
-        // One request at a time waits for compaction, so that no more threads do.
+        // At most one request waits for compaction, so that it blocks no more than one thread.
         let _permit = self.large.acquire().await.expect("the semaphore is never closed");
         let walks = self.clone();
         blocking(move || {
@@ -67,7 +68,7 @@ impl Walks {
         .await
     }
 
-    /// As [`Walks::run`], on a thread that may block.
+    /// As [`Walks::run`], on the caller's thread, which must be allowed to block.
     pub fn run_blocking<T>(
         &self,
         decompressed: usize,
@@ -82,8 +83,8 @@ impl Walks {
         }
     }
 
-    /// The records of `batch`, decompressed to at most `decompressed` bytes, and what to hold as long as they are looked at.
-    /// Blocks.
+    /// The records of `batch`, decompressed to at most `decompressed` bytes, and a guard to hold while the records are
+    /// in use. Blocks.
     pub fn records(
         &self,
         batch: &Bytes,

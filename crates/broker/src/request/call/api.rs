@@ -1,4 +1,4 @@
-//! What a row of the table of APIs says.
+//! A row of the table of APIs.
 
 use std::ops::RangeInclusive;
 
@@ -8,71 +8,75 @@ use super::{Answer, Call};
 use crate::quotas::Quota;
 use crate::security::Operation;
 
-/// An API as it is served. ApiVersions, dispatch, metrics, memory, quotas, rights and `docs/protocol.md` follow from it.
+/// An API as this server supports it. ApiVersions, dispatch, metrics, memory, quotas, rights and `docs/protocol.md` are
+/// derived from it.
 #[derive(Debug)]
 pub struct Api {
-    /// Which API.
+    /// The API's key.
     pub key: ApiKey,
     /// The advertised versions.
     pub versions: Versions,
-    /// The right that the whole request needs.
+    /// The right that the request as a whole needs.
     pub right: Right,
-    /// How its memory is bounded.
+    /// How the memory of a request is bounded.
     pub memory: Memory,
-    /// The quota that it counts for besides request time, which all requests count for.
+    /// The quota that the request counts towards, besides the quota of request time.
     pub quota: Option<Quota>,
-    /// Whether a request that has begun goes on to its end after its client hangs up: those that change something do.
+    /// Whether a request in progress is carried to its end after its client disconnects. True for requests that change
+    /// something.
     pub carried_through: bool,
-    /// Its handler.
+    /// The API's handler.
     pub(crate) handler: Handler,
 }
 
-/// The advertised versions of an API, out of those of Kafka's schema.
+/// The advertised versions of an API, a part of those in Kafka's schema.
 #[derive(Clone, Copy, Debug)]
 pub enum Versions {
-    /// All.
+    /// All versions.
     All,
-    /// From the first to this one.
+    /// The first version up to this one.
     UpTo(i16),
-    /// All, and before them those from 0 on, which are refused.
+    /// All versions, and also the earlier ones from 0 on. The earlier ones are refused.
     FromZero,
 }
 
 /// The right that a request needs as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Right {
-    /// None.
+    /// No right.
     Free,
-    /// This right to the cluster: the request is refused without it.
+    /// This right to the cluster. Without it the request is refused.
     Cluster(Operation),
-    /// The handler asks for the right to each topic, group or transactional id that is named.
+    /// The handler checks the right to each topic, group or transactional id in the request.
     PerResource,
 }
 
 /// How the memory of a request is bounded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Memory {
-    /// It has few elements; one of many is refused.
+    /// The request has few elements. One with many is refused.
     Small,
-    /// One of many elements waits for its turn, and keeps it until it is answered (see [`crate::resources::turns`]).
+    /// A request with many elements waits for its turn and keeps it until its answer is complete (see
+    /// [`crate::resources::turns`]).
     Elements,
-    /// As [`Memory::Elements`], but it gives its turn back while it waits for other members of a group.
+    /// As [`Memory::Elements`], but the request gives its turn back while it waits for other group members.
     Waiting,
-    /// As [`Memory::Waiting`] where it has few elements: it waits for records. The records of its answer are the log's.
+    /// A request with few elements is treated as [`Memory::Waiting`], because it waits for records. The records of its
+    /// answer belong to the log and are not counted.
     Records,
 }
 
 /// How an API is answered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Handler {
-    /// When the answers before it are sent.
+    /// After the earlier answers of the connection have been sent.
     InTurn(fn(Call) -> Answer),
-    /// Produce: appends begin in the order of the requests, and are answered later or not at all.
+    /// Produce: appends begin in the order of the requests. The answers come later, or never.
     Produce,
 }
 
 impl Api {
-    /// A row with what most APIs have: all versions, rights that the handler asks for, any number of elements.
+    /// A row with the defaults: all versions, rights checked by the handler, any number of elements.
     pub(crate) const fn new(key: ApiKey, handler: fn(Call) -> Answer) -> Api {
         Api {
             key,
@@ -85,7 +89,7 @@ impl Api {
         }
     }
 
-    /// A row of an API that needs `operation` on the cluster.
+    /// A row of an API that needs the right `operation` to the cluster.
     pub(crate) const fn of_cluster(key: ApiKey, operation: Operation, handler: fn(Call) -> Answer) -> Api {
         Api { right: Right::Cluster(operation), ..Api::new(key, handler) }
     }
@@ -100,12 +104,12 @@ impl Api {
         }
     }
 
-    /// Whether a request of this version is answered.
+    /// Whether the server answers requests of this version.
     pub fn serves(&self, version: i16) -> bool {
         self.advertised().contains(&version) && self.key.valid_versions().contains(&version)
     }
 
-    /// Whether its requests may wait for other clients.
+    /// Whether requests of this API may wait for other clients.
     pub fn waits(&self) -> bool {
         matches!(self.memory, Memory::Waiting | Memory::Records)
     }
