@@ -1,5 +1,6 @@
-//! DescribeAcls, CreateAcls, DeleteAcls (KIP-140). Without an authorizer they are answered as Kafka does, that security is
-//! disabled: tools ask, MirrorMaker and Kafka's own tests among them, and go on after this answer, but not without one.
+//! DescribeAcls, CreateAcls, DeleteAcls (KIP-140). Without an authorizer they answer SECURITY_DISABLED, as Kafka does.
+//! Tools such as MirrorMaker and Kafka's own tests send these requests, continue after this answer, and fail without an
+//! answer.
 
 use wire::messages as m;
 use wire::messages::create_acls_request::AclCreation;
@@ -14,9 +15,9 @@ use crate::request::Request;
 use crate::security::acl::{Acl, AclFilter, CLUSTER_NAME, PatternType, Permission};
 use crate::security::{Operation, ResourceType, audit};
 
-/// ACLs that one request may add, as in Kafka.
+/// Bound of the ACLs that one request may add, as in Kafka.
 const CREATIONS_MAX: usize = 10_000;
-/// Bytes of a name, a principal or a host: they are held in memory.
+/// Bound in bytes of a name, a principal or a host. They are held in memory.
 const NAME_BYTES_MAX: usize = 1024;
 
 fn invalid(why: impl Into<String>) -> Failure {
@@ -58,7 +59,7 @@ pub async fn describe(request: Request<m::DescribeAclsRequest>) -> m::DescribeAc
             operation: acl.operation.code(),
             permission_type: acl.permission.code(),
         };
-        // They come in the order of resources.
+        // The ACLs are ordered by resource.
         let same = |last: &&mut DescribeAclsResource| {
             last.resource_type == acl.resource.code()
                 && last.pattern_type == acl.pattern.code()
@@ -81,7 +82,7 @@ pub async fn describe(request: Request<m::DescribeAclsRequest>) -> m::DescribeAc
     }
 }
 
-/// The ACL to add, if it can be one; the sentences are Kafka's.
+/// Checks an ACL to add. The error messages are Kafka's.
 fn acl_of(creation: &AclCreation) -> Result<Acl, Failure> {
     let resource = ResourceType::of(creation.resource_type).ok_or_else(|| invalid("Invalid resourceType"))?;
     let name = creation.resource_name.as_str();
@@ -114,7 +115,7 @@ fn acl_of(creation: &AclCreation) -> Result<Acl, Failure> {
     })
 }
 
-/// Answers CreateAcls, when they are durable.
+/// Answers CreateAcls once the ACLs are durable.
 pub async fn create(
     Request { broker, caller, body: request, .. }: Request<m::CreateAclsRequest>,
 ) -> m::CreateAclsResponse {
@@ -162,7 +163,7 @@ fn filter_of(filter: &DeleteAclsFilter) -> AclFilter {
     }
 }
 
-/// Answers DeleteAcls, when they are gone for good.
+/// Answers DeleteAcls once the removal is durable.
 pub async fn delete(
     Request { broker, caller, body: request, .. }: Request<m::DeleteAclsRequest>,
 ) -> m::DeleteAclsResponse {

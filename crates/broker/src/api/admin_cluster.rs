@@ -1,5 +1,5 @@
-//! DescribeQuorum, UpdateFeatures, UnregisterBroker: what tools ask of the controllers of a cluster, answered for one
-//! server that is its own quorum.
+//! DescribeQuorum, UpdateFeatures, UnregisterBroker: requests of tools to the controllers of a cluster. This single
+//! server answers as its own quorum.
 
 use wire::messages::describe_quorum_request::PartitionData as AskedPartition;
 use wire::messages::describe_quorum_response::{
@@ -14,7 +14,7 @@ use wire::{ErrorCode, Text};
 use super::api_versions::FEATURES;
 use crate::request::Request;
 
-/// Kafka's log of the cluster's metadata: here the metadata store, whose revisions stand for offsets.
+/// Kafka's log of the cluster's metadata. Here the metadata store takes its place, with revisions as offsets.
 const METADATA_TOPIC: &str = "__cluster_metadata";
 
 /// Answers DescribeQuorum.
@@ -71,8 +71,8 @@ pub async fn describe_quorum(request: Request<DescribeQuorumRequest>) -> Describ
     }
 }
 
-/// Answers UpdateFeatures (KIP-584, KIP-1022): all or none. The levels are those of the program: to ask for one that it has
-/// is no change, and there are no others.
+/// Answers UpdateFeatures (KIP-584, KIP-1022): all updates apply or none. The program fixes the levels. A request for
+/// the current level changes nothing, and other levels are refused.
 pub async fn update_features(request: Request<UpdateFeaturesRequest>) -> UpdateFeaturesResponse {
     let version = request.version;
     let Request { broker, body: request, .. } = &request;
@@ -96,7 +96,7 @@ pub async fn update_features(request: Request<UpdateFeaturesRequest>) -> UpdateF
     let mut response = UpdateFeaturesResponse { error_message: None, ..UpdateFeaturesResponse::default() };
     for update in &request.feature_updates {
         let (feature, level) = (&update.feature, update.max_version_level);
-        // `upgrade_type`, from version 1: upgrade, and downgrades that lose nothing or may lose something.
+        // `upgrade_type`, from version 1: an upgrade, a downgrade without loss, or a downgrade that may lose data.
         let (known, downgrades) = match version {
             0 => (true, update.allow_downgrade),
             _ => ((1..=3).contains(&update.upgrade_type), update.upgrade_type > 1),
@@ -116,7 +116,7 @@ pub async fn update_features(request: Request<UpdateFeaturesRequest>) -> UpdateF
     if version < 2 {
         let done = |feature: &Text| UpdatableFeatureResult {
             feature: feature.clone(),
-            // As Kafka spells it.
+            // Kafka spells it so.
             error_message: Some(Text::from_static("NONE")),
             ..UpdatableFeatureResult::default()
         };
@@ -125,7 +125,7 @@ pub async fn update_features(request: Request<UpdateFeaturesRequest>) -> UpdateF
     response
 }
 
-/// Answers UnregisterBroker: the one there is cannot go.
+/// Answers UnregisterBroker. The only broker cannot be unregistered.
 pub async fn unregister_broker(request: Request<UnregisterBrokerRequest>) -> UnregisterBrokerResponse {
     let Request { broker, body: request, .. } = &request;
     let (error, why) = match request.broker_id {

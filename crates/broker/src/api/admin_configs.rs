@@ -1,5 +1,5 @@
 //! DescribeConfigs and ListConfigResources: the settings of topics, of the broker, of groups and of client-metrics
-//! subscriptions, with where each value comes from.
+//! subscriptions, each with the source of its value.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -24,31 +24,31 @@ use crate::settings::topic::TOPIC_SETTINGS;
 use crate::telemetry::subscription::SUBSCRIPTION_SETTINGS;
 use crate::topics::check_name;
 
-/// Kinds of resources.
+/// Types of resources.
 pub const TOPIC: i8 = 2;
 pub const BROKER: i8 = 4;
 pub const BROKER_LOGGER: i8 = 8;
 pub const CLIENT_METRICS: i8 = 16;
 pub const GROUP: i8 = 32;
-/// Where a value comes from.
+/// Sources of values.
 const SOURCE_TOPIC: i8 = 1;
 const SOURCE_DYNAMIC_BROKER: i8 = 2;
 const SOURCE_DYNAMIC_DEFAULT_BROKER: i8 = 3;
 const SOURCE_STATIC_BROKER: i8 = 4;
-/// Groups and subscriptions described in one answer.
+/// Bound of the groups and subscriptions described in one answer.
 const MADE_UP_MAX: usize = 10_000;
 const ADVERTISED: &str = "advertised.listeners";
 const SOURCE_DEFAULT: i8 = 5;
 const SOURCE_CLIENT_METRICS: i8 = 7;
 const SOURCE_GROUP: i8 = 8;
 
-/// One setting as it is shown.
+/// One setting with its value.
 pub struct Described {
-    /// Its name.
+    /// The setting's name.
     pub name: &'static str,
-    /// Its value.
+    /// The setting's value.
     pub value: String,
-    /// The code of where the value comes from.
+    /// The code of the value's source.
     pub source: i8,
     read_only: bool,
     kind: Kind,
@@ -56,17 +56,17 @@ pub struct Described {
     synonyms: Vec<Synonym>,
 }
 
-/// A name under which a value was given, the value, and the code of where it comes from.
+/// A name under which a value was given, the value, and the code of its source.
 type Synonym = (String, String, i8);
 
-/// The settings that a request asks for.
+/// The names of the requested settings. `None` for all.
 type Keys<'a> = Option<&'a [Text]>;
 
 fn wanted(keys: Keys, name: &str) -> bool {
     keys.is_none_or(|keys| keys.iter().any(|key| key.as_str() == name))
 }
 
-/// The settings of a topic with these overrides; only those named in `keys`, if it is given.
+/// The settings of a topic with these overrides, limited to `keys` if given.
 pub fn described_topic_configs(
     broker: &Broker,
     overrides: &BTreeMap<String, String>,
@@ -89,7 +89,7 @@ fn described_by_table(
             synonyms.push((setting.name.to_owned(), own.clone(), source));
         }
         match setting.default {
-            // There is no setting of the broker behind it, and so in Kafka no synonym.
+            // No setting of the broker provides this default, so there is no synonym, as in Kafka.
             DefaultFrom::Fixed(_) => {}
             DefaultFrom::OfCluster(text) => {
                 for source in [SOURCE_DYNAMIC_DEFAULT_BROKER, SOURCE_DEFAULT] {
@@ -116,7 +116,7 @@ fn described_by_table(
     table.iter().filter(|setting| wanted(keys, setting.name)).map(describe).collect()
 }
 
-/// What the broker's settings were given as.
+/// The values of the broker's settings by source.
 struct BrokerSynonyms {
     settings: Vec<Setting>,
     dynamic: [std::sync::Arc<BTreeMap<String, String>>; 2],
@@ -127,7 +127,7 @@ impl BrokerSynonyms {
         BrokerSynonyms { settings: broker.config.settings(), dynamic: broker.configs.of_broker() }
     }
 
-    /// All values that one was given, the one in force first (KIP-226).
+    /// All values of a setting, the value in force first (KIP-226).
     fn of(&self, setting: &Setting) -> Vec<Synonym> {
         let mut synonyms = if is_dynamic(setting.name) { self.by_clients(setting.name) } else { Vec::new() };
         if setting.value != setting.default {
@@ -137,7 +137,7 @@ impl BrokerSynonyms {
         synonyms
     }
 
-    /// The same of one that is only accepted; none where it has no value.
+    /// All values of a setting that is only accepted. Empty if it has no value.
     fn accepted(&self, setting: &ResourceSetting) -> Vec<Synonym> {
         let mut synonyms = self.by_clients(setting.name);
         if let DefaultFrom::OfCluster(text) = setting.default
@@ -159,7 +159,7 @@ impl BrokerSynonyms {
     }
 }
 
-/// The broker's settings; of the empty name, which stands for all brokers, those that were set so.
+/// The broker's settings. With `of_all`, which stands for the empty name, only the defaults set for all brokers.
 fn described_broker_configs(broker: &Broker, of_all: bool, keys: Keys) -> Vec<Described> {
     let of_broker = BrokerSynonyms::new(broker);
     let describe =
@@ -181,7 +181,8 @@ fn described_broker_configs(broker: &Broker, of_all: bool, keys: Keys) -> Vec<De
     own.chain(accepted).collect()
 }
 
-/// Where clients find this server, under Kafka's name; here the one that asks has reached it, or a flag of the server's.
+/// The server's advertised address under Kafka's name: the endpoint that the client has reached, or the value of a
+/// flag.
 fn advertised(origin: &Origin) -> Described {
     let endpoint = origin.endpoint();
     let value = format!("{}://{}:{}", origin.listener.name, endpoint.host, endpoint.port);
@@ -209,7 +210,7 @@ fn described(
             check_name(name)?;
             match broker.topics.find(name) {
                 Some(topic) => Ok(described_topic_configs(broker, &topic.record().configs, keys)),
-                // As Kafka, which says nothing more then.
+                // As in Kafka, the message is empty.
                 None => Err(Failure::because(ErrorCode::UnknownTopicOrPartition, "")),
             }
         }
@@ -225,7 +226,7 @@ fn described(
             Ok(all)
         }
         BROKER_LOGGER if name.is_empty() => refused("Broker id must not be empty"),
-        // What is logged is chosen at the start: there is no logger that could be set.
+        // Log levels are chosen at the start, so no logger can be set.
         BROKER_LOGGER => check_node(broker, name, "").map(|()| Vec::new()),
         CLIENT_METRICS if name.is_empty() => refused("Client metrics subscription name must not be empty"),
         CLIENT_METRICS => {
@@ -242,7 +243,7 @@ fn described(
     }
 }
 
-/// Whether `name` is this broker's id.
+/// Checks that `name` is this broker's id.
 fn check_node(broker: &Broker, name: &str, or: &str) -> Result<(), Failure> {
     let refused = |why: String| Err(Failure::because(ErrorCode::InvalidRequest, why));
     let node = broker.placement.local();
@@ -253,13 +254,13 @@ fn check_node(broker: &Broker, name: &str, or: &str) -> Result<(), Failure> {
     }
 }
 
-/// Answers DescribeConfigs. Takes long where many are asked for.
+/// Answers DescribeConfigs. A request for many resources takes long.
 pub async fn describe(request: Request<DescribeConfigsRequest>) -> DescribeConfigsResponse {
     let Request { broker, caller, body: request, .. } = &request;
-    // A resource that is named many times is described once: the answer stays in proportion.
+    // A repeated resource is described once, so that the size of the answer stays proportional to the request.
     let mut named = HashSet::new();
     let resources = request.resources.iter().filter(|r| named.insert((r.resource_type, &r.resource_name)));
-    // Any name is that of a group: only so many of them, and of subscriptions, in one answer.
+    // Any name is a valid group name. The answer is therefore limited to this number of groups and subscriptions.
     let mut made_up = 0;
     let resources = resources.filter(|resource| {
         made_up += usize::from(matches!(resource.resource_type, GROUP | CLIENT_METRICS));
@@ -323,7 +324,7 @@ fn describe_one(
     result
 }
 
-/// Answers ListConfigResources (KIP-1142): what has settings. Version 0 asks for client metrics only.
+/// Answers ListConfigResources (KIP-1142): the resources that have settings. Version 0 asks for client metrics only.
 pub async fn list_resources(
     request: Request<m::ListConfigResourcesRequest>,
 ) -> m::ListConfigResourcesResponse {
@@ -346,7 +347,7 @@ pub async fn list_resources(
         let found = m::list_config_resources_response::ConfigResource { resource_name, resource_type };
         config_resources.push(found);
     };
-    // Each once, however often it is named.
+    // Each type is listed once, however often the request names it.
     for kind in ALL.iter().filter(|kind| types.contains(kind)) {
         match *kind {
             TOPIC => broker.topics.all().iter().for_each(|topic| add(TOPIC, topic.name.clone())),

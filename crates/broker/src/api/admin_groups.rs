@@ -21,7 +21,7 @@ use crate::security::{Operation, ResourceType, audit};
 /// Types of groups.
 const CLASSIC: &str = "classic";
 const CONSUMER: &str = "consumer";
-/// From this version on a group that does not exist is an error (KIP-1043).
+/// From this version on, a group that does not exist is an error (KIP-1043).
 const NOT_FOUND_FROM_VERSION: i16 = 6;
 
 /// Answers DescribeGroups.
@@ -69,13 +69,13 @@ pub async fn describe(request: Request<DescribeGroupsRequest>) -> DescribeGroups
         }
         described
     };
-    // A group that is named many times is described once: the answer stays in proportion.
+    // A repeated group is described once, so that the size of the answer stays proportional to the request.
     let mut named = HashSet::new();
     let asked = request.groups.iter().filter(|id| named.insert(*id));
     DescribeGroupsResponse { groups: asked.map(describe_one).collect(), ..DescribeGroupsResponse::default() }
 }
 
-/// What the caller may do to a group, if it asks (KIP-430).
+/// The operations that the caller may do on a group, if the request asks for them (KIP-430).
 pub fn operations(broker: &Broker, caller: &Caller, id: &str, asked: bool) -> i32 {
     if asked { broker.authorizer.operations(caller, ResourceType::Group, id) } else { i32::MIN }
 }
@@ -95,7 +95,7 @@ fn describe_into(described: &mut DescribedGroup, group: GroupDescription) {
     described.members = group.members.into_iter().map(member).collect();
 }
 
-/// Answers ListGroups; the filters are by state (KIP-518) and type (KIP-848), in any case.
+/// Answers ListGroups. The filters by state (KIP-518) and type (KIP-848) ignore case.
 pub async fn list(request: Request<ListGroupsRequest>) -> ListGroupsResponse {
     let Request { broker, caller, body: request, .. } = &request;
     let all = broker.authorizer.shows_cluster(caller, Operation::Describe);
@@ -104,7 +104,7 @@ pub async fn list(request: Request<ListGroupsRequest>) -> ListGroupsResponse {
     let is_in = |filter: &[Text], word: &str| {
         filter.is_empty() || filter.iter().any(|wanted| wanted.as_str().eq_ignore_ascii_case(word))
     };
-    // As in Kafka: the list of a coordinator that is loading is not complete.
+    // As in Kafka, the list of a coordinator that is still loading would be incomplete.
     if broker.coordinator.is_loading() {
         let error_code = ErrorCode::CoordinatorLoadInProgress.code();
         return ListGroupsResponse { error_code, ..ListGroupsResponse::default() };
@@ -137,7 +137,7 @@ pub async fn delete(
     Request { broker, caller, body: request, .. }: Request<DeleteGroupsRequest>,
 ) -> DeleteGroupsResponse {
     let mut results = Vec::with_capacity(request.groups_names.len());
-    // Each once, however often it is named.
+    // Each group is deleted once, however often the request names it.
     let mut named = HashSet::new();
     for group_id in request.groups_names.into_iter().filter(|id| named.insert(id.clone())) {
         let allowed = broker.authorizer.group(&caller, Operation::Delete, &group_id);

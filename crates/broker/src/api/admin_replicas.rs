@@ -1,5 +1,5 @@
-//! Where partitions are and who leads them, for one server: DescribeLogDirs (KIP-113), ElectLeaders (KIP-460), partition
-//! reassignments (KIP-455), DescribeTopicPartitions (KIP-966).
+//! The location and the leader of partitions, for a single server: DescribeLogDirs (KIP-113), ElectLeaders (KIP-460),
+//! partition reassignments (KIP-455), DescribeTopicPartitions (KIP-966).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use crate::request::Request;
 use crate::security::{Operation, ResourceType};
 use crate::topics::{TOPIC_NAME_MAX, Topic, check_name};
 
-/// Of more partitions of a topic it is not said for each which topic it is that there is not.
+/// If a request names more partitions of a missing topic, the error of each partition leaves out the topic's name.
 const NAMED_MAX: usize = 1000;
-/// What a log directory's size is when it is not known (KIP-827).
+/// The size of a log directory if it is unknown (KIP-827).
 const UNKNOWN_BYTES: i64 = -1;
-/// Partitions in one answer of DescribeTopicPartitions at most (`max.request.partition.size.limit`).
+/// Bound of the partitions in one answer of DescribeTopicPartitions (`max.request.partition.size.limit`).
 const PARTITIONS_MAX: usize = 2000;
 
-/// Answers AlterReplicaLogDirs (KIP-113): a partition that lies there already is done with. None is moved yet, and to ask for
-/// that is refused.
+/// Answers AlterReplicaLogDirs (KIP-113). A partition that is already in the directory succeeds. Moving a partition is
+/// not supported and is refused.
 pub async fn alter_replica_log_dirs(
     request: Request<m::AlterReplicaLogDirsRequest>,
 ) -> m::AlterReplicaLogDirsResponse {
@@ -122,7 +122,7 @@ pub async fn describe_log_dirs(
     m::DescribeLogDirsResponse { results, ..m::DescribeLogDirsResponse::default() }
 }
 
-/// Answers ElectLeaders: the only replica leads, if it is there.
+/// Answers ElectLeaders. The only replica leads, if its log is available.
 pub async fn elect_leaders(request: Request<m::ElectLeadersRequest>) -> m::ElectLeadersResponse {
     let version = request.version;
     let Request { broker, body: request, .. } = &request;
@@ -157,12 +157,12 @@ pub async fn elect_leaders(request: Request<m::ElectLeadersRequest>) -> m::Elect
         error_code: error.code(),
         error_message: Some(message),
     };
-    // The same words for all partitions of a topic.
+    // The message is the same for all partitions of a topic.
     let asked_of = |topic: &m::elect_leaders_request::TopicPartitions| {
         let name = &topic.topic;
         let found = broker.topics.find(name);
         let missing = match known {
-            // Said for each of very many partitions, it would be said without the name.
+            // With very many partitions, the name would be repeated too often, so the message leaves it out.
             true if topic.partitions.len() > NAMED_MAX => {
                 Text::from_static(ErrorCode::UnknownTopicOrPartition.message())
             }
@@ -186,7 +186,7 @@ pub async fn elect_leaders(request: Request<m::ElectLeadersRequest>) -> m::Elect
     let mut results = Vec::new();
     match &request.topic_partitions {
         Some(asked) => results.extend(asked.iter().map(asked_of)),
-        // Of all partitions, those that need no election are not spoken of.
+        // A request for all partitions gets no entries for partitions that need no election.
         None => {
             for topic in broker.topics.all() {
                 let partitions = topic.partitions();
@@ -207,7 +207,7 @@ pub async fn elect_leaders(request: Request<m::ElectLeadersRequest>) -> m::Elect
     }
 }
 
-/// As in Kafka's controller: who gives it no time gets nothing done.
+/// As in Kafka's controller, a request with a timeout of zero or less does nothing.
 fn elected_nothing(request: &m::ElectLeadersRequest, version: i16) -> m::ElectLeadersResponse {
     let error = ErrorCode::RequestTimedOut;
     let partition = |index: &i32| el::PartitionResult {
@@ -220,14 +220,14 @@ fn elected_nothing(request: &m::ElectLeadersRequest, version: i16) -> m::ElectLe
         partition_result: topic.partitions.iter().map(partition).collect(),
     };
     m::ElectLeadersResponse {
-        // Version 0 has an error for each partition only.
+        // Version 0 has errors only for single partitions.
         error_code: if version == 0 { 0 } else { error.code() },
         replica_election_results: request.topic_partitions.iter().flatten().map(topic).collect(),
         ..m::ElectLeadersResponse::default()
     }
 }
 
-/// Answers AlterPartitionReassignments: every partition stays on the only server.
+/// Answers AlterPartitionReassignments. Every partition stays on the only server.
 pub async fn alter_reassignments(
     Request { ref broker, body: request, .. }: Request<m::AlterPartitionReassignmentsRequest>,
 ) -> m::AlterPartitionReassignmentsResponse {
@@ -293,7 +293,7 @@ pub async fn alter_reassignments(
     }
 }
 
-/// Answers ListPartitionReassignments: there is never one.
+/// Answers ListPartitionReassignments. The list is always empty.
 pub async fn list_reassignments(
     _: Request<m::ListPartitionReassignmentsRequest>,
 ) -> m::ListPartitionReassignmentsResponse {
@@ -303,7 +303,7 @@ pub async fn list_reassignments(
     }
 }
 
-/// Answers DescribeTopicPartitions: topics by name, so many partitions at once, and where to go on.
+/// Answers DescribeTopicPartitions: topics by name, a limited number of partitions, and a cursor for the next request.
 pub async fn describe_topic_partitions(
     Request { ref broker, ref caller, body: request, .. }: Request<m::DescribeTopicPartitionsRequest>,
 ) -> m::DescribeTopicPartitionsResponse {
@@ -356,7 +356,7 @@ pub async fn describe_topic_partitions(
                 Ok(()) => ErrorCode::UnknownTopicOrPartition,
                 Err(_) => ErrorCode::InvalidTopicException,
             };
-            // As in Kafka what may be done to a topic that is not there is told like of any other.
+            // As in Kafka, the allowed operations are reported even for a topic that does not exist.
             let operations = authorizer.operations(caller, ResourceType::Topic, &name);
             topics.push(dtp::DescribeTopicPartitionsResponseTopic {
                 topic_authorized_operations: operations,
@@ -386,7 +386,8 @@ pub async fn describe_topic_partitions(
     }
 }
 
-/// As much of a name as a topic's may have: the client may have sent more, and it is said for each of many partitions.
+/// The name, cut to the length of a topic name. The client may have sent a longer one, and the answer repeats it for
+/// many partitions.
 fn shown(name: &str) -> &str {
     &name[..name.floor_char_boundary(TOPIC_NAME_MAX)]
 }

@@ -25,12 +25,12 @@ use crate::security::{Operation, ResourceType, audit};
 use crate::settings::topic::{conflict, topic_setting};
 use crate::topics::Topic;
 
-/// The first versions of which a client that is over its quota is refused; before, it is only told to wait (KIP-599).
+/// From these versions on, a client over its quota is refused. Earlier versions are only throttled (KIP-599).
 const CREATE_STRICT_FROM_VERSION: i16 = 6;
 const DELETE_STRICT_FROM_VERSION: i16 = 5;
 const GROW_STRICT_FROM_VERSION: i16 = 3;
 
-/// The quota of changes, for one request.
+/// Counts the changes of one request towards the client's quota.
 struct Mutations {
     broker: Arc<Broker>,
     payer: Payer,
@@ -39,7 +39,7 @@ struct Mutations {
 }
 
 impl Mutations {
-    /// Counts partitions that are made or deleted; refuses them where the client's quota is used up.
+    /// Counts partitions that are created or deleted. Refuses them if the client has used up its quota.
     fn count(&mut self, partitions: i32) -> Result<(), Failure> {
         let taken = self.broker.quotas.record_mutations(&self.payer, f64::from(partitions), self.strict);
         self.throttle_ms = self.throttle_ms.max(taken.unwrap_or_else(|ms| ms));
@@ -48,12 +48,12 @@ impl Mutations {
     }
 }
 
-/// As in Kafka's controller: who gives it no time gets nothing done.
+/// As in Kafka's controller, a request with a timeout of zero or less does nothing.
 fn check_time(timeout_ms: i32) -> Result<(), Failure> {
     if timeout_ms <= 0 { Err(ErrorCode::RequestTimedOut.into()) } else { Ok(()) }
 }
 
-/// The message of a failure; Kafka has none for what took too long.
+/// The message of a failure. As in Kafka, a time-out has none.
 fn told_of(failure: &Failure) -> Option<Text> {
     (failure.code != ErrorCode::RequestTimedOut).then(|| failure.text())
 }
@@ -99,7 +99,7 @@ async fn create_one(
         let allowed = authorizer.topic(caller, Operation::Create, &topic.name);
         allowed.map_err(|error| Failure::because(error, "Authorization failed."))?;
     }
-    // In Kafka's order, which decides of several errors which one is told.
+    // The checks follow Kafka's order, which decides which of several errors is reported.
     broker.topics.check_new(&topic.name)?;
     let mut configs = BTreeMap::new();
     for config in &topic.configs {
@@ -132,7 +132,7 @@ async fn create_one(
         created.id
     };
     if !authorizer.shows(caller, Operation::DescribeConfigs, ResourceType::Topic, &topic.name) {
-        // Its settings and what follows from them are not shown (KIP-525).
+        // The answer hides the settings and the values derived from them (KIP-525).
         return Ok(CreatableTopicResult {
             name: topic.name.clone(),
             topic_id: id,
@@ -162,7 +162,7 @@ async fn create_one(
     })
 }
 
-/// How many partitions a new topic gets; there is one server to put the only replica on.
+/// The number of partitions of a new topic. The only replica goes to the only server.
 fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure> {
     let refused = |why: &str| Err(Failure::because(ErrorCode::InvalidRequest, why));
     if !topic.assignments.is_empty() {
@@ -214,7 +214,7 @@ fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure
     Ok(if topic.num_partitions == -1 { broker.config.num_partitions } else { topic.num_partitions })
 }
 
-/// Checks the replicas that a client chose for a partition; there is one server to put the only one on.
+/// Checks the replicas that a client chose for a partition. The only server must be the only replica.
 fn check_replicas(broker: &Broker, replicas: &[i32]) -> Result<(), Failure> {
     let node = broker.placement.local();
     let invalid = |why: String| {
@@ -248,7 +248,7 @@ pub async fn delete(
     let mut told = HashSet::new();
     for (name, id) in asked {
         if name.is_none() && repeated.both.contains(&id) {
-            // Told with its name.
+            // The result with the topic's name covers this id.
             continue;
         }
         let repeat = repeated.why(&broker, &name, id);
@@ -262,7 +262,7 @@ pub async fn delete(
         let found: Result<Arc<Topic>, ErrorCode> = match (&name, id.is_nil()) {
             (Some(_), false) | (None, true) => Err(ErrorCode::InvalidRequest),
             _ if repeat.is_some() => Err(ErrorCode::InvalidRequest),
-            // Who may not see it is not told whether it is there.
+            // A caller that may not describe the topic does not learn whether it exists.
             (Some(name), true) => match (broker.topics.find(name), may(name)) {
                 (Some(topic), allowed) => allowed.map(|()| topic),
                 (None, Err(error)) if !sees(name) => Err(error),
@@ -329,11 +329,11 @@ fn name_in(broker: &Broker, name: &Option<Text>) -> Option<Arc<Topic>> {
     broker.topics.find(name.as_ref()?)
 }
 
-/// Topics that a request names more than once: none of them is deleted.
+/// Topics that a request names more than once. None of them is deleted.
 struct Repeated {
     names: HashSet<Text>,
     ids: HashSet<Uuid>,
-    /// Those named by id and by name.
+    /// The topics named both by id and by name.
     both: HashSet<Uuid>,
 }
 
@@ -361,7 +361,7 @@ impl Repeated {
     }
 }
 
-/// The server's own topics cannot be deleted; what is deleted of one is what is lost of it.
+/// The server's own topics cannot be deleted. For such a topic, only its lost partitions are given up.
 async fn give_up_lost(broker: &Arc<Broker>, topic: Arc<Topic>) -> Result<Arc<Topic>, Failure> {
     if topic.partitions().iter().all(|partition| partition.home().is_ok()) {
         return Err(Failure::because(

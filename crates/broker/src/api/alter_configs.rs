@@ -1,5 +1,5 @@
 //! IncrementalAlterConfigs (KIP-339) and AlterConfigs: changes of the settings of topics, of the broker (KIP-226), of
-//! groups (KIP-848) and of client-metrics subscriptions (KIP-714). A resource is changed whole or not at all.
+//! groups (KIP-848) and of client-metrics subscriptions (KIP-714). All changes of a resource apply, or none.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -26,16 +26,16 @@ use crate::settings::topic::{conflict, topic_setting};
 use crate::telemetry::subscription::Subscription;
 use crate::topics::check_name;
 
-/// `config_operation`.
+/// Values of `config_operation`.
 const SET: i8 = 0;
 const DELETE: i8 = 1;
 const APPEND: i8 = 2;
 const SUBTRACT: i8 = 3;
 
-/// Bytes that a value may have: it is held in memory, and lists are searched word by word.
+/// Bound in bytes of a value. It is held in memory, and lists are searched word by word.
 const VALUE_BYTES_MAX: usize = 8 * 1024;
 
-/// What a resource named twice is answered with.
+/// The message for a resource that is named twice.
 const TWICE: &str = "Each resource must appear at most once.";
 
 fn refused(why: impl Into<String>) -> Failure {
@@ -63,7 +63,7 @@ pub async fn alter(
     IncrementalAlterConfigsResponse { responses, ..IncrementalAlterConfigsResponse::default() }
 }
 
-/// Answers AlterConfigs, the older API: what is not named goes back to its default.
+/// Answers AlterConfigs, the older API. Settings that the request leaves out return to their defaults.
 pub async fn replace(
     Request { broker, caller, body: request, .. }: Request<m::AlterConfigsRequest>,
 ) -> m::AlterConfigsResponse {
@@ -103,7 +103,7 @@ fn named_twice(resources: &[AlterConfigsResource]) -> HashSet<(i8, Text)> {
     twice(resources.iter().map(key))
 }
 
-/// What comes more than once.
+/// The items that occur more than once.
 pub fn twice<T: Hash + Eq + Clone>(items: impl Iterator<Item = T>) -> HashSet<T> {
     let mut seen = HashSet::new();
     items.filter(|item| !seen.insert(item.clone())).collect()
@@ -138,7 +138,7 @@ async fn alter_one(
     Ok(())
 }
 
-/// A change as the audit log has it: what was done to which setting.
+/// A change in the form of the audit log: the operation and the setting.
 fn shown(config: &AlterableConfig) -> String {
     let value = config.value.as_ref().map(Text::as_str).unwrap_or_default();
     match config.config_operation {
@@ -176,7 +176,7 @@ async fn alter_allowed(
             if !name.is_empty() && node_of(&name)? != node {
                 return Err(refused(format!("Unexpected broker id, expected {node}, but received {name}")));
             }
-            // However the id was spelt.
+            // The id may be spelled in several ways; the name has one form.
             name = if name.is_empty() { name } else { node.to_string() };
             ResourceKind::Broker
         }
@@ -208,7 +208,7 @@ fn kind_of(kind: ResourceKind) -> i8 {
     }
 }
 
-/// What the settings of a resource cannot be, as a whole.
+/// Checks the settings of a resource as a whole.
 fn check(broker: &Broker, kind: ResourceKind, name: &str, overrides: &Overrides) -> Result<(), Failure> {
     match kind {
         ResourceKind::Broker => {
@@ -252,11 +252,11 @@ async fn alter_topic(
     if validate_only {
         return change(broker, &topic.record().configs).map(drop);
     }
-    // Worked out under the lock of changes, so that of two at a time neither undoes the other.
+    // The new value is computed under the lock of changes, so that two concurrent changes do not undo each other.
     broker.blocking(move |broker| broker.topics.configure(&name, |old| change(broker, old))).await
 }
 
-/// There is no logger whose level could be set while the server runs: what is logged is chosen at the start.
+/// Answers a change of log levels. Log levels are chosen at the start, so none can be set while the server runs.
 fn alter_logger(broker: &Broker, name: &str, configs: &[AlterableConfig]) -> Result<(), Failure> {
     let node = broker.placement.local();
     if node_of(name)? != node {
@@ -275,12 +275,12 @@ fn alter_logger(broker: &Broker, name: &str, configs: &[AlterableConfig]) -> Res
     }
 }
 
-/// The broker whose settings are meant.
+/// The id of the broker whose settings are meant.
 fn node_of(name: &str) -> Result<i32, Failure> {
     name.parse().map_err(|_| refused(format!("Node id must be an integer, but it is: {name}")))
 }
 
-/// What `changes` make of the settings `old` of a resource.
+/// The settings that result from applying `changes` to the settings `old` of a resource.
 fn changed(
     broker: &Broker,
     resource_type: i8,
@@ -299,7 +299,7 @@ fn changed(
                 let default = default_list(broker, resource_type, name)
                     .ok_or_else(|| not_a_list(resource_type, operation, name))?;
                 let now = overrides.get(name).unwrap_or(&default);
-                // As Java splits: what is empty at the end is no word, unless it is all there is.
+                // As in Java's split, empty words at the end are dropped, unless the whole value is empty.
                 let mut named: Vec<&str> = value.split(',').collect();
                 while !value.is_empty() && named.last().is_some_and(|word| word.is_empty()) {
                     named.pop();
@@ -323,7 +323,8 @@ fn changed(
     Ok(overrides)
 }
 
-/// What a list is where nobody set it; `None` for what is no list. A subscription's lists are replaced whole, as in Kafka.
+/// The default value of a list. `None` for a setting that is not a list. As in Kafka, the lists of a subscription can
+/// only be replaced as a whole.
 fn default_list(broker: &Broker, resource_type: i8, name: &str) -> Option<String> {
     let now = broker.configs.now();
     match resource_type {

@@ -1,4 +1,4 @@
-//! ApiVersions: what this server speaks.
+//! ApiVersions: the APIs, versions and features that this server supports.
 
 use wire::messages::ApiVersionsRequest;
 use wire::messages::api_versions_response::{
@@ -11,17 +11,17 @@ use crate::request::Request;
 use crate::request::call::api::Api;
 
 /// Features that clients look for (KIP-584), with their levels. `group.version` 1: groups of the consumer protocol
-/// (KIP-848). `transaction.version` 2: a producer need not announce its
-/// partitions, and gets a new epoch with every transaction (KIP-890).
+/// (KIP-848). `transaction.version` 2: a producer need not announce its partitions, and gets a new epoch with every
+/// transaction (KIP-890).
 pub const FEATURES: [(&str, i16); 2] = [("group.version", 1), ("transaction.version", 2)];
 
-/// The first version whose clients say what library they are (KIP-511).
+/// The first version in which clients name their library (KIP-511).
 pub const SOFTWARE_FROM_VERSION: i16 = 3;
-/// From this version on a client takes a feature whose lowest level is 0; Java clients from 2.8 to 3.8 fail at the first
-/// answer that holds one (KAFKA-17011).
+/// From this version on, clients accept a feature whose lowest level is 0. Java clients from 2.8 to 3.8 fail on an
+/// answer that contains one (KAFKA-17011).
 const FEATURES_FROM_ZERO_FROM_VERSION: i16 = 4;
 
-/// Answers a request of a version that is not known, in version 0: with the versions of ApiVersions itself alone, as Kafka.
+/// Answers a request of an unknown version with an answer of version 0. As in Kafka, it lists only ApiVersions itself.
 pub fn unsupported(own: &Api) -> ApiVersionsResponse {
     ApiVersionsResponse {
         error_code: ErrorCode::UnsupportedVersion.code(),
@@ -35,7 +35,7 @@ fn versions_of(api: &Api) -> ApiVersion {
     ApiVersion { api_key: api.key.code(), min_version: *versions.start(), max_version: *versions.end() }
 }
 
-/// Answers ApiVersions; `served` are the rows of all APIs.
+/// Answers ApiVersions. `served` holds the rows of all APIs.
 pub async fn answer(request: Request<ApiVersionsRequest>, served: &'static [Api]) -> ApiVersionsResponse {
     let version = request.version;
     let Request { broker, connection, body: request, .. } = &request;
@@ -78,7 +78,7 @@ pub async fn answer(request: Request<ApiVersionsRequest>, served: &'static [Api]
     }
 }
 
-/// What the name of a library and its version may be (KIP-511): `[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?`.
+/// Whether `text` is a valid name or version of a library (KIP-511): `[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?`.
 fn is_word(text: &str) -> bool {
     let ends = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
@@ -86,7 +86,8 @@ fn is_word(text: &str) -> bool {
     ends(bytes.first()) && ends(bytes.last()) && bytes.iter().all(inside)
 }
 
-/// A client that names another cluster or node reached the wrong server (KIP-1242).
+/// Whether the client wants this server. A client that names another cluster or node has reached the wrong one
+/// (KIP-1242).
 fn is_meant_for(broker: &Broker, request: &ApiVersionsRequest) -> bool {
     let Some(cluster_id) = &request.cluster_id else { return true };
     request.node_id < 0

@@ -1,4 +1,4 @@
-//! DescribeClientQuotas and AlterClientQuotas (KIP-546): which users, client ids and addresses have quotas.
+//! DescribeClientQuotas and AlterClientQuotas (KIP-546): the quotas of users, client ids and addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, ToSocketAddrs};
@@ -14,13 +14,13 @@ use crate::quotas::{CLIENT_ID, ENTITIES_MAX, Entity, IP, Quota, USER, Values};
 use crate::request::Request;
 use crate::security::audit;
 
-/// Bytes of a name: names are held in memory.
+/// Bound in bytes of a name. Names are held in memory.
 const NAME_BYTES_MAX: usize = 1024;
-/// Names of hosts in one request: each is looked up, which may take seconds.
+/// Bound of the host names in one request. Each needs a look-up, which may take seconds.
 const HOSTS_MAX: usize = 16;
-/// How far a number may be from a whole one.
+/// Largest fractional part of a value that still counts as a whole number.
 const FRACTION_MAX: f64 = 1e-6;
-/// How a part of an entity is matched.
+/// Match types for a part of an entity.
 const MATCH_EXACT: i8 = 0;
 const MATCH_DEFAULT: i8 = 1;
 const MATCH_SPECIFIED: i8 = 2;
@@ -65,9 +65,9 @@ fn parts(entity: &Entity) -> impl Iterator<Item = (Text, Option<Text>)> {
     entity.0.iter().map(|(part, name)| (Text::from(part.clone()), name.clone().map(Text::from)))
 }
 
-/// Which entities are asked for.
+/// Selects entities.
 struct Filter {
-    /// By part: the name that it must have, none for the default; or any.
+    /// The condition for each part: a name, `None` for the default, or any name.
     parts: BTreeMap<Text, Option<Option<Text>>>,
     /// Whether an entity may have other parts.
     strict: bool,
@@ -124,7 +124,7 @@ impl Filter {
     }
 }
 
-/// Answers AlterClientQuotas. All entities that can be changed are changed at once.
+/// Answers AlterClientQuotas. All valid entities are changed at once.
 pub async fn alter(
     Request { broker, caller, body: request, .. }: Request<m::AlterClientQuotasRequest>,
 ) -> m::AlterClientQuotasResponse {
@@ -133,7 +133,7 @@ pub async fn alter(
     let mut shown = shown.into_iter();
     let results = broker
         .blocking(move |broker| {
-            // Before the lock: whether an address is one may take asking for it.
+            // The look-up of host names happens before the lock, because it may take long.
             let mut hosts = HOSTS_MAX;
             let checked = request.entries.iter().map(|entry| (entity_of(entry, &mut hosts), entry));
             let checked: Vec<_> = checked.collect();
@@ -160,16 +160,16 @@ pub async fn alter(
     };
     let entries = match results {
         Ok(results) => results.into_iter().map(&mut entry).collect(),
-        // Nothing was changed, and nothing is known of any entity: there is no other place for it in the answer.
+        // Nothing was changed, and the answer has no other place for the error than an entry.
         Err(error) => vec![entry((Vec::new(), Err(error.into())))],
     };
     m::AlterClientQuotasResponse { entries, ..m::AlterClientQuotasResponse::default() }
 }
 
-/// An entity as answers name it, and what became of its change.
+/// An entity in the form of the answer, and the outcome of its change.
 type Changed = (Vec<(Text, Option<Text>)>, Result<(), Failure>);
 type Results = Vec<Changed>;
-/// Whom an entry is about, and why there can be no such entity, if there cannot.
+/// The entity of an entry, and the error if the entity is invalid.
 type Checked = (Entity, Result<(), Failure>);
 
 fn change_all(
@@ -205,7 +205,7 @@ fn change_all(
     (results, changed)
 }
 
-/// As Kafka shows one in its messages.
+/// An entity as Kafka's messages show it.
 fn shown(entity: &Entity) -> String {
     let part =
         |(part, name): (&String, &Option<String>)| format!("{part}={}", name.as_deref().unwrap_or("null"));
@@ -269,7 +269,7 @@ fn changed_values(entity: &Entity, mut values: Values, ops: &[OpData]) -> Result
     Ok(values)
 }
 
-/// Kafka's rules for values; a whole number stands for the largest of its type.
+/// Checks a value by Kafka's rules. Some quotas must be whole numbers within the range of an integer type.
 fn check_value(entity: &Entity, key: &str, value: f64) -> Result<(), Failure> {
     let whole = match entity.part(IP) {
         Some(_) if key == Quota::Connections.name() => Some(("an INT", f64::from(i32::MAX))),
@@ -279,7 +279,7 @@ fn check_value(entity: &Entity, key: &str, value: f64) -> Result<(), Failure> {
         None if key == Quota::Request.name() || key == Quota::ControllerMutation.name() => None,
         _ => return Err(refused(format!("Invalid configuration key {key}"))),
     };
-    // What is no number is not greater either; what has no end could not be stored.
+    // A value that is not a number is not greater than 0 either. An infinite value could not be stored.
     if value.is_nan() || value <= 0.0 {
         return Err(refused(format!("Quota {key} must be greater than 0")));
     }

@@ -1,4 +1,5 @@
-//! GetTelemetrySubscriptions and PushTelemetry (KIP-714): what clients are asked for, and what they push.
+//! GetTelemetrySubscriptions and PushTelemetry (KIP-714): the metrics that clients are asked for, and the values that
+//! they push.
 
 use wire::Text;
 use wire::messages as m;
@@ -33,13 +34,13 @@ pub async fn get(
 pub async fn push(request: Request<m::PushTelemetryRequest>) -> m::PushTelemetryResponse {
     let labels = labels_of(&request);
     let Request { broker, body: request, .. } = request;
-    // To decompress and decode takes too long for a thread that serves other connections.
+    // Decompressing and decoding take too long for a thread that serves other connections.
     let pushed = broker.blocking(move |broker| broker.telemetry.push(&request, labels)).await;
     let error_code = pushed.err().map_or(0, |error| error.code());
     m::PushTelemetryResponse { error_code, ..m::PushTelemetryResponse::default() }
 }
 
-/// What the client is known by.
+/// The labels that identify the client.
 fn labels_of<Q>(request: &Request<Q>) -> ClientLabels {
     let (software_name, software_version) = request.connection.software.told();
     let origin = &request.caller.origin;

@@ -23,11 +23,11 @@ use crate::request::Request;
 use crate::request::error_codes::{group_code, unserved_code};
 use crate::security::{Operation, ResourceType};
 
-/// Kinds of members in ConsumerGroupDescribe.
+/// Types of members in ConsumerGroupDescribe.
 const CLASSIC_MEMBER: i8 = 0;
 const CONSUMER_MEMBER: i8 = 1;
 
-/// Answers ConsumerGroupHeartbeat, when what it changed is durable.
+/// Answers ConsumerGroupHeartbeat once its changes are durable.
 pub async fn heartbeat(
     Request { broker, caller, version, body: request, .. }: Request<ConsumerGroupHeartbeatRequest>,
 ) -> ConsumerGroupHeartbeatResponse {
@@ -60,7 +60,8 @@ pub async fn heartbeat(
     }
 }
 
-/// A member reads the group, and sees the topics that it names. Those of a pattern are left out where it may not.
+/// Checks the rights of a member: it needs to read the group and to describe the topics that it names. A pattern simply
+/// does not match topics that the member may not describe.
 fn may_join(
     broker: &Broker,
     caller: &Caller,
@@ -114,7 +115,7 @@ async fn beat(
     };
     heartbeat.validate()?;
     let by = Asking { caller: &caller, authorizer: &broker.authorizer };
-    // A group that was removed while it was looked up is looked up once more.
+    // If the group was removed after it was found, it is looked up once more.
     for _ in 0..2 {
         let found = broker.coordinator.find(&request.group_id).map_err(unserved)?;
         if found.is_none() && heartbeat.epoch != 0 {
@@ -168,7 +169,7 @@ pub async fn describe(request: Request<ConsumerGroupDescribeRequest>) -> Consume
                 format!("Group {id} is not a consumer group.").into(),
             );
         };
-        // As in Kafka, a group with a topic that may not be seen is not shown at all.
+        // As in Kafka, a group is hidden if the caller may not describe one of its topics.
         let shown =
             |topic: &Text| broker.authorizer.shows(caller, Operation::Describe, ResourceType::Topic, topic);
         if !topics_of(&group).all(shown) {
@@ -183,7 +184,7 @@ pub async fn describe(request: Request<ConsumerGroupDescribeRequest>) -> Consume
         group.authorized_operations = operations(broker, caller, id, request.include_authorized_operations);
         group
     };
-    // A group that is named many times is described once: the answer stays in proportion.
+    // A repeated group is described once, so that the size of the answer stays proportional to the request.
     let mut named = std::collections::HashSet::new();
     let asked = request.group_ids.iter().filter(|id| named.insert(*id));
     ConsumerGroupDescribeResponse {
@@ -192,7 +193,7 @@ pub async fn describe(request: Request<ConsumerGroupDescribeRequest>) -> Consume
     }
 }
 
-/// The topics that a described group names, some of them several times.
+/// The topics in a group's description. Some occur several times.
 fn topics_of(group: &described::DescribedGroup) -> impl Iterator<Item = &Text> {
     group.members.iter().flat_map(|member| {
         let assignments = [&member.assignment, &member.target_assignment].into_iter();

@@ -1,4 +1,4 @@
-//! DeleteRecords (KIP-107): moves the start of partitions up.
+//! DeleteRecords (KIP-107): moves the start of partitions forward.
 
 use std::sync::Arc;
 
@@ -18,16 +18,16 @@ use crate::request::Request;
 use crate::security::{Operation, audit};
 use crate::topics::Topic;
 
-/// In a request, all records; in an answer, no offset.
+/// In a request: all records. In an answer: no offset.
 const ALL: i64 = -1;
 
-/// Tells a task that a trim is durable.
+/// A completion that reports a durable trim to a task.
 struct Trimmed(Mutex<Option<oneshot::Sender<Result<(), AppendError>>>>);
 
 impl Completion for Trimmed {
     fn complete(&self, result: Result<(), AppendError>) {
         if let Some(sender) = self.0.lock().take() {
-            // A client that went away no longer waits for it.
+            // If the client disconnected, no task waits for the result.
             let _ = sender.send(result);
         }
     }
@@ -41,7 +41,7 @@ pub async fn answer(
     for asked in request.topics {
         let allowed = broker.authorizer.topic(&caller, Operation::Delete, &asked.name);
         let topic = broker.topics.find(&asked.name);
-        // All trims of a topic are under way before the first is waited for.
+        // All trims of a topic are started before the first is awaited.
         let begun: Vec<_> = asked
             .partitions
             .iter()
@@ -108,7 +108,7 @@ fn begin(broker: &Broker, topic: Option<&Topic>, asked: &DeleteRecordsPartition)
     let stream = home.stream.clone();
     let trimmed = Trimmed(Mutex::new(Some(sender)));
     if to <= bounds.start {
-        // A start is moved once that is durable, so there is nothing to do or to wait for.
+        // The start only moves once that is durable, so there is nothing to do.
         trimmed.complete(Ok(()));
     } else {
         home.log.log.trim(&stream, to, Some(Arc::new(trimmed)));

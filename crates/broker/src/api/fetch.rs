@@ -1,7 +1,7 @@
-//! Fetch: reads what is committed, and waits for more where there is too little.
+//! Fetch: reads committed records, and waits for more if there are too few.
 //!
-//! A fetch looks at every partition only when it begins a session or has none; a session's later fetches look at the
-//! partitions that changed. While it waits, a commit wakes it at most once.
+//! A fetch looks at every partition only if it begins a session or has none. The later fetches of a session look only
+//! at partitions that have changed. While a fetch waits, commits wake it at most once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,30 +31,30 @@ use crate::session::{Session, Slot, Slots, next_epoch};
 /// The first version with sessions, and the first that names topics by id.
 const SESSIONS_FROM_VERSION: i16 = 7;
 const IDS_FROM_VERSION: i16 = 13;
-/// The first version whose clients look for the leader in an answer.
+/// The first version whose clients read the leader of a partition from the answer.
 const LEADER_TOLD_FROM_VERSION: i16 = 16;
-/// The first version that names the follower in a structure of its own (KIP-903).
+/// The first version that names the follower in a separate structure (KIP-903).
 const REPLICA_STATE_FROM_VERSION: i16 = 15;
-/// Session epochs with a meaning of their own (KIP-227).
+/// Session epochs with a special meaning (KIP-227).
 const EPOCH_NEW: i32 = 0;
 const EPOCH_NONE: i32 = -1;
 
-/// The first version whose clients know KAFKA_STORAGE_ERROR (KIP-112); older ones would not try again.
+/// The first version whose clients know KAFKA_STORAGE_ERROR (KIP-112). Older clients would not retry on it.
 const STORAGE_ERROR_FROM_VERSION: i16 = 6;
 
-/// Bytes of a partition in an answer besides its records: about that.
+/// Approximate bytes of a partition in an answer, without its records.
 const PARTITION_BYTES: usize = 50;
 
-/// A fetch of very many partitions lets others have the thread after so many.
+/// A fetch of very many partitions yields the thread after this many.
 const LOOKS_BEFORE_YIELD: usize = 256;
 
 /// A fetch that names more partitions is answered at once, with or without data.
 const WAITING_PARTITIONS_MAX: usize = 10_000;
 
-/// Partitions that are read from disk before others get the reader.
+/// Number of partitions read from disk before the reader serves other requests.
 const COLD_PORTION: usize = 32;
 
-/// Limits of one fetch.
+/// The limits and options of one fetch.
 struct Limits {
     caller: Caller,
     payer: Payer,
@@ -64,22 +64,22 @@ struct Limits {
     read_committed: bool,
     /// Whether topics are named by id.
     by_id: bool,
-    /// The broker that is asked.
+    /// The id of this broker.
     node: i32,
-    /// Whether a replica asks.
+    /// Whether the request comes from a replica.
     by_replica: bool,
-    /// Whether the answer has room for the leader of a partition that is not led here (KIP-951).
+    /// Whether the answer can name the leader of a partition that another broker leads (KIP-951).
     leader_told: bool,
-    /// Why nothing is read, whatever there is.
+    /// An error that replaces the records of every partition.
     refusal: Option<ErrorCode>,
 }
 
-/// What one look at a partition gave.
+/// The result of one look at a partition.
 struct Look {
     slot: usize,
     data: PartitionData,
     bytes: usize,
-    /// There is more than it took.
+    /// Whether the partition has more records than the look took.
     cut_short: bool,
 }
 
@@ -92,7 +92,7 @@ pub async fn answer(
     Request { broker, caller, version, body: request, .. }: Request<FetchRequest>,
 ) -> FetchResponse {
     let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).unwrap_or(0));
-    // What a request of very many partitions makes is not kept while it waits for data.
+    // The data of a request with very many partitions is not kept while the request waits.
     let named = request.topics.iter().map(|topic| 1 + topic.partitions.len());
     let forgotten = request.forgotten_topics_data.iter().map(|topic| 1 + topic.partitions.len());
     let many = named.chain(forgotten).sum::<usize>() > WAITING_PARTITIONS_MAX;
@@ -116,7 +116,7 @@ pub async fn answer(
         by_replica: replica >= 0,
         leader_told: version >= LEADER_TOLD_FROM_VERSION,
         refusal: if replica >= 0 {
-            // There is no other server, so none that follows.
+            // There is no other server, so there are no followers.
             Some(ErrorCode::NotLeaderOrFollower)
         } else {
             (request.max_bytes < 0).then_some(ErrorCode::UnknownServerError)
@@ -138,7 +138,7 @@ pub async fn answer(
     incremental(&broker, &session, &request, version, &limits).await
 }
 
-/// A fetch that names all it wants; with epoch 0 it begins a session.
+/// A fetch that names all its partitions. With epoch 0 it begins a session.
 async fn full(
     broker: &Arc<Broker>,
     request: &FetchRequest,
@@ -158,7 +158,8 @@ async fn full(
     let mut session_id = 0;
     if sessions && request.session_epoch == EPOCH_NEW {
         slots.subscribe();
-        // What was committed between the look and the subscription is looked at in the next fetch.
+        // The next fetch looks at every partition, because commits may have happened between the look and the
+        // subscription.
         for number in slots.numbers() {
             slots.signal.mark(number, 0);
         }
@@ -177,7 +178,7 @@ async fn incremental(
     version: i16,
     limits: &Limits,
 ) -> FetchResponse {
-    // A second fetch while the first is under way has the wrong epoch by definition.
+    // A second fetch during the first one has the wrong epoch by definition.
     let Ok(mut state) = session.state.try_lock() else {
         return refused(ErrorCode::InvalidFetchSessionEpoch, 0);
     };
@@ -190,12 +191,12 @@ async fn incremental(
     }
     put_slots(broker, &mut state.slots, request, version);
     if !state.grow() {
-        // The client begins anew, and without a session.
+        // The client starts over without a session.
         broker.sessions.remove(session.id);
         return refused(ErrorCode::FetchSessionIdNotFound, 0);
     }
     if state.slots.is_empty() {
-        // As in Kafka a session ends with its last partition.
+        // As in Kafka, a session ends with its last partition.
         broker.sessions.remove(session.id);
         return FetchResponse::default();
     }
@@ -204,7 +205,7 @@ async fn incremental(
     let looks = look_and_wait(&mut state.slots, limits, false).await;
     let throttle_time_ms = charge(broker, limits, &looks);
     if throttle_time_ms > 0 {
-        // What was seen is not given: it is looked at again.
+        // The records are not sent, so their partitions must be looked at again.
         looks.iter().for_each(|look| state.slots.signal.mark(look.slot, 0));
         return FetchResponse { throttle_time_ms, session_id: session.id, ..FetchResponse::default() };
     }
@@ -213,8 +214,8 @@ async fn incremental(
     FetchResponse { session_id: session.id, responses, node_endpoints, ..FetchResponse::default() }
 }
 
-/// Counts the answer against the client's quota. Where it is too much, the client gets an empty one and waits as many
-/// milliseconds as are returned.
+/// Counts the answer towards the client's quota. If the quota is exceeded, the client gets an empty answer and waits
+/// for the returned number of milliseconds.
 fn charge(broker: &Broker, limits: &Limits, looks: &[Look]) -> i32 {
     if !broker.quotas.enabled(Quota::Fetch) {
         return 0;
@@ -256,8 +257,8 @@ fn put_slots(broker: &Broker, slots: &mut Slots, request: &FetchRequest, version
     }
 }
 
-/// Looks at the slots that changed, and waits for commits until there are bytes enough, an error, or no time left.
-/// Returns the last look at each slot that was looked at.
+/// Looks at the changed slots, and waits for commits until there are enough bytes, an error, or the deadline has
+/// passed. Returns the last look at each slot that was looked at.
 async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Look> {
     let mut looks = Looks::default();
     if !all {
@@ -268,7 +269,8 @@ async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Loo
     loop {
         let mut urgent = false;
         let mut cold = Vec::new();
-        // Who waits longest for the disk finds room in the answer, whatever the caches have for those behind it.
+        // Room in the answer is reserved for the partition that has waited longest for the disk, even if later
+        // partitions have data in the caches.
         let mut reserved = 0;
         for (looked, number) in numbers.into_iter().enumerate() {
             if looked % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1 {
@@ -289,26 +291,27 @@ async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Loo
                 }
             }
         }
-        // Who reads what is old has waited for the disk already.
+        // A cold read has already waited for the disk, so answer now.
         urgent |= !cold.is_empty();
         read_cold(slots, cold, limits, &mut looks).await;
         let now = Instant::now();
-        // Nobody waits who asks for nothing: a client closes its session so.
+        // A fetch without partitions is answered at once. Clients close their session with it.
         if urgent || looks.bytes >= limits.bytes_min || now >= limits.deadline || slots.is_empty() {
             return looks.taken();
         }
-        // Who cannot take all that is there has enough of it: batches are whole, and limits in between.
+        // If the answer has no room for all available records, it is full enough: batches are whole, and a limit may
+        // fall between them.
         if looks.bytes > 0 && looks.any(|look| look.cut_short) {
             return looks.taken();
         }
         if !subscribed {
-            // The first look was made without hearing of commits: look once more, now hearing of them.
+            // The first look was made without a subscription. Look once more with it.
             slots.subscribe();
             subscribed = true;
             numbers = slots.numbers();
             continue;
         }
-        // The marker that ends a transaction is much smaller than what it makes readable.
+        // A transaction marker is much smaller than the records it makes readable, so wait for one byte only.
         let held_back = limits.read_committed
             && looks.any(|look| look.data.last_stable_offset < look.data.high_watermark);
         let missing = if held_back { 1 } else { limits.bytes_min - looks.bytes };
@@ -330,7 +333,7 @@ struct Looks {
 
 impl Looks {
     fn add(&mut self, look: Look) {
-        // Or a fetch that is woken again and again would keep the places of all looks that it made.
+        // Without this, a fetch that is woken again and again would keep an entry for every look.
         if self.looks.len() > 2 * self.by_slot.len() + 64 {
             self.looks.retain(Option::is_some);
             let numbered = self.looks.iter().flatten().enumerate();
@@ -364,21 +367,21 @@ struct ColdLook {
     position: u32,
 }
 
-/// What a look that does not wait for the disk came to.
+/// The result of a look that does not wait for the disk.
 enum Looked {
     Done(Look),
     Cold(ColdLook),
 }
 
-/// Reads from disk for those that stand where their log is oldest, so that they stay together and share one scan, and
-/// for the one that has waited longest. The others get their turn in a later fetch: if all read at once, each from its
-/// own place, they would drop from the cache what the next one needs.
+/// Reads from disk for the partitions at the oldest position of their log, so that they stay together and share one
+/// scan, and for the partition that has waited longest. The other partitions are read in a later fetch. If all of them
+/// read at once, each at its own position, they would evict from the cache what the next one needs.
 async fn read_cold(slots: &mut Slots, mut cold: Vec<ColdLook>, limits: &Limits, looks: &mut Looks) {
     if cold.is_empty() {
         return;
     }
     let log = |cold: &ColdLook| Arc::as_ptr(&cold.home.log).addr();
-    // Before all others, which may use up what the answer takes.
+    // The longest-waiting partition is read before the others, which may fill the answer.
     let first = cold.remove(0);
     cold.sort_by_key(|cold| (log(cold), cold.stretch, cold.position));
     let mut oldest = HashMap::new();
@@ -388,7 +391,7 @@ async fn read_cold(slots: &mut Slots, mut cold: Vec<ColdLook>, limits: &Limits, 
     }
     let (mut now, later): (Vec<_>, Vec<_>) =
         cold.into_iter().partition(|cold| oldest[&log(cold)] == cold.stretch);
-    // First in the answer, hence first in the next fetch.
+    // They come first in this answer, and so they are first in the next fetch.
     later.into_iter().for_each(|cold| looks.add(cold.look));
     read_portion(slots, vec![first], limits, looks, true).await;
     while let Some(next) = now.first() {
@@ -398,7 +401,7 @@ async fn read_cold(slots: &mut Slots, mut cold: Vec<ColdLook>, limits: &Limits, 
     }
 }
 
-/// Reads for some partitions of one log; a batch at least with `force`, where answers have no room for it beside others.
+/// Reads for partitions of one log. `force` returns at least one batch, even if the answer has no room for it.
 async fn read_portion(
     slots: &mut Slots,
     mut cold: Vec<ColdLook>,
@@ -424,7 +427,7 @@ async fn read_portion(
     }
 }
 
-/// Looks at one partition from where its slot stands, without waiting for the disk.
+/// Looks at one partition from its slot's offset, without waiting for the disk.
 fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked {
     let mut look = Look {
         slot: number,
@@ -442,7 +445,8 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
         },
         Err(failure) => {
             look.data.error_code = failure.code.code();
-            // As Kafka answers for a partition that it does not have, or not for this client.
+            // Kafka adds an empty list of aborted transactions for a partition that does not exist or is hidden from
+            // the client.
             let unseen = [
                 ErrorCode::UnknownTopicOrPartition,
                 ErrorCode::UnknownTopicId,
@@ -462,7 +466,7 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
     Looked::Done(look)
 }
 
-/// Where the slot's partition is kept, once its bounds are in `data`.
+/// The location of the slot's partition. Puts the partition's bounds into `data`.
 fn home_of<'a>(slot: &'a Slot, limits: &Limits, data: &mut PartitionData) -> Result<&'a Home, Failure> {
     let unknown_id = limits.by_id && slot.name.is_empty();
     let missing = if unknown_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
@@ -470,7 +474,7 @@ fn home_of<'a>(slot: &'a Slot, limits: &Limits, data: &mut PartitionData) -> Res
         return Err(ErrorCode::TopicAuthorizationFailed.into());
     }
     let partition = slot.partition.as_ref().filter(|partition| !partition.is_deleted()).ok_or(missing)?;
-    // Here any negative one stands for none.
+    // Here any negative epoch means "none".
     let epoch = partition.leader().epoch;
     check_leader_epoch(slot.leader_epoch.max(-1), epoch)?;
     if let Some(error) = limits.refusal {
@@ -480,7 +484,7 @@ fn home_of<'a>(slot: &'a Slot, limits: &Limits, data: &mut PartitionData) -> Res
         return Err(ErrorCode::UnknownServerError.into());
     }
     if slot.last_fetched_epoch > epoch {
-        // Of records that were never here.
+        // The client asks for records that were never here.
         return Err(ErrorCode::OffsetOutOfRange.into());
     }
     let home = partition.replica(limits.node)?.home;
@@ -498,7 +502,7 @@ fn read_request(
     limits: &Limits,
     taken: usize,
 ) -> ReadRequest {
-    // What is committed while this waits for the disk is not yet below the high watermark that is told.
+    // Records committed during a read from disk are above the high watermark in the answer, and so are not read.
     let until = if limits.read_committed { data.last_stable_offset } else { data.high_watermark };
     let own_max = usize::try_from(slot.bytes_max).unwrap_or(0);
     ReadRequest {
@@ -510,7 +514,7 @@ fn read_request(
     }
 }
 
-/// The aborted transactions with records from the slot's offset to `next`, where the batches end that were read.
+/// The aborted transactions with records from the slot's offset up to `next`, the end of the batches read.
 fn aborted(slot: &Slot, next: Option<Offset>) -> Vec<AbortedTransaction> {
     let (Some(partition), Some(next)) = (&slot.partition, next) else { return Vec::new() };
     let told = |transaction: crate::transactions::AbortedTransaction| AbortedTransaction {
@@ -542,7 +546,7 @@ impl Look {
                 }
                 let failure: Failure = error.into();
                 if failure.code == ErrorCode::OffsetOutOfRange {
-                    // Kafka answers without offsets then.
+                    // As in Kafka, this error comes without offsets.
                     (data.high_watermark, data.last_stable_offset, data.log_start_offset) = (-1, -1, -1);
                 }
                 data.error_code = failure.code.code();
@@ -551,7 +555,7 @@ impl Look {
     }
 }
 
-/// Groups what was seen by topic, remembers what the client is told, and keeps dirty what has more to read.
+/// Groups the looks by topic, notes what the client is told, and keeps slots dirty that have more to read.
 fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> Vec<FetchableTopicResponse> {
     let mut responses: Vec<FetchableTopicResponse> = Vec::new();
     let mut last = None;
@@ -569,8 +573,8 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
         if missing_codes.contains(&look.data.error_code) {
             missing.push(look.slot);
         }
-        // Whoever got data asks for more; whoever got none for lack of budget must be looked at again, also beyond the end:
-        // then it is told so, which needs budget too.
+        // A client that received data will ask for more. A slot without data for lack of budget must be looked at
+        // again. So must a slot beyond the end, whose error needs budget too.
         let behind = look.data.high_watermark != slot.offset;
         if (failed || behind) && look.bytes > 0 {
             served.push(look.slot);
@@ -591,7 +595,7 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
         }
         last = Some(slot.topic_number);
     }
-    // Behind those that got nothing.
+    // The served slots come behind the slots that got nothing.
     served.into_iter().for_each(|slot| signal.mark(slot, 0));
     slots.missing = missing;
     responses

@@ -1,4 +1,4 @@
-//! JoinGroup, SyncGroup, Heartbeat, LeaveGroup: being a member of a classic consumer group.
+//! JoinGroup, SyncGroup, Heartbeat, LeaveGroup: membership in a classic consumer group.
 
 use wire::messages::join_group_response::{JoinGroupResponse, JoinGroupResponseMember};
 use wire::messages::leave_group_response::{LeaveGroupResponse, MemberResponse};
@@ -15,9 +15,9 @@ use crate::request::Request;
 use crate::request::error_codes::{group_code, unserved_code};
 use crate::security::Operation;
 
-/// The first version of SyncGroup that has to name the protocol (KIP-559).
+/// The first version of SyncGroup that must name the protocol (KIP-559).
 const SYNC_PROTOCOL_FROM_VERSION: i16 = 5;
-/// Protocols that a member may offer.
+/// Bound of the protocols that a member may offer.
 const PROTOCOLS_MAX: usize = 1000;
 
 fn owned(text: &Option<Text>) -> Option<String> {
@@ -35,7 +35,7 @@ fn refused_join(error: ErrorCode, member_id: Text, version: i16) -> JoinGroupRes
     }
 }
 
-/// Answers JoinGroup, when the rebalance is through.
+/// Answers JoinGroup once the rebalance is complete.
 pub async fn join(
     Request { broker, caller, version, body: request, .. }: Request<JoinGroupRequest>,
 ) -> JoinGroupResponse {
@@ -46,7 +46,7 @@ pub async fn join(
     if request.group_id.is_empty() {
         return refuse(ErrorCode::InvalidGroupId);
     }
-    // They are kept for as long as the member stays, and clients know a handful.
+    // The protocols are kept for as long as the member stays. Real clients offer a handful.
     if request.protocols.len() > PROTOCOLS_MAX {
         return refuse(ErrorCode::InconsistentGroupProtocol);
     }
@@ -76,7 +76,7 @@ pub async fn join(
         uuid: uuid::Uuid::new_v4().to_string(),
     };
     let by = Asking { caller: &caller, authorizer: &broker.authorizer };
-    // A group that was removed while it was looked up is looked up once more.
+    // If the group was removed after it was found, it is looked up once more.
     for _ in 0..2 {
         let found = match join.member_id.is_empty() {
             true => broker.coordinator.find_or_create(&request.group_id).map(Some),
@@ -120,7 +120,7 @@ fn join_response(reply: JoinReply, version: i16) -> JoinGroupResponse {
     }
 }
 
-/// Answers SyncGroup, when the leader's assignment is durable.
+/// Answers SyncGroup once the leader's assignment is durable.
 pub async fn sync(
     Request { broker, caller, version, body: request, .. }: Request<SyncGroupRequest>,
 ) -> SyncGroupResponse {
@@ -179,7 +179,7 @@ pub async fn heartbeat(request: Request<HeartbeatRequest>) -> HeartbeatResponse 
         ErrorCode::InvalidGroupId
     } else {
         match broker.coordinator.find(&request.group_id) {
-            // As in Kafka: the member goes on while the group is read.
+            // As in Kafka, the member may go on while the group is being loaded.
             Err(Unserved::Loading) => ErrorCode::None,
             Err(unserved) => unserved_code(unserved),
             Ok(None) => ErrorCode::UnknownMemberId,
@@ -194,7 +194,7 @@ pub async fn heartbeat(request: Request<HeartbeatRequest>) -> HeartbeatResponse 
     HeartbeatResponse { error_code: error.code(), ..HeartbeatResponse::default() }
 }
 
-/// Answers LeaveGroup; before version 3 it names one member.
+/// Answers LeaveGroup. Before version 3 it names one member.
 pub async fn leave(request: Request<LeaveGroupRequest>) -> LeaveGroupResponse {
     let version = request.version;
     let Request { broker, caller, body: request, .. } = &request;
@@ -217,7 +217,7 @@ pub async fn leave(request: Request<LeaveGroupRequest>) -> LeaveGroupResponse {
     };
     let results = match broker.coordinator.find(&request.group_id) {
         Err(unserved) => return failed(unserved_code(unserved)),
-        // Each of them is unknown.
+        // In a group that does not exist, every member is unknown.
         Ok(None) => Ok(leaving.iter().map(|_| Err(GroupError::UnknownMemberId)).collect()),
         Ok(Some(entry)) => broker.coordinator.leave(&entry, &leaving).await,
     };

@@ -1,4 +1,4 @@
-//! InitProducerId: an id for an idempotent producer, an id and an epoch for a transactional one (KIP-98).
+//! InitProducerId: a producer id for an idempotent producer, and an id with an epoch for a transactional one (KIP-98).
 
 use wire::ErrorCode;
 use wire::messages::{InitProducerIdRequest, InitProducerIdResponse};
@@ -55,7 +55,7 @@ pub async fn answer(
     if (request.producer_id == -1) != (request.producer_epoch == -1) {
         return refused(ErrorCode::InvalidRequest);
     }
-    // Who may write to any topic may do so idempotently (KIP-679).
+    // A caller that may write to any topic may also write idempotently (KIP-679).
     if !authorizer.allows_somewhere(&caller, Operation::Write, ResourceType::Topic)
         && let Err(error) = authorizer.cluster(&caller, Operation::IdempotentWrite)
     {

@@ -1,4 +1,5 @@
-//! ListOffsets and OffsetForLeaderEpoch: where a partition begins and ends, and where a time or an epoch stands in it.
+//! ListOffsets and OffsetForLeaderEpoch: the start and the end of a partition, and the offset of a timestamp or of an
+//! epoch's end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,20 +28,20 @@ use crate::placement::FIRST_EPOCH;
 use crate::request::Request;
 use crate::security::Operation;
 
-/// Timestamps with a meaning of their own.
+/// Timestamps with a special meaning.
 const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
 const MAX_TIMESTAMP: i64 = -3;
-/// The first offset on the local disk (KIP-405): all offsets are.
+/// The first offset on the local disk (KIP-405). All offsets are local.
 const EARLIEST_LOCAL: i64 = -4;
-/// Offsets in remote storage (KIP-1005, KIP-1023): there are none.
+/// Offsets in remote storage (KIP-1005, KIP-1023). There are none.
 const LATEST_TIERED: i64 = -5;
 const EARLIEST_PENDING_UPLOAD: i64 = -6;
-/// The first version whose answer has a leader epoch (KIP-320).
+/// The first version whose answer contains a leader epoch (KIP-320).
 const LEADER_EPOCH_FROM_VERSION: i16 = 4;
-/// How long what was appended before is waited for.
+/// Bound of the wait for earlier appends to become visible.
 const SEEN_PATIENCE: Duration = Duration::from_secs(1);
-/// A batch may decompress to so many bytes when its records are searched for a time.
+/// Bound in bytes of a decompressed batch whose records are searched for a timestamp.
 const SEARCH_BYTES_MAX: usize = 256 * 1024 * 1024;
 
 /// Answers ListOffsets.
@@ -70,7 +71,7 @@ pub async fn answer(
                 _ if is_repeated.is_some() => Err(ErrorCode::InvalidRequest.into()),
                 (None, _) => Err(ErrorCode::UnknownTopicOrPartition.into()),
                 (_, Err(error)) => Err(error.into()),
-                // Kafka looks for neither; the client knows no such answer.
+                // Kafka evaluates neither timestamp, and the client would not understand the answer.
                 (Some(_), Ok(())) if unknown => Err(ErrorCode::UnsupportedVersion.into()),
                 (Some(partition), Ok(())) => find(&broker, partition, asked.timestamp, stable).await,
             };
@@ -101,7 +102,7 @@ pub async fn answer(
     ListOffsetsResponse { topics, ..ListOffsetsResponse::default() }
 }
 
-/// The first version whose clients may ask for a timestamp with a meaning of its own.
+/// The first version whose clients may ask for this special timestamp.
 fn first_version_of(timestamp: i64) -> i16 {
     match timestamp {
         MAX_TIMESTAMP => 7,
@@ -112,7 +113,8 @@ fn first_version_of(timestamp: i64) -> i16 {
     }
 }
 
-/// The places of partitions that are named more than once, which Kafka refuses, and whether it is the first of its partition.
+/// The positions in the request of partitions that are named more than once, which Kafka refuses. The value says
+/// whether the position is the first of its partition.
 fn repeated(topics: &[ListOffsetsTopic]) -> HashMap<usize, bool> {
     let (mut by_name, mut first, mut repeated) = (HashMap::new(), HashMap::new(), HashMap::new());
     let mut place = 0;
@@ -133,7 +135,7 @@ fn repeated(topics: &[ListOffsetsTopic]) -> HashMap<usize, bool> {
 
 type Place = Option<(Offset, Timestamp)>;
 
-/// `stable`: only what a read_committed consumer may see.
+/// Finds the offset for a timestamp. With `stable`, only offsets visible to a read_committed consumer count.
 async fn find(
     broker: &Arc<Broker>,
     partition: &Partition,
@@ -142,8 +144,8 @@ async fn find(
 ) -> Result<Place, Failure> {
     let home = broker.replica(partition)?.home;
     if !matches!(timestamp, EARLIEST | EARLIEST_LOCAL) {
-        // What was acknowledged with acks=1 is there, so it is waited for until it can be seen, a group commit at most. Where
-        // the log has stopped, or the disk stands still, what can be seen is the answer.
+        // Records acknowledged with acks=1 may not be visible yet, so wait until they are: one group commit at most. If
+        // the log has stopped or the disk hangs, the visible records decide.
         let seen = partition.committed(home, partition.next_offset());
         let _ = tokio::time::timeout(SEEN_PATIENCE, seen).await;
     }
@@ -159,12 +161,12 @@ async fn find(
         LATEST_TIERED | EARLIEST_PENDING_UPLOAD => Ok(None),
         MAX_TIMESTAMP => search(broker, home, None).await.map(visible),
         0.. => search(broker, home, Some(Timestamp(timestamp))).await.map(visible),
-        // A later version may know it.
+        // A later version of Kafka may know this timestamp.
         _ => Err(ErrorCode::UnsupportedVersion.into()),
     }
 }
 
-/// The first record at or after `timestamp`, or the one with the largest timestamp.
+/// The first record at or after `timestamp`. Without a timestamp, the record with the largest timestamp.
 async fn search(
     broker: &Arc<Broker>,
     Home { log, stream }: &Home,
@@ -177,7 +179,7 @@ async fn search(
             Some(timestamp) => log.first_at_or_after(&searched, timestamp),
             None => log.with_max_timestamp(&searched),
         };
-        // A client that went away no longer waits for it.
+        // If the client disconnected, no task waits for the result.
         let _ = sender.send(place);
     });
     let place = receiver.await.unwrap_or(Err(storage::ReadError::Closed))?;
@@ -196,7 +198,8 @@ async fn search(
     found.await.map_err(|why| Failure::because(ErrorCode::CorruptMessage, why.to_string()))
 }
 
-/// The first record of a batch at or after `timestamp` (or with the batch's largest) and `start`.
+/// The first record of a batch at or after `start` whose timestamp is at or after `timestamp`, or equals the batch's
+/// largest timestamp if `timestamp` is `None`.
 fn record_in(
     batch: &Bytes,
     timestamp: Option<Timestamp>,
@@ -214,12 +217,12 @@ fn record_in(
     Ok(found.map(|(delta, own)| (offset(delta), time(own))))
 }
 
-/// Answers OffsetForLeaderEpoch (KIP-279): where the records of an epoch end.
+/// Answers OffsetForLeaderEpoch (KIP-279): the end offset of an epoch.
 pub async fn offset_for_leader_epoch(
     Request { ref broker, ref caller, body: request, .. }: Request<OffsetForLeaderEpochRequest>,
 ) -> OffsetForLeaderEpochResponse {
     let mut topics = Vec::with_capacity(request.topics.len());
-    // Of another server it would be a replica's question.
+    // Between servers, a replica would ask this.
     let server = broker.authorizer.shows_cluster(caller, Operation::ClusterAction);
     for topic in request.topics {
         let allowed = server || broker.authorizer.topic(caller, Operation::Describe, &topic.topic).is_ok();

@@ -1,4 +1,4 @@
-//! Metadata and DescribeCluster: who serves, which topics there are; topics are created on first use where that is on.
+//! Metadata and DescribeCluster: the nodes and the topics. Creates missing topics on first use if that is enabled.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use crate::security::acl::CLUSTER_NAME;
 use crate::security::{Operation, ResourceType, audit};
 use crate::topics::{Topic, check_name};
 
-/// "Not asked for", where a client may ask which operations it is allowed (KIP-430).
+/// The value for "not asked for" where a client may ask for its allowed operations (KIP-430).
 const OPERATIONS_UNKNOWN: i32 = i32::MIN;
-/// A request may name very many topics: others have their turn after so many.
+/// A request for very many topics yields the thread after this many.
 const LOOKS_BEFORE_YIELD: usize = 256;
-/// The first version with a field for a topic's id, and the first whose clients may use it.
+/// The first version with a field for a topic id, and the first version whose clients may use it.
 const IDS_FROM_VERSION: i16 = 10;
 const BY_ID_FROM_VERSION: i16 = 12;
-/// So many topics are created by one request: whoever asks for more asks again.
+/// Bound of the topics created by one request. A client that wants more asks again.
 const CREATED_MAX: usize = 100;
-/// In place of a leader where there is none.
+/// The leader id of a partition without a leader.
 pub const NO_LEADER: i32 = -1;
 /// Answers Metadata.
 pub async fn answer(
@@ -45,7 +45,7 @@ pub async fn answer(
     }
     let ids_only = version >= BY_ID_FROM_VERSION
         && request.topics.iter().flatten().any(|topic| !topic.topic_id.is_nil());
-    // Version 0 had no null: an empty list asks for all.
+    // Version 0 has no null list: an empty list asks for all topics.
     let asked = request.topics.as_ref().filter(|asked| version > 0 || !asked.is_empty());
     let topics = match asked {
         None => {
@@ -57,10 +57,11 @@ pub async fn answer(
         }
         Some(asked) => {
             let (mut found, mut created) = (Vec::new(), 0);
-            // A topic that is named many times is described once, as in Kafka: the answer stays in proportion.
+            // As in Kafka, a repeated topic is described once, so that the size of the answer stays proportional to the
+            // request.
             let mut named = HashSet::new();
             let asked = asked.iter().filter(|topic| named.insert((&topic.name, topic.topic_id)));
-            // As in Kafka: where one is named by its id, those named otherwise do not count.
+            // As in Kafka, if one topic is named by id, topics named otherwise are ignored.
             let asked = asked.filter(|topic| !ids_only || !topic.topic_id.is_nil());
             for (looked, topic) in asked.enumerate() {
                 if looked % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1 {
@@ -104,7 +105,7 @@ pub async fn answer(
     }
 }
 
-/// Versions whose clients may not name topics by id yet, although the field is there, nor leave the name out.
+/// The error for a request whose version has the field but does not yet allow topic ids, or that leaves out the name.
 fn wrongly_named(request: &MetadataRequest, version: i16) -> Option<MetadataResponse> {
     let mut asked = request.topics.iter().flatten();
     if !(IDS_FROM_VERSION..BY_ID_FROM_VERSION).contains(&version)
@@ -128,7 +129,8 @@ fn wrongly_named(request: &MetadataRequest, version: i16) -> Option<MetadataResp
     })
 }
 
-/// What the caller may do to a topic that is not there: as in Kafka that is told like of any other, if it may see it.
+/// The operations that the caller may do on a missing topic. As in Kafka, they are reported if the caller may describe
+/// the topic.
 fn operations_of_missing(broker: &Broker, caller: &Caller, name: &Text, failure: &Failure) -> i32 {
     match failure.code {
         ErrorCode::TopicAuthorizationFailed => OPERATIONS_UNKNOWN,
@@ -149,7 +151,7 @@ async fn find(
         return Ok(topic);
     }
     let name = asked.name.as_ref().ok_or(ErrorCode::InvalidRequest)?;
-    // Before anything else: whether there is such a topic is not told either.
+    // This check comes first, so that the answer does not reveal whether the topic exists.
     authorizer.topic(caller, Operation::Describe, name)?;
     if let Some(topic) = broker.topics.find(name) {
         return Ok(topic);
@@ -165,11 +167,11 @@ async fn find(
     create(broker.clone(), caller.clone(), name.clone()).await
 }
 
-/// Creates a topic that was asked for. Once begun it goes on to its end, and into the audit log, also where the client does
-/// not wait for the answer.
+/// Creates a topic on first use. Once begun, the creation continues to its end and into the audit log, even if the
+/// client disconnects.
 async fn create(broker: Arc<Broker>, caller: Caller, name: Text) -> Result<Arc<Topic>, Failure> {
     let partitions = broker.config.num_partitions;
-    // Over its quota of changes (KIP-599) a client is told that there is no such topic yet, and asks again.
+    // A client over its quota of changes (KIP-599) learns that the topic does not exist yet, and retries.
     if broker.quotas.record_mutations(&caller.payer(), f64::from(partitions), true).is_err() {
         return Err(ErrorCode::UnknownTopicOrPartition.into());
     }
@@ -184,7 +186,7 @@ async fn create(broker: Arc<Broker>, caller: Caller, name: Text) -> Result<Arc<T
     }
 }
 
-/// What the caller may do to the cluster, if it asks and may see that.
+/// The operations that the caller may do on the cluster, if it asks for them and may describe the cluster.
 fn cluster_operations(broker: &Broker, caller: &Caller, asked: bool) -> i32 {
     match asked {
         false => OPERATIONS_UNKNOWN,
@@ -203,7 +205,7 @@ fn described(topic: &Topic, operations: i32) -> MetadataResponseTopic {
         partitions: partitions
             .iter()
             .map(|partition| {
-                // As Kafka shows the only replica when its log directory is offline (KIP-112, KIP-858).
+                // Kafka answers so for the only replica if its log directory is offline (KIP-112, KIP-858).
                 let lost = partition.home().is_err();
                 let error = if lost { ErrorCode::LeaderNotAvailable } else { ErrorCode::None };
                 let Leader { node, epoch: leader_epoch } = partition.leader();

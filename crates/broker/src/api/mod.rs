@@ -1,4 +1,4 @@
-//! One file per API or family of APIs: what its requests mean, and how they are answered. [`crate::connection::table`] names the handlers.
+//! The handlers: one file for each API or family of APIs. [`crate::connection::table`] maps the APIs to their handlers.
 
 pub mod acls;
 pub mod admin_cluster;

@@ -1,4 +1,5 @@
-//! FindCoordinator, OffsetCommit, OffsetFetch, OffsetDelete: where a group's offsets are, and what they are.
+//! FindCoordinator, OffsetCommit, OffsetFetch, OffsetDelete: the coordinator of a group, and the group's committed
+//! offsets.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -29,18 +30,18 @@ use crate::request::error_codes::{group_code, unserved_code};
 use crate::security::{Operation, ResourceType, audit};
 use crate::topics::TOPIC_NAME_MAX;
 
-/// Kinds of coordinators.
+/// Types of coordinators.
 const GROUP: i8 = 0;
 const TRANSACTION: i8 = 1;
-/// The first version of FindCoordinator for several keys.
+/// The first version of FindCoordinator with several keys.
 const COORDINATORS_FROM_VERSION: i16 = 4;
-/// The first versions that name topics by id, and that ask for several groups.
+/// The first version that names topics by id, and the first that asks for several groups.
 const IDS_FROM_VERSION: i16 = 10;
 const GROUPS_FROM_VERSION: i16 = 8;
-/// The first version of OffsetFetch with an error of its own.
+/// The first version of OffsetFetch with a top-level error code.
 const ERROR_FROM_VERSION: i16 = 2;
 
-/// Answers FindCoordinator: this server coordinates everything.
+/// Answers FindCoordinator with the broker that coordinates each key.
 pub async fn find_coordinator(
     Request { broker, caller, version, body: request, .. }: Request<FindCoordinatorRequest>,
 ) -> FindCoordinatorResponse {
@@ -55,7 +56,7 @@ pub async fn find_coordinator(
         std::slice::from_ref(&request.key)
     };
     let allowed: Vec<Result<(), ErrorCode>> = keys.iter().map(may).collect();
-    // Who may see none of them makes no topic for them.
+    // A caller that may describe none of the keys must not create the internal topic.
     let ready = allowed.iter().any(Result::is_ok)
         && match request.key_type {
             TRANSACTION => broker.transactions_topic().await.is_ok(),
@@ -88,9 +89,9 @@ pub async fn find_coordinator(
             error_code: error.code(),
             error_message: match allowed {
                 Ok(()) if !found => Some(Text::from_static(error.message())),
-                // Older versions of Kafka's answer name the error, if there is none too.
+                // Older versions of Kafka's answer contain a message even without an error.
                 Ok(()) if version < COORDINATORS_FROM_VERSION => Some(Text::from_static("NONE")),
-                // Who may not see it is told by the code alone.
+                // A caller without the right gets the error code alone.
                 _ => Some(Text::default()),
             },
         }
@@ -114,7 +115,7 @@ pub async fn find_coordinator(
     }
 }
 
-/// The name of a topic that a request names by name or, in newer versions, by id.
+/// The name of a topic. A request names it by name or, in newer versions, by id.
 pub fn name_of(broker: &Broker, name: &Text, id: Uuid, by_id: bool) -> Result<Arc<str>, ErrorCode> {
     if !by_id {
         return Ok(name.as_str().into());
@@ -122,7 +123,7 @@ pub fn name_of(broker: &Broker, name: &Text, id: Uuid, by_id: bool) -> Result<Ar
     broker.topics.find_id(&id).map(|topic| topic.name.as_str().into()).ok_or(ErrorCode::UnknownTopicId)
 }
 
-/// The name, if it is that of a topic which the caller may read.
+/// The name of the topic, if the topic exists and the caller may read it.
 pub fn readable(
     broker: &Broker,
     caller: &Caller,
@@ -133,22 +134,22 @@ pub fn readable(
     Ok(name)
 }
 
-/// What came of a commit: for each offset, or for all of them.
+/// The outcome of a commit: a result for each offset, or one error for all of them.
 pub type Committed = Result<Vec<Result<(), GroupError>>, ErrorCode>;
 
 /// The partitions of an OffsetCommit or TxnOffsetCommit.
 #[derive(Default)]
 pub struct Asked {
-    /// For each partition of the request, in order: what to answer, or the place of its offset in the commit.
+    /// For each partition of the request, in order: an error, or the position of its offset in the commit.
     places: Vec<Result<usize, ErrorCode>>,
-    /// Where each key stands in the commit: of one that is named many times the last offset counts.
+    /// The position of each key in the commit. If a key occurs several times, its last offset counts.
     by_key: BTreeMap<OffsetKey, usize>,
-    /// What is to be committed.
+    /// The offsets to commit.
     pub offsets: Vec<OffsetCommit>,
 }
 
 impl Asked {
-    /// Adds a partition of the topic `name`, which must exist.
+    /// Adds a partition of the topic `name`. The topic must exist.
     pub fn add(
         &mut self,
         broker: &Broker,
@@ -171,7 +172,7 @@ impl Asked {
         self.places.push(place);
     }
 
-    /// What to answer for each partition, in the order of the request.
+    /// The error code for each partition, in the order of the request.
     pub fn errors(self, results: &Committed) -> impl Iterator<Item = ErrorCode> {
         self.places.into_iter().map(move |place| match (place, results) {
             (Err(error), _) => error,
@@ -181,7 +182,8 @@ impl Asked {
     }
 }
 
-/// Whether the group `id` can be written to: there is the topic for it, made if it has to be, and its part of that is not lost.
+/// Checks that the group `id` can be written to. Creates the internal topic if it is missing. Fails if the group's
+/// partition is lost.
 pub async fn ready(broker: &Arc<Broker>, id: &str) -> Result<(), ErrorCode> {
     if broker.offsets_topic().await.is_err() {
         return Err(ErrorCode::CoordinatorNotAvailable);
@@ -189,8 +191,8 @@ pub async fn ready(broker: &Arc<Broker>, id: &str) -> Result<(), ErrorCode> {
     broker.coordinator.find(id).map(drop).map_err(unserved_code)
 }
 
-/// The group that offsets are committed to; new, where a consumer without a generation commits to a name that is new.
-/// `unknown` is for the others.
+/// The group of a commit. A consumer without a generation creates the group if it is missing. Other commits to a
+/// missing group get the error `unknown`.
 pub async fn group_for_commit(
     broker: &Arc<Broker>,
     id: &str,
@@ -205,7 +207,7 @@ pub async fn group_for_commit(
     }
 }
 
-/// Answers OffsetCommit, when the offsets are durable.
+/// Answers OffsetCommit once the offsets are durable.
 pub async fn commit(
     Request { broker, caller, version, body: request, .. }: Request<OffsetCommitRequest>,
 ) -> OffsetCommitResponse {
@@ -229,7 +231,7 @@ pub async fn commit(
         Err(error) => Err(error),
     };
     let mut errors = asked.errors(&results);
-    // As in Kafka a topic without partitions is left out.
+    // As in Kafka, topics without partitions are left out.
     let asked = request.topics.into_iter().filter(|topic| !topic.partitions.is_empty());
     let topics = asked.map(|topic| {
         let answer = |partition: wire::messages::offset_commit_request::OffsetCommitRequestPartition| {
@@ -254,7 +256,7 @@ async fn commit_offsets(
     version: i16,
     offsets: Vec<OffsetCommit>,
 ) -> Committed {
-    // The empty name is a group here, as it always was in Kafka.
+    // As in Kafka, the empty name is a valid group here.
     let generation = request.generation_id_or_member_epoch;
     let unknown = if version >= 9 { ErrorCode::GroupIdNotFound } else { ErrorCode::IllegalGeneration };
     let entry = group_for_commit(broker, &request.group_id, generation, unknown).await?;
@@ -276,7 +278,7 @@ async fn commit_offsets(
     broker.coordinator.commit(&entry, commit, None).await.map_err(group_code)
 }
 
-/// What OffsetFetch says of one partition.
+/// The content of OffsetFetch's answer for one partition.
 struct Fetched {
     offset: i64,
     leader_epoch: i32,
@@ -311,7 +313,7 @@ fn fetched_partition(partition_index: i32, fetched: Fetched) -> OffsetFetchRespo
     }
 }
 
-/// The offsets of one group: those asked for, or all.
+/// The offsets of one group: the requested ones, or all.
 fn fetch_group(
     broker: &Broker,
     caller: &Caller,
@@ -328,7 +330,7 @@ fn fetch_group(
                     broker.authorizer.topic(caller, Operation::Describe, &name)?;
                     Ok(name)
                 });
-                // No topic has a longer name, so nothing was committed for it.
+                // No topic has a longer name, so no offset was committed for it.
                 let group = group.filter(|_| topic.name.len() <= TOPIC_NAME_MAX);
                 let fetch = |index: &i32| {
                     let fetched = match &name {
@@ -378,7 +380,7 @@ fn fetch_group(
     }
 }
 
-/// The error of a member that is not, or no longer, in the group as it says (KIP-848).
+/// The error for a request whose member id or epoch is not valid in the group (KIP-848).
 fn check_member(entry: Option<&Entry>, asked: &OffsetFetchRequestGroup) -> Result<(), ErrorCode> {
     let member_id = asked.member_id.as_ref().map(Text::as_str);
     let check = |entry: &Entry| entry.with(|group| group.check_fetch(member_id, asked.member_epoch));
@@ -414,7 +416,7 @@ pub async fn fetch(
         };
         let (error_code, found) = match fetched {
             Ok(found) => (0, found),
-            // The first two versions have no other place for the error.
+            // The first two versions have no top-level error code.
             Err(error) if version < ERROR_FROM_VERSION => {
                 (error.code(), unfetched(asked.unwrap_or_default()))
             }
@@ -425,7 +427,7 @@ pub async fn fetch(
             committed_offset: p.committed_offset,
             committed_leader_epoch: p.committed_leader_epoch,
             metadata: p.metadata,
-            // The first two versions have no other place for it.
+            // The first two versions have no top-level error code.
             error_code: if error_code != 0 { error_code } else { p.error_code },
         };
         let topic = |t: OffsetFetchResponseTopics| OffsetFetchResponseTopic {
@@ -445,7 +447,7 @@ pub async fn fetch(
         check_member(entry, asked)?;
         Ok(fetch_group(broker, caller, entry, topics, by_id, request.require_stable))
     };
-    // A group that is named many times is described once: the answer stays in proportion.
+    // A repeated group is described once, so that the size of the answer stays proportional to the request.
     let mut named = HashSet::new();
     let whole =
         |asked: &OffsetFetchRequestGroup| asked.topics.is_some() || named.insert(asked.group_id.clone());
@@ -466,7 +468,7 @@ pub async fn fetch(
     OffsetFetchResponse { groups, ..OffsetFetchResponse::default() }
 }
 
-/// The partitions that were asked for, without their offsets.
+/// The requested partitions, without offsets.
 fn unfetched(asked: Vec<OffsetFetchRequestTopics>) -> Vec<OffsetFetchResponseTopics> {
     let none = |index: i32| {
         let metadata = Text::default();
@@ -503,7 +505,7 @@ pub async fn delete(
     if entry.with(Group::state) == State::Dead {
         return refused(ErrorCode::GroupIdNotFound);
     }
-    // What is wrong with a partition whatever the group; a topic that is named again is answered with the first.
+    // These errors of partitions do not depend on the group. A repeated topic is merged into its first occurrence.
     let mut topics: Vec<OffsetDeleteResponseTopic> = Vec::new();
     let mut places: HashMap<Text, usize> = HashMap::new();
     let (mut keys, mut waiting) = (Vec::new(), Vec::new());

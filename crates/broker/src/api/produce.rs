@@ -1,7 +1,8 @@
-//! Produce: checks each batch, gives it a place in the log, and answers when the log has what `acks` asks for.
+//! Produce: checks each batch, queues it in the log, and answers when the log has reached the durability that `acks`
+//! asks for.
 //!
-//! Everything up to the place in the log happens in [`begin`], in the order of the connection's requests; the answer is
-//! awaited apart, so that several requests share a group commit.
+//! [`begin`] does everything up to the queue, in the order of the connection's requests. The answer is awaited
+//! separately, so that several requests share a group commit.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -41,20 +42,20 @@ use crate::transactions::{Check, TransactionIndex};
 const ZSTD_FROM_VERSION: i16 = 7;
 /// The first version that names topics by id.
 const IDS_FROM_VERSION: i16 = 13;
-/// Wrong records of a batch that are named: a batch may have millions. And how large it may be for that when it is
-/// decompressed: whoever sends what is refused must not cost much.
+/// Bounds of the report of invalid records in a batch: their number, because a batch may have millions, and the
+/// decompressed bytes that are searched for them, because a refused batch must be cheap for the server.
 const WRONG_RECORDS_MAX: usize = 1000;
 const WRONG_BYTES_MAX: usize = 1024 * 1024;
-/// Answers have room for them from this version on.
+/// The first version whose answer can name invalid records.
 const RECORD_ERRORS_FROM_VERSION: i16 = 8;
-/// Bytes of the smallest record: its length, attributes, two deltas, two lengths and the count of headers.
+/// Bytes of the smallest record: length, attributes, two deltas, two lengths and the header count.
 const RECORD_BYTES_MIN: usize = 7;
-/// The first version that has room for the leader of a partition that is not led here (KIP-951).
+/// The first version whose answer can name the leader of a partition that another broker leads (KIP-951).
 const LEADER_TOLD_FROM_VERSION: i16 = 10;
-/// How long a batch is waited for that is on its way to the disk, however little time a client gives.
+/// Minimum time to wait for a batch on its way to the disk, even if the client's timeout is shorter.
 const DISK_PATIENCE: Duration = Duration::from_secs(5);
 
-/// One partition's part of a request, once its batch is on its way.
+/// One partition's part of a request whose batch is queued.
 struct Part {
     topic: usize,
     at: usize,
@@ -71,20 +72,21 @@ pub struct Begun {
     parts: Vec<Part>,
     tally: Arc<Tally>,
     timeout: Duration,
-    /// Once it was waited for.
+    /// The time-out. `None` before the first wait.
     sleep: Option<Pin<Box<Sleep>>>,
-    /// Where a batch had been appended before: its partition is to be committed as far as that.
+    /// The wait for duplicates: their partitions must be committed up to the end of the original batches.
     duplicates: Option<Pin<Box<dyn Future<Output = Duplicates> + Send>>>,
 }
 
-/// What became of batches that had been appended before, by their places in [`Begun::parts`].
+/// The outcome of duplicate batches, by their positions in [`Begun::parts`].
 type Duplicates = Vec<(usize, Result<(), AppendError>)>;
 
-/// Tells when all batches of a request are done. The log tells of every batch that it took, also when it ends.
+/// Counts the batches of a request that are not done yet. The log completes every batch that it has accepted, also when
+/// it stops.
 struct Tally {
-    /// The connection that waits for it.
+    /// The connection that waits for the batches.
     caller: u64,
-    /// Batches that are not done, and one for the request itself until all are queued.
+    /// The number of unfinished batches, plus one for the request itself until all batches are queued.
     left: AtomicUsize,
     waiting: Mutex<Option<Waker>>,
 }
@@ -104,12 +106,12 @@ impl Tally {
             return Poll::Ready(());
         }
         self.waiting.lock().replace(context.waker().clone());
-        // The last one may have been done before there was anybody to wake.
+        // The last batch may have finished before the waker was stored.
         if done() { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
-/// One batch of a request. Its partition may be in another log than the others'.
+/// One batch of a request. Its partition may be in another log than those of the other batches.
 struct Batch {
     tally: Arc<Tally>,
     failure: OnceLock<AppendError>,
@@ -192,7 +194,7 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
                         && let Some(partition) = topic.partition(index)
                     {
                         let Leader { node, epoch: leader_epoch } = partition.leader();
-                        // A log that is being closed is not led elsewhere.
+                        // A log that is being closed has no other leader to name.
                         if node != broker.placement.local() {
                             answer.current_leader = LeaderIdAndEpoch { leader_id: node, leader_epoch };
                             elsewhere.insert(node);
@@ -212,12 +214,12 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
     };
     response.node_endpoints = elsewhere.into_iter().filter_map(endpoint).collect();
     tally.finish_one();
-    // In Kafka it bounds the wait for other replicas; our own disk is waited for in any case.
+    // In Kafka the timeout bounds the wait for other replicas. Here the wait for the own disk has a minimum.
     let timeout = Duration::from_millis(u64::try_from(request.timeout_ms).unwrap_or(0)).max(DISK_PATIENCE);
     Begun { response, parts, tally, timeout, sleep: None, duplicates: None }
 }
 
-/// The topic of each part of the request, if there is one and the caller may write to it.
+/// The topic of each part of the request, if the topic exists and the caller may write to it.
 fn find_topics(
     broker: &Broker,
     caller: &Caller,
@@ -237,8 +239,8 @@ fn find_topics(
 }
 
 impl Begun {
-    /// Waits until the log has it, and gives the answer, once. A time-out is answered as such; the batches are appended all
-    /// the same.
+    /// Waits until the log is done with all batches, and returns the answer once. A time-out is reported as such, but
+    /// the batches are still appended.
     pub fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<ProduceResponse> {
         let duplicates = match self.poll_done(context) {
             Poll::Ready(duplicates) => Some(duplicates),
@@ -277,7 +279,7 @@ impl Begun {
         duplicates.as_mut().poll(context)
     }
 
-    /// The answer, with what became of duplicates; `None` when it took too long.
+    /// Builds the answer. `duplicates` holds the outcome of duplicate batches, or is `None` after a time-out.
     fn answer(&mut self, duplicates: Option<Duplicates>) -> ProduceResponse {
         let mut response = std::mem::take(&mut self.response);
         let of_duplicate = |number: usize, all: &Duplicates| {
@@ -309,19 +311,19 @@ impl Begun {
         response
     }
 
-    /// Whether anything was refused, for `acks=0`, where the client learns of it by a closed connection.
+    /// The first error code in the answer, if any. With `acks=0`, the client learns of it by a closed connection.
     pub fn first_error(&self) -> Option<i16> {
         let all = self.response.responses.iter().flat_map(|topic| &topic.partition_responses);
         all.map(|partition| partition.error_code).find(|code| *code != 0)
     }
 }
 
-/// Why a batch was not appended, and where the log of its partition begins if the batch came as far as that: Kafka says
-/// so then, and only then.
+/// The reason why a batch was not appended, and the start of the partition's log if the batch got as far as the log. As
+/// in Kafka, the start is reported only then.
 struct Refusal {
     failure: Failure,
     log_start_offset: i64,
-    /// The records that are wrong, and what is wrong with each (KIP-467).
+    /// The invalid records, each with a message (KIP-467).
     records: Vec<BatchIndexAndErrorMessage>,
 }
 
@@ -331,7 +333,7 @@ impl Refusal {
         Refusal { failure: failure.into(), log_start_offset, records: Vec::new() }
     }
 
-    /// For these records, in Kafka's words; as it is where none of them is wrong for itself.
+    /// Adds the invalid records, with Kafka's messages. Does nothing if no single record is invalid.
     fn because_of(mut self, wrong: Vec<(i32, String)>) -> Refusal {
         if !wrong.is_empty() {
             let shown =
@@ -408,7 +410,7 @@ async fn append(
     let batch = Checked { header, bytes, append_time };
     let (mut check, mut index_room) = (None, None);
     if batch.header.is_transactional() {
-        // Without a transactional id it is nobody's transaction.
+        // Without a transactional id, a transactional batch belongs to no transaction.
         check = transaction.ok_or(ErrorCode::TransactionalIdAuthorizationFailed)??;
         index_room = Some(home.log.admit(TransactionIndex::RECORD_BYTES).await?);
     }
@@ -443,7 +445,7 @@ async fn append(
     Ok((partition, home, appended, log_append_time))
 }
 
-/// The only batch of a partition's part of a request.
+/// The only batch in a partition's part of a request.
 fn parse(records: Option<Records>) -> Result<(BatchHeader, Bytes), Failure> {
     let invalid = |why: &str| Failure::because(ErrorCode::InvalidRecord, why);
     let bytes: Bytes = records.map(|records| records.to_bytes()).unwrap_or_default();
@@ -477,7 +479,7 @@ fn corrupt(error: BatchError) -> Failure {
     Failure::because(code, error.to_string())
 }
 
-/// What is checked of a batch before its records are looked at.
+/// Checks a batch before its records are read.
 fn check_header(
     header: &BatchHeader,
     bytes: &Bytes,
@@ -515,16 +517,17 @@ fn check_header(
     Ok(())
 }
 
-/// What may still be spent on naming the wrong records of a request's batches (KIP-467): batches cost little to send.
+/// The remaining budget for naming the invalid records of a request's batches (KIP-467). Such batches are cheap to
+/// send.
 struct Naming {
-    /// Of the request.
+    /// The version of the request.
     version: i16,
     records: usize,
     bytes: usize,
 }
 
 impl Naming {
-    /// Nothing where the answer has no room for it.
+    /// The budget is zero if the answer cannot name records.
     fn of(acks: i16, version: i16) -> Naming {
         if acks == 0 || version < RECORD_ERRORS_FROM_VERSION {
             return Naming { version, records: 0, bytes: 0 };
@@ -532,8 +535,8 @@ impl Naming {
         Naming { version, records: WRONG_RECORDS_MAX, bytes: WRONG_BYTES_MAX }
     }
 
-    /// The records for which a batch is refused with `code`, by their places in it. The batch was checked as a whole, so this is
-    /// only asked where it is refused.
+    /// The positions of the records for which a batch is refused with `code`. The batch was already checked as a whole,
+    /// so this is called only for a refused batch.
     fn wrong_records(
         &mut self,
         batch: &Bytes,
@@ -548,7 +551,7 @@ impl Naming {
             return Vec::new();
         }
         let Ok((header, all)) = records(batch, self.bytes) else {
-            // More than is left, or damaged: either way it was looked at.
+            // The batch exceeds the budget or is damaged. In both cases the budget is spent.
             self.bytes = 0;
             return Vec::new();
         };
@@ -569,7 +572,7 @@ impl Naming {
                 )
             }),
         };
-        // A record takes some bytes at least; what it decompressed to is not told.
+        // The decompressed size is unknown here, so it is estimated from the smallest record.
         let count = usize::try_from(header.count).unwrap_or(0);
         self.bytes = self.bytes.saturating_sub(batch.len().max(count * RECORD_BYTES_MIN));
         let all = (0..).zip(all.map_while(Result::ok));

@@ -1,6 +1,7 @@
-//! The records of a produced batch: decoded as far as to believe them, and held to the settings of their topic.
+//! Checks the records of a produced batch: decodes them to verify the header, and applies the settings of their topic.
 //!
-//! A header is a claim of the producer. Nothing is built of the records; whatever they decompress to, memory stays bounded.
+//! The header is a claim of the producer. Decoding builds no records, so memory stays bounded whatever they decompress
+//! to.
 
 use std::sync::Arc;
 
@@ -14,11 +15,12 @@ use crate::failure::Failure;
 use crate::resources::walks::{HELD_BYTES_MAX, Walks};
 use crate::settings::topic::TopicConfig;
 
-/// Bytes of a batch, or of what one decompresses to, whose records are walked on the connection's own thread: less than a
-/// millisecond even of the smallest records. Other batches take a thread that may block, by turns ([`Walks`]).
+/// Bound in bytes of a batch, before and after decompression, whose records are walked on the connection's own thread.
+/// This takes less than a millisecond even for the smallest records. Other batches take a permit and a thread that may
+/// block ([`Walks`]).
 const WALKED_AT_ONCE_BYTES_MAX: usize = 128 * 1024;
 
-/// Decodes the records of a batch as far as to believe it, see [`wire::walk`].
+/// Decodes the records of a batch to verify its header (see [`wire::walk`]).
 pub(super) async fn walk_records(
     walks: &Arc<Walks>,
     header: BatchHeader,
@@ -37,7 +39,7 @@ pub(super) async fn walk_records(
     walks.run(DECOMPRESSED_BYTES_MAX, move |limits| wire::walk(&header, &packed, limits)).await
 }
 
-/// Why records that cannot be decoded are refused. No code of these is one that producers try again after.
+/// The failure for records that cannot be decoded. Producers do not retry on any of these codes.
 pub(super) fn undecodable(error: &RecordError) -> Failure {
     let code = match error {
         RecordError::Decompress(DecompressError::TooLarge { .. }) => ErrorCode::MessageTooLarge,
@@ -46,7 +48,7 @@ pub(super) fn undecodable(error: &RecordError) -> Failure {
     Failure::because(code, error.to_string())
 }
 
-/// What is checked of the records; returns the time that the server sets, if it does.
+/// Checks the records. Returns the timestamp that the server sets, if it does.
 pub(super) fn check_records(
     header: &BatchHeader,
     walked: &Walked,
@@ -54,7 +56,7 @@ pub(super) fn check_records(
     now_ms: i64,
 ) -> Result<Option<Timestamp>, Failure> {
     if config.compaction.is_some() && walked.keyless {
-        // Compaction could not tell what a record without a key replaces.
+        // Compaction needs the key to know which records a record replaces.
         let why = "Compacted topic cannot accept message without key";
         return Err(Failure::because(ErrorCode::InvalidRecord, why));
     }
@@ -65,8 +67,9 @@ pub(super) fn check_records(
     Ok(append_time)
 }
 
-/// The batch with the largest timestamp of its records in its header, whatever the producer wrote there (Kafka's
-/// `LogValidator`; Sarama before 1.45.2 writes -1): retention and ListOffsets go by it. Rightly filled ones are not copied.
+/// Sets the header's largest timestamp to that of the records, whatever the producer wrote there (as Kafka's
+/// `LogValidator`; Sarama before 1.45.2 writes -1). Retention and ListOffsets depend on it. A batch with the right
+/// value is not copied.
 pub(super) fn believed(header: BatchHeader, bytes: Bytes, walked: &Walked) -> (BatchHeader, Bytes) {
     if header.max_timestamp == walked.max_timestamp {
         return (header, bytes);
@@ -77,7 +80,7 @@ pub(super) fn believed(header: BatchHeader, bytes: Bytes, walked: &Walked) -> (B
     (header, Bytes::from(bytes))
 }
 
-/// Kafka's bounds on the timestamps of records (KIP-937). A record without one is within them.
+/// Checks Kafka's bounds on the timestamps of records (KIP-937). A record without a timestamp passes.
 fn check_timestamps(
     header: &BatchHeader,
     walked: &Walked,

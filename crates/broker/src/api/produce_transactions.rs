@@ -1,4 +1,5 @@
-//! The transactional batches of a produce request: whether each may go into its partition, as the coordinator says.
+//! The transactional batches of a produce request: asks the coordinator whether each batch may be appended to its
+//! partition.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,10 +18,11 @@ use crate::transactions::{Check, TransactionError};
 
 /// The first version whose clients know TRANSACTION_ABORTABLE.
 const ABORTABLE_FROM_VERSION: i16 = 11;
-/// The first version that adds the partitions to the transaction, of producers that have a new epoch for each (KIP-890).
+/// The first version in which Produce adds the partitions to the transaction. Its producers use a new epoch for each
+/// transaction (KIP-890).
 pub const ADDS_FROM_VERSION: i16 = 12;
 
-/// What the coordinator said of a request's transactional batches, by their places in the request.
+/// The coordinator's answers for the transactional batches of a request, by their positions in the request.
 #[derive(Default)]
 pub struct Transactions {
     /// Whether the request names a transactional id.
@@ -28,7 +30,7 @@ pub struct Transactions {
     checks: HashMap<(usize, usize), Result<Check, Failure>>,
 }
 
-/// A batch about which the coordinator is asked.
+/// A batch that needs an answer of the coordinator.
 struct Asked {
     at: (usize, usize),
     topic: String,
@@ -43,9 +45,9 @@ impl Asked {
 }
 
 impl Transactions {
-    /// Asks the coordinator about every transactional batch whose transaction is not open in its partition yet: clients
-    /// that announce their partitions must have done so; for the others that is done here, once for the whole request
-    /// (KIP-890).
+    /// Asks the coordinator about every transactional batch whose transaction is not open in its partition yet. Older
+    /// clients must have added their partitions before. For newer clients the partitions are added here, once for the
+    /// whole request (KIP-890).
     pub async fn begin(
         broker: &Arc<Broker>,
         request: &ProduceRequest,
@@ -84,7 +86,7 @@ impl Transactions {
             checks.insert(asked.at, result.map(|()| asked.check));
         };
         match one {
-            // As by Kafka: a transactional id has one producer.
+            // As in Kafka, a transactional id has one producer.
             Some(producer) if several => {
                 let failure = Failure::because(
                     ErrorCode::InvalidProducerIdMapping,
@@ -116,19 +118,19 @@ impl Transactions {
         Transactions { named: true, checks }
     }
 
-    /// Of the batch at this place: `None` without a transactional id, and no check where none is needed.
+    /// The answer for the batch at this position: `None` without a transactional id, `Ok(None)` if no check is needed.
     pub fn of(&self, topic: usize, at: usize) -> Option<Result<Option<Check>, Failure>> {
         self.named.then(|| self.checks.get(&(topic, at)).cloned().transpose())
     }
 }
 
-/// What Kafka tells a producer whose transaction does not have the partition.
+/// Kafka's error for a producer whose transaction does not contain the partition.
 fn refusal(error: TransactionError, version: i16) -> Failure {
     let message = error.to_string();
     let code = match error {
         TransactionError::Fenced => ErrorCode::InvalidProducerEpoch,
         TransactionError::NotInTransaction if version < ABORTABLE_FROM_VERSION => ErrorCode::InvalidTxnState,
-        // These clients try again, and only then (KIP-890).
+        // Clients of these versions retry only on this code (KIP-890).
         TransactionError::Concurrent if version < ADDS_FROM_VERSION => ErrorCode::NotEnoughReplicas,
         TransactionError::NotAvailable => ErrorCode::NotEnoughReplicas,
         error => transaction_code(error),

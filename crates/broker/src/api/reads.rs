@@ -1,4 +1,4 @@
-//! What Fetch and ListOffsets have in common: reads of batches, and answers without any.
+//! Code shared by Fetch and ListOffsets: reads of batches, and answers without records.
 
 use std::collections::BTreeSet;
 
@@ -11,10 +11,10 @@ use wire::{ErrorCode, Records};
 use crate::broker::Broker;
 use crate::caller::{Caller, Endpoint};
 
-/// `isolation_level` of consumers that see no open or aborted transaction, and the greatest there is.
+/// The `isolation_level` of consumers that see no records of open or aborted transactions. It is the largest level.
 pub const READ_COMMITTED: i8 = 1;
 
-/// A partition's part of an answer without records.
+/// A partition's part of an answer, without records.
 pub fn without_records(partition_index: i32, error: ErrorCode) -> PartitionData {
     PartitionData {
         partition_index,
@@ -28,7 +28,7 @@ pub fn without_records(partition_index: i32, error: ErrorCode) -> PartitionData 
     }
 }
 
-/// Kafka knows no other isolation level, and fails; with the topics where they are `named`.
+/// The answer for an unknown isolation level, on which Kafka fails. With `named`, the answer lists the topics.
 pub fn unknown_isolation(request: &FetchRequest, named: bool) -> FetchResponse {
     let error = ErrorCode::UnknownServerError;
     let topic = |topic: &FetchTopic| {
@@ -47,7 +47,7 @@ pub fn unknown_isolation(request: &FetchRequest, named: bool) -> FetchResponse {
     }
 }
 
-/// Reads from the caches, or on one of the log's own threads where they do not have it.
+/// Reads from the caches, or on a thread of the log if the caches do not hold the data.
 pub async fn read_batches(log: &Log, request: ReadRequest) -> Result<Batches, ReadError> {
     match log.read(&request)? {
         ReadStep::Ready(batches) => Ok(batches),
@@ -58,7 +58,7 @@ pub async fn read_batches(log: &Log, request: ReadRequest) -> Result<Batches, Re
     }
 }
 
-/// A fetch that waits for the disk, until it is given up.
+/// A fetch that waits for the disk, until the fetch is dropped.
 struct Reader(tokio::sync::oneshot::Sender<Vec<Result<Batches, ReadError>>>);
 
 impl ReadDone for Reader {
@@ -67,12 +67,12 @@ impl ReadDone for Reader {
     }
 
     fn done(self: Box<Self>, results: Vec<Result<Batches, ReadError>>) {
-        // Given up while it was read for.
+        // The receiver may be dropped if the fetch has ended.
         drop(self.0.send(results));
     }
 }
 
-/// An answer for each request, or as many errors.
+/// Reads on a thread of the log. Returns one result for each request, or the same error for all of them.
 pub async fn read_later(
     log: &Log,
     requests: Vec<ReadRequest>,
@@ -84,7 +84,7 @@ pub async fn read_later(
     receiver.await.unwrap_or_else(|_| (0..count).map(|_| Err(ReadError::Closed)).collect())
 }
 
-/// Where the leaders are reached that an answer names. As in Kafka, a fetch of a replica is not told.
+/// The endpoints of the leaders that an answer names. As in Kafka, a replica's fetch gets none.
 pub fn leaders_told(
     broker: &Broker,
     caller: &Caller,
@@ -102,7 +102,7 @@ pub fn leaders_told(
     told.into_iter().filter_map(endpoint).collect()
 }
 
-/// Refuses a client that believes in another leader epoch than `current` (KIP-320); -1 stands for none.
+/// Refuses a client that assumes another leader epoch than `current` (KIP-320). -1 means no epoch.
 pub fn check_leader_epoch(epoch: i32, current: i32) -> Result<(), ErrorCode> {
     match epoch {
         -1 => Ok(()),

@@ -1,4 +1,5 @@
-//! SaslHandshake and SaslAuthenticate where they have no place: connections on SASL listeners log in before requests get here.
+//! SaslHandshake and SaslAuthenticate out of place. On SASL listeners, a connection logs in before its requests get
+//! here.
 
 use wire::messages as m;
 use wire::{ErrorCode, Text};
@@ -12,7 +13,7 @@ pub async fn handshake(_: Request<m::SaslHandshakeRequest>) -> m::SaslHandshakeR
     m::SaslHandshakeResponse { error_code: CODE, mechanisms: Vec::new() }
 }
 
-/// The same for SaslAuthenticate.
+/// Answers SaslAuthenticate in the same cases.
 pub async fn authenticate(_: Request<m::SaslAuthenticateRequest>) -> m::SaslAuthenticateResponse {
     m::SaslAuthenticateResponse {
         error_code: CODE,

@@ -20,7 +20,7 @@ use crate::security::{Operation, audit};
 use crate::topics::{OFFSETS_TOPIC, Topic};
 use crate::transactions::TransactionIndex;
 
-/// Answers WriteTxnMarkers, which here is how `kafka-transactions.sh abort` ends a transaction without a coordinator.
+/// Answers WriteTxnMarkers. `kafka-transactions.sh abort` uses it to end a transaction without a coordinator.
 pub async fn write_markers(
     Request { broker, caller, body: request, .. }: Request<m::WriteTxnMarkersRequest>,
 ) -> m::WriteTxnMarkersResponse {
@@ -28,17 +28,18 @@ pub async fn write_markers(
         true => Ok(()),
         false => broker.authorizer.cluster(&caller, Operation::ClusterAction),
     };
-    // Of a producer, topic or partition that is named many times the last counts; one without partitions is left out.
+    // If a producer, topic or partition occurs several times, the last one counts. A topic without partitions is left
+    // out.
     let mut told: BTreeMap<i64, BTreeMap<Text, BTreeMap<i32, ErrorCode>>> = BTreeMap::new();
     for marker in request.markers {
         let producer = (marker.producer_id, marker.producer_epoch);
         let result =
             if marker.transaction_result { TransactionResult::Commit } else { TransactionResult::Abort };
-        // All are on their way before the first is waited for: they share a group commit.
+        // All markers are queued before the first is awaited, so that they share a group commit.
         let mut begun = Vec::new();
         for topic in &marker.topics {
             let found = broker.topics.find(&topic.name);
-            // One that is named many times gets one.
+            // A repeated partition gets one marker.
             let indexes: BTreeSet<i32> = topic.partition_indexes.iter().copied().collect();
             for index in indexes {
                 begun.push(match allowed {
@@ -79,7 +80,7 @@ pub async fn write_markers(
     m::WriteTxnMarkersResponse { markers: told.into_iter().map(marker).collect() }
 }
 
-/// Where a marker stands, and when it is durable.
+/// The offset of a marker, and the receiver of its outcome.
 type Landed = (Offset, oneshot::Receiver<Result<(), storage::AppendError>>);
 
 async fn begin_marker(

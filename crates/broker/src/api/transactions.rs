@@ -1,5 +1,5 @@
-//! The transaction APIs (KIP-98, KIP-664, KIP-890): what a transactional producer asks, and what tells of
-//! transactions.
+//! The transaction APIs (KIP-98, KIP-664, KIP-890): the requests of transactional producers, and the requests that
+//! describe transactions.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -28,17 +28,17 @@ use crate::security::{Operation, ResourceType};
 use crate::topics::{OFFSETS_TOPIC, Topic, check_name};
 use crate::transactions::{End, Status, TopicPartition, TransactionError};
 
-/// The first versions whose clients know PRODUCER_FENCED; older ones are told INVALID_PRODUCER_EPOCH.
+/// The first version whose clients know PRODUCER_FENCED. Older ones get INVALID_PRODUCER_EPOCH.
 const FENCED_FROM_VERSION: i16 = 2;
-/// The first version of AddPartitionsToTxn for several transactions, which only servers send.
+/// The first version of AddPartitionsToTxn with several transactions. Only servers send it.
 const BATCHED_FROM_VERSION: i16 = 4;
-/// The first versions of clients that bump the epoch with every transaction (KIP-890).
+/// The first versions whose clients bump the epoch with every transaction (KIP-890).
 const END_BUMPS_FROM_VERSION: i16 = 5;
 const COMMIT_ADDS_FROM_VERSION: i16 = 5;
 /// The first version whose clients know TRANSACTION_ABORTABLE.
 const COMMIT_ABORTABLE_FROM_VERSION: i16 = 4;
 const COMMIT_IDS_FROM_VERSION: i16 = 6;
-/// `transaction.version` of those clients, and of the others.
+/// `transaction.version` of these clients, and of the others.
 pub const BUMPING: i16 = 2;
 const NOT_BUMPING: i16 = 1;
 
@@ -49,8 +49,8 @@ fn code(error: TransactionError, version: i16) -> ErrorCode {
     }
 }
 
-/// Whether this broker coordinates the transactional id. Where the records of its partition cannot be read, each operation
-/// answers so by itself.
+/// Checks that this broker coordinates the transactional id. If the records of its partition cannot be read, the check
+/// passes and the operation itself fails.
 pub fn served(broker: &Broker, id: &str) -> Result<(), ErrorCode> {
     match broker.transactions.serves(id) {
         Ok(()) | Err(Unserved::Unavailable) => Ok(()),
@@ -98,7 +98,7 @@ pub async fn add_partitions(
     AddPartitionsToTxnResponse { results_by_transaction: results, ..AddPartitionsToTxnResponse::default() }
 }
 
-/// The same error for every partition.
+/// An answer with the same error for every partition.
 fn refused_partitions(
     topics: Vec<m::add_partitions_to_txn_request::AddPartitionsToTxnTopic>,
     error: ErrorCode,
@@ -114,7 +114,7 @@ fn refused_partitions(
     topics.into_iter().map(topic).collect()
 }
 
-/// Each topic and partition once, however often it is named.
+/// Each topic and partition once, even if the request repeats it.
 fn named_once(
     topics: Vec<m::add_partitions_to_txn_request::AddPartitionsToTxnTopic>,
 ) -> Vec<m::add_partitions_to_txn_request::AddPartitionsToTxnTopic> {
@@ -232,7 +232,7 @@ pub async fn add_offsets(
     }
 }
 
-/// Answers EndTxn, when the end is durable.
+/// Answers EndTxn once the end is durable.
 pub async fn end(
     Request { broker, caller, version, body: request, .. }: Request<m::EndTxnRequest>,
 ) -> m::EndTxnResponse {
@@ -270,7 +270,7 @@ pub async fn end(
     }
 }
 
-/// Answers TxnOffsetCommit, when the offsets are durable.
+/// Answers TxnOffsetCommit once the offsets are durable.
 pub async fn commit_offsets(
     Request { broker, caller, version, body: request, .. }: Request<m::TxnOffsetCommitRequest>,
 ) -> TxnOffsetCommitResponse {
@@ -338,7 +338,7 @@ async fn commit_all(
         Ok(transactions) if check.is_some() && version >= COMMIT_ADDS_FROM_VERSION => {
             transactions.add(id, producer, vec![of], BUMPING).await
         }
-        // Also where a transaction is open: it may be that of a newer instance.
+        // The check is needed even if a transaction is open, because it may belong to a newer instance of the producer.
         Ok(transactions) => transactions.verify(id, producer, &of).await,
     };
     if let (Err(_), Some(check)) = (&result, check) {
@@ -346,7 +346,7 @@ async fn commit_all(
     }
     result.map_err(|error| match error {
         TransactionError::Fenced => ErrorCode::InvalidProducerEpoch,
-        // Clients of these versions try again only where the coordinator is loading.
+        // Clients of these versions retry only if the coordinator is loading.
         TransactionError::Concurrent if version < COMMIT_ADDS_FROM_VERSION => {
             ErrorCode::CoordinatorLoadInProgress
         }
@@ -365,7 +365,7 @@ async fn commit_all(
     };
     let transactional = Transactional { producer_id, epoch, check };
     let results = broker.coordinator.commit(&entry, commit, Some(transactional)).await;
-    // As Kafka: producers know no stale epoch, and would take it for the end of them.
+    // As in Kafka: producers do not know STALE_MEMBER_EPOCH and would treat it as fatal.
     let known = |error: GroupError| match error {
         GroupError::StaleMemberEpoch => GroupError::IllegalGeneration,
         error => error,
@@ -413,11 +413,11 @@ pub async fn describe_producers(
             Err(failure) => Err(failure.code),
         };
         let found = broker.topics.find(&topic.name);
-        // One that is named many times is described once: the answer stays in proportion.
+        // A repeated partition is described once, so that the size of the answer stays proportional to the request.
         let partitions = topic.partition_indexes.iter().copied().collect::<BTreeSet<i32>>().into_iter();
         let mut partitions: Vec<_> =
             partitions.map(|index| describe(found.as_deref(), allowed, index)).collect();
-        // What is wrong with a name is said once, since it says the name.
+        // The message about an invalid name repeats the name, so only the first partition gets it.
         if let (Err(failure), Some(first)) = (named, partitions.first_mut()) {
             first.error_message = Some(failure.text());
         }
@@ -473,7 +473,7 @@ pub async fn describe(
             topics: topics.into_iter().map(topic).collect(),
         }
     };
-    // One that is named many times is described once: the answer stays in proportion.
+    // A repeated id is described once, so that the size of the answer stays proportional to the request.
     let mut named = HashSet::new();
     let ids = request.transactional_ids.into_iter().filter(|id| named.insert(id.clone()));
     m::DescribeTransactionsResponse {
@@ -485,7 +485,7 @@ pub async fn describe(
 /// Answers ListTransactions.
 pub async fn list(request: Request<m::ListTransactionsRequest>) -> m::ListTransactionsResponse {
     let Request { broker, caller, body: request, .. } = &request;
-    // A state of Kafka's that no transaction is seen in.
+    // "Dead" is a state of Kafka's, but no transaction is listed in it.
     let known = |name: &Text| {
         name.as_str() == "Dead" || Status::ALL.iter().any(|status| status.name() == name.as_str())
     };

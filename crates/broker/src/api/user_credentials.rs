@@ -1,4 +1,4 @@
-//! DescribeUserScramCredentials and AlterUserScramCredentials (KIP-554): which users have a password for SCRAM.
+//! DescribeUserScramCredentials and AlterUserScramCredentials (KIP-554): the users with a SCRAM password.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -16,9 +16,9 @@ use crate::request::Request;
 use crate::security::audit;
 use crate::users::{Credentials, ITERATIONS_MAX, ITERATIONS_MIN, USERS_MAX, UserChange, Users};
 
-/// Bytes of a name: names are held in memory.
+/// Bound in bytes of a name. Names are held in memory.
 const NAME_BYTES_MAX: usize = 1024;
-/// Bytes of a salt or a salted password; Kafka's clients send 64 at most.
+/// Bound in bytes of a salt or a salted password. Kafka's clients send 64 at most.
 const BYTES_MAX: usize = 1024;
 
 fn code_of(hash: Hash) -> i8 {
@@ -83,7 +83,7 @@ fn result(user: Text, twice: bool, users: &Users) -> described::DescribeUserScra
     described::DescribeUserScramCredentialsResult { user, credential_infos, ..Default::default() }
 }
 
-/// Answers AlterUserScramCredentials. All that can be changed is changed at once, and durable when it is answered.
+/// Answers AlterUserScramCredentials. All valid changes are made at once, and are durable before the answer.
 pub async fn alter(
     Request { broker, caller, body: request, .. }: Request<m::AlterUserScramCredentialsRequest>,
 ) -> m::AlterUserScramCredentialsResponse {
@@ -104,7 +104,7 @@ pub async fn alter(
     let changed: HashSet<&Text> = changed.collect();
     let set = request.upsertions.iter().map(|of| (&of.name, "set", of.mechanism));
     let deleted = request.deletions.iter().map(|of| (&of.name, "deleted", of.mechanism));
-    // No user comes twice among those that were changed.
+    // No user occurs twice among the changed ones.
     for (user, what, mechanism) in set.chain(deleted).filter(|(user, ..)| changed.contains(user)) {
         let details = format!("{} {what}", hash_of(mechanism).map_or("", Hash::mechanism));
         audit::changed(&caller.origin, "changed credentials of user", user, &details);
@@ -120,11 +120,11 @@ fn answer(user: &Text, failure: Option<&Failure>) -> altered::AlterUserScramCred
     }
 }
 
-/// What becomes of one user in the request: the change, or why there is none.
+/// The outcome for one user of the request: the change, or the reason why there is none.
 type Wanted = Result<UserChange, Failure>;
 
-/// As in Kafka a user may be named once, whatever the mechanism; who is named twice is not changed, and what is wrong
-/// first is answered. Changes come before failures.
+/// Splits the request into changes and failures, the changes first. As in Kafka, a user may occur once, whatever the
+/// mechanism. A user that occurs twice is not changed and gets its first error.
 fn sorted_out(
     all: &BTreeMap<String, Credentials>,
     request: &m::AlterUserScramCredentialsRequest,
@@ -200,7 +200,7 @@ fn check_upsertion(
     let iterations = u32::try_from(upsertion.iterations).ok().and_then(NonZeroU32::new);
     let iterations = iterations.ok_or_else(|| unacceptable("Too few iterations"))?;
     let (salt, salted) = (&upsertion.salt, &upsertion.salted_password);
-    // Kafka takes an empty salt, and fails with an unknown error where the password is empty.
+    // Kafka accepts an empty salt, and fails with an unknown error on an empty password.
     if salted.is_empty() || salted.len() > BYTES_MAX || salt.len() > BYTES_MAX {
         return Err(unacceptable("the salted password is empty, or it or the salt is too long"));
     }

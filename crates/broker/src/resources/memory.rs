@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 const MIB: u64 = 1024 * 1024;
 
-/// Default size in bytes of the cache of the newest records: a sixteenth of the memory, at least 128 MiB and at most 1
-/// GiB. With little memory, at most an eighth.
+/// Default size in bytes of the cache of the newest records: a sixteenth of the memory. At most 1 GiB, and at least 128
+/// MiB or an eighth of the memory, whichever is less.
 pub fn tail_cache_bytes_default() -> i64 {
     static BYTES: OnceLock<i64> = OnceLock::new();
     *BYTES.get_or_init(|| share_of(memory_bytes(Path::new("/"))))
