@@ -1,4 +1,4 @@
-//! The broker: everything that its connections share, and what it does by itself in the background.
+//! The broker: the state shared by all connections, and the background tasks.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -38,16 +38,16 @@ use crate::transactions::TransactionError;
 use crate::users::Users;
 
 const CLUSTER_ID_KEY: &str = "cluster_id";
-/// Why the broker cannot start.
+/// The reason why the broker cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No log can be opened.
+    /// No log could be opened.
     #[error(transparent)]
     Logs(#[from] LogsError),
-    /// The metadata store cannot be opened.
+    /// The metadata store could not be opened.
     #[error("the metadata cannot be opened: {0}")]
     Meta(#[from] MetaError),
-    /// The groups cannot be read.
+    /// The groups or the transactions could not be read.
     #[error("the consumer groups or transactions cannot be read: {0}")]
     Groups(#[from] storage::ReadError),
 }
@@ -55,7 +55,7 @@ pub enum OpenError {
 /// A running broker.
 #[derive(Debug)]
 pub struct Broker {
-    /// As it was started; what may change since is in `configs`.
+    /// The settings at the start. Settings that change at run time are in `configs`.
     pub(crate) config: Arc<Config>,
     pub(crate) configs: Arc<ResourceConfigs>,
     pub(crate) quotas: Arc<Quotas>,
@@ -81,8 +81,8 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// Opens the broker on its logs, with its metadata in `directory`. Blocks while the logs recover; must be called
-    /// inside a tokio runtime. A log that cannot be had takes only its partitions down while there is another.
+    /// Opens the broker on its logs, with its metadata in `directory`. Blocks while the logs recover. Must be called
+    /// inside a tokio runtime. If there are several logs, an unusable log makes only its own partitions unavailable.
     pub fn open(config: Config, logs: Vec<LogDirectory>, directory: &Path) -> Result<Arc<Broker>, OpenError> {
         let config = Arc::new(config);
         let store: Arc<dyn Store> = Arc::new(Embedded::open(&directory.join(stored::META_FILE))?);
@@ -159,7 +159,7 @@ impl Broker {
         let only_log = broker.logs.all().len() == 1;
         broker.coordinator.load(only_log)?;
         broker.transactions.load(only_log)?;
-        // What a crash left ahead of the data must be taken back before other batches take its place.
+        // Index entries that a crash left ahead of the data must be corrected before other batches take their offsets.
         broker.maintain_transaction_indexes();
         broker.start_background();
         Ok(broker)
@@ -171,7 +171,7 @@ impl Broker {
             tokio::spawn(async move {
                 loop {
                     let begun = tokio::time::Instant::now();
-                    // In steps: how long it is may be changed meanwhile.
+                    // The wait is divided into steps, because the interval may change in the meantime.
                     loop {
                         let Some(ms) = broker.upgrade().map(|broker| ms(&broker.configs.now())) else {
                             return;
@@ -202,7 +202,7 @@ impl Broker {
         self.background.lock().push(self.transactions.watch());
     }
 
-    /// Applies every topic's retention, and forgets idle producers.
+    /// Applies every topic's retention, and removes idle producers.
     fn apply_retention(self: &Arc<Self>) {
         let now_ms = self.now_ms();
         self.maintain_transaction_indexes();
@@ -213,7 +213,7 @@ impl Broker {
             for partition in partitions.iter() {
                 partition.expire_producers(now_ms - self.config.producer_expiry_ms);
                 if topic.is_internal() {
-                    // Kept small by compaction alone.
+                    // Compaction alone keeps internal topics small.
                     continue;
                 }
                 let oldest = config.retention_ms.map(|ms| Timestamp(now_ms.saturating_sub(ms)));
@@ -235,18 +235,18 @@ impl Broker {
         }
     }
 
-    /// Who may log in with a password.
+    /// The users with a password.
     pub fn users(&self) -> &Arc<Users> {
         &self.users
     }
 
-    /// Counts a connection from `address` against the quota of that address (KIP-612). One too many is not counted, and
-    /// is to be kept waiting for so long before it is closed.
+    /// Counts a connection from `address` towards the quota of that address (KIP-612). A connection over the quota is
+    /// not counted. It must be held for the returned time and then closed.
     pub fn record_connection(&self, address: IpAddr) -> Option<Duration> {
         self.quotas.record_connection(address)
     }
 
-    /// Why it takes no appends, if no log does: each has stopped, or its disk is full.
+    /// The reason why no log accepts appends: each has stopped, or its disk is full. `None` if a log accepts appends.
     pub fn failure(&self) -> Option<String> {
         let why = |log: &OpenLog| match log.failure() {
             Some(error) => Some(error.to_string()),
@@ -256,14 +256,14 @@ impl Broker {
         reasons.collect::<Option<Vec<String>>>().map(|reasons| reasons.join("; "))
     }
 
-    /// The logs that stopped by themselves, and why.
+    /// The logs that have stopped after an error, each with the reason.
     pub fn failed_logs(&self) -> Vec<String> {
         let logs = self.logs.all().iter();
         logs.filter_map(|log| log.failure().map(|error| format!("{}: {error}", log.path))).collect()
     }
 
-    /// Finishes what is in flight and closes the logs: nothing acknowledged or admitted is lost. No request may be begun
-    /// any more.
+    /// Waits for all work in progress and closes the logs. Nothing acknowledged or admitted is lost. No request may
+    /// begin after this call.
     pub async fn close(&self) {
         for task in std::mem::take(&mut *self.background.lock()) {
             task.abort();
@@ -274,8 +274,9 @@ impl Broker {
         }
     }
 
-    /// Another broker of the cluster, on the logs and the metadata of this one: what a second broker is to clients. It
-    /// coordinates the groups and transactions whose partitions it leads. It does nothing by itself in the background. For tests.
+    /// Creates another broker of the cluster on the logs and the metadata of this one. To clients, it is a second
+    /// broker. It coordinates the groups and transactions whose partitions it leads. It has no background tasks. For
+    /// tests.
     #[doc(hidden)]
     pub fn beside(&self, node: i32) -> Arc<Broker> {
         let groups = Arc::new(self.coordinator.config().clone());
@@ -315,14 +316,14 @@ impl Broker {
         })
     }
 
-    /// Replaces what is known of the other brokers: their listeners by name. For tests.
+    /// Replaces the other brokers' ids and their listeners by name. For tests.
     #[doc(hidden)]
     pub fn set_others(&self, others: BTreeMap<i32, Listeners>) {
         self.placement.set_others(others);
     }
 
-    /// Has every partition led by the broker that `choose` says, given its topic, its index and its leader: if that is another
-    /// one, with the next epoch. For tests.
+    /// Sets the leader of every partition. `choose` gets the topic, the index and the current leader, and returns the
+    /// new leader. A different leader gets the next epoch. For tests.
     #[doc(hidden)]
     pub fn place(&self, mut choose: impl FnMut(&str, i32, i32) -> i32) {
         for topic in self.topics.all() {
@@ -337,12 +338,12 @@ impl Broker {
         }
     }
 
-    /// Its settings.
+    /// The settings at the start.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The settings of a consumer group of the newer protocol (KIP-848).
+    /// The settings of a consumer group of the newer protocol (KIP-848), from its overrides and the broker's settings.
     pub(crate) fn group_config(&self, group_id: &str) -> ConsumerGroupConfig {
         let overrides = self.configs.of(ResourceKind::Group, group_id);
         ConsumerGroupConfig::new(&overrides, &self.configs.now())
@@ -353,10 +354,10 @@ impl Broker {
         partition.replica(self.placement.local())
     }
 
-    /// The coordinator of a transactional id, which may be that of another broker.
+    /// The transaction coordinator of a transactional id. It may belong to another broker.
     ///
     /// # Errors
-    /// `CoordinatorNotAvailable`.
+    /// `NotAvailable` if no broker coordinates the transactional id.
     pub(crate) fn transactions_of(&self, id: &str) -> Result<Arc<TransactionCoordinator>, TransactionError> {
         match self.transactions.served_by(id) {
             Some(node) if node != self.placement.local() => {
@@ -371,12 +372,13 @@ impl Broker {
         self.clock.now_ms()
     }
 
-    /// Waits until much memory was freed since the last call, which the allocator may still hold.
+    /// Waits until a large request has released its memory since the last call. The allocator may still hold that
+    /// memory.
     pub async fn memory_freed(&self) {
         self.turns.freed().await;
     }
 
-    /// Runs what blocks on a thread that may.
+    /// Runs blocking work on a thread that may block.
     pub(crate) async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Arc<Broker>) -> T + Send + 'static,
@@ -393,15 +395,15 @@ impl Broker {
     ) -> Result<Arc<Topic>, Failure> {
         let name = name.to_owned();
         let create = move |broker: &Arc<Broker>| {
-            // Should a topic of this name have been deleted while the log took no records: what was committed for it does
-            // not count for the new one, also not after a crash.
+            // A topic of this name may have been deleted while the log accepted no records. The offsets committed for
+            // it must not count for the new topic, not even after a crash.
             let forget = || broker.coordinator.forget_topic_for_good(&name);
             broker.topics.create(&name, partitions, configs, forget)
         };
         Ok(self.blocking(create).await?)
     }
 
-    /// The topic `name`, created where there is none. Two clients may ask for the same new topic at once: both get it.
+    /// The topic `name`. A missing topic is created. If two clients ask for the same new topic at once, both get it.
     pub(crate) async fn find_or_create_topic(
         self: &Arc<Self>,
         name: &str,
@@ -442,7 +444,7 @@ impl Broker {
     }
 }
 
-/// The cluster's id, made up once (22 letters, as Kafka's are).
+/// The cluster's id, generated once (22 letters, as Kafka's ids).
 fn cluster_id(store: &dyn Store) -> Result<Text, MetaError> {
     if let Some(found) = store.find(CLUSTER_ID_KEY)? {
         return Ok(Text::from(String::from_utf8_lossy(&found.bytes).into_owned()));

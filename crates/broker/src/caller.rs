@@ -1,4 +1,4 @@
-//! Who sends requests: its principal, where it comes from, and the listener that it reached.
+//! The sender of a request: its principal, its address, and the listener that it reached.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -6,27 +6,27 @@ use std::sync::Arc;
 
 use wire::Text;
 
-/// The type of all principals that authentication gives, as in Kafka.
+/// The type of all authenticated principals, as in Kafka.
 const USER: &str = "User";
-/// The name of who has not authenticated.
+/// The name of a principal that has not authenticated.
 pub(crate) const ANONYMOUS: &str = "ANONYMOUS";
 
-/// Whom a client has shown to be (Kafka's KafkaPrincipal).
+/// The identity of a client (Kafka's KafkaPrincipal).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Principal {
-    /// `User`, unless an ACL speaks of another type.
+    /// `User`, unless an ACL names another type.
     pub kind: Text,
-    /// What authentication found: a user's name, or a certificate's subject.
+    /// The result of authentication: a user's name, or a certificate's subject.
     pub name: Text,
 }
 
 impl Principal {
-    /// The user of this name.
+    /// The principal of the user `name`.
     pub fn user(name: &str) -> Principal {
         Principal { kind: Text::from_static(USER), name: Text::copied(name) }
     }
 
-    /// Who has not authenticated.
+    /// The principal of a client that has not authenticated.
     pub const fn anonymous() -> Principal {
         Principal { kind: Text::from_static(USER), name: Text::from_static(ANONYMOUS) }
     }
@@ -38,35 +38,35 @@ impl fmt::Display for Principal {
     }
 }
 
-/// What the broker knows of a listener.
+/// A listener as the broker knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// As in `listeners`.
+    /// The name in `listeners`.
     pub name: String,
-    /// What its clients are told to connect to, in place of the address that they reached.
+    /// The address that clients are told to connect to, if it is not the address that they reached.
     pub advertised: Option<(String, u16)>,
 }
 
-/// What a connection's requests have in common.
+/// The properties shared by all requests of a connection.
 #[derive(Clone, Debug)]
 pub struct Origin {
     /// Anonymous until the client has authenticated.
     pub principal: Principal,
     /// The client's address.
     pub peer: SocketAddr,
-    /// The address that it reached.
+    /// The server's address that the client reached.
     pub local: SocketAddr,
-    /// The listener that it reached.
+    /// The listener that the client reached.
     pub listener: Arc<Listener>,
 }
 
 impl Origin {
-    /// The client's address, an IPv4 one as such where it reached us by IPv6.
+    /// The client's address. An IPv4 address that was mapped to IPv6 is returned as IPv4.
     pub fn host(&self) -> IpAddr {
         self.peer.ip().to_canonical()
     }
 
-    /// Where the client is told to find this server.
+    /// The address at which the client is told to find this server.
     pub(crate) fn endpoint(&self) -> Endpoint {
         match &self.listener.advertised {
             Some((host, port)) => Endpoint { host: Text::copied(host), port: i32::from(*port) },
@@ -78,25 +78,25 @@ impl Origin {
     }
 }
 
-/// An address as Metadata gives it.
+/// An address as Metadata returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
-    /// Name or address.
+    /// Host name or IP address.
     pub host: Text,
     /// TCP port.
     pub port: i32,
 }
 
-/// Who sent a request.
+/// The sender of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     pub origin: Arc<Origin>,
-    /// As it calls itself.
+    /// The client id from the request's header.
     pub client_id: Text,
 }
 
 impl Caller {
-    /// Its address, as Kafka shows it.
+    /// The client's address, as Kafka shows it.
     pub fn host_shown(&self) -> String {
         format!("/{}", self.origin.host())
     }

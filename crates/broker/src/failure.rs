@@ -1,28 +1,28 @@
-//! An error as an answer carries it.
+//! An error in an answer.
 
 use wire::ErrorCode;
 
-/// An error as an answer carries it: the code, and a message where the API has room for one.
+/// An error in an answer: Kafka's code, and a message if the API has a field for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Kafka's code.
+    /// Kafka's error code.
     pub code: ErrorCode,
-    /// What to show to a person.
+    /// A message for people.
     pub message: Option<String>,
 }
 
 impl Failure {
-    /// With Kafka's own sentence for the code.
+    /// A failure with Kafka's own message for the code.
     pub fn new(code: ErrorCode) -> Failure {
         Failure { code, message: None }
     }
 
-    /// With a message of its own, of which as much is told as [`wire::Writer`] takes of a message.
+    /// A failure with a specific message. [`wire::Writer`] cuts a long message.
     pub fn because(code: ErrorCode, message: impl Into<String>) -> Failure {
         Failure { code, message: Some(message.into()) }
     }
 
-    /// The message to answer with; Kafka's sentence for the code where there is none.
+    /// The message for the answer. Without a specific message, Kafka's message for the code.
     pub fn text(&self) -> wire::Text {
         self.message.clone().map_or_else(|| wire::Text::from_static(self.code.message()), wire::Text::from)
     }

@@ -1,4 +1,4 @@
-//! Internal topics: batches of the server's own records, written and read back.
+//! Internal topics: writes the server's own records as batches, and reads them back.
 
 use std::collections::BTreeSet;
 
@@ -14,16 +14,16 @@ use crate::partition::{Checked, Home, Partition};
 /// A record of an internal topic: key and value; a `None` value is a tombstone.
 pub type InternalRecord = (Bytes, Option<Bytes>);
 
-/// Bytes that one batch of records may decompress to.
+/// Bound in bytes of a decompressed batch of records.
 const RECORDS_BYTES_MAX: usize = 256 * 1024 * 1024;
-/// Bytes read at once when groups are loaded.
+/// Bytes per read while a partition is loaded.
 const LOAD_READ_BYTES: usize = 1024 * 1024;
 
-/// Tells one who waits when an append is durable, or never will be.
+/// A completion that reports the outcome of an append to a waiting task.
 pub struct Told(Mutex<Option<oneshot::Sender<Result<(), AppendError>>>>);
 
 impl Told {
-    /// Through this channel.
+    /// Reports through this channel.
     pub fn new(sender: oneshot::Sender<Result<(), AppendError>>) -> Told {
         Told(Mutex::new(Some(sender)))
     }
@@ -32,13 +32,13 @@ impl Told {
 impl Completion for Told {
     fn complete(&self, result: Result<(), AppendError>) {
         if let Some(sender) = self.0.lock().take() {
-            // Who waited may have been given up.
+            // The waiting task may be gone.
             let _ = sender.send(result);
         }
     }
 }
 
-/// Records of an internal topic as one batch; with a producer, of its transaction.
+/// Encodes records of an internal topic as one batch. With a producer, the batch belongs to the producer's transaction.
 pub fn batch_of(records: &[InternalRecord], now_ms: i64, producer: Option<(i64, i16)>) -> Checked {
     let mut builder = BatchBuilder::new(Compression::None);
     if let Some((producer_id, epoch)) = producer {
@@ -52,11 +52,11 @@ pub fn batch_of(records: &[InternalRecord], now_ms: i64, producer: Option<(i64, 
     Checked { header, bytes, append_time: None }
 }
 
-/// Reads partitions of an internal topic, and tells of each record with the place of its partition in `partitions`. What cannot
-/// be decoded is reported and passed over. Returns what became of each partition. Blocks.
+/// Reads partitions of an internal topic. Calls `take` for each record, with the position of its partition in
+/// `partitions`. Data that cannot be decoded is logged and skipped. Returns the outcome for each partition. Blocks.
 ///
-/// The partitions are read together, in the order in which their batches stand in the log: their batches lie between each
-/// other, so that reading one partition after the other would read the log as often as there are partitions.
+/// The partitions are read together, in the order of their batches in the log. The batches of different partitions are
+/// interleaved, so reading one partition after the other would read the log once for each partition.
 pub fn read_records(
     partitions: &[(&Partition, &Home)],
     mut take: impl FnMut(usize, &BatchHeader, &records::RecordView),
@@ -80,7 +80,7 @@ pub fn read_records(
     ended
 }
 
-/// Reads one partition.
+/// The reader of one partition.
 struct Reader<'a> {
     partition: &'a Partition,
     home: &'a Home,
@@ -92,8 +92,8 @@ impl<'a> Reader<'a> {
         Reader { partition, home, from: home.stream.bounds().start }
     }
 
-    /// Reads what the caches hold; with `from_disk` first the partition's batches of one stretch of the log, from disk if they
-    /// are in no cache. Returns which stretch it needs next; `None` at the end.
+    /// Reads data that is in the caches. With `from_disk`, first reads the partition's batches of one stretch of the
+    /// log, from disk if they are not cached. Returns the stretch that the reader needs next, or `None` at the end.
     fn read_on(
         &mut self,
         from_disk: bool,
@@ -169,7 +169,7 @@ mod tests {
     const LOG_BYTES: u64 = PARTITIONS * ROUNDS as u64 * RECORD_BYTES as u64;
     const LEADER: Leader = Leader { node: 1, epoch: 0 };
     const MIB: i64 = 1 << 20;
-    /// What the readers of a log read at once, at the least.
+    /// The smallest unit that a log reads from disk.
     const REGION_BYTES: u64 = 256 * 1024;
 
     fn open(disk: &SimDisk, store: &meta::Memory, home: &std::path::Path) -> (Logs, Vec<Partition>) {
@@ -203,7 +203,7 @@ mod tests {
         let admission = loop {
             match home.log.log.admit(batch.bytes.len()) {
                 Ok(admission) => break admission,
-                // Another segment is being prepared.
+                // The log is preparing another segment.
                 Err(AdmitError::Busy) => std::thread::yield_now(),
                 Err(error) => panic!("{error}"),
             }
@@ -236,7 +236,7 @@ mod tests {
         let all: Vec<u32> = (0..ROUNDS).collect();
         assert_eq!(found.len(), partitions.len());
         assert!(found.values().all(|rounds| *rounds == all));
-        // Once each, and a few twice where they end or where the readers come back for a second batch.
+        // Each region is read once. A few are read twice, at their ends or if a reader comes back for a second batch.
         let regions = logs.all()[0].log.statistics().region_misses;
         assert!(regions <= 2 * LOG_BYTES / REGION_BYTES, "{regions} regions were read");
         logs.close();
@@ -259,7 +259,7 @@ mod tests {
             expected += 1;
         });
         assert!(read[0].is_ok() && expected == BATCHES, "{expected}");
-        // Each batch is looked up a few times at most, whether in the cache or not.
+        // Each batch is looked up a few times at most, whether it is cached or not.
         let statistics = logs.all()[0].log.statistics();
         let looked_up = statistics.region_hits + statistics.region_misses;
         assert!(looked_up <= 3 * u64::from(BATCHES), "{looked_up} look-ups for {BATCHES} batches");

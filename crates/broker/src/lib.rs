@@ -1,7 +1,7 @@
-//! What each Kafka API means: topics, partitions, producers, fetches, consumer groups.
+//! The meaning of each Kafka API: topics, partitions, producers, fetches, consumer groups.
 //!
-//! Frames come in as bytes and go out as chunks; sockets are the server's business, bytes on disk are storage's. The
-//! only crate that knows Kafka's error codes ([`request::error_codes`] maps them).
+//! Requests come in as bytes and answers go out as chunks. The server crate owns the sockets, and the storage crate
+//! owns the bytes on disk. This is the only crate that knows Kafka's error codes ([`request::error_codes`] maps them).
 
 mod config;
 pub mod groups;

@@ -1,9 +1,9 @@
-//! The logs: one in each log directory, and what is known of those that cannot be had.
+//! The logs, one in each log directory, and the state of logs that are unavailable.
 //!
-//! A log is known by the id in its segments, wherever its directory stands; the metadata keeps the id of the log of each
-//! partition, and the directory in which each log was seen last. So a partition is found again after its directory moved,
-//! and never taken for an empty one because a directory is missing: where a log that holds partitions was last seen, none
-//! is begun.
+//! A log is identified by the id in its segments, wherever its directory is. The metadata stores the log id of each
+//! partition, and the directory in which each log was last seen. A partition is therefore found again after its
+//! directory has moved. A missing directory never makes a partition look empty: no new log is begun where a log with
+//! partitions was last seen.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -26,28 +26,28 @@ use crate::image::stored;
 use crate::metrics::Metrics;
 use crate::transactions::{StoredTransactions, TransactionIndex};
 
-/// Threads of each log for reads that miss the caches.
+/// Threads of each log that serve reads that miss the caches.
 const COLD_THREADS: usize = 2;
-/// Memory beside the caches for what readers were given and have not taken yet, over all logs, and of each log at least: what
-/// is being read, written and sent in a log where nobody is slow is in it as well.
+/// Memory, besides the caches, for data that readers received and have not consumed yet: the total over all logs, and
+/// the minimum for each log. Data that is being read, written or sent counts as well, even if no reader is slow.
 const READERS_BYTES: usize = 64 * 1024 * 1024;
 const READERS_BYTES_MIN: usize = 16 * 1024 * 1024;
 /// Memory for the batch indexes of sealed segments, over all logs.
 const INDEX_CACHE_BYTES: usize = 32 * 1024 * 1024;
-/// Of the newest records, so many bytes are kept in memory whatever their age.
+/// Bytes of the newest records that stay in memory whatever their age, over all logs.
 const TAIL_KEPT_BYTES: usize = 128 * 1024 * 1024;
-/// What each cache of a log has at least, however many logs share the memory that is set for it.
+/// Minimum size of each cache of a log, however many logs share the configured memory.
 const CACHE_BYTES_MIN: usize = 4 * 1024 * 1024;
 
 const LOG_PREFIX: &str = "logs/";
-/// The log of the partitions whose records in the metadata name none: there was one only when they were made.
+/// The log of partitions whose metadata names no log. They were created when there was only one.
 const FIRST_LOG_KEY: &str = "first_log";
-/// How long an append waits for the preparer to make room before it is refused.
+/// Time that an append waits for the preparer to make room before it is refused.
 const ROOM_PATIENCE: Duration = Duration::from_secs(10);
-/// What to do about a log that is not there.
+/// The remedy for a missing log.
 const REMEDY: &str = "bring it back and restart, or delete the topics to give the records up";
 
-/// Why the logs cannot be opened.
+/// The reason why the logs cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum LogsError {
     /// The only log cannot be opened.
@@ -56,27 +56,27 @@ pub enum LogsError {
     /// The metadata store failed.
     #[error("the metadata cannot be used: {0}")]
     Meta(#[from] MetaError),
-    /// None can be used.
+    /// No log directory can be used.
     #[error(
         "no log directory can be used: {0}; bring them back, or remove the metadata as well to begin without their records"
     )]
     AllLost(String),
-    /// One log lies in two directories, and it cannot be known which of them is behind.
+    /// Two directories hold the same log, and it is unknown which copy is older.
     #[error("{0} and {1} hold copies of one log; take one of them out of log.dirs")]
     Copies(String, String),
 }
 
 type Opener = dyn Fn(bool) -> io::Result<Arc<dyn Disk>> + Send;
 
-/// A directory that is to hold a log.
+/// A directory for a log.
 pub struct LogDirectory {
     path: String,
     open: Box<Opener>,
 }
 
 impl LogDirectory {
-    /// The directory `path`, which messages and the metadata call so. `open` opens it; a missing one is made when it is
-    /// called with `true`, and otherwise an error of the kind `NotFound`.
+    /// Creates a description of a directory. Messages and the metadata refer to it as `path`. `open` opens the
+    /// directory: with `true` it creates a missing one, with `false` it returns an error of the kind `NotFound`.
     pub fn new(
         path: impl Into<String>,
         open: impl Fn(bool) -> io::Result<Arc<dyn Disk>> + Send + 'static,
@@ -91,26 +91,26 @@ impl std::fmt::Debug for LogDirectory {
     }
 }
 
-/// A log that is open; it may have stopped since.
+/// A log that was opened. It may have stopped since.
 #[derive(Debug)]
 pub struct OpenLog {
-    /// Identifies it.
+    /// The log's id.
     pub id: Uuid,
-    /// Its directory.
+    /// The log's directory.
     pub path: String,
     /// The log.
     pub log: Arc<Log>,
-    /// Told when it has room again.
+    /// Notified when the log has room again.
     pub room: Arc<Notify>,
-    /// Its transaction index.
+    /// The log's transaction index.
     pub transactions: TransactionIndex,
-    /// What the index said when it was opened, for the partitions that are about to be.
+    /// The content of the index at the time of opening, for partitions that are not opened yet.
     stored_transactions: Mutex<HashMap<StreamId, StoredTransactions>>,
     disk: Arc<dyn Disk>,
 }
 
 impl OpenLog {
-    /// Waits for room for `bytes`, for [`ROOM_PATIENCE`] at most.
+    /// Waits until there is room for `bytes`, for at most [`ROOM_PATIENCE`].
     pub async fn admit(&self, bytes: usize) -> Result<Admission, AdmitError> {
         let deadline = tokio::time::Instant::now() + ROOM_PATIENCE;
         loop {
@@ -122,27 +122,27 @@ impl OpenLog {
         }
     }
 
-    /// Why it takes no more appends although nobody closed it, if it does not.
+    /// The error that stopped the log. `None` if it runs or was closed.
     pub fn failure(&self) -> Option<AppendError> {
         self.log.stopped().filter(|error| matches!(error, AppendError::Poisoned(_)))
     }
 
-    /// The transactions of a stream as they were stored; once.
+    /// Takes the stored transactions of a stream. A second call returns nothing.
     pub fn take_stored_transactions(&self, stream: StreamId) -> StoredTransactions {
         self.stored_transactions.lock().remove(&stream).unwrap_or_default()
     }
 
-    /// Bytes of its disk, if that can be said.
+    /// Size of the log's disk in bytes, if known.
     pub fn capacity_bytes(&self) -> Option<u64> {
         self.disk.capacity_bytes().ok()
     }
 
-    /// Bytes that are free on its disk, if that can be said.
+    /// Free bytes on the log's disk, if known.
     pub fn usable_bytes(&self) -> Option<u64> {
         self.disk.free_bytes().ok()
     }
 
-    /// Bytes that are free for its records, or why it takes no partition more.
+    /// Free bytes for the log's records, or the reason why it takes no new partition.
     fn free_bytes(&self) -> Result<u64, String> {
         match self.log.admit(1) {
             Ok(_) | Err(AdmitError::Busy) => self.disk.free_bytes().map_err(|error| error.to_string()),
@@ -151,29 +151,29 @@ impl OpenLog {
     }
 }
 
-/// A log that is not there, or a directory that cannot be used.
+/// A missing log, or a directory that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the log directory {path} is offline: {why}")]
 pub struct Lost {
-    /// The directory, or the one in which the log was seen last.
+    /// The directory, or the one in which the log was last seen.
     pub path: String,
-    /// What is wrong with it.
+    /// The problem with it.
     pub why: String,
 }
 
-/// How many partitions a log holds, and what they are expected to take beside what they have.
+/// The number of partitions in a log, and the bytes they are expected to add.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Partitions.
+    /// The number of partitions.
     pub partitions: usize,
-    /// Bytes still to come, when each partition is expected to fill one segment at least.
+    /// Bytes still to come if each partition fills at least one segment.
     pub promised_bytes: u64,
 }
 
-/// A log as the metadata keeps it.
+/// A log in the metadata.
 #[derive(Serialize, Deserialize)]
 struct LogRecord {
-    /// Where it was seen last.
+    /// The directory in which the log was last seen.
     path: String,
 }
 
@@ -181,35 +181,35 @@ struct LogRecord {
 #[derive(Debug)]
 pub struct Logs {
     open: Vec<Arc<OpenLog>>,
-    /// Directories that are listed and cannot be used.
+    /// Listed directories that cannot be used.
     lost: Vec<Arc<Lost>>,
-    /// Logs that hold partitions and are not there; nil for the first log while it is not known which it is.
+    /// Missing logs that hold partitions. The nil id stands for the first log while its id is unknown.
     gone: HashMap<Uuid, Arc<Lost>>,
     first: Option<Uuid>,
     segment_bytes: u64,
 }
 
-/// What every log is opened with.
+/// The parameters for opening any log.
 pub struct Opening<'a> {
     /// The broker's settings.
     pub config: &'a Config,
-    /// What counts the commits of all logs.
+    /// Counts the commits of all logs.
     pub metrics: &'a Arc<Metrics>,
     /// The clock of all logs.
     pub clock: &'a Arc<SystemClock>,
-    /// Set once the topics are there.
+    /// Set once the topics are open.
     pub topics: &'a Arc<OnceLock<Weak<dyn Streams>>>,
 }
 
-/// Hears of what is committed, by the stream.
+/// Receives notice of commits, by stream.
 pub trait Streams: std::fmt::Debug + Send + Sync {
-    /// Records of so many bytes more are committed in a stream.
+    /// `bytes` more of records are committed in a stream.
     fn grown(&self, stream: StreamId, bytes: usize);
 }
 
-/// Hears from one log's writer and tells partitions and waiting appends.
+/// Receives events of one log's writer, and notifies partitions and waiting appends.
 struct LogListener {
-    /// Weak, since the topics hold the logs and a log holds its listener.
+    /// Weak, because the topics hold the logs and a log holds its listener.
     topics: Arc<OnceLock<Weak<dyn Streams>>>,
     metrics: Arc<Metrics>,
     room: Arc<Notify>,
@@ -228,7 +228,7 @@ impl Listener for LogListener {
 
     fn room(&self) {
         self.room.notify_waiters();
-        // A log that stops says so here too; it does not know its directory.
+        // A log that stops calls this too. The message adds the directory, which the log does not know.
         let log = self.log.get().and_then(Weak::upgrade);
         if let Some(AppendError::Poisoned(why)) = log.and_then(|log| log.stopped())
             && !self.told.swap(true, Ordering::AcqRel)
@@ -250,7 +250,8 @@ impl Listener for LogListener {
 }
 
 impl Opening<'_> {
-    /// Opens the log in a directory, or begins one there. `share`: among how many logs the memory is divided.
+    /// Opens the log in a directory, or begins one there. `share` is the number of logs that share the configured
+    /// memory.
     fn open(&self, path: &str, disk: Arc<dyn Disk>, share: usize) -> Result<OpenLog, storage::OpenError> {
         let config = self.config;
         let bytes_of = |setting: i64| usize::try_from(setting).unwrap_or(usize::MAX);
@@ -313,8 +314,9 @@ fn segment_bytes(config: &Config) -> u64 {
 }
 
 impl Logs {
-    /// Opens the logs in `directories` and begins one where none is expected. `placed` says how many partitions are in
-    /// each log; under nil those that belong to the first one. The metadata is in `store`, which is in `home`. Blocks.
+    /// Opens the logs in `directories`, and begins a new log in an empty directory if no log is expected there.
+    /// `placed` gives the number of partitions in each log; the nil id counts those of the first log. The metadata is
+    /// in `store`, which lies in `home`. Blocks.
     pub fn open(
         directories: Vec<LogDirectory>,
         opening: &Opening,
@@ -332,7 +334,7 @@ impl Logs {
             first: None,
             segment_bytes: segment_bytes(opening.config),
         };
-        // What is there comes first: only then is it known which directories are empty although they should not be.
+        // Existing logs are opened first. Only then is it known which empty directories should hold a log.
         let mut without = Vec::new();
         for directory in directories {
             match look(&directory) {
@@ -411,14 +413,16 @@ impl Logs {
         Ok(())
     }
 
-    /// The log from before logs were told apart: one that the metadata does not know, if possible with records.
+    /// The log from the time before logs had ids in the metadata: a log that the metadata does not know, if possible
+    /// one with records.
     fn first_of(&self, known: &BTreeMap<Uuid, String>) -> Option<Uuid> {
         let unknown = || self.open.iter().filter(|log| !known.contains_key(&log.id));
         let found = unknown().find(|log| holds_records(log)).or_else(|| unknown().next());
         found.map(|log| log.id)
     }
 
-    /// Puts logs aside that belong to the metadata of another server: their streams would pass for ours, or be dropped.
+    /// Sets logs aside that belong to the metadata of another server. Their streams would be taken for this server's,
+    /// or be dropped.
     fn lose_strangers(&mut self, known: &BTreeMap<Uuid, String>, first: Option<Uuid>) {
         let ours =
             |log: &Arc<OpenLog>| known.contains_key(&log.id) || first == Some(log.id) || !holds_records(log);
@@ -437,7 +441,7 @@ impl Logs {
         self.lost.push(Arc::new(Lost { path: path.to_owned(), why }));
     }
 
-    /// Notes that the log `id`, last seen in `path`, is not there.
+    /// Notes that the log `id`, last seen in `path`, is missing.
     fn miss(&mut self, id: Uuid, path: String, partitions: usize) {
         let lost = match self.lost.iter().find(|lost| lost.path == path) {
             Some(lost) => lost.clone(),
@@ -455,7 +459,7 @@ impl Logs {
         self.gone.insert(id, lost);
     }
 
-    /// The logs that are open, in the order of log.dirs.
+    /// The open logs, in the order of log.dirs.
     pub fn all(&self) -> &[Arc<OpenLog>] {
         &self.open
     }
@@ -465,7 +469,7 @@ impl Logs {
         &self.lost
     }
 
-    /// The log of this id; nil stands for the first one.
+    /// The log with this id. The nil id stands for the first log.
     pub fn find(&self, id: Uuid) -> Result<Arc<OpenLog>, Arc<Lost>> {
         let id = if id.is_nil() { self.first.unwrap_or(id) } else { id };
         self.open.iter().find(|log| log.id == id).cloned().ok_or_else(|| {
@@ -475,8 +479,12 @@ impl Logs {
         })
     }
 
-    /// Chooses logs for `count` new partitions, where `held` is what each log has already, asked for where there is a choice: the one with the most free
-    /// bytes after what is promised, of equal ones that with the fewest partitions. Says why if none takes any. Blocks.
+    /// Chooses logs for `count` new partitions: the log with the most free bytes after the promised ones, and among
+    /// equals the log with the fewest partitions. `held` returns the content of each log, and is called only if there
+    /// is a choice. Blocks.
+    ///
+    /// # Errors
+    /// The reasons of all logs, if none takes a partition.
     pub fn place(
         &self,
         count: usize,
@@ -509,12 +517,12 @@ impl Logs {
         Ok(placed)
     }
 
-    /// What a partition with records of `bytes` counts for in [`Held`].
+    /// Bytes that a partition with records of `bytes` still adds to [`Held::promised_bytes`].
     pub fn promise(&self, bytes: u64) -> u64 {
         self.segment_bytes.saturating_sub(bytes)
     }
 
-    /// Closes all. Blocks until what was admitted is written.
+    /// Closes all logs. Blocks until all admitted appends are written.
     pub fn close(&self) {
         std::thread::scope(|scope| {
             for log in &self.open {
@@ -524,7 +532,7 @@ impl Logs {
     }
 }
 
-/// The disk of a directory, and whether a log is on it; `None` for a directory that does not exist.
+/// The disk of a directory, and whether it holds a log. `None` if the directory does not exist.
 fn look(directory: &LogDirectory) -> io::Result<Option<(Arc<dyn Disk>, bool)>> {
     match (directory.open)(false) {
         Ok(disk) => {
@@ -555,7 +563,8 @@ fn uuid(key: &str, text: &str) -> Result<Uuid, MetaError> {
     text.parse().map_err(|_| stored::unreadable(key, format_args!("{text:?} is not an id")))
 }
 
-/// Whether anything was ever written to it: a server may end between making a log and noting that it has.
+/// Whether the log has ever held records. A server may stop between the creation of a log and its entry in the
+/// metadata.
 fn holds_records(log: &OpenLog) -> bool {
     log.log.streams().iter().any(|stream| stream.bounds().committed > Offset::ZERO)
 }
@@ -569,7 +578,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// Logs in directories of these names and sizes, and the disks they are on.
+    /// Opens logs in directories of these names and sizes, and returns them with their disks.
     fn open(sizes: &[(&'static str, u64)]) -> (Logs, Vec<SimDisk>) {
         let home = tempfile::tempdir().unwrap();
         let store = meta::Memory::default();
@@ -589,7 +598,7 @@ mod tests {
         (logs.unwrap(), disks)
     }
 
-    /// How many of `count` partitions go to each log.
+    /// The number of the `count` partitions that each log gets.
     fn spread(logs: &Logs, count: usize, held: &HashMap<Uuid, Held>) -> Result<Vec<usize>, String> {
         let placed = logs.place(count, || held.clone())?;
         Ok(logs.all().iter().map(|log| placed.iter().filter(|id| **id == log.id).count()).collect())
@@ -598,13 +607,13 @@ mod tests {
     #[test]
     fn partitions_go_where_most_is_free_and_evenly_where_that_is_equal() {
         let none = HashMap::new();
-        // Less than a GiB is in use by the logs themselves, which does not change whole numbers of partitions.
+        // The logs themselves use less than a GiB, which does not change the number of whole partitions.
         let (logs, _) = open(&[("a", 101 * GIB - 1), ("b", 51 * GIB - 1), ("c", 51 * GIB - 1)]);
         assert_eq!(spread(&logs, 45, &none).unwrap(), [45, 0, 0]);
         let spread_of_many = spread(&logs, 110, &none).unwrap();
         assert!(spread_of_many[0].abs_diff(70) <= 1, "{spread_of_many:?}");
         assert!(spread_of_many[1].abs_diff(spread_of_many[2]) <= 1, "{spread_of_many:?}");
-        // What was placed before counts too, as long as it has no records.
+        // Earlier partitions count too, as long as they have no records.
         let before = logs.place(45, HashMap::new).unwrap();
         let promised = Held { partitions: 45, promised_bytes: 45 * logs.promise(0) };
         let held = HashMap::from([(before[0], promised)]);
@@ -612,7 +621,7 @@ mod tests {
         assert!(later.iter().all(|count| count.abs_diff(10) <= 4), "{later:?}");
         assert_eq!((logs.promise(GIB / 4), logs.promise(3 * GIB)), (3 * GIB / 4, 0));
         logs.close();
-        // Beyond what is free they go on evenly.
+        // Beyond the free space, partitions are still spread evenly.
         let (logs, _) = open(&[("a", 2 * GIB), ("b", 2 * GIB)]);
         assert!(spread(&logs, 1001, &none).unwrap()[0].abs_diff(500) <= 1);
         logs.close();
@@ -621,7 +630,7 @@ mod tests {
     #[test]
     fn a_stopped_or_full_log_takes_no_partition() {
         let none = HashMap::new();
-        // The second has room for its first segment, and none for another.
+        // The second log has room for its first segment and for no other.
         let (logs, disks) = open(&[("a", 100 * GIB), ("b", 24 << 20)]);
         assert_eq!(spread(&logs, 3, &none).unwrap(), [3, 0]);
         disks[0].fail_write_after(0, Fault::Forever);
@@ -642,7 +651,7 @@ mod tests {
                 Err(error) => panic!("{error}"),
             }
         }
-        // The small ones that still fit.
+        // Small appends still fit.
         admitted.extend(std::iter::from_fn(|| full.log.admit(1).ok()));
         assert!(full.log.is_full() && !ill.log.is_full());
         let error = spread(&logs, 1, &none).unwrap_err();

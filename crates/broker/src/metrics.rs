@@ -1,5 +1,5 @@
-//! What the broker counts, under Kafka's names in the spelling of its JMX exporter, and `mainstem_` names for what Kafka
-//! has no name for.
+//! The broker's metrics. They have Kafka's names in the spelling of its JMX exporter. Metrics that Kafka does not have
+//! begin with `mainstem_`.
 
 use std::sync::OnceLock;
 
@@ -19,35 +19,35 @@ pub struct ApiLabel {
     request: String,
 }
 
-/// What is counted for one API.
+/// The counters of one API.
 #[derive(Clone, Debug)]
 pub struct ApiMetrics {
-    /// Requests.
+    /// Number of requests.
     pub requests: Counter,
     /// Bytes of requests.
     pub bytes_in: Counter,
     /// Bytes of answers.
     pub bytes_out: Counter,
-    /// Seconds from the whole request to the whole answer, waiting included.
+    /// Seconds from the complete request to the complete answer, including waits.
     pub seconds: Histogram,
 }
 
 type SecondsFamily = Family<ApiLabel, Histogram, fn() -> Histogram>;
 
-/// All that is counted as it happens.
+/// The metrics that are counted as events happen.
 #[derive(Debug)]
 pub struct Metrics {
     requests: Family<ApiLabel, Counter>,
     bytes_in: Family<ApiLabel, Counter>,
     bytes_out: Family<ApiLabel, Counter>,
     seconds: SecondsFamily,
-    /// Those of each API that was asked for, by its key.
+    /// The metrics of each API that was requested, by API key.
     by_api: [OnceLock<ApiMetrics>; API_KEYS],
-    /// Bytes on disk of one group commit.
+    /// Bytes on disk of each group commit.
     pub commit_bytes: Histogram,
-    /// Entries of one group commit.
+    /// Number of entries of each group commit.
     pub commit_entries: Histogram,
-    /// Seconds from a group commit's submission to its being synced.
+    /// Seconds from the submission of a group commit until it is synced.
     pub commit_seconds: Histogram,
 }
 
@@ -71,7 +71,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// What is counted for `api_key`; shown from the first call on.
+    /// The metrics of `api_key`. They are exported from the first call on.
     pub fn of(&self, api_key: ApiKey) -> &ApiMetrics {
         self.by_api[api_key as usize].get_or_init(|| {
             let label = ApiLabel { request: api_key.name().to_owned() };
@@ -84,7 +84,7 @@ impl Metrics {
         })
     }
 
-    /// Adds everything to `registry`.
+    /// Adds all metrics to `registry`.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("kafka_network_requestmetrics_requests", "Requests", self.requests.clone());
         registry.register(

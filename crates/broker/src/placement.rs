@@ -1,4 +1,4 @@
-//! Which broker leads a partition, and where brokers are reached. Requests learn from here alone which broker this is.
+//! The leaders of partitions and the addresses of brokers. Only this module tells requests which broker this is.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,16 +13,16 @@ use crate::caller::{Endpoint, Origin};
 /// The epoch of the first leader of a partition.
 pub const FIRST_EPOCH: i32 = 0;
 
-/// The broker that leads a partition, and since which epoch (KIP-101): each further leader has a higher one.
+/// The leader of a partition and its epoch (KIP-101). Each later leader has a higher epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leader {
-    /// Its id.
+    /// The leader's broker id.
     pub node: i32,
-    /// Its epoch.
+    /// The leader epoch.
     pub epoch: i32,
 }
 
-/// The leader of a partition; it is read and changed as a whole.
+/// The leader of a partition. Id and epoch are read and changed together.
 pub struct Leadership(AtomicU64);
 
 impl Leadership {
@@ -51,7 +51,7 @@ impl fmt::Debug for Leadership {
     }
 }
 
-/// The listeners of a broker by name, as clients reach them.
+/// The listeners of a broker by name, with the addresses at which clients reach them.
 pub type Listeners = BTreeMap<String, (String, u16)>;
 
 /// The brokers of the cluster, as one of them sees them.
@@ -62,7 +62,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// As the broker `local` sees it, which is alone.
+    /// The placement of a broker `local` without other brokers.
     pub fn alone(local: i32) -> Placement {
         Placement { local, others: RwLock::default() }
     }
@@ -82,18 +82,18 @@ impl Placement {
         self.others.read().keys().next().map_or(self.local, |first| self.local.min(*first))
     }
 
-    /// Whether there is a broker of this id.
+    /// Whether a broker with this id exists.
     pub fn has(&self, node: i32) -> bool {
         node == self.local || self.others.read().contains_key(&node)
     }
 
-    /// Replaces what is known of the other brokers.
+    /// Replaces the other brokers.
     pub fn set_others(&self, others: BTreeMap<i32, Listeners>) {
         *self.others.write() = Arc::new(others);
     }
 
-    /// The brokers that a client of this origin can reach, by id, and where: this one where the client reached it, the others
-    /// by their listeners of the same name.
+    /// The brokers that a client of this origin can reach, by id. This broker has the address that the client reached.
+    /// The other brokers have their listeners of the same name.
     pub fn nodes(&self, origin: &Origin) -> Vec<(i32, Endpoint)> {
         let others = self.others.read().clone();
         let endpoint = |listeners: &Listeners| {
@@ -106,7 +106,7 @@ impl Placement {
         nodes
     }
 
-    /// Where a client of this origin reaches a broker.
+    /// The address at which a client of this origin reaches a broker.
     pub fn endpoint(&self, node: i32, origin: &Origin) -> Option<Endpoint> {
         if node == self.local {
             return Some(origin.endpoint());

@@ -1,8 +1,8 @@
-//! Fetch sessions (KIP-227): what a consumer reads is remembered, so that a fetch names only what changed, and looks
-//! only at partitions that changed.
+//! Fetch sessions (KIP-227). The server remembers the partitions that a consumer reads. A fetch then names only
+//! changes, and looks only at partitions that have changed.
 //!
-//! A slot is clean when the last look at it found nothing new; a commit, or a change that the client sends, makes it
-//! dirty again. Only dirty slots are looked at.
+//! A slot is clean if the last look at it found nothing new. A commit or a change by the client makes it dirty. Only
+//! dirty slots are looked at.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -20,41 +20,42 @@ use crate::partition::signal::Signal;
 use crate::security::{Authorizer, Operation};
 use crate::topics::Topics;
 
-/// A session that was used so recently is not evicted for a new one (Kafka's `min.incremental.fetch.session.eviction.ms`).
+/// A session used within this time is not evicted for a new one (Kafka's `min.incremental.fetch.session.eviction.ms`).
 const EVICTION_AGE: Duration = Duration::from_secs(120);
 
-/// Bytes of a slot with its places in the tables, and of a topic beside its name: about that.
+/// Approximate bytes of a slot with its table entries, and of a topic without its name.
 const SLOT_BYTES: usize = 320;
 const TOPIC_BYTES: usize = 128;
-/// Bytes of all sessions together: who finds no room has none, and names all that it wants each time.
+/// Bound in bytes of all sessions together. A client that finds no room gets no session and names all its partitions
+/// each time.
 const SESSIONS_BYTES_MAX: usize = 160 * 1024 * 1024;
 
-/// What a client reads of one partition.
+/// One partition that a client reads.
 #[derive(Debug)]
 pub struct Slot {
-    /// The topic as [`Slots::topic`] knows it.
+    /// The topic's number in [`Slots::topic`].
     pub topic_number: u32,
-    /// The topic as the client names it; empty where it uses ids.
+    /// The topic's name in the client's requests. Empty if the client uses ids.
     pub topic: Text,
-    /// The topic's id; zero where the client uses names.
+    /// The topic's id. Nil if the client uses names.
     pub topic_id: Uuid,
-    /// The partition's number.
+    /// The partition's index.
     pub index: i32,
     /// The partition, if it was found.
     pub partition: Option<Arc<Partition>>,
-    /// Where to read.
+    /// The offset to read from.
     pub offset: i64,
-    /// Bytes at most.
+    /// Bound in bytes of one read.
     pub bytes_max: i32,
-    /// The leader epoch that the client believes in; -1 for none.
+    /// The leader epoch that the client assumes; -1 for none.
     pub leader_epoch: i32,
-    /// That of the last record it has; -1 for none.
+    /// The leader epoch of the last record that the client has; -1 for none.
     pub last_fetched_epoch: i32,
-    /// What the client was told last: high watermark and log start offset.
+    /// The last values sent to the client: high watermark and log start offset.
     pub told: Option<(i64, i64)>,
-    /// The name of the topic that was found.
+    /// The name of the topic that was found. Empty if its id is unknown.
     pub name: Text,
-    /// Whether the client may read it.
+    /// Whether the client may read the topic.
     pub allowed: bool,
 }
 
@@ -62,29 +63,29 @@ pub struct Slot {
 #[derive(Debug, Default)]
 pub struct Slots {
     slots: Vec<Option<Slot>>,
-    /// Numbers of slots that were removed, to be used again.
+    /// Numbers of removed slots, for reuse.
     free: Vec<usize>,
-    /// Topics by name, or by id, of which one is empty: each name is kept once.
+    /// Numbers of topics by name or by id; the other part of the key is empty. Each name is stored once.
     topics: HashMap<(Text, Uuid), u32>,
-    /// How many slots each has.
+    /// The number of slots of each topic.
     slots_of: HashMap<u32, usize>,
     topics_so_far: u32,
     by_partition: HashMap<(u32, i32), usize>,
-    /// Bytes of the names.
+    /// Bytes of the topic names.
     name_bytes: usize,
-    /// Tells which slots changed.
+    /// Reports the changed slots.
     pub signal: Arc<Signal>,
     subscribed: bool,
-    /// What was allowed is known of this principal at this address, and of the ACLs of this version.
+    /// The principal, address and ACL version for which the slots were authorized.
     authorized: Option<(Principal, IpAddr, u64)>,
-    /// Slots that were added or changed since then.
+    /// Slots that were added or changed since the last authorization.
     unauthorized: Vec<usize>,
-    /// Slots whose partition was not there when they were last looked at.
+    /// Slots whose partition was missing at the last look.
     pub missing: Vec<usize>,
 }
 
 impl Slots {
-    /// The topic as slots know it, and its name as they keep it.
+    /// The number of a topic, and its name as the slots share it.
     pub fn topic(&mut self, name: &Text, id: Uuid) -> (u32, Text) {
         let key = (name.clone(), id);
         if let Some((known, number)) = self.topics.get_key_value(&key) {
@@ -98,7 +99,7 @@ impl Slots {
         (number, name)
     }
 
-    /// Adds a slot of a topic or changes what is asked of it; it is dirty afterwards.
+    /// Adds a slot, or changes an existing one. The slot is dirty afterwards.
     pub fn put(&mut self, slot: Slot) {
         let key = (slot.topic_number, slot.index);
         let number = match self.by_partition.get(&key) {
@@ -133,13 +134,13 @@ impl Slots {
         self.signal.mark(number, 0);
     }
 
-    /// Bytes of memory that it takes, about.
+    /// Approximate memory of the slots in bytes.
     fn bytes(&self) -> usize {
         self.slots.len() * SLOT_BYTES + self.topics.len() * TOPIC_BYTES + self.name_bytes
     }
 
-    /// Looks again for the partitions of topics that are known by name and were not there: clients name them once, and a
-    /// topic that was deleted may have been created again.
+    /// Looks again for missing partitions of topics known by name. Clients name a topic once, and a deleted topic may
+    /// have been created again.
     pub fn find_missing(&mut self, topics: &Topics) {
         for number in std::mem::take(&mut self.missing) {
             let Some(slot) = &self.slots[number] else { continue };
@@ -170,7 +171,7 @@ impl Slots {
         (slot.partition, slot.name) = (Some(partition), name);
     }
 
-    /// Finds out which slots the client may read: those that are new, or all of them once the ACLs have changed.
+    /// Checks which slots the client may read: the new ones, or all of them if the ACLs have changed.
     pub fn authorize(&mut self, authorizer: &Authorizer, caller: &Caller) {
         let mut numbers = std::mem::take(&mut self.unauthorized);
         if !authorizer.is_enabled() {
@@ -182,12 +183,12 @@ impl Slots {
             numbers = self.numbers();
             self.authorized = now;
         }
-        // Partitions of a topic mostly stand together.
+        // Partitions of a topic are mostly adjacent.
         let mut last: Option<(Text, bool)> = None;
         for number in numbers {
             let Some(slot) = self.slots[number].as_mut() else { continue };
             let name = if slot.name.is_empty() { &slot.topic } else { &slot.name };
-            // A topic that is named by an id that nobody has is not there for anybody.
+            // A topic with an unknown id does not exist for any client, so no right is checked.
             let by_unknown_id = name.is_empty();
             let allowed = match &last {
                 _ if by_unknown_id => true,
@@ -225,7 +226,7 @@ impl Slots {
         }
     }
 
-    /// The slot `number`, if it is still there.
+    /// The slot `number`, if it still exists.
     pub fn slot(&mut self, number: usize) -> Option<&mut Slot> {
         self.slots.get_mut(number)?.as_mut()
     }
@@ -235,7 +236,7 @@ impl Slots {
         (0..self.slots.len()).filter(|number| self.slots[*number].is_some()).collect()
     }
 
-    /// Begins to hear of commits.
+    /// Begins to receive commits.
     pub fn subscribe(&mut self) {
         if std::mem::replace(&mut self.subscribed, true) {
             return;
@@ -247,7 +248,7 @@ impl Slots {
         }
     }
 
-    /// Whether there are no partitions.
+    /// Whether the client reads no partitions.
     pub fn is_empty(&self) -> bool {
         self.by_partition.is_empty()
     }
@@ -269,31 +270,31 @@ impl Drop for Slots {
 /// One session.
 #[derive(Debug)]
 pub struct Session {
-    /// Its id; not 0.
+    /// The session id; never 0.
     pub id: i32,
-    /// Held by the one fetch that is under way.
+    /// Locked by the one fetch in progress.
     pub state: tokio::sync::Mutex<SessionState>,
 }
 
-/// What a fetch works on.
+/// The state that a fetch works on.
 #[derive(Debug)]
 pub struct SessionState {
-    /// The epoch that the next fetch must carry.
+    /// The session epoch that the next fetch must carry.
     pub epoch: i32,
-    /// What is read.
+    /// The partitions that the client reads.
     pub slots: Slots,
-    /// Bytes that it takes of [`SESSIONS_BYTES_MAX`].
+    /// The session's share of [`SESSIONS_BYTES_MAX`].
     share: Share,
 }
 
 impl SessionState {
-    /// Takes what slots that were added need; false where there is no room.
+    /// Reserves memory for added slots. Returns false if there is no room.
     pub fn grow(&mut self) -> bool {
         self.share.grow(self.slots.bytes())
     }
 }
 
-/// What one session takes of what there is for all.
+/// The memory of one session, counted towards the total of all sessions.
 #[derive(Debug)]
 struct Share {
     bytes: usize,
@@ -317,22 +318,22 @@ impl Drop for Share {
     }
 }
 
-/// All sessions, bounded in number.
+/// All sessions. Their number is bounded.
 #[derive(Debug)]
 pub struct Sessions {
     sessions_max: usize,
-    /// Bytes of all.
+    /// Bytes used by all sessions.
     used: Arc<AtomicUsize>,
     sessions: Mutex<HashMap<i32, (Arc<Session>, Instant)>>,
 }
 
 impl Sessions {
-    /// At most `sessions_max` of them.
+    /// Allows at most `sessions_max` sessions.
     pub fn new(sessions_max: usize) -> Sessions {
         Sessions { sessions_max, used: Arc::default(), sessions: Mutex::default() }
     }
 
-    /// Keeps `slots` as a new session, if there is room or an old one may go for it.
+    /// Keeps `slots` as a new session, if there is room or an old session can be evicted.
     pub fn create(&self, slots: Slots) -> Option<Arc<Session>> {
         let mut share = Share { bytes: 0, used: self.used.clone() };
         if !share.grow(slots.bytes()) {
@@ -372,13 +373,13 @@ impl Sessions {
         self.sessions.lock().remove(&id);
     }
 
-    /// How many there are.
+    /// The number of sessions.
     pub fn count(&self) -> usize {
         self.sessions.lock().len()
     }
 }
 
-/// The epoch after `epoch`; 0 and -1 have meanings of their own.
+/// The epoch after `epoch`. 0 and -1 have special meanings and are skipped.
 pub fn next_epoch(epoch: i32) -> i32 {
     if epoch == i32::MAX { 1 } else { epoch + 1 }
 }

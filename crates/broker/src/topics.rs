@@ -1,7 +1,7 @@
-//! The topics there are: by name and by id, created, changed and deleted through the metadata store.
+//! The topics, by name and by id. They are created, changed and deleted through the metadata store.
 //!
-//! The store is written first, synced, and then what is in memory follows; a crash between the two is made good when
-//! the broker opens. Stream ids are never used twice.
+//! A change is first made durable in the store, and then in memory. If a crash separates the two, opening the broker
+//! completes the change. Stream ids are never used twice.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -28,35 +28,35 @@ use crate::transactions::INDEX_STREAM;
 pub const OFFSETS_TOPIC: &str = "__consumer_offsets";
 /// The topic of transaction state.
 pub const TRANSACTIONS_TOPIC: &str = "__transaction_state";
-/// The name of the log that Kafka's controllers keep their metadata in.
+/// The name of the log in which Kafka's controllers keep their metadata.
 const METADATA_TOPIC: &str = "__cluster_metadata";
-/// Letters a topic's name may have at most.
+/// Maximum length of a topic name.
 pub const TOPIC_NAME_MAX: usize = 249;
 
 const NEXT_STREAM_KEY: &str = "next_stream";
 
-/// Why a change was refused.
+/// The reason why a change is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum TopicError {
-    /// There is one of this name.
+    /// A topic of this name exists.
     #[error("Topic '{0}' already exists.")]
     Exists(String),
-    /// There is none.
+    /// The topic does not exist.
     #[error("This server does not host this topic-partition.")]
     Unknown,
-    /// Not a legal name.
+    /// The name is not legal.
     #[error("{0}")]
     Name(String),
-    /// A name that Kafka keeps for itself.
+    /// Kafka reserves the name.
     #[error("Creation of internal topic {METADATA_TOPIC} is prohibited.")]
     Prohibited,
-    /// A count that is not possible.
+    /// The number of partitions is not possible.
     #[error("{0}")]
     Partitions(String),
-    /// No log takes its partitions.
+    /// No log takes the new partitions.
     #[error("no log directory takes new partitions: {0}")]
     NoLog(String),
-    /// What was committed for a deleted topic of its name is still there.
+    /// Offsets committed for a deleted topic of this name are still there.
     #[error(
         "the offsets committed for a deleted topic of this name cannot be removed now: the log takes no records"
     )]
@@ -69,18 +69,18 @@ pub enum TopicError {
 /// A topic.
 #[derive(Debug)]
 pub struct Topic {
-    /// Its name.
+    /// The topic's name.
     pub name: Text,
-    /// Its id (KIP-516).
+    /// The topic's id (KIP-516).
     pub id: Uuid,
     partitions: RwLock<Arc<[Arc<Partition>]>>,
-    /// What the metadata has of it.
+    /// The topic's record in the metadata.
     record: RwLock<Arc<TopicRecord>>,
     config: RwLock<Arc<TopicConfig>>,
 }
 
 impl Topic {
-    /// All its partitions.
+    /// All partitions of the topic.
     pub fn partitions(&self) -> Arc<[Arc<Partition>]> {
         self.partitions.read().clone()
     }
@@ -90,17 +90,18 @@ impl Topic {
         self.partitions.read().get(usize::try_from(index).ok()?).cloned()
     }
 
-    /// Its settings.
+    /// The topic's settings.
     pub fn config(&self) -> Arc<TopicConfig> {
         self.config.read().clone()
     }
 
-    /// What the metadata has of it: among others the settings that differ from the defaults, as text.
+    /// The topic's record in the metadata. It contains, among others, the settings that differ from the defaults, as
+    /// text.
     pub fn record(&self) -> Arc<TopicRecord> {
         self.record.read().clone()
     }
 
-    /// Kept by the server for itself.
+    /// Whether the server keeps the topic for itself.
     pub fn is_internal(&self) -> bool {
         matches!(self.name.as_str(), OFFSETS_TOPIC | TRANSACTIONS_TOPIC)
     }
@@ -110,7 +111,7 @@ impl Topic {
 #[derive(Debug, Default)]
 struct Names {
     topics: HashMap<Text, Arc<Topic>>,
-    /// Names with a period or an underscore, after their metric's name, in which those are the same.
+    /// Names with a period or an underscore, sorted by metric name. In a metric name, the two are the same.
     by_metric: BTreeSet<(String, Text)>,
 }
 
@@ -127,7 +128,7 @@ impl Names {
         }
     }
 
-    /// A topic whose metrics would have the same name.
+    /// An existing topic whose metrics would have the same name.
     fn collision(&self, name: &str) -> Option<&Text> {
         let metric = metric_of(name)?;
         let first = self.by_metric.range((metric.clone(), Text::default())..).next();
@@ -135,23 +136,23 @@ impl Names {
     }
 }
 
-/// The name that metrics of a topic have, where it is not the topic's own or may be that of another one.
+/// The metric name of a topic, if it differs from the topic name or may equal that of another topic.
 fn metric_of(name: &str) -> Option<String> {
     name.contains(['.', '_']).then(|| name.replace('.', "_"))
 }
 
 /// Streams for new partitions.
 struct NewStreams {
-    /// The id and the log of each.
+    /// The stream id and the log of each partition.
     places: Vec<(StreamId, Uuid)>,
-    /// Holds as long as nobody else has taken the ids.
+    /// The condition that no other writer has taken the ids.
     unused: Compare,
-    /// Makes the ids used.
+    /// The change that marks the ids as used.
     used: Change,
 }
 
 impl NewStreams {
-    /// The update that makes `change`, which names the streams.
+    /// An update that makes `change`, which uses the new streams.
     fn taken(self, change: Change) -> Update<()> {
         Update { compares: vec![self.unused], changes: vec![self.used, change], result: () }
     }
@@ -167,14 +168,14 @@ pub struct Topics {
     by_name: RwLock<Names>,
     by_id: RwLock<HashMap<Uuid, Arc<Topic>>>,
     by_stream: RwLock<HashMap<StreamId, Arc<Partition>>>,
-    /// One change at a time.
+    /// Held during a change of a topic.
     change: Mutex<()>,
-    /// How often a topic was created, deleted, or got partitions.
+    /// Number of times that a topic was created, was deleted, or got partitions.
     changes: AtomicU64,
 }
 
 impl Topics {
-    /// Opens the topics of the metadata, and drops streams that no topic owns: what a crash in the middle of a deletion left.
+    /// Opens the topics of the metadata. Drops streams without a topic, which a crash during a deletion may have left.
     pub fn open(
         metadata: Arc<Metadata>,
         logs: Arc<Logs>,
@@ -215,16 +216,17 @@ impl Topics {
 
     /// The topic of this name.
     pub fn find(&self, name: &str) -> Option<Arc<Topic>> {
-        // A request may name one of 32 KB with a hundred thousand indexes.
+        // A request may use a name of 32 KB with a hundred thousand indexes, so long names are refused before the
+        // look-up.
         (name.len() <= TOPIC_NAME_MAX).then(|| self.by_name.read().topics.get(name).cloned()).flatten()
     }
 
-    /// The topic of this id.
+    /// The topic with this id.
     pub fn find_id(&self, id: &Uuid) -> Option<Arc<Topic>> {
         self.by_id.read().get(id).cloned()
     }
 
-    /// Another number whenever a topic was created, deleted, or got partitions.
+    /// A number that changes whenever a topic is created, is deleted, or gets partitions.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -233,19 +235,19 @@ impl Topics {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The partition whose records are in `stream`.
+    /// The partition that owns `stream`.
     pub fn of_stream(&self, stream: StreamId) -> Option<Arc<Partition>> {
         self.by_stream.read().get(&stream).cloned()
     }
 
-    /// All topics, by name.
+    /// All topics, ordered by name.
     pub fn all(&self) -> Vec<Arc<Topic>> {
         let mut all: Vec<_> = self.by_name.read().topics.values().cloned().collect();
         all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         all
     }
 
-    /// Checks whether a topic of this name could be created.
+    /// Checks whether a topic of this name can be created.
     pub fn check_new(&self, name: &str) -> Result<(), TopicError> {
         check_name(name)?;
         if name == METADATA_TOPIC {
@@ -255,14 +257,14 @@ impl Topics {
         if by_name.topics.contains_key(name) {
             return Err(TopicError::Exists(name.to_owned()));
         }
-        // Kafka refuses names that would give the same metric name.
+        // As in Kafka, names with the same metric name are refused.
         if let Some(other) = by_name.collision(name) {
             return Err(TopicError::Name(format!("Topic '{name}' collides with existing topic: {other}")));
         }
         Ok(())
     }
 
-    /// Checks whether a new topic could have so many partitions.
+    /// Checks whether a new topic can have this number of partitions.
     pub fn check_count(&self, partitions: i32) -> Result<(), TopicError> {
         if partitions < 1 || partitions > self.configs.now().partitions_max {
             let max = self.configs.now().partitions_max;
@@ -271,8 +273,8 @@ impl Topics {
         Ok(())
     }
 
-    /// Creates a topic, whose settings were checked, once `forget` has removed what is left of an earlier one of its name.
-    /// Durable on return; blocks.
+    /// Creates a topic. Its settings must be checked before. `forget` first removes what is left of an earlier topic of
+    /// this name. Durable on return. Blocks.
     pub fn create(
         &self,
         name: &str,
@@ -300,13 +302,13 @@ impl Topics {
         self.find_id(&id).ok_or(TopicError::Unknown)
     }
 
-    /// Adds partitions up to `total`. Durable on return; blocks.
+    /// Adds partitions up to `total`. Durable on return. Blocks.
     pub fn add_partitions(&self, name: &str, total: i32) -> Result<(), TopicError> {
         let _one = self.change.lock();
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
         self.metadata.update(|image| {
             let mut record = TopicRecord::clone(found(image, name, &topic.id)?);
-            // Somebody else may have added some meanwhile.
+            // Another writer may have added partitions in the meantime.
             let now = i32::try_from(record.streams.len()).unwrap_or(i32::MAX);
             self.check_total(&topic.name, now, total)?;
             let streams = self.new_streams(total - now)?;
@@ -315,7 +317,7 @@ impl Topics {
         })
     }
 
-    /// Checks whether the topic `name`, which has `now` partitions, could have `total`.
+    /// Checks whether the topic `name` with `now` partitions can have `total`.
     pub fn check_total(&self, name: &str, now: i32, total: i32) -> Result<(), TopicError> {
         if total == now {
             return Err(TopicError::Partitions(format!("Topic already has {now} partition(s).")));
@@ -332,7 +334,7 @@ impl Topics {
         Ok(())
     }
 
-    /// Replaces the settings of a topic by what `change` makes of them. Durable on return; blocks.
+    /// Replaces the settings of a topic by the result of `change`. Durable on return. Blocks.
     pub fn configure<E: From<TopicError> + From<MetaError>>(
         &self,
         name: &str,
@@ -346,10 +348,10 @@ impl Topics {
         })
     }
 
-    /// Works out the settings of all topics anew, after the broker's, which give the defaults, have changed.
+    /// Recomputes the settings of all topics after a change of the broker's settings, which give the defaults.
     fn reconfigure(&self) {
         let now = self.configs.now();
-        // Most topics have none of their own: they share one.
+        // Most topics have no settings of their own and share one value.
         let mut worked_out: HashMap<Overrides, Arc<TopicConfig>> = HashMap::new();
         for topic in self.all() {
             let config = worked_out.entry(topic.record().configs.clone());
@@ -358,11 +360,11 @@ impl Topics {
         }
     }
 
-    /// Deletes a topic and its records, and lets `forget` go over what others have of its name, before there may be another
-    /// one. Its absence is durable on return; blocks.
+    /// Deletes a topic and its records. `forget` removes what other modules keep under its name, before a new topic can
+    /// take the name. The deletion is durable on return. Blocks.
     pub fn delete(&self, topic: &Topic, forget: impl FnOnce(&str)) -> Result<(), TopicError> {
         let _one = self.change.lock();
-        // Not another one that has its name by now.
+        // The name may belong to another topic by now.
         let topic = self.find_id(&topic.id).ok_or(TopicError::Unknown)?;
         let name = topic.name.as_str();
         self.metadata.update(|image| {
@@ -374,8 +376,9 @@ impl Topics {
         Ok(())
     }
 
-    /// Gives up the partitions of a topic whose log directories are lost: they begin anew, empty, in other ones; all
-    /// others stay as they are. Returns how many there were. Durable on return; blocks.
+    /// Gives up the partitions of a topic whose log directories are lost. They begin again, empty, in other
+    /// directories. All other partitions stay as they are. Returns the number of replaced partitions. Durable on
+    /// return. Blocks.
     pub fn give_up_lost(&self, name: &str) -> Result<usize, TopicError> {
         let _one = self.change.lock();
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
@@ -384,7 +387,7 @@ impl Topics {
             partitions.iter().filter(|it| it.home().is_err()).map(|it| it.stream_id.0).collect();
         let count = self.metadata.update(|image| {
             let mut record = TopicRecord::clone(found(image, name, &topic.id)?);
-            // Others may have begun anew meanwhile, and have records.
+            // Some partitions may have been replaced in the meantime and have new records.
             let lost: Vec<usize> =
                 (0..record.streams.len()).filter(|at| lost.contains(&record.streams[*at])).collect();
             let streams = self.new_streams(i32::try_from(lost.len()).unwrap_or(i32::MAX))?;
@@ -398,7 +401,7 @@ impl Topics {
         Ok(count)
     }
 
-    /// How many partitions the metadata has in each log; under nil those in the first one.
+    /// The number of partitions in each log according to the metadata. The nil id counts those of the first log.
     pub fn placed(image: &Image) -> BTreeMap<Uuid, usize> {
         let mut placed = BTreeMap::new();
         for (_, record) in image.topics.iter() {
@@ -407,7 +410,7 @@ impl Topics {
         placed
     }
 
-    /// What each log has.
+    /// The content of each log.
     fn held(&self) -> HashMap<Uuid, Held> {
         let mut all: HashMap<Uuid, Held> = HashMap::new();
         let partitions: Vec<Arc<Partition>> = self.by_stream.read().values().cloned().collect();
@@ -419,7 +422,7 @@ impl Topics {
         all
     }
 
-    /// Hands out `count` new stream ids and chooses their logs.
+    /// Allocates `count` new stream ids and chooses their logs.
     fn new_streams(&self, count: i32) -> Result<NewStreams, TopicError> {
         let logs = self.logs.place(usize::try_from(count).unwrap_or(0), || self.held());
         let logs = logs.map_err(TopicError::NoLog)?;
@@ -464,17 +467,17 @@ impl Topics {
         topic.partitions().iter().for_each(|partition| self.close(partition));
     }
 
-    /// A partition whose records are nobody's any more.
+    /// Closes a partition whose records are no longer needed.
     fn close(&self, partition: &Partition) {
         self.by_stream.write().remove(&partition.stream_id);
         partition.set_deleted();
-        // Those in a lost directory are dropped once it is back, as streams that no topic owns.
+        // Streams in a lost directory are dropped when the directory is back, because no topic owns them.
         if let Ok(home) = partition.home() {
             home.log.log.delete(&home.stream, None);
         }
     }
 
-    /// Makes a topic what the metadata says.
+    /// Updates a topic to its record in the metadata.
     fn replace(&self, topic: &Topic, record: &Arc<TopicRecord>) {
         let old = std::mem::replace(&mut *topic.record.write(), record.clone());
         if old.configs != record.configs {
@@ -521,7 +524,7 @@ impl Observer for Topics {
     }
 }
 
-/// The record of a topic that still is the one of this id.
+/// The record of a topic, if the name still belongs to the topic with this id.
 fn found<'a>(image: &'a Image, name: &str, id: &Uuid) -> Result<&'a TopicRecord, TopicError> {
     let record = image.topics.get(name).filter(|record| record.id == *id);
     record.map(|record| &**record).ok_or(TopicError::Unknown)
@@ -535,7 +538,7 @@ impl Streams for Topics {
     }
 }
 
-/// Kafka's rules for names.
+/// Checks Kafka's rules for topic names.
 pub fn check_name(name: &str) -> Result<(), TopicError> {
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let problem = if name.is_empty() {

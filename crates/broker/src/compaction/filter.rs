@@ -1,9 +1,11 @@
-//! Which records compaction keeps: the rules of Kafka's `Cleaner` and `MemoryRecords.filterTo`.
+//! Decides which records compaction keeps, by the rules of Kafka's `Cleaner` and `MemoryRecords.filterTo`.
 //!
-//! Of each key the newest record stays. A newest record without a value, a tombstone, stays for `delete.retention.ms`
-//! after the first compaction that meets it: that one writes the time at which it may go into the batch (KIP-534: the
-//! delete horizon, attributes bit 6, in the place of the base timestamp). A transaction's marker goes the same way, once
-//! nothing of the transaction is left. The last batch of a producer stays, without records if need be, for its sequence.
+//! - The newest record of each key stays.
+//! - A newest record without a value (a tombstone) stays for `delete.retention.ms` after the first compaction that
+//!   meets it. That compaction writes the expiry time into the batch (KIP-534: the delete horizon, attributes bit 6, in
+//!   place of the base timestamp).
+//! - A transaction's marker is removed in the same way, once no record of the transaction is left.
+//! - The last batch of a producer stays, if need be without records, because it carries the producer's sequence.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -20,55 +22,55 @@ use super::keys::{KeyHasher, Keys};
 use crate::resources::walks::{HELD_BYTES_MAX, Walks};
 use crate::transactions::AbortedTransaction;
 
-/// What one batch may decompress to: a hostile one must not take all memory.
+/// Bound in bytes of a decompressed batch, so that a hostile batch cannot take all memory.
 pub const DECOMPRESSED_BYTES_MAX: usize = 128 * 1024 * 1024;
 
-/// Follows the transactions of a partition from its start on.
+/// Tracks the transactions of a partition from its start.
 #[derive(Debug, Default)]
 pub struct Transactions {
-    /// By first offset, those that come last first.
+    /// Sorted by first offset, the last one first.
     aborted: Vec<AbortedTransaction>,
-    /// By producer, the aborted one that has begun.
+    /// The aborted transaction in progress of each producer.
     aborting: HashMap<i64, Aborting>,
-    /// Producers with records since their last marker, of which some are kept.
+    /// Producers with remaining records since their last marker.
     committing: HashSet<i64>,
     gone: Gone,
 }
 
-/// Aborted transactions of which nothing but the marker was found. Readers need not be told of them any more, and must not
-/// be once their markers are gone: they would skip all that the producer wrote since.
+/// Aborted transactions of which only the marker was found. They are no longer needed by readers. Once their markers
+/// are removed, they must not be listed any more: a reader would skip everything that the producer wrote since.
 pub type Gone = Arc<Mutex<Vec<AbortedTransaction>>>;
 
 #[derive(Debug)]
 struct Aborting {
     transaction: AbortedTransaction,
-    /// Whether some of its records are still there.
+    /// Whether some of the transaction's records are still there.
     seen: bool,
 }
 
-/// What becomes of a batch by the transaction that it belongs to.
+/// The decision about a batch, based on its transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     Stays,
-    /// It was aborted, or it is the marker of a transaction of which nothing is left.
+    /// The batch belongs to an aborted transaction, or is the marker of a transaction without remaining records.
     Goes,
-    /// As before, but readers are still told of the transaction.
+    /// As [`Verdict::Goes`], but readers still need the batch until the transaction is forgotten.
     GoesOnceForgotten,
 }
 
 impl Transactions {
-    /// With these aborted ones, in any order.
+    /// Tracks these aborted transactions, given in any order.
     pub fn new(mut aborted: Vec<AbortedTransaction>) -> Transactions {
         aborted.sort_unstable_by_key(|transaction| std::cmp::Reverse(transaction.first_offset));
         Transactions { aborted, ..Transactions::default() }
     }
 
-    /// What is found to be gone while batches are taken in.
+    /// The aborted transactions that are found to be gone while batches are judged.
     pub fn gone(&self) -> Gone {
         self.gone.clone()
     }
 
-    /// Takes a batch in.
+    /// Judges the next batch.
     pub fn judge(&mut self, header: &BatchHeader, marker: Option<TransactionResult>) -> Verdict {
         let last = header.base_offset + i64::from(header.last_offset_delta);
         while let Some(transaction) = self.aborted.pop_if(|next| next.first_offset <= last) {
@@ -76,7 +78,7 @@ impl Transactions {
             let before = self.aborting.insert(transaction.producer_id, aborting);
             self.end(before);
         }
-        // Where this one comes behind its marker, the marker is not there any more.
+        // If this batch comes behind the marker of the tracked transaction, the marker is no longer there.
         if self
             .aborting
             .get(&header.producer_id)
@@ -96,7 +98,7 @@ impl Transactions {
             },
             Some(TransactionResult::Commit) if self.committing.remove(&header.producer_id) => Verdict::Stays,
             Some(TransactionResult::Commit) => Verdict::Goes,
-            // Another kind of control record: nothing is known of it, so it stays.
+            // A control record of an unknown kind stays.
             None if header.is_control() || !header.is_transactional() => Verdict::Stays,
             None => match self.aborting.get_mut(&header.producer_id) {
                 Some(of) => {
@@ -118,27 +120,27 @@ impl Transactions {
     }
 }
 
-/// The rules for one compaction of one partition.
+/// The rules of one compaction of one partition.
 #[derive(Debug)]
 pub struct Filter {
-    /// The newest offset of each key, of records below `known_until`.
+    /// The newest offset of each key among the records below `known_until`.
     pub keys: Keys,
-    /// Records from here on are not among `keys`: all of them stay.
+    /// Records from this offset on are not in `keys`, and all of them stay.
     pub known_until: Offset,
-    /// The memory to decompress batches with.
+    /// The memory for decompressing batches.
     pub walks: Arc<Walks>,
-    /// See [`Transactions`].
+    /// The transactions of the partition.
     pub transactions: Transactions,
-    /// For the last batch of each.
+    /// The producers of the partition, to find the last batch of each.
     pub producers: Producers,
-    /// When the compaction began, in milliseconds since the Unix epoch.
+    /// Start of the compaction, in milliseconds since the Unix epoch.
     pub now_ms: i64,
     /// `delete.retention.ms`.
     pub delete_retention_ms: i64,
 }
 
 impl Filter {
-    /// `key` is the hash of the record's key, if it has one.
+    /// Whether a record stays. `key` is the hash of its key, if it has one.
     fn stays(&self, header: &BatchHeader, offset_delta: i32, key: Option<u128>, has_value: bool) -> bool {
         let offset = header.base_offset + i64::from(offset_delta);
         if offset >= self.known_until {
@@ -158,7 +160,7 @@ impl Filter {
         self.stays(header, record.offset_delta, record.key.as_ref().map(hash), record.value.is_some())
     }
 
-    /// Counts what stays of a batch of data, without building its records.
+    /// Counts the records of a data batch that stay, without building them.
     fn count(&self, header: &BatchHeader, batch: &Bytes) -> Result<Counted, RecordError> {
         let packed = &batch[HEADER_BYTES..header.total_bytes];
         self.walks.run_blocking(DECOMPRESSED_BYTES_MAX, |limits| {
@@ -170,7 +172,7 @@ impl Filter {
         })
     }
 
-    /// Whether the batch is the last that its producer wrote here, so that it carries the producer's sequence.
+    /// Whether the batch is the last one of its producer here, so that it carries the producer's sequence.
     fn is_last_of_producer(&self, header: &BatchHeader) -> bool {
         let Some(producer) = self.producers.find(header.producer_id) else { return false };
         match producer.batches.back() {
@@ -182,7 +184,7 @@ impl Filter {
 
 impl Rewriter for Filter {
     fn rewrite(&mut self, header: &BatchHeader, batch: &Bytes) -> Result<Rewritten, String> {
-        // Control batches are the log's own, and small.
+        // The server writes control batches itself, and they are small.
         let marker = match header.is_control() {
             true => {
                 let (_, mut all) = records(batch, HELD_BYTES_MAX).map_err(|error| error.to_string())?;
@@ -219,8 +221,8 @@ impl Rewriter for Filter {
         if gone == 0 && new_horizon.is_none() {
             return Ok(Rewritten::Keep);
         }
-        // Also where it becomes longer, as its producer compressed better: what stayed now would stay for good, and come
-        // back once the tombstone that it was to go for is gone.
+        // The batch is rebuilt even if it becomes longer, because its producer compressed better. A record that stayed
+        // now would stay for good, and its key would come back once the tombstone is removed.
         let (all, _memory) =
             self.walks.records(batch, DECOMPRESSED_BYTES_MAX).map_err(|error| error.to_string())?;
         let kept = all.flatten().filter(|record| header.is_control() || self.view_stays(header, record));
@@ -228,12 +230,12 @@ impl Rewriter for Filter {
     }
 }
 
-/// What stays of a batch.
+/// The records of a batch that stay.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     kept: u32,
     gone: u32,
-    /// Whether there are tombstones among those that stay.
+    /// Whether tombstones are among the records that stay.
     tombstones: bool,
 }
 
@@ -264,7 +266,7 @@ impl VisitKeys for Counting<'_> {
     }
 }
 
-/// The batch of `header` with only the records in `kept`, at their offsets and times.
+/// Builds a batch with the records in `kept` only, at their offsets and timestamps.
 fn rebuild(header: &BatchHeader, kept: impl Iterator<Item = RecordView>, horizon_ms: Option<i64>) -> Bytes {
     let mut builder = BatchBuilder::new(header.compression()).producer(
         header.producer_id,
@@ -368,7 +370,7 @@ mod tests {
         batches.iter().filter_map(rewrite).collect()
     }
 
-    /// Offset, timestamp, key and value of each record.
+    /// The offset, timestamp, key and value of each record.
     fn contents(batches: &[Bytes]) -> Vec<(i64, i64, String, Option<String>)> {
         let mut out = Vec::new();
         for bytes in batches {
@@ -403,8 +405,8 @@ mod tests {
         }
     }
 
-    /// As where a client compresses better than we do: what is left of a batch may be longer than the whole. Zstandard,
-    /// since what compresses Gzip depends on what else is built with it.
+    /// If a client compresses better than the server, the rest of a batch may be longer than the whole. The test uses
+    /// Zstandard, because the Gzip implementation depends on the other crates in the build.
     #[test]
     fn a_deleted_key_does_not_come_back_where_its_batch_becomes_longer() {
         let mut longer = 0;
@@ -423,7 +425,7 @@ mod tests {
             ];
             let left = run(&mut filter(&all, NOW_MS), &all);
             longer += u32::from(left[0].len() > all[0].len());
-            // The next compaction knows only the keys of what came since.
+            // The next compaction knows only the keys of newer records.
             let later = Filter { keys: Keys::new(1 << 20), ..filter(&left, NOW_MS + RETENTION_MS) };
             let left = run(&mut { later }, &left);
             assert!(contents(&left).iter().all(|(_, _, key, _)| key != deleted), "seed {seed}");
@@ -520,8 +522,8 @@ mod tests {
             let gone = gone.lock().clone();
             (left, bases, gone)
         };
-        // The aborted record is gone; the one that was overwritten left its batch, for the producer's sequence, and so
-        // its marker. All markers are there.
+        // The aborted record is removed. The overwritten record left its batch, for the producer's sequence, and so its
+        // marker. All markers are there.
         let (first, bases, gone) = pass(&all, NOW_MS, &listed);
         assert_eq!((bases, gone), (vec![1, 2, 3, 4, 5, 6], vec![]));
         assert_eq!(contents(&first[..1]), []);
@@ -533,19 +535,19 @@ mod tests {
             second.iter().map(horizon).collect::<Vec<_>>(),
             [None, Some(NOW_MS + RETENTION_MS), None, None, None, None]
         );
-        // As long as readers are told of the transaction, they need its marker.
+        // While readers still list the transaction, they need its marker.
         let (_, bases, _) = pass(&second, NOW_MS + RETENTION_MS, &listed);
         assert_eq!(bases, [1, 2, 3, 4, 5, 6]);
         let (third, bases, gone) = pass(&second, NOW_MS + RETENTION_MS, &[]);
         assert_eq!((bases, gone), (vec![1, 3, 4, 5, 6], vec![]));
         let left = |batches: &[Bytes]| contents(&batches[2..3]);
         assert_eq!(left(&third), [(4, 1, "b".to_owned(), Some("v".to_owned()))]);
-        // Whatever is still said of a transaction without a marker, what its producer wrote since is not part of it.
+        // A listed transaction without a marker does not include what its producer wrote later.
         let (fourth, bases, gone) = pass(&third, NOW_MS + RETENTION_MS, &listed);
         assert_eq!((left(&fourth), bases, &gone[..]), (left(&third), vec![1, 3, 4, 5, 6], &listed[..]));
     }
 
-    /// Records are dropped from the front, and of that those hear later who list what was aborted.
+    /// Trims remove records first; the list of aborted transactions follows later.
     #[test]
     fn what_was_aborted_below_the_start_is_no_reason_to_drop_what_came_since() {
         let data = |base: i64| {

@@ -1,4 +1,4 @@
-//! Which offset is the newest of each key, in bounded memory.
+//! The newest offset of each key, in bounded memory.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{DefaultHasher, RandomState};
@@ -6,11 +6,11 @@ use std::hash::{BuildHasher, Hasher};
 
 use model::Offset;
 
-/// Bytes that one key takes, the table's free places counted.
+/// Bytes per key, including the free slots of the table.
 const ENTRY_BYTES: usize = 40;
 
-/// The newest offset of each key that was seen. A key is known by 128 bits of two hashes whose seeds are random, so
-/// that no client can make up two keys that are taken for one.
+/// The newest offset of each key seen. A key is identified by 128 bits of two hashes with random seeds, so that no
+/// client can construct two keys with the same identity.
 #[derive(Debug)]
 pub struct Keys {
     hashes: [RandomState; 2],
@@ -19,7 +19,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// An empty table of at most `bytes_max` bytes.
+    /// Creates an empty table of at most `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Keys {
         Keys {
             hashes: Default::default(),
@@ -28,12 +28,13 @@ impl Keys {
         }
     }
 
-    /// Begins to take in a key.
+    /// Begins to hash a key.
     pub fn hasher(&self) -> KeyHasher {
         KeyHasher([0, 1].map(|n| self.hashes[n].build_hasher()))
     }
 
-    /// Records that the key of `hash` was written at `offset`, which is above all before; false when there is no room for it.
+    /// Notes that the key of `hash` was written at `offset`, which is above all earlier offsets. Returns false if there
+    /// is no room.
     pub fn put(&mut self, hash: u128, offset: Offset) -> bool {
         if self.newest.len() >= self.keys_max && !self.newest.contains_key(&hash) {
             return false;
@@ -47,18 +48,18 @@ impl Keys {
         self.newest.get(&hash).is_some_and(|newest| *newest > offset)
     }
 
-    /// How many keys there are.
+    /// The number of keys.
     pub fn len(&self) -> usize {
         self.newest.len()
     }
 }
 
-/// Takes in a key piece by piece: what it comes to does not depend on where one ends.
+/// Hashes a key piece by piece. The result does not depend on where the pieces are split.
 #[derive(Clone, Debug)]
 pub struct KeyHasher([DefaultHasher; 2]);
 
 impl KeyHasher {
-    /// The next piece of the key.
+    /// Adds the next piece of the key.
     pub fn write(&mut self, piece: &[u8]) {
         self.0.iter_mut().for_each(|hasher| hasher.write(piece));
     }
@@ -70,7 +71,7 @@ impl KeyHasher {
     }
 }
 
-/// Takes half of what is a hash already.
+/// A hasher for keys that are already hashes: it takes half of the bits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Folded(u64);
 

@@ -1,11 +1,11 @@
-//! Compaction (`cleanup.policy=compact`): which partitions are due, and what is done with one.
+//! Compaction (`cleanup.policy=compact`): chooses the partitions that are due and compacts them.
 //!
-//! The newest offset of each key is gathered from the records that came since the last time, in bounded memory; then the
-//! log copies the whole partition through [`filter::Filter`], which drops what has a newer record. Copying, and what
-//! makes it safe, is the log's ([`storage::Log::compact`]).
+//! It first gathers the newest offset of each key from the records written since the last compaction, in bounded
+//! memory. Then the log copies the whole partition through [`filter::Filter`], which drops every record with a newer
+//! one. The log performs the copy and makes it safe ([`storage::Log::compact`]).
 //!
-//! Kafka never compacts the newest segment of a partition. Here all partitions share segments, so what counts instead is
-//! how much is new: less than a segment's worth, and not older than `segment.ms`, waits.
+//! Kafka never compacts the newest segment of a partition. Here all partitions share segments, so the amount of new
+//! data counts instead: new data of less than a segment waits until it is older than `segment.ms`.
 
 pub mod filter;
 pub mod keys;
@@ -28,16 +28,16 @@ use crate::settings::resource::ResourceConfigs;
 use crate::settings::topic::{CompactionConfig, TopicConfig};
 use crate::topics::Topics;
 
-/// Bytes read at once while keys are gathered.
+/// Bytes per read while keys are gathered.
 const READ_BYTES: usize = 1024 * 1024;
-/// New bytes of a partition that are compacted in any case, however large `segment.bytes` is.
+/// New bytes of a partition that make it due, however large `segment.bytes` is.
 const DIRTY_BYTES_ENOUGH: u64 = 64 * 1024 * 1024;
-/// The same for the internal topics, which are read as a whole when their partitions are loaded.
+/// The same for internal topics. Loading one of their partitions reads it as a whole, so they are kept shorter.
 const INTERNAL_DIRTY_BYTES_ENOUGH: u64 = 1024 * 1024;
-/// A partition that could not be compacted is left alone for so long.
+/// Pause after a partition could not be compacted.
 const REST_AFTER_FAILURE_MS: i64 = 600_000;
 
-/// What is remembered from one look to the next.
+/// The state that is kept between two runs.
 #[derive(Debug)]
 pub struct Compactor {
     topics: Arc<Topics>,
@@ -45,7 +45,7 @@ pub struct Compactor {
     configs: Arc<ResourceConfigs>,
     walks: Arc<Walks>,
     running: Mutex<()>,
-    /// Partitions that failed, and until when they are left alone.
+    /// Partitions that failed, each with the end of its pause.
     failed: Mutex<HashMap<StreamId, i64>>,
 }
 
@@ -55,15 +55,15 @@ struct Due {
     partition: Arc<Partition>,
     stream: Arc<Stream>,
     config: CompactionConfig,
-    /// Compaction went over the records below.
+    /// The last compaction has covered the records below this offset.
     clean_until: Offset,
-    /// Records from here on are too young.
+    /// Records from this offset on are too young.
     until: Offset,
     dirty_ratio: f64,
 }
 
 impl Compactor {
-    /// A compactor of these topics.
+    /// Creates a compactor of these topics.
     pub fn new(
         topics: Arc<Topics>,
         logs: Arc<Logs>,
@@ -73,9 +73,9 @@ impl Compactor {
         Compactor { topics, logs, configs, walks, running: Mutex::default(), failed: Mutex::default() }
     }
 
-    /// Compacts what is due at `now_ms`, in milliseconds since the Unix epoch. Blocks.
+    /// Compacts the partitions that are due at `now_ms`, in milliseconds since the Unix epoch. Blocks.
     pub fn run(&self, now_ms: i64) {
-        // A look that finds another one still at work has nothing to do.
+        // If another run is still in progress, there is nothing to do.
         let Some(_running) = self.running.try_lock() else { return };
         self.failed.lock().retain(|_, until| *until > now_ms);
         for log in self.logs.all() {
@@ -83,7 +83,7 @@ impl Compactor {
         }
     }
 
-    /// The partitions in `log` that are due; those with the largest part that is new come first.
+    /// The partitions in `log` that are due, those with the largest share of new data first.
     fn due(&self, log: &Arc<Log>, now_ms: i64) -> Vec<Due> {
         let mut due = Vec::new();
         for topic in self.topics.all() {
@@ -132,7 +132,7 @@ impl Compactor {
             });
             let compacted = log.compact(&mut jobs);
             drop(jobs);
-            // Their markers go with the next compaction, which finds this done.
+            // The next compaction removes the markers of these transactions.
             for (partition, gone) in found {
                 partition.forget_aborted(&gone.lock(), now_ms);
             }
@@ -205,7 +205,7 @@ fn look(
     }))
 }
 
-/// Gathers the keys of what is new.
+/// Gathers the keys of the new records and prepares the filter.
 fn prepare(
     log: &Log,
     walks: &Arc<Walks>,
@@ -235,8 +235,8 @@ fn prepare(
     Ok((Compaction { stream, until, rewriter: Box::new(filter) }, gone))
 }
 
-/// Puts the keys of the records that are not clean yet into `keys`; returns how far they fitted. Those of aborted
-/// transactions supersede nothing.
+/// Puts the keys of the new records into `keys`. Returns the offset up to which they fit. Records of aborted
+/// transactions replace nothing.
 fn gather(log: &Log, walks: &Walks, due: &Due, keys: &mut Keys) -> Result<Offset, String> {
     let (stream, from, until) = (&due.stream, due.clean_until, due.until);
     let mut aborted: HashMap<i64, Vec<(Offset, Offset)>> = HashMap::new();
@@ -289,13 +289,13 @@ fn gather(log: &Log, walks: &Walks, due: &Due, keys: &mut Keys) -> Result<Offset
     Ok(until)
 }
 
-/// Puts the keys of one batch beside those of others.
+/// Adds the keys of one batch to those of the others.
 struct Gathered<'a> {
     keys: &'a mut Keys,
     base: Offset,
     key: KeyHasher,
     empty: KeyHasher,
-    /// Whether one of them had no room.
+    /// Whether a key found no room.
     full: bool,
 }
 

@@ -1,7 +1,7 @@
-//! The broker's settings, under Kafka's names wherever Kafka has one.
+//! The broker's settings. A setting that Kafka has too carries Kafka's name.
 //!
-//! One table says everything about a setting: name, type, default, bounds and what it is for. `mainstem config` prints
-//! it, [`Config::set`] parses and checks against it, and DescribeConfigs answers from it.
+//! One table holds everything about each setting: name, type, default, bounds and description. `mainstem config` prints
+//! the table, [`Config::set`] parses and checks values with it, and DescribeConfigs answers from it.
 
 pub mod resource_setting;
 
@@ -14,25 +14,25 @@ use wire::Text;
 use crate::caller::Principal;
 use crate::resources::memory::tail_cache_bytes_default;
 
-/// Why a setting is refused.
+/// The reason why a setting is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// No such setting.
+    /// The setting does not exist.
     #[error("there is no setting {name}{}", did_you_mean(.suggestion))]
     Unknown {
-        /// As given.
+        /// The name as given.
         name: String,
         /// The setting with the most similar name.
         suggestion: Option<String>,
     },
-    /// Not a value of the setting's type, or outside its bounds.
+    /// The value has another type than the setting, or is out of bounds.
     #[error("{name} = {value}: {problem}")]
     Invalid {
         /// The setting.
         name: String,
-        /// As given.
+        /// The value as given.
         value: String,
-        /// What is wrong with it.
+        /// The problem with the value.
         problem: String,
     },
 }
@@ -41,20 +41,20 @@ fn did_you_mean(suggestion: &Option<String>) -> String {
     suggestion.as_ref().map(|name| format!(", did you mean {name}?")).unwrap_or_default()
 }
 
-/// Type of a setting, with the code that DescribeConfigs has for it.
+/// The type of a setting, with its code in DescribeConfigs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// `true` or `false`.
     Boolean,
-    /// Anything, or one of a few words.
+    /// Any text, or one of a few words.
     String,
-    /// 16 bits.
+    /// A 16-bit integer.
     Short,
-    /// 32 bits.
+    /// A 32-bit integer.
     Int,
-    /// 64 bits.
+    /// A 64-bit integer.
     Long,
-    /// A fraction.
+    /// A floating-point number.
     Double,
     /// Words separated by commas.
     List,
@@ -74,7 +74,7 @@ impl Kind {
         }
     }
 
-    /// Why `value` is none of this type, if it is not; in Kafka's words.
+    /// The reason why `value` is not of this type, in Kafka's words. `None` if it is.
     pub fn problem(self, value: &str) -> Option<&'static str> {
         let value = value.trim();
         let (fits, why) = match self {
@@ -85,7 +85,7 @@ impl Kind {
             Kind::Short => (value.parse::<i16>().is_ok(), "Not a number of type SHORT"),
             Kind::Int => (value.parse::<i32>().is_ok(), "Not a number of type INT"),
             Kind::Long => (value.parse::<i64>().is_ok(), "Not a number of type LONG"),
-            // Not Rust's words for what is no number.
+            // Infinity and NaN, which Rust parses, are refused.
             Kind::Double => (value.parse::<f64>().is_ok_and(f64::is_finite), "Not a number of type DOUBLE"),
             Kind::String | Kind::List => (true, ""),
         };
@@ -130,7 +130,7 @@ impl Typed for SuperUsers {
     const KIND: Kind = Kind::String;
 }
 
-/// One setting as the table has it.
+/// One setting of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// Kafka's name.
@@ -139,13 +139,13 @@ pub struct Setting {
     pub default: String,
     /// The value in force, as text.
     pub value: String,
-    /// What it is for.
+    /// The description.
     pub doc: &'static str,
     /// Its type.
     pub kind: Kind,
-    /// The least and the greatest value, as text.
+    /// The smallest and the largest value, as text.
     pub bounds: (String, String),
-    /// The default depends on the machine.
+    /// Whether the default depends on the machine.
     pub of_machine: bool,
 }
 
@@ -153,7 +153,8 @@ pub struct Setting {
 const OF_MACHINE: [&str; 1] = ["log.tail.cache.bytes"];
 
 impl Setting {
-    /// Why `value` cannot be its value, if it cannot; in the words that Kafka's clients know.
+    /// The reason why `value` is not valid for this setting, in the words that Kafka's clients know. `None` if it is
+    /// valid.
     pub fn problem(&self, value: &str) -> Option<String> {
         Config::default().set(self.name, value).err()?;
         let (min, max) = &self.bounds;
@@ -181,15 +182,15 @@ where
     Ok(parsed)
 }
 
-/// What happens to old records by default.
+/// The default treatment of old records.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum CleanupPolicy {
-    /// They are deleted.
+    /// Old records are deleted.
     #[default]
     Delete,
-    /// All but the newest of each key go.
+    /// Only the newest record of each key stays.
     Compact,
-    /// Both.
+    /// Both: old records are deleted, and older records of a key are compacted.
     CompactAndDelete,
 }
 
@@ -218,17 +219,17 @@ impl Display for CleanupPolicy {
     }
 }
 
-/// What decides who may do what.
+/// The authorizer that decides which operations are allowed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum AuthorizerClass {
-    /// Nothing: everybody may do everything.
+    /// No authorizer: all operations are allowed.
     #[default]
     None,
-    /// ACLs.
+    /// ACLs decide.
     Standard,
 }
 
-/// The name that Kafka has for it.
+/// Kafka's name of the standard authorizer.
 const STANDARD_AUTHORIZER: &str = "org.apache.kafka.metadata.authorizer.StandardAuthorizer";
 
 impl FromStr for AuthorizerClass {
@@ -252,12 +253,12 @@ impl Display for AuthorizerClass {
     }
 }
 
-/// Principals that may do everything, separated by semicolons since a certificate's subject has commas.
+/// Principals that may do everything. Semicolons separate them, because a certificate's subject contains commas.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SuperUsers(Vec<(String, String)>);
 
 impl SuperUsers {
-    /// Each of them.
+    /// The principals.
     pub fn principals(&self) -> impl Iterator<Item = Principal> {
         let principal = |(kind, name): &(String, String)| Principal {
             kind: Text::copied(kind),
@@ -267,7 +268,7 @@ impl SuperUsers {
     }
 }
 
-/// None is less or more than another: the table's bounds hold for all.
+/// All values are equal in this order, so the table's bounds hold for each of them.
 impl PartialOrd for SuperUsers {
     fn partial_cmp(&self, _: &SuperUsers) -> Option<std::cmp::Ordering> {
         None
@@ -488,7 +489,7 @@ settings! {
     telemetry_max_bytes: i32 = 1_048_576, "telemetry.max.bytes", 1, i32::MAX;
 }
 
-/// The name that differs from `name` in the fewest letters, if they are few.
+/// The name with the smallest edit distance to `name`, if that distance is small.
 fn most_similar(name: &str, names: &[&str]) -> Option<String> {
     let best = names.iter().map(|other| (distance(name, other), other)).min()?;
     (best.0 <= name.len().max(3) / 3).then(|| (*best.1).to_owned())

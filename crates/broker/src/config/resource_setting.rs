@@ -1,43 +1,44 @@
-//! A setting of a topic, a group, a client-metrics subscription, or of a broker while it runs: its type, bounds and default.
+//! A setting of a topic, a group, a client-metrics subscription, or of a broker at run time: its type, bounds and
+//! default.
 
 use std::collections::BTreeMap;
 
 use crate::config::{Config, Kind};
 
-/// Settings by name, as the text that a client sent.
+/// Settings by name, with the value as the client sent it.
 pub type Overrides = BTreeMap<String, String>;
 
-/// One setting of a resource's table.
+/// One row of a table of settings.
 #[derive(Debug)]
 pub struct ResourceSetting {
     /// Kafka's name.
     pub name: &'static str,
     /// Its type.
     pub kind: Kind,
-    /// The broker's setting that gives the default, if there is one, else the default itself.
+    /// The source of the default: a setting of the broker, or a fixed text.
     pub default: DefaultFrom,
-    /// The words allowed, if only some are.
+    /// The allowed words. Empty if every word is allowed.
     pub words: &'static [&'static str],
-    /// The least and the greatest number allowed.
+    /// The smallest and the largest allowed number.
     pub bounds: (i64, i64),
-    /// What it is for.
+    /// The description.
     pub doc: &'static str,
 }
 
-/// Where a default comes from.
+/// The source of a default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultFrom {
-    /// The broker setting of this name.
+    /// The broker's setting of this name.
     Broker(&'static str),
-    /// The setting of this name that brokers only accept, whose default is this text.
+    /// The setting of this name, which brokers only accept. Its default is the second text.
     Accepted(&'static str, &'static str),
     /// This text.
     Fixed(&'static str),
-    /// This text, which new clusters have as the setting of all brokers (KIP-966).
+    /// This text, which new clusters set for all brokers (KIP-966).
     OfCluster(&'static str),
 }
 
-/// A row of a table.
+/// Creates a row of a table.
 pub const fn setting(
     name: &'static str,
     kind: Kind,
@@ -49,12 +50,12 @@ pub const fn setting(
 }
 
 impl ResourceSetting {
-    /// The row with a least number.
+    /// The row with a smallest number.
     pub const fn at_least(self, least: i64) -> ResourceSetting {
         self.between(least, i64::MAX)
     }
 
-    /// The row with a least and a greatest number.
+    /// The row with a smallest and a largest number.
     pub const fn between(mut self, least: i64, most: i64) -> ResourceSetting {
         self.bounds = (least, most);
         self
@@ -62,7 +63,8 @@ impl ResourceSetting {
 }
 
 impl ResourceSetting {
-    /// Why `value` cannot be a value of this setting, if it cannot; in Kafka's words where it has some.
+    /// The reason why `value` is not valid for this setting, in Kafka's words where Kafka has a message. `None` if it
+    /// is valid.
     pub fn problem(&self, value: &str) -> Option<String> {
         let invalid =
             |why: &str| Some(format!("Invalid value {value} for configuration {}: {why}", self.name));
@@ -78,13 +80,13 @@ impl ResourceSetting {
             },
             Kind::Short | Kind::Int | Kind::Long => {
                 let number = value.trim().parse::<i64>().ok()?;
-                // As Kafka: the number as it was read.
+                // As in Kafka, the message shows the parsed number.
                 let beyond = |why: String| {
                     Some(format!("Invalid value {number} for configuration {}: {why}", self.name))
                 };
                 let of_level = self.fixed_default() == Some("-1");
                 match number {
-                    // What a level is by default lies outside the levels.
+                    // The default of a compression level lies outside the range of levels.
                     -1 if of_level => None,
                     _ if of_level && !(least..=most).contains(&number) => {
                         beyond(format!("Value must be between {least} and {most} or equal to -1"))
@@ -116,7 +118,7 @@ impl ResourceSetting {
                 word.split_once(':')
                     .is_some_and(|(a, b)| a.parse::<u32>().is_ok() && b.parse::<u32>().is_ok())
             };
-            // As Java splits: what is empty at the end is no word.
+            // As in Java's split, empty words at the end are dropped.
             let mut words =
                 value.trim_end_matches(|c: char| c == ',' || c.is_whitespace()).split(',').map(str::trim);
             let fits = value == "*" || words.all(pair);
@@ -133,7 +135,7 @@ impl ResourceSetting {
         of(wrong, format!("String must be one of: {}", self.words.join(", ")))
     }
 
-    /// The default, where that is a text.
+    /// The default, if it is a fixed text.
     pub fn fixed_default(&self) -> Option<&'static str> {
         match self.default {
             DefaultFrom::Fixed(text) | DefaultFrom::OfCluster(text) | DefaultFrom::Accepted(_, text) => {
@@ -143,7 +145,7 @@ impl ResourceSetting {
         }
     }
 
-    /// The value that holds where the resource has none of its own.
+    /// The value for a resource that has none of its own.
     pub fn default_value(&self, config: &Config) -> String {
         match self.default {
             DefaultFrom::Fixed(text) | DefaultFrom::OfCluster(text) | DefaultFrom::Accepted(_, text) => {

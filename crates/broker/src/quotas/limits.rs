@@ -1,38 +1,38 @@
-//! Which quotas there are, and which of them holds for a client.
+//! The quotas, and the choice of the limit that holds for a client.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
 use crate::image::records::{Entity, Values};
 
-/// The parts of an entity, as Kafka calls them.
+/// The parts of an entity, in Kafka's terms.
 pub const USER: &str = "user";
 /// See [`USER`].
 pub const CLIENT_ID: &str = "client-id";
 /// See [`USER`].
 pub const IP: &str = "ip";
 
-/// What a quota limits.
+/// The resource that a quota limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Quota {
-    /// Bytes of Produce requests, a second.
+    /// Bytes of Produce requests per second.
     Produce,
-    /// Bytes of answers to Fetch, a second.
+    /// Bytes of answers to Fetch per second.
     Fetch,
-    /// Time that threads spend on requests: percent of one thread.
+    /// Thread time for requests, in percent of one thread.
     Request,
-    /// Partitions created and deleted, a second (KIP-599).
+    /// Partitions created and deleted per second (KIP-599).
     ControllerMutation,
-    /// Connections that one address opens, a second (KIP-612).
+    /// Connections opened by one address per second (KIP-612).
     Connections,
 }
 
 impl Quota {
-    /// All of them.
+    /// All quotas.
     pub const ALL: [Quota; 5] =
         [Quota::Produce, Quota::Fetch, Quota::Request, Quota::ControllerMutation, Quota::Connections];
 
-    /// Its name.
+    /// The quota's name.
     pub fn name(self) -> &'static str {
         match self {
             Quota::Produce => "producer_byte_rate",
@@ -44,7 +44,7 @@ impl Quota {
     }
 }
 
-/// Something for each name, and for all other names.
+/// A value for each name, and a value for all other names.
 #[derive(Debug)]
 struct Level<T> {
     by_name: HashMap<String, T>,
@@ -79,25 +79,26 @@ pub struct Limits {
     clients: Level<f64>,
 }
 
-/// The limit that holds for a client, and with whom it shares it: with all of its user, all of its id, or nobody else.
+/// The limit of a client. The client may share it with all clients of its user, with all clients of its id, or with
+/// none.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Limit {
-    /// In the quota's unit.
+    /// The limit, in the quota's unit.
     pub value: f64,
-    /// Whether each user has it for itself.
+    /// Whether each user has a separate limit.
     pub by_user: bool,
-    /// Whether each client id has it for itself.
+    /// Whether each client id has a separate limit.
     pub by_client: bool,
 }
 
 impl Limits {
-    /// Of `quota`, where anybody has it.
+    /// The limits of `quota`. `None` if no entity has this quota.
     pub fn new<'a>(quota: Quota, entities: impl Iterator<Item = (&'a Entity, &'a Values)>) -> Option<Limits> {
         let mut limits = None;
         for (entity, values) in entities {
             let Some(value) = values.get(quota.name()) else { continue };
             let limits: &mut Limits = limits.get_or_insert_default();
-            // An address is the only thing that its quota goes by, and takes the place of the client's id.
+            // The quota of an address depends on nothing else. The address takes the place of the client id.
             if let Some(address) = entity.part(IP) {
                 let address =
                     address.map(|text| text.parse().map_or(text.to_owned(), |ip: IpAddr| shown(ip)));
@@ -114,11 +115,12 @@ impl Limits {
         limits
     }
 
-    /// The limit of a client. In Kafka's order: of this user with this client id, with any other; of this user; of all
-    /// other users with this client id, with any other; of all other users; of this client id; of all others.
+    /// The limit of a client. The first match in Kafka's order counts: this user with this client id, this user with
+    /// any other client id, this user; all other users with this client id, with any other client id, all other users;
+    /// this client id; all other client ids.
     pub fn find(&self, user: &str, client_id: &str) -> Option<Limit> {
         for of in [self.users.by_name.get(user), self.users.others.as_ref()].into_iter().flatten() {
-            // Who gives no client id is none of "all others".
+            // A client without a client id does not match the default for all other ids.
             let others = of.clients.others.as_ref().filter(|_| !client_id.is_empty());
             if let Some(value) = of.clients.by_name.get(client_id).or(others) {
                 return Some(Limit { value: *value, by_user: true, by_client: true });
@@ -133,7 +135,7 @@ impl Limits {
     }
 }
 
-/// An address as quotas know it.
+/// An address in the form that quotas use.
 pub fn shown(address: IpAddr) -> String {
     address.to_canonical().to_string()
 }
@@ -150,7 +152,7 @@ mod tests {
             Entity(parts.iter().map(|(k, v)| ((*k).to_owned(), v.map(ToOwned::to_owned))).collect())
         };
         let (user, client) = (Some("u"), Some("c"));
-        // The most specific first; the value is the place in this list.
+        // The most specific entity comes first. The value is the position in this list.
         let all = [
             entity(&[(USER, user), (CLIENT_ID, client)]),
             entity(&[(USER, user), (CLIENT_ID, None)]),

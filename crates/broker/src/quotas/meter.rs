@@ -1,19 +1,19 @@
-//! What a client used of a quota lately: a rate over a sliding window of samples (KIP-13), or a bucket of tokens
-//! (KIP-599). Pure: times are handed in, in milliseconds of a clock that never goes back.
+//! The recent use of a quota by a client: a rate over a sliding window of samples (KIP-13), or a token bucket
+//! (KIP-599). Pure: the caller passes in the time, in milliseconds of a clock that never goes back.
 
 use std::collections::VecDeque;
 
-/// How a rate is measured: `quota.window.num` samples of `quota.window.size.seconds` each.
+/// The parameters of a rate: `quota.window.num` samples of `quota.window.size.seconds` each.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// Samples kept, the one that is being filled among them; at least 1.
+    /// The number of samples kept, including the current one; at least 1.
     pub samples: i64,
-    /// What one sample spans, in milliseconds.
+    /// The length of one sample in milliseconds.
     pub sample_ms: i64,
 }
 
 impl Window {
-    /// What all samples but the one that is being filled span, in seconds.
+    /// The length in seconds of all samples without the current one.
     pub fn full_seconds(&self) -> f64 {
         float((self.samples - 1).max(1) * self.sample_ms) / 1000.0
     }
@@ -28,14 +28,14 @@ fn float(value: i64) -> f64 {
     value as f64
 }
 
-/// A rate: the samples with their beginnings, oldest first.
+/// A rate: samples with their start times, oldest first.
 #[derive(Debug, Default)]
 pub struct Rate {
     samples: VecDeque<(i64, f64)>,
 }
 
 impl Rate {
-    /// Adds what was used; a negative value takes it back.
+    /// Adds `value` to the use. A negative value takes back earlier use.
     pub fn record(&mut self, window: Window, value: f64, now_ms: i64) {
         self.forget(window, now_ms);
         match self.samples.back_mut() {
@@ -44,9 +44,9 @@ impl Rate {
         }
     }
 
-    /// How long nothing more may be used until the rate is down at `limit` a second, in milliseconds; 0 where it is.
+    /// Milliseconds until the rate has fallen to `limit` per second, if nothing more is used; 0 if it already has.
     ///
-    /// With O the rate seen over a window of W, and T the one allowed: O W / (W + X) = T gives X = W (O - T) / T.
+    /// With the observed rate O over a window W, and the allowed rate T: O W / (W + X) = T gives X = W (O - T) / T.
     pub fn throttle_ms(&mut self, window: Window, limit: f64, now_ms: i64) -> i64 {
         self.forget(window, now_ms);
         let over_ms = self.span_ms(window, now_ms);
@@ -54,8 +54,8 @@ impl Rate {
         if rate > limit { rounded((rate - limit) / limit * over_ms) } else { 0 }
     }
 
-    /// What the rate is taken over: from the oldest sample until now, and no less than all full samples, so that a
-    /// client that comes back does not find its first bytes counted as a burst.
+    /// The time span of the rate: from the oldest sample until now, but at least all full samples. The minimum keeps
+    /// the first bytes of a returning client from counting as a burst.
     fn span_ms(&self, window: Window, now_ms: i64) -> f64 {
         let since_ms = self.samples.front().map_or(0, |(begin, _)| now_ms - begin);
         let missing = (window.samples - 1 - since_ms / window.sample_ms).max(0);
@@ -69,22 +69,22 @@ impl Rate {
     }
 }
 
-/// A bucket of tokens that fills at the quota's rate, up to what a whole window allows.
+/// A token bucket. It fills at the quota's rate, up to the allowance of a whole window.
 #[derive(Debug, Default)]
 pub struct Bucket {
     tokens: f64,
-    /// When it was last filled; none: it is full.
+    /// Time of the last fill. `None` if the bucket is full.
     filled_ms: Option<i64>,
 }
 
 impl Bucket {
-    /// Takes tokens out, which may leave it in debt.
+    /// Takes tokens. The bucket may go into debt.
     pub fn take(&mut self, window: Window, limit: f64, tokens: f64, now_ms: i64) {
         self.fill(window, limit, now_ms);
         self.tokens -= tokens;
     }
 
-    /// How long until it is out of debt, in milliseconds; 0 where it has none.
+    /// Milliseconds until the bucket is out of debt; 0 if it has no debt.
     pub fn throttle_ms(&mut self, window: Window, limit: f64, now_ms: i64) -> i64 {
         self.fill(window, limit, now_ms);
         if self.tokens < 0.0 { rounded(-self.tokens / limit * 1000.0) } else { 0 }
@@ -117,7 +117,7 @@ mod tests {
         rate.record(WINDOW, 10_000.0, 500);
         assert_eq!(rate.throttle_ms(WINDOW, 1000.0, 500), 0);
         rate.record(WINDOW, 10_000.0, 600);
-        // 20000 bytes in a window of 10100 ms are 1980 a second: as much again must pass until they are 1000.
+        // 20000 bytes in a window of 10100 ms are 1980 per second. 9900 ms later they are 1000 per second.
         let throttle = rate.throttle_ms(WINDOW, 1000.0, 600);
         assert_eq!(throttle, 20_000 - 10_100);
         rate.record(WINDOW, -10_000.0, 600);
@@ -142,7 +142,7 @@ mod tests {
         };
         assert_eq!(used_with(99.0), (59_400.0, 0));
         let (used, throttled) = used_with(500.0);
-        // One burst of a window beyond the rate is let through.
+        // One burst of a window beyond the rate is allowed.
         assert!((60_000.0..=72_000.0).contains(&used) && throttled > 0, "{used} {throttled}");
     }
 

@@ -1,8 +1,8 @@
-//! Client quotas (KIP-13, KIP-124, KIP-546, KIP-599): how much of the server each client may use, and how long it must wait
-//! when it used more.
+//! Client quotas (KIP-13, KIP-124, KIP-546, KIP-599): the share of the server that each client may use, and the
+//! throttle time of a client that used more.
 //!
-//! Whoever is over a quota is told so in its answer, and its connection is not read until that time is over (KIP-219).
-//! Where nobody has a quota, a request costs one atomic load here.
+//! The answer tells a client over its quota to wait. The server does not read its connection during that time
+//! (KIP-219). If no quota is set, a request costs one atomic load here.
 
 mod limits;
 mod meter;
@@ -27,31 +27,31 @@ pub use limits::{CLIENT_ID, IP, Limit, Limits, Quota, USER};
 use meter::Bucket;
 pub use meter::{Rate, Window};
 
-/// Entities that may have quotas.
+/// Bound of the entities that may have quotas.
 pub const ENTITIES_MAX: usize = 10_000;
-/// Clients whose use of one quota is known at a time: clients choose their ids. Beyond it, those that were not heard of
-/// for longest are forgotten.
+/// Bound of the clients tracked for each quota, because clients choose their ids. Beyond it, the clients with the
+/// oldest last use are forgotten.
 const METERS_MAX: usize = 10_000;
-/// A client that was not heard of for so long is forgotten, as in Kafka.
+/// A client is forgotten after this time without use, as in Kafka.
 const METER_IDLE: Duration = Duration::from_secs(3600);
 
-/// Whose quotas a request counts against.
+/// The client whose quotas a request counts towards.
 #[derive(Clone, Debug)]
 pub struct Payer {
     /// The name of the client's principal.
     pub user: Text,
-    /// As the client calls itself; empty where it does not.
+    /// The client id. Empty if the client sends none.
     pub client_id: Text,
 }
 
 impl Caller {
-    /// Whose quotas the request is counted against.
+    /// The client whose quotas the request counts towards.
     pub fn payer(&self) -> Payer {
         Payer { user: self.origin.principal.name.clone(), client_id: self.client_id.clone() }
     }
 }
 
-/// What one client used lately.
+/// The recent use of one client.
 #[derive(Debug)]
 struct Meter {
     used: Used,
@@ -64,7 +64,7 @@ enum Used {
     Bucket(Bucket),
 }
 
-/// One quota of all clients.
+/// One quota, with its limits and the use of all clients.
 #[derive(Debug, Default)]
 struct Account {
     limits: RwLock<Option<Limits>>,
@@ -75,7 +75,7 @@ struct Account {
 #[derive(Debug)]
 pub struct Quotas {
     metadata: Arc<Metadata>,
-    /// A bit for each quota that anybody has.
+    /// A bit for each quota that is set for any entity.
     enabled: AtomicU8,
     accounts: [Account; 5],
     window: Window,
@@ -84,7 +84,7 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// With the quotas of the metadata.
+    /// Creates the quotas from the metadata.
     pub fn new(metadata: Arc<Metadata>, config: &Config) -> Arc<Quotas> {
         let window = |samples: i32, seconds: i32| Window {
             samples: i64::from(samples),
@@ -109,8 +109,8 @@ impl Quotas {
         entities(&self.metadata.image())
     }
 
-    /// Replaces the quotas of the entities that `change` names; no values: it has none any more. Durable on return;
-    /// blocks.
+    /// Replaces the quotas of the entities that `change` returns. An entity without values loses its quotas. Durable on
+    /// return. Blocks.
     pub fn change<T>(
         &self,
         change: impl Fn(&BTreeMap<Entity, Values>) -> (T, BTreeMap<Entity, Values>),
@@ -132,7 +132,7 @@ impl Quotas {
         })
     }
 
-    /// Puts what is stored into force.
+    /// Applies the stored quotas.
     fn apply(&self) {
         let entities = self.entities();
         let mut enabled = 0;
@@ -151,17 +151,17 @@ impl Quotas {
         &self.accounts[quota as usize]
     }
 
-    /// Whether anybody has a quota that requests count against.
+    /// Whether any quota is set that requests count towards.
     pub fn any(&self) -> bool {
         self.enabled.load(Ordering::Relaxed) & !(1 << Quota::Connections as u8) != 0
     }
 
-    /// Whether anybody has this quota.
+    /// Whether this quota is set for any entity.
     pub fn enabled(&self, quota: Quota) -> bool {
         self.enabled.load(Ordering::Relaxed) & (1 << quota as u8) != 0
     }
 
-    /// Counts what `payer` used; returns how long it must wait, in milliseconds.
+    /// Counts the use of `payer`. Returns its throttle time in milliseconds.
     pub fn record(&self, quota: Quota, payer: &Payer, value: f64) -> i32 {
         self.with_rate(quota, payer, |rate, window, limit, now_ms| {
             rate.record(window, value, now_ms);
@@ -169,8 +169,8 @@ impl Quotas {
         })
     }
 
-    /// Counts what `payer` would get; where that is too much, it is not counted, must not be given, and the time until
-    /// it may be is returned, in milliseconds.
+    /// Counts the use of `payer` if it is within the quota. Otherwise counts nothing and returns the milliseconds until
+    /// it may be granted.
     pub fn record_if_within(&self, quota: Quota, payer: &Payer, value: f64) -> i32 {
         self.with_rate(quota, payer, |rate, window, limit, now_ms| {
             rate.record(window, value, now_ms);
@@ -182,8 +182,8 @@ impl Quotas {
         })
     }
 
-    /// Counts a connection from `address`; one too many is not counted, and must wait for so long, which is one sample
-    /// at most, as in Kafka.
+    /// Counts a connection from `address` if it is within the quota. Otherwise counts nothing and returns the time that
+    /// it must wait. As in Kafka, this time is at most one sample.
     pub fn record_connection(&self, address: IpAddr) -> Option<Duration> {
         if !self.enabled(Quota::Connections) {
             return None;
@@ -194,14 +194,15 @@ impl Quotas {
         (wait_ms > 0).then(|| Duration::from_millis(u64::from(wait_ms.unsigned_abs())))
     }
 
-    /// What `payer` could get at once if it had used nothing: whatever is more than that would never be given.
+    /// The largest use that `payer` could be granted at once after a time without use. A larger one would never be
+    /// granted.
     pub fn window_max(&self, quota: Quota, payer: &Payer) -> f64 {
         let seconds = self.window.full_seconds();
         self.limit(quota, payer).map_or(f64::INFINITY, |limit| limit.value * seconds)
     }
 
-    /// Takes `partitions` for changes of topics. A strict payer gets nothing while it is in debt, and is told how long
-    /// that lasts, in milliseconds; another one is told how long it should wait now.
+    /// Takes `partitions` tokens for changes of topics. A strict payer in debt takes none and gets an error with the
+    /// milliseconds until it is out of debt. A payer that is not strict gets the milliseconds that it should wait.
     pub fn record_mutations(&self, payer: &Payer, partitions: f64, strict: bool) -> Result<i32, i32> {
         let quota = Quota::ControllerMutation;
         let Some(limit) = self.limit(quota, payer) else { return Ok(0) };
@@ -217,13 +218,13 @@ impl Quotas {
         })
     }
 
-    /// The longest that a client waits for having taken too much of the threads' time, in milliseconds: one sample, as
-    /// in Kafka, since the measure is a rough one.
+    /// The longest throttle time for the use of thread time, in milliseconds. As in Kafka it is one sample, because the
+    /// measure is rough.
     pub fn request_throttle_ms_max(&self) -> i32 {
         throttle(self.window.sample_ms)
     }
 
-    /// Forgets clients that were not heard of for long.
+    /// Forgets clients without recent use.
     pub fn expire(&self) {
         let oldest_ms = self.now_ms() - i64::try_from(METER_IDLE.as_millis()).unwrap_or(i64::MAX);
         for account in &self.accounts {
@@ -261,7 +262,7 @@ impl Quotas {
         let part = |has: bool, name: &Text| if has { name.to_string() } else { String::new() };
         let key = (part(limit.by_user, &payer.user), part(limit.by_client, &payer.client_id));
         let mut meters = self.account(quota).meters.lock();
-        // Taken under the lock, the time never goes back from one use of a meter to the next.
+        // The time is read under the lock, so that it never goes back between two uses of a meter.
         let now_ms = self.now_ms();
         if meters.len() >= METERS_MAX && !meters.contains_key(&key) {
             forget_oldest(&mut meters, |meter| meter.at_ms);

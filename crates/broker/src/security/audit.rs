@@ -1,8 +1,8 @@
-//! The audit log: what was denied, and what administrators changed. Lines of the target `audit`, at level info.
+//! The audit log: denied operations, and changes by administrators. Lines of the target `audit`, at level info.
 //!
-//! A client that is denied asks again and again, and may ask about a million names: the same denial is written once in
-//! [`INTERVAL`], and of one principal no more than [`LINES_MAX`]; what was left out is counted, and the count is written.
-//! Names are written with escapes: they are the client's. Changes are always written, each.
+//! A denied client may retry for ever, and may use a million names. The same denial is therefore written once per
+//! [`INTERVAL`], with at most [`LINES_MAX`] denials per principal. The omitted denials are counted, and the count is
+//! written. Names are written with escapes, because clients choose them. Every change is written.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -14,16 +14,16 @@ use super::Decision;
 use super::acl::{Operation, ResourceType};
 use crate::caller::{Caller, Origin, Principal};
 
-/// The same denial is written once in so long.
+/// The same denial is written at most once in this time.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Denials of one principal that are written in that time.
+/// Bound of the denials written per principal in that time.
 const LINES_MAX: u64 = 100;
-/// Principals that are counted apart; there are as many as have logged in, and the rest shares one count.
+/// Bound of the principals that are counted separately. The rest shares one count.
 const PRINCIPALS_MAX: usize = 1000;
-/// Bytes of a name that are written: names of topics have 249 at most.
+/// Bound in bytes of a name as written. Topic names have at most 249.
 const NAME_BYTES_MAX: usize = 256;
 
-/// What makes two denials the same, besides who was denied.
+/// The properties, besides the principal, that make two denials the same.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Denial {
     host: IpAddr,
@@ -32,12 +32,12 @@ struct Denial {
     name: String,
 }
 
-/// What one principal was denied since the interval began.
+/// The denials of one principal in the current interval.
 #[derive(Debug, Default)]
 struct Denied {
-    /// Those that were written, and how often each came again.
+    /// The denials that were written, each with its number of repetitions.
     written: HashMap<Denial, u64>,
-    /// Those that were not, being too many.
+    /// The number of denials that exceeded the bound and were not written.
     unwritten: u64,
 }
 
@@ -54,7 +54,7 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Writes that something was denied.
+    /// Writes that an operation was denied.
     pub fn denied(
         &self,
         caller: &Caller,
@@ -104,7 +104,7 @@ impl Audit {
         }
     }
 
-    /// Of one principal: the denials that were written and how often they came again, and those that were not.
+    /// The counts of one principal: denials that were written, their repetitions, and denials that were not written.
     #[cfg(test)]
     pub fn counts(&self, principal: &Principal) -> (usize, u64, u64) {
         let state = self.state.lock();
@@ -112,7 +112,7 @@ impl Audit {
         (denied.written.len(), denied.written.values().sum(), denied.unwritten)
     }
 
-    /// Writes what was left out of the last interval, if that is over.
+    /// Writes the counts of omitted denials of the last interval, if it is over.
     pub fn expire(&self) {
         let before = self.state.lock().over();
         before.into_iter().for_each(summarise);
@@ -120,7 +120,7 @@ impl Audit {
 }
 
 impl State {
-    /// What there is of the interval, if it is over; a new one begins with the next denial.
+    /// Takes the counts of the interval, if it is over. The next denial begins a new interval.
     fn over(&mut self) -> Vec<(Option<Principal>, Denied)> {
         if self.begun.is_none_or(|begun| begun.elapsed() < INTERVAL) {
             return Vec::new();
@@ -142,7 +142,7 @@ fn summarise((principal, denied): (Option<Principal>, Denied)) {
     }
 }
 
-/// Writes that an administrator changed something: `what` was done to `which`.
+/// Writes that an administrator made a change: `what` was done to `which`.
 pub fn changed(origin: &Origin, what: &'static str, which: &str, details: &str) {
     let principal = origin.principal.to_string();
     let (host, listener) = (origin.host(), &origin.listener.name);

@@ -1,8 +1,8 @@
-//! Who may do what: ACLs and super users, as Kafka's StandardAuthorizer decides, and the record of what was denied and
-//! of what administrators changed.
+//! Authorization by ACLs and super users, with the decisions of Kafka's StandardAuthorizer, and the audit log of
+//! denials and of changes by administrators.
 //!
-//! Without an authorizer (`authorizer.class.name` empty) everybody may do everything, and none of this is asked.
-//! ACLs are kept in the metadata.
+//! Without an authorizer (`authorizer.class.name` empty), every operation is allowed and no rule is evaluated. The
+//! metadata stores the ACLs.
 
 pub mod audit;
 mod rules;
@@ -25,15 +25,15 @@ pub use acl::{Operation, ResourceType};
 use audit::Audit;
 use rules::{Rules, Verdict};
 
-/// The decisions, and the ACLs behind them.
+/// The authorizer and its ACLs.
 #[derive(Debug)]
 pub struct Authorizer {
     enabled: bool,
-    /// As `super.users` names them.
+    /// The principals in `super.users`.
     super_users: HashSet<Principal>,
     allow_if_no_acl: bool,
     metadata: Arc<Metadata>,
-    /// The ACLs of the image, arranged for decisions.
+    /// The ACLs of the image, indexed for decisions.
     rules: RwLock<Rules>,
     /// Grows with every change of the ACLs.
     version: AtomicU64,
@@ -41,7 +41,7 @@ pub struct Authorizer {
 }
 
 impl Authorizer {
-    /// With the ACLs of the metadata.
+    /// Creates the authorizer with the ACLs of the metadata.
     pub fn new(metadata: Arc<Metadata>, config: &Config) -> Arc<Authorizer> {
         let rules = RwLock::new(Rules::new(distinct(&metadata.image()).into_iter()));
         let authorizer = Arc::new(Authorizer {
@@ -58,17 +58,18 @@ impl Authorizer {
         authorizer
     }
 
-    /// Whether anybody can be refused anything.
+    /// Whether an authorizer is set, so that operations may be denied.
     pub fn is_enabled(&self) -> bool {
         self.enabled
     }
 
-    /// Grows with every change of what is allowed.
+    /// A number that grows with every change of the ACLs.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Whether the caller may; where not, the audit log says so: it asked for that resource.
+    /// Whether the caller may do the operation. A denial is written to the audit log, because the caller named the
+    /// resource.
     pub fn allows(&self, caller: &Caller, operation: Operation, resource: ResourceType, name: &str) -> bool {
         if !self.enabled {
             return true;
@@ -80,22 +81,23 @@ impl Authorizer {
         allowed
     }
 
-    /// The same, where nothing is asked for by name: what may not be seen is left out without a word.
+    /// As [`Authorizer::allows`], for a resource that the caller did not name. A hidden resource is left out without an
+    /// entry in the audit log.
     pub fn shows(&self, caller: &Caller, operation: Operation, resource: ResourceType, name: &str) -> bool {
         !self.enabled || self.decide(caller, operation, resource, name).0
     }
 
-    /// Kafka's error unless the caller may do this to the topic.
+    /// Returns Kafka's error unless the caller may do the operation on the topic.
     pub fn topic(&self, caller: &Caller, operation: Operation, name: &str) -> Result<(), ErrorCode> {
         self.check(caller, operation, ResourceType::Topic, name)
     }
 
-    /// Kafka's error unless the caller may do this to the group.
+    /// Returns Kafka's error unless the caller may do the operation on the group.
     pub fn group(&self, caller: &Caller, operation: Operation, name: &str) -> Result<(), ErrorCode> {
         self.check(caller, operation, ResourceType::Group, name)
     }
 
-    /// Kafka's error unless the caller may do this to the transactional id.
+    /// Returns Kafka's error unless the caller may do the operation on the transactional id.
     pub fn transactional_id(
         &self,
         caller: &Caller,
@@ -105,7 +107,7 @@ impl Authorizer {
         self.check(caller, operation, ResourceType::TransactionalId, name)
     }
 
-    /// Kafka's error unless the caller may do this to the cluster.
+    /// Returns Kafka's error unless the caller may do the operation on the cluster.
     pub fn cluster(&self, caller: &Caller, operation: Operation) -> Result<(), ErrorCode> {
         self.check(caller, operation, ResourceType::Cluster, CLUSTER_NAME)
     }
@@ -129,14 +131,15 @@ impl Authorizer {
         })
     }
 
-    /// Whether the caller may do this to the cluster, without a word in the audit log: another right may do as well.
+    /// Whether the caller may do the operation on the cluster. Writes no entry in the audit log, because another right
+    /// may be enough.
     pub fn shows_cluster(&self, caller: &Caller, operation: Operation) -> bool {
         self.shows(caller, operation, ResourceType::Cluster, CLUSTER_NAME)
     }
 
-    /// Whether the caller may do it to any resource of the type (KIP-679).
+    /// Whether the caller may do the operation on any resource of the type (KIP-679).
     pub fn allows_somewhere(&self, caller: &Caller, operation: Operation, resource: ResourceType) -> bool {
-        // As in Kafka, a name that nobody has shows who may do everything.
+        // As in Kafka, a name that no resource has finds callers that may do the operation on every resource.
         if self.shows(caller, operation, resource, "hardcode") {
             return true;
         }
@@ -144,8 +147,8 @@ impl Authorizer {
         self.rules.read().allows_somewhere(principal, host, operation, resource)
     }
 
-    /// What the caller may do to a resource: a bit for each operation's code (KIP-430); all bits that there are without
-    /// an authorizer.
+    /// The operations that the caller may do on a resource: a bit for each operation's code (KIP-430). Without an
+    /// authorizer, all bits that exist for the type.
     pub fn operations(&self, caller: &Caller, resource: ResourceType, name: &str) -> i32 {
         let allowed = resource.operations().iter().filter(|of| self.shows(caller, **of, resource, name));
         allowed.fold(0, |bits, operation| bits | 1 << operation.code())
@@ -172,13 +175,13 @@ impl Authorizer {
         (allowed, Decision::Verdict(verdict))
     }
 
-    /// The ACLs that `filter` means, in the order of a listing.
+    /// The ACLs that `filter` selects, in the order of a listing.
     pub fn list(&self, filter: &AclFilter) -> Vec<Acl> {
         let image = self.metadata.image();
         distinct(&image).into_iter().filter(|acl| filter.matches(acl)).cloned().collect()
     }
 
-    /// Adds ACLs; nothing happens for those that are there. Durable on return; blocks.
+    /// Adds ACLs. Existing ones are skipped. Durable on return. Blocks.
     pub fn add(&self, new: &[Acl]) -> Result<(), MetaError> {
         self.metadata.update(|image| {
             let mut there = distinct(image);
@@ -187,11 +190,11 @@ impl Authorizer {
         })
     }
 
-    /// Removes the ACLs that each filter means, and returns them by filter. Durable on return; blocks.
+    /// Removes the ACLs that the filters select. Returns them by filter. Durable on return. Blocks.
     pub fn remove(&self, filters: &[AclFilter]) -> Result<Vec<Vec<Acl>>, MetaError> {
         self.metadata.update(|image| {
             let there = distinct(image);
-            // As in Kafka, one that several filters mean is in the answer to each.
+            // As in Kafka, an ACL that several filters select is in the result of each.
             let meant = |filter: &AclFilter| {
                 there.iter().filter(|acl| filter.matches(acl)).map(|acl| Acl::clone(acl)).collect()
             };
@@ -201,7 +204,7 @@ impl Authorizer {
         })
     }
 
-    /// The record of denials.
+    /// The audit log.
     pub fn audit(&self) -> &Audit {
         &self.audit
     }
@@ -216,17 +219,17 @@ impl Observer for Authorizer {
     }
 }
 
-/// The ACLs, in the order of a listing. Two brokers may have added the same one at once.
+/// The ACLs without duplicates, in the order of a listing. Two brokers may have added the same ACL at once.
 fn distinct(image: &Image) -> BTreeSet<&Acl> {
     image.acls.iter().map(|(_, acl)| &**acl).collect()
 }
 
-/// Why something was allowed or denied.
+/// The reason why an operation was allowed or denied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// The caller is a super user.
     SuperUser,
-    /// What the ACLs say.
+    /// The ACLs decided.
     Verdict(Verdict),
 }
 

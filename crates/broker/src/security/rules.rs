@@ -1,6 +1,6 @@
-//! All ACLs, arranged so that what applies to a resource is found without looking at the others.
+//! All ACLs, indexed so that the ACLs of a resource are found without a scan of the others.
 //!
-//! A decision costs a look-up for the name, one for the wildcard, and one for each length that prefixes have.
+//! A decision costs one look-up for the name, one for the wildcard, and one for each length of a prefix.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -10,14 +10,14 @@ use crate::caller::Principal;
 
 use super::acl::{Acl, Operation, PatternType, Permission, ResourceType, WILDCARD};
 
-/// How a decision came about.
+/// The reason for a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// This ACL decided.
     Acl(Arc<Acl>),
-    /// Nothing was said about the resource at all.
+    /// No ACL applies to the resource.
     NoAcl,
-    /// There are ACLs on the resource, but none of them allows it.
+    /// ACLs apply to the resource, but none of them allows the operation.
     NotAllowed,
 }
 
@@ -25,7 +25,7 @@ pub enum Verdict {
 struct OfType {
     literal: HashMap<String, Vec<Arc<Acl>>>,
     prefixed: HashMap<String, Vec<Arc<Acl>>>,
-    /// In bytes.
+    /// Lengths in bytes.
     prefix_lengths: BTreeSet<usize>,
 }
 
@@ -36,7 +36,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Arranges ACLs.
+    /// Builds the index.
     pub fn new<'a>(acls: impl Iterator<Item = &'a Acl>) -> Rules {
         let mut rules = Rules::default();
         for acl in acls {
@@ -53,7 +53,7 @@ impl Rules {
         rules
     }
 
-    /// Decides: what denies comes first, then what allows.
+    /// Decides. ACLs that deny come before ACLs that allow.
     pub fn decide(
         &self,
         principal: &Principal,
@@ -81,7 +81,7 @@ impl Rules {
         }
     }
 
-    /// The ACLs that apply to a resource, whoever they are about.
+    /// The ACLs that apply to a resource, for any principal.
     fn on<'a>(&'a self, resource: ResourceType, name: &'a str) -> impl Iterator<Item = &'a Arc<Acl>> {
         let of_type = self.types.get(&resource).into_iter();
         of_type.flat_map(move |of_type| {
@@ -93,7 +93,7 @@ impl Rules {
         })
     }
 
-    /// Whether there is any resource of this type on which ACLs allow the operation (KIP-679).
+    /// Whether ACLs allow the operation on any resource of this type (KIP-679).
     pub fn allows_somewhere(
         &self,
         principal: &Principal,
@@ -102,7 +102,7 @@ impl Rules {
         resource: ResourceType,
     ) -> bool {
         let Some(of_type) = self.types.get(&resource) else { return false };
-        // As Kafka: what only implies the operation does not count.
+        // As in Kafka, an ACL for another operation that implies this one does not count.
         let says = |acls: Option<&Vec<Arc<Acl>>>, permission: Permission| {
             acls.is_some_and(|acls| {
                 acls.iter().any(|acl| {

@@ -1,4 +1,4 @@
-//! Decisions of the authorizer, and how ACLs are found and kept.
+//! Tests of the authorizer's decisions, and of the storage and search of ACLs.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ fn caller(principal: &str, address: &str) -> Caller {
     Caller { origin: Arc::new(origin), client_id: Text::default() }
 }
 
-/// `Allow User:a Read Literal x *`, one a line.
+/// Parses ACLs such as `Allow User:a Read Literal x *`, one per line.
 fn acls(text: &str) -> Vec<Acl> {
     let word = |words: &mut std::str::SplitWhitespace<'_>| words.next().unwrap().to_owned();
     let line = |line: &str| {
@@ -201,7 +201,7 @@ fn denials_of_one_principal_are_written_once_and_not_without_end() {
         }
         assert!(!place.may("User:calm", Read, "t"));
     }
-    // Of long names only the beginning is told apart.
+    // Only the beginning of a long name is compared.
     let counts = |name| place.authorizer.audit().counts(&Principal::user(name));
     assert_eq!(counts("loud"), (100, 200, 2700));
     assert_eq!(counts("calm"), (1, 2, 0));

@@ -1,8 +1,8 @@
-//! Settings of Kafka's brokers that it lets clients change while it runs, and that mean nothing here: of threads, of copies,
-//! of what lies on other machines, of Kerberos. Tools set them. They are checked as Kafka does, kept and shown, and change
-//! nothing.
+//! Dynamic settings of Kafka's brokers without a meaning here: settings of threads, of replication, of remote storage,
+//! of Kerberos. Tools set them. They are checked as in Kafka, stored and shown, and change nothing.
 //!
-//! What has a meaning here and takes effect only at a start is not among them: that such a change is refused says the truth.
+//! Settings that have a meaning here and take effect only at a start are not among them. A change of such a setting is
+//! refused.
 
 use crate::config::Kind::{Boolean, Double, Int, Long, Short, String as Word};
 use crate::config::resource_setting::DefaultFrom::{Fixed, OfCluster};
@@ -19,7 +19,7 @@ const KERBEROS: &str = "Accepted for Kafka's tools; there is no Kerberos.";
 const LOG_IN: &str = "Accepted for Kafka's tools; the server logs in nowhere.";
 const GROUPS: &str = "Accepted for Kafka's tools; groups need no such bound.";
 const ANY: &[&str] = &[];
-/// Kafka keeps it for all brokers once leaders are elected by it (KIP-966).
+/// With leader election by ELR (KIP-966), Kafka keeps this setting for all brokers.
 pub const MIN_INSYNC: &str = "min.insync.replicas";
 const LEAST_CACHED_BYTES: i64 = 524_288;
 
@@ -39,7 +39,7 @@ const fn switch(name: &'static str, default: &'static str, doc: &'static str) ->
     setting(name, Boolean, Fixed(default), &[], doc)
 }
 
-/// All of them, by name. Those without a default are shown only where they are set.
+/// The accepted settings, by name. Those without a default are shown only if they are set.
 pub const ACCEPTED_SETTINGS: &[ResourceSetting] = &[
     number("background.threads", "10", 1, THREADS),
     number("compression.gzip.level", "-1", 1, CODECS).between(1, 9),
@@ -100,7 +100,7 @@ pub const ACCEPTED_SETTINGS: &[ResourceSetting] = &[
     switch("unclean.leader.election.enable", "false", COPIES),
 ];
 
-/// Those of which Kafka refuses steps that are too large.
+/// The settings for which Kafka refuses large steps.
 const THREAD_COUNTS: [&str; 10] = [
     "background.threads",
     "log.cleaner.threads",
@@ -114,12 +114,12 @@ const THREAD_COUNTS: [&str; 10] = [
     "remote.log.reader.threads",
 ];
 
-/// The table's row for `name`.
+/// The row of the table for `name`.
 pub fn accepted_setting(name: &str) -> Option<&'static ResourceSetting> {
     ACCEPTED_SETTINGS.iter().find(|setting| setting.name == name)
 }
 
-/// The default of another resource's setting that is that of `name`. For tables: panics where there is no such row.
+/// A default that is the default of the accepted setting `name`. For tables: panics if the table has no such row.
 pub const fn accepted(name: &'static str) -> DefaultFrom {
     let mut at = 0;
     while at < ACCEPTED_SETTINGS.len() {
@@ -143,7 +143,7 @@ const fn same(a: &str, b: &str) -> bool {
     a.len() == b.len() && at == a.len()
 }
 
-/// Whether it can be set for one broker only, and not for all, as Kafka's `PerBrokerConfigs`.
+/// Whether the setting can be set only for one broker and not for all (Kafka's `PerBrokerConfigs`).
 pub fn is_of_one_broker(name: &str) -> bool {
     name.starts_with("sasl.")
 }
@@ -152,7 +152,7 @@ fn invalid(why: String) -> Result<(), Failure> {
     Err(Failure::because(ErrorCode::InvalidRequest, why))
 }
 
-/// What each of such settings cannot be.
+/// Checks the accepted settings among `overrides`.
 pub fn check_accepted(overrides: &Overrides) -> Result<(), Failure> {
     for setting in ACCEPTED_SETTINGS {
         let Some(value) = overrides.get(setting.name) else { continue };
@@ -163,7 +163,7 @@ pub fn check_accepted(overrides: &Overrides) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What numbers of threads cannot become; `now` are the settings in force. As Kafka's `DynamicThreadPool`.
+/// Checks changes of numbers of threads against `now`, the settings in force (Kafka's `DynamicThreadPool`).
 pub fn check_threads(overrides: &Overrides, now: &Overrides) -> Result<(), Failure> {
     for name in THREAD_COUNTS {
         let Some(wanted) = overrides.get(name).and_then(|value| value.trim().parse::<i64>().ok()) else {

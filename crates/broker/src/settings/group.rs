@@ -1,4 +1,4 @@
-//! The settings of consumer groups that can be set for one group (KIP-848), within bounds that the broker's settings give.
+//! Settings of a single consumer group (KIP-848), within the bounds of the broker's settings.
 
 use crate::config::resource_setting::DefaultFrom::Broker;
 use crate::config::resource_setting::{Overrides, ResourceSetting, setting};
@@ -29,18 +29,18 @@ pub const GROUP_SETTINGS: &[ResourceSetting] = &[
     .at_least(1),
 ];
 
-/// A group's settings as its coordinator uses them.
+/// A group's settings in the form that its coordinator uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConsumerGroupConfig {
-    /// How long a member may be silent, in milliseconds.
+    /// Time in milliseconds after which a silent member is expelled.
     pub session_timeout_ms: i32,
-    /// How often a member sends a heartbeat, in milliseconds.
+    /// Interval between two heartbeats of a member, in milliseconds.
     pub heartbeat_interval_ms: i32,
 }
 
 impl ConsumerGroupConfig {
-    /// What `overrides`, each of which was checked, mean on top of the broker's settings. A restart may have brought
-    /// other bounds: those of now hold.
+    /// Applies `overrides` to the broker's settings. Each override was checked when it was set. A restart may have
+    /// changed the bounds, and the current bounds apply.
     pub fn new(overrides: &Overrides, config: &Config) -> ConsumerGroupConfig {
         let own = |name: &str, (min, max): (i32, i32)| {
             let value: i32 = overrides.get(name)?.trim().parse().ok()?;
@@ -55,7 +55,7 @@ impl ConsumerGroupConfig {
     }
 }
 
-/// The least and the greatest session time-out and heartbeat interval.
+/// The smallest and the largest session time-out and heartbeat interval.
 fn bounds(config: &Config) -> [(i32, i32); 2] {
     [
         (config.consumer_session_timeout_ms_min, config.consumer_session_timeout_ms_max),
@@ -63,7 +63,7 @@ fn bounds(config: &Config) -> [(i32, i32); 2] {
     ]
 }
 
-/// What `overrides` of a group cannot be, as a whole.
+/// Checks `overrides` of a group as a whole.
 pub fn check_group_configs(overrides: &Overrides, config: &Config) -> Result<(), Failure> {
     let invalid = |why: String| Failure::because(ErrorCode::InvalidConfig, why);
     for (name, value) in overrides {

@@ -1,4 +1,4 @@
-//! Settings that change while the server runs: of topics, of groups, of the broker itself.
+//! Settings that change at run time: of topics, of groups, and of the broker.
 
 pub mod accepted;
 pub mod group;

@@ -1,8 +1,8 @@
-//! The settings that clients changed: of the broker, of groups, of client-metrics subscriptions. Kept in the metadata;
-//! those of topics lie with the topics.
+//! Settings that clients have changed: of the broker, of groups, of client-metrics subscriptions. The metadata stores
+//! them. Settings of topics are stored with the topics.
 //!
-//! Values are kept as the text that was sent, and were checked before; what a later start does not know any more is passed
-//! over.
+//! Values are stored as the text that was sent, and are checked before. A setting that a later version does not know is
+//! skipped.
 
 use std::sync::Arc;
 
@@ -17,15 +17,16 @@ use crate::settings::accepted::{
     MIN_INSYNC, accepted_setting, check_accepted, check_threads, is_of_one_broker,
 };
 
-/// Groups and subscriptions with settings of their own, each: they are held in memory, and clients name them.
+/// Bound of the groups with settings of their own, and of the brokers. They are held in memory, and clients choose the
+/// names.
 const RESOURCES_MAX: usize = 10_000;
-/// And subscriptions of client metrics.
+/// Bound of the client-metrics subscriptions.
 const SUBSCRIPTIONS_MAX: usize = 200;
-/// Bytes of a resource's name, and of all its settings.
+/// Bounds in bytes of a resource's name, and of all its settings.
 const NAME_BYTES_MAX: usize = 1024;
 const VALUES_BYTES_MAX: usize = 64 * 1024;
 
-/// The broker's settings that take effect while it runs; all of them can be changed so in Kafka as well.
+/// The broker's settings that take effect at run time. In Kafka they are dynamic too.
 const DYNAMIC: [&str; 15] = [
     "log.cleaner.backoff.ms",
     "log.cleaner.dedupe.buffer.size",
@@ -44,15 +45,15 @@ const DYNAMIC: [&str; 15] = [
     "message.max.bytes",
 ];
 
-/// Whether the broker's setting `name` takes effect while it runs.
+/// Whether the broker's setting `name` takes effect at run time.
 pub fn is_dynamic(name: &str) -> bool {
     DYNAMIC.contains(&name)
 }
 
-/// What has settings of its own besides topics.
+/// The kinds of resources, besides topics, that have settings.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum ResourceKind {
-    /// A broker by its id, or all of them: the empty name.
+    /// A broker by its id, or all brokers under the empty name.
     Broker,
     /// A consumer group.
     Group,
@@ -61,7 +62,7 @@ pub enum ResourceKind {
 }
 
 impl ResourceKind {
-    /// What the names of its resources begin with in the metadata.
+    /// The prefix of the names of these resources in the metadata.
     fn prefix(self) -> &'static str {
         match self {
             ResourceKind::Broker => "brokers/",
@@ -70,28 +71,28 @@ impl ResourceKind {
         }
     }
 
-    /// Whether settings of such a resource changed.
+    /// Whether settings of such a resource have changed.
     pub fn is_in(self, delta: &Delta) -> bool {
         delta.configs.iter().any(|name| name.starts_with(self.prefix()))
     }
 
-    /// Under which name the metadata has the settings of a resource.
+    /// The name in the metadata of a resource's settings.
     fn stored(self, name: &str) -> String {
         format!("{}{name}", self.prefix())
     }
 }
 
-/// All of them.
+/// The settings of all resources.
 #[derive(Debug)]
 pub struct ResourceConfigs {
     metadata: Arc<Metadata>,
     start: Arc<Config>,
-    /// The broker's settings in force, worked out from the image.
+    /// The broker's settings in force, computed from the image.
     now: RwLock<Arc<Config>>,
 }
 
 impl ResourceConfigs {
-    /// With what the metadata has, on top of the settings that the broker was started with.
+    /// Applies the settings in the metadata to the settings that the broker was started with.
     pub fn new(metadata: Arc<Metadata>, start: Arc<Config>) -> Arc<ResourceConfigs> {
         let now = RwLock::new(start.clone());
         let configs = Arc::new(ResourceConfigs { metadata, start, now });
@@ -101,7 +102,7 @@ impl ResourceConfigs {
         configs
     }
 
-    /// The settings of one resource; none where nobody set any.
+    /// The settings of one resource. Empty if none are set.
     pub fn of(&self, kind: ResourceKind, name: &str) -> Arc<Overrides> {
         self.metadata.image().configs.get(&kind.stored(name)).cloned().unwrap_or_default()
     }
@@ -117,19 +118,19 @@ impl ResourceConfigs {
         self.now.read().clone()
     }
 
-    /// This broker's own settings, and those for all brokers.
+    /// The settings of this broker, and those for all brokers.
     pub fn of_broker(&self) -> [Arc<Overrides>; 2] {
         let own = self.of(ResourceKind::Broker, &self.start.node_id.to_string());
         [own, self.of(ResourceKind::Broker, "")]
     }
 
-    /// What clients set of this broker's settings, its own before those for all.
+    /// The broker's settings that clients have set. Settings of this broker take precedence over those for all brokers.
     pub fn set_by_clients(&self) -> Overrides {
         let [own, all] = self.of_broker();
         all.iter().chain(own.iter()).map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// Replaces the settings of one resource by what `change` makes of them. Durable on return; blocks.
+    /// Replaces the settings of one resource by the result of `change`. Durable on return. Blocks.
     pub fn change(
         &self,
         kind: ResourceKind,
@@ -148,8 +149,8 @@ impl ResourceConfigs {
         })
     }
 
-    /// Works out the broker's settings in force: its own come before those for all brokers, and those before what it
-    /// was started with.
+    /// Computes the broker's settings in force. Settings of this broker take precedence over those for all brokers, and
+    /// those over the settings of the start.
     fn apply_to_broker(&self) {
         let mut config = Config::clone(&self.start);
         let [own, all] = self.of_broker();
@@ -179,7 +180,7 @@ fn check_bounds(image: &Image, kind: ResourceKind, name: &str, overrides: &Overr
         return refused(format!("a resource's settings may have {VALUES_BYTES_MAX} bytes at most"));
     }
     let most = match kind {
-        // Each is held ready for use, patterns and all.
+        // Each subscription is held ready for use, with its compiled patterns.
         ResourceKind::ClientMetrics => SUBSCRIPTIONS_MAX,
         ResourceKind::Broker | ResourceKind::Group => RESOURCES_MAX,
     };
@@ -190,8 +191,8 @@ fn check_bounds(image: &Image, kind: ResourceKind, name: &str, overrides: &Overr
     Ok(())
 }
 
-/// What `overrides` of the broker's settings cannot be, as a whole; `now` are all that clients set and that are in force,
-/// and `of_all` says that they are for all brokers.
+/// Checks `overrides` of the broker's settings as a whole. `now` holds all settings by clients that are in force.
+/// `of_all` says that the overrides are for all brokers.
 pub fn check_broker_configs(overrides: &Overrides, now: &Overrides, of_all: bool) -> Result<(), Failure> {
     let invalid = |why: String| Failure::because(ErrorCode::InvalidRequest, why);
     let refused = |why: &str, unfit: &dyn Fn(&str) -> bool| {

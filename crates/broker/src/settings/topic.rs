@@ -1,7 +1,7 @@
-//! The settings of a topic: Kafka's names, types and defaults, and which of them Mainstem acts on.
+//! The settings of a topic: Kafka's names, types and defaults, and the settings that Mainstem acts on.
 //!
-//! Overrides are kept as the text that the client sent; [`TopicConfig`] is what they mean together with the broker's
-//! defaults. Settings that have no meaning for one shared log are accepted, checked and shown, since tools set them.
+//! Overrides are stored as the text that the client sent. [`TopicConfig`] combines them with the broker's defaults.
+//! Settings without a meaning for one shared log are accepted, checked and shown, because tools set them.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ const NOT_RECOMPRESSED: &str =
 const ONE_COPY: &str =
     "Accepted for Kafka's tools; there is one copy of each partition, so nothing is throttled.";
 const NO_TIERS: &str = "Accepted for Kafka's tools; all records are on the local disk.";
-/// A setting that may be given and is not shown, as in Kafka: it stands for `segment.bytes` where that would be too large.
+/// As in Kafka, a setting that is accepted and not shown. It replaces `segment.bytes` where that would be too large.
 const INTERNAL_SEGMENT_BYTES: &str = "internal.segment.bytes";
 
 /// All settings of a topic, by name.
@@ -162,17 +162,17 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
     setting("unclean.leader.election.enable", Boolean, accepted("unclean.leader.election.enable"), &[], NO_EFFECT),
 ];
 
-/// Not in the table, since it is not shown.
+/// Not in the table, because it is not shown.
 static INTERNAL_SEGMENT: ResourceSetting = setting(INTERNAL_SEGMENT_BYTES, Int, Fixed(""), &[], NO_EFFECT);
 
-/// The table's row for `name`.
+/// The row of the table for `name`.
 pub fn topic_setting(name: &str) -> Option<&'static ResourceSetting> {
     let hidden = (name == INTERNAL_SEGMENT_BYTES).then_some(&INTERNAL_SEGMENT);
     TOPIC_SETTINGS.iter().find(|setting| setting.name == name).or(hidden)
 }
 
-/// Why the settings of a topic do not go together, if they do not; each was checked. As Kafka's
-/// `LogConfig.validateTopicLogConfigValues`.
+/// The reason why the settings of a topic contradict each other, if they do. Each setting was checked before. As
+/// Kafka's `LogConfig.validateTopicLogConfigValues`.
 pub fn conflict(overrides: &BTreeMap<String, String>, config: &Config) -> Option<String> {
     let number = |name: &str| value_of(overrides, config, name).trim().parse::<i64>().ok();
     let (least, most) = (number("min.compaction.lag.ms")?, number("max.compaction.lag.ms")?);
@@ -193,16 +193,16 @@ fn value_of(overrides: &BTreeMap<String, String>, config: &Config, name: &str) -
     overrides.get(name).cloned().unwrap_or_else(|| setting.default_value(config))
 }
 
-/// A topic's settings as the broker uses them.
+/// A topic's settings in the form that the broker uses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TopicConfig {
-    /// Records older than this are deleted; `None` keeps them, as do topics that are compacted only.
+    /// Records older than this many milliseconds are deleted. `None` keeps them, as for topics that are only compacted.
     pub retention_ms: Option<i64>,
-    /// Whether records may be deleted before their key's newest: not in topics that are compacted only.
+    /// Whether records may be deleted that are the newest of their key. False for topics that are only compacted.
     pub deletes: bool,
-    /// Oldest records beyond this size are deleted.
+    /// The oldest records beyond this size in bytes are deleted.
     pub retention_bytes: Option<u64>,
-    /// How it is compacted, if it is.
+    /// The parameters of compaction. `None` if the topic is not compacted.
     pub compaction: Option<CompactionConfig>,
     /// `segment.bytes`.
     pub segment_bytes: u64,
@@ -210,7 +210,7 @@ pub struct TopicConfig {
     pub segment_ms: i64,
     /// Largest batch, in bytes.
     pub message_bytes_max: usize,
-    /// Who sets timestamps.
+    /// Whether the producer or the server sets timestamps.
     pub timestamp_type: TimestampType,
     /// How far timestamps may lie in the past, in milliseconds.
     pub timestamp_before_max_ms: i64,
@@ -218,21 +218,21 @@ pub struct TopicConfig {
     pub timestamp_after_max_ms: i64,
 }
 
-/// How a topic is compacted.
+/// The parameters of compaction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompactionConfig {
-    /// Share of it that must be new.
+    /// Smallest share of new data that makes a partition due.
     pub min_dirty_ratio: f64,
-    /// How long records are left alone, in milliseconds.
+    /// Age in milliseconds before which records are not compacted.
     pub min_lag_ms: i64,
-    /// When records are due whatever their share, in milliseconds.
+    /// Age in milliseconds at which records are due, whatever their share.
     pub max_lag_ms: i64,
-    /// How long tombstones stay, in milliseconds.
+    /// Time in milliseconds for which tombstones stay.
     pub delete_retention_ms: i64,
 }
 
 impl TopicConfig {
-    /// What `overrides`, each of which was checked, mean on top of the broker's defaults.
+    /// Applies `overrides` to the broker's defaults. Each override was checked before.
     pub fn new(overrides: &BTreeMap<String, String>, config: &Config) -> TopicConfig {
         let text = |name: &str| value_of(overrides, config, name);
         let number =

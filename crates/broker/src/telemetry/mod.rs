@@ -1,5 +1,5 @@
-//! Metrics that clients push to the server (KIP-714): who is asked for what, and the last values of each client, which
-//! are shown with the server's own.
+//! Metrics that clients push to the server (KIP-714): the metrics each client is asked for, and the last values of each
+//! client, which are exported with the server's own.
 
 pub mod otlp;
 pub mod subscription;
@@ -20,29 +20,30 @@ use crate::settings::resource::{ResourceConfigs, ResourceKind};
 use otlp::Series;
 use subscription::{ALL_METRICS, ClientLabels, INTERVAL_MS_DEFAULT, Subscription};
 
-/// Clients that are known at a time, as in Kafka. Beyond it the one not heard of for longest is forgotten.
+/// Bound of the clients that are tracked at a time, as in Kafka. Beyond it, the client that was silent longest is
+/// forgotten.
 const INSTANCES_MAX: usize = 16_384;
-/// A client is forgotten when it was silent for three intervals, and for at least so many milliseconds.
+/// A client is forgotten after three intervals of silence, but not before this many milliseconds.
 const SILENCE_MS: i64 = 60_000;
-/// Numbers shown of one client, and of all of them.
+/// Bounds of the values exported for one client, and for all clients.
 const SERIES_PER_INSTANCE_MAX: usize = otlp::POINTS_MAX;
 const SERIES_MAX: usize = 20_000;
-/// Bytes that one push may decompress to.
+/// Bound in bytes of a decompressed push.
 const PUSH_BYTES_MAX: usize = 8 * 1024 * 1024;
-/// The codecs that a push may be compressed with, the best first.
+/// The codecs that a push may use, the best first.
 const CODECS: [Compression; 4] =
     [Compression::Zstd, Compression::Lz4, Compression::Gzip, Compression::Snappy];
 
-/// What a client is asked for.
+/// The subscription of one client: the metrics it is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// The id that the client goes by from now on.
+    /// The id that the client uses from now on.
     pub instance_id: Uuid,
-    /// Another one whenever something else is asked for.
+    /// A number that changes with the subscription.
     pub subscription_id: i32,
-    /// Prefixes of names.
+    /// Prefixes of metric names.
     pub metrics: Arc<[String]>,
-    /// Between two pushes, in milliseconds.
+    /// Interval between two pushes, in milliseconds.
     pub interval_ms: i32,
 }
 
@@ -51,13 +52,14 @@ pub struct Asked {
 struct Instance {
     labels: ClientLabels,
     asked: Asked,
-    /// Of the subscriptions that it was asked by.
+    /// The version of the subscriptions at the time of the client's last request for them.
     version: u64,
     terminating: bool,
-    /// Whether its last push was refused for what another subscription mends: it may ask for that at once.
+    /// Whether the last push was refused for a reason that a new subscription fixes. The client may then ask for one at
+    /// once.
     outdated: bool,
     got_ms: Option<i64>,
-    /// It was told what it is asked for, and did not push since.
+    /// Whether the client has received its subscription and has not pushed since.
     informed: bool,
     pushed_ms: Option<i64>,
     seen_ms: i64,
@@ -81,7 +83,8 @@ impl Instance {
         may
     }
 
-    /// A push right after a new subscription comes at any time: clients spread their first ones.
+    /// Whether a push is due. The first push after a new subscription may come at any time, because clients spread
+    /// their first pushes.
     fn may_push(&mut self, now_ms: i64) -> bool {
         let due = |last_ms: i64| now_ms - last_ms >= i64::from(self.asked.interval_ms);
         let may = std::mem::take(&mut self.informed) || self.pushed_ms.is_none_or(due);
@@ -96,7 +99,7 @@ impl Instance {
 struct Subscriptions {
     version: u64,
     all: Vec<Subscription>,
-    /// Each list of metrics that clients are asked for, once.
+    /// Each distinct list of metrics, stored once.
     lists: Mutex<HashSet<Arc<[String]>>>,
 }
 
@@ -112,12 +115,12 @@ impl Subscriptions {
     }
 }
 
-/// All clients and what they are asked for.
+/// All clients and their subscriptions.
 #[derive(Debug)]
 pub struct Telemetry {
     configs: Arc<ResourceConfigs>,
     subscriptions: RwLock<Arc<Subscriptions>>,
-    /// One push is decoded at a time: each takes memory.
+    /// Held while a push is decoded, because each takes memory.
     decoding: Mutex<()>,
     instances: Mutex<HashMap<Uuid, Instance>>,
     bytes_max: usize,
@@ -125,7 +128,7 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// With the subscriptions that are stored.
+    /// Creates the state with the stored subscriptions.
     pub fn new(metadata: &Metadata, configs: Arc<ResourceConfigs>, bytes_max: i32) -> Arc<Telemetry> {
         let telemetry = Arc::new(Telemetry {
             configs,
@@ -141,24 +144,24 @@ impl Telemetry {
         telemetry
     }
 
-    /// Takes up the subscriptions anew, after some were changed. Clients learn of it with their next request.
+    /// Reloads the subscriptions after a change. Clients learn of it with their next request.
     fn resubscribe(&self) {
         let names = self.configs.names(ResourceKind::ClientMetrics);
-        // Those that a later version wrote may mean nothing here.
+        // Subscriptions of a later version may not be valid here.
         let parsed =
             |name: &String| Subscription::new(name, &self.configs.of(ResourceKind::ClientMetrics, name)).ok();
         let all = names.iter().filter_map(parsed).collect();
         let version = self.subscriptions.read().version + 1;
-        // Made before, so that nobody waits for it.
+        // The new subscriptions are built before the lock is taken, so that no client waits for them.
         *self.subscriptions.write() = Arc::new(Subscriptions { version, all, lists: Mutex::default() });
     }
 
-    /// Bytes that a push may have.
+    /// Bound in bytes of a push.
     pub fn bytes_max(&self) -> i32 {
         i32::try_from(self.bytes_max).unwrap_or(i32::MAX)
     }
 
-    /// Tells a client what it is asked for; a nil id gets a new one.
+    /// Returns a client's subscription. A nil id gets a new id.
     pub fn get(&self, id: Uuid, labels: ClientLabels) -> Result<Asked, ErrorCode> {
         let id = if id.is_nil() { Uuid::new_v4() } else { id };
         let now_ms = self.now_ms();
@@ -168,10 +171,10 @@ impl Telemetry {
         })
     }
 
-    /// Takes what a client pushes. Decompresses and decodes: for a thread that may be busy for a while.
+    /// Handles a push. Decompresses and decodes it, so the caller's thread must be allowed to take a while.
     pub fn push(&self, request: &PushTelemetryRequest, labels: ClientLabels) -> Result<(), ErrorCode> {
         let id = request.client_instance_id;
-        // Ids that Kafka keeps for itself.
+        // Kafka reserves these ids.
         if id.as_u128() <= 1 {
             return Err(ErrorCode::InvalidRequest);
         }
@@ -266,7 +269,7 @@ impl Telemetry {
         let instance =
             instances.entry(id).or_insert_with(|| fresh(ClientLabels { instance_id: base64(id), ..labels }));
         if instance.version < subscriptions.version {
-            // It learns of the new subscription at once, however soon it asks again.
+            // The client gets the new subscription at once, however soon it asks again.
             let values = std::mem::take(&mut instance.values);
             *instance = Instance { values, ..fresh(instance.labels.clone()) };
         }
@@ -274,8 +277,8 @@ impl Telemetry {
         work(instance)
     }
 
-    /// Hands the last values of all clients that are still heard of to `show`: instance, client id, series and value.
-    /// Returns how many clients there are.
+    /// Calls `show` with the last values of all clients that are not silent: instance, client id, series and value.
+    /// Returns the number of these clients.
     pub fn show<E>(
         &self,
         mut show: impl FnMut(&str, &str, &Series, f64) -> Result<(), E>,
@@ -308,7 +311,7 @@ fn decoded(codec: Compression, bytes: &Bytes) -> Result<Vec<otlp::Point>, String
     otlp::points(&bytes).map_err(|error| error.to_string())
 }
 
-/// What all subscriptions that mean a client ask it for.
+/// Combines all subscriptions that match a client.
 fn asked(id: Uuid, labels: &ClientLabels, subscriptions: &Subscriptions) -> Asked {
     let (mut metrics, mut interval_ms) = (Vec::new(), INTERVAL_MS_DEFAULT);
     for subscription in subscriptions.all.iter().filter(|subscription| subscription.matches(labels)) {
@@ -320,7 +323,7 @@ fn asked(id: Uuid, labels: &ClientLabels, subscriptions: &Subscriptions) -> Aske
     }
     metrics.sort();
     metrics.dedup();
-    // The same for the same things asked of the same client, as in Kafka; which number it is means nothing.
+    // As in Kafka, the same subscription of the same client gets the same number. The number itself has no meaning.
     let text = format!("{metrics:?}{interval_ms}");
     let [high, low] = [id.as_u128() >> 64, id.as_u128()].map(|half| half & u128::from(u64::MAX));
     let hash = u64::try_from(high ^ low).expect("half of it");
@@ -339,7 +342,7 @@ fn base64(id: Uuid) -> String {
     (0..22).map(letter).collect()
 }
 
-/// The codes of the codecs that a push may be compressed with.
+/// The codes of the codecs that a push may use.
 pub fn codecs() -> Vec<i8> {
     CODECS.iter().filter_map(|codec| i8::try_from(codec.bits()).ok()).collect()
 }

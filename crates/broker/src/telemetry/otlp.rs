@@ -14,36 +14,36 @@
 //! ```
 //! The bytes come from a client. Nothing is allocated for more than they hold, and no more is kept than the bounds here.
 
-/// Points of one push that are kept; what comes after them is passed over.
+/// Bound of the points of one push that are kept. Later points are skipped.
 pub const POINTS_MAX: usize = 500;
-/// Attributes of a point that are kept, and bytes of their keys and values, and of a metric's name.
+/// Bounds of a point's attributes, and of the bytes of their keys and values and of a metric's name.
 const ATTRIBUTES_MAX: usize = 8;
 const KEY_BYTES_MAX: usize = 64;
 const VALUE_BYTES_MAX: usize = 128;
 const NAME_BYTES_MAX: usize = 200;
 
-/// The bytes are no `MetricsData`.
+/// The bytes are not a valid `MetricsData`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the metrics are not OpenTelemetry's MetricsData")]
 pub struct Malformed;
 
-/// What a number is called.
+/// The identity of a time series.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Series {
-    /// Of the metric.
+    /// The metric's name.
     pub name: String,
-    /// Sorted by key.
+    /// The attributes, sorted by key.
     pub attributes: Vec<(String, String)>,
 }
 
-/// A number.
+/// One value of a series.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
-    /// What it is.
+    /// The series.
     pub series: Series,
-    /// How much.
+    /// The value.
     pub value: f64,
-    /// Whether it is what came on top since the last push.
+    /// Whether the value is the increase since the last push.
     pub is_delta: bool,
 }
 
@@ -94,13 +94,13 @@ impl<'a> Fields<'a> {
                 self.take(4)?;
                 Field::Fixed32
             }
-            // Groups, which nobody writes any more, and what there is not.
+            // Groups, which are obsolete, and unknown wire types are refused.
             _ => return Err(Malformed),
         };
         Ok(Some((tag >> 3, field)))
     }
 
-    /// Hands every message that is field `number` to `work`.
+    /// Calls `work` with every message in field `number`.
     fn each(
         mut self,
         number: u64,
@@ -117,7 +117,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// All numbers in `bytes`, as many as are kept.
+/// The points in `bytes`, up to the bound.
 pub fn points(bytes: &[u8]) -> Result<Vec<Point>, Malformed> {
     let mut points = Vec::new();
     Fields(bytes).each(1, |of_resource| {
@@ -127,7 +127,7 @@ pub fn points(bytes: &[u8]) -> Result<Vec<Point>, Malformed> {
 }
 
 fn read_metric(mut metric: Fields, points: &mut Vec<Point>) -> Result<(), Malformed> {
-    // Twice over it: the name may come last, and what there is of data is not to be held.
+    // The metric is read twice, because its name may come last and the data must not be kept until then.
     let (mut name, mut fields) = (String::new(), Fields(metric.0));
     while let Some(field) = fields.next()? {
         if let (1, Field::Bytes(bytes)) = field {
@@ -202,7 +202,7 @@ fn read_value(mut any: Fields) -> Result<String, Malformed> {
     Ok(value)
 }
 
-/// The text in `bytes`, cut to `bytes_max`, without what would need quoting where metrics are shown.
+/// The text in `bytes`, cut to `bytes_max`, without characters that would need quoting in the exported metrics.
 fn cut(bytes: &[u8], bytes_max: usize) -> Result<String, Malformed> {
     let text = std::str::from_utf8(bytes).map_err(|_| Malformed)?;
     let plain = |c: char| if c.is_control() || matches!(c, '"' | '\\') { '_' } else { c };
@@ -229,7 +229,7 @@ pub mod tests {
         field(7, &[field(1, key.as_bytes()), field(2, &field(1, value.as_bytes()))].concat())
     }
 
-    /// A metric with one number, as a gauge or as a sum of this temporality.
+    /// Encodes a metric with one value, as a gauge or as a sum of this temporality.
     pub fn metric(name: &str, attributes: &[(&str, &str)], value: f64, temporality: Option<u8>) -> Vec<u8> {
         let mut point: Vec<u8> = attributes.iter().flat_map(|(key, value)| attribute(key, value)).collect();
         point.push(4 << 3 | 1);
@@ -242,7 +242,7 @@ pub mod tests {
         )
     }
 
-    /// All of a push.
+    /// Encodes a whole push.
     pub fn metrics_data(metrics: &[Vec<u8>]) -> Vec<u8> {
         let resource = field(1, &attribute("client", "x"));
         field(1, &[resource, field(2, &metrics.concat())].concat())

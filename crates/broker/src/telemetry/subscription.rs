@@ -1,4 +1,5 @@
-//! Which clients are asked for which of their metrics, and how often: the settings of `client-metrics` (KIP-714).
+//! The settings of `client-metrics` (KIP-714): the clients that a subscription selects, their metrics, and the
+//! interval.
 
 use regex::{Regex, RegexBuilder};
 use wire::ErrorCode;
@@ -11,17 +12,17 @@ use crate::failure::Failure;
 const INTERVAL: &str = "interval.ms";
 const MATCH: &str = "match";
 const METRICS: &str = "metrics";
-/// Asks for every metric.
+/// Selects every metric.
 pub const ALL_METRICS: &str = "*";
-/// Between two pushes of a client that no subscription says otherwise for, in milliseconds.
+/// Default interval between two pushes of a client, in milliseconds.
 pub const INTERVAL_MS_DEFAULT: i32 = 300_000;
 /// Bounds of `interval.ms` (KIP-714).
 const INTERVAL_MS: std::ops::RangeInclusive<i32> = 100..=3_600_000;
-/// Bytes that one compiled pattern may take: patterns come from clients and are held.
+/// Bound in bytes of a compiled pattern. Clients choose the patterns, and they are held in memory.
 const PATTERN_BYTES_MAX: usize = 64 * 1024;
-/// Patterns of one subscription.
+/// Bound of the patterns of one subscription.
 const PATTERNS_MAX: usize = 20;
-/// Bytes of a client's name that are looked at and kept.
+/// Bound in bytes of a client's labels that are compared and kept.
 const LABEL_BYTES_MAX: usize = 255;
 
 /// All settings of a subscription, by name.
@@ -37,25 +38,25 @@ pub const SUBSCRIPTION_SETTINGS: &[ResourceSetting] = &[
     setting(METRICS, Kind::List, Fixed(""), &[], "Prefixes of the metrics that are asked for; * for all."),
 ];
 
-/// What a client is known by.
+/// The labels that identify a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientLabels {
-    /// Of its instance, as text.
+    /// The client instance id, as text.
     pub instance_id: String,
-    /// As it calls itself.
+    /// The client id.
     pub id: String,
-    /// Its library (KIP-511).
+    /// The name of the client's library (KIP-511).
     pub software_name: String,
-    /// And the library's version.
+    /// The version of the client's library.
     pub software_version: String,
-    /// Where it comes from.
+    /// The client's address.
     pub source_address: String,
-    /// And the port there.
+    /// The client's port.
     pub source_port: String,
 }
 
 impl ClientLabels {
-    /// What is kept of it: clients choose how long these are.
+    /// The labels, cut to their bounds, because clients choose their length.
     pub fn cut(mut self) -> ClientLabels {
         for label in [&mut self.id, &mut self.software_name, &mut self.software_version] {
             label.truncate(label.floor_char_boundary(LABEL_BYTES_MAX));
@@ -64,7 +65,7 @@ impl ClientLabels {
         self
     }
 
-    /// What the selector `name` of a pattern looks at.
+    /// The label that the selector `name` of a pattern refers to.
     fn of(&self, name: &str) -> Option<&str> {
         Some(match name {
             "client_instance_id" => &self.instance_id,
@@ -78,18 +79,18 @@ impl ClientLabels {
     }
 }
 
-/// A subscription as it is used.
+/// A subscription in the form that the broker uses.
 #[derive(Clone, Debug)]
 pub struct Subscription {
-    /// Prefixes of names.
+    /// Prefixes of metric names.
     pub metrics: Vec<String>,
-    /// Between two pushes, in milliseconds.
+    /// Interval between two pushes, in milliseconds.
     pub interval_ms: i32,
     patterns: Vec<(String, Regex)>,
 }
 
 impl Subscription {
-    /// Checks the settings `overrides` of the subscription `name`, and says what they mean.
+    /// Checks and parses the settings `overrides` of the subscription `name`.
     pub fn new(name: &str, overrides: &Overrides) -> Result<Subscription, Failure> {
         let refused = |why: String| Failure::because(ErrorCode::InvalidRequest, why);
         if name.is_empty() {
@@ -122,7 +123,7 @@ impl Subscription {
         Ok(Subscription { metrics, interval_ms, patterns })
     }
 
-    /// Whether it means this client.
+    /// Whether the subscription selects this client.
     pub fn matches(&self, client: &ClientLabels) -> bool {
         let fits =
             |(name, pattern): &(String, Regex)| client.of(name).is_some_and(|text| pattern.is_match(text));
@@ -143,7 +144,7 @@ fn list(overrides: &Overrides, name: &str) -> Result<Vec<String>, Failure> {
     }
 }
 
-/// A selector and its pattern, which must fit the whole of what the selector names.
+/// Parses a selector and its pattern. The pattern must match the whole label.
 fn pattern(text: &str) -> Result<(String, Regex), Failure> {
     let illegal =
         || Failure::because(ErrorCode::InvalidConfig, format!("Illegal client matching pattern: {text}"));

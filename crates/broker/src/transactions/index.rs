@@ -1,8 +1,9 @@
-//! The transaction index of a log: where the open transactions of its streams begin, and which were aborted.
+//! The transaction index of a log: the first offsets of the open transactions of its streams, and the aborted
+//! transactions.
 //!
-//! It is a stream of the log itself. A record goes into the log's queue before the batch that makes it true: before a
-//! transaction's first batch, and before its marker. So whatever a crash cuts off, the index is never behind the data;
-//! where it is ahead, the batch never was, and opening sees that.
+//! The index is a stream of the log itself. A record is queued in the log before the batch that makes it true: before a
+//! transaction's first batch, and before its marker. Whatever a crash cuts off, the index is therefore never behind the
+//! data. If it is ahead, the batch does not exist, and opening the index detects that.
 //!
 //! ```text
 //! key    | version u8, 1 | stream u64 | producer id i64 | first offset i64 |     big-endian
@@ -10,8 +11,8 @@
 //!        |                                                                           or nothing is left of it
 //! ```
 //!
-//! Of two records with one key the later counts. Once most are superseded, the live ones are written anew and what stands
-//! before is dropped.
+//! Of two records with one key, the later counts. Once most records are superseded, the live ones are written again and
+//! the records before them are dropped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use wire::records::{BatchBuilder, RecordView, TransactionResult, records};
 use super::partition::AbortedTransaction;
 use crate::placement::FIRST_EPOCH;
 
-/// The stream of the index; those of partitions are numbered from 1 on.
+/// The stream of the index. Streams of partitions have numbers from 1 on.
 pub const INDEX_STREAM: StreamId = StreamId(0);
 
 const KEY_VERSION: u8 = 1;
@@ -35,9 +36,9 @@ const OPEN: u8 = 0;
 const ABORTED: u8 = 1;
 const COMMITTED: u8 = 2;
 const READ_BYTES: usize = 1024 * 1024;
-/// The index is rewritten once it has so many records and ...
+/// The index is rewritten once it has this many records and ...
 const REWRITE_RECORDS_MIN: i64 = 10_000;
-/// ... so many times more than there are live ones.
+/// ... this many times more records than live ones.
 const REWRITE_FACTOR: i64 = 4;
 const REWRITE_BATCH_RECORDS: usize = 1000;
 
@@ -48,13 +49,13 @@ struct Key {
     first_offset: Offset,
 }
 
-/// What a stored transaction came to.
+/// The outcome of a stored transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Open,
-    /// With the offset of its marker.
+    /// Aborted, with the offset of its marker.
     Aborted(Offset),
-    /// With the offset of its marker. Kept in memory only while it is not known whether the marker came to be.
+    /// Committed, with the offset of its marker. Kept in memory only while it is unknown whether the marker exists.
     Committed(Offset),
 }
 
@@ -62,8 +63,8 @@ enum Fate {
 struct State {
     next_offset: Offset,
     live: HashMap<Key, Fate>,
-    /// What was recorded of batches that never were, as it should read, until that is recorded: other batches may take
-    /// their offsets.
+    /// Corrections that are not yet written, for records about batches that do not exist. Other batches may take the
+    /// offsets of those batches.
     corrections: Vec<(Key, Option<Fate>)>,
 }
 
@@ -77,15 +78,15 @@ pub struct TransactionIndex {
 /// The transactions of one stream as they were stored.
 #[derive(Debug, Default)]
 pub struct StoredTransactions {
-    /// Producers with an open one, and where it begins.
+    /// Producers with an open transaction, each with its first offset.
     pub open: Vec<(i64, Offset)>,
     /// In no particular order.
     pub aborted: Vec<AbortedTransaction>,
 }
 
 impl TransactionIndex {
-    /// Bytes of a batch of one record at most: header, and the record with its lengths. Room for so many goes with every
-    /// transactional batch and marker.
+    /// Upper bound in bytes of a batch of one record: the batch header, and the record with its lengths. Every
+    /// transactional batch and marker reserves this space.
     pub const RECORD_BYTES: usize = model::batch::HEADER_BYTES + 64;
 
     /// Reads the index of `log`. Blocks.
@@ -112,7 +113,7 @@ impl TransactionIndex {
                         all.filter_map(Result::ok).for_each(|record| take_in(&mut live, &record));
                     }
                     Err(error) => {
-                        // The log's own checksums have passed: it was written so.
+                        // The log's checksums have passed, so the batch was written in this form.
                         tracing::error!(%error, "a batch of the transaction index cannot be read");
                         break;
                     }
@@ -141,7 +142,7 @@ impl TransactionIndex {
             if let Fate::Aborted(last) | Fate::Committed(last) = *fate
                 && bounds.get(&key.stream).is_none_or(|b| last >= b.committed)
             {
-                // The marker never was: the transaction is open.
+                // The marker does not exist, so the transaction is open.
                 *fate = Fate::Open;
                 reopened.push((*key, Some(Fate::Open)));
             }
@@ -157,7 +158,7 @@ impl TransactionIndex {
             let of = all.entry(key.stream).or_default();
             match fate {
                 Fate::Open => of.open.push((key.producer_id, key.first_offset)),
-                // Of these nobody needs to know.
+                // A committed transaction needs no entry.
                 Fate::Committed(_) => {}
                 Fate::Aborted(last_offset) => of.aborted.push(AbortedTransaction {
                     producer_id: key.producer_id,
@@ -169,7 +170,7 @@ impl TransactionIndex {
         all
     }
 
-    /// A transaction begins with the batch that is queued next.
+    /// Notes that a transaction begins with the next queued batch.
     pub fn begin(
         &self,
         log: &Log,
@@ -180,13 +181,13 @@ impl TransactionIndex {
     ) {
         let key = Key { stream, producer_id, first_offset: first };
         let mut state = self.state.lock();
-        // The batch that never was may come again and get its offset.
+        // The missing batch may come again and get the same offset.
         state.corrections.retain(|(other, _)| *other != key);
         state.live.insert(key, Fate::Open);
         self.append(log, &mut state, &[(key, Some(Fate::Open))], room, now_ms, None);
     }
 
-    /// A transaction ends with the marker that is queued next.
+    /// Notes that a transaction ends with the next queued marker.
     pub fn end(
         &self,
         log: &Log,
@@ -212,7 +213,7 @@ impl TransactionIndex {
         self.append(log, &mut state, &[(key, Some(fate))], room, now_ms, None);
     }
 
-    /// Nothing is left of an aborted transaction, and `done` is called when that is durable.
+    /// Notes that nothing is left of an aborted transaction. Calls `done` when the note is durable.
     pub fn forget(
         &self,
         log: &Log,
@@ -228,8 +229,8 @@ impl TransactionIndex {
         self.append(log, &mut state, &[(key, None)], room, now_ms, Some(done));
     }
 
-    /// Forgets transactions of which nothing is left, records what is still to be recorded, and writes the index anew
-    /// when most of it is superseded. `start_of` says where a stream begins, if there still is such a stream.
+    /// Forgets transactions of which nothing is left, writes pending corrections, and rewrites the index if most of it
+    /// is superseded. `start_of` returns the start of a stream, or `None` if the stream does not exist any more.
     pub fn maintain(&self, log: &Arc<Log>, start_of: impl Fn(StreamId) -> Option<Offset>, now_ms: i64) {
         let mut state = self.state.lock();
         state.live.retain(|key, fate| match (start_of(key.stream), *fate) {
@@ -254,7 +255,7 @@ impl TransactionIndex {
         let chunks: Vec<_> = all.chunks(REWRITE_BATCH_RECORDS).collect();
         let rooms: Result<Vec<_>, _> =
             chunks.iter().map(|chunk| log.admit(Self::RECORD_BYTES * chunk.len())).collect();
-        // A full disk: it is tried again at the next occasion.
+        // The disk is full. The next call tries again.
         let Ok(rooms) = rooms else { return };
         let first = state.next_offset;
         let rewritten = Arc::new(Rewritten {
@@ -297,7 +298,7 @@ impl TransactionIndex {
             batch,
             append_time: None,
             leader_epoch: FIRST_EPOCH,
-            // What it goes with is synced when it must be, and stands behind it in the log.
+            // The batch that the record belongs to stands behind it in the log and is synced when required.
             durability,
             done,
             admission,
@@ -395,7 +396,7 @@ mod tests {
         loop {
             match log.admit(TransactionIndex::RECORD_BYTES) {
                 Ok(room) => return room,
-                // Another segment is being prepared.
+                // The log is preparing another segment.
                 Err(storage::AdmitError::Busy) => std::thread::yield_now(),
                 Err(error) => panic!("{error}"),
             }
@@ -435,7 +436,8 @@ mod tests {
             index.begin(&log, STREAM, (producer, Offset(producer)), room(&log), 0);
             append(&log, producer);
         }
-        // One aborted, with its marker; one committed and one aborted whose markers never come; one without its batch.
+        // One transaction is aborted and has its marker. One is committed and one aborted, both without a marker. One
+        // has no batch.
         index.end(&log, STREAM, (0, Offset(0)), (Offset(3), ABORT), room(&log), 0);
         append(&log, 3);
         index.end(&log, STREAM, (1, Offset(1)), (Offset(4), COMMIT), room(&log), 0);
@@ -448,7 +450,7 @@ mod tests {
         assert_eq!(open_ones(&index), [(1, 1), (2, 2)]);
         assert_eq!(index.stored()[&STREAM].aborted.len(), 1);
         index.maintain(&log, |stream| (stream == STREAM).then_some(Offset(0)), 0);
-        // Another batch takes the offset of the one that never was.
+        // Another batch takes the offset of the missing one.
         append(&log, 4);
         index.end(&log, STREAM, (1, Offset(1)), (Offset(5), COMMIT), room(&log), 0);
         append(&log, 5);
@@ -456,7 +458,7 @@ mod tests {
 
         let (log, index) = open(&disk);
         assert_eq!(open_ones(&index), [(2, 2)]);
-        // Of a stream that is gone nothing is kept.
+        // The index keeps nothing about a stream that does not exist any more.
         index.maintain(&log, |_| None, 0);
         assert!(index.stored().is_empty());
         log.close();
@@ -473,8 +475,9 @@ mod tests {
             index.begin(&log, STREAM, (8, Offset(1)), room(&log), 0);
         }
         let before = index.stream.bounds().start;
-        // The log may be busy with its next segment, as it may be in use: the index is written anew at a later occasion. What
-        // is old goes once the new is durable, and a log that is being closed takes no such request any more.
+        // The log may be preparing its next segment, as it may in use, and the index is then rewritten by a later call.
+        // The old records are dropped when the new ones are durable. A log that is being closed accepts no such
+        // request.
         while index.stream.bounds().start <= before + REWRITE_RECORDS_MIN {
             index.maintain(&log, |_| Some(Offset(0)), 0);
             std::thread::yield_now();

@@ -1,4 +1,5 @@
-//! Transactions (KIP-98, KIP-890): what each partition knows of them, what a log stores of that, and what a transaction may do next.
+//! Transactions (KIP-98, KIP-890): their state in each partition, their index in each log, and the state machine of a
+//! transactional id.
 
 mod index;
 mod partition;

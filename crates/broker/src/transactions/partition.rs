@@ -1,7 +1,7 @@
-//! The transactions of one partition: which are open, which were aborted, and how far it is stable (KIP-98).
+//! The transactions of one partition: the open ones, the aborted ones, and the last stable offset (KIP-98).
 //!
-//! Everything is noted when a batch gets its place in the log. A transaction that has ended holds the last stable offset
-//! back until its marker is committed.
+//! Each event is noted when its batch gets its place in the log. A transaction that has ended holds back the last
+//! stable offset until its marker is committed.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, HashMap};
 use model::Offset;
 use wire::records::TransactionResult;
 
-/// A transaction that was aborted.
+/// An aborted transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AbortedTransaction {
-    /// Its producer.
+    /// The producer's id.
     pub producer_id: i64,
-    /// Offset of its first record.
+    /// Offset of the transaction's first record.
     pub first_offset: Offset,
-    /// Offset of its marker.
+    /// Offset of the transaction's marker.
     pub last_offset: Offset,
 }
 
@@ -25,24 +25,26 @@ pub struct AbortedTransaction {
 pub struct PartitionTransactions {
     /// The first offset of each producer's open transaction.
     open: HashMap<i64, Offset>,
-    /// First offsets of transactions that are open, or, with the offset after their marker, ended.
+    /// Transactions by first offset: `None` for an open one, or the offset after the marker of one that has ended.
     unstable: BTreeMap<Offset, Option<Offset>>,
-    /// In the order of their markers, each with the offset before which none of those behind it begins.
+    /// Aborted transactions in the order of their markers. Each has the offset before which none of the later ones
+    /// begins.
     aborted: Vec<(AbortedTransaction, Offset)>,
-    /// Producers of which a batch is about to begin a transaction here, with the check, and for how many requests.
+    /// Producers about to begin a transaction here, each with its check and the number of requests that use it.
     checking: HashMap<i64, (Check, u32)>,
     checks: u64,
-    /// The checks up to this number are old.
+    /// Checks up to this number are old.
     old_checks: u64,
 }
 
-/// That the coordinator is being asked whether a producer's transaction has this partition. A marker in between voids it:
-/// a batch that was delayed beyond the end of its transaction must not open another one, which nobody would end.
+/// A pending question to the coordinator: does the producer's transaction contain this partition? A marker in the
+/// meantime voids the check. A batch that arrives after the end of its transaction must not open another one, because
+/// nothing would end it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Check(u64);
 
 impl PartitionTransactions {
-    /// As of what was stored.
+    /// Restores the transactions from their stored form.
     pub fn restored(open: &[(i64, Offset)], mut aborted: Vec<AbortedTransaction>) -> PartitionTransactions {
         aborted.sort_unstable_by_key(|transaction| transaction.last_offset);
         let mut least = open.iter().map(|(_, first)| *first).min().unwrap_or(Offset(i64::MAX));
@@ -52,7 +54,7 @@ impl PartitionTransactions {
             .map(|transaction| {
                 let behind = least;
                 least = least.min(transaction.first_offset);
-                // Whatever begins later begins behind the marker.
+                // A later transaction begins behind the marker.
                 (transaction, behind.min(transaction.last_offset + 1))
             })
             .collect();
@@ -65,12 +67,12 @@ impl PartitionTransactions {
         }
     }
 
-    /// Where the producer's open transaction begins.
+    /// The first offset of the producer's open transaction.
     pub fn first_offset(&self, producer_id: i64) -> Option<Offset> {
         self.open.get(&producer_id).copied()
     }
 
-    /// The coordinator is asked before the producer's next batch.
+    /// Begins a check before the producer's next batch.
     pub fn begin_check(&mut self, producer_id: i64) -> Check {
         self.checks += 1;
         let (check, requests) = self.checking.entry(producer_id).or_insert((Check(self.checks), 0));
@@ -78,7 +80,7 @@ impl PartitionTransactions {
         *check
     }
 
-    /// The coordinator has refused it: whoever makes up ids leaves nothing behind.
+    /// Cancels a check that the coordinator refused, so that a client with invented ids leaves nothing behind.
     pub fn cancel_check(&mut self, producer_id: i64, check: Check) {
         if let Entry::Occupied(mut entry) = self.checking.entry(producer_id)
             && entry.get().0 == check
@@ -90,19 +92,19 @@ impl PartitionTransactions {
         }
     }
 
-    /// Forgets checks that were begun before it was last called: nothing came of them.
+    /// Forgets checks that were begun before the previous call and were never used.
     pub fn forget_checks(&mut self) {
         self.checking.retain(|_, (check, _)| check.0 > self.old_checks);
         self.old_checks = self.checks;
     }
 
-    /// Whether a batch of the producer may be appended: its transaction is open here, or the check still holds.
+    /// Whether a batch of the producer may be appended: its transaction is open here, or the check is still valid.
     pub fn may_append(&self, producer_id: i64, check: Option<Check>) -> bool {
         self.open.contains_key(&producer_id)
             || check.is_some_and(|check| self.checking.get(&producer_id).is_some_and(|(of, _)| *of == check))
     }
 
-    /// A batch of a transaction was placed at `offset`; true when it is the first.
+    /// Notes that a transactional batch was placed at `offset`. Returns whether it is the first one of its transaction.
     pub fn begin(&mut self, producer_id: i64, offset: Offset) -> bool {
         self.checking.remove(&producer_id);
         if self.open.contains_key(&producer_id) {
@@ -113,7 +115,8 @@ impl PartitionTransactions {
         true
     }
 
-    /// A marker was placed at `offset`: where the transaction began that it ends, if one was open.
+    /// Notes that a marker was placed at `offset`. Returns the first offset of the transaction that it ends, if one was
+    /// open.
     pub fn end(&mut self, producer_id: i64, offset: Offset, result: TransactionResult) -> Option<Offset> {
         self.checking.remove(&producer_id);
         let first = self.open.remove(&producer_id)?;
@@ -126,7 +129,7 @@ impl PartitionTransactions {
         Some(first)
     }
 
-    /// The offset below which every transaction has ended, for a partition that is committed up to `committed`.
+    /// The offset below which every transaction has ended. The partition is committed up to `committed`.
     pub fn last_stable_offset(&mut self, committed: Offset) -> Offset {
         while let Some(entry) = self.unstable.first_entry() {
             if entry.get().is_none_or(|end| end > committed) {
@@ -152,7 +155,7 @@ impl PartitionTransactions {
         found
     }
 
-    /// Nothing is left of an aborted one; whether it was there.
+    /// Removes an aborted transaction of which nothing is left. Returns whether it was known.
     pub fn forget_aborted(&mut self, gone: &AbortedTransaction) -> bool {
         let at = self.aborted.iter().position(|(transaction, _)| transaction == gone);
         at.is_some_and(|at| {
@@ -161,7 +164,7 @@ impl PartitionTransactions {
         })
     }
 
-    /// Forgets what lies below the start of the log.
+    /// Forgets aborted transactions below the start of the log.
     pub fn forget_below(&mut self, start: Offset) {
         let at = self.aborted.partition_point(|(transaction, _)| transaction.last_offset < start);
         self.aborted.drain(..at);
@@ -190,7 +193,7 @@ mod tests {
         assert_eq!(transactions.end(1, Offset(22), COMMIT), Some(Offset(10)));
         assert_eq!(transactions.last_stable_offset(Offset(22)), Offset(10));
         assert_eq!(transactions.last_stable_offset(Offset(23)), Offset(23));
-        // A producer's next transaction has a place of its own while its last one is not committed.
+        // A producer's next transaction is tracked separately while its last one is not committed.
         assert!(transactions.begin(1, Offset(23)));
         assert_eq!(transactions.end(1, Offset(24), COMMIT), Some(Offset(23)));
         assert!(transactions.begin(1, Offset(25)));
@@ -206,13 +209,13 @@ mod tests {
             of.cancel_check(producer_id, check);
         }
         assert!(of.checking.is_empty());
-        // Two requests at once, of which the coordinator refuses one.
+        // Two requests at once. The coordinator refuses one.
         let (refused, held) = (of.begin_check(7), of.begin_check(7));
         of.cancel_check(7, refused);
         assert!(of.may_append(7, Some(held)));
         of.cancel_check(7, held);
         assert!(!of.may_append(7, Some(held)) && of.checking.is_empty());
-        // One that a marker has voided is not that of a later request.
+        // A check that a marker has voided is not valid for a later request.
         let voided = of.begin_check(7);
         of.end(7, Offset(0), TransactionResult::Abort);
         let later = of.begin_check(7);
@@ -233,7 +236,7 @@ mod tests {
             let all = transactions.aborted_between(Offset(from), Offset(until));
             all.iter().map(|transaction| transaction.first_offset.0).collect()
         };
-        // Stored in the order of the calls above, hence sorted again.
+        // The transactions come in the order of the calls above, so they are sorted again.
         let aborted = transactions.aborted_between(Offset(0), Offset(100));
         let mut transactions = PartitionTransactions::restored(&[(4, Offset(30))], aborted);
         assert_eq!(firsts(&transactions, 0, 100), [0, 11, 7]);

@@ -20,7 +20,7 @@ const PREVIOUS_PRODUCER_ID: u32 = 0;
 const NEXT_PRODUCER_ID: u32 = 1;
 const CLIENT_VERSION: u32 = 2;
 
-/// The key of a transactional id's record.
+/// Encodes the key of a transactional id's record.
 pub fn encode_key(transactional_id: &str) -> Result<Bytes, EncodeError> {
     let mut out = Writer::new();
     out.i16(KEY_VERSION);
@@ -28,7 +28,7 @@ pub fn encode_key(transactional_id: &str) -> Result<Bytes, EncodeError> {
     Ok(out.finish().to_bytes())
 }
 
-/// The transactional id of a record's key; `None` for a key of another kind.
+/// Decodes the transactional id of a record's key. Returns `None` for a key of another kind.
 pub fn decode_key(bytes: Bytes) -> Result<Option<String>, DecodeError> {
     let mut key = Reader::new(bytes);
     if key.i16()? != KEY_VERSION {
@@ -37,7 +37,7 @@ pub fn decode_key(bytes: Bytes) -> Result<Option<String>, DecodeError> {
     key.text(false).map(|id| Some(id.to_string()))
 }
 
-/// The value of a transactional id's record.
+/// Encodes the value of a transactional id's record.
 pub fn encode_value(of: &Transaction) -> Result<Bytes, EncodeError> {
     let mut out = Writer::new();
     out.i16(VALUE_VERSION);
@@ -53,7 +53,7 @@ pub fn encode_value(of: &Transaction) -> Result<Bytes, EncodeError> {
         }
     }
     if of.status == Status::Empty {
-        // Null, as in Kafka.
+        // As in Kafka, the array is null.
         out.unsigned_varint(0);
     } else {
         out.unsigned_varint(compact(topics.len()));
@@ -89,12 +89,12 @@ pub fn encode_value(of: &Transaction) -> Result<Bytes, EncodeError> {
     Ok(out.finish().to_bytes())
 }
 
-/// The length of a compact array, as it is stored: one more, since 0 is null.
+/// The stored length of a compact array: one more than the length, because 0 is null.
 fn compact(length: usize) -> u32 {
     u32::try_from(length + 1).unwrap_or(u32::MAX)
 }
 
-/// The state in a record's value; `None` for one of a version or status that is not known.
+/// Decodes the state in a record's value. Returns `None` for an unknown version or status.
 pub fn decode_value(bytes: Bytes) -> Result<Option<Transaction>, DecodeError> {
     let mut value = Reader::new(bytes);
     let version = value.i16()?;
@@ -126,7 +126,7 @@ pub fn decode_value(bytes: Bytes) -> Result<Option<Transaction>, DecodeError> {
 }
 
 fn partitions(value: &mut Reader, flexible: bool) -> Result<BTreeSet<(String, i32)>, DecodeError> {
-    // A null array has length -1, or 0 in the compact form, where others are one more.
+    // A null array has length -1, or 0 in the compact form, where other lengths are stored plus one.
     let length = |value: &mut Reader| match flexible {
         true => value.unsigned_varint().map(|length| i64::from(length) - 1),
         false => value.i32().map(i64::from),

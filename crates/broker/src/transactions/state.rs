@@ -1,7 +1,8 @@
-//! One transactional id: its producer, and what its transaction may do next (KIP-98, KIP-360, KIP-890).
+//! The state of one transactional id: its producer, and the steps that its transaction may take next (KIP-98, KIP-360,
+//! KIP-890).
 //!
-//! Pure: each step says what the state would be; the coordinator makes it durable first. The rules are those of Kafka's
-//! `TransactionMetadata` and `TransactionCoordinator`.
+//! Pure: each step returns the next state, and the coordinator makes it durable before it takes effect. The rules are
+//! those of Kafka's `TransactionMetadata` and `TransactionCoordinator`.
 
 use std::collections::BTreeSet;
 
@@ -10,30 +11,30 @@ use wire::records::TransactionResult;
 /// The partition of a topic.
 pub type TopicPartition = (String, i32);
 
-/// The epoch of a producer that was only just made.
+/// The epoch of a new producer.
 const NO_EPOCH: i16 = -1;
-/// The last epoch that may be given out: the one after it fences.
+/// The last epoch that is handed out. The next one is reserved for fencing.
 const EPOCH_LAST: i16 = i16::MAX - 1;
 
-/// How far a transaction is; the numbers are those of Kafka's records.
+/// The status of a transaction. The numbers are those of Kafka's records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// None was begun since the producer came.
+    /// The producer has not begun a transaction yet.
     Empty,
-    /// It has partitions.
+    /// The transaction contains partitions.
     Ongoing,
-    /// It is to be committed; markers are being written.
+    /// The transaction will be committed, and its markers are being written.
     PrepareCommit,
-    /// It is to be aborted; markers are being written.
+    /// The transaction will be aborted, and its markers are being written.
     PrepareAbort,
-    /// It was committed.
+    /// The transaction was committed.
     CompleteCommit,
-    /// It was aborted.
+    /// The transaction was aborted.
     CompleteAbort,
 }
 
 impl Status {
-    /// All there are, by their numbers.
+    /// All statuses, by their numbers.
     pub const ALL: [Status; 6] = [
         Status::Empty,
         Status::Ongoing,
@@ -43,17 +44,17 @@ impl Status {
         Status::CompleteAbort,
     ];
 
-    /// As it is stored.
+    /// The number in the record.
     pub fn code(self) -> i8 {
         Status::ALL.iter().zip(0..).find(|(status, _)| **status == self).map_or(0, |(_, code)| code)
     }
 
-    /// The status stored so; `None` for Kafka's two that are never left behind.
+    /// The status with this number. `None` for Kafka's two statuses that are never stored for long.
     pub fn from_code(code: i8) -> Option<Status> {
         usize::try_from(code).ok().and_then(|code| Status::ALL.get(code)).copied()
     }
 
-    /// As Kafka's tools call it.
+    /// The name in Kafka's tools.
     pub fn name(self) -> &'static str {
         match self {
             Status::Empty => "Empty",
@@ -65,7 +66,7 @@ impl Status {
         }
     }
 
-    /// How the transaction is ending.
+    /// The result of a transaction that is ending. `None` in other statuses.
     pub fn ending(self) -> Option<TransactionResult> {
         match self {
             Status::PrepareCommit => Some(TransactionResult::Commit),
@@ -75,7 +76,7 @@ impl Status {
     }
 }
 
-/// Why a step is refused.
+/// The reason why a step is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TransactionError {
     /// The transactional id has another producer id, or none.
@@ -84,7 +85,7 @@ pub enum TransactionError {
     /// A newer producer uses the transactional id.
     #[error("there is a newer producer with the same transactional id")]
     Fenced,
-    /// It is not possible in this state.
+    /// The step is not possible in this status.
     #[error("the producer attempted a transactional operation in an invalid state")]
     InvalidState,
     /// The last transaction is still being completed.
@@ -96,7 +97,7 @@ pub enum TransactionError {
     /// The timeout is not positive or larger than the server allows.
     #[error("the transaction timeout is larger than transaction.max.timeout.ms, or not positive")]
     Timeout,
-    /// The state could not be written, or read when the server started.
+    /// The state could not be written, or could not be read when its partition was loaded.
     #[error("the coordinator is not available")]
     NotAvailable,
 }
@@ -106,52 +107,52 @@ pub enum TransactionError {
 pub struct Transaction {
     /// The producer's id.
     pub producer_id: i64,
-    /// The one before, when its epochs were used up; -1 for none.
+    /// The previous producer id, whose epochs were used up; -1 for none.
     pub previous_producer_id: i64,
-    /// The one that follows once this transaction is complete, since its epochs are used up; -1 for none.
+    /// The producer id after this transaction, if the epochs of the current one are used up; -1 for none.
     pub next_producer_id: i64,
     /// The producer's epoch.
     pub epoch: i16,
-    /// The epoch before, from which a request may come again; -1 for none. Not stored.
+    /// The previous epoch, from which a request may be retried; -1 for none. Not stored.
     pub last_epoch: i16,
-    /// After so many milliseconds a transaction is aborted.
+    /// A transaction is aborted after this many milliseconds.
     pub timeout_ms: i32,
-    /// How far it is.
+    /// The transaction's status.
     pub status: Status,
-    /// Where it has batches, or may have.
+    /// The partitions that contain, or may contain, batches of the transaction.
     pub partitions: BTreeSet<TopicPartition>,
-    /// When it began, in milliseconds since the Unix epoch; -1 for never.
+    /// Start of the transaction, in milliseconds since the Unix epoch; -1 for none.
     pub start_ms: i64,
-    /// When the state last changed.
+    /// Time of the last change, in milliseconds since the Unix epoch.
     pub updated_ms: i64,
     /// The client's `transaction.version`: 2 bumps the epoch with every transaction (KIP-890).
     pub client_version: i16,
 }
 
-/// What an EndTxn asks for.
+/// The parameters of an EndTxn.
 #[derive(Clone, Copy, Debug)]
 pub struct End {
-    /// The producer.
+    /// The producer's id.
     pub producer_id: i64,
-    /// Its epoch.
+    /// The producer's epoch.
     pub epoch: i16,
-    /// How it ends.
+    /// Commit or abort.
     pub result: TransactionResult,
     /// Whether the client bumps the epoch with every transaction.
     pub bumps: bool,
 }
 
-/// What an EndTxn comes to.
+/// The outcome of an EndTxn.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum EndStep {
-    /// It was done before: the answer is as the state is.
+    /// The transaction has already ended so. The current state gives the answer.
     Done,
-    /// This is to be made durable, with the markers, and then completed.
+    /// This state must be made durable. Then the markers follow, and then the completion.
     Prepare(Transaction),
 }
 
 impl Transaction {
-    /// Of a transactional id that is used for the first time.
+    /// The state of a transactional id on its first use.
     pub fn new(producer_id: i64, timeout_ms: i32, now_ms: i64) -> Transaction {
         Transaction {
             producer_id,
@@ -168,13 +169,13 @@ impl Transaction {
         }
     }
 
-    /// Whether the next epoch of the producer would be one that may not be given out.
+    /// Whether the producer's next epoch must not be handed out.
     pub fn epoch_is_exhausted(&self) -> bool {
         self.epoch >= EPOCH_LAST
     }
 
-    /// InitProducerId when no transaction is open: `expected` is the producer and epoch that the client had (KIP-360),
-    /// `fresh_id` a new producer id, used when the epochs of this one are used up.
+    /// InitProducerId if no transaction is open. `expected` is the producer id and epoch that the client had before
+    /// (KIP-360). `fresh_id` is a new producer id, for use if the epochs of the current one are used up.
     pub fn initialize(
         &self,
         expected: Option<(i64, i16)>,
@@ -195,7 +196,7 @@ impl Transaction {
         let is_retry = |epoch: i16| self.last_epoch != NO_EPOCH && epoch == self.last_epoch;
         match expected {
             Some((id, epoch)) if id != self.producer_id && self.epoch != NO_EPOCH => {
-                // Of the producer before: a retry of the request that changed the id, or a zombie.
+                // The request names the previous producer id: a retry of the request that changed the id, or a zombie.
                 return if is_retry(epoch) { Ok(self.clone()) } else { Err(TransactionError::Fenced) };
             }
             Some((_, epoch)) if self.epoch != NO_EPOCH && epoch != self.epoch => {
@@ -215,7 +216,7 @@ impl Transaction {
         Ok(next)
     }
 
-    /// Refuses a client that is not the one this state knows, or the one before.
+    /// Refuses a client that names neither the current nor the previous producer.
     pub fn check_expected(&self, expected: Option<(i64, i16)>) -> Result<(), TransactionError> {
         match expected {
             Some((id, epoch)) => {
@@ -227,16 +228,16 @@ impl Transaction {
         }
     }
 
-    /// The abort of an open transaction whose producer must not go on: its epoch is fenced.
+    /// The state that aborts an open transaction and fences its producer.
     pub fn fence(&self, now_ms: i64) -> Transaction {
         let mut next = self.prepared(TransactionResult::Abort, now_ms);
-        // One epoch is kept back for this.
+        // One epoch is reserved for this.
         next.epoch = self.epoch.saturating_add(1);
         next.last_epoch = NO_EPOCH;
         next
     }
 
-    /// AddPartitionsToTxn and AddOffsetsToTxn; `None` when it has them already.
+    /// AddPartitionsToTxn and AddOffsetsToTxn. Returns `None` if the transaction already contains the partitions.
     pub fn add(
         &self,
         producer_id: i64,
@@ -262,7 +263,7 @@ impl Transaction {
         Ok((!same).then_some(next))
     }
 
-    /// Whether a batch of the producer for this partition belongs to the open transaction.
+    /// Checks that a batch of the producer for this partition belongs to the open transaction.
     pub fn verify(
         &self,
         producer_id: i64,
@@ -287,7 +288,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// EndTxn. `fresh_id` is a new producer id, used when the epochs of this one are used up.
+    /// EndTxn. `fresh_id` is a new producer id, for use if the epochs of the current one are used up.
     pub fn end(&self, end: End, fresh_id: i64, now_ms: i64) -> Result<EndStep, TransactionError> {
         let End { producer_id, epoch, result, bumps } = end;
         // The answer to the request that bumped the epoch may have been lost.
@@ -307,7 +308,7 @@ impl Transaction {
             _ => None,
         };
         match self.status {
-            // No end of a transaction has bumped the epoch, so another producer of that id has.
+            // No end of a transaction has bumped the epoch, so another producer with this id has.
             Status::Ongoing | Status::Empty if retry => Err(TransactionError::Fenced),
             Status::Ongoing => Ok(EndStep::Prepare(self.ending(end, fresh_id, now_ms))),
             Status::PrepareCommit | Status::PrepareAbort => {
@@ -319,7 +320,7 @@ impl Transaction {
             {
                 Ok(EndStep::Done)
             }
-            // A client that bumps aborts also what it never began: the server may not have heard of it (KIP-890).
+            // A client that bumps epochs also aborts transactions that the server may not know (KIP-890).
             Status::Empty | Status::CompleteCommit | Status::CompleteAbort
                 if bumps && !retry && result == TransactionResult::Abort =>
             {
@@ -354,7 +355,7 @@ impl Transaction {
         Transaction { status, updated_ms: now_ms, ..self.clone() }
     }
 
-    /// The state when all markers of a prepared one are written.
+    /// The state after all markers of a prepared transaction are written.
     pub fn completed(&self, now_ms: i64) -> Transaction {
         let status = match self.status.ending() {
             Some(TransactionResult::Commit) => Status::CompleteCommit,
@@ -372,12 +373,12 @@ impl Transaction {
         next
     }
 
-    /// Whether it has been open for longer than its timeout.
+    /// Whether the transaction has been open for longer than its timeout.
     pub fn is_overdue(&self, now_ms: i64) -> bool {
         self.status == Status::Ongoing && now_ms.saturating_sub(self.start_ms) > i64::from(self.timeout_ms)
     }
 
-    /// Whether nothing was heard of it for so long, and nothing is to be ended first.
+    /// Whether the transactional id was unused for `expiry_ms` and has no transaction to end.
     pub fn is_unused(&self, now_ms: i64, expiry_ms: i64) -> bool {
         let at_rest = self.status != Status::Ongoing && self.status.ending().is_none();
         at_rest && now_ms.saturating_sub(self.updated_ms) > expiry_ms
@@ -416,7 +417,7 @@ mod tests {
         assert_eq!((second.epoch, second.timeout_ms), (1, 2000));
         assert_eq!(second.add(7, 0, partition(0), 0, 0), Err(TransactionError::Fenced));
         assert_eq!(second.add(6, 1, partition(0), 0, 0), Err(TransactionError::ProducerIdMapping));
-        // A client that bumps its own epoch, and asks again since the answer was lost (KIP-360).
+        // A client that bumps its own epoch, and retries because the answer was lost (KIP-360).
         let third = second.initialize(Some((7, 1)), 2000, 8, 0).unwrap();
         assert_eq!((third.epoch, third.last_epoch), (2, 1));
         assert_eq!(third.initialize(Some((7, 1)), 2000, 8, 0).unwrap(), third);
@@ -431,7 +432,7 @@ mod tests {
         let next = state.initialize(Some((7, i16::MAX - 1)), 1000, 8, 0).unwrap();
         assert_eq!((next.producer_id, next.epoch, next.previous_producer_id), (8, 0, 7));
         assert_eq!(next.initialize(Some((7, i16::MAX - 1)), 1000, 9, 0).unwrap(), next);
-        // Another instance changed it.
+        // Another instance changed the epoch.
         let other = state.initialize(None, 1000, 8, 0).unwrap();
         let zombie = Some((7, i16::MAX - 1));
         assert_eq!(other.initialize(zombie, 1000, 9, 0), Err(TransactionError::Fenced));
@@ -479,10 +480,10 @@ mod tests {
         assert_eq!(done.end(end(3, ABORT), 8, 9), Err(TransactionError::InvalidState));
         assert_eq!(done.end(end(2, COMMIT), 8, 9), Err(TransactionError::Fenced));
         assert_eq!(done.end(end(4, COMMIT), 8, 9), Err(TransactionError::InvalidState));
-        // An abort of what was never begun here bumps it too.
+        // An abort of a transaction that never began here bumps the epoch too.
         let aborted = prepare(&done, 4, ABORT, true).completed(2);
         assert_eq!((aborted.status, aborted.epoch), (Status::CompleteAbort, 5));
-        // Another producer of that id has come, and done nothing yet.
+        // Another producer with this id has come, and has not begun a transaction.
         let fresh = aborted.initialize(None, 1000, 8, 11).unwrap();
         assert_eq!((fresh.status, fresh.epoch), (Status::Empty, 6));
         for result in [COMMIT, ABORT] {
@@ -498,7 +499,7 @@ mod tests {
         let late = End { producer_id: 7, epoch: 3, result: COMMIT, bumps: false };
         assert_eq!(done.end(late, 8, 9), Err(TransactionError::Fenced));
         assert_eq!(done.initialize(None, 1000, 8, 11).unwrap().epoch, 5);
-        // The last epoch is kept back for it.
+        // The last epoch is reserved for fencing.
         assert_eq!(ongoing(i16::MAX - 1).fence(9).epoch, i16::MAX);
     }
 }

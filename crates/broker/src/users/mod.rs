@@ -1,6 +1,7 @@
-//! The users that prove who they are by a password (KIP-554): what is stored of it, under `scram/<mechanism>/<user>`.
+//! The users that authenticate with a password (KIP-554), and their stored credentials under
+//! `scram/<mechanism>/<user>`.
 //!
-//! No password is stored, and nothing of a credential is ever shown.
+//! No password is stored, and no part of a credential is ever shown.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -14,17 +15,17 @@ use crate::image::records::credential_name;
 use crate::image::stored::META_FILE;
 use crate::image::{Image, Metadata, Record, Update};
 
-/// Users that there may be: they are held in memory.
+/// Bound of the users, who are held in memory.
 pub(crate) const USERS_MAX: usize = 100_000;
-/// What a password costs where nothing else is said: twice the least, half of the most, so that whoever steals the
-/// metadata pays more for each guess than with Kafka's tools (4096), and PLAIN costs some milliseconds a log-in.
+/// Default number of iterations. It is twice the minimum and half of the maximum. A thief of the metadata pays more for
+/// each guess than with Kafka's tools (4096), and PLAIN costs some milliseconds per log-in.
 pub const ITERATIONS: NonZeroU32 = NonZeroU32::new(8192).expect("it is not zero");
-/// The least and the most that Kafka accepts.
+/// The smallest number of iterations that Kafka accepts.
 pub const ITERATIONS_MIN: i32 = 4096;
-/// See [`ITERATIONS_MIN`].
+/// The largest number of iterations that Kafka accepts.
 pub const ITERATIONS_MAX: i32 = 16_384;
 
-/// What is stored of one user's password, by mechanism.
+/// The stored credentials of one user, by mechanism.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
     sha256: Option<Arc<Credential>>,
@@ -32,7 +33,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// That for one mechanism.
+    /// The credential for one mechanism.
     pub fn of(&self, hash: Hash) -> Option<&Arc<Credential>> {
         match hash {
             Hash::Sha256 => self.sha256.as_ref(),
@@ -40,7 +41,7 @@ impl Credentials {
         }
     }
 
-    /// All, by mechanism.
+    /// All credentials, by mechanism.
     pub fn iter(&self) -> impl Iterator<Item = (Hash, &Arc<Credential>)> {
         Hash::ALL.into_iter().filter_map(|hash| Some((hash, self.of(hash)?)))
     }
@@ -53,7 +54,7 @@ impl Credentials {
     }
 }
 
-/// A change of one user's credentials; without one, it is deleted.
+/// A change of one user's credential for a mechanism. `None` deletes the credential.
 pub type UserChange = (String, Hash, Option<Credential>);
 
 /// All users.
@@ -61,22 +62,22 @@ pub type UserChange = (String, Hash, Option<Credential>);
 pub struct Users(Arc<Metadata>);
 
 impl Users {
-    /// Those of the metadata.
+    /// The users in the metadata.
     pub(crate) fn new(metadata: Arc<Metadata>) -> Users {
         Users(metadata)
     }
 
-    /// The users in the data directory of a server that does not run: whoever calls holds its lock. Blocks.
+    /// The users in the data directory of a stopped server. The caller holds the directory's lock. Blocks.
     pub fn of_directory(directory: &Path) -> Result<Users, MetaError> {
         Ok(Users(Metadata::open(Arc::new(Embedded::open(&directory.join(META_FILE))?))?))
     }
 
-    /// What is stored of this user's password for one mechanism.
+    /// The user's credential for one mechanism.
     pub fn find(&self, hash: Hash, user: &str) -> Option<Arc<Credential>> {
         self.0.image().credentials.get(&credential_name(hash, user)).cloned()
     }
 
-    /// Everything that is stored of a user's password; `None`: there is no such user.
+    /// All credentials of a user. `None` if the user does not exist.
     pub fn of(&self, user: &str) -> Option<Credentials> {
         let image = self.0.image();
         let mut of = Credentials::default();
@@ -87,25 +88,25 @@ impl Users {
         exists.then_some(of)
     }
 
-    /// What is stored of this user's password for any mechanism, the strongest first.
+    /// The user's credential with the strongest mechanism.
     pub fn find_any(&self, user: &str) -> Option<(Hash, Arc<Credential>)> {
         let of = self.of(user)?;
         of.iter().last().map(|(hash, credential)| (hash, credential.clone()))
     }
 
-    /// What checking a password costs, for a user that there is not: as for some that there is.
+    /// The cost of a password check for a user that does not exist. It equals the cost for an existing user.
     pub fn usual_cost(&self) -> (Hash, NonZeroU32) {
         let image = self.0.image();
         let some = image.credentials.iter().next().and_then(|(name, _)| self.find_any(split(name)?.1));
         some.map_or((Hash::Sha256, ITERATIONS), |(hash, credential)| (hash, credential.iterations))
     }
 
-    /// All users by name.
+    /// All users, by name.
     pub fn all(&self) -> BTreeMap<String, Credentials> {
         all(&self.0.image())
     }
 
-    /// Makes the changes that `change` wants, given all users: all or none. Durable on return; blocks.
+    /// Makes the changes that `change` derives from all users: all of them or none. Durable on return. Blocks.
     pub fn change<T>(
         &self,
         change: impl Fn(&BTreeMap<String, Credentials>) -> (T, Vec<UserChange>),
@@ -121,7 +122,7 @@ impl Users {
     }
 }
 
-/// Mechanism and user of a credential's name.
+/// Splits a credential's name into mechanism and user.
 fn split(name: &str) -> Option<(Hash, &str)> {
     let (mechanism, user) = name.split_once('/')?;
     Some((Hash::from_mechanism(mechanism)?, user))
@@ -130,7 +131,7 @@ fn split(name: &str) -> Option<(Hash, &str)> {
 fn all(image: &Image) -> BTreeMap<String, Credentials> {
     let mut all: BTreeMap<String, Credentials> = BTreeMap::new();
     for (name, credential) in image.credentials.iter() {
-        // Others are not read at all.
+        // Credentials with other names are skipped.
         let Some((hash, user)) = split(name) else { continue };
         all.entry(user.to_owned()).or_default().set(hash, Some(credential.clone()));
     }
