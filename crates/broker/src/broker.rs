@@ -357,7 +357,7 @@ impl Broker {
     /// The transaction coordinator of a transactional id. It may belong to another broker.
     ///
     /// # Errors
-    /// `NotAvailable` if no broker coordinates the transactional id.
+    /// `NotAvailable` if the coordinator's broker does not run in this process.
     pub(crate) fn transactions_of(&self, id: &str) -> Result<Arc<TransactionCoordinator>, TransactionError> {
         match self.transactions.served_by(id) {
             Some(node) if node != self.placement.local() => {

@@ -158,8 +158,7 @@ async fn full(
     let mut session_id = 0;
     if sessions && request.session_epoch == EPOCH_NEW {
         slots.subscribe();
-        // The next fetch looks at every partition, because commits may have happened between the look and the
-        // subscription.
+        // The next fetch looks at every slot, to see commits made before the subscription.
         for number in slots.numbers() {
             slots.signal.mark(number, 0);
         }
@@ -269,8 +268,7 @@ async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Loo
     loop {
         let mut urgent = false;
         let mut cold = Vec::new();
-        // Room in the answer is reserved for the partition that has waited longest for the disk, even if later
-        // partitions have data in the caches.
+        // Reserve room for the longest-waiting cold partition, even if later partitions have data in the caches.
         let mut reserved = 0;
         for (looked, number) in numbers.into_iter().enumerate() {
             if looked % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1 {
@@ -299,8 +297,7 @@ async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Loo
         if urgent || looks.bytes >= limits.bytes_min || now >= limits.deadline || slots.is_empty() {
             return looks.taken();
         }
-        // If the answer has no room for all available records, it is full enough: batches are whole, and a limit may
-        // fall between them.
+        // A look that was cut short makes the answer full enough: batches are whole, and limits may fall inside.
         if looks.bytes > 0 && looks.any(|look| look.cut_short) {
             return looks.taken();
         }
@@ -445,8 +442,7 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
         },
         Err(failure) => {
             look.data.error_code = failure.code.code();
-            // Kafka adds an empty list of aborted transactions for a partition that does not exist or is hidden from
-            // the client.
+            // Kafka adds an empty list of aborted transactions for a missing or hidden partition.
             let unseen = [
                 ErrorCode::UnknownTopicOrPartition,
                 ErrorCode::UnknownTopicId,

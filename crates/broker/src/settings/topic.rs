@@ -198,7 +198,7 @@ fn value_of(overrides: &BTreeMap<String, String>, config: &Config, name: &str) -
 pub struct TopicConfig {
     /// Records older than this many milliseconds are deleted. `None` keeps them, as for topics that are only compacted.
     pub retention_ms: Option<i64>,
-    /// Whether records may be deleted that are the newest of their key. False for topics that are only compacted.
+    /// Whether old records may be deleted whatever their key (`cleanup.policy` contains `delete`).
     pub deletes: bool,
     /// The oldest records beyond this size in bytes are deleted.
     pub retention_bytes: Option<u64>,
