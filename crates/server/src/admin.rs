@@ -1,8 +1,8 @@
-//! Metrics and health over HTTP, for Prometheus and for whatever restarts the server.
+//! Metrics and health over HTTP, for Prometheus and for the supervisor that restarts the server.
 //!
-//! `/metrics` in the OpenMetrics text format, `/healthz` (503 once the log takes no more appends), `/readyz` (503 until
-//! clients can connect and again while the server stops). It changes nothing.
-//! Where there is a token (`admin.token`), metrics are for those who know it.
+//! `/metrics` returns the OpenMetrics text format. `/healthz` returns 503 once the log accepts no more appends.
+//! `/readyz` returns 503 until clients can connect, and again while the server stops. No request changes anything. If a
+//! token is set (`admin.token`), `/metrics` requires it.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -25,17 +25,17 @@ use tokio::sync::Semaphore;
 
 use crate::process::ProcessCollector;
 
-/// Scrapers and probes are few; more are made to wait.
+/// Bound of the open connections. Scrapers and probes are few; further connections wait.
 const CONNECTIONS_MAX: usize = 64;
-/// A connection that asks nothing for so long is closed, or a few idle ones would shut out the others.
+/// An idle connection is closed after this time. Otherwise a few idle ones would shut out the others.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
-/// And every connection after so long: who never reads its answers has no other time-out.
+/// Every connection is closed after this time. A client that never reads its answers has no other time-out.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 type Failure = Box<dyn Fn() -> Option<String> + Send + Sync>;
 
-/// What the admin listener knows of the server.
+/// The state of the server as the admin listener sees it.
 pub struct Admin {
     registry: Mutex<Registry>,
     token: Option<Token>,
@@ -50,7 +50,7 @@ impl fmt::Debug for Admin {
 }
 
 impl Admin {
-    /// Of a server that is about to start. An empty token is none.
+    /// Creates the state of a server that is about to start. An empty token means no token.
     pub fn new(token: &str) -> Admin {
         let mut registry = Registry::default();
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
@@ -70,12 +70,13 @@ impl Admin {
         add(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// From now on `failure` says why the server is not healthy, if it is not. Only the first call counts.
+    /// Sets the check of health: `failure` returns the reason why the server is not healthy, if it is not. Only the
+    /// first call counts.
     pub fn watch(&self, failure: impl Fn() -> Option<String> + Send + Sync + 'static) {
         let _ = self.failure.set(Box::new(failure));
     }
 
-    /// Whether clients can connect.
+    /// Sets whether clients can connect.
     pub fn set_ready(&self, ready: bool) {
         self.ready.store(ready, Ordering::Release);
     }
@@ -116,9 +117,9 @@ impl Admin {
     }
 }
 
-/// What whoever asks for metrics must know.
+/// The token that a request for metrics must carry.
 struct Token {
-    /// Random, of this process: comparing two sums made with it tells nothing of the token by the time it takes.
+    /// A random key of this process. The time of comparing two tags made with it reveals nothing about the token.
     key: hmac::Key,
     sum: hmac::Tag,
 }
@@ -147,7 +148,7 @@ fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
     response
 }
 
-/// Answers until it is dropped.
+/// Serves requests until the future is dropped.
 pub async fn run(listener: TcpListener, admin: Arc<Admin>) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {

@@ -1,11 +1,13 @@
-//! Who is let in: the bounds on connections of the whole server, of single addresses, and on how fast they come.
+//! Admission of connections: bounds on connections of the whole server, of single addresses, and on the rate of new
+//! connections.
 //!
-//! As in Kafka (ConnectionQuotas) an address is a whole address, of IPv6 too. A client that has a whole network of IPv6
-//! gets as many times the bound; against it there are `max.connections`, the rate, and the lobby.
+//! As in Kafka (ConnectionQuotas), an address is a whole address, also for IPv6. A client with a whole IPv6 network
+//! gets the bound once per address. `max.connections`, the rate and the lobby limit such a client.
 //!
-//! Past `max.connections` and `max.connections.per.ip` a connection is closed at once. One whose address is over its
-//! quota of new connections is kept and closed only when it might come back, so that a client that comes back at once
-//! does not cost more than one that waits. Past the rate of the whole server nobody is taken in for a while.
+//! Beyond `max.connections` and `max.connections.per.ip`, a connection is closed at once. A connection whose address is
+//! over its quota of new connections is held and closed only when the address may connect again. A client that
+//! reconnects at once therefore costs no more than one that waits. Beyond the rate of the whole server, no connection
+//! is accepted for a while.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -14,34 +16,34 @@ use std::time::{Duration, Instant};
 
 use broker::{Rate, Window};
 
-/// The quota of new connections of an address: for how long one more must wait, if it must.
+/// The quota of new connections of an address. Returns the time that a connection over the quota must wait.
 pub type AddressQuota = Box<dyn Fn(IpAddr) -> Option<Duration> + Send + Sync>;
 
-/// The bounds.
+/// The bounds of admission.
 pub struct Rules {
     /// `max.connections`.
     pub connections_max: usize,
     /// `max.connections.per.ip`, and its overrides.
     pub per_address_max: usize,
     pub overrides: BTreeMap<IpAddr, usize>,
-    /// `max.connection.creation.rate`, a second, over this window.
+    /// `max.connection.creation.rate`, per second, over this window.
     pub rate_max: f64,
     pub window: Window,
     pub quota: AddressQuota,
 }
 
-/// Why a connection is not let in.
+/// The reason why a connection is not admitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rejection {
-    /// As many as may be are open.
+    /// The server has as many open connections as it allows.
     Full,
-    /// Its address has as many open as it may have.
+    /// The address has as many open connections as it may have.
     Address,
-    /// Its address opens too many; it is to be kept waiting for so long.
+    /// The address opens connections too fast. The connection must be held for this time.
     Rate(Duration),
 }
 
-/// Counts connections, whatever their listener.
+/// Counts the connections of all listeners.
 pub struct Admission {
     rules: Rules,
     open: Mutex<Open>,
@@ -61,7 +63,7 @@ struct Open {
     rate: Rate,
 }
 
-/// A connection that was let in; it is out again when this is dropped.
+/// An admitted connection. Dropping it releases its place.
 #[derive(Debug)]
 pub struct Admitted {
     admission: Arc<Admission>,
@@ -69,7 +71,7 @@ pub struct Admitted {
 }
 
 impl Admission {
-    /// With these bounds.
+    /// Creates an admission with these bounds.
     pub fn new(rules: Rules) -> Admission {
         Admission { rules, open: Mutex::default(), started: Instant::now() }
     }
@@ -78,7 +80,7 @@ impl Admission {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a connection from `address` in, or says why not.
+    /// Admits a connection from `address`, or returns the reason against it.
     pub fn admit(self: &Arc<Admission>, address: IpAddr) -> Result<Admitted, Rejection> {
         let address = address.to_canonical();
         if self.lock().connections >= self.rules.connections_max {
@@ -88,7 +90,7 @@ impl Admission {
             return Err(Rejection::Rate(wait));
         }
         let mut open = self.lock();
-        // Looked at again: another listener may have been faster.
+        // The bound is checked again under the lock, because another listener may have been faster.
         if open.connections >= self.rules.connections_max {
             return Err(Rejection::Full);
         }
@@ -102,7 +104,8 @@ impl Admission {
         Ok(Admitted { admission: self.clone(), address })
     }
 
-    /// Counts a connection that came; answers for how long no further one may be taken.
+    /// Counts a new connection. Returns the time during which no further connection may be accepted, if the rate is
+    /// exceeded.
     pub fn count(&self) -> Option<Duration> {
         if self.rules.rate_max >= f64::from(i32::MAX) {
             return None;
@@ -148,7 +151,7 @@ mod tests {
         let admission = Arc::new(Admission::new(rules()));
         let admit = |address: &str| admission.admit(address.parse().unwrap());
         let one = admit("10.0.0.1").unwrap();
-        // The same address, by way of IPv6.
+        // The same address, mapped to IPv6.
         let _two = admit("::ffff:10.0.0.1").unwrap();
         assert_eq!(admit("10.0.0.1").unwrap_err(), Rejection::Address);
         drop(one);
@@ -173,7 +176,7 @@ mod tests {
     fn past_the_rate_the_server_waits() {
         let admission = Admission::new(Rules { rate_max: 2.0, ..rules() });
         let waits: Vec<bool> = (0..30).map(|_| admission.count().is_some()).collect();
-        // A window's worth comes through at once.
+        // A whole window of connections is admitted at once.
         assert_eq!(waits.iter().filter(|wait| !**wait).count(), 20);
         assert!(waits[29] && !waits[0]);
         assert_eq!(Admission::new(rules()).count(), None);

@@ -1,4 +1,4 @@
-//! The command line. What is said here is parsed once into checked values; what it means is each command's business.
+//! The command line. Arguments are parsed once into checked values; each command defines their meaning.
 
 use std::path::{Path, PathBuf};
 
@@ -297,7 +297,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Where the metadata is.
+    /// The directory with the metadata.
     pub fn metadata(&self) -> &Path {
         self.metadata.as_deref().unwrap_or(&self.data_dir)
     }

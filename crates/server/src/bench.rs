@@ -1,9 +1,10 @@
-//! `mainstem bench-store`: how fast the log takes appends on a directory, without network and protocol.
+//! `mainstem bench-store`: the throughput and latency of appends to the log in a directory, without network and
+//! protocol.
 //!
-//! One thread keeps `depth` appends in flight, round robin over the streams; the log's own threads do the rest. What is
-//! measured is a log that has grown up: it recycles its segments, and no longer writes to blocks that are new. With
-//! `--fio` the same block size, depth and durability is measured with fio on the same directory: what the device gives
-//! without any of our code.
+//! One thread keeps `depth` appends in flight, round robin over the streams; the log's own threads do the rest. The
+//! measurement uses a mature log, which recycles its segments and no longer writes to new blocks. With `--fio`, fio
+//! runs with the same block size, depth and durability in the same directory, to measure the device without the log's
+//! code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,18 +28,18 @@ use crate::arguments::{BenchStoreArguments, DurabilityChoice};
 use crate::process::cpu_seconds;
 use crate::settings::parse_engine;
 
-/// Not counted at the beginning: segments are still small and files still empty.
+/// Time at the start of a run that is not measured, while segments are still small and files empty.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// So that the log grows up soon.
+/// Small enough that the log matures soon.
 const SEGMENT_BYTES: u64 = 256 * 1024 * 1024;
-/// What is appended beyond what is kept before segments are recycled: those that are prepared before any is dead, the first of
-/// which are short.
+/// Bytes appended beyond the retained bytes before segments are recycled: segments that are prepared before any is
+/// dead, the first of which are short.
 const GROWTH_BYTES: u64 = 4 * SEGMENT_BYTES;
-/// How long a slow log may take to grow up; then it is measured as it is.
+/// Time that a slow log may take to mature. After it, the log is measured as it is.
 const GROWTH_PATIENCE: Duration = Duration::from_secs(60);
-/// The log refuses appends while it makes room; how long one look at it may be late.
+/// Interval of attempts while the log refuses appends to make room.
 const ROOM_WAIT: Duration = Duration::from_millis(20);
-/// What fio writes round and round; large enough that a device's cache does not hold it.
+/// Size of the file that fio overwrites, too large for a device's cache.
 const FIO_FILE_BYTES: u64 = 4 * 1024 * 1024 * 1024;
 const SECTOR: u32 = 4096;
 
@@ -83,7 +84,7 @@ pub fn run(arguments: &BenchStoreArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A fresh directory, removed in the end.
+/// A fresh directory, removed on drop.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -102,15 +103,15 @@ impl Drop for Directory {
     }
 }
 
-/// What was measured.
+/// The result of a measurement.
 struct Outcome {
     bytes_per_second: f64,
     per_second: f64,
-    /// p50, p99, p99.9 and max.
+    /// p50, p99, p99.9 and maximum of the latency, in microseconds.
     micros: [f64; 4],
     cpu_seconds: f64,
     seconds: f64,
-    /// Segments were new.
+    /// Whether the log was still filling new segments.
     young: bool,
 }
 
@@ -131,10 +132,10 @@ impl Outcome {
     }
 }
 
-/// One append that is done.
+/// A finished append: slot, latency and result.
 type Done = (usize, Duration, Result<(), AppendError>);
 
-/// Tells the thread that appends; one for each append in flight.
+/// The completion of an append, which notifies the appending thread. There is one for each append in flight.
 struct Slot {
     number: usize,
     begun: Instant,
@@ -143,7 +144,7 @@ struct Slot {
 
 impl Completion for Slot {
     fn complete(&self, result: Result<(), AppendError>) {
-        // The receiver is gone once the run has failed.
+        // The receiver is dropped if the run has failed.
         let _ = self.done.send((self.number, self.begun.elapsed(), result));
     }
 }
@@ -213,7 +214,7 @@ impl Bench {
     }
 
     fn measure(&mut self, depth: usize, length: Duration) -> anyhow::Result<Outcome> {
-        // Nanoseconds, up to a minute: what takes longer ends the run anyway.
+        // Nanoseconds up to a minute. A slower append ends the run anyway.
         let mut latency: Histogram<u64> = Histogram::new_with_max(60_000_000_000, 3)?;
         for number in 0..depth {
             self.append(number)?;
@@ -298,13 +299,13 @@ impl Bench {
         Ok(())
     }
 
-    /// Whether the log fills new segments.
+    /// Whether the log still fills new segments.
     fn is_young(&self) -> bool {
         self.retention_bytes == 0 || self.appended_bytes <= self.retention_bytes + GROWTH_BYTES
     }
 }
 
-/// A batch whose records take about so many bytes; all of it is said to be one record.
+/// A batch of about this many bytes. Its header claims a single record.
 fn batch(bytes: u32) -> Bytes {
     let mut random = 0x9e37_79b9_7f4a_7c15u64;
     let value: Vec<u8> = (0..bytes)
@@ -324,7 +325,7 @@ fn run_fio(directory: &Path, arguments: &BenchStoreArguments) -> anyhow::Result<
     let block = arguments.append_bytes.next_multiple_of(SECTOR);
     let mut command = Command::new("fio");
     command.args(["--name=bench-store", "--rw=write", "--ioengine=io_uring", "--direct=1", "--time_based"]);
-    // Blocks that were never written are slower to sync; the log does not write to such either.
+    // Blocks that were never written sync slower, and the log does not write to such blocks either.
     command.args(["--overwrite=1", "--output-format=json"]);
     command.arg(format!("--directory={}", directory.display()));
     command.arg(format!("--size={}", FIO_FILE_BYTES / u64::from(block) * u64::from(block)));
@@ -332,7 +333,8 @@ fn run_fio(directory: &Path, arguments: &BenchStoreArguments) -> anyhow::Result<
     command.arg(format!("--iodepth={}", arguments.depth));
     command.arg(format!("--runtime={}", arguments.seconds));
     command.arg(format!("--ramp_time={}", WARM_UP.as_secs()));
-    // From before the submission, as ours is; fio's clat begins only after it, which for a direct write is a fifth of it.
+    // The latency counts from before the submission, as in this benchmark. fio's clat begins after it, and for a direct
+    // write the submission takes a fifth of the time.
     command.args(["--lat_percentiles=1", "--clat_percentiles=0"]);
     if arguments.durability == DurabilityChoice::Synced {
         command.arg("--sync=dsync");

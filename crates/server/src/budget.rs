@@ -1,23 +1,26 @@
-//! The memory that requests of all connections may hold together (`queued.max.request.bytes`).
+//! The memory that the requests of all connections may hold together (`queued.max.request.bytes`).
 //!
-//! A connection takes its share before it makes room for bytes, so a claimed size costs nothing until the bytes come.
-//! Growing a frame step by step means to hold a share and wait for more, which could end with everybody waiting: then
-//! one frame at a time, the one with the overdraft, may exceed the budget by its size. It completes, is answered, and
-//! gives its share back.
+//! A connection takes its share before it allocates memory, so a claimed size costs nothing until the bytes arrive. A
+//! frame that grows step by step holds a share while it waits for more, so all connections could wait for each other.
+//! Therefore one frame at a time may exceed the budget by its size: the holder of the overdraft. It completes, is
+//! answered, and returns its share.
 //!
-//! Small frames have an eighth of the budget to themselves, on top of it, and take it only once they are whole, so that
-//! clients which send large frames, or begin to, cannot stop those who send small ones. Until then a small frame lies in a
-//! buffer that is bounded by the number of connections.
+//! Small frames have an eighth of the budget for themselves, on top of it, and take their share only when they are
+//! whole. Clients that send large frames, or begin to, therefore cannot block clients that send small ones. Until it is
+//! whole, a small frame lies in a buffer, and the number of connections bounds these buffers.
 //!
-//! Small requests that wait for somebody else, as a fetch does for data, have a quarter of their own. Large ones have another
-//! eighth, and with them whatever a connection sends behind such a request, which is answered later still: however many
-//! wait for however long, they stop no others, and those that are large do not stop those that are small.
+//! Small requests that wait for other clients, such as a fetch that waits for data, have a quarter for themselves.
+//! Large ones have another eighth. That eighth also covers the requests that a connection sends behind a waiting
+//! request, because they are answered even later. However many requests wait, they block no others, and the large ones
+//! do not block the small ones.
 //!
-//! The budget itself is for records. Other requests that are not small have an eighth of their own, half of it for frames
-//! up to [`CONTROL_FRAME_BYTES`]: larger ones are worked on one at a time, and what they are decoded to needs memory besides.
+//! The budget itself is for records. Other requests that are not small have an eighth for themselves, half of it for
+//! frames up to [`CONTROL_FRAME_BYTES`]. Larger ones are handled one at a time, and their decoded form needs more
+//! memory.
 //!
-//! A listener may have a budget of its own below that of the process. Then a share is of both: the listener's part first.
-//! Who has the overdraft of the process waits for nothing, so nobody who has the listener's waits for ever.
+//! A listener may have a budget of its own below that of the process. A share is then taken from both, the listener's
+//! first. The holder of the process's overdraft waits for nothing, so the holder of the listener's overdraft does not
+//! wait for ever.
 //!
 //! Invariant: bytes held <= 13/8 of the budget + two largest requests + [`SMALL_FRAME_BYTES`] a connection.
 
@@ -26,44 +29,46 @@ use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wire::ApiKey;
 
-/// Bytes that one permit stands for; the least a request costs.
+/// Bytes per permit. A request takes at least one permit.
 const UNIT_BYTES: usize = 1024;
 
 /// Frames up to this size are small.
 pub const SMALL_FRAME_BYTES: usize = 16 * 1024;
-/// What small frames have of their own: this part of the budget.
+/// Small frames have this fraction of the budget for themselves.
 const SMALL_PART: usize = 8;
-/// What small requests that wait have of their own: this part of the budget.
+/// Small requests that wait have this fraction of the budget for themselves.
 const WAITING_PART: usize = 4;
-/// What large requests that wait have of their own, and what stands behind one: this part of the budget.
+/// Large requests that wait, and requests behind a waiting one, have this fraction of the budget for themselves.
 const PATIENT_PART: usize = 8;
 
-/// What requests without records have of their own, up to [`CONTROL_FRAME_BYTES`] and above: this part of the budget each.
+/// Requests without records have this fraction of the budget for themselves, once for frames up to
+/// [`CONTROL_FRAME_BYTES`] and once for larger ones.
 const CONTROL_PART: usize = 16;
-/// Frames up to this size, some ten thousand topics, do not wait for larger ones without records.
+/// Frames up to this size (some ten thousand topics) do not wait for larger frames without records.
 const CONTROL_FRAME_BYTES: usize = 256 * 1024;
 
-/// Whether a frame is of a request that waits for somebody else; `None` where too little of it is known.
+/// Whether the request in a frame may wait for other clients. `None` if the frame is too short to tell.
 pub fn waits(frame: &[u8]) -> Option<bool> {
     let key = ApiKey::from_i16(i16::from_be_bytes(*frame.first_chunk()?));
     Some(key.is_some_and(broker::waits))
 }
 
-/// The part of the budget that a large frame takes its share of.
+/// The part of the budget from which a large frame takes its share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
-    /// It holds records.
+    /// The frame holds records.
     Records,
-    /// It holds none, and is of at most [`CONTROL_FRAME_BYTES`].
+    /// The frame holds no records and has at most [`CONTROL_FRAME_BYTES`].
     Control,
-    /// It holds none, and is larger.
+    /// The frame holds no records and is larger.
     LargeControl,
-    /// It waits for somebody else, or is behind one that does.
+    /// The request may wait for other clients, or stands behind one that does.
     Patient,
 }
 
 impl Part {
-    /// That of a frame of `size` bytes that begins with these, and comes `behind` a request that waits, or not.
+    /// The part for a frame of `size` bytes that begins with `frame`. `behind` says whether it stands behind a request
+    /// that waits.
     pub fn of(frame: &[u8], size: usize, behind: bool) -> Part {
         let key = frame.first_chunk().and_then(|key| ApiKey::from_i16(i16::from_be_bytes(*key)));
         match key {
@@ -84,7 +89,7 @@ pub struct Budget {
     control: Pool,
     large_control: Pool,
     patient: Pool,
-    /// That of the process, of a listener's.
+    /// The budget of the process, if this is the budget of a listener.
     above: Option<Arc<Budget>>,
 }
 
@@ -103,7 +108,7 @@ impl Pool {
         Pool { permits, units, overdraft: Arc::new(Semaphore::new(1)) }
     }
 
-    /// All of a frame at once.
+    /// Takes permits for a whole frame at once.
     async fn grant(&self, bytes: usize) -> Grant {
         let permits = self.wait(self.capped(bytes)).await;
         Grant { permits: Some(permits), overdraft: None }
@@ -135,7 +140,7 @@ impl Pool {
         }
     }
 
-    /// Units for so many bytes, or all there are.
+    /// The units for this many bytes, at most all units of the pool.
     fn capped(&self, bytes: usize) -> u32 {
         u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX).min(self.units)
     }
@@ -153,14 +158,14 @@ fn units_of(bytes: usize) -> u32 {
     u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX).max(1)
 }
 
-/// What one frame holds of the budgets; given back when dropped.
+/// The share that one frame holds of the budgets. Dropping it returns the share.
 #[derive(Debug, Default)]
 pub struct Share {
     process: Grant,
     listener: Grant,
 }
 
-/// What one frame holds of one budget.
+/// The share that one frame holds of one budget.
 #[derive(Debug, Default)]
 struct Grant {
     permits: Option<OwnedSemaphorePermit>,
@@ -178,19 +183,19 @@ impl Grant {
 }
 
 impl Share {
-    /// Bytes of the process's budget that it holds.
+    /// Bytes that the share holds of the process's budget.
     pub fn bytes(&self) -> usize {
         self.process.units() as usize * UNIT_BYTES
     }
 
-    /// Whether it holds nothing of any budget.
+    /// Whether the share holds nothing of any budget.
     pub fn is_empty(&self) -> bool {
         self.process.is_empty() && self.listener.is_empty()
     }
 }
 
 impl Budget {
-    /// A budget of so many bytes.
+    /// Creates a budget of this many bytes.
     pub fn new(bytes: i64) -> Budget {
         let bytes = usize::try_from(bytes).unwrap_or(0);
         Budget {
@@ -204,13 +209,13 @@ impl Budget {
         }
     }
 
-    /// The same for what comes through one listener, within `above`.
+    /// Creates the budget of one listener, within the budget `above`.
     pub fn within(above: Arc<Budget>, bytes: i64) -> Budget {
         Budget { above: Some(above), ..Budget::new(bytes) }
     }
 
-    /// Takes the share of a whole small frame, that waits or not, and is behind one that does or not. Dropping the future
-    /// gives back what it took.
+    /// Takes the share of a whole small frame. `waits` says whether its request may wait, `behind` whether it stands
+    /// behind one that does. Dropping the future returns what it took.
     pub async fn take_small(&self, share: &mut Share, waits: bool, behind: bool, bytes: usize) {
         if let Some(process) = &self.above {
             let listener = self.of_small(waits, behind).grant(bytes).await;
@@ -228,8 +233,8 @@ impl Budget {
         }
     }
 
-    /// Grows `share` until it covers `bytes`, or the whole of `part` if that is less; `part` is the same as long as the share
-    /// holds anything. Dropping the future leaves a share that covers no less than before.
+    /// Grows `share` until it covers `bytes`, or the whole of `part` if that is less. `part` must stay the same while
+    /// the share holds anything. Dropping the future leaves the share no smaller than before.
     pub async fn grow(&self, share: &mut Share, part: Part, bytes: usize) {
         if let Some(process) = &self.above {
             if share.process.overdraft.is_some() {
@@ -251,7 +256,7 @@ impl Budget {
         }
     }
 
-    /// Bytes that requests hold, overdrafts not counted.
+    /// Bytes that requests hold, without overdrafts.
     pub fn held_bytes(&self) -> usize {
         let control = [&self.control, &self.large_control];
         let pools = [&self.large, &self.small, &self.waiting, &self.patient].into_iter().chain(control);
@@ -329,7 +334,7 @@ mod tests {
         let listener = Budget::within(process.clone(), 1 << 20);
         let mut held = Vec::new();
         let taken = |bytes| process.held_bytes() == bytes;
-        // Whatever is large or stands behind another one, until there is no more.
+        // Large frames and frames behind others, until the part is used up.
         let mut share = Share::default();
         listener.grow(&mut share, Part::Patient, 20 * 1024).await;
         held.push(share);
@@ -346,7 +351,7 @@ mod tests {
             timeout(MOMENT, listener.grow(&mut large, Part::Patient, 20_000)).await.is_err(),
             "there is no more"
         );
-        // Also while these wait, there is room for the small ones of others.
+        // While these requests wait, there is still room for small requests of other clients.
         for _ in 0..64 {
             let mut share = Share::default();
             let small = listener.take_small(&mut share, true, false, 1000);
@@ -358,7 +363,7 @@ mod tests {
         assert!(timeout(MOMENT, one_more).await.is_err(), "there is no more");
         let ordinary = listener.take_small(&mut share, false, false, 1000);
         timeout(MOMENT, ordinary).await.expect("others have their own");
-        // What it got of the listener's part is not of this one.
+        // The permits of the listener's old part are not those of the new part.
         large = Share::default();
         let ordinary = listener.grow(&mut large, Part::Records, 256 * 1024);
         timeout(MOMENT, ordinary).await.expect("others have their own");
@@ -406,7 +411,7 @@ mod tests {
         assert_eq!(process.held_bytes(), 4096);
         timeout(MOMENT, wide.grow(&mut b, Part::Records, 12 * 1024)).await.expect("another one has");
         assert_eq!(process.held_bytes(), 16 * 1024);
-        // Whoever holds the overdraft of the process waits for nothing any more, the listener's budget included.
+        // The holder of the process's overdraft waits for nothing, not even for the listener's budget.
         timeout(MOMENT, narrow.grow(&mut a, Part::Records, 1 << 20)).await.expect("both overdrafts are free");
         timeout(MOMENT, narrow.grow(&mut a, Part::Records, 1 << 21))
             .await

@@ -1,8 +1,8 @@
-//! Why client connections end.
+//! The reasons why client connections end.
 
 use broker::Refused;
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Closing {
     #[error("the client closed it")]
@@ -34,13 +34,13 @@ pub enum Closing {
 }
 
 impl Closing {
-    /// Whether an operator may want to know: somebody's mistake rather than the ordinary end of a connection.
+    /// Whether the end may interest an operator: a mistake rather than an ordinary end of a connection.
     pub fn is_notable(&self) -> bool {
         match self {
             Closing::Size { .. } | Closing::Refused(_) | Closing::FrameStalled | Closing::WriteStalled => {
                 true
             }
-            // Anybody can make these as often as they like; they are counted.
+            // Any client can cause these at any rate. They are counted instead.
             Closing::NotLoggedIn(_) | Closing::NotAuthenticated | Closing::Crowded => false,
             Closing::ByClient
             | Closing::Stopping

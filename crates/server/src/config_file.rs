@@ -1,7 +1,7 @@
 //! A configuration file as a flat list: TOML whose keys are Kafka's dotted names.
 //!
-//! TOML reads `log.retention.ms = 5` as tables in tables; here they are joined again, so that a name can be written
-//! bare, quoted or below a `[log]` heading. Which names there are is not known here.
+//! TOML reads `log.retention.ms = 5` as nested tables. This module joins them again, so that a name can be written
+//! bare, quoted or below a `[log]` heading. It does not know which names are valid.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -10,13 +10,13 @@ use toml::de::{DeTable, DeValue};
 #[derive(Debug, PartialEq, Eq)]
 pub struct Entry {
     pub name: String,
-    /// As text, whatever its type in the file.
+    /// The value as text, whatever its type in the file.
     pub value: String,
     /// Counted from 1.
     pub line: usize,
 }
 
-/// Why the file cannot be read.
+/// The reason why the file cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FileError {
     /// Counted from 1.
@@ -24,7 +24,7 @@ pub struct FileError {
     pub problem: String,
 }
 
-/// All entries in the order of their lines.
+/// All entries, ordered by line.
 pub fn parse(text: &str) -> Result<Vec<Entry>, FileError> {
     let line_of = |position: usize| {
         1 + text.as_bytes()[..position.min(text.len())].iter().filter(|b| **b == b'\n').count()

@@ -1,9 +1,9 @@
 //! One client connection: frames in, answers out, and every way in which it ends.
 //!
-//! One task reads and writes. While an answer is being written nothing is read, so a client that does not take its
-//! answers is not served further; past the bound on requests in flight nothing is read either.
+//! One task reads and writes. It does not read while it writes an answer, so a client that does not read its answers is
+//! not served further. It does not read either while the number of requests in flight is at its bound.
 //!
-//! One lazy timer watches all time limits: it is pulled nearer when a stall begins, and otherwise only when it fires.
+//! One lazy timer watches all time limits. It is moved forward when a stall begins, and otherwise only when it fires.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -21,7 +21,7 @@ use crate::lobby::Place;
 use crate::outbound::Outbound;
 use crate::transport::Transport;
 
-/// What is done with frames: the broker, or a test's stand-in.
+/// Handles frames: the broker, or a substitute in tests.
 pub trait Handler: Send {
     /// See [`broker::Connection::begin`].
     fn begin(&mut self, frame: Bytes) -> impl Future<Output = Result<Option<Answer>, Refused>> + Send;
@@ -31,18 +31,19 @@ pub trait Handler: Send {
         None
     }
 
-    /// Whether the client has shown who it is. Asked only on listeners that want it to, and until it has: before, it
-    /// has one request in flight at a time, and only for so long.
+    /// Whether the client has authenticated. Called only on listeners that require it, until it returns true. Before
+    /// that, the client may have one request in flight at a time, and a limited time.
     fn authenticated(&self) -> bool {
         true
     }
 
-    /// What a frame may hold before the client has authenticated, in bytes.
+    /// Bound in bytes of a frame before the client has authenticated.
     fn frame_bytes_max(&self) -> usize {
         usize::MAX
     }
 
-    /// Asked after each request has begun: why nothing more is read. Answers under way are still sent.
+    /// Called after each request has begun. Returns the reason to stop reading, if any. Answers in progress are still
+    /// sent.
     fn refused(&mut self) -> Option<Refused> {
         None
     }
@@ -69,13 +70,13 @@ pub struct Limits {
     pub in_flight_bytes_max: usize,
     /// `connections.max.idle.ms`.
     pub idle: Duration,
-    /// A frame that has begun must go on within this.
+    /// Time within which a frame that has begun must make progress.
     pub frame_stall: Duration,
-    /// The same for a frame that holds memory which others may wait for.
+    /// The same limit for a frame that holds memory which other connections may wait for.
     pub held_stall: Duration,
-    /// A client must take something of its answer within this.
+    /// Time within which a client must accept some bytes of its answer.
     pub write_stall: Duration,
-    /// At its end a connection may still answer what is in flight for so long.
+    /// Time that a closing connection has to answer the requests in flight.
     pub drain: Duration,
     /// `sasl.authentication.timeout.ms`.
     pub authentication: Duration,
@@ -83,32 +84,32 @@ pub struct Limits {
     pub failed_authentication_delay: Duration,
 }
 
-/// The state of one connection besides its sockets and its handler.
+/// The state of one connection, without its socket and its handler.
 struct State {
     inbound: Inbound,
     outbound: Outbound,
     limits: Limits,
     last_request: Instant,
-    /// Held while the client has not authenticated.
+    /// Held until the client has authenticated.
     place: Option<Place>,
     reading: bool,
-    /// Until when nothing is read, since the client was told to wait.
+    /// The time until which nothing is read, because the client was told to wait.
     muted_until: Option<Instant>,
-    /// Whether the handler is at a request that has no place in `outbound` yet.
+    /// Whether the handler works on a request that has no entry in `outbound` yet.
     beginning: bool,
-    /// Set once nothing is read any more.
+    /// Set once nothing more is read.
     ending: Option<Ending>,
 }
 
 struct Ending {
     closing: Closing,
-    /// Who failed to authenticate is kept waiting until then.
+    /// The earliest time of the close. After a failed authentication it lies in the future.
     from: Instant,
-    /// Until when answers are still sent.
+    /// The time until which answers are still sent.
     until: Instant,
 }
 
-/// What is too late when a time limit has passed.
+/// The time limit that has passed.
 #[derive(Clone, Copy)]
 enum Late {
     Write,
@@ -138,7 +139,7 @@ enum Event {
     Crowded,
 }
 
-/// Serves a connection until it ends; dropping the stream closes it. A client that has a `place` in the lobby must
+/// Serves a connection until it ends. Dropping the stream closes it. A client with a `place` in the lobby must
 /// authenticate first.
 pub async fn serve<T: Transport, H: Handler>(
     mut stream: T,
@@ -176,9 +177,9 @@ async fn converse<T: Transport, H: Handler>(
     };
     let (mut reader, mut writer) = stream.split();
     let mut timer = pin!(tokio::time::sleep(state.limits.idle));
-    // Kept over all rounds: to wait anew in each would cost a lock that all connections share.
+    // This future is kept over all rounds. A new wait in each round would take a lock that all connections share.
     let mut stop = pin!(async move {
-        // An error: whoever could tell us to stop is gone, which is the same.
+        // An error means that the sender is dropped, which also stops the connection.
         let _ = stop.wait_for(|stop| *stop).await;
     });
     loop {
@@ -195,7 +196,7 @@ async fn converse<T: Transport, H: Handler>(
         state.pull_nearer(timer.as_mut());
         let may_read = state.may_read();
         let (sending, stoppable) = (!state.outbound.is_empty(), state.ending.is_none());
-        // Memory for who is not known yet is taken from those who are not known yet.
+        // Until a client has authenticated, its frames take memory from the lobby's budget.
         let budget = lobby.as_ref().filter(|_| state.place.is_some()).map_or(budget, |lobby| &lobby.budget);
         let behind = state.outbound.waits();
         let State { inbound, outbound, place, .. } = &mut state;
@@ -242,7 +243,8 @@ async fn converse<T: Transport, H: Handler>(
     }
 }
 
-/// Waits until a request has begun, and meanwhile sends answers to those before it: it may wait for room that they hold.
+/// Waits until a request has begun, and meanwhile sends answers to earlier requests. The request may wait for room that
+/// those requests hold.
 async fn begun<B, W>(
     mut begin: Pin<&mut B>,
     state: &mut State,
@@ -268,7 +270,8 @@ where
 impl State {
     fn may_read(&mut self) -> bool {
         let may = self.ending.is_none()
-            // A frame that was begun and holds budget is finished: others wait for it.
+            // A frame that has begun and holds budget is read to its end, because other connections wait for its
+            // memory.
             && (self.muted_until.is_none() || self.inbound.holds_budget())
             && !self.outbound.is_writing()
             && self.outbound.len() < if self.place.is_some() { 1 } else { self.limits.in_flight_max }
@@ -285,7 +288,7 @@ impl State {
             return;
         }
         let now = Instant::now();
-        // Whoever guesses passwords waits for each; meanwhile nothing of what it sent is kept.
+        // A client that guesses passwords waits after each attempt. Meanwhile nothing that it sent is kept.
         let (closing, from) = match closing {
             Closing::Refused(refused) if self.place.is_some() => {
                 (Closing::NotLoggedIn(refused), now + self.limits.failed_authentication_delay)
@@ -296,7 +299,7 @@ impl State {
         self.ending = Some(Ending { closing, from, until: from + self.limits.drain });
     }
 
-    /// When something is too late, and what that means.
+    /// The next time limit, and its meaning.
     fn deadline(&self) -> Option<(Instant, Late)> {
         let mut first = None;
         let mut due = |since: Option<Instant>, limit: Duration, late: Late| {
@@ -325,13 +328,13 @@ impl State {
         first
     }
 
-    /// The timer fired: something is too late, or the timer is set anew.
+    /// Handles the timer: a time limit has passed, or the timer is set again.
     fn expire(&self, timer: Pin<&mut Sleep>) -> Result<(), Closing> {
         let now = Instant::now();
         let at = match self.deadline() {
             Some((at, late)) if at <= now => return Err(late.closing()),
             Some((at, _)) => at,
-            // An answer is being waited for, which is not the client's fault.
+            // An answer is pending, which is not the client's fault.
             None => now + self.limits.idle,
         };
         let earlier = self.wake_at().filter(|until| *until > now);
@@ -339,7 +342,7 @@ impl State {
         Ok(())
     }
 
-    /// When something else than a deadline is due: the connection is read again, or closed at last.
+    /// The next time at which the connection is read again or closed.
     fn wake_at(&self) -> Option<Instant> {
         let closed = self.ending.as_ref().filter(|_| self.outbound.is_empty()).map(|ending| ending.from);
         self.muted_until.into_iter().chain(closed).min()

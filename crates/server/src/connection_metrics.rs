@@ -7,13 +7,13 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use crate::closing::Closing;
 
-/// Why a connection was not taken in, or not kept.
+/// The reason why a connection was not accepted, or not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum Reason {
     MaxConnections,
     MaxConnectionsPerIp,
     ConnectionCreationRate,
-    /// Too many were not authenticated.
+    /// Too many connections were not authenticated.
     Crowded,
 }
 
@@ -23,7 +23,7 @@ pub struct Rejected {
     reason: Reason,
 }
 
-/// All of them, over all listeners.
+/// The counters of all listeners.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
     pub open: Gauge,
@@ -34,7 +34,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// A connection that was taken in, counted as open until this is dropped, panics included.
+    /// Counts an accepted connection. It counts as open until the returned value is dropped, even by a panic.
     pub fn opened(&self) -> Open {
         self.accepted.inc();
         self.open.inc();
@@ -45,13 +45,13 @@ impl Counters {
         self.rejected.get_or_create(&Rejected { reason }).inc();
     }
 
-    /// How many were rejected for `reason`.
+    /// The number of connections rejected for `reason`.
     #[cfg(test)]
     pub fn rejected(&self, reason: Reason) -> u64 {
         self.rejected.get_or_create(&Rejected { reason }).get()
     }
 
-    /// Counts an end that somebody may want to know the number of.
+    /// Counts the ends of connections that are worth a metric.
     pub fn closed(&self, closing: &Closing) {
         match closing {
             Closing::NotAuthenticated => drop(self.authentications_expired.inc()),

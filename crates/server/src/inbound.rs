@@ -1,10 +1,10 @@
-//! Frames from a connection: a 4-byte size, then so many bytes.
+//! Frames from a connection: a 4-byte size, then that many bytes.
 //!
-//! Small frames are cut from a buffer that is read at once, so that many of them cost one system call. A frame larger
-//! than what the buffer holds gets memory of its own, which grows as its bytes come, and is read straight into it.
+//! Small frames are cut from a buffer that one system call fills, so that many of them cost one call. A frame larger
+//! than the buffer gets separate memory, which grows as its bytes arrive, and is read straight into it.
 //!
 //! Invariants:
-//! - All state is here, none in the futures: dropping [`Inbound::next`] at any point loses nothing.
+//! - All state is here and none is in the futures: dropping [`Inbound::next`] at any point loses nothing.
 //! - Memory for a frame is covered by its share of the [`Budget`] before it is allocated.
 //! - Between frames there is no buffer.
 
@@ -20,21 +20,22 @@ use crate::transport::Source;
 
 /// Bytes of the buffer from which small frames are cut.
 const BUFFER_BYTES: usize = SMALL_FRAME_BYTES;
-/// The first memory of a frame, which costs nothing of the budget: a claimed size is only a claim. A connection that
-/// has sent large frames before gets more at once.
+/// Size of a frame's first memory, which costs nothing of the budget, because a claimed size is only a claim. A
+/// connection that has sent large frames before gets more at once.
 const FIRST_STEP_BYTES: usize = SMALL_FRAME_BYTES;
 const TRUSTED_STEP_BYTES_MAX: usize = 1024 * 1024;
-/// So much must come before a frame counts as moving on, or a client could hold its memory with a byte now and then.
+/// Bytes that must arrive for a frame to count as making progress. Otherwise a client could hold its memory with an
+/// occasional byte.
 const PROGRESS_BYTES: usize = 16 * 1024;
 const SIZE_BYTES: usize = 4;
 
-/// What [`Inbound::next`] found.
+/// The result of [`Inbound::next`].
 #[derive(Debug)]
 pub enum Read {
     Frame(Arrived),
-    /// A frame has begun and the rest is still to come: [`Inbound::stalled_from`] has changed. Call again.
+    /// A frame has begun but is not complete. [`Inbound::stalled_from`] has changed. Call again.
     Waiting,
-    /// The client sends no more.
+    /// The client sends no more data.
     End,
 }
 
@@ -43,11 +44,11 @@ pub enum Read {
 pub struct Arrived {
     pub bytes: Bytes,
     pub share: Share,
-    /// Whether it is of a request that waits for somebody else.
+    /// Whether the request may wait for other clients.
     pub waits: bool,
 }
 
-/// What was read from a connection and not yet handed on.
+/// Bytes that were read from a connection and not handed on yet.
 #[derive(Debug)]
 pub struct Inbound {
     buffer: Vec<u8>,
@@ -56,9 +57,9 @@ pub struct Inbound {
     frame: Option<Partial>,
     frame_bytes_max: usize,
     step_bytes: usize,
-    /// Since when the client owes the rest of a frame.
+    /// The time since which the rest of a frame is missing.
     stalled_from: Option<Instant>,
-    /// Bytes since then.
+    /// Bytes received since then.
     progress_bytes: usize,
 }
 
@@ -67,12 +68,12 @@ struct Partial {
     size: usize,
     bytes: Vec<u8>,
     share: Share,
-    /// Which part of the budget the share is of, once it holds something.
+    /// The part of the budget that the share comes from, once it holds something.
     part: Part,
 }
 
 impl Inbound {
-    /// For frames of at most so many bytes.
+    /// Accepts frames of at most this many bytes.
     pub fn new(frame_bytes_max: usize) -> Inbound {
         Inbound {
             buffer: Vec::new(),
@@ -85,29 +86,29 @@ impl Inbound {
         }
     }
 
-    /// From the next frame on they may have so many bytes.
+    /// Sets the bound in bytes of later frames.
     pub fn bound_frames(&mut self, frame_bytes_max: usize) {
         self.frame_bytes_max = frame_bytes_max;
     }
 
-    /// Whether the frame that is under way holds memory of the budget.
+    /// Whether the frame in progress holds memory of the budget.
     pub fn holds_budget(&self) -> bool {
         self.frame.as_ref().is_some_and(|frame| frame.bytes.capacity() > SMALL_FRAME_BYTES)
     }
 
-    /// Since when the client owes the rest of a frame, if it does.
+    /// The time since which the rest of a frame is missing, if one is.
     pub fn stalled_from(&self) -> Option<Instant> {
         self.stalled_from
     }
 
-    /// Reading goes on after a pause that was ours.
+    /// Restarts the stall timer after a pause by the server.
     pub fn resume(&mut self) {
         if self.stalled_from.is_some() {
             self.stalled_from = Some(Instant::now());
         }
     }
 
-    /// The next frame, which comes `behind` a request that waits, or not. Cancellation-safe.
+    /// Reads the next frame. `behind` says whether it stands behind a request that waits. Cancellation-safe.
     pub async fn next<S: Source>(
         &mut self,
         reader: &mut S,
@@ -144,7 +145,7 @@ impl Inbound {
             if self.starts_to_stall() {
                 return Ok(Read::Waiting);
             }
-            // The end of a frame is read together with what comes after it.
+            // The end of a frame is read together with the bytes behind it.
             let received = if missing < BUFFER_BYTES {
                 self.fill(reader).await?
             } else {
@@ -161,7 +162,7 @@ impl Inbound {
         &self.buffer[self.taken..]
     }
 
-    /// Begins a frame if its size is there.
+    /// Begins a frame if its size has arrived.
     fn begin(&mut self) -> Result<bool, Closing> {
         let Some(prefix) = self.unread().first_chunk::<SIZE_BYTES>() else { return Ok(false) };
         let claimed = i32::from_be_bytes(*prefix);
@@ -176,7 +177,7 @@ impl Inbound {
         }
     }
 
-    /// Makes room in the frame once all of it is used.
+    /// Makes room in the frame once all of its memory is used.
     async fn grow(&mut self, budget: &Budget, behind: bool) {
         let Some(frame) = &mut self.frame else { return };
         let held = frame.bytes.len();
@@ -190,7 +191,7 @@ impl Inbound {
             Some(_) => held * 2,
         };
         let step = step.min(frame.size);
-        // While it is we who do not read, the client owes nothing.
+        // While the server does not read, the client is not stalling.
         let stalled_from = self.stalled_from.take();
         if step > SMALL_FRAME_BYTES {
             if frame.share.is_empty() {
@@ -198,7 +199,7 @@ impl Inbound {
             }
             budget.grow(&mut frame.share, frame.part, step).await;
         }
-        // A frame that begins to hold memory of the budget has less time from now on.
+        // A frame that begins to hold memory of the budget has a shorter time limit from now on.
         let begins_to_hold = step > SMALL_FRAME_BYTES && held <= SMALL_FRAME_BYTES;
         self.stalled_from = stalled_from.filter(|_| !begins_to_hold).map(|_| Instant::now());
         frame.bytes.reserve_exact(step - held);
@@ -227,7 +228,7 @@ impl Inbound {
         }
     }
 
-    /// Whether the client owes something only from now on.
+    /// Whether the client begins to stall only now.
     fn starts_to_stall(&mut self) -> bool {
         let starts = self.stalled_from.is_none();
         if starts {
@@ -245,14 +246,14 @@ impl Inbound {
         }
     }
 
-    /// Reads into the buffer; 0 at the end.
+    /// Reads into the buffer. Returns 0 at the end of the stream.
     async fn fill<S: Source>(&mut self, reader: &mut S) -> Result<usize, Closing> {
         if self.taken > 0 {
             self.buffer.drain(..self.taken);
             self.taken = 0;
         }
         let result = poll_fn(|cx| {
-            // Only when there is something to read is there a buffer.
+            // The buffer is allocated only when there is something to read.
             ready!(reader.poll_ready(cx))?;
             if self.buffer.capacity() == 0 {
                 self.buffer.reserve_exact(BUFFER_BYTES);
@@ -269,7 +270,7 @@ impl Inbound {
         Ok(count)
     }
 
-    /// Reads straight into the frame; 0 at the end.
+    /// Reads straight into the frame. Returns 0 at the end of the stream.
     async fn fill_frame<S: Source>(&mut self, reader: &mut S) -> Result<usize, Closing> {
         let frame = self.frame.as_mut().expect("a frame has begun");
         let room = frame.bytes.capacity().min(frame.size) - frame.bytes.len();
@@ -277,7 +278,7 @@ impl Inbound {
     }
 }
 
-/// What the first bytes look like when they are not a size.
+/// A hint for first bytes that are not a valid size.
 fn hint(prefix: [u8; SIZE_BYTES]) -> &'static str {
     match &prefix {
         [0x16, 0x03, ..] => "; it looks like TLS, but this listener is plain text",
@@ -295,7 +296,7 @@ mod tests {
 
     use super::*;
 
-    /// Gives what it has in pieces, and pretends now and then that there is nothing.
+    /// Returns its input in pieces, and sometimes pretends to have none.
     struct Pieces<'a> {
         rest: &'a [u8],
         random: fastrand::Rng,
@@ -325,7 +326,7 @@ mod tests {
         }
     }
 
-    /// Frames, then anything: what comes out is what went in, and nothing is held that was not sent.
+    /// Sends frames, then random bytes. The frames arrive as sent, and no memory is held for bytes that were not sent.
     #[tokio::test]
     async fn fuzz_inbound() {
         const FRAME_BYTES_MAX: usize = 200_000;
@@ -358,7 +359,7 @@ mod tests {
                         assert!(frame == bodies[frames], "frames come whole and in order");
                         frames += 1;
                     }
-                    // Out of what was anything.
+                    // A frame that happens to be in the random bytes.
                     Ok(Read::Frame(..) | Read::Waiting) => {}
                     Ok(Read::End) | Err(Closing::Truncated | Closing::Size { .. }) => break,
                     Err(other) => panic!("{other}"),

@@ -1,7 +1,7 @@
-//! A listening socket: takes connections in, bounds and counts them, and ends them all when the server stops.
+//! A listening socket: accepts connections, bounds and counts them, and ends all of them when the server stops.
 //!
-//! A connection's task that panics ends that connection only. What all listeners share is in [`Shared`], what each has
-//! for itself in [`Bounds`].
+//! A panic in a connection's task ends only that connection. [`Shared`] holds the state of all listeners, [`Bounds`]
+//! that of one listener.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -26,52 +26,53 @@ use crate::principal_mapping::MappingRules;
 use crate::tls::{self, HandshakeError, Keys};
 use crate::turns::Turns;
 
-/// Connections that the kernel keeps for us until they are accepted.
+/// Connections that the kernel holds until they are accepted.
 const BACKLOG: u32 = 1024;
-/// A client that makes mistakes in a loop must not fill the disk with log lines.
+/// Interval of log lines, so that a client that repeats a mistake cannot fill the disk with them.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// After a failed accept, which is mostly a lack of file descriptors.
+/// Pause after a failed accept, which is mostly caused by a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Connections over the quota of their addresses that are kept until they may come back; past it the oldest is closed.
+/// Bound of the connections over the quota of their addresses that are held until the address may connect again. Beyond
+/// it, the oldest is closed.
 const KEPT_MAX: usize = 1000;
-/// What is in flight when the server stops is answered within this.
+/// Time within which requests in flight are answered when the server stops.
 pub const DRAIN: Duration = Duration::from_secs(5);
 
-/// What all listeners share.
+/// The state shared by all listeners.
 #[derive(Debug)]
 pub struct Shared {
     pub budget: Arc<Budget>,
     pub lobby: Arc<Lobby>,
     pub admission: Arc<Admission>,
-    /// For handshakes of TLS.
+    /// Turns for TLS handshakes.
     pub handshakes: Turns,
     pub counters: Counters,
 }
 
-/// TLS on a listener.
+/// The TLS settings of a listener.
 #[derive(Debug)]
 pub struct Tls {
     pub keys: Arc<Keys>,
     pub rules: MappingRules,
 }
 
-/// What holds for the connections of one listener.
+/// The settings and bounds for the connections of one listener.
 #[derive(Debug)]
 pub struct Bounds {
-    /// What the broker knows of the listener.
+    /// The listener as the broker knows it.
     pub listener: Arc<broker::Listener>,
-    /// Of this listener, within those of the server.
+    /// The bound of this listener, within that of the server.
     pub connections_max: usize,
     pub limits: Limits,
-    /// That of the server, or the listener's within it.
+    /// The budget of the server, or the listener's budget within it.
     pub budget: Arc<Budget>,
     pub tls: Option<Tls>,
-    /// Whether clients must authenticate by what they say (SASL).
+    /// Whether clients must authenticate by SASL.
     pub has_sasl: bool,
     pub shared: Arc<Shared>,
 }
 
-/// An address that is ours but does not listen yet: clients are refused, and nobody else gets it.
+/// Binds an address without listening. Clients are refused, and no other process can take the address.
 pub fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
@@ -79,19 +80,19 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
     Ok(socket)
 }
 
-/// Binds the first address that `host_port` stands for.
+/// Binds the first address that `host_port` resolves to.
 pub async fn resolve_and_bind(host_port: &str) -> io::Result<TcpSocket> {
     let mut addresses = lookup_host(host_port).await?;
     let address = addresses.next().ok_or_else(|| io::Error::other("the name has no address"))?;
     bind(address)
 }
 
-/// Begins to take connections in.
+/// Begins to listen.
 pub fn listen(socket: TcpSocket) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Takes connections in until `stop` says true, and returns when the last one has ended; at the latest a little after
+/// Accepts connections until `stop` is true, and returns when the last one has ended, at the latest shortly after
 /// [`Limits::drain`].
 pub async fn run<H, C>(listener: TcpListener, bounds: Arc<Bounds>, connect: C, stop: watch::Receiver<bool>)
 where
@@ -102,7 +103,7 @@ where
     let complaints = Arc::new(Complaints::default());
     let mut tasks = JoinSet::new();
     let mut kept = Kept::default();
-    // Until when nobody is taken in, since the server takes no more in a second.
+    // The time until which no connection is accepted, because the rate of new connections is exceeded.
     let mut closed_until: Option<Instant> = None;
     let mut stopping = stop.clone();
     let mut stopping = pin!(async move {
@@ -149,7 +150,7 @@ where
         }
     }
     drop((listener, kept));
-    // Each connection keeps to its own bound; the second is for one that has lost its way.
+    // Each connection keeps to its own time limit. This one is for a task that hangs.
     let all = async {
         while let Some(ended) = tasks.join_next().await {
             log_panic(ended)
@@ -186,7 +187,7 @@ fn reject(rejection: Rejection, peer: SocketAddr, bounds: &Bounds, complaints: &
     }
 }
 
-/// A connection's task, if the connection is still there.
+/// Starts the task of a connection, if the connection is still open.
 fn take_in<H, C>(
     stream: TcpStream,
     peer: SocketAddr,
@@ -210,7 +211,7 @@ where
         let (limits, budget) = (bounds.limits.clone(), &bounds.budget);
         let closing = match (&bounds.tls, place) {
             (Some(tls), Some(place)) => {
-                // Apart, so that a plain connection does not need the room for it.
+                // The future is boxed, so that a plain connection does not need memory for it.
                 let secured =
                     Box::pin(secure(stream, origin, place, tls, &bounds, stop.clone(), &complaints));
                 let Some((stream, origin, place)) = secured.await else { return };
@@ -229,7 +230,7 @@ where
     })
 }
 
-/// Shakes hands. The place in the lobby is kept where the client must show by more than that who it is.
+/// Does the TLS handshake. The place in the lobby is kept if the client must also authenticate by SASL.
 async fn secure(
     stream: TcpStream,
     mut origin: Origin,
@@ -267,7 +268,7 @@ async fn secure(
         }
         Err(error) => {
             bounds.shared.counters.handshakes_failed.inc();
-            // Somebody who only looks whether there is a port is nothing to tell of.
+            // A client that only probes the port is not worth a log line.
             let quiet = matches!(error, HandshakeError::Closed | HandshakeError::Socket(_));
             match complaints.handshake.now_unless(quiet) {
                 Some(times) => tracing::info!(%peer, times, %error, "a connection could not be secured"),
@@ -296,14 +297,15 @@ impl Kept {
         self.0.push_back((Instant::now() + wait, stream));
     }
 
-    /// Waits until one of them is due, and closes it. Waits differ by less than a sample, so the order is good enough.
+    /// Waits until the first of them is due, and closes it. Waits differ by less than a sample, so the order is
+    /// accurate enough.
     async fn close_due(&mut self) {
         sleep_until(self.0.front().map(|(due, _)| *due)).await;
         self.0.pop_front();
     }
 }
 
-/// What is complained of, each kind for itself.
+/// Rate limits for log lines, one for each kind.
 #[derive(Default)]
 struct Complaints {
     accept: Seldom,
@@ -314,12 +316,12 @@ struct Complaints {
     closed: Seldom,
 }
 
-/// Lets one complaint through in each interval.
+/// Lets one log line through per interval.
 #[derive(Default)]
 struct Seldom(Mutex<(Option<Instant>, u64)>);
 
 impl Seldom {
-    /// How often it happened since the last complaint, if it is time for the next.
+    /// The number of events since the last log line, if the next one is due.
     fn now(&self) -> Option<u64> {
         let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (last, times) = &mut *guard;

@@ -1,4 +1,4 @@
-//! The metrics of listeners, some of which are looked up when they are asked for.
+//! The metrics of listeners. Some of them are read at the time of a scrape.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub fn register(shared: &Arc<Shared>, registry: &mut Registry) {
     registry.register_collector(Box::new(Held(shared.clone())));
 }
 
-/// Read when it is asked for, instead of counting at each request.
+/// Reads the held memory at the time of a scrape, instead of counting it for each request.
 #[derive(Debug)]
 struct Held(Arc<Shared>);
 

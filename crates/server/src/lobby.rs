@@ -1,11 +1,11 @@
-//! Connections whose clients have not shown yet who they are.
+//! Connections whose clients have not authenticated yet.
 //!
-//! They are many where somebody attacks, so there is a bound on them and on what their requests hold, apart from what
-//! the others have. Past the bound the one that has been here for longest is closed, not the newest: a client that
-//! means to authenticate is through within milliseconds, one that only holds its place is soon the oldest. Refusing the
-//! newest would let a few hundred silent connections shut everybody out for as long as they may stay.
+//! An attack can make them numerous. Their number and the memory of their requests are therefore bounded separately
+//! from those of other connections. Beyond the bound, the oldest connection is closed, not the newest. An honest client
+//! authenticates within milliseconds, and a client that only holds its place is soon the oldest. If the newest were
+//! refused, a few hundred silent connections could shut out all clients for as long as they may stay.
 //!
-//! Invariant: a connection is here as long as its [`Place`] exists, unless it lost the place.
+//! Invariant: a connection is in the lobby as long as its [`Place`] exists, unless it has lost the place.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,9 +15,9 @@ use tokio::sync::oneshot;
 
 use crate::budget::Budget;
 
-/// Handshakes that may be under way. Each holds some tens of KiB at most.
+/// Bound of the handshakes in progress. Each holds some tens of KiB at most.
 pub const PLACES_MAX: usize = 2000;
-/// What the requests before authentication hold, of all connections together.
+/// Bound in bytes of requests before authentication, over all connections.
 const REQUEST_BYTES_MAX: i64 = 32 * 1024 * 1024;
 
 /// The places, oldest first.
@@ -34,10 +34,10 @@ struct Places {
     next: u64,
 }
 
-/// A place in the lobby; given back when dropped.
+/// A place in the lobby. Dropping it releases the place.
 #[derive(Debug)]
 pub struct Place {
-    /// When the connection came.
+    /// The time at which the connection came.
     pub since: Instant,
     lobby: Arc<Lobby>,
     number: u64,
@@ -51,19 +51,19 @@ impl Default for Lobby {
 }
 
 impl Lobby {
-    /// With so many places.
+    /// Creates a lobby with this number of places.
     pub fn new(places_max: usize) -> Lobby {
         Lobby { budget: Budget::new(REQUEST_BYTES_MAX), places: Mutex::default(), places_max }
     }
 
-    /// Takes a place, from the connection that is here for longest if there is none left.
+    /// Takes a place. If none is left, the oldest connection loses its place.
     pub fn enter(self: &Arc<Lobby>) -> Place {
         let (keep, lost) = oneshot::channel();
         let mut places = self.lock();
         if places.taken.len() >= self.places_max
             && let Some((_, oldest)) = places.taken.pop_first()
         {
-            // An error: it is on its way out.
+            // An error means that the connection is already ending.
             let _ = oldest.send(());
         }
         let number = places.next;
@@ -76,19 +76,19 @@ impl Lobby {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connections that have a place.
+    /// The number of connections that have a place.
     pub fn len(&self) -> usize {
         self.lock().taken.len()
     }
 }
 
 impl Place {
-    /// Where it is.
+    /// The lobby of the place.
     pub fn lobby(&self) -> Arc<Lobby> {
         self.lobby.clone()
     }
 
-    /// Waits until the place is lost; for ever where there is none. Cancellation-safe.
+    /// Waits until the place is lost; for ever if `place` is `None`. Cancellation-safe.
     pub async fn lost(place: &mut Option<Place>) {
         let lost = match place {
             Some(place) => (&mut place.lost).await.is_ok(),

@@ -1,4 +1,4 @@
-//! The log directories: that no two of them are the same, and their locks. What is in them is the broker's business.
+//! The log directories: checks that no two of them are the same, and locks them. The broker interprets their content.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -10,16 +10,16 @@ use anyhow::{Context, bail};
 use broker::LogDirectory;
 use disk::{DirectoryLock, Disk, Engine};
 
-/// Of the permissions of a file: what its group and everybody else may.
+/// Permission bits of a file for its group and for all others.
 const OTHERS_WRITE: u32 = 0o022;
 const OTHERS_READ: u32 = 0o055;
 
-/// The locks on log directories, held until this and all clones are dropped.
+/// The locks on log directories, held until this value and all its clones are dropped.
 #[derive(Clone, Debug, Default)]
 pub struct Locks(Arc<Mutex<Vec<(PathBuf, DirectoryLock)>>>);
 
 impl Locks {
-    /// Locks `directory`, once.
+    /// Locks `directory`, unless it is already locked here.
     fn lock(&self, directory: &Path) -> io::Result<()> {
         let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if locks.iter().all(|(other, _)| other != directory) {
@@ -29,13 +29,13 @@ impl Locks {
     }
 }
 
-/// Creates a directory with those above it.
+/// Creates a directory and its parents.
 pub fn create(directory: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)
 }
 
-/// Refuses a directory that others could write to, or that is another user's; `what` it is. Others who could read it are
-/// warned of.
+/// Refuses a directory that other users can write to, or that another user owns. Warns if other users can read it.
+/// `what` names the directory in messages.
 pub fn check_access(what: &str, directory: &Path) -> anyhow::Result<()> {
     let found = std::fs::metadata(directory)
         .with_context(|| format!("the {what} {} cannot be looked at", directory.display()))?;
@@ -61,7 +61,7 @@ pub fn check_access(what: &str, directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says who else holds the lock on `directory`; `what` it is.
+/// A message that names the holder of the lock on `directory`. `what` names the directory.
 pub fn in_use(what: &str, directory: &Path) -> String {
     let holder = std::fs::read_to_string(directory.join("lock")).unwrap_or_default();
     let holder = match holder.trim() {
@@ -71,8 +71,9 @@ pub fn in_use(what: &str, directory: &Path) -> String {
     format!("the {what} {} is in use by another mainstem{holder}", directory.display())
 }
 
-/// The log directories in `paths`, locked where they exist: one that is missing or fails is told apart only when the
-/// metadata is known. `data_dir` is locked already. Fails when two are the same or in use by another server.
+/// Prepares the log directories in `paths` and locks those that exist. Missing or failing directories are handled
+/// later, when the metadata is known. `data_dir` is already locked. Fails if two directories are the same, or if
+/// another server uses one.
 pub fn prepare(
     paths: &[PathBuf],
     data_dir: &Path,
@@ -90,7 +91,7 @@ pub fn prepare(
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     bail!(in_use("log directory", path))
                 }
-                // Any other failure is one of this directory alone: it is tried again, and reported, when it is opened.
+                // Any other failure concerns only this directory. Opening it tries again and reports the error.
                 _ => {}
             }
         }
@@ -109,13 +110,13 @@ pub fn prepare(
     Ok(directories)
 }
 
-/// Refuses what would put two logs into one directory, or one log into another's.
+/// Refuses paths that would put two logs into one directory, or one log into another's directory.
 fn check(paths: &[PathBuf]) -> anyhow::Result<()> {
     let inode = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     for (at, path) in paths.iter().enumerate() {
         for other in &paths[..at] {
             let (one, two) = (resolved(other), resolved(path));
-            // The inode tells of a directory that is mounted at two places.
+            // The inode reveals a directory that is mounted at two places.
             if one == two || inode(path).is_some_and(|found| inode(other) == Some(found)) {
                 let (one, two) = (other.display(), path.display());
                 bail!("log.dirs names the same directory twice: {one} and {two}");
@@ -130,7 +131,7 @@ fn check(paths: &[PathBuf]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The path without links as far as it exists.
+/// The path with links resolved, as far as it exists.
 fn resolved(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let known = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
@@ -193,7 +194,7 @@ mod tests {
             |one: &str, two: &str| Err(format!("log.dirs names the same directory twice: {one} and {two}"));
         assert_eq!(error_of(&["a", "b", "a"]), twice("a", "a"));
         assert_eq!(error_of(&["a", "link"]), twice("a", "link"));
-        // Neither is there yet, and both would be one.
+        // Neither directory exists yet, and both would be the same.
         assert_eq!(error_of(&["link/new", "a/new"]), twice("link/new", "a/new"));
         assert_eq!(error_of(&["new", "new/."]), twice("new", "new/."));
         assert_eq!(error_of(&["a", "a/b"]), Err("log.dirs: a/b lies inside of a".into()));

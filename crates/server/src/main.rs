@@ -1,7 +1,7 @@
 //! The `mainstem` binary: the server, and small commands to use and measure it.
 //!
-//! Here is what surrounds the broker: arguments, configuration, listeners, admin HTTP, signals. What a Kafka request
-//! means is the broker's business.
+//! This crate contains everything around the broker: arguments, configuration, listeners, admin HTTP, signals. The
+//! broker crate interprets Kafka's requests.
 
 mod admin;
 mod admission;
@@ -36,7 +36,7 @@ use clap::Parser;
 use arguments::{Arguments, Command, ServerArguments};
 use settings::{Settings, SettingsError};
 
-/// The exit code of a bad configuration, as of bad arguments.
+/// The exit code for an invalid configuration, equal to that for invalid arguments.
 const EXIT_CONFIGURATION: u8 = 2;
 
 fn main() -> ExitCode {
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
         }
         Some(Command::Produce(arguments)) => ended(commands::produce(&arguments)),
         Some(Command::Consume(arguments)) => ended(commands::consume(&arguments)),
-        // There, a failure is 2: 1 means damage.
+        // For `log`, a failure is 2, because 1 means damage.
         Some(Command::Log { verb }) => match commands::log(verb) {
             Ok(code) => code,
             Err(error) => failed(error, ExitCode::from(EXIT_CONFIGURATION)),
@@ -71,7 +71,7 @@ fn serve(arguments: &ServerArguments) -> ExitCode {
     disk::allocator::bound_arenas();
     match Settings::load(arguments, std::env::vars()) {
         Ok(settings) => match serve::run(settings) {
-            // Some settings can be judged only once an address is known.
+            // Some settings can be checked only once an address is known.
             Err(error) if error.downcast_ref::<SettingsError>().is_some() => refused(&error),
             result => ended(result),
         },
@@ -91,7 +91,7 @@ fn ended(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// A reader that went away (`mainstem consume t | head`) is no error.
+/// Reports an error and returns the exit code. A reader that closes the pipe (`mainstem consume t | head`) is no error.
 fn failed(error: anyhow::Error, code: ExitCode) -> ExitCode {
     let broken_pipe = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<commands::OutputError>().is_some_and(commands::OutputError::is_broken_pipe)

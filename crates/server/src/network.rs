@@ -1,6 +1,6 @@
-//! All listeners together: bound, checked, and started.
+//! All listeners: bound, checked, and started.
 //!
-//! What is bound does not listen yet, so that a taken port or a wrong key is known before a long recovery.
+//! A bound socket does not listen yet. A taken port or an invalid key is therefore reported before a long recovery.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,10 +22,10 @@ use crate::sasl::{Gate, Hashing, LogIn, Report, Sasl};
 use crate::settings::{ListenerSettings, Settings};
 use crate::tls::Keys;
 
-/// For time-outs that are said to be endless; clocks cannot count to `i64::MAX` milliseconds.
+/// Upper bound of time-outs that are set to be endless, because clocks cannot count to `i64::MAX` milliseconds.
 const IDLE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// A listener that has its address and does not listen yet.
+/// A listener that is bound and does not listen yet.
 pub struct Bound {
     settings: ListenerSettings,
     socket: TcpSocket,
@@ -61,7 +61,7 @@ pub async fn bind_all(settings: &Settings) -> anyhow::Result<Vec<Bound>> {
     Ok(bound)
 }
 
-/// Refuses what others could read or use without showing who they are.
+/// Refuses listeners whose traffic others could read, or which others could use without authentication.
 fn check_exposure(settings: &Settings, listener: &ListenerSettings, at: SocketAddr) -> anyhow::Result<()> {
     if listener.is_secure()
         || at.ip().to_canonical().is_loopback()
@@ -86,13 +86,14 @@ fn check_exposure(settings: &Settings, listener: &ListenerSettings, at: SocketAd
     Err(settings.refuse(name, problem).into())
 }
 
-/// Refuses keys of tokens that anybody on the way could replace by their own, and so be whom they like.
+/// Refuses a URL for token keys that is open to an attacker on the way, who could replace the keys and impersonate any
+/// user.
 fn check_keys_of_tokens(settings: &Settings, url: &str) -> anyhow::Result<()> {
     let Some(rest) = url.strip_prefix("http://") else { return Ok(()) };
     let authority = rest.split(['/', '?', '#']).next().unwrap_or(rest);
     let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    // What stands before an @ is no host, whatever it looks like.
+    // Text before an @ is not the host, whatever it looks like.
     let is_here = !authority.contains('@')
         && (host == "localhost"
             || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback()));
@@ -104,7 +105,7 @@ fn check_keys_of_tokens(settings: &Settings, url: &str) -> anyhow::Result<()> {
     Err(settings.refuse("sasl.oauthbearer.jwks.endpoint.url", problem.to_owned()).into())
 }
 
-/// Says what was set and has no effect, where that may leave open what was to be closed.
+/// Warns of settings without effect, if an operator might rely on them for security.
 pub fn warn_of_settings_without_effect(settings: &Settings) {
     for listener in &settings.listeners {
         let asked = settings.text("ssl.client.auth");
@@ -125,7 +126,7 @@ pub fn warn_of_settings_without_effect(settings: &Settings) {
     }
 }
 
-/// Binds one address; the error says whether somebody else has it.
+/// Binds one address. The error says whether another process holds it.
 pub async fn bind(address: &str) -> anyhow::Result<TcpSocket> {
     listener::resolve_and_bind(address).await.map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => {
@@ -135,7 +136,7 @@ pub async fn bind(address: &str) -> anyhow::Result<TcpSocket> {
     })
 }
 
-/// What all listeners share, as the settings say.
+/// The state shared by all listeners, from the settings.
 pub fn share(settings: &Settings, broker: &Arc<Broker>) -> Arc<Shared> {
     let config = broker.config();
     let values = settings.values();
@@ -160,7 +161,7 @@ pub fn share(settings: &Settings, broker: &Arc<Broker>) -> Arc<Shared> {
     })
 }
 
-/// Lets clients in. Answers where; the tasks end when `stop` says true.
+/// Begins to accept clients. Returns the addresses. The tasks end when `stop` is true.
 pub fn start(
     bound: Vec<Bound>,
     settings: &Settings,
@@ -171,7 +172,7 @@ pub fn start(
 ) -> anyhow::Result<(Vec<String>, JoinSet<()>)> {
     let alone = bound.len() == 1;
     let (mut addresses, mut tasks) = (Vec::new(), JoinSet::new());
-    // All of them listen before the first client is taken in.
+    // All listeners listen before the first client is accepted.
     let mut listening: Vec<(TcpListener, Arc<Bounds>, Option<Arc<Sasl>>)> = Vec::new();
     let hashing = Hashing::default();
     for Bound { settings: of, socket, keys, log_in } in bound {
@@ -209,7 +210,7 @@ pub fn start(
     Ok((addresses, tasks))
 }
 
-/// What holds for one listener.
+/// The settings and bounds of one listener.
 fn bounds(
     of: &ListenerSettings,
     settings: &Settings,

@@ -1,12 +1,12 @@
-//! Answers to a socket, in the order of their requests.
+//! Writes answers to a socket, in the order of their requests.
 //!
-//! Only the answer at the head is awaited. When it is there, those behind it that are ready as well go out with it, so
-//! that pipelined small answers cost one system call.
+//! Only the answer at the head is awaited. When it is ready, the answers behind it that are ready too are sent with it,
+//! so that pipelined small answers cost one system call.
 //!
 //! Invariants:
 //! - Dropping the future around [`Outbound::poll_step`] loses nothing.
 //! - A request's share of the budget is held until its answer has been written.
-//! - One client that takes whatever it is given does not keep the thread from the others.
+//! - A client that reads as fast as it can does not keep the thread from other connections.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -22,55 +22,55 @@ use tokio::io::AsyncWrite;
 use crate::budget::Share;
 use crate::closing::Closing;
 
-/// More answers are gathered for one write only below this.
+/// More answers are gathered for one write only below this size.
 const GATHER_BYTES: usize = 64 * 1024;
-/// Parts handed to one system call: 4 KiB of stack; the kernel takes 1024.
+/// Parts in one system call: 4 KiB of stack. The kernel accepts 1024.
 const SLICES_MAX: usize = 256;
-/// Bytes written before other connections have their turn: who drains a backlog takes megabytes as fast as they are
-/// copied, and producers whose requests wait for the same thread meanwhile would wait milliseconds. Not much less than
-/// producers bring in a turn of theirs, or consumers fall behind at full load (docs/benchmarks/log.md).
+/// Bytes written before other connections get the thread. A client that drains a backlog takes megabytes as fast as
+/// they are copied, and producers on the same thread would wait milliseconds. The value is not much less than producers
+/// send in one of their turns, because consumers would otherwise fall behind at full load (docs/benchmarks/log.md).
 const TURN_BYTES: usize = 1024 * 1024;
 
 /// The answer to one request.
 struct Pending {
     answer: Answer,
     share: Share,
-    /// Whether it waits for somebody else.
+    /// Whether the request may wait for other clients.
     waits: bool,
 }
 
-/// What a connection still has to send.
+/// The answers that a connection still has to send.
 #[derive(Default)]
 pub struct Outbound {
     queue: VecDeque<Pending>,
     parts: VecDeque<Bytes>,
-    /// Whether the writer may hold some of what it took.
+    /// Whether the writer may still hold bytes that it accepted.
     unflushed: bool,
     /// Held until `parts` are written.
     shares: Vec<Share>,
-    /// What all requests hold whose answers are not written yet.
+    /// Bytes held by all requests whose answers are not written yet.
     held_bytes: usize,
-    /// How many in `queue` wait for somebody else.
+    /// The number of requests in `queue` that may wait for other clients.
     waiting: usize,
-    /// Since when the client has taken nothing.
+    /// The time since which the client has accepted nothing.
     stalled_from: Option<Instant>,
     refused: Option<Refused>,
 }
 
 impl Outbound {
-    /// Queues the answer to a request that holds `share`, and `waits` for somebody else, or not.
+    /// Queues the answer to a request that holds `share`. `waits` says whether the request may wait for other clients.
     pub fn push(&mut self, answer: Answer, share: Share, waits: bool) {
         self.held_bytes += share.bytes();
         self.waiting += usize::from(waits);
         self.queue.push_back(Pending { answer, share, waits });
     }
 
-    /// Whether one of them waits for somebody else.
+    /// Whether a queued request may wait for other clients.
     pub fn waits(&self) -> bool {
         self.waiting > 0
     }
 
-    /// Requests whose answers are not written yet.
+    /// The number of requests whose answers are not written yet.
     pub fn len(&self) -> usize {
         self.queue.len() + self.shares.len()
     }
@@ -89,12 +89,12 @@ impl Outbound {
         !self.parts.is_empty() || self.unflushed
     }
 
-    /// Since when the client has taken nothing of what is being written.
+    /// The time since which the client has accepted nothing of the answer being written.
     pub fn stalled_from(&self) -> Option<Instant> {
         self.stalled_from
     }
 
-    /// Waits for answers and writes; ready whenever something was written or writing has begun to stall.
+    /// Waits for answers and writes them. Ready when something was written or when writing begins to stall.
     pub fn poll_step<W: AsyncWrite + Unpin>(
         &mut self,
         cx: &mut Context<'_>,
@@ -105,7 +105,7 @@ impl Outbound {
         let mut turn = 0;
         while self.is_writing() {
             if turn >= TURN_BYTES {
-                // Its first poll has us woken once the runtime has looked at all sockets.
+                // The first poll of `yield_now` makes the runtime wake this task after it has looked at all sockets.
                 return pin!(tokio::task::yield_now()).poll(cx).map(Ok);
             }
             let polled = if self.parts.is_empty() {
@@ -141,7 +141,7 @@ impl Outbound {
         if moved { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
-    /// Takes the answers that are ready at the head of the queue.
+    /// Takes the ready answers from the head of the queue.
     fn gather(&mut self, cx: &mut Context<'_>) -> bool {
         let mut bytes = 0;
         let mut moved = false;
@@ -170,7 +170,7 @@ impl Outbound {
         moved
     }
 
-    /// Writes `bytes_max` bytes at most; ready with how many it wrote.
+    /// Writes at most `bytes_max` bytes. Ready with the number of bytes written.
     fn poll_write<W: AsyncWrite + Unpin>(
         &mut self,
         cx: &mut Context<'_>,
@@ -218,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes at most so many bytes at once, and nothing every other time.
+    /// Accepts at most this many bytes at once, and nothing every other time.
     struct Narrow {
         taken: Vec<u8>,
         at_once: usize,
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn who_takes_all_at_once_leaves_others_a_turn() {
-        /// Takes whatever it is given.
+        /// Accepts all bytes.
         struct Wide(usize);
 
         impl AsyncWrite for Wide {

@@ -1,15 +1,15 @@
-//! Names of principals from the subjects of certificates: `ssl.principal.mapping.rules`.
+//! Maps the subjects of certificates to names of principals: `ssl.principal.mapping.rules`.
 //!
-//! The rules are Kafka's (SslPrincipalMapper): `RULE:pattern/replacement/[L|U]` and `DEFAULT`, separated by commas; the
-//! first that fits holds. A pattern fits when it matches the whole subject; then each of its matches is replaced. `$1` is
-//! a group; where there is no such group, it stands for itself. Patterns are those of the `regex` crate: what Java has
-//! beyond them, back references and looking around, is refused.
+//! The rules are Kafka's (SslPrincipalMapper): `RULE:pattern/replacement/[L|U]` and `DEFAULT`, separated by commas. The
+//! first rule that fits applies. A pattern fits if it matches the whole subject; then each of its matches is replaced.
+//! `$1` stands for a group, or for itself if the group does not exist. Patterns use the syntax of the `regex` crate.
+//! Java's back references and look-around are refused.
 
 use std::fmt;
 
 use regex::{Captures, Regex};
 
-/// The rules in their order.
+/// The rules, in order.
 #[derive(Clone)]
 pub struct MappingRules {
     text: String,
@@ -36,7 +36,7 @@ impl fmt::Debug for MappingRules {
 }
 
 impl MappingRules {
-    /// Reads the rules; the error says what is wrong with which.
+    /// Parses the rules. The error names the rule and the problem.
     pub fn parse(text: &str) -> Result<MappingRules, String> {
         let mut rules = Vec::new();
         let mut rest = text.trim();
@@ -56,7 +56,7 @@ impl MappingRules {
         Ok(MappingRules { text: text.trim().to_owned(), rules })
     }
 
-    /// The name for a subject; none: no rule fits it.
+    /// The name for a subject. `None` if no rule fits.
     pub fn name(&self, subject: &str) -> Option<String> {
         self.rules.iter().find_map(|rule| match rule {
             Rule::Default => Some(subject.to_owned()),
@@ -72,7 +72,7 @@ impl MappingRules {
     }
 }
 
-/// The rule at the beginning of `text`, and what comes behind it. An empty one is none.
+/// Parses the rule at the beginning of `text`, and returns it with the rest. An empty rule is `None`.
 fn parse_rule(text: &str) -> Result<(Option<Rule>, &str), String> {
     if let Some(after) = text.strip_prefix("DEFAULT") {
         return Ok((Some(Rule::Default), after));
@@ -95,7 +95,7 @@ fn parse_rule(text: &str) -> Result<(Option<Rule>, &str), String> {
     Ok((Some(Rule::Replace { whole, pattern, replacement: replacement.to_owned(), case }), after))
 }
 
-/// What stands before the first slash that has no backslash before it, and what comes behind.
+/// Splits at the first slash without a backslash before it.
 fn until_slash(text: &str) -> Option<(&str, &str)> {
     let mut escaped = false;
     for (at, letter) in text.char_indices() {
@@ -109,7 +109,7 @@ fn until_slash(text: &str) -> Option<(&str, &str)> {
     None
 }
 
-/// As Java's `replaceAll`: behind a match that is not empty, an empty one at its end is found as well.
+/// Replaces as Java's `replaceAll` does: after a non-empty match, an empty match at its end is found as well.
 fn replaced(pattern: &Regex, replacement: &str, text: &str) -> String {
     let mut result = String::new();
     let (mut copied, mut from) = (0, 0);
@@ -136,7 +136,7 @@ fn expand(replacement: &str, captures: &Captures<'_>, into: &mut String) {
         match letter {
             '\\' => into.extend(rest.next()),
             '$' => {
-                // As many digits as make the number of a group.
+                // Take digits as long as they form the number of an existing group.
                 let mut group = None;
                 while let Some(digit) = rest.peek().and_then(|letter| letter.to_digit(10)) {
                     let next = group.unwrap_or(0) * 10 + digit as usize;
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(name("RULE:CN=a/x/,DEFAULT", "CN=ab").unwrap(), "CN=ab");
         assert_eq!(name(r"RULE:CN=a\/b/x/U", "CN=a/b").unwrap(), "X");
         assert_eq!(name("", "CN=a").unwrap(), "CN=a");
-        // As Java does: the empty match at the end is one too.
+        // As in Java, the empty match at the end counts too.
         assert_eq!(name("RULE:.*/x/", "CN=a").unwrap(), "xx");
     }
 

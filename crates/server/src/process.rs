@@ -1,4 +1,4 @@
-//! The process as the kernel sees it: file descriptors, memory, CPU time. From /proc, without a library of its own.
+//! The process as the kernel sees it: file descriptors, memory, CPU time. Read from /proc, without another library.
 
 use std::fs;
 
@@ -10,10 +10,10 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The unit of times in /proc; on Linux it is the same everywhere (`USER_HZ`).
+/// The unit of times in /proc. On Linux it is the same everywhere (`USER_HZ`).
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Lets the process open as many files as the system allows it, and answers how many that is.
+/// Raises the limit of open files to the maximum that the system allows, and returns that maximum.
 pub fn raise_open_files() -> std::io::Result<Option<u64>> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -21,14 +21,14 @@ pub fn raise_open_files() -> std::io::Result<Option<u64>> {
     Ok(limit.current)
 }
 
-/// Seconds of CPU that all threads have used.
+/// Seconds of CPU time that all threads have used.
 pub fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
-    // Exact up to 2^53: a hundred million years.
+    // Exact up to 2^53 seconds, which are a hundred million years.
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Bytes of memory in use.
+/// Bytes of resident memory.
 pub fn resident_bytes() -> Option<i64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -36,21 +36,21 @@ pub fn resident_bytes() -> Option<i64> {
 }
 
 fn open_files() -> Option<i64> {
-    // One of them is the directory itself.
+    // One of the entries is the open directory itself.
     i64::try_from(fs::read_dir("/proc/self/fd").ok()?.count()).ok().map(|count| count - 1)
 }
 
-/// When the process started, in seconds since the Unix epoch.
+/// Start of the process, in seconds since the Unix epoch.
 fn start_seconds() -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is the name, in brackets, and may hold blanks; `starttime` is the 22nd.
+    // The second field is the name in brackets, which may contain blanks. `starttime` is the 22nd field.
     let ticks: f64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
     let system = fs::read_to_string("/proc/stat").ok()?;
     let boot: f64 = system.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
     Some(boot + ticks / TICKS_PER_SECOND)
 }
 
-/// The metrics that Prometheus expects of every process, read when asked for.
+/// The metrics that Prometheus expects of every process, read at the time of a scrape.
 #[derive(Debug)]
 pub struct ProcessCollector;
 

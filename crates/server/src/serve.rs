@@ -1,6 +1,6 @@
-//! The server from start to end: lock, disk, broker, listeners, signals, and back down in the opposite order.
+//! The server from start to end: lock, disk, broker, listeners, signals, and the shutdown in the opposite order.
 //!
-//! Standard output gets one line, when clients can connect; everything else is logged to standard error.
+//! Standard output gets one line when clients can connect. Everything else is logged to standard error.
 
 use std::future::Future;
 use std::io::{self, Write};
@@ -34,7 +34,7 @@ pub fn run(settings: Settings) -> anyhow::Result<()> {
         .build()
         .context("the runtime could not be started")?;
     let result = runtime.block_on(serve(settings));
-    // Everything that must be done is done: a task that does not yield, which is a bug, must not keep the process.
+    // All necessary work is done. A task that does not yield, which would be a bug, must not keep the process alive.
     runtime.shutdown_background();
     result
 }
@@ -61,13 +61,13 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     // Held until the end, as the lock above.
     let locks = Locks::default();
     let logs = log_dirs::prepare(&settings.log_directories(), &directory, settings.engine, &locks)?;
-    // Bound now, so that a taken port is known before a long recovery; they listen only after.
+    // The sockets are bound now, so that a taken port is reported before a long recovery. They listen only after it.
     let bound = network::bind_all(&settings).await?;
     let admin = Arc::new(Admin::new(&settings.text("admin.token")));
     let admin_address = start_admin(&settings, &admin).await?;
     let Some(opened) = signals.unless_stopped(open(&settings, logs)).await else {
         tracing::info!("stopped before recovery was done");
-        // Its thread cannot be called off, and recovery may be cut short at any point.
+        // The recovery's thread cannot be cancelled, and recovery may be cut short at any point.
         std::process::exit(0);
     };
     let broker = opened?;
@@ -104,7 +104,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
                 tracing::error!(%error, "a listener ended in a bug");
             }
         }
-        // A closed log fails appends too; what counts is whether it did before.
+        // A closed log fails appends too, so the failures are collected before the close.
         let failed = broker.failed_logs();
         broker.close().await;
         failed
@@ -120,7 +120,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates the data directory if there is none, and locks it.
+/// Creates the data directory if it is missing, and locks it.
 fn lock(directory: &Path) -> anyhow::Result<DirectoryLock> {
     log_dirs::create(directory)
         .with_context(|| format!("the data directory {} cannot be created", directory.display()))?;
@@ -136,7 +136,7 @@ fn lock(directory: &Path) -> anyhow::Result<DirectoryLock> {
     }
 }
 
-/// Answers the address of the admin listener, if there is to be one.
+/// Starts the admin listener if one is configured, and returns its address.
 async fn start_admin(settings: &Settings, admin: &Arc<Admin>) -> anyhow::Result<Option<String>> {
     let Some(address) = &settings.admin_listen else { return Ok(None) };
     let wrong = || format!("admin.listen = {address}; choose another or leave it empty");
@@ -152,7 +152,7 @@ async fn start_admin(settings: &Settings, admin: &Arc<Admin>) -> anyhow::Result<
     Ok(Some(address))
 }
 
-/// Opens disks and broker on a thread that may block.
+/// Opens the disks and the broker on a thread that may block.
 async fn open(settings: &Settings, logs: Vec<LogDirectory>) -> anyhow::Result<Arc<Broker>> {
     let (directory, config) = (settings.data_dir.clone(), settings.broker.clone());
     let opening = tokio::task::spawn_blocking(move || {
@@ -162,18 +162,18 @@ async fn open(settings: &Settings, logs: Vec<LogDirectory>) -> anyhow::Result<Ar
     opening.await.context("opening the log ended in a bug")?
 }
 
-/// Has the allocator give memory back whenever the broker has freed much of it.
+/// Returns freed memory to the system whenever the broker has freed much of it.
 async fn give_memory_back(broker: Arc<Broker>) {
     loop {
         broker.memory_freed().await;
         if tokio::task::spawn_blocking(disk::allocator::give_back).await.is_err() {
-            // The runtime ends.
+            // The runtime is shutting down.
             return;
         }
     }
 }
 
-/// A supervisor may have closed our standard output; that is no reason not to serve.
+/// Prints a line to standard output. A supervisor may have closed it, which must not stop the server.
 fn announce(line: &str) {
     let mut output = io::stdout().lock();
     if let Err(error) = writeln!(output, "{line}").and_then(|()| output.flush()) {
@@ -202,7 +202,7 @@ impl Signals {
         }
     }
 
-    /// `None` when a signal came first.
+    /// Runs `work`. Returns `None` if a signal comes first.
     async fn unless_stopped<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             done = work => Some(done),

@@ -1,6 +1,6 @@
-//! What a connection reads from and writes to: a plain socket here, TLS over one in [`crate::tls`].
+//! The byte stream of a connection: a plain socket here, TLS over a socket in [`crate::tls`].
 //!
-//! Both halves belong to one task. A socket costs nothing more than without this file: its halves are tokio's own.
+//! Both halves belong to one task. The abstraction costs nothing for a plain socket, whose halves are tokio's own.
 
 use std::future::Future;
 use std::io;
@@ -12,30 +12,30 @@ use tokio::io::{AsyncReadExt, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 
-/// Where bytes come from.
+/// The reading half.
 pub trait Source: Send {
-    /// Ready when a read may find something. It may find nothing all the same.
+    /// Ready when a read may find data. It may still find none.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Reads at most `room` bytes, which is more than none, to the end of `into`, which has that capacity; 0 at the end.
-    /// Pending leaves `into` as it was.
+    /// Reads at most `room` bytes to the end of `into`, which has that capacity. `room` is greater than 0. Returns 0 at
+    /// the end of the stream. Pending leaves `into` unchanged.
     fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut Vec<u8>, room: usize)
     -> Poll<io::Result<usize>>;
 }
 
-/// A stream of bytes both ways.
+/// A stream of bytes in both directions.
 pub trait Transport: Send {
     type Source<'a>: Source
     where
         Self: 'a;
-    /// Bytes that it took have left the process only after a flush.
+    /// The writing half. Accepted bytes have left the process only after a flush.
     type Sink<'a>: AsyncWrite + Unpin + Send
     where
         Self: 'a;
 
     fn split(&mut self) -> (Self::Source<'_>, Self::Sink<'_>);
 
-    /// Tells the other side that no more will come, as far as that is possible without waiting.
+    /// Tells the other side that no more data will come, as far as that is possible without waiting.
     fn close(&mut self);
 }
 
@@ -51,7 +51,7 @@ impl Source for ReadHalf<'_> {
         room: usize,
     ) -> Poll<io::Result<usize>> {
         let mut limited = into.limit(room);
-        // The future keeps nothing between two polls.
+        // The future keeps no state between two polls.
         let read = pin!(self.read_buf(&mut limited));
         read.poll(cx)
     }
@@ -65,6 +65,6 @@ impl Transport for TcpStream {
         TcpStream::split(self)
     }
 
-    /// Dropping the socket does it.
+    /// Dropping the socket closes it.
     fn close(&mut self) {}
 }

@@ -1,7 +1,7 @@
-//! Work that strangers can ask for takes turns, poll by poll, so that it leaves some of the processors to those who are
-//! known: a handshake of TLS costs a millisecond or so, and whoever can connect can ask for thousands.
+//! Turns for work that unauthenticated clients can request. They leave some of the processors to authenticated clients.
+//! A TLS handshake costs about a millisecond, and any client that can connect can request thousands.
 //!
-//! A turn is held while the work is polled, never while it waits for its client.
+//! The work takes a turn for each poll. It holds no turn while it waits for its client.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -9,7 +9,7 @@ use std::task::ready;
 
 use tokio::sync::Semaphore;
 
-/// How many may be at it at once.
+/// The number of turns at a time.
 #[derive(Debug)]
 pub struct Turns(Semaphore);
 
@@ -22,7 +22,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Does `work`, each step of it when its turn has come. Turns come in the order in which they were asked for.
+    /// Runs `work`, each poll in its turn. Turns are granted in the order of the requests.
     pub async fn take<F: Future>(&self, work: F) -> F::Output {
         let mut work = pin!(work);
         let mut waiting = None;
@@ -61,7 +61,7 @@ mod tests {
                 };
                 let work = async {
                     step();
-                    // Waiting takes no turn, or nobody would come to an end.
+                    // Waiting takes no turn. Otherwise no work would finish.
                     tokio::time::sleep(Duration::from_millis(number % 7)).await;
                     tokio::task::yield_now().await;
                     step();

@@ -1,12 +1,13 @@
-//! Who of a group reads which partitions: Kafka's range assignor, as a function.
+//! Kafka's range assignor as a pure function: the partitions that each member of a group reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Partitions of each topic for each member.
+/// The partitions by member id and topic.
 pub type Assignment = BTreeMap<String, BTreeMap<String, Vec<i32>>>;
 
-/// Gives each member of `members` (id and subscribed topics) a range of the partitions of each of its topics, the
-/// first ones one more where they do not divide evenly. `partitions` are the numbers of partitions of the topics.
+/// Gives each member of `members` (id and subscribed topics) a range of the partitions of each of its topics. If the
+/// division has a remainder, the first members get one partition more. `partitions` holds the number of partitions of
+/// each topic.
 pub fn range(members: &BTreeMap<String, BTreeSet<String>>, partitions: &BTreeMap<String, i32>) -> Assignment {
     let mut assignment: Assignment = members.keys().map(|id| (id.clone(), BTreeMap::new())).collect();
     for (topic, count) in partitions {
@@ -44,7 +45,7 @@ mod tests {
 
     #[test]
     fn ranges_are_those_of_kafka() {
-        // The example of org.apache.kafka.clients.consumer.RangeAssignor's documentation.
+        // The example in the documentation of org.apache.kafka.clients.consumer.RangeAssignor.
         assert_eq!(
             assigned(&[("C0", &["t0", "t1"]), ("C1", &["t0", "t1"])], &[("t0", 3), ("t1", 3)]),
             [r#"C0 {"t0": [0, 1], "t1": [0, 1]}"#, r#"C1 {"t0": [2], "t1": [2]}"#]

@@ -1,4 +1,4 @@
-//! The servers behind the commands: metadata, coordinators, leaders, and retries.
+//! The servers that the commands talk to: metadata, coordinators, leaders, and retries.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,16 +13,17 @@ use wire::{ErrorCode, Text};
 
 use super::peer::{ClientError, Peer};
 
-/// What may pass by itself (a coordinator that loads, a topic that is being made) is asked again for so long.
+/// Time for which a request is retried after an error that may pass (a coordinator that loads, a topic that is being
+/// created).
 pub const RETRY_FOR: Duration = Duration::from_secs(30);
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// A topic as Metadata has it.
+/// A topic as Metadata returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topic {
     pub name: String,
     pub is_internal: bool,
-    /// In the order of their numbers.
+    /// Ordered by index.
     pub partitions: Vec<Partition>,
 }
 
@@ -35,7 +36,7 @@ pub struct Partition {
     pub in_sync: Vec<i32>,
 }
 
-/// All servers that the one given knows.
+/// All servers that the first server knows.
 #[derive(Debug)]
 pub struct Cluster {
     bootstrap: String,
@@ -55,19 +56,19 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The server given at first.
+    /// The server at the bootstrap address.
     pub fn any(&mut self) -> Result<&mut Peer, ClientError> {
         self.at(self.bootstrap.clone())
     }
 
-    /// A server by its id.
+    /// The server with this id.
     pub fn node(&mut self, id: i32) -> Result<&mut Peer, ClientError> {
-        // A server that Metadata did not name is most likely the one we talk to.
+        // A server that Metadata does not list is most likely the bootstrap server.
         let address = self.addresses.get(&id).unwrap_or(&self.bootstrap).clone();
         self.at(address)
     }
 
-    /// The server that changes topics.
+    /// The controller, which changes topics.
     pub fn controller(&mut self) -> Result<&mut Peer, ClientError> {
         self.node(self.controller)
     }
@@ -107,12 +108,13 @@ impl Cluster {
         Ok(topics)
     }
 
-    /// One topic with a leader for each partition, created first if `create` and the server does that.
+    /// One topic. Every partition must have a leader. With `create`, the server creates a missing topic if it is set to
+    /// do so.
     pub fn topic(&mut self, name: &str, create: bool) -> Result<Topic, ClientError> {
         self.topic_with(name, create, true)
     }
 
-    /// One topic as it is: an offline partition has the leader -1.
+    /// One topic in its current state. An offline partition has the leader -1.
     pub fn topic_as_it_is(&mut self, name: &str) -> Result<Topic, ClientError> {
         self.topic_with(name, false, false)
     }
@@ -123,7 +125,7 @@ impl Cluster {
             let missing = KafkaError { code: ErrorCode::UnknownTopicOrPartition.code(), message: None };
             let found = topic(answer.topics.into_iter().next().ok_or(missing)?, leaders);
             match found {
-                // Without creation it does not come by itself.
+                // Without `create`, a missing topic does not appear by itself.
                 Err(error) if !create && error.known() == Some(ErrorCode::UnknownTopicOrPartition) => {
                     Err(Retry::Not(error.into()))
                 }
@@ -144,7 +146,7 @@ impl Cluster {
         })
     }
 
-    /// Asks the coordinator of `group`, again while it says that it does not know yet.
+    /// Sends a request to the coordinator of `group`. Retries while the coordinator is not available.
     pub fn ask_coordinator<Q: Request>(
         &mut self,
         group: &str,
@@ -159,7 +161,8 @@ impl Cluster {
         })
     }
 
-    /// The offsets of partitions at `timestamp`: -2 the earliest, -1 the end, else the first not before it.
+    /// The offsets of partitions at `timestamp`: -2 for the earliest, -1 for the end, otherwise the first record at or
+    /// after it.
     pub fn list_offsets(
         &mut self,
         topic: &str,
@@ -195,7 +198,7 @@ impl Cluster {
     }
 }
 
-/// Partitions by the server that leads them.
+/// The partitions by the id of their leader.
 pub fn by_leader(partitions: &[Partition]) -> HashMap<i32, Vec<i32>> {
     let mut leaders: HashMap<i32, Vec<i32>> = HashMap::new();
     for partition in partitions {
@@ -204,12 +207,12 @@ pub fn by_leader(partitions: &[Partition]) -> HashMap<i32, Vec<i32>> {
     leaders
 }
 
-/// `leaders`: whether a partition without a leader is an error.
+/// `leaders` says whether a partition without a leader is an error.
 fn topic(answer: MetadataResponseTopic, leaders: bool) -> Result<Topic, KafkaError> {
     check(answer.error_code, None)?;
     let mut partitions = Vec::new();
     for partition in answer.partitions {
-        // A replica that is down is no error for us.
+        // An unavailable replica is no error for a client.
         let offline = partition.error_code == ErrorCode::LeaderNotAvailable.code() && !leaders;
         if partition.error_code != ErrorCode::ReplicaNotAvailable.code() && !offline {
             check(partition.error_code, None)?;
@@ -227,9 +230,9 @@ fn topic(answer: MetadataResponseTopic, leaders: bool) -> Result<Topic, KafkaErr
     Ok(Topic { name, is_internal: answer.is_internal, partitions })
 }
 
-/// Whether to try again.
+/// Whether a failed call is tried again.
 pub enum Retry {
-    /// The usual case: if the server says that it may pass.
+    /// The usual case: retry if the server's error may pass.
     Maybe(ClientError),
     Not(ClientError),
 }
@@ -246,7 +249,7 @@ impl From<KafkaError> for Retry {
     }
 }
 
-/// Calls again while the server answers with an error that may pass, for [`RETRY_FOR`] at most.
+/// Repeats a call while the server answers with an error that may pass, for at most [`RETRY_FOR`].
 pub fn retried<T>(mut call: impl FnMut() -> Result<T, Retry>) -> Result<T, ClientError> {
     let until = Instant::now() + RETRY_FOR;
     loop {

@@ -1,8 +1,8 @@
 //! `mainstem consume`: prints records, of all partitions directly or as a member of a group.
 //!
-//! As a member it commits only what standard output has taken, every few seconds and at the end: after a crash records
-//! may be printed again, never lost. Records of aborted transactions are printed (isolation `read_uncommitted`, as
-//! Kafka's own console consumer does).
+//! A group member commits only records that standard output has accepted, every few seconds and at the end. After a
+//! crash, records may be printed again but are never lost. Records of aborted transactions are printed (isolation
+//! `read_uncommitted`, as in Kafka's console consumer).
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, StdoutLock, Write};
@@ -26,17 +26,17 @@ use super::{OutputError, group};
 use crate::arguments::{ConsumeArguments, Format, Place};
 
 const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
-/// How long a server with nothing new holds the answer back; also how fast a signal is noticed.
+/// Time that a server without new records holds the answer back. It also bounds the reaction time to a signal.
 const WAIT_MS: i32 = 500;
-/// With several servers one must not keep us from the others.
+/// With several servers, a wait for one must not delay the others.
 const WAIT_SHARED_MS: i32 = 50;
 const FETCH_BYTES: i32 = 16 * 1024 * 1024;
 const FETCH_PARTITION_BYTES: i32 = 1024 * 1024;
-/// Most that one compressed batch may grow to.
+/// Bound in bytes of a decompressed batch.
 const BATCH_BYTES_MAX: usize = 512 * 1024 * 1024;
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// Runs the command until its count, its end or a signal.
+/// Runs the command until its count, the end of the partitions or a signal.
 pub fn consume(arguments: &ConsumeArguments) -> anyhow::Result<()> {
     let mut cluster = super::connect(&arguments.bootstrap)?;
     let topic = cluster.topic(&arguments.topic, false)?;
@@ -72,7 +72,7 @@ pub fn consume(arguments: &ConsumeArguments) -> anyhow::Result<()> {
     }
 }
 
-/// Sets `stop` on the first SIGINT or SIGTERM and exits on the second.
+/// Sets `stop` on the first SIGINT or SIGTERM, and exits on the second.
 fn stop_on_signals(stop: Arc<AtomicBool>) -> anyhow::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -100,9 +100,9 @@ struct Reader<'a> {
     arguments: &'a ConsumeArguments,
     cluster: Cluster,
     topic: Topic,
-    /// Where each partition is read next.
+    /// The next offset to read in each partition.
     positions: BTreeMap<i32, i64>,
-    /// Where each partition ended when reading began, with `--exit-at-end`.
+    /// With `--exit-at-end`, the end of each partition when reading began.
     ends: BTreeMap<i32, i64>,
     printed: u64,
     output: BufWriter<StdoutLock<'static>>,
@@ -144,7 +144,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Begins with the partitions that are now the member's own, where the group has got to.
+    /// Starts to read the member's new partitions from the committed offsets.
     fn take_over(&mut self, member: &Member, name: &str) -> anyhow::Result<()> {
         self.topic = self.cluster.topic(&self.arguments.topic, false)?;
         let committed = group::committed_of_topic(&mut self.cluster, name, &self.arguments.topic)?;
@@ -197,7 +197,7 @@ impl Reader<'_> {
         self.ends.get(&index).is_some_and(|end| self.positions[&index] >= *end)
     }
 
-    /// Fetches once from every server, and prints.
+    /// Fetches once from every server, and prints the records.
     fn round(&mut self) -> anyhow::Result<()> {
         let open = |index: &i32| self.positions.contains_key(index) && !self.is_at_end(*index);
         let wanted = self.topic.partitions.iter().filter(|partition| open(&partition.index));
@@ -251,7 +251,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The position is gone or not there yet.
+    /// Finds a new position after the old one was out of range.
     fn find_place_again(&mut self, index: i32, partition: &PartitionData) -> anyhow::Result<()> {
         if let Place::Offset(offset) = self.arguments.from {
             let message = format!(
@@ -280,7 +280,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Prints the batches of one partition and moves its position past them.
+    /// Prints the batches of one partition and moves the position behind them.
     fn print_batches(&mut self, index: i32, bytes: &Bytes) -> anyhow::Result<()> {
         let mut rest = bytes.clone();
         while rest.len() >= HEADER_BYTES && !self.is_at_end(index) {
@@ -360,7 +360,7 @@ fn to_json(topic: &str, partition: i32, offset: i64, timestamp: i64, record: &Re
     Value::Object(object)
 }
 
-/// Text as text, other bytes in hexadecimal under a name that says so.
+/// Adds bytes to an object: as text if they are UTF-8, otherwise in hexadecimal under a name that says so.
 fn put_bytes(object: &mut Map<String, Value>, name: &str, bytes: Option<&[u8]>) {
     match bytes.map(std::str::from_utf8) {
         None => object.insert(name.into(), Value::Null),

@@ -48,7 +48,7 @@ fn list(cluster: &mut Cluster) -> anyhow::Result<()> {
 
 /// One group, of either protocol.
 struct Described {
-    /// `Dead` for one that the server does not know.
+    /// `Dead` for a group that the server does not know.
     state: String,
     assignor: String,
     members: Vec<Member>,
@@ -90,7 +90,7 @@ fn described(cluster: &mut Cluster, name: &str) -> anyhow::Result<Described> {
     })
 }
 
-/// A group of the protocol of KIP-848, which its own request describes.
+/// Describes a group of the KIP-848 protocol, which has a request of its own.
 fn described_consumer(cluster: &mut Cluster, name: &str) -> anyhow::Result<Described> {
     let dead = || Described { state: DEAD.to_owned(), assignor: String::new(), members: Vec::new() };
     let request = ConsumerGroupDescribeRequest {
@@ -104,7 +104,7 @@ fn described_consumer(cluster: &mut Cluster, name: &str) -> anyhow::Result<Descr
         })
     });
     let answer = match answer {
-        // A server from before it.
+        // The server is older than this API.
         Err(ClientError::Session {
             error: SessionError::UnknownApi { .. } | SessionError::Version { .. },
             ..
@@ -186,7 +186,7 @@ fn describe(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
     print(&text)
 }
 
-/// A row for each partition that has a committed offset or a reader.
+/// Prints a row for each partition that has a committed offset or a reader.
 fn offsets(
     cluster: &mut Cluster,
     committed: &BTreeMap<String, BTreeMap<i32, i64>>,
@@ -201,7 +201,7 @@ fn offsets(
     }
     let mut table = Table::new(&["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "MEMBER"]);
     for (topic, partitions) in rows {
-        // The topic may be gone while its offsets are still there.
+        // A deleted topic may still have committed offsets.
         let ends = match cluster.topic(topic, false) {
             Ok(found) => cluster.list_offsets(topic, &found.partitions, -1)?,
             Err(error) if error.code() == Some(ErrorCode::UnknownTopicOrPartition) => Default::default(),

@@ -1,8 +1,8 @@
-//! `mainstem log`: looks into a data directory without a server, and makes a new one of what is left of a damaged one.
+//! `mainstem log`: inspects a data directory without a server, and makes a new one from what is left of a damaged one.
 //!
-//! What the bytes mean is the storage's business; here are arguments, names of topics, and lines. Nothing writes to the
-//! directory that is looked at. The exit code is 0 when all is well, 1 when something is damaged or was dropped, 2 when
-//! it was not possible to look.
+//! The storage crate interprets the bytes. This module handles arguments, names of topics, and output lines. It never
+//! writes to the inspected directory. The exit code is 0 if all is well, 1 if something is damaged or was dropped, and
+//! 2 if the directory could not be inspected.
 
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
@@ -28,12 +28,12 @@ use wire::records::records;
 use super::{OutputError, Table, print};
 use crate::arguments::{Directory, DumpArguments, LogVerb};
 
-/// Most that one compressed batch may grow to.
+/// Bound in bytes of a decompressed batch.
 const BATCH_BYTES_MAX: usize = 512 * 1024 * 1024;
-/// Something was found, or dropped.
+/// The exit code if damage was found or data was dropped.
 const FOUND: u8 = 1;
 
-/// Runs the command; an error means that it could not look.
+/// Runs the command. An error means that the directory could not be inspected.
 pub fn log(verb: LogVerb) -> anyhow::Result<ExitCode> {
     match verb {
         LogVerb::Inspect { directory, json } => show(&directory, json),
@@ -47,11 +47,11 @@ fn code(found: bool) -> ExitCode {
     if found { ExitCode::from(FOUND) } else { ExitCode::SUCCESS }
 }
 
-/// What streams are called.
+/// The topic and partition of each stream.
 struct Names(BTreeMap<StreamId, (String, i32)>);
 
 impl Names {
-    /// Without the metadata, streams go by their ids.
+    /// Reads the names. Without the metadata, streams are shown by their ids.
     fn read(directory: &Path) -> Names {
         Names(broker::stream_names(directory).unwrap_or_else(|error| {
             eprintln!("mainstem: topics are not known, streams go by their ids: {error}");
@@ -88,12 +88,12 @@ impl Names {
     }
 }
 
-/// Offsets from the first to the last.
+/// The range from the first to the last offset, as text.
 fn span(from: Offset, to: Offset) -> String {
     if to - from <= 1 { from.to_string() } else { format!("{from} to {}", to + -1) }
 }
 
-/// Opens a data directory to look at it, and says when a server is at work in it.
+/// Opens a data directory for reading, and warns if a server uses it.
 fn look(directory: &Path) -> anyhow::Result<DirectoryDisk> {
     let disk = disk::read_directory(directory)
         .with_context(|| format!("the data directory {} cannot be read", directory.display()))?;
@@ -110,7 +110,7 @@ fn look(directory: &Path) -> anyhow::Result<DirectoryDisk> {
     Ok(disk)
 }
 
-/// Asks without keeping anybody out.
+/// Whether a server uses the directory. The check does not keep a server from starting.
 fn in_use(directory: &Path) -> anyhow::Result<bool> {
     match disk::share_directory(directory) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
@@ -282,7 +282,7 @@ fn dump(arguments: &DumpArguments) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Prints what it is handed.
+/// Prints the entries that it receives.
 struct Dumping {
     output: BufWriter<StdoutLock<'static>>,
     names: Names,
@@ -396,14 +396,14 @@ fn rescue(from: &Directory, into: &Path) -> anyhow::Result<ExitCode> {
     let (directory, metadata) = (&from.data_dir, from.metadata());
     let source = disk::read_directory(directory)
         .with_context(|| format!("the data directory {} cannot be read", directory.display()))?;
-    // It must not change until all is copied.
+    // The directory must not change until everything is copied.
     let _kept = match disk::share_directory(directory) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             bail!("a server is running on {}: stop it first", directory.display())
         }
         kept => kept.context("the lock file cannot be read")?,
     };
-    // Without its topics a server would drop every stream.
+    // Without its topics, a server would drop every stream.
     let names = Names(broker::stream_names(metadata).with_context(|| {
         format!(
             "{} does not say which topics there are; name the directory of meta.redb with --metadata",
@@ -421,7 +421,8 @@ fn rescue(from: &Directory, into: &Path) -> anyhow::Result<ExitCode> {
     let options = Options { log_id: random(), ..Options::default() };
     let salvaged = salvage(&source, Arc::new(target), options, Arc::new(SystemClock::default()))
         .with_context(|| format!("what is in {} is worth nothing", into.display()))?;
-    // Last: before, a server would take it for a directory without topics, and not start on it.
+    // The metadata is copied last. Without it, a server takes the directory for one without topics and refuses to
+    // start.
     if from.metadata.is_none() {
         broker::copy_metadata(metadata, into).context("the metadata cannot be copied")?;
     }
@@ -454,7 +455,7 @@ fn rescue(from: &Directory, into: &Path) -> anyhow::Result<ExitCode> {
     Ok(code(!salvaged.dropped.is_empty()))
 }
 
-/// From what the system seeds hash tables with.
+/// A random number from the seed of the standard hash tables.
 fn random() -> u128 {
     let half = || u128::from(RandomState::new().build_hasher().finish());
     half() << 64 | half()

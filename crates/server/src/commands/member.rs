@@ -21,17 +21,19 @@ use super::peer::ClientError;
 
 const PROTOCOL_TYPE: &str = "consumer";
 const ASSIGNOR: &str = "range";
-/// Kafka's defaults: `session.timeout.ms`, `heartbeat.interval.ms`; the rebalance time-out is its session's and more.
+/// Kafka's defaults: `session.timeout.ms` and `heartbeat.interval.ms`. The rebalance time-out is longer than the
+/// session's.
 const SESSION_TIMEOUT_MS: i32 = 45_000;
 const REBALANCE_TIMEOUT_MS: i32 = 60_000;
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
-/// A group that does not come to rest for so long has a trouble that joining once more does not end.
+/// If a group does not settle within this time, another join will not help.
 const JOIN_FOR: Duration = Duration::from_secs(180);
 const JOIN_PAUSE: Duration = Duration::from_millis(20);
-/// Version of the messages inside JoinGroup and SyncGroup; every client reads 0, 1 adds what we do not use.
+/// Version of the messages inside JoinGroup and SyncGroup. Every client reads version 0, and version 1 adds fields that
+/// are not used here.
 const EMBEDDED_VERSION: i16 = 0;
 
-/// A member that has joined.
+/// A member that has joined a group.
 #[derive(Debug)]
 pub struct Member {
     group: String,
@@ -39,17 +41,17 @@ pub struct Member {
     id: Text,
     generation: i32,
     heartbeat_at: Instant,
-    /// The partitions of the topic that are its own in this generation.
+    /// The partitions of the topic that the member owns in this generation.
     pub partitions: Vec<i32>,
 }
 
-/// Whether a member is still one.
+/// The state of a membership.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     Good,
-    /// The group gathers anew: commit, then join again.
+    /// The group rebalances: commit, then join again.
     Rebalance,
-    /// The group went on without it: join again, what was not committed is others'.
+    /// The group went on without this member. Join again; other members own the uncommitted records.
     Lost,
 }
 
@@ -68,7 +70,7 @@ impl Member {
         Ok(member)
     }
 
-    /// Joins until a generation has begun.
+    /// Joins until a generation begins.
     pub fn rejoin(&mut self, cluster: &mut Cluster) -> Result<(), ClientError> {
         let until = Instant::now() + JOIN_FOR;
         loop {
@@ -81,7 +83,7 @@ impl Member {
         }
     }
 
-    /// What an answer to JoinGroup or SyncGroup says about the next attempt.
+    /// Updates the member after an error of JoinGroup or SyncGroup. Returns whether it may try again.
     fn may_try_again(&mut self, error: &KafkaError) -> bool {
         match error.known() {
             Some(
@@ -146,7 +148,7 @@ impl Member {
         Ok(())
     }
 
-    /// Sends a heartbeat if it is time to.
+    /// Sends a heartbeat if one is due.
     pub fn heartbeat(&mut self, cluster: &mut Cluster) -> Result<Standing, ClientError> {
         if Instant::now() < self.heartbeat_at {
             return Ok(Standing::Good);
@@ -162,7 +164,7 @@ impl Member {
         standing(answer.map(|_| ()))
     }
 
-    /// Commits where reading goes on.
+    /// Commits the positions where reading continues.
     pub fn commit(
         &mut self,
         cluster: &mut Cluster,
@@ -172,7 +174,7 @@ impl Member {
         standing(commit(cluster, &self.group, &self.topic, owner, positions))
     }
 
-    /// Leaves, so that the others need not wait for the session to end.
+    /// Leaves the group, so that the other members need not wait for the end of the session.
     pub fn leave(&self, cluster: &mut Cluster) -> Result<(), ClientError> {
         let identity = MemberIdentity { member_id: self.id.clone(), ..MemberIdentity::default() };
         let request = LeaveGroupRequest {
@@ -185,7 +187,7 @@ impl Member {
     }
 }
 
-/// Commits offsets as a member of some generation, or as nobody for a group without members.
+/// Commits offsets as a member of a generation, or without a member id for a group without members.
 pub fn commit(
     cluster: &mut Cluster,
     group: &str,
@@ -227,7 +229,7 @@ fn standing(result: Result<(), ClientError>) -> Result<Standing, ClientError> {
     }
 }
 
-/// What the leader of a group says: who reads what.
+/// Computes the assignment that the leader sends.
 fn assign(
     cluster: &mut Cluster,
     joined: &JoinGroupResponse,
@@ -244,7 +246,7 @@ fn assign(
     let topics: BTreeSet<&String> = members.values().flatten().collect();
     let mut partitions = BTreeMap::new();
     for topic in topics {
-        // A topic that is not there yet has no partitions to give.
+        // A topic that does not exist yet has no partitions to assign.
         match cluster.topic(topic, false) {
             Ok(found) => {
                 partitions.insert(topic.clone(), i32::try_from(found.partitions.len()).unwrap_or(i32::MAX))
@@ -269,7 +271,7 @@ fn assign(
     Ok(assignments)
 }
 
-/// A message inside a message, with its version in front.
+/// Encodes a message inside a message, with its version in front.
 fn embedded<M: Message>(message: &M) -> Result<Bytes, ClientError> {
     let mut writer = Writer::new();
     writer.i16(EMBEDDED_VERSION);
@@ -277,7 +279,7 @@ fn embedded<M: Message>(message: &M) -> Result<Bytes, ClientError> {
     Ok(writer.finish().to_bytes())
 }
 
-/// Reads what others may have written in a newer version: its first fields are the same.
+/// Decodes a message inside a message. Another client may use a newer version, whose first fields are the same.
 fn unembedded<M: Message>(bytes: Bytes) -> Result<M, DecodeError> {
     let mut reader = Reader::new(bytes);
     let version = reader.i16()?;
@@ -289,7 +291,7 @@ fn subscription(bytes: Bytes) -> Result<BTreeSet<String>, DecodeError> {
     Ok(message.topics.iter().map(ToString::to_string).collect())
 }
 
-/// The partitions in an assignment; none are written as no bytes at all.
+/// The partitions in an assignment. An empty assignment is encoded as no bytes.
 pub fn assignment(bytes: Bytes) -> Result<BTreeMap<String, Vec<i32>>, DecodeError> {
     if bytes.is_empty() {
         return Ok(BTreeMap::new());

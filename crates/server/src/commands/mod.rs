@@ -1,5 +1,5 @@
-//! The commands for people without a JVM: topics, groups, produce, consume, which are clients like any other; and those
-//! that look into the files of a log.
+//! The commands for people without a JVM. Topic, group, user, produce and consume are ordinary clients. The log
+//! commands read the files of a log.
 
 mod assignor;
 mod cluster;
@@ -33,26 +33,26 @@ use crate::arguments::Bootstrap;
 pub struct OutputError(#[from] io::Error);
 
 impl OutputError {
-    /// Whether only the reader went away.
+    /// Whether the error is a closed pipe.
     pub fn is_broken_pipe(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
 }
 
-/// Prints a whole text.
+/// Prints a text to standard output.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut output = io::stdout().lock();
     output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(OutputError)?;
     Ok(())
 }
 
-/// Connects to the server that the arguments name, as they say.
+/// Connects to the server in the arguments, with their security settings.
 fn connect(bootstrap: &Bootstrap) -> anyhow::Result<Cluster> {
     let security = Security::load(bootstrap.command_config.as_deref())?;
     Ok(Cluster::connect(&bootstrap.address, security)?)
 }
 
-/// Rows under a heading, with columns of equal width; numbers stand to the right.
+/// Formats rows under a heading, in columns of equal width. Numbers are aligned to the right.
 struct Table {
     rows: Vec<Vec<String>>,
 }

@@ -1,6 +1,6 @@
-//! Which partition a record goes to: the one its key always goes to, as with Kafka's Java client.
+//! The partition of a keyed record. It equals that of Kafka's Java client.
 
-/// The partition of a keyed record among `count`: murmur2 of the key without its sign, modulo.
+/// The partition among `count` for a key: murmur2 of the key, without its sign bit, modulo `count`.
 pub fn of_key(key: &[u8], count: usize) -> usize {
     let positive = murmur2(key) & 0x7fff_ffff;
     usize::try_from(positive).expect("31 bits fit") % count
@@ -11,7 +11,7 @@ fn murmur2(data: &[u8]) -> u32 {
     const SEED: u32 = 0x9747_b28c;
     const M: u32 = 0x5bd1_e995;
     const R: u32 = 24;
-    // Kafka's keys are arrays of Java, whose length is an int.
+    // Kafka's keys are Java arrays, whose length is an int.
     let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
     let mut hash = SEED ^ length;
     let (words, rest) = data.as_chunks::<4>();

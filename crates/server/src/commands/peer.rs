@@ -1,6 +1,6 @@
-//! A blocking connection of the commands to one server: one request at a time.
+//! A blocking connection from a command to one server, with one request at a time.
 //!
-//! [`client::Session`] is the protocol; this file adds the socket, TLS and the time-outs.
+//! [`client::Session`] implements the protocol. This file adds the socket, TLS and the time-outs.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -15,12 +15,12 @@ use wire::{Bytes, Chunks, EncodeError, ErrorCode};
 
 const SOFTWARE: Software = Software { name: "mainstem-cli", version: env!("CARGO_PKG_VERSION") };
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longer than a server makes us wait on purpose: the join of a group may take its rebalance time-out.
+/// Longer than any intended wait by the server: a join may take the group's rebalance time-out.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
-/// Larger answers are not believed.
+/// Larger answers are refused.
 const ANSWER_BYTES_MAX: usize = 512 * 1024 * 1024;
 
-/// Why a command cannot go on.
+/// The reason why a command cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("cannot connect to {address}: {error}")]
@@ -47,13 +47,13 @@ impl ClientError {
         }
     }
 
-    /// The server's error code, if it is one.
+    /// The server's error code, if the error is from Kafka's protocol.
     pub fn code(&self) -> Option<ErrorCode> {
         if let ClientError::Kafka(error) = self { error.known() } else { None }
     }
 }
 
-/// A connection to one server, after its opening.
+/// A connection to one server, after the handshake.
 #[derive(Debug)]
 pub struct Peer {
     channel: Channel,
@@ -61,7 +61,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Connects, asks which versions the server speaks, and logs in where that is wanted.
+    /// Connects, asks for the versions that the server supports, and logs in if the settings require it.
     pub fn connect(address: &str, security: &Security) -> Result<Peer, ClientError> {
         let mut channel = Channel::connect(address, security)?;
         let failed = |error| ClientError::of(address, error);
@@ -75,12 +75,12 @@ impl Peer {
         }
     }
 
-    /// The highest version of a request that both speak.
+    /// The highest version of a request that both sides support.
     pub fn version<Q: Request>(&self) -> Result<i16, ClientError> {
         self.session.version::<Q>().map_err(|error| self.failed(error))
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for its answer.
     pub fn call<Q: Request>(&mut self, request: &Q) -> Result<Q::Answer, ClientError> {
         let frame = self.session.ask(request).map_err(|error| self.failed(error))?;
         self.channel.send(&frame)?;
@@ -88,7 +88,7 @@ impl Peer {
         self.session.answer::<Q>(answer).map_err(|error| self.failed(error))
     }
 
-    /// Sends what is not answered (`acks=0`).
+    /// Sends a request without an answer (`acks=0`).
     pub fn tell<Q: Request>(&mut self, request: &Q) -> Result<(), ClientError> {
         let frame = self.session.tell(request).map_err(|error| self.failed(error))?;
         self.channel.send(&frame)
@@ -99,7 +99,7 @@ impl Peer {
     }
 }
 
-/// A connection, encrypted or not.
+/// A socket, encrypted or not.
 #[derive(Debug)]
 enum Stream {
     Plain(TcpStream),
@@ -107,7 +107,7 @@ enum Stream {
 }
 
 impl Stream {
-    /// `address` is `host:port`; the certificate has to be for its host.
+    /// `address` is `host:port`. The certificate must be valid for the host.
     fn new(stream: TcpStream, address: &str, security: &Security) -> io::Result<Stream> {
         let Some(config) = &security.tls else { return Ok(Stream::Plain(stream)) };
         let name = server_name(address).map_err(io::Error::other)?;
@@ -174,14 +174,14 @@ impl Channel {
         self.stream.flush().map_err(|error| self.lost(error))
     }
 
-    /// The next frame, without its size.
+    /// Receives the next frame, without its size.
     fn receive(&mut self) -> Result<Bytes, ClientError> {
         let mut size = [0; 4];
         self.stream.read_exact(&mut size).map_err(|error| self.lost(error))?;
         let size =
             frame_bytes(size, ANSWER_BYTES_MAX).map_err(|error| ClientError::of(&self.address, error))?;
         let mut bytes = Vec::new();
-        // Grows with what comes, not with what is claimed.
+        // The buffer grows with the received bytes, not with the claimed size.
         let read =
             (&mut self.stream).take(size as u64).read_to_end(&mut bytes).map_err(|error| self.lost(error))?;
         if read < size {

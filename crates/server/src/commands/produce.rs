@@ -1,8 +1,8 @@
-//! `mainstem produce`: the lines of standard input as records, in batches.
+//! `mainstem produce`: sends the lines of standard input as records, in batches.
 //!
-//! A batch goes out when it is large or when standard input pauses, so that a person who types sees each line sent and
-//! a file goes in large requests. One request at a time: order is kept. Not idempotent: what the server refuses for the
-//! moment is sent again, a lost connection ends the command.
+//! A batch is sent when it is large or when standard input pauses. A person who types sees each line sent, and a file
+//! is sent in large requests. One request is in flight at a time, so the order is kept. The producer is not idempotent:
+//! a batch is sent again after an error that may pass, and a lost connection ends the command.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -21,13 +21,13 @@ use super::cluster::{Cluster, RETRY_FOR, Topic};
 use super::partitioner;
 use crate::arguments::{Acks, Codec, ProduceArguments};
 
-/// A batch is sent once it holds so much; half of what topics take by default.
+/// Size of a batch at which it is sent: half of the default limit of topics.
 const BATCH_BYTES: usize = 512 * 1024;
-/// All batches of one request together.
+/// Bound in bytes of all batches in one request.
 const REQUEST_BYTES: usize = 8 * 1024 * 1024;
-/// Read from standard input at once, and so handed over at once.
+/// Bytes read from standard input at a time, and handed over as one block.
 const BLOCK_BYTES: usize = 256 * 1024;
-/// Standard input pauses when nothing comes for so long.
+/// Standard input counts as paused after this time without data.
 const PAUSE: Duration = Duration::from_millis(5);
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 const TIMEOUT_MS: i32 = 30_000;
@@ -36,7 +36,7 @@ const TIMEOUT_MS: i32 = 30_000;
 pub fn produce(arguments: &ProduceArguments) -> anyhow::Result<()> {
     let mut sender = Sender::new(arguments)?;
     let (block_sender, blocks) = sync_channel(4);
-    // It ends with the process: nothing wakes a thread that reads from a terminal.
+    // The thread ends with the process, because nothing can wake a read from a terminal.
     std::thread::spawn(move || read_lines(io::stdin().lock(), |block| block_sender.send(block).is_ok()));
     let mut line_number = 0u64;
     while let Some(block) = next(&blocks, &mut sender)? {
@@ -52,7 +52,7 @@ pub fn produce(arguments: &ProduceArguments) -> anyhow::Result<()> {
     sender.flush()
 }
 
-/// The next block; what is gathered is sent while there is none. `None` at the end of standard input.
+/// The next block. While there is none, the gathered batches are sent. `None` at the end of standard input.
 fn next(
     blocks: &Receiver<io::Result<Vec<u8>>>,
     sender: &mut Sender,
@@ -67,7 +67,7 @@ fn next(
     }
 }
 
-/// Hands over blocks of whole lines; the last line may lack its end.
+/// Hands over blocks of whole lines. The last line may lack its line end.
 fn read_lines(mut input: impl Read, mut hand_over: impl FnMut(io::Result<Vec<u8>>) -> bool) {
     let mut rest = Vec::new();
     let mut buffer = vec![0; BLOCK_BYTES];
@@ -107,14 +107,14 @@ fn lines(block: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Batches that fill, and the way to their partitions.
+/// The batches that are being filled, and the connection to their leaders.
 struct Sender<'a> {
     arguments: &'a ProduceArguments,
     cluster: Cluster,
     topic: Topic,
     batches: BTreeMap<i32, BatchBuilder>,
     bytes: usize,
-    /// Where records without a key go until the next request.
+    /// The partition for records without a key until the next request.
     sticky: usize,
 }
 
@@ -160,7 +160,7 @@ impl<'a> Sender<'a> {
         if self.bytes >= REQUEST_BYTES { self.flush() } else { Ok(()) }
     }
 
-    /// Sends all batches, again while the server refuses them for the moment.
+    /// Sends all batches. Retries batches after an error that may pass.
     fn flush(&mut self) -> anyhow::Result<()> {
         let batches = std::mem::take(&mut self.batches).into_iter();
         let mut batches: BTreeMap<i32, Bytes> =
@@ -179,7 +179,7 @@ impl<'a> Sender<'a> {
         Ok(())
     }
 
-    /// Sends batches to their leaders once, and takes out those that were accepted.
+    /// Sends batches to their leaders once, and removes the accepted ones.
     fn send(&mut self, batches: &mut BTreeMap<i32, Bytes>) -> anyhow::Result<Option<KafkaError>> {
         let mut requests: BTreeMap<i32, Vec<PartitionProduceData>> = BTreeMap::new();
         for (index, batch) in batches.iter() {
@@ -244,7 +244,7 @@ fn now() -> Timestamp {
 mod tests {
     use super::*;
 
-    /// Gives its input in pieces of so many bytes.
+    /// Returns its input in pieces of this many bytes.
     struct Pieces<'a>(&'a [u8], usize);
 
     impl Read for Pieces<'_> {

@@ -15,13 +15,13 @@ use super::cluster::Cluster;
 use super::{Table, connect, print};
 use crate::arguments::{Bootstrap, TopicVerb};
 
-/// The server answers with an error when it takes longer.
+/// Time-out of a change. The server answers with an error if the change takes longer.
 const TIMEOUT_MS: i32 = 30_000;
-/// "As the server has it by default" (KIP-464).
+/// Stands for the server's default (KIP-464).
 const DEFAULT_COUNT: i32 = -1;
 /// Resource type in the messages about configs.
 const RESOURCE_TOPIC: i8 = 2;
-/// Where a config's value comes from: set on the topic itself.
+/// Source of a config value: set on the topic itself.
 const SOURCE_TOPIC: i8 = 1;
 
 /// Runs the command against a server.
@@ -88,7 +88,7 @@ fn describe(cluster: &mut Cluster, name: &str) -> anyhow::Result<()> {
     for partition in &topic.partitions {
         let at = |offsets: &std::collections::HashMap<i32, i64>| offsets.get(&partition.index).copied();
         let (start, end) = (at(&start), at(&end));
-        // What nobody leads nobody can be asked about.
+        // The offsets of a partition without a leader are unknown.
         let shown = |offset: Option<i64>| offset.map_or("?".to_owned(), |offset| offset.to_string());
         table.row([
             partition.index.to_string(),

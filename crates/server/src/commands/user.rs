@@ -1,7 +1,7 @@
-//! `mainstem user`: create, list, delete; through a server, or on the data directory of one that does not run.
+//! `mainstem user`: create, list, delete; through a server, or in the data directory of a stopped server.
 //!
-//! The password never is an argument, where every process of the machine could read it, and what leaves here is only
-//! what SCRAM stores of it.
+//! The password is never an argument, because every process of the machine could read it. Only the SCRAM credential
+//! leaves this process.
 
 use std::io::Read;
 use std::num::NonZeroU32;
@@ -23,14 +23,14 @@ use super::{Table, connect, print};
 use crate::arguments::{Bootstrap, MechanismChoice, UserVerb};
 use crate::log_dirs;
 
-/// Where a password may come from, beside a file.
+/// The environment variable for a password that is not in a file.
 const VARIABLE: &str = "MAINSTEM_PASSWORD";
-/// A longer password is a mistake, a whole file perhaps.
+/// A longer password is a mistake, perhaps a whole file.
 const PASSWORD_BYTES_MAX: u64 = 4096;
 
 /// Runs the command.
 pub fn user(bootstrap: &Bootstrap, data_dir: Option<&Path>, verb: UserVerb) -> anyhow::Result<()> {
-    // Read first: a password that is wrong must not leave a directory behind.
+    // The password is read first, so that an invalid one does not leave a directory behind.
     let password = match &verb {
         UserVerb::Create { password_file, .. } => Some(read_password(password_file.as_deref())?),
         UserVerb::List | UserVerb::Delete { .. } => None,
@@ -81,7 +81,7 @@ fn chosen(mechanisms: &[MechanismChoice]) -> Vec<Hash> {
         .collect()
 }
 
-/// From a file, `-` for standard input, or else the environment. A line's end at its end is none of it.
+/// Reads the password from a file (`-` for standard input), or else from the environment. A final line end is removed.
 fn read_password(file: Option<&Path>) -> anyhow::Result<String> {
     let mut text = String::new();
     match file {
@@ -116,10 +116,10 @@ fn read_password(file: Option<&Path>) -> anyhow::Result<String> {
     Ok(password.to_owned())
 }
 
-/// Where users are.
+/// The place where users are stored.
 enum Place {
     Server(Cluster),
-    /// The lock keeps servers from starting meanwhile.
+    /// The lock keeps a server from starting in the meantime.
     Stopped(Users, #[allow(dead_code)] disk::DirectoryLock),
 }
 
@@ -141,7 +141,7 @@ impl Place {
         Ok(Place::Stopped(users, lock))
     }
 
-    /// Name, mechanism and iterations of each credential, of one user or of all.
+    /// Name, mechanism and iterations of each credential, of one user or of all users.
     fn all(&mut self, of: Option<&str>) -> anyhow::Result<Vec<(String, Hash, u32)>> {
         let mut all = Vec::new();
         match self {
@@ -216,7 +216,7 @@ impl Place {
     }
 }
 
-/// One change a request: a user may be named only once in each.
+/// Sends one change per request, because a request may name a user only once.
 fn alter(cluster: &mut Cluster, request: AlterUserScramCredentialsRequest) -> anyhow::Result<()> {
     for result in &cluster.controller()?.call(&request)?.results {
         check(result.error_code, result.error_message.as_ref())?;
