@@ -1,4 +1,4 @@
-//! Connections that must authenticate first, and the bounds on who comes, how often and how many at a time.
+//! Tests of connections that must authenticate first, and of the bounds on the number and the rate of connections.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ async fn who_does_not_authenticate_in_time_is_closed() {
     known.send(b"a").await;
     assert!(known.receive().await.is_some());
     let begun = Instant::now();
-    // Requests do not put the end off.
+    // Requests do not extend the time limit.
     let flood = async {
         while begun.elapsed() < LONG {
             busy.send(b"e").await;
@@ -146,7 +146,7 @@ async fn an_address_over_its_quota_is_kept_waiting_and_others_are_not() {
     let server = Server::start(|bounds| admit(bounds, Rules { quota: Box::new(over), ..rules() })).await;
     let begun = Instant::now();
     let mut refused = [server.client().await, server.client().await];
-    // From another address of this machine.
+    // A connection from another address of this machine.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
     let mut other = super::tests::Client(socket.connect(server.address).await.unwrap());
@@ -173,6 +173,6 @@ async fn past_its_rate_the_server_takes_nobody_for_a_while() {
         assert!(client.receive().await.is_some());
         answered.push(begun.elapsed());
     }
-    // Two in 200 ms are 10 a second; the third is taken too, and then the door is shut.
+    // Two connections in 200 ms are 10 per second. The third is accepted too, and then the server stops accepting.
     assert!(answered[5] >= Duration::from_millis(200), "{answered:?}");
 }

@@ -1,4 +1,4 @@
-//! The loop against a handler that does what the first byte of a frame says, over real sockets.
+//! Tests of the connection loop over real sockets, with a handler that the first byte of a frame controls.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -21,12 +21,13 @@ use crate::listener::{Bounds, Shared, bind, listen, run};
 use crate::lobby::Lobby;
 use crate::turns::Turns;
 
-/// Far above what anything here takes, far below what CI waits for.
+/// Far longer than anything in these tests takes, and far shorter than the time-out of CI.
 pub const LONG: Duration = Duration::from_secs(20);
 
-/// `e`: echo. `w`: echo once the gate opens, and so a Fetch. `l`: answer 256 KiB. `n`: no answer. `b`: begin only once the gate opens,
-/// then echo. `m`: echo, and be read no more for a while. `d`: the same for long, once the gate opens. `r`: refuse. `p`:
-/// panic. `i`: answer the principal's name. `a`: echo, and have authenticated. `f`: have failed to, which is answered late.
+/// `e`: echo. `w`: echo once the gate opens, as a Fetch does. `l`: answer 256 KiB. `n`: no answer. `b`: begin only once
+/// the gate opens, then echo. `m`: echo, and mute the connection for a while. `d`: the same for a long time, once the
+/// gate opens. `r`: refuse. `p`: panic. `i`: answer the principal's name. `a`: echo, and authenticate the client. `f`:
+/// fail the authentication, with a delayed answer.
 struct Fake {
     gate: Arc<Semaphore>,
     begun: Arc<AtomicUsize>,
@@ -36,11 +37,11 @@ struct Fake {
     refused: Option<Refused>,
 }
 
-/// For how long an `m` mutes its connection.
+/// Time for which an `m` mutes its connection.
 const MUTED: Duration = Duration::from_millis(300);
-/// For how long an `f` is kept waiting.
+/// Delay of the answer to an `f`.
 pub const FAILED: Duration = Duration::from_millis(100);
-/// What a request may have before an `a`.
+/// Bound in bytes of a request before an `a`.
 pub const UNKNOWN_BYTES_MAX: usize = 100_000;
 
 pub fn framed(body: &[u8]) -> Bytes {
@@ -115,7 +116,7 @@ impl Handler for Fake {
     }
 }
 
-/// No bounds but those of a test.
+/// Rules without bounds.
 pub fn rules() -> Rules {
     Rules {
         connections_max: usize::MAX,
@@ -215,7 +216,7 @@ impl Client {
         self.0.write_all(&framed(body)).await.unwrap();
     }
 
-    /// `None` when the server closed the connection.
+    /// The next answer. `None` if the server closed the connection.
     pub async fn receive(&mut self) -> Option<BytesMut> {
         let read = async {
             let size = self.0.read_u32().await.ok()?;
@@ -329,7 +330,7 @@ async fn a_client_over_its_quota_is_answered_at_once_and_read_again_in_time() {
     assert_eq!(client.receive().await.unwrap(), &b"e1"[..]);
     assert!(begun.elapsed() >= MUTED);
     assert_eq!(client.receive().await.unwrap(), &b"e2"[..]);
-    // The end of a server does not wait for it either.
+    // A stopping server does not wait for the muted connection either.
     client.send(b"m3").await;
     assert_eq!(client.receive().await.unwrap(), &b"m3"[..]);
     let begun = Instant::now();
@@ -348,7 +349,7 @@ async fn a_frame_that_was_begun_is_finished_though_the_connection_is_muted() {
     until(|| server.held_bytes() > 0).await;
     server.gate.add_permits(1);
     assert_eq!(client.receive().await.unwrap(), &b"d"[..]);
-    // It holds memory that others may wait for.
+    // The rest of the frame is read, because it holds memory that others may wait for.
     client.0.write_all(&large[50 * 1024..]).await.unwrap();
     assert_eq!(client.receive().await.unwrap().len(), 100 * 1024);
     until(|| server.held_bytes() == 0).await;
@@ -364,7 +365,7 @@ async fn answers_are_sent_while_the_next_request_waits_to_begin() {
     client.send(b"b").await;
     server.begun(2).await;
     server.gate.add_permits(1);
-    // Whichever of the two takes the permit, the other is next.
+    // Whichever of the two takes the permit, the other one is next.
     server.gate.add_permits(1);
     assert_eq!(client.receive().await.unwrap(), &b"w"[..]);
     assert_eq!(client.receive().await.unwrap(), &b"b"[..]);
@@ -418,7 +419,7 @@ async fn a_frame_costs_memory_only_as_it_comes_and_stalls_are_ended() {
     assert_eq!(server.held_bytes(), 32 * 1024);
     assert_eq!(client.receive().await, None, "a stalled frame is not waited for");
     until(|| server.held_bytes() == 0).await;
-    // One that goes on, slowly, is.
+    // A slow frame that makes progress is waited for.
     let mut client = server.client().await;
     let frame = framed(&[b'e'; 400_000]);
     for part in frame.chunks(40_000) {
@@ -477,7 +478,7 @@ async fn frames_larger_than_the_budget_pass_one_after_the_other() {
     until(|| server.held_bytes() == 0).await;
 }
 
-/// Whatever stands behind a request that waits waits with it, for days if the client likes.
+/// Requests behind a waiting request wait with it, for as long as the client likes.
 #[tokio::test]
 async fn requests_that_wait_hold_nothing_that_others_need() {
     let server = Server::start(|bounds| bounds.budget = Arc::new(Budget::new(256 * 1024))).await;
@@ -518,7 +519,7 @@ async fn requests_that_wait_hold_nothing_that_others_need() {
         });
         patient.push((sent, answered));
     }
-    // Until they hold all that they get.
+    // Wait until they hold everything that they can get.
     let mut before = 0;
     while before != server.held_bytes() || before == 0 {
         before = server.held_bytes();
@@ -530,7 +531,7 @@ async fn requests_that_wait_hold_nothing_that_others_need() {
         client.send(&body).await;
         assert!(client.receive().await.unwrap() == body, "{size}");
     }
-    // Nor do they keep others from fetching.
+    // They do not block the fetches of other clients either.
     let begun = server.begun.load(Ordering::SeqCst);
     let mut client = server.client().await;
     client.send(&fetch(100)).await;

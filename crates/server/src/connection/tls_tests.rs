@@ -1,4 +1,4 @@
-//! The loop over TLS, with the client of rustls on the other end.
+//! Tests of the connection loop over TLS, with a rustls client.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::settings::ClientAuthentication;
 use crate::tls::tests::{client_config, key_store, ssl_settings};
 use crate::tls::{HANDSHAKE_BYTES_MAX, Keys};
 
-/// A server with TLS, and what its clients need.
+/// A server with TLS, and the keys for its clients.
 struct Secured {
     server: Server,
     authority: Authority,
@@ -156,7 +156,7 @@ async fn a_client_is_who_its_certificate_says() {
     assert_eq!(ops.name().await, "CN=ops,O=Test");
     let mut boss = secured.connect(with(&secured.authority.sign("boss"))).await.unwrap();
     assert_eq!(boss.name().await, "boss");
-    // A client learns only by reading that its certificate was not taken (TLS 1.3).
+    // With TLS 1.3, a client learns only by reading that its certificate was refused.
     let other = Authority::new("other");
     let forged = other.sign("ops");
     let mut refused = secured.connect(with(&forged)).await.unwrap();
@@ -216,7 +216,7 @@ async fn new_keys_are_for_new_connections_and_open_ones_go_on() {
     let certificate = |client: &Client| client.0.get_ref().1.peer_certificates().unwrap()[0].to_vec();
     let mut old = secured.client().await;
     let next = secured.authority.sign("next");
-    // First a broken one, which changes nothing.
+    // First a broken file, which changes nothing.
     std::fs::write(&secured.path, &next.key).unwrap();
     tokio::time::sleep(Duration::from_millis(60)).await;
     assert_eq!(certificate(&secured.client().await), certificate(&old));
@@ -279,7 +279,7 @@ async fn what_is_not_tls_is_closed() {
         let mut client = secured.server.client().await;
         client.0.write_all(bytes).await.unwrap();
         let mut answer = Vec::new();
-        // At most an alert.
+        // The answer is at most an alert.
         let read = timeout(LONG, client.0.read_to_end(&mut answer)).await.unwrap();
         assert!(answer.len() < 16, "{read:?} {answer:?}");
     }
@@ -316,9 +316,9 @@ async fn the_server_says_farewell_after_what_was_asked_before() {
     client.send(b"r").await;
     assert_eq!(client.receive().await.unwrap(), &b"e"[..]);
     let mut rest = Vec::new();
-    // Without the farewell this would be an error.
+    // Without the close_notify this would be an error.
     assert_eq!(timeout(LONG, client.0.read_to_end(&mut rest)).await.unwrap().unwrap(), 0);
-    // And a client that says it still gets its answers.
+    // A client that sends a close_notify still gets its answers.
     let mut client = secured.client().await;
     client.send(b"w").await;
     secured.server.begun(3).await;
@@ -358,15 +358,15 @@ async fn a_changed_byte_ends_the_connection() {
     let mut client = secured.client().await;
     client.send(b"e").await;
     assert!(client.receive().await.is_ok());
-    // A record that nobody made with the session's keys.
+    // A record that was not encrypted with the session's keys.
     let forged = [&[23, 3, 3, 0, 32][..], &[9; 32]].concat();
     client.0.get_mut().0.write_all(&forged).await.unwrap();
     assert!(client.receive().await.unwrap_err().to_string().contains("BadRecordMac"));
     secured.all_gone().await;
 }
 
-/// Megabytes a second into the server and out of it, in plain text and by TLS: `cargo test … throughput -- --ignored
-/// --nocapture`. Client and server share the processors.
+/// Measures megabytes per second into the server and out of it, in plain text and with TLS: `cargo test … throughput --
+/// --ignored --nocapture`. Client and server share the processors.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement"]
 async fn throughput() {

@@ -1,4 +1,4 @@
-//! One log-in on its way: messages of the client in, challenges out, until it is known who the client is.
+//! One log-in in progress: messages of the client in, challenges out, until the client's identity is known.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use sasl::{Failure, Mechanism, oauthbearer, plain};
 
 use super::{Hashing, Sasl};
 
-/// Where a log-in stands.
+/// The state of a log-in.
 #[derive(Debug)]
 enum Stage {
     Plain,
     Scram(Hash),
     Proof(Waiting),
     Token,
-    /// The client was told that its token is no good, and has to answer that.
+    /// The client was told that its token is invalid, and must answer that.
     TokenRefused,
     Over,
 }
@@ -25,20 +25,20 @@ enum Stage {
 #[derive(Debug)]
 pub struct Exchange {
     stage: Stage,
-    /// Whom the client says to be, once it has said so.
+    /// The user that the client claims to be, once it has named one.
     pub user: Option<String>,
 }
 
-/// What becomes of a message.
+/// The result of a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The client has to answer this.
+    /// The client has to answer this challenge.
     Challenge(Vec<u8>),
-    /// It is known who the client is.
+    /// The client is authenticated.
     Done {
         answer: Vec<u8>,
         user: String,
-        /// When what it showed ends, in milliseconds of Unix time.
+        /// The end of the credential's validity, in milliseconds since the Unix epoch.
         expires_ms: Option<i64>,
     },
 }
@@ -54,7 +54,7 @@ impl Exchange {
         Exchange { stage, user: None }
     }
 
-    /// Takes the client's next message. After a failure there is no next one.
+    /// Handles the client's next message. After a failure there is no next message.
     pub async fn step(&mut self, sasl: &Sasl, message: Bytes) -> Result<Step, Failure> {
         let done = |answer, user| Step::Done { answer, user, expires_ms: None };
         match std::mem::replace(&mut self.stage, Stage::Over) {
@@ -81,7 +81,7 @@ impl Exchange {
             Stage::TokenRefused if *message == *oauthbearer::ACKNOWLEDGEMENT => {
                 Err(Failure::Told(oauthbearer::REFUSAL.to_owned()))
             }
-            // As in Kafka: instead of the acknowledgement another token may come.
+            // As in Kafka, another token may come instead of the acknowledgement.
             Stage::Token | Stage::TokenRefused => {
                 let first = oauthbearer::First::parse(&message)?;
                 let keys =
@@ -103,7 +103,7 @@ impl Exchange {
     }
 }
 
-/// Checks a password on a thread for such work, when its turn has come.
+/// Checks a password on a thread for blocking work, when it has a turn.
 async fn checked(
     attempt: plain::Attempt,
     credential: Option<(Hash, Arc<Credential>)>,
@@ -116,7 +116,7 @@ async fn checked(
     let turn = turn.map_err(|_| Failure::Untold("the server is stopping"))?;
     drop(waiting);
     let work = tokio::task::spawn_blocking(move || {
-        // Held until it is done, though the client may be gone by then.
+        // The turn is held until the work is done, even if the client has disconnected.
         let _turn = turn;
         let credential = credential.as_ref().map(|(hash, credential)| (*hash, &**credential));
         attempt.check(credential, otherwise)

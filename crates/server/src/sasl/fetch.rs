@@ -1,6 +1,6 @@
-//! One document over HTTP: small, in bounded time, from a server that may be anything.
+//! Fetches one document over HTTP: of bounded size, in bounded time, from an untrusted server.
 //!
-//! Redirects are not followed: the keys that everybody's tokens are checked with come from where the settings say.
+//! Redirects are not followed: the keys that check all tokens must come from the configured location.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -15,10 +15,10 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-/// For everything from the name's address to the last byte.
+/// Time-out for the whole fetch, from the name's resolution to the last byte.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The document at `url`, of so many bytes at most.
+/// The document at `url`, of at most `bytes_max` bytes.
 pub async fn get(url: &Uri, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
     let got = tokio::time::timeout(TIMEOUT, ask(url, bytes_max)).await;
     got.unwrap_or_else(|_| Err(anyhow!("there was no whole answer in {} s", TIMEOUT.as_secs())))
@@ -39,7 +39,7 @@ async fn ask(url: &Uri, bytes_max: usize) -> anyhow::Result<Vec<u8>> {
     talk(stream, url, host, bytes_max).await
 }
 
-/// TLS with the authorities that the system trusts; `SSL_CERT_FILE` and `SSL_CERT_DIR` name others.
+/// TLS with the authorities that the system trusts. `SSL_CERT_FILE` and `SSL_CERT_DIR` replace them.
 fn trust() -> anyhow::Result<Arc<rustls::ClientConfig>> {
     static CONFIG: LazyLock<Result<Arc<rustls::ClientConfig>, String>> = LazyLock::new(|| {
         let mut roots = rustls::RootCertStore::empty();
@@ -57,7 +57,7 @@ where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // Ends with the sender; what goes wrong comes out there.
+    // The task ends with the sender. Its errors show up there.
     tokio::spawn(async move { drop(connection.await) });
     let authority = url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
     let path = url.path_and_query().map_or("/", |path| path.as_str());

@@ -1,14 +1,14 @@
-//! The gate before a broker's connection: nobody gets through before it is known who it is.
+//! The gate before a broker's connection: no request passes before the client is authenticated.
 //!
-//! As Kafka's `SaslServerAuthenticator`, with its order and its words: ApiVersions once, SaslHandshake, then tokens, each
-//! in a SaslAuthenticate or, after a handshake of version 0, as the whole of a frame. Later the client logs in again
-//! before its session ends (KIP-368), as the same user and by the same mechanism.
+//! It follows Kafka's `SaslServerAuthenticator`, its order and its messages: one ApiVersions, one SaslHandshake, then
+//! tokens. Each token comes in a SaslAuthenticate or, after a handshake of version 0, as a whole frame. Later the
+//! client logs in again before its session ends (KIP-368), as the same user and with the same mechanism.
 //!
 //! Invariants:
-//! - Before the log-in only ApiVersions reaches what is behind the gate.
-//! - A log-in is over before `begin` returns: the next request of the connection is that of the new principal, and the
-//!   ones before it are that of the old one, whenever they are answered.
-//! - After a failure nothing more is taken.
+//! - Before the log-in, only ApiVersions reaches the connection behind the gate.
+//! - A log-in is complete before `begin` returns. The next request of the connection belongs to the new principal, and
+//!   earlier requests belong to the old one, whenever they are answered.
+//! - After a failure no more requests are accepted.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,14 +26,14 @@ use super::report::Outcome;
 use super::{Sasl, now_ms};
 use crate::connection::Handler;
 
-/// A client may log in anew so often at most, as in Kafka.
+/// Minimum time between two log-ins of a connection, as in Kafka.
 const REAUTHENTICATION_INTERVAL: Duration = Duration::from_secs(1);
-/// The label of what no mechanism is known for.
+/// The metrics label if no mechanism is known.
 const NO_MECHANISM: &str = "none";
 
-/// What is behind the gate.
+/// The connection behind the gate.
 pub trait Inner: Handler {
-    /// From the next request on the client is this one.
+    /// Sets the principal of all later requests.
     fn authenticated_as(&mut self, principal: Principal);
 }
 
@@ -50,26 +50,26 @@ pub struct Gate<H> {
     inner: H,
     peer: SocketAddr,
     stage: Stage,
-    /// Once the client has logged in.
+    /// Present once the client has logged in.
     session: Option<Session>,
     refused: Option<Refused>,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// Waits for SaslHandshake, and for ApiVersions unless it was answered.
+    /// Waits for SaslHandshake, and for ApiVersions unless it was already answered.
     Greeting {
         versions_known: bool,
     },
-    /// Waits for a token; `framed`: in a SaslAuthenticate.
+    /// Waits for a token. `framed`: the token comes in a SaslAuthenticate.
     Exchange {
         exchange: Box<Exchange>,
         mechanism: Mechanism,
         framed: bool,
     },
-    /// The client wants another mechanism than the one by which it logged in: it fails with its next message.
+    /// The client asks for another mechanism than that of its log-in. Its next message fails.
     WrongMechanism(Mechanism),
-    /// The client is known.
+    /// The client is authenticated.
     Open,
     Closed,
 }
@@ -78,22 +78,22 @@ enum Stage {
 struct Session {
     mechanism: Mechanism,
     user: String,
-    /// When the client has to have logged in again.
+    /// The time by which the client must have logged in again.
     expires: Option<Instant>,
-    /// When it last began to.
+    /// The time at which it last began to.
     renewed: Option<Instant>,
 }
 
 type Begun = Result<Option<Answer>, Refused>;
 
 impl<H: Inner> Gate<H> {
-    /// A gate before `inner`, for a client at `peer`.
+    /// Creates a gate before `inner`, for a client at `peer`.
     pub fn new(sasl: Arc<Sasl>, inner: H, peer: SocketAddr) -> Gate<H> {
         let stage = Stage::Greeting { versions_known: false };
         Gate { sasl, inner, peer, stage, session: None, refused: None }
     }
 
-    /// A request of a client that is known.
+    /// Handles a request of an authenticated client.
     async fn request(&mut self, frame: Bytes) -> Begun {
         let Some(session) = self.session.as_mut().filter(|session| session.expires.is_some()) else {
             return self.inner.begin(frame).await;
@@ -114,12 +114,12 @@ impl<H: Inner> Gate<H> {
         self.inner.begin(frame).await
     }
 
-    /// A request of a client that has not begun to log in.
+    /// Handles a request of a client that has not begun to log in.
     async fn greet(&mut self, frame: Bytes, versions_known: bool) -> Begun {
         let (header, reader) = read_header(frame.clone())?;
         match header.api_key {
             ApiKey::ApiVersions if !versions_known => {
-                // After an answer that only says which versions there are, it may ask again.
+                // After an answer that only lists the supported versions, the client may ask again.
                 let versions_known = ApiKey::ApiVersions.valid_versions().contains(&header.version);
                 self.stage = Stage::Greeting { versions_known };
                 self.inner.begin(frame).await
@@ -154,7 +154,7 @@ impl<H: Inner> Gate<H> {
         Ok(Some(ready(answer)))
     }
 
-    /// A token in a SaslAuthenticate.
+    /// Handles a token in a SaslAuthenticate.
     async fn authenticate(
         &mut self,
         mut exchange: Box<Exchange>,
@@ -209,7 +209,7 @@ impl<H: Inner> Gate<H> {
         Ok(Some(self.late(answer)))
     }
 
-    /// A token that is the whole of a frame, as clients sent them before SaslAuthenticate; failures are not answered.
+    /// Handles a token that fills a whole frame, as old clients send it. Failures are not answered.
     async fn raw_token(&mut self, mut exchange: Box<Exchange>, mechanism: Mechanism, frame: Bytes) -> Begun {
         let token = match exchange.step(&self.sasl, frame).await {
             Ok(Step::Challenge(token)) => {
@@ -228,7 +228,7 @@ impl<H: Inner> Gate<H> {
         Ok(Some(ready(Chunks { parts: vec![Bytes::from([&size, token.as_slice()].concat())] })))
     }
 
-    /// Another request where a token has to come. Those that a log-in has anyway are answered.
+    /// Handles another request where a token is expected. Requests that belong to a log-in are answered.
     fn out_of_turn(&mut self, header: &RequestHeader, mechanism: Mechanism) -> Begun {
         let error_code = ErrorCode::IllegalSaslState.code();
         let answer = match header.api_key {
@@ -250,7 +250,7 @@ impl<H: Inner> Gate<H> {
         }
     }
 
-    /// The client is `user`. Returns for how long, in milliseconds; 0 for ever.
+    /// Opens the session of `user`. Returns its length in milliseconds, or 0 for an unlimited session.
     fn open(&mut self, mechanism: Mechanism, user: &str, expires_ms: Option<i64>) -> Result<i64, Failure> {
         if let Some(before) = self.session.as_ref().filter(|before| before.user != user) {
             return Err(Failure::Told(format!(
@@ -273,7 +273,7 @@ impl<H: Inner> Gate<H> {
         self.session = Some(Session {
             mechanism,
             user: user.to_owned(),
-            // Beyond what clocks can count to it never ends.
+            // A time beyond the range of the clock never comes.
             expires: lifetime.and_then(|lifetime| Instant::now().checked_add(lifetime)),
             renewed: before.and_then(|before| before.renewed),
         });
@@ -282,7 +282,7 @@ impl<H: Inner> Gate<H> {
         Ok(lifetime_ms.unwrap_or(0))
     }
 
-    /// The log-in failed: counted, logged, and nothing more is taken.
+    /// Counts and logs a failed log-in. The gate accepts no more requests.
     fn fail(&mut self, mechanism: &'static str, user: Option<&str>, why: &str) -> Refused {
         let outcome =
             if self.session.is_some() { Outcome::ReauthenticationFailure } else { Outcome::Failure };
@@ -293,7 +293,7 @@ impl<H: Inner> Gate<H> {
         refused
     }
 
-    /// An answer that is the last one: whoever tries passwords has to wait for it.
+    /// Delays the last answer, so that a client that guesses passwords has to wait for it.
     fn late(&self, answer: Chunks) -> Answer {
         let delay = self.sasl.log_in.settings.failure_delay;
         Box::pin(async move {
@@ -302,13 +302,13 @@ impl<H: Inner> Gate<H> {
         })
     }
 
-    /// The same where there is no answer: the connection waits before it is closed.
+    /// Ends without an answer. The connection waits before it is closed.
     fn end(&mut self, mechanism: Mechanism, user: Option<&str>, why: &str) -> Begun {
         Err(self.fail(mechanism.name(), user, why))
     }
 
     async fn take(&mut self, frame: Bytes) -> Begun {
-        // Whatever goes wrong from here on, the stage is set anew or there is none any more.
+        // Until the stage is set again, the gate is closed, whatever goes wrong.
         match std::mem::replace(&mut self.stage, Stage::Closed) {
             Stage::Open => {
                 self.stage = Stage::Open;
@@ -341,7 +341,7 @@ impl<H: Inner> Handler for Gate<H> {
         }
         let begun = self.take(frame).await;
         match &begun {
-            // What was no log-in at all is one that failed.
+            // A connection that fails before a log-in counts as a failed log-in.
             Err(Refused(why)) if self.session.is_none() && self.refused.is_none() => {
                 let why = why.clone();
                 self.fail(NO_MECHANISM, None, &why);

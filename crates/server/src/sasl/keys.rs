@@ -1,8 +1,8 @@
-//! The keys that tokens are signed with: where they come from, and when they are fetched anew.
+//! The keys that sign tokens, and the task that fetches them.
 //!
-//! One task for each place fetches: every so often (a file: when it has changed), soon again after a failure, and at once
-//! for a token whose key is not known, though rarely, since anybody can name such a key. What was fetched last holds until
-//! something better comes.
+//! One task per location fetches the keys: at regular intervals (for a file: when it has changed), soon after a
+//! failure, and at once for a token with an unknown key. The last case is rate-limited, because any client can name an
+//! unknown key. The last fetched keys stay valid until new ones arrive.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,16 +17,16 @@ use tokio::sync::{Notify, watch};
 use super::fetch;
 use crate::settings::OauthSettings;
 
-/// Documents with keys have some thousand bytes.
+/// Bound in bytes of a document with keys. Real ones have some thousand.
 pub const DOCUMENT_BYTES_MAX: usize = 1024 * 1024;
-/// How often a file is looked at.
+/// Interval at which a file is checked for changes.
 const FILE_LOOK: Duration = Duration::from_secs(5);
-/// Keys are not fetched more often than that because a token names an unknown one.
+/// Minimum time between two fetches because of an unknown key.
 const UNKNOWN_KEY_INTERVAL: Duration = Duration::from_secs(30);
-/// A log-in waits so long for keys to come.
+/// Time that a log-in waits for new keys.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Where the keys are.
+/// The location of the keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Place {
     File(PathBuf),
@@ -50,7 +50,7 @@ impl Place {
         }
     }
 
-    /// Without what may be secret in a URL.
+    /// The location without the parts of a URL that may be secret.
     fn shown(&self) -> String {
         match self {
             Place::File(path) => path.display().to_string(),
@@ -76,7 +76,7 @@ impl Place {
         Ok(KeySet::parse(&document)?)
     }
 
-    /// What changes with a file.
+    /// The state of a file that changes when the file is written.
     async fn seen(&self) -> Option<Seen> {
         let Place::File(path) = self else { return None };
         let path = path.clone();
@@ -88,7 +88,7 @@ impl Place {
     }
 }
 
-/// When a file was written, and how long it is.
+/// The modification time and the length of a file.
 type Seen = (SystemTime, u64);
 
 fn read(path: &std::path::Path) -> anyhow::Result<Vec<u8>> {
@@ -101,26 +101,26 @@ fn read(path: &std::path::Path) -> anyhow::Result<Vec<u8>> {
     Ok(document)
 }
 
-/// The keys from one place, and what tokens must say beside being signed by one.
+/// The keys from one location, and the claims that tokens must carry besides the signature.
 #[derive(Debug)]
 pub struct Keys {
     place: Place,
     expected: Expected,
     refresh: Duration,
-    /// After the first failure and after many.
+    /// The wait after the first failure, and the longest wait.
     backoff: (Duration, Duration),
     current: RwLock<Option<Arc<KeySet>>>,
-    /// Wakes the task that fetches.
+    /// Wakes the fetching task.
     wanted: Notify,
-    /// When somebody last wanted an unknown key, and whether that is still being seen to.
+    /// The last request for an unknown key, and whether its fetch is still in progress.
     last_wanted: Mutex<Option<Instant>>,
     busy: AtomicBool,
-    /// Changes whenever the task has tried.
+    /// Changes after every attempt of the task.
     tried: watch::Sender<u64>,
 }
 
 impl Keys {
-    /// Loads the keys, and goes on to from time to time. A file that cannot be read is a mistake in the settings; a server
+    /// Loads the keys and starts the task that refreshes them. An unreadable file is an error in the settings. A server
     /// that cannot be reached may come back.
     pub async fn start(settings: &OauthSettings) -> anyhow::Result<Arc<Keys>> {
         let place = Place::parse(&settings.jwks_url)?;
@@ -153,11 +153,11 @@ impl Keys {
         Ok(keys)
     }
 
-    /// Goes on until the runtime ends.
+    /// Refreshes the keys until the runtime ends.
     async fn keep_fresh(self: Arc<Keys>, mut seen: Option<Seen>, mut failures: u32) {
         loop {
             self.wait(seen, failures).await;
-            // Before it is read: what is written meanwhile is seen the next time.
+            // The state is read before the file, so that a write in between is seen the next time.
             seen = self.place.seen().await;
             match self.load().await {
                 Ok(()) => failures = 0,
@@ -171,7 +171,7 @@ impl Keys {
         }
     }
 
-    /// Waits until the keys have to be fetched.
+    /// Waits until the keys must be fetched.
     async fn wait(&self, seen: Option<Seen>, failures: u32) {
         let (least, most) = self.backoff;
         let pause = match failures {
@@ -215,7 +215,7 @@ impl Keys {
         );
     }
 
-    /// Checks a token. One whose key is not known waits for the keys to be fetched, if it is time for that.
+    /// Checks a token. If its key is unknown, waits for a fetch, if one is allowed.
     pub async fn verify(&self, token: &str, now_ms: i64) -> Result<Token, TokenError> {
         let checked = self.check(token, now_ms);
         if !matches!(checked, Err(TokenError::UnknownKey(_))) {
@@ -234,7 +234,7 @@ impl Keys {
         jwt::verify(token, &keys, &self.expected, now_ms)
     }
 
-    /// Has the keys fetched, unless that was done a short time ago. Says whether they are about to come.
+    /// Requests a fetch, unless one happened a short time ago. Returns whether keys are on their way.
     fn want(&self) -> bool {
         let mut last = self.last_wanted.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_none_or(|last| last.elapsed() >= UNKNOWN_KEY_INTERVAL) {

@@ -1,8 +1,9 @@
-//! SASL: who a connection speaks for, before the broker sees its requests.
+//! SASL: authenticates a connection before the broker sees its requests.
 //!
-//! `gate.rs` stands before the broker's connection and lets nothing through before the client has shown who it is;
-//! `exchange.rs` takes one log-in through its steps; the mechanisms themselves are the crate `sasl`, which is pure.
-//! `keys.rs` and `fetch.rs` bring the keys that sign tokens, `report.rs` counts and logs how log-ins end.
+//! - `gate.rs` stands before the broker's connection and lets no request pass before the client is authenticated.
+//! - `exchange.rs` runs one log-in. The mechanisms are the crate `sasl`, which is pure.
+//! - `keys.rs` and `fetch.rs` provide the keys that sign tokens.
+//! - `report.rs` counts and logs the results of log-ins.
 
 mod exchange;
 mod fetch;
@@ -24,17 +25,17 @@ use keys::Keys;
 pub use gate::Gate;
 pub use report::Report;
 
-/// Passwords that are hashed at once, over all listeners: whoever can connect can ask for it, and it must leave some of
-/// the processors to those who are logged in.
+/// Turns for hashing passwords, over all listeners. Any client that can connect can request it, so the hashing must
+/// leave some processors to authenticated clients.
 #[derive(Clone, Debug)]
 pub struct Hashing {
     turns: Arc<Semaphore>,
-    /// For those who wait for their turn: past it a log-in fails at once, or what waits would hold the memory that other
-    /// log-ins need.
+    /// Places for log-ins that wait for their turn. Beyond them a log-in fails at once. Otherwise the waiting ones
+    /// would hold the memory that other log-ins need.
     waiting: Arc<Semaphore>,
 }
 
-/// Log-ins that may wait for their password to be hashed.
+/// Bound of the log-ins that wait for their password to be hashed.
 const WAITING_MAX: usize = 64;
 
 impl Default for Hashing {
@@ -47,16 +48,16 @@ impl Default for Hashing {
     }
 }
 
-/// How clients log in on one listener: the settings, checked, with what they name.
+/// The log-in settings of one listener, checked, with the keys that they name.
 #[derive(Debug)]
 pub struct LogIn {
     settings: SaslSettings,
     mechanisms: Vec<Mechanism>,
-    /// What signs tokens, where there is OAUTHBEARER.
+    /// The keys that sign tokens, if OAUTHBEARER is enabled.
     keys: Option<Arc<Keys>>,
 }
 
-/// What all connections of one listener need for a log-in.
+/// Everything that the connections of one listener need for a log-in.
 #[derive(Debug)]
 pub struct Sasl {
     log_in: LogIn,
@@ -66,7 +67,7 @@ pub struct Sasl {
 }
 
 impl LogIn {
-    /// As the settings say. Has to be called inside a runtime; loads the keys of tokens.
+    /// Checks the settings and loads the keys of tokens. Must be called inside a runtime.
     pub async fn prepare(settings: &SaslSettings) -> anyhow::Result<LogIn> {
         let mechanism = |name: &String| {
             Mechanism::from_name(name).with_context(|| format!("sasl.enabled.mechanisms: there is no {name}"))
@@ -83,7 +84,7 @@ impl LogIn {
 }
 
 impl Sasl {
-    /// For a listener where clients log in like this.
+    /// Creates the state for a listener with these log-in settings.
     pub fn new(log_in: LogIn, users: Arc<Users>, hashing: Hashing, report: Report) -> Arc<Sasl> {
         Arc::new(Sasl { log_in, users, hashing, report })
     }

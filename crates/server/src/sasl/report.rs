@@ -1,6 +1,6 @@
-//! How log-ins end: counted by mechanism and outcome, and the failures logged, though not more often than they help.
+//! The results of log-ins: counted by mechanism and outcome. Failures are logged at a limited rate.
 //!
-//! What clients claim is shown with its odd characters escaped; passwords, tokens and proofs never get here.
+//! Texts from clients are logged with special characters escaped. Passwords, tokens and proofs never get here.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,14 +11,14 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use sasl::jwt::TokenError;
 
-/// Somebody who tries passwords must not fill the disk with log lines.
+/// Interval of log lines, so that a client that guesses passwords cannot fill the disk with them.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
-/// A name that is longer is cut in the log.
+/// A longer name is cut in the log.
 const SHOWN_CHARACTERS_MAX: usize = 100;
 
 type Labels = [(&'static str, &'static str); 2];
 
-/// Counters of log-ins; clones count together.
+/// The counters of log-ins. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     ended: Family<Labels, Counter>,
@@ -31,7 +31,7 @@ struct Complaints {
     times: u64,
 }
 
-/// How a log-in ended.
+/// The outcome of a log-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Success,
@@ -60,18 +60,18 @@ impl Report {
         registry.register("mainstem_authentications", help, self.ended.clone());
     }
 
-    /// Counts one.
+    /// Counts one log-in.
     pub fn count(&self, mechanism: &'static str, outcome: Outcome) {
         self.ended.get_or_create(&[("mechanism", mechanism), ("outcome", outcome.name())]).inc();
     }
 
-    /// How many there were.
+    /// The number of log-ins with this mechanism and outcome.
     #[cfg(test)]
     pub fn counted(&self, mechanism: &'static str, outcome: Outcome) -> u64 {
         self.ended.get_or_create(&[("mechanism", mechanism), ("outcome", outcome.name())]).get()
     }
 
-    /// Counts and logs a log-in that failed.
+    /// Counts and logs a failed log-in.
     pub fn failed(
         &self,
         mechanism: &'static str,
@@ -88,12 +88,12 @@ impl Report {
         }
     }
 
-    /// Logs what is wrong with a token; the client has still to answer for it.
+    /// Logs the problem with a token. The client still has to answer the refusal.
     pub fn token_refused(&self, error: &TokenError) {
         tracing::debug!(reason = shown(&error.to_string()), "a token was refused");
     }
 
-    /// How often there was a reason since the last time, if it is time again.
+    /// The number of failures since the last log line, if the next one is due.
     fn may_complain(&self) -> Option<u64> {
         let mut complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
         complaints.times += 1;
@@ -105,7 +105,7 @@ impl Report {
     }
 }
 
-/// The beginning of a text, such that it is one line and has no control characters.
+/// The beginning of a text, on one line and without control characters.
 fn shown(text: &str) -> String {
     let escaped = text.chars().take(SHOWN_CHARACTERS_MAX).flat_map(char::escape_debug);
     escaped.collect()

@@ -1,4 +1,5 @@
-//! The gate with all mechanisms before a stand-in that echoes: every way in, and every way to be refused.
+//! Tests of the gate with all mechanisms, before a substitute that echoes: every way to pass, and every way to be
+//! refused.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
@@ -25,13 +26,13 @@ mod keys;
 mod login;
 mod renewal;
 
-/// Far above what anything here takes.
+/// Far longer than anything in these tests takes.
 const LONG: Duration = Duration::from_secs(20);
 const SHA256: &str = "SCRAM-SHA-256";
 const FAILED: i16 = ErrorCode::SaslAuthenticationFailed.code();
 const ILLEGAL: i16 = ErrorCode::IllegalSaslState.code();
 
-/// What is behind the gate: it echoes, and remembers who asked for which API.
+/// The connection behind the gate. It echoes, and records the principal and the API of each request.
 #[derive(Debug)]
 struct Echo {
     principal: Principal,
@@ -72,7 +73,7 @@ fn settings(mechanisms: &[&str]) -> SaslSettings {
     }
 }
 
-/// alice has both credentials, bob one; both have the password `secret`.
+/// Users: alice has both credentials, bob has one. Both have the password `secret`.
 fn users(directory: &Path) -> Arc<Users> {
     let users = Users::of_directory(directory).unwrap();
     let put = |name: &str, hash| {
@@ -114,7 +115,7 @@ impl Place {
         Peer { gate, seen }
     }
 
-    /// A token that ends so many seconds from now.
+    /// A token that expires after this many seconds.
     fn token(&self, user: &str, seconds: i64) -> String {
         let now = now_ms() / 1000;
         self.signed(&json!({"sub": user, "iat": now, "exp": now + seconds}))
@@ -136,7 +137,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Hands a frame over; returns the whole answer.
+    /// Sends a frame and returns the whole answer.
     async fn frame(&mut self, frame: Bytes) -> Result<Bytes, Refused> {
         let begun = tokio::time::timeout(LONG, self.gate.begin(frame)).await.unwrap()?;
         let answer = tokio::time::timeout(LONG, begun.expect("there is an answer")).await.unwrap()?;
@@ -167,7 +168,7 @@ impl Peer {
         self.call(2, &m::SaslAuthenticateRequest { auth_bytes: token.into() }).await
     }
 
-    /// What a token is answered: the error, and its message or the challenge.
+    /// The answer to a token: the error code, and its message or the challenge.
     async fn told(&mut self, token: impl Into<Bytes>) -> (i16, String) {
         let answer = self.token(token).await.unwrap();
         let challenge = String::from_utf8(answer.auth_bytes.to_vec()).unwrap();
@@ -194,7 +195,7 @@ impl Peer {
         (error, last)
     }
 
-    /// Whose the next request is, if it gets through.
+    /// The principal of the next request, if it passes.
     async fn is_heard_as(&mut self) -> Result<String, Refused> {
         self.send(12, &m::MetadataRequest::default()).await?;
         let seen = self.seen.lock().unwrap();
@@ -203,7 +204,7 @@ impl Peer {
         Ok(name)
     }
 
-    /// Nothing more is taken, and the connection is to be closed.
+    /// Checks that the gate accepts no more requests and that the connection must be closed.
     async fn is_out(&mut self) {
         assert!(self.gate.refused().is_some(), "it has to be closed");
         assert!(self.is_heard_as().await.is_err());

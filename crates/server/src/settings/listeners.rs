@@ -1,6 +1,6 @@
-//! What the settings come to for each listener.
+//! The settings of each listener, derived from the given values.
 //!
-//! Single values were checked when they were given; here is what must hold between them.
+//! Single values were checked when they were given. This module checks the rules between them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use super::spelling::{host_port, list};
 use super::table::{Row, Scope, Text, Texts, find_for_one};
 use crate::principal_mapping::MappingRules;
 
-/// What a listener speaks.
+/// The protocol of a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protocol {
     Plaintext,
@@ -36,7 +36,7 @@ impl Protocol {
         Protocol::ALL.into_iter().find(|protocol| protocol.name().eq_ignore_ascii_case(name))
     }
 
-    /// Whether what goes over the wire is encrypted.
+    /// Whether the connection is encrypted.
     pub fn encrypts(self) -> bool {
         matches!(self, Protocol::Ssl | Protocol::SaslSsl)
     }
@@ -85,7 +85,7 @@ impl TlsVersion {
     }
 }
 
-/// PEM: where it is, or the text itself.
+/// PEM: the path of a file, or the text itself.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Pem {
     File(PathBuf),
@@ -101,13 +101,13 @@ impl fmt::Debug for Pem {
     }
 }
 
-/// How a listener speaks TLS.
+/// The TLS settings of a listener.
 #[derive(Clone, Debug)]
 pub struct SslSettings {
-    /// The server's private key, and its certificates.
+    /// The server's private key and its certificates.
     pub key: Pem,
     pub certificates: Pem,
-    /// The authorities of clients' certificates; there where these are asked for.
+    /// The authorities of clients' certificates. Present if such certificates are requested.
     pub authorities: Option<Pem>,
     pub client_authentication: ClientAuthentication,
     pub mapping_rules: MappingRules,
@@ -115,10 +115,10 @@ pub struct SslSettings {
     pub reload_interval: Duration,
 }
 
-/// How clients of a listener authenticate by SASL.
+/// The SASL settings of a listener.
 #[derive(Clone, Debug)]
 pub struct SaslSettings {
-    /// Upper case, in the order given.
+    /// In upper case, in the given order.
     pub mechanisms: Vec<String>,
     /// `sasl.server.max.receive.size`.
     pub request_bytes_max: usize,
@@ -129,14 +129,14 @@ pub struct SaslSettings {
     pub oauth: OauthSettings,
 }
 
-/// How tokens are checked (`sasl.oauthbearer.*`).
+/// The rules for checking tokens (`sasl.oauthbearer.*`).
 #[derive(Clone, Debug)]
 pub struct OauthSettings {
     pub jwks_url: String,
     pub jwks_refresh: Duration,
     pub jwks_retry_backoff: Duration,
     pub jwks_retry_backoff_max: Duration,
-    /// Empty: any.
+    /// Empty if any audience is allowed.
     pub audiences: Vec<String>,
     pub issuer: Option<String>,
     pub scope_claim: String,
@@ -144,38 +144,38 @@ pub struct OauthSettings {
     pub clock_skew: Duration,
 }
 
-/// One listener, with everything that holds for it.
+/// All settings of one listener.
 #[derive(Clone, Debug)]
 pub struct ListenerSettings {
-    /// Upper case.
+    /// In upper case.
     pub name: String,
     pub protocol: Protocol,
-    /// Host and port, resolved when bound.
+    /// Host and port, resolved at the bind.
     pub address: String,
-    /// What clients are told to connect to, in place of the address that they reached.
+    /// The address that clients are told to connect to, if it is not the address that they reached.
     pub advertised: Option<(String, u16)>,
-    /// What it has of its own, within the bounds of the whole server.
+    /// Bounds of this listener, within those of the whole server.
     pub connections_max: Option<usize>,
     pub request_bytes_max: Option<usize>,
     pub in_flight_bytes: Option<i64>,
-    /// There where the protocol encrypts.
+    /// Present if the protocol encrypts.
     pub ssl: Option<SslSettings>,
-    /// There where the protocol has SASL.
+    /// Present if the protocol has SASL.
     pub sasl: Option<SaslSettings>,
 }
 
 impl ListenerSettings {
-    /// Whether it is no danger on a network: what is said is encrypted, and everybody shows who they are.
+    /// Whether the listener is safe on a network: it encrypts and authenticates every client.
     pub fn is_secure(&self) -> bool {
         let certificate = |ssl: &SslSettings| ssl.client_authentication == ClientAuthentication::Required;
         self.ssl.as_ref().is_some_and(|ssl| self.sasl.is_some() || certificate(ssl))
     }
 }
 
-/// What is wrong between settings: the name of the one to blame, and why.
+/// A conflict between settings: the name of the setting to report, and the problem.
 pub type Conflict = (String, String);
 
-/// All listeners. `listen` is where there is one in plain text if no others are named.
+/// All listeners. If no listener is configured, there is one in plain text at `listen`.
 pub fn resolve(texts: &Texts, listen: &str) -> Result<Vec<ListenerSettings>, Conflict> {
     let of_server = Values { texts, listener: "" };
     let conflict = |name: &'static str| move |problem: String| (name.to_owned(), problem);
@@ -226,7 +226,7 @@ pub fn resolve(texts: &Texts, listen: &str) -> Result<Vec<ListenerSettings>, Con
         .collect()
 }
 
-/// The values of the server (empty name), or of one listener.
+/// The values of the server (empty name) or of one listener.
 pub struct Values<'a> {
     pub texts: &'a Texts,
     pub listener: &'a str,
@@ -237,7 +237,7 @@ impl Values<'_> {
         self.texts.get(&(listener.to_owned(), name))
     }
 
-    /// The value of a setting: this listener's, everybody's, or the default.
+    /// The value of a setting: that of this listener, that for all listeners, or the default.
     pub fn text(&self, name: &'static str) -> String {
         let row = super::table::find(name).or_else(|| find_for_one(name));
         let default = row.map_or("", |row: &Row| row.default);
@@ -245,7 +245,7 @@ impl Values<'_> {
         own.map_or_else(|| default.to_owned(), |text| text.value.clone())
     }
 
-    /// The value as a number; it was checked when it was given.
+    /// The value as a number. It was checked when it was given.
     pub fn number<T: std::str::FromStr + Default>(&self, name: &'static str) -> T {
         self.text(name).parse().unwrap_or_default()
     }
@@ -263,7 +263,7 @@ impl Values<'_> {
         self.given(self.listener, name)?.value.parse().ok()
     }
 
-    /// The one to blame for a value that is missing or does not fit.
+    /// The name of the setting to report for a missing or invalid value.
     fn blamed(&self, name: &'static str) -> String {
         let own = self.given(self.listener, name).is_some();
         if own { format!("listener.name.{}.{name}", self.listener) } else { name.to_owned() }
@@ -305,7 +305,8 @@ impl Values<'_> {
                 (None, text) => text.map(Pem::Inline),
             };
         let name = "ssl.client.auth";
-        // As in Kafka: who authenticates by SASL shows no certificate, unless that is said for this listener.
+        // As in Kafka, clients that authenticate by SASL show no certificate, unless this listener's own setting
+        // requires one.
         let asked = !protocol.has_sasl() || self.given(self.listener, name).is_some();
         let said = if asked { self.text(name) } else { "none".into() };
         let client_authentication =
@@ -355,7 +356,7 @@ impl Values<'_> {
     }
 }
 
-/// Name, in upper case, and host:port of each listener.
+/// The name in upper case, and host:port, of each listener.
 pub fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
     let mut listeners: Vec<(String, String)> = Vec::new();
     for part in list(text) {
@@ -364,7 +365,7 @@ pub fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
         if name.is_empty() || !name.chars().all(fits) {
             return Err(format!("{name:?} is no name; it may hold letters, digits, _ and -"));
         }
-        // As in Kafka, no host stands for all addresses.
+        // As in Kafka, an empty host stands for all addresses.
         let address = if address.starts_with(':') { format!("0.0.0.0{address}") } else { address.to_owned() };
         let (_, port) = host_port(&address).map_err(|problem| format!("{part}: {problem}"))?;
         let name = name.to_uppercase();
@@ -380,7 +381,7 @@ pub fn parse(text: &str) -> Result<Vec<(String, String)>, String> {
     Ok(listeners)
 }
 
-/// Name, host and port of what each listener's clients are told.
+/// The name of each listener, with the host and port that its clients are told.
 pub fn parse_advertised(text: &str) -> Result<Vec<(String, String, u16)>, String> {
     parse(text)?
         .into_iter()
@@ -398,7 +399,7 @@ pub fn parse_advertised(text: &str) -> Result<Vec<(String, String, u16)>, String
         .collect()
 }
 
-/// What listeners speak, by their names in upper case.
+/// The protocols of listeners, by name in upper case.
 pub fn parse_protocols(text: &str) -> Result<Vec<(String, Protocol)>, String> {
     let one = |part: &str| {
         let (name, protocol) = part.split_once(':').ok_or(format!("{part} is not NAME:PROTOCOL"))?;
@@ -414,7 +415,7 @@ pub fn parse_protocols(text: &str) -> Result<Vec<(String, Protocol)>, String> {
     }
 }
 
-/// Mechanisms in upper case.
+/// SASL mechanisms, in upper case.
 pub fn parse_mechanisms(text: &str) -> Result<Vec<String>, String> {
     const KNOWN: [&str; 4] = ["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN", "OAUTHBEARER"];
     let mechanisms: Vec<String> = list(text).map(str::to_uppercase).collect();

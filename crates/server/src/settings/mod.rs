@@ -1,7 +1,7 @@
-//! The settings of the whole server: its own few and the broker's, from flags, environment, file and defaults.
+//! The settings of the whole server: its own and the broker's, from flags, environment, file and defaults.
 //!
-//! Precedence: flag, then `MAINSTEM_*` environment variable, then file, then default. Every refusal says which setting,
-//! which value, where it came from and what is wrong. What the broker's settings mean is not known here.
+//! Precedence: flag, then `MAINSTEM_*` environment variable, then file, then default. Every refusal names the setting,
+//! the value, its source and the problem. The broker crate defines the meaning of the broker's settings.
 
 mod listeners;
 mod references;
@@ -27,41 +27,41 @@ use table::{HIDDEN, ROWS, Scope, Text, Texts};
 
 /// Environment variables with this prefix are settings.
 const ENVIRONMENT_PREFIX: &str = "MAINSTEM_";
-/// What follows the prefix in variables that are no settings of the server: the project's own scripts read them, and
-/// `mainstem user` the last one.
+/// Suffixes of variables that are no settings of the server. The project's scripts read them, and `mainstem user` reads
+/// the last one.
 const OF_OTHERS: [&str; 8] =
     ["BENCH_BIN", "BIN", "BLESS", "CACHE", "SEEDS", "WIRE_DUMP", "WRITE_DOCS", "PASSWORD"];
 
 /// A setting of one listener is written `listener.name.<name>.<setting>`.
 const OVERRIDE_PREFIX: &str = "listener.name.";
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
     Text,
     Json,
 }
 
-/// Everything that can be set.
+/// All settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub data_dir: PathBuf,
-    /// As given: `log.dir`, and `log.dirs`, which comes first.
+    /// As given: `log.dir`, and `log.dirs`, which takes precedence.
     pub log_dir: Option<PathBuf>,
     pub log_dirs: Vec<PathBuf>,
-    /// Host and port as given; resolved when bound.
+    /// Host and port as given. They are resolved at the bind.
     pub listen: String,
-    /// What the settings come to for each listener; at least one.
+    /// The settings of each listener; at least one.
     pub listeners: Vec<ListenerSettings>,
-    /// `None`: no admin listener.
+    /// `None` for no admin listener.
     pub admin_listen: Option<String>,
     pub log_level: String,
     pub log_format: LogFormat,
     pub engine: Engine,
     pub broker: Config,
-    /// The settings of `table.rs` that were given.
+    /// The given settings of `table.rs`.
     texts: Texts,
-    /// Where the values came from that are not defaults.
+    /// The sources of values that are not defaults.
     sources: BTreeMap<String, Source>,
 }
 
@@ -89,7 +89,7 @@ impl Default for Settings {
     }
 }
 
-/// The settings that are not the broker's: name, default, what it is for.
+/// The settings that are not the broker's: name, default, description.
 const OWN: [(&str, &str, &str); 8] = [
     ("data.dir", "./data", "Where the metadata is kept and, where log.dirs names no others, the log."),
     (
@@ -115,7 +115,7 @@ const OWN: [(&str, &str, &str); 8] = [
     ),
 ];
 
-/// Where a value came from.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     Default,
@@ -135,7 +135,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// Why the settings cannot be used.
+/// The reason why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     #[error("{name} = {value} ({source_of_it}): {problem}")]
@@ -156,7 +156,7 @@ fn unknown_text(name: &str, value: &str, source: &Source, suggestion: &Option<St
     format!("{name} = {value} ({source}): there is no such setting{hint}")
 }
 
-/// What is wrong with one name or value, before it is known where it came from.
+/// The problem with one name or value, before its source is known.
 #[derive(Debug, PartialEq, Eq)]
 enum Refusal {
     Unknown,
@@ -164,13 +164,13 @@ enum Refusal {
 }
 
 impl Settings {
-    /// All settings from all sources. `environment` is what [`std::env::vars`] gives.
+    /// Loads all settings from all sources. `environment` is the result of [`std::env::vars`].
     pub fn load(
         arguments: &ServerArguments,
         environment: impl Iterator<Item = (String, String)>,
     ) -> Result<Settings, SettingsError> {
         let mut settings = Settings::default();
-        // Sorted, so that of several mistakes always the same one is reported.
+        // Sorted, so that the same one of several mistakes is always reported.
         let environment: BTreeMap<String, String> = environment.collect();
         if let Some(path) = &arguments.config {
             settings.apply_file(path, &environment)?;
@@ -195,7 +195,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Works out what the settings come to for each listener.
+    /// Derives the settings of each listener.
     fn resolve(&mut self) -> Result<(), SettingsError> {
         if matches!(self.sources.get("listen"), Some(Source::Flag("--listen")))
             && !self.text("listeners").is_empty()
@@ -207,7 +207,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The error that the value of `name` cannot be used.
+    /// The error for a value of `name` that cannot be used.
     pub fn refuse(&self, name: &str, problem: String) -> SettingsError {
         let shown = self.override_of(name).map(|key| self.shown(&key.0, key.1));
         let known =
@@ -217,17 +217,17 @@ impl Settings {
         SettingsError::Value { name: name.into(), value, source_of_it, problem }
     }
 
-    /// The value of a setting that is not said for single listeners.
+    /// The value of a setting that holds for the whole server.
     pub fn text(&self, name: &'static str) -> String {
         self.values().text(name)
     }
 
-    /// The values that hold for the whole server.
+    /// The values for the whole server.
     pub fn values(&self) -> listeners::Values<'_> {
         listeners::Values { texts: &self.texts, listener: "" }
     }
 
-    /// Connections of single addresses that are bounded otherwise than the others (`max.connections.per.ip.overrides`).
+    /// The connection bounds of single addresses (`max.connections.per.ip.overrides`).
     pub fn connections_per_ip_overrides(&self) -> BTreeMap<std::net::IpAddr, usize> {
         table::parse_overrides(&self.text("max.connections.per.ip.overrides")).unwrap_or_default()
     }
@@ -239,7 +239,7 @@ impl Settings {
         Some((listener.to_lowercase(), table::find_for_one(setting)?.name))
     }
 
-    /// As it may be seen by anybody.
+    /// The value in a form without secrets.
     fn shown(&self, listener: &str, name: &'static str) -> String {
         let given = self.texts.get(&(listener.to_owned(), name));
         given.map_or_else(|| self.text(name), |text| text.shown.clone())
@@ -298,13 +298,13 @@ impl Settings {
             }
             Err(Refusal::Unknown) => {
                 let suggestion = self.most_similar(name);
-                // What was meant for a secret is one.
+                // A misspelled name of a secret setting holds a secret too.
                 let secret = suggestion.as_deref().is_some_and(|name| {
                     ROWS.iter().any(|row| {
                         row.secret && (name == row.name || name.ends_with(&format!(".{}", row.name)))
                     })
                 });
-                // And what a server.properties of Kafka may bring along.
+                // So do other names that a server.properties of Kafka may contain.
                 let lower = name.to_lowercase();
                 let secret = secret
                     || ["password", "secret", "jaas", "token", "key", "credential"]
@@ -322,7 +322,7 @@ impl Settings {
         }
     }
 
-    /// Sets one setting to `value`, which was `given` in the form that may be shown.
+    /// Sets one setting to `value`. `given` is the value in a form that may be shown.
     fn set_shown(&mut self, name: &str, value: &str, given: &str) -> Result<(), Refusal> {
         let key = match self.override_of(name) {
             Some(key) => Some(key),
@@ -332,7 +332,7 @@ impl Settings {
         let Some((listener, name)) = key else { return self.set(name, value) };
         let row = if listener.is_empty() { table::find(name) } else { table::find_for_one(name) };
         let row = row.ok_or(Refusal::Unknown)?;
-        // An empty value is the way to say nothing.
+        // An empty value means that nothing is set.
         if !value.is_empty() || !row.default.is_empty() {
             (row.check)(value).map_err(Refusal::Invalid)?;
         }
@@ -426,7 +426,7 @@ impl Settings {
         }
     }
 
-    /// The settings as a configuration file that explains itself.
+    /// The settings as a configuration file with explanations.
     pub fn to_toml(&self) -> String {
         let mut text = String::from(
             "# Every setting of mainstem. Flags come first, then the environment (MAINSTEM_NUM_PARTITIONS=3), then this file.\n",
@@ -440,13 +440,13 @@ impl Settings {
             if setting.value != setting.default {
                 text.push_str(&format!("# default: {}\n", toml_value(&setting.default)));
             }
-            // Bare, the names of both could not stand in one file: TOML takes the dots for tables.
+            // Written bare, both names could not be in one file, because TOML takes the dots for tables.
             let longer = |other: &Setting| {
                 setting.name.strip_prefix(other.name).is_some_and(|rest| rest.starts_with('.'))
             };
             let name = setting.name;
             let name = if all.iter().any(longer) { format!("\"{name}\"") } else { name.to_owned() };
-            // The file may be for another machine.
+            // The file may be meant for another machine.
             if setting.of_machine && setting.value == setting.default {
                 text.push_str("# ");
             }
@@ -462,7 +462,7 @@ impl Settings {
         text
     }
 
-    /// The name that differs from `name` in the fewest letters, if they are few.
+    /// The name with the smallest edit distance to `name`, if that distance is small.
     fn most_similar(&self, name: &str) -> Option<String> {
         if let Some((listener, setting)) =
             name.strip_prefix(OVERRIDE_PREFIX).and_then(|rest| rest.split_once('.'))
@@ -475,7 +475,7 @@ impl Settings {
     }
 }
 
-/// A line of the file. One whose value is hidden says nothing, so that the file can be used again.
+/// A line of the file. A hidden value is commented out, so that the file can be used again.
 fn toml_line(name: &str, value: &str) -> String {
     let comment = if value == HIDDEN { "# " } else { "" };
     format!("{comment}{name} = {}\n", toml_value(value))
@@ -489,7 +489,7 @@ fn shown(given: &str, secret: bool) -> String {
     }
 }
 
-/// The setting of one listener that a variable stands for, as `LISTENER_NAME_INTERNAL_SSL_CLIENT_AUTH`.
+/// The listener's setting that a variable such as `LISTENER_NAME_INTERNAL_SSL_CLIENT_AUTH` stands for.
 fn override_by_variable(rest: &str) -> Option<String> {
     let rest = rest.strip_prefix("LISTENER_NAME_")?;
     let named = ROWS.iter().filter(|row| row.scope != Scope::Server).filter_map(|row| {
@@ -500,7 +500,7 @@ fn override_by_variable(rest: &str) -> Option<String> {
     Some(format!("{OVERRIDE_PREFIX}{listener}.{name}"))
 }
 
-/// Kubernetes gives every container such variables for a service that is called mainstem; they are nobody's mistake.
+/// Kubernetes sets such variables in every container for a service with the name mainstem. They are not a mistake.
 fn made_by_kubernetes(rest: &str) -> bool {
     rest == "PORT"
         || rest == "SERVICE_HOST"
@@ -510,7 +510,7 @@ fn made_by_kubernetes(rest: &str) -> bool {
             .is_some_and(|rest| rest.starts_with(|letter: char| letter.is_ascii_digit()))
 }
 
-/// The engine of this name.
+/// The engine with this name.
 pub fn parse_engine(text: &str) -> Result<Engine, String> {
     match text {
         "auto" => Ok(Engine::Auto),
@@ -520,7 +520,7 @@ pub fn parse_engine(text: &str) -> Result<Engine, String> {
     }
 }
 
-/// A list that is separated by commas; an empty text is an empty list.
+/// Parses a list separated by commas. An empty text is an empty list.
 fn directories(text: &str) -> Result<Vec<PathBuf>, Refusal> {
     if text.is_empty() {
         return Ok(Vec::new());

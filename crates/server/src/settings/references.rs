@@ -1,17 +1,17 @@
-//! Values that stand elsewhere: `${env:NAME}`, `${file:/path}` and `${file:/path:key}`.
+//! References in values to other places: `${env:NAME}`, `${file:/path}` and `${file:/path:key}`.
 //!
-//! So a secret needs to stand neither in the configuration file nor in the arguments of the process. The last form reads
-//! a properties file, as Kafka's FileConfigProvider does.
+//! With a reference, a secret is neither in the configuration file nor in the arguments of the process. The last form
+//! reads a properties file, as Kafka's FileConfigProvider does.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use client::properties;
 
-/// What a reference may name; a larger file is a mistake.
+/// Bound in bytes of a referenced file. A larger file is a mistake.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Whether `text` is nothing but one reference, which gives no secret away.
+/// Whether `text` is exactly one reference, which reveals no secret.
 pub fn is_reference(text: &str) -> bool {
     let inner = text.trim().strip_prefix("${").and_then(|rest| rest.strip_suffix('}'));
     inner.is_some_and(|inner| {
@@ -19,7 +19,7 @@ pub fn is_reference(text: &str) -> bool {
     })
 }
 
-/// `text` with every reference replaced by what it names.
+/// `text` with every reference replaced by the value that it names.
 pub fn resolve(text: &str, environment: &BTreeMap<String, String>) -> Result<String, String> {
     let mut resolved = String::new();
     let mut rest = text;

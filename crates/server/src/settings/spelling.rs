@@ -1,4 +1,4 @@
-//! How settings are written: addresses, numbers in files, and names that are nearly right.
+//! The syntax of settings: addresses, numbers in files, and suggestions for misspelled names.
 
 /// Host and port of `host:port`.
 pub fn host_port(text: &str) -> Result<(String, u16), String> {
@@ -12,7 +12,7 @@ pub fn host_port(text: &str) -> Result<(String, u16), String> {
     Ok((bare.unwrap_or(host).to_owned(), port))
 }
 
-/// The parts of a list that is separated by commas; an empty text is an empty list.
+/// The parts of a list separated by commas. An empty text is an empty list.
 pub fn list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|part| !part.is_empty())
 }
@@ -22,13 +22,13 @@ pub fn variable_suffix(name: &str) -> String {
     name.to_uppercase().replace(['.', '-'], "_")
 }
 
-/// Numbers and truth values stand bare, everything else in quotes.
+/// A value in TOML: numbers and truth values bare, everything else in quotes.
 pub fn toml_value(text: &str) -> String {
     let bare = text.parse::<i64>().is_ok() || matches!(text, "true" | "false");
     if bare { text.to_owned() } else { toml::Value::String(text.to_owned()).to_string() }
 }
 
-/// The one of `names` that differs from `name` in the fewest letters, if they are few.
+/// The name in `names` with the smallest edit distance to `name`, if that distance is small.
 pub fn most_similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let (letters, best) = names.map(|other| (letters_apart(name, other), other)).min()?;
     (letters <= name.len().max(6) / 3).then_some(best)

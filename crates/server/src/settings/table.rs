@@ -1,7 +1,7 @@
-//! The settings of listeners, TLS, SASL and connections: names, defaults, what they are for, and what may be said.
+//! The settings of listeners, TLS, SASL and connections: names, defaults, descriptions, and checks of values.
 //!
-//! They are kept as texts, since each may be said once for all listeners and again for one of them
-//! (`listener.name.<name>.<setting>`). What they come to for a listener is worked out in `listeners.rs`.
+//! Values are kept as text, because each may be given for all listeners and again for one of them
+//! (`listener.name.<name>.<setting>`). `listeners.rs` derives the settings of a listener from them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,19 +13,19 @@ use super::listeners::{self, ClientAuthentication, TlsVersion};
 use super::spelling::list;
 use crate::principal_mapping::MappingRules;
 
-/// What secrets are shown as.
+/// The placeholder for secrets.
 pub const HIDDEN: &str = "[hidden]";
 
 type Check = fn(&str) -> Result<(), String>;
 
-/// Whom a setting is for.
+/// The scope of a setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
     /// The whole server.
     Server,
-    /// Every listener, and any one of them.
+    /// All listeners. The value of a single listener takes precedence.
     Listeners,
-    /// Only one of them; without it, what the broker's setting of this name says holds, or nothing.
+    /// A single listener. Without a value, the broker's setting of this name applies, if there is one.
     OneListener,
 }
 
@@ -323,17 +323,17 @@ pub const ROWS: &[Row] = &[
     ),
 ];
 
-/// The row of this name, for the server or for all listeners.
+/// The row of this name for the server or for all listeners.
 pub fn find(name: &str) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.name == name && row.scope != Scope::OneListener)
 }
 
-/// The row of this name that may be said for one listener.
+/// The row of this name, if it may be set for one listener.
 pub fn find_for_one(name: &str) -> Option<&'static Row> {
     ROWS.iter().find(|row| row.name == name && row.scope != Scope::Server)
 }
 
-/// A value as it was given and as it is shown.
+/// A value, and its form that may be shown.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Text {
     pub value: String,
@@ -346,10 +346,10 @@ impl fmt::Debug for Text {
     }
 }
 
-/// The values that were given: by listener, in small letters, or for all (empty); then by name.
+/// The given values: by listener in lower case, or for all listeners (empty), then by name.
 pub type Texts = BTreeMap<(String, &'static str), Text>;
 
-/// Connections of single addresses.
+/// Parses the connection bounds of single addresses.
 pub fn parse_overrides(text: &str) -> Result<BTreeMap<IpAddr, usize>, String> {
     list(text)
         .map(|part| {

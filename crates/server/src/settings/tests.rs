@@ -1,4 +1,4 @@
-//! What users say, from everywhere, and what comes of it.
+//! Tests of the settings from all sources.
 
 use super::*;
 
@@ -38,7 +38,7 @@ impl Given {
         Settings::load(&self.arguments, self.environment.clone().into_iter())
     }
 
-    /// The message, with the directory of the file cut off.
+    /// The error message without the directory of the file.
     fn error(&self) -> String {
         let directory = format!("{}/", self.directory.path().display());
         self.load().unwrap_err().to_string().replace(&directory, "")
@@ -63,7 +63,7 @@ fn flag_beats_environment_beats_file_beats_default() {
 #[test]
 fn every_way_to_write_a_key_is_the_same_setting() {
     let text = "\"num.partitions\" = 7\n[log]\nretention.ms = 1_000\n[log.retention]\nbytes = 9\n";
-    // TOML itself forbids to open a table again that dotted keys made.
+    // TOML itself forbids reopening a table that dotted keys have created.
     assert!(Given::new().file(text).error().starts_with("m.toml:4: this is not valid TOML: "));
     let text = "\"num.partitions\" = 7\n[log]\nretention.ms = 1_000\nretention.bytes = \"9\"\n";
     let settings = Given::new().file(text).load().unwrap();
@@ -152,7 +152,7 @@ fn variables_of_kubernetes_and_of_others_are_no_mistakes() {
         .variable("MAINSTEM_PORT_9092_TCP_ADDR", "10.0.0.1")
         .variable("PATH", "/bin");
     given.load().unwrap();
-    // What make has in its environment, `make run` gives to the server.
+    // `make run` passes make's environment on to the server.
     let makefile = include_str!("../../../../Makefile");
     let names = |text: &'static str| text.split(|c: char| !(c.is_ascii_uppercase() || c == '_'));
     let found: Vec<&str> = names(makefile).filter(|name| name.starts_with("MAINSTEM_")).collect();
@@ -223,7 +223,7 @@ fn listeners_have_a_protocol_an_address_and_what_is_said_for_them() {
     assert_eq!((sasl.name.as_str(), sasl.address.as_str()), ("SASL_SSL", "0.0.0.0:9093"));
     assert_eq!(sasl.advertised, Some(("broker.example.com".into(), 19093)));
     let ssl = sasl.ssl.as_ref().unwrap();
-    // Who authenticates by SASL is asked for a certificate only where that is said for the listener.
+    // A client that authenticates by SASL is asked for a certificate only if the listener's own setting requires it.
     assert_eq!(ssl.client_authentication, ClientAuthentication::None);
     assert_eq!(ssl.authorities, None);
     assert_eq!(ssl.versions, [TlsVersion::V1_2, TlsVersion::V1_3]);

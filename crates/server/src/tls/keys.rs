@@ -1,9 +1,10 @@
-//! The server's key and certificates and the authorities of its clients, from PEM, and again when the files change.
+//! The server's key and certificates, and the authorities of its clients, loaded from PEM and reloaded when the files
+//! change.
 //!
-//! A new configuration holds for new connections; those that are open go on as they are. It also forgets the sessions
-//! that could be resumed: a client whose authority is no longer trusted must not come back by a session from before.
+//! A new configuration applies to new connections. Open connections continue. The new configuration also drops the
+//! sessions that could be resumed: a client whose authority is no longer trusted must not return by an old session.
 //!
-//! A file that cannot be used changes nothing but the log.
+//! A file that cannot be used changes nothing and is logged.
 
 use std::io;
 use std::path::Path;
@@ -18,12 +19,12 @@ use rustls::{RootCertStore, SupportedProtocolVersion};
 use super::subject::Holder;
 use crate::settings::{ClientAuthentication, Pem, SslSettings, TlsVersion};
 
-/// Keys and certificates are small; a larger file is a mistake.
+/// Bound in bytes of a file. Keys and certificates are small, so a larger file is a mistake.
 const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
-/// A certificate that is about to expire is warned of so often.
+/// Interval of warnings about a certificate that is about to expire.
 const WARNING_INTERVAL: Duration = Duration::from_secs(24 * 3600);
 
-/// The texts that a configuration was made of.
+/// The texts that a configuration was built from.
 #[derive(Clone, PartialEq, Eq)]
 struct Texts {
     key: Vec<u8>,
@@ -31,7 +32,7 @@ struct Texts {
     authorities: Option<Vec<u8>>,
 }
 
-/// What a listener uses for new connections.
+/// The state that a listener uses for new connections.
 struct InUse {
     config: Arc<ServerConfig>,
     holder: Holder,
@@ -52,7 +53,7 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Loads them for the first time. The error names the setting.
+    /// Loads the keys for the first time. The error names the setting.
     pub fn load(listener: &str, settings: &SslSettings) -> Result<Keys, String> {
         let texts = read(settings)?;
         let (config, holder) = configure(settings, &texts)?;
@@ -61,12 +62,12 @@ impl Keys {
         Ok(Keys { listener: listener.to_owned(), settings: settings.clone(), in_use })
     }
 
-    /// What new connections use.
+    /// The configuration for new connections.
     pub fn config(&self) -> Arc<ServerConfig> {
         self.in_use.read().unwrap_or_else(PoisonError::into_inner).config.clone()
     }
 
-    /// Looks at the files again: whether there is something new, which is then in use.
+    /// Reloads changed files. Returns whether a new configuration is in use.
     pub fn reload(&self) -> Result<bool, String> {
         let texts = read(&self.settings)?;
         if texts == self.in_use.read().unwrap_or_else(PoisonError::into_inner).texts {
@@ -88,7 +89,7 @@ impl Keys {
         }
     }
 
-    /// Looks at the files every so often, until it is dropped.
+    /// Reloads changed files at an interval, until the future is dropped.
     pub async fn watch(self: Arc<Keys>) {
         let mut complained = None;
         let mut warned: Option<Instant> = None;
@@ -103,7 +104,7 @@ impl Keys {
             match reloaded.unwrap_or_else(|error| Err(error.to_string())) {
                 Ok(true) => (complained, warned) = (None, None),
                 Ok(false) => complained = None,
-                // Once for each reason, or a file that stays broken fills the log.
+                // Each reason is logged once, so that a broken file does not fill the log.
                 Err(error) if complained.as_ref() == Some(&error) => {}
                 Err(error) => {
                     tracing::error!(listener = %self.listener, %error, "new keys cannot be used; the old ones stay in use");
@@ -200,7 +201,7 @@ fn private_key(text: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
     })
 }
 
-/// At least one.
+/// Parses the certificates. There must be at least one.
 fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
     match found {

@@ -1,12 +1,12 @@
-//! TLS on a listener's sockets: the handshake, and who the client is by its certificate.
+//! TLS on a listener's sockets: the handshake, and the client's identity from its certificate.
 //!
-//! `keys.rs` has the server's keys, `stream.rs` what is encrypted, `subject.rs` and `mapping.rs` the names of clients.
-//! What TLS itself is, rustls knows, with the ciphers of ring.
+//! `keys.rs` loads the server's keys, `stream.rs` reads and writes encrypted data, `subject.rs` and
+//! `principal_mapping.rs` derive the names of clients. rustls implements TLS, with the ciphers of ring.
 //!
 //! Invariants:
-//! - A handshake reads no more than [`HANDSHAKE_BYTES_MAX`] from a client that is not known yet.
-//! - There is no early data (0-RTT): nothing that was recorded can be sent again.
-//! - A certificate whose subject cannot be read or fits no rule ends the connection; it never becomes ANONYMOUS.
+//! - A handshake reads no more than [`HANDSHAKE_BYTES_MAX`] from an unauthenticated client.
+//! - There is no early data (0-RTT): recorded data cannot be replayed.
+//! - A certificate whose subject cannot be read or fits no rule ends the connection. It never becomes ANONYMOUS.
 
 mod keys;
 mod stream;
@@ -28,11 +28,11 @@ use subject::Holder;
 
 use crate::principal_mapping::MappingRules;
 
-/// Enough for a chain of certificates; Java's bound on handshake messages is the same.
+/// Enough for a chain of certificates, and equal to Java's bound on handshake messages.
 pub const HANDSHAKE_BYTES_MAX: usize = 32 * 1024;
 const READ_BYTES: usize = 4096;
 
-/// Why there is no connection.
+/// The reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     #[error("the client closed it")]
@@ -47,7 +47,7 @@ pub enum HandshakeError {
     Socket(#[from] io::Error),
 }
 
-/// Shakes hands, and finds who the client is. Dropping the future closes the connection.
+/// Does the handshake and derives the client's identity. Dropping the future closes the connection.
 pub async fn accept(
     mut tcp: TcpStream,
     keys: &Keys,
@@ -69,7 +69,7 @@ pub async fn accept(
         }
         tcp.readable().await?;
         if let Err(error) = read_some(&tcp, &mut tls, &mut received) {
-            // The alert tells the client what it did wrong, if it is there to hear it.
+            // The alert tells the client its mistake, if the client still listens.
             stream::write_now(&tcp, &mut tls);
             return Err(error);
         }
@@ -87,7 +87,7 @@ pub async fn accept(
     Ok((TlsStream::new(tcp, tls), principal))
 }
 
-/// Takes what has come, if anything has.
+/// Reads the data that has arrived, if any.
 fn read_some(
     tcp: &TcpStream,
     tls: &mut ServerConnection,
@@ -111,11 +111,11 @@ fn read_some(
     })
 }
 
-/// Hands what was received to TLS.
+/// Passes received data to TLS.
 fn take(tls: &mut ServerConnection, mut bytes: &[u8]) -> Result<(), HandshakeError> {
     while !bytes.is_empty() {
         if tls.read_tls(&mut bytes)? == 0 {
-            // It said goodbye: whatever comes behind that counts for nothing.
+            // After a close_notify, further data is ignored.
             return Ok(());
         }
         tls.process_new_packets().map_err(|error| HandshakeError::Tls { error, hint: "" })?;
@@ -123,7 +123,7 @@ fn take(tls: &mut ServerConnection, mut bytes: &[u8]) -> Result<(), HandshakeErr
     Ok(())
 }
 
-/// What is the matter where it is a mistake that many make.
+/// A hint for a common mistake.
 fn hint(error: &rustls::Error, first: bool) -> &'static str {
     match error {
         rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) if first => {
@@ -139,7 +139,7 @@ fn hint(error: &rustls::Error, first: bool) -> &'static str {
     }
 }
 
-/// The body of the fuzz target: any bytes from a client give an error or nothing, and hold little.
+/// The body of the fuzz target: any bytes from a client lead to an error or to nothing, and hold little memory.
 #[cfg(test)]
 fn fuzz_handshake(keys: &Keys, data: &[u8]) {
     let mut tls = ServerConnection::new(keys.config()).expect("the configuration is one");

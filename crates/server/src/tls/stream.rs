@@ -1,14 +1,13 @@
-//! A connection once the handshake is over: records of TLS in and out.
+//! A connection after the handshake: TLS records in and out.
 //!
-//! What comes is read in large pieces, decrypted record by record, and goes to whoever reads without a buffer between.
-//! What goes is taken as it stands in its parts, encrypted record by record, and leaves in as few system calls as its
-//! size allows.
+//! Incoming data is read in large pieces, decrypted record by record, and passed to the reader without another buffer.
+//! Outgoing data is taken in its parts, encrypted record by record, and sent in as few system calls as its size allows.
 //!
 //! Invariants:
-//! - Pending loses nothing: whatever was read or taken is in the session.
-//! - Encrypted bytes that wait are bounded by [`INCOMING_BYTES`] on the way in and [`OUTGOING_BYTES`] on the way out.
-//! - An end of the socket is an end of the stream, with or without a farewell (close_notify): frames know by themselves
-//!   whether they are whole.
+//! - Pending loses nothing: all data that was read or accepted is in the session.
+//! - Encrypted data that waits is bounded by [`INCOMING_BYTES`] on the way in and [`OUTGOING_BYTES`] on the way out.
+//! - An end of the socket is an end of the stream, with or without close_notify. Frames carry their size, so a
+//!   truncation is detected.
 
 use std::io::{self, BufRead, IoSlice, Write};
 use std::pin::Pin;
@@ -22,24 +21,24 @@ use tokio::net::tcp::{ReadHalf, WriteHalf};
 
 use crate::transport::{Source, Transport};
 
-/// Read from the socket at once: four of the largest records.
+/// Bytes per read of the socket: four of the largest records.
 const INCOMING_BYTES: usize = 64 * 1024;
-/// Encrypted bytes that wait for the socket.
+/// Bound in bytes of encrypted data that waits for the socket.
 const OUTGOING_BYTES: usize = 128 * 1024;
 
-/// A socket with TLS on it.
+/// A socket with TLS.
 pub struct TlsStream {
     tcp: TcpStream,
-    /// Of one task: nobody ever waits for the lock.
+    /// Used by one task, so the lock is never contended.
     session: Mutex<Session>,
 }
 
 struct Session {
     tls: ServerConnection,
-    /// Bytes from the socket, of which `taken` were handed to `tls`.
+    /// Bytes from the socket. The first `taken` of them were passed to `tls`.
     incoming: Vec<u8>,
     taken: usize,
-    /// The socket, or the other side by its farewell, has come to its end.
+    /// Whether the socket has ended, or the other side has sent close_notify.
     ended: bool,
 }
 
@@ -60,7 +59,7 @@ fn lock(session: &Mutex<Session>) -> MutexGuard<'_, Session> {
 }
 
 impl TlsStream {
-    /// Of a session whose handshake is over.
+    /// Creates the stream of a session whose handshake is complete.
     pub fn new(tcp: TcpStream, mut tls: ServerConnection) -> TlsStream {
         tls.set_buffer_limit(Some(OUTGOING_BYTES));
         let session = Session { tls, incoming: Vec::new(), taken: 0, ended: false };
@@ -85,7 +84,7 @@ impl Transport for TlsStream {
 }
 
 impl Session {
-    /// Moves at most `room` decrypted bytes to the end of `into`, of what is here already.
+    /// Moves at most `room` decrypted bytes to the end of `into`, from data that has already arrived.
     fn read(&mut self, into: &mut Vec<u8>, room: usize) -> io::Result<usize> {
         let mut moved = 0;
         loop {
@@ -97,7 +96,7 @@ impl Session {
             let count = self.tls.read_tls(&mut rest)?;
             self.taken += count;
             if count == 0 {
-                // Behind a farewell nothing counts.
+                // Data after a close_notify is ignored.
                 self.ended = true;
                 self.taken = self.incoming.len();
             }
@@ -111,7 +110,7 @@ impl Session {
     }
 }
 
-/// Moves what was decrypted to the end of `into`, at most `room` bytes.
+/// Moves at most `room` decrypted bytes to the end of `into`.
 pub(super) fn read_plain(tls: &mut ServerConnection, into: &mut Vec<u8>, room: usize) -> io::Result<usize> {
     let mut moved = 0;
     while moved < room {
@@ -136,7 +135,7 @@ pub(super) fn read_plain(tls: &mut ServerConnection, into: &mut Vec<u8>, room: u
     Ok(moved)
 }
 
-/// The body of the fuzz target: what comes of `records`, whatever they are.
+/// The body of the fuzz target: decrypts `records`, which may be any bytes.
 #[cfg(test)]
 pub(super) fn read_records(tls: ServerConnection, records: Vec<u8>, into: &mut Vec<u8>) -> io::Result<usize> {
     let mut session = Session { tls, incoming: records, taken: 0, ended: false };
@@ -162,14 +161,14 @@ impl Source for TlsSource<'_> {
         loop {
             let moved = session.read(into, room);
             if session.tls.wants_write() {
-                // An alert, or an answer to new keys; what does not fit now goes out with the next answer.
+                // An alert, or an answer to new keys. What does not fit now is sent with the next answer.
                 write_now(self.tcp.as_ref(), &mut session.tls);
             }
             let moved = moved?;
             if moved > 0 || session.ended {
                 return Poll::Ready(Ok(moved));
             }
-            // Only when there is something to read is there a buffer.
+            // The buffer is allocated only when there is something to read.
             ready!(self.tcp.poll_ready(cx))?;
             let mut incoming = Vec::with_capacity(INCOMING_BYTES);
             match ready!(self.tcp.poll_read(cx, &mut incoming, INCOMING_BYTES))? {
@@ -213,13 +212,13 @@ impl AsyncWrite for TlsSink<'_> {
         poll_send(&mut self.tcp, cx, &mut session.tls)
     }
 
-    /// The farewell is said by [`Transport::close`].
+    /// [`Transport::close`] sends the close_notify.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_flush(cx)
     }
 }
 
-/// Sends what is encrypted already; ready once all of it has left.
+/// Sends the encrypted data. Ready once all of it has left.
 fn poll_send(
     tcp: &mut WriteHalf<'_>,
     cx: &mut Context<'_>,
@@ -236,12 +235,12 @@ fn poll_send(
     Poll::Ready(Ok(()))
 }
 
-/// Sends what can be sent without waiting. Errors are left for whoever uses the socket next.
+/// Sends as much as possible without waiting. The next use of the socket reports errors.
 pub(super) fn write_now(tcp: &TcpStream, tls: &mut ServerConnection) {
     while tls.wants_write() && tls.write_tls(&mut Tried(tcp)).is_ok_and(|count| count > 0) {}
 }
 
-/// A socket that is waited for as tasks wait.
+/// A socket whose operations return Pending when they would block.
 struct Polled<'a, 'b, 'c> {
     tcp: &'a mut WriteHalf<'b>,
     cx: &'a mut Context<'c>,
@@ -264,7 +263,7 @@ impl Write for Polled<'_, '_, '_> {
     }
 }
 
-/// A socket that is not waited for.
+/// A socket whose operations fail when they would block.
 struct Tried<'a>(&'a TcpStream);
 
 impl Write for Tried<'_> {

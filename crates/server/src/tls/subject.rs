@@ -1,7 +1,7 @@
-//! What a certificate says about whose it is: its subject as Kafka's principals have it, and until when it holds.
+//! The subject of a certificate in the form of Kafka's principals, and the certificate's expiry.
 //!
-//! The subject is written as RFC 2253 has it and Java's `X500Principal.getName()` prints it: the last part first, nine
-//! keywords, every other attribute as its number with the value in hexadecimal.
+//! The subject is written as in RFC 2253 and in Java's `X500Principal.getName()`: the last part first, nine keywords,
+//! every other attribute as its number with the value in hexadecimal.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,10 +10,10 @@ use x509_cert::Certificate;
 use x509_cert::attr::AttributeTypeAndValue;
 use x509_cert::der::{Decode, Encode, Tag, Tagged};
 
-/// A certificate that does not last so long any more is warned of.
+/// A certificate with less remaining validity than this is warned of.
 const SHORT: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The attributes that RFC 2253 has a keyword for.
+/// The attributes with a keyword in RFC 2253.
 const KEYWORDS: [(&str, &str); 9] = [
     ("2.5.4.3", "CN"),
     ("2.5.4.6", "C"),
@@ -26,17 +26,17 @@ const KEYWORDS: [(&str, &str); 9] = [
     ("0.9.2342.19200300.100.1.1", "UID"),
 ];
 
-/// What is known of a certificate.
+/// The information read from a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     pub subject: String,
-    /// When it expires, as a time and as text.
+    /// The expiry, as a time and as text.
     pub not_after: SystemTime,
     pub not_after_text: String,
 }
 
 impl Holder {
-    /// Of a certificate as DER.
+    /// Reads a certificate in DER.
     pub fn of(certificate: &[u8]) -> Result<Holder, String> {
         let unreadable = |error: x509_cert::der::Error| format!("a certificate cannot be read: {error}");
         let certificate = Certificate::from_der(certificate).map_err(unreadable)?;
@@ -59,7 +59,7 @@ impl Holder {
         })
     }
 
-    /// What is to be said of its end at the time `now`, if anything.
+    /// The warning about the expiry at the time `now`, if one is due.
     pub fn warning(&self, now: SystemTime) -> Option<String> {
         let subject = &self.subject;
         match self.not_after.duration_since(now) {
@@ -73,7 +73,7 @@ impl Holder {
     }
 }
 
-/// One attribute as `keyword=value`.
+/// Formats one attribute as `keyword=value`.
 fn shown(attribute: &AttributeTypeAndValue) -> Result<String, String> {
     let oid = attribute.oid.to_string();
     let keyword = KEYWORDS.iter().find(|(number, _)| *number == oid).map(|(_, keyword)| *keyword);
@@ -89,7 +89,7 @@ fn shown(attribute: &AttributeTypeAndValue) -> Result<String, String> {
     Ok(text)
 }
 
-/// The value where it is one of the kinds of text.
+/// The value, if it is one of the text types.
 fn text_of(attribute: &AttributeTypeAndValue) -> Option<String> {
     let bytes = attribute.value.value();
     match attribute.value.tag() {
@@ -104,7 +104,7 @@ fn text_of(attribute: &AttributeTypeAndValue) -> Option<String> {
     }
 }
 
-/// As Java does: also = and #, wherever they stand, and every blank at either end.
+/// Escapes as Java does: also = and # in any position, and every blank at either end.
 fn escaped(text: &str) -> String {
     let blank = |letter: char| matches!(letter, ' ' | '\r');
     let lead = text.chars().take_while(|letter| blank(*letter)).count();

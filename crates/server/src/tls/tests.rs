@@ -1,4 +1,5 @@
-//! Keys for tests, and what a client of rustls makes of the server's end: made up on the spot, since certificates expire.
+//! Keys for tests, and a rustls client against the server's end. Certificates are generated for each run, because they
+//! expire.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use super::*;
 use crate::principal_mapping::MappingRules;
 use crate::settings::{ClientAuthentication, Pem, SslSettings, TlsVersion};
 
-/// What clients are, without a certificate or with one.
+/// The configuration of a client, with or without a certificate.
 pub fn client_config(authority: &Authority, identity: Option<&Identity>) -> rustls::ClientConfig {
     let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
@@ -23,7 +24,7 @@ pub fn client_config(authority: &Authority, identity: Option<&Identity>) -> rust
     }
 }
 
-/// Settings of a listener whose key store is a file.
+/// The settings of a listener whose key store is a file.
 pub fn ssl_settings(key_store: &Path, authority: Option<&Authority>) -> SslSettings {
     SslSettings {
         key: Pem::File(key_store.to_owned()),
@@ -39,7 +40,7 @@ pub fn ssl_settings(key_store: &Path, authority: Option<&Authority>) -> SslSetti
     }
 }
 
-/// A key store in a directory that goes away with the test.
+/// A key store in a directory that is removed with the test.
 pub fn key_store(identity: &Identity) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("server.pem");
@@ -95,7 +96,7 @@ fn new_files_are_taken_and_broken_ones_are_not() {
     assert_eq!(keys.reload(), Ok(false));
 }
 
-/// What a client says first, in both versions, and what it sends with its certificate.
+/// The first message of a client in both versions, and the message with its certificate.
 #[test]
 fn fuzz_handshakes() {
     let authority = Authority::new("ca");
@@ -116,7 +117,7 @@ fn fuzz_handshakes() {
     testing::fuzz::run(2, &hellos, |data| fuzz_handshake(&keys, data));
 }
 
-/// Records of a session that was made for them: the first bytes of the input are what is changed in them.
+/// Records of a real session. The first bytes of the input choose what is changed in them.
 #[test]
 fn fuzz_sessions() {
     let authority = Authority::new("ca");

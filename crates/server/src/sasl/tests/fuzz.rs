@@ -1,4 +1,4 @@
-//! The gate under sequences of frames that are valid, damaged, out of order or plain random.
+//! Fuzz test of the gate: sequences of frames that are valid, damaged, out of order or random.
 
 use super::*;
 
@@ -50,7 +50,7 @@ async fn fuzz_gate() {
                     _ => frame = (0..at).map(|_| rng.u8(..)).collect(),
                 }
             }
-            // The stand-in wants the key of an API, as whoever is behind the gate may.
+            // The substitute requires the key of an API, as the real connection may.
             if peer.gate.authenticated() && frame.len() < 2 {
                 break;
             }
@@ -75,7 +75,7 @@ async fn fuzz_gate() {
     assert!(runs > 500 && opened > 0, "{runs} {opened}");
 }
 
-/// Any of the versions, though always the same for a token.
+/// One of the versions, always the same for a token.
 fn rng_version(token: &str) -> i16 {
     i16::try_from(token.len() % 3).unwrap()
 }

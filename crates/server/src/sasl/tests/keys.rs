@@ -1,4 +1,4 @@
-//! Where the keys of tokens come from.
+//! Tests of the sources of token keys.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use super::super::keys::Keys;
 use super::*;
 
-/// An HTTP server that gives documents by their path, and counts.
+/// An HTTP server that serves documents by path, and counts requests.
 struct Web {
     address: String,
     documents: Arc<Mutex<HashMap<String, String>>>,

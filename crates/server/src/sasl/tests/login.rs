@@ -1,4 +1,4 @@
-//! Logging in for the first time.
+//! Tests of the first log-in.
 
 use super::*;
 
@@ -82,7 +82,7 @@ async fn an_overheard_exchange_lets_nobody_in() {
     assert_eq!(thief.told(client.first()).await.0, 0);
     assert_eq!(thief.told(last.clone()).await, invalid(SHA256));
     thief.is_out().await;
-    // Nor without its beginning.
+    // The same without the first message of the exchange.
     let mut thief = place.connect();
     thief.handshake(SHA256).await;
     assert_eq!(thief.told(last).await, invalid(SHA256));
@@ -152,7 +152,7 @@ async fn nothing_gets_through_before_the_log_in() {
         assert!(peer.frame(frame.clone()).await.is_err());
         assert_eq!(peer.seen.lock().unwrap().len(), 1);
     }
-    // Once only, but for a version that is not known, which is answered with those that are.
+    // ApiVersions may come only once, except for an unknown version, which is answered with the known ones.
     let mut peer = place.connect();
     peer.frame(Bytes::from_static(b"\0\x12\0\x63\0\0\0\x07\xff\xff\0")).await.unwrap();
     peer.send(3, &m::ApiVersionsRequest::default()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Logging in again on the same connection (KIP-368).
+//! Tests of repeated log-ins on a connection (KIP-368).
 
 use super::*;
 
@@ -29,12 +29,12 @@ async fn whoever_logs_in_again_goes_on() {
     let mut peer = place.connect();
     assert_eq!(peer.scram(Hash::Sha512, "bob", "secret").await.0, 0);
     for _ in 0..2 {
-        // Also when the session has ended meanwhile.
+        // A log-in works even if the session has ended in the meantime.
         tokio::time::sleep(MILLIS(1050)).await;
         assert_eq!(peer.scram(Hash::Sha512, "bob", "secret").await.0, 0);
         assert_eq!(peer.is_heard_as().await.unwrap(), "bob");
     }
-    // Not twice in a second: then the broker answers, or the session's end.
+    // A second log-in within a second is refused: the broker answers it, or the session has ended.
     peer.send(1, &m::SaslHandshakeRequest { mechanism: Text::from_static("SCRAM-SHA-512") }).await.unwrap();
     assert_eq!(peer.seen.lock().unwrap().last().unwrap().0, ApiKey::SaslHandshake.code());
     assert_eq!(peer.is_heard_as().await.unwrap(), "bob");
@@ -74,7 +74,7 @@ async fn nobody_becomes_somebody_else() {
 }
 
 impl Peer {
-    /// The handshake is answered as if nothing was wrong, the token is not.
+    /// The handshake is answered as if it were valid, but the token is refused.
     async fn scram_first_after_plain(&mut self) -> (i16, bool) {
         let error = self.handshake(SHA256).await;
         let client = Client::new(Hash::Sha256, "alice", "secret", "nonce".into());
@@ -96,7 +96,7 @@ async fn a_token_ends_the_session_with_itself() {
     assert_eq!(log_in(600).await.1, 60_000);
     let (_, lifetime_ms) = log_in(30).await;
     assert!((20_000..=30_000).contains(&lifetime_ms), "{lifetime_ms}");
-    // Within the skew of clocks it is good, and over at once.
+    // Within the allowed clock skew the token is valid, and the session ends at once.
     let (mut peer, lifetime_ms) = log_in(-5).await;
     assert_eq!(lifetime_ms, 0);
     tokio::time::sleep(MILLIS(5)).await;
@@ -113,7 +113,7 @@ async fn answers_under_way_are_those_of_who_asked() {
     let place = expiring(60_000).await;
     let mut peer = place.connect();
     assert_eq!(peer.plain("alice", "secret").await.0, 0);
-    // A request, the log-in and another request, with none of the answers taken yet.
+    // A request, the log-in and another request, before any of the answers is read.
     let mut answers = VecDeque::new();
     let handshake = m::SaslHandshakeRequest { mechanism: Text::from_static("PLAIN") };
     let token = m::SaslAuthenticateRequest { auth_bytes: Bytes::from_static(b"\0alice\0secret") };
