@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use crate::contender::key_value;
 
-/// The client that makes the load.
+/// The client that generates the load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Engine {
     /// Our own, made not to be the bottleneck.

@@ -1,4 +1,5 @@
-//! A certificate for the servers that are compared over TLS: made for one comparison, for this machine's own addresses.
+//! A certificate for servers that are compared over TLS. It is made for one comparison, for this machine's own
+//! addresses.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -7,17 +8,17 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use rcgen::{CertificateParams, KeyPair, SanType};
 
-/// The files of a server that speaks TLS, in PEM.
+/// The PEM files of a server that uses TLS.
 #[derive(Clone, Debug)]
 pub struct Certificate {
-    /// Private key and certificate.
+    /// The private key and the certificate.
     pub keystore: PathBuf,
     /// The certificate alone, which is its own authority.
     pub truststore: PathBuf,
 }
 
 impl Certificate {
-    /// Makes one (ECDSA on P-256, which is what most certificates are today) and writes it to `directory`.
+    /// Makes a certificate (ECDSA on P-256, as most certificates today) and writes it to `directory`.
     pub fn make(directory: &Path) -> anyhow::Result<Certificate> {
         let failed = "a certificate cannot be made";
         let mut params = CertificateParams::new(vec!["localhost".to_owned()]).context(failed)?;
@@ -33,12 +34,12 @@ impl Certificate {
         Ok(files)
     }
 
-    /// What a server is told, by Kafka's names.
+    /// The server's settings, by Kafka's names.
     pub fn server_settings(&self) -> Vec<(String, String)> {
         stores("keystore", &self.keystore).into_iter().chain(stores("truststore", &self.truststore)).collect()
     }
 
-    /// What a client is told.
+    /// The client's settings.
     pub fn client_properties(&self) -> Vec<(String, String)> {
         let protocol = ("security.protocol".to_owned(), "SSL".to_owned());
         [protocol].into_iter().chain(stores("truststore", &self.truststore)).collect()

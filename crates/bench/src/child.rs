@@ -1,8 +1,9 @@
-//! Child processes that do not outlive us.
+//! Child processes that end with this process.
 //!
-//! A child is started through `setpriv --pdeathsig` of util-linux: the kernel sends it SIGTERM when we end, however we
-//! end. That happens already when the *thread* that started it ends, so children are started on a thread that lives as
-//! long as they do. Its process id is the one we see: `setpriv` and `taskset` become the program.
+//! A child is started through `setpriv --pdeathsig` of util-linux. The kernel then sends it SIGTERM when this process
+//! ends, for whatever reason. The signal is sent when the *thread* that started the child ends, so children are started
+//! on a thread that lives as long as they do. The process id of the child is that of the program: `setpriv` and
+//! `taskset` exec it.
 
 use std::env;
 use std::ffi::OsStr;
@@ -17,14 +18,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::interrupt;
 
-/// Between two looks at a child.
+/// Interval at which a child is checked.
 pub const POLL: Duration = Duration::from_millis(20);
-/// How long a child may take to stop by itself.
+/// Time that a child gets to stop by itself.
 pub const STOP_GRACE: Duration = Duration::from_secs(30);
-/// Of a log in an error message: enough for the cause of an exception below its stack.
+/// Lines of a log in an error message: enough to show the cause of an exception below its stack.
 const LOG_LINES: usize = 20;
 
-/// A command for `program`, on the processors `cpus` (a list as `taskset -c` takes it; empty for all).
+/// A command for `program` on the processors `cpus` (a list as for `taskset -c`; empty for all).
 pub fn command(program: &Path, cpus: &str) -> anyhow::Result<Command> {
     let mut words: Vec<&OsStr> = Vec::new();
     if on_path("setpriv").is_some() {
@@ -44,14 +45,14 @@ pub fn command(program: &Path, cpus: &str) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-/// The first file of this name in the directories of `PATH`.
+/// The first file with this name in the directories of `PATH`.
 pub fn on_path(program: &str) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?)
         .map(|directory| directory.join(program))
         .find(|file| file.is_file())
 }
 
-/// Waits for the child's end; when a stop is asked for meanwhile, stops it and fails.
+/// Waits for the end of the child. If a stop is requested in the meantime, stops the child and fails.
 pub fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
     loop {
         if let Some(status) = child.try_wait().context("the child cannot be waited for")? {
@@ -65,11 +66,11 @@ pub fn wait(child: &mut Child) -> anyhow::Result<ExitStatus> {
     }
 }
 
-/// SIGTERM, and SIGKILL when that has not ended it after `grace`.
+/// Sends SIGTERM, and SIGKILL if the child has not ended after `grace`.
 pub fn stop(child: &mut Child, grace: Duration) {
     let deadline = Instant::now() + grace;
     if matches!(child.try_wait(), Ok(None)) {
-        // It may have ended since; until it is waited for, its id is not given to another process.
+        // The child may have ended since. Its id is not reused before the wait.
         let _ = kill_process(Pid::from_child(child), Signal::TERM);
     }
     while matches!(child.try_wait(), Ok(None)) {
@@ -82,7 +83,7 @@ pub fn stop(child: &mut Child, grace: Duration) {
     }
 }
 
-/// Where a log is and what its last lines are, for the end of an error message.
+/// The path of a log and its last lines, for the end of an error message.
 pub fn last_lines(log: &Path) -> String {
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

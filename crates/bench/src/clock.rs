@@ -1,4 +1,4 @@
-//! Time in a run: monotonic nanoseconds since it began, and the wall clock for the timestamps of records.
+//! The time in a run: monotonic nanoseconds since its start, and the wall clock for the timestamps of records.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use model::Timestamp;
 /// Nanoseconds since the run began.
 pub type Nanos = u64;
 
-/// The clock of one run, shared by producers and consumers: a latency is a difference of two of its readings.
+/// The clock of one run, shared by producers and consumers. A latency is the difference of two of its readings.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin: Instant,
@@ -24,13 +24,13 @@ impl Clock {
         u64::try_from(self.origin.elapsed().as_nanos()).expect("a run is shorter than 500 years")
     }
 
-    /// The wall clock at a reading of this one.
+    /// The wall clock at a reading of this clock.
     pub fn timestamp(&self, at: Nanos) -> Timestamp {
         Timestamp(self.wall_ms + i64::try_from(at / 1_000_000).unwrap_or(0))
     }
 }
 
-/// As nanoseconds; what is longer than 500 years is that.
+/// Converts to nanoseconds. The value saturates at more than 500 years.
 pub fn nanos(duration: std::time::Duration) -> Nanos {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

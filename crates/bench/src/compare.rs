@@ -1,8 +1,8 @@
-//! `mainstem-bench compare`: servers side by side on one machine, in turns (A, B, A, B), and what that says.
+//! `mainstem-bench compare`: runs servers on one machine in turns (A, B, A, B) and compares their results.
 //!
-//! Every run has a fresh server and a load generator in a process of its own (`mainstem-bench run`), so that no run
-//! inherits anything from another one. A run that fails fails the comparison in the end, yet the others go on and are
-//! compared; after an interruption nothing more is started. No server stays behind in any case.
+//! Every run has a fresh server and a load generator in a separate process (`mainstem-bench run`), so that runs do not
+//! affect each other. If a run fails, the comparison fails in the end, but the other runs continue and are compared.
+//! After an interruption, no further run is started. No server is left running in any case.
 
 use std::fs;
 use std::io;
@@ -61,35 +61,35 @@ pub struct CompareArguments {
     pub servers: ContenderArguments,
 }
 
-/// What a comparison left.
+/// The outcome of a comparison.
 #[derive(Clone, Debug, Default)]
 pub struct Compared {
-    /// Where everything was written.
+    /// The directory with all output.
     pub output_dir: PathBuf,
     /// Result files, in the order of the runs.
     pub files: Vec<PathBuf>,
-    /// Why runs failed.
+    /// The reasons why runs failed.
     pub failures: Vec<String>,
-    /// Every server that ran, also where the load failed.
+    /// Every server that ran, even if the load failed.
     pub servers: Vec<ServerRun>,
 }
 
-/// A server's turn.
+/// One run of a server.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServerRun {
-    /// Its kind.
+    /// The kind of server.
     pub contender: &'static str,
     /// The name of the workload's file.
     pub workload: String,
-    /// From 1.
+    /// The round, from 1.
     pub round: u32,
-    /// The largest resident set until it was stopped; unknown when it had ended before.
+    /// The largest resident set before the stop. `None` if the server had already ended.
     pub peak_memory_bytes: Option<u64>,
 }
 
 impl Compared {
-    /// An error when anything failed.
+    /// Returns an error if any run failed.
     pub fn verdict(&self) -> anyhow::Result<()> {
         match self.failures.as_slice() {
             [] => Ok(()),
@@ -98,16 +98,19 @@ impl Compared {
     }
 }
 
-/// Compares, prints the comparison to the standard output and writes it to `comparison.json`.
+/// Compares the servers, prints the comparison to standard output and writes it to `comparison.json`.
 ///
-/// To be called on a thread that lives as long as the process, see [`child`]. What failed while servers ran is in the
-/// answer, for [`Compared::verdict`]; an error is what kept the comparison from beginning.
+/// Must be called on a thread that lives as long as the process (see [`child`]). Failures while servers ran are in the
+/// result, for [`Compared::verdict`].
+///
+/// # Errors
+/// The comparison could not begin.
 pub fn run(arguments: &CompareArguments) -> anyhow::Result<Compared> {
     interrupt::listen()?;
     let load_program = std::env::current_exe().context("the path of this program is not known")?;
     let setup = Setup::new(arguments, load_program)?;
     for contender in &arguments.contenders {
-        // Not found out only after another one's hours.
+        // A failure here would otherwise show up only after hours of other runs.
         contender.prepare(&arguments.servers, &setup.output_dir)?;
     }
     let device_limits = setup.device_limits();
@@ -115,14 +118,14 @@ pub fn run(arguments: &CompareArguments) -> anyhow::Result<Compared> {
     let runs = setup.run_all(&mut compared);
     compared.files = runs.iter().map(|run| run.file.clone()).collect();
     if arguments.servers.data_dir.is_none() {
-        // Unless it holds data that is kept.
+        // This fails if the directory holds data that is kept.
         let _ = fs::remove_dir(&setup.data_parent);
     }
     let named =
         |contender: &Contender| Named { name: contender.name(), durability: setup.durability(*contender) };
     let contenders: Vec<Named> = arguments.contenders.iter().map(named).collect();
     let mut comparisons = comparison::compare(&contenders, &runs);
-    // As seen from the directory, which may be moved or kept elsewhere.
+    // The paths are relative to the directory, which may be moved.
     for file in comparisons.iter_mut().flat_map(|comparison| &mut comparison.files) {
         if let Ok(inside) = file.strip_prefix(&setup.output_dir) {
             *file = inside.to_owned();
@@ -135,7 +138,7 @@ pub fn run(arguments: &CompareArguments) -> anyhow::Result<Compared> {
     Ok(compared)
 }
 
-/// What all runs have in common.
+/// The parameters that all runs share.
 struct Setup<'a> {
     arguments: &'a CompareArguments,
     load_program: PathBuf,
@@ -181,7 +184,7 @@ impl Setup<'_> {
         Ok(Setup { arguments, load_program, driver, acks, output_dir, data_parent, environment, begin })
     }
 
-    /// Empty when it is not to be measured or cannot be, which is no reason not to compare.
+    /// Empty if the limits are not to be measured, or cannot be. The comparison continues without them.
     fn device_limits(&self) -> Vec<DeviceLimit> {
         if !self.arguments.fio || child::on_path("fio").is_none() {
             return Vec::new();
@@ -282,19 +285,19 @@ impl Turn<'_> {
         &self.setup.arguments.workloads[self.workload]
     }
 
-    /// Without its directory: results are shown to others.
+    /// The file's name without its directory, because results are shown to others.
     fn workload_name(&self) -> String {
         self.workload_file().file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Where this turn's server logs, and where its results are.
+    /// The directory for the log of this run's server and for its results.
     fn directory(&self) -> PathBuf {
         let stem = self.workload_file().file_stem().unwrap_or_default().to_string_lossy();
         let workload = format!("{}-{stem}", self.workload + 1);
         self.setup.output_dir.join(workload).join(format!("round-{}-{}", self.round, self.contender().name()))
     }
 
-    /// Also results of a run that failed are kept when it wrote them.
+    /// Runs the load. Results of a failed run are kept if it wrote them.
     fn run(&self, runs: &mut Vec<Run>, servers: &mut Vec<ServerRun>) -> anyhow::Result<()> {
         interrupt::check()?;
         let directory = self.directory();
@@ -320,7 +323,7 @@ impl Turn<'_> {
         });
         server.stop();
         let found = self.read_results(&directory, runs);
-        // A server that ended explains why the load failed.
+        // A server that has ended explains why the load failed, so this error comes first.
         interrupt::check().and(alive).and(loaded)?;
         found
     }
@@ -350,7 +353,7 @@ impl Turn<'_> {
         for (name, value) in optional.into_iter().filter(|(_, value)| !value.is_empty()) {
             command.args([name, value]);
         }
-        // The standard output is the comparison's.
+        // Standard output is reserved for the comparison.
         command.stdin(Stdio::null()).stdout(io::stderr().as_fd().try_clone_to_owned()?);
         let status = child::wait(&mut command.spawn().context("the load generator cannot be run")?)?;
         if !status.success() {
@@ -423,7 +426,7 @@ mod tests {
         }
     }
 
-    /// A comparison of one server with a shell script in its place and another one in place of the load generator.
+    /// Runs a comparison with shell scripts in place of the server and of the load generator.
     fn compare(directory: &Path, load: &str) -> (Compared, Vec<Run>, Value) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -491,7 +494,7 @@ mod tests {
             )
         );
         assert_eq!(written["failures"].as_array().unwrap().len(), 1);
-        // What the servers used is known all the same.
+        // The usage of the servers is known anyway.
         let servers = written["servers"].as_array().unwrap();
         assert_eq!(servers.iter().map(|server| &server["round"]).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(servers[0]["workload"], "w.yaml");

@@ -1,7 +1,7 @@
-//! What runs of several servers say about them: medians over the rounds, and ratios of rounds that belong together.
+//! Derives medians over the rounds, and ratios between servers, from the runs of several servers.
 //!
-//! On a shared machine absolute figures mean little and change from hour to hour; a ratio is therefore taken within a
-//! round, between runs that were neighbours in time, and only the ratios of the rounds are put together.
+//! On a shared machine, absolute values mean little and change from hour to hour. A ratio is therefore taken within a
+//! round, between runs that are close in time. Only the ratios of the rounds are summarized.
 
 use std::path::PathBuf;
 
@@ -12,55 +12,55 @@ use crate::result::{LatencySeries, TestResult};
 /// One result of a comparison.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Which of the workload files.
+    /// The index of the workload file.
     pub workload: usize,
-    /// Which of the contenders.
+    /// The index of the contender.
     pub contender: usize,
-    /// From 1.
+    /// The round, from 1.
     pub round: u32,
-    /// As read.
+    /// The result as read.
     pub result: TestResult,
-    /// Where it was read.
+    /// The file of the result.
     pub file: PathBuf,
 }
 
-/// A server that takes part.
+/// A server in the comparison.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Named {
-    /// For tables.
+    /// The name in tables.
     pub name: &'static str,
-    /// What its acknowledgement promises.
+    /// The durability that an acknowledgement promises.
     pub durability: &'static str,
 }
 
-/// One workload at one producer rate.
+/// The comparison of one workload at one producer rate.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Comparison {
-    /// Its name.
+    /// The workload's name.
     pub workload: String,
-    /// Messages a second over all producers; 0 for the highest sustainable.
+    /// Messages per second over all producers; 0 for the highest sustainable rate.
     pub producer_rate: f64,
-    /// Bytes.
+    /// Message size in bytes.
     pub message_size: u64,
-    /// The servers; ratios are those of the first one to each of the others.
+    /// The servers. Ratios compare the first one to each of the others.
     pub contenders: Vec<Named>,
-    /// A row per measure.
+    /// A row for each measure.
     pub rows: Vec<Row>,
-    /// Results, in the order of the runs.
+    /// Result files, in the order of the runs.
     pub files: Vec<PathBuf>,
     /// Runs whose data was not received as it was sent: server and round.
     pub unverified: Vec<(&'static str, u32)>,
 }
 
-/// One measure.
+/// One measure of all servers.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// For people.
+    /// The name for people.
     pub measure: String,
-    /// For people.
+    /// The unit for people.
     pub unit: &'static str,
-    /// One per contender, in their order.
+    /// One cell per contender, in their order.
     pub cells: Vec<Cell>,
 }
 
@@ -68,22 +68,23 @@ pub struct Row {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cell {
-    /// Round and value, in the order of the rounds.
+    /// The round and the value, in the order of the rounds.
     pub values: Vec<(u32, f64)>,
-    /// Of the values.
+    /// The median of the values.
     pub median: Option<f64>,
-    /// The first server's value divided by this one's; none for the first itself, nor where it means nothing.
+    /// The first server's value divided by this one's. `None` for the first server, and for a measure without a
+    /// meaningful ratio.
     pub ratio_of_first: Option<Ratio>,
 }
 
-/// Ratios of several rounds.
+/// The ratios of several rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Ratio {
-    /// The middle one.
+    /// The median ratio.
     pub median: f64,
-    /// The smallest.
+    /// The smallest ratio.
     pub lowest: f64,
-    /// The largest.
+    /// The largest ratio.
     pub highest: f64,
 }
 
@@ -195,7 +196,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// `first` divided by `other` in every round that both have and where that is a number.
+/// `first` divided by `other`, for every round that both have and in which the ratio is a number.
 pub fn ratio(first: &[(u32, f64)], other: &[(u32, f64)]) -> Option<Ratio> {
     let paired = first.iter().filter_map(|(round, value)| {
         let (_, divisor) = other.iter().find(|(other, _)| other == round)?;
@@ -236,7 +237,7 @@ fn compare_one(contenders: &[Named], runs: &[&Run], workload: String, producer_r
         let cell = |contender: usize| {
             let values = values(contender);
             let median = median(&values.iter().map(|(_, value)| *value).collect::<Vec<f64>>());
-            // What the machine did meanwhile is nobody's merit.
+            // The processor time that the hypervisor withheld is not a property of a server.
             let is_compared = contender > 0 && !matches!(measure, Measure::Stolen);
             let ratio_of_first = is_compared.then(|| ratio(&first, &values)).flatten();
             Cell { values, median, ratio_of_first }
@@ -260,7 +261,7 @@ fn compare_one(contenders: &[Named], runs: &[&Run], workload: String, producer_r
 }
 
 impl Comparison {
-    /// The table and what must be known to read it, for people.
+    /// The table with its legend, for people.
     pub fn to_text(&self) -> String {
         let rate = match self.producer_rate {
             0.0 => "the highest sustainable rate".to_owned(),
@@ -273,7 +274,8 @@ impl Comparison {
         for line in &table {
             let mut cells = String::new();
             for (at, (cell, width)) in line.iter().zip(&widths).enumerate() {
-                // Names and units stand left, figures right; what comes after the figures stands left again.
+                // Names and units are aligned to the left, values to the right, and the columns behind the values to
+                // the left again.
                 let left = at < 2 || at >= 2 + self.contenders.len();
                 cells += &if left { format!("{cell:<width$}   ") } else { format!("{cell:>width$}   ") };
             }
@@ -325,7 +327,7 @@ impl Ratio {
     }
 }
 
-/// With about three digits that mean something.
+/// Formats with about three significant digits.
 fn figure(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
@@ -347,7 +349,7 @@ mod tests {
         Named { name: "kafka", durability: "in memory" },
     ];
 
-    /// `factor` scales what is better when it is smaller.
+    /// `factor` scales the measures for which a smaller value is better.
     fn run(contender: usize, round: u32, producer_rate: f64, factor: f64) -> Run {
         let latency = |scale: f64| LatencySeries {
             aggregated: LatencySummary {

@@ -1,6 +1,6 @@
-//! The servers that are compared: each brought up on free ports of this machine, with a fresh data directory.
+//! The compared servers. Each is started on free ports of this machine with a fresh data directory.
 //!
-//! A [`Running`] server is stopped and its data removed when it is dropped, and it ends when we end (see [`child`]).
+//! Dropping a [`Running`] server stops it and removes its data. It also ends with this process (see [`child`]).
 
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpStream};
@@ -18,9 +18,9 @@ use crate::child;
 use crate::interrupt;
 use crate::kafka::{self, Kafka};
 
-/// How long a server may take until it serves.
+/// Time within which a server must be ready.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two looks at the log of a server that starts.
+/// Interval at which the log of a starting server is read.
 const START_POLL: Duration = Duration::from_millis(50);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -68,22 +68,22 @@ pub struct ContenderArguments {
     pub kafka_config: Vec<(String, String)>,
 }
 
-/// One start of a server.
+/// The parameters for one start of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
-    /// How.
+    /// The arguments of the command line.
     pub arguments: &'a ContenderArguments,
-    /// Where its data directory is created.
+    /// The parent of the server's data directory.
     pub data_parent: &'a Path,
-    /// For its log and configuration.
+    /// The directory for the server's log and configuration.
     pub work_dir: &'a Path,
-    /// As `taskset -c` takes them; empty for all.
+    /// The processors, as for `taskset -c`; empty for all.
     pub cpus: &'a str,
-    /// Until it serves.
+    /// Time within which the server must be ready.
     pub timeout: Duration,
 }
 
-/// A server that serves.
+/// A running server.
 #[derive(Debug)]
 pub struct Running {
     contender: Contender,
@@ -92,12 +92,12 @@ pub struct Running {
     setup: Vec<(String, String)>,
     child: Child,
     log: PathBuf,
-    // Dropped after the server has been stopped, with which it is removed.
+    // This field is dropped after the server is stopped. Dropping it removes the data.
     data: DataDirectory,
 }
 
 impl Contender {
-    /// As on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Contender::Mainstem => "mainstem",
@@ -108,7 +108,7 @@ impl Contender {
         }
     }
 
-    /// Where a record is when its acknowledgement is sent, for producers with these `acks`.
+    /// The location of a record when its acknowledgement is sent, for producers with these `acks`.
     pub fn durability(self, acks: i16, arguments: &ContenderArguments) -> &'static str {
         let flushes = |(name, _): &(String, String)| name.starts_with("log.flush");
         match self {
@@ -127,7 +127,7 @@ impl Contender {
         }
     }
 
-    /// Finds out what would keep it from starting, and fetches what is missing; Maven's log goes to `work_dir`.
+    /// Checks what the start needs, and fetches what is missing. Maven's log goes to `work_dir`.
     pub fn prepare(self, arguments: &ContenderArguments, work_dir: &Path) -> anyhow::Result<()> {
         match self {
             Contender::Mainstem | Contender::MainstemTls => mainstem_program(arguments).map(drop),
@@ -137,12 +137,12 @@ impl Contender {
         }
     }
 
-    /// Whether its clients speak TLS.
+    /// Whether the server's clients use TLS.
     fn is_tls(self) -> bool {
         matches!(self, Contender::MainstemTls | Contender::KafkaTls)
     }
 
-    /// Starts it and waits until it serves.
+    /// Starts the server and waits until it is ready.
     pub fn start(self, launch: &Launch<'_>) -> anyhow::Result<Running> {
         self.bring_up(launch).with_context(|| format!("{} did not start", self.name()))
     }
@@ -187,7 +187,7 @@ impl Contender {
     }
 }
 
-/// What an argument KEY=VALUE says.
+/// Parses an argument KEY=VALUE.
 pub fn key_value(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().into(), value.trim().into())),
@@ -195,7 +195,7 @@ pub fn key_value(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// What a topic's `flush.messages` is by default, then what was asked for, which counts when it says otherwise.
+/// Kafka's settings: the contender's flush setting first, then the requested ones, which take precedence.
 fn kafka_config(contender: Contender, arguments: &ContenderArguments) -> Vec<(String, String)> {
     let flush = ("log.flush.interval.messages".to_owned(), "1".to_owned());
     let flush = (contender == Contender::KafkaDurable).then_some(flush);
@@ -204,7 +204,7 @@ fn kafka_config(contender: Contender, arguments: &ContenderArguments) -> Vec<(St
 
 fn mainstem_program(arguments: &ContenderArguments) -> anyhow::Result<PathBuf> {
     let program = match &arguments.mainstem {
-        // Without a directory in its name it would be looked for on the PATH.
+        // A name without a directory would be searched for on the PATH.
         Some(program) => std::path::absolute(program)?,
         None => std::env::current_exe()?.with_file_name("mainstem"),
     };
@@ -233,7 +233,7 @@ fn mainstem(
         }
     }
     command.args(["--admin-listen", "", "--data-dir"]).arg(data_dir);
-    // The server takes every such variable for a setting; those of its tests and builds are none.
+    // The server takes every such variable for a setting, but those of tests and builds are none.
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"MAINSTEM_"))
     {
         command.env_remove(name);
@@ -247,16 +247,16 @@ fn mainstem(
     Ok(command)
 }
 
-/// From the line that mainstem prints when it serves: `mainstem is ready on 127.0.0.1:36311 (data ...)`.
+/// The address in the line that mainstem prints when it is ready: `mainstem is ready on 127.0.0.1:36311 (data ...)`.
 fn mainstem_address(log: &str) -> Option<&str> {
     let (_, rest) = log.split_once("mainstem is ready on ")?;
-    // The blank behind it says that the address is there as a whole.
+    // The blank behind the address shows that the address is complete.
     let (address, _) = rest.split_once(' ')?;
-    // A listener that is not the usual one has its name in front.
+    // The address of a listener with an unusual name begins with that name.
     Some(address.split_once("://").map_or(address, |(_, address)| address))
 }
 
-/// From the line of its log that says that it is ready.
+/// The version in the log line about readiness.
 fn mainstem_version(log: &str) -> Option<&str> {
     let (_, rest) = log.split_once(" version=\"")?;
     rest.split_once('"').map(|(version, _)| version)
@@ -274,7 +274,7 @@ impl Running {
         let output = File::create(&log).with_context(|| format!("{} cannot be written", log.display()))?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let child = command.spawn().with_context(|| format!("{command:?} cannot be run"))?;
-        // From here on an error stops it.
+        // From here on, an error stops the server.
         let (bootstrap, client_properties, setup) = (String::new(), Vec::new(), Vec::new());
         let mut running = Running { contender, bootstrap, client_properties, setup, child, log, data };
         let deadline = Instant::now() + launch.timeout;
@@ -296,37 +296,37 @@ impl Running {
         }
     }
 
-    /// Its kind.
+    /// The kind of server.
     pub fn contender(&self) -> Contender {
         self.contender
     }
 
-    /// Host and port where clients connect.
+    /// Host and port for clients.
     pub fn bootstrap(&self) -> &str {
         &self.bootstrap
     }
 
-    /// What its clients have to be told besides.
+    /// Further settings for the server's clients.
     pub fn client_properties(&self) -> &[(String, String)] {
         &self.client_properties
     }
 
-    /// Its version and what was set for it, for the record; not where a certificate is.
+    /// The server's version and settings, for the record. The paths of certificates are left out.
     pub fn setup(&self) -> &[(String, String)] {
         &self.setup
     }
 
-    /// Its process id.
+    /// The server's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where its data is.
+    /// The server's data directory.
     pub fn data_dir(&self) -> &Path {
         &self.data.path
     }
 
-    /// An error with the end of its log when it has ended.
+    /// Returns an error with the end of the log if the server has ended.
     pub fn check(&mut self) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("the server has ended ({status}); {}", child::last_lines(&self.log));
@@ -334,7 +334,7 @@ impl Running {
         Ok(())
     }
 
-    /// Stops it and removes its data.
+    /// Stops the server and removes its data.
     pub fn stop(self) {
         drop(self);
     }
@@ -353,7 +353,7 @@ fn connects(address: &str) -> anyhow::Result<bool> {
     Ok(TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).is_ok())
 }
 
-/// A fresh directory for a server's data, removed when dropped unless it is to be kept.
+/// A fresh directory for a server's data. Dropping it removes the directory, unless the data is to be kept.
 #[derive(Debug)]
 struct DataDirectory {
     path: PathBuf,
@@ -364,7 +364,7 @@ impl DataDirectory {
     fn create(parent: &Path, name: &str, keep: bool) -> anyhow::Result<DataDirectory> {
         static STARTS: AtomicU32 = AtomicU32::new(1);
         let start = STARTS.fetch_add(1, Ordering::Relaxed);
-        // A server may have another working directory, and Kafka wants it absolute.
+        // A server may have another working directory, and Kafka requires an absolute path.
         let path = std::path::absolute(parent)?.join(format!("{name}-{}-{start}", std::process::id()));
         fs::create_dir_all(parent)
             .and_then(|()| fs::create_dir(&path))
@@ -382,7 +382,7 @@ impl Drop for DataDirectory {
         if let Err(error) = fs::remove_dir_all(&self.path) {
             eprintln!("{} cannot be removed: {error}", self.path.display());
         }
-        // What freeing the blocks asks of the device is done now, and not while the next contender is measured.
+        // The device frees the blocks now, not while the next contender is measured.
         let parent = self.path.parent().and_then(|parent| File::open(parent).ok());
         let _ = parent.map(|parent| parent.sync_all());
     }

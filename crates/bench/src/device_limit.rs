@@ -1,4 +1,5 @@
-//! What the device gives without any server: fio's sequential writes, durable one by one and as many as it takes.
+//! The limits of the device without a server: fio's sequential writes, one durable write at a time, and as many as the
+//! device takes.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -11,33 +12,33 @@ use serde_json::Value;
 use crate::child;
 
 const SECONDS: u32 = 3;
-/// Written beforehand, then over and over.
+/// Size of the file, which is written before the test and then overwritten.
 const FILE_SIZE: &str = "1g";
-/// A name for people, and fio's arguments: what a log does that answers each write when it is on the device, and what
-/// the device can take at most.
+/// The name of each probe and fio's arguments: the pattern of a log that answers each write when it is on the device,
+/// and the maximum of the device.
 const PROBES: [(&str, &[&str]); 2] = [
     ("64 KiB, one at a time, each durable", &["--iodepth=1", "--sync=dsync"]),
     ("64 KiB, 32 in flight, not durable", &["--iodepth=32"]),
 ];
 
-/// What fio measured.
+/// fio's measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceLimit {
-    /// Which writes.
+    /// The kind of writes.
     pub writes: String,
-    /// MB (10^6 bytes) a second.
+    /// MB (10^6 bytes) per second.
     pub megabytes_per_second: f64,
-    /// Writes a second.
+    /// Writes per second.
     pub writes_per_second: f64,
-    /// From before the submission to the completion, half of the writes.
+    /// Median latency in milliseconds, from before the submission to the completion.
     pub p50_millis: f64,
-    /// As above, 99% of them.
+    /// The 99th percentile of the same latency.
     pub p99_millis: f64,
 }
 
 impl DeviceLimit {
-    /// For people.
+    /// The measurement as a line for people.
     pub fn to_line(&self) -> String {
         format!(
             "{}: {:.0} MB/s, {:.0} writes/s, p50 {:.3} ms, p99 {:.3} ms",
@@ -46,7 +47,7 @@ impl DeviceLimit {
     }
 }
 
-/// Measures on the file system of `parent`, in a directory of its own that it removes.
+/// Measures on the file system of `parent`, in a directory that is removed afterwards.
 pub fn measure(parent: &Path) -> anyhow::Result<Vec<DeviceLimit>> {
     let directory = parent.join(format!("fio-{}", std::process::id()));
     fs::create_dir(&directory).with_context(|| format!("{} cannot be created", directory.display()))?;
@@ -61,18 +62,19 @@ fn probe(directory: &Path, name: &str, arguments: &[&str]) -> anyhow::Result<Dev
     command
         .args(["--name=limit", "--ioengine=io_uring", "--direct=1", "--rw=write", "--bs=64k"])
         .args(arguments);
-    // Blocks that were never written are slower to sync.
+    // Blocks that were never written sync slower.
     command.args(["--overwrite=1", "--time_based", "--output-format=json"]);
     command.args([format!("--size={FILE_SIZE}"), format!("--runtime={SECONDS}")]);
-    // From before the submission; fio's clat begins only after it, which for a direct write is a fifth of it.
+    // The latency counts from before the submission. fio's clat begins after it, and for a direct write the submission
+    // takes a fifth of the time.
     command.args(["--lat_percentiles=1", "--clat_percentiles=0"]);
     command.arg(format!("--directory={}", directory.display())).arg("--filename=data");
-    // Not through pipes, which nobody would empty while the child is waited for.
+    // Files instead of pipes, because nothing would read the pipes while this process waits.
     let [output, log] = ["output", "log"].map(|name| directory.join(name));
     command.stdin(Stdio::null()).stdout(File::create(&output)?).stderr(File::create(&log)?);
     let status = child::wait(&mut command.spawn().context("fio cannot be run")?)?;
     if !status.success() {
-        // Without the log's name, which is removed.
+        // The log is removed, so the message leaves out its name.
         let said = fs::read_to_string(&log).unwrap_or_default();
         bail!("fio failed ({status}): {}", said.trim());
     }
@@ -80,7 +82,7 @@ fn probe(directory: &Path, name: &str, arguments: &[&str]) -> anyhow::Result<Dev
 }
 
 fn limit_in(text: &str, name: &str) -> Option<DeviceLimit> {
-    // It may say something before.
+    // fio may print a message before the JSON.
     let report: Value = serde_json::from_str(&text[text.find('{')?..]).ok()?;
     let write = report.pointer("/jobs/0/write")?;
     let percentiles = write.pointer("/lat_ns/percentile")?;

@@ -1,4 +1,4 @@
-//! A driver file, as the OpenMessaging Benchmark's Kafka driver has them: blocks of Java properties for the clients.
+//! A driver file in the form of the OpenMessaging Benchmark's Kafka driver: blocks of Java properties for the clients.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -31,24 +31,24 @@ struct File {
     unknown: BTreeMap<String, Value>,
 }
 
-/// Serde's way of saying that something is 1 unless it is given.
+/// The default value 1, for serde.
 fn one() -> i16 {
     1
 }
 
-/// Which servers, and how their clients are set.
+/// The servers, and the settings of their clients.
 #[derive(Clone, Debug)]
 pub struct Driver {
     pub name: String,
     pub replication_factor: i16,
     pub topic: Properties,
-    /// For every client: servers, security.
+    /// Properties of every client: servers, security.
     pub common: Properties,
-    /// With the common ones.
+    /// The producers' properties, including the common ones.
     pub producer: Properties,
-    /// With the common ones.
+    /// The consumers' properties, including the common ones.
     pub consumer: Properties,
-    /// Keys of the file that mean nothing here.
+    /// Keys of the file that are ignored.
     pub ignored: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
-//! The driver files that a comparison hands to its runs: one given by the user, or the default one, with the name and
-//! the address of the server at hand. Keys that are not ours to change are passed on as they are.
+//! The driver files that a comparison passes to its runs: the user's file or the default one, with the name and the
+//! address of the current server. Other keys are passed on unchanged.
 
 use serde_json::{Map, Value, json};
 
@@ -7,19 +7,19 @@ use crate::driver::Driver;
 use crate::settings::ProducerSettings;
 
 const BOOTSTRAP: &str = "bootstrap.servers";
-/// Blocks of Java properties, in the order in which OMB's drivers have them.
+/// Blocks of Java properties, in the order of OMB's drivers.
 const BLOCKS: [&str; 4] = ["topicConfig", "commonConfig", "producerConfig", "consumerConfig"];
 
-/// A driver file without its server.
+/// A driver file without a server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DriverTemplate {
     keys: Map<String, Value>,
-    /// None for the default one, which is called as the server is.
+    /// `None` for the default driver, which gets the name of the server.
     name: Option<String>,
 }
 
 impl DriverTemplate {
-    /// A driver file's text.
+    /// Parses the text of a driver file.
     pub fn parse(text: &str) -> anyhow::Result<DriverTemplate> {
         let keys: Map<String, Value> = serde_saphyr::from_str(text)?;
         for block in BLOCKS {
@@ -31,7 +31,7 @@ impl DriverTemplate {
         Ok(DriverTemplate { keys, name })
     }
 
-    /// What OMB's driver for Kafka sets, and acknowledgements by all replicas.
+    /// The settings of OMB's driver for Kafka, with acknowledgements by all replicas.
     pub fn standard() -> DriverTemplate {
         let keys = [
             ("replicationFactor", json!(1)),
@@ -47,20 +47,20 @@ impl DriverTemplate {
         DriverTemplate { keys, name: None }
     }
 
-    /// The `acks` of its producers, as the protocol has them.
+    /// The `acks` of the producers, as in the protocol.
     pub fn acks(&self) -> anyhow::Result<i16> {
         let driver = Driver::parse(&self.to_yaml("any", "any:1", &[]))?;
         Ok(ProducerSettings::of(&driver.producer)?.0.acks)
     }
 
-    /// The YAML of the driver for a server: its name says which one, so that results stand apart in OMB's charts too.
-    /// `properties` are what clients have to be told of it besides its address.
+    /// The YAML of the driver for a server. The name contains the server's, so that results stay apart in OMB's charts
+    /// too. `properties` are the client settings besides the address.
     pub fn to_yaml(&self, contender: &str, bootstrap: &str, properties: &[(String, String)]) -> String {
         let name = self.name.as_ref().map_or(contender.to_owned(), |name| format!("{name}-{contender}"));
         let mut yaml = format!("name: {}\n", json!(name));
         for (key, value) in &self.keys {
             if key != "name" && !BLOCKS.contains(&key.as_str()) {
-                // JSON is YAML.
+                // JSON is valid YAML.
                 yaml.push_str(&format!("{}: {value}\n", json!(key)));
             }
         }
@@ -81,7 +81,7 @@ impl DriverTemplate {
                 yaml.push_str(&format!("{block}: \"\"\n"));
                 continue;
             }
-            // The 2 says how far the block is indented, whatever its first line begins with.
+            // The 2 sets the indentation of the block, whatever its first line begins with.
             yaml.push_str(&format!("\n{block}: |2\n"));
             lines.iter().for_each(|line| yaml.push_str(&format!("  {line}\n")));
         }
@@ -89,7 +89,7 @@ impl DriverTemplate {
     }
 }
 
-/// Of a line of Java properties, which ends a key with `=`, `:` or a blank.
+/// The key in a line of Java properties. A key ends at `=`, `:` or a blank.
 fn key_of(line: &str) -> &str {
     let line = line.trim_start();
     line.split(|end: char| matches!(end, '=' | ':') || end.is_whitespace()).next().unwrap_or(line)

@@ -1,7 +1,7 @@
-//! SIGINT and SIGTERM: the first one asks to stop, so that servers are stopped and their data removed; a second one
-//! ends the process at once.
+//! SIGINT and SIGTERM. The first signal requests a stop, so that servers are stopped and their data removed. A second
+//! one ends the process at once.
 //!
-//! Signals belong to the process, so what they ask for is global. Whoever waits looks at [`requested`] while waiting.
+//! Signals belong to the process, so the request is global. Code that waits polls [`requested`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -11,15 +11,15 @@ use tokio::signal::unix::{SignalKind, signal};
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// As shells report a process that SIGINT ended.
+/// The exit code that shells report for a process ended by SIGINT.
 const EXIT_CODE: i32 = 130;
 
-/// Whether to stop.
+/// Whether a stop was requested.
 pub fn requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
 
-/// An error once a stop was asked for.
+/// Returns an error once a stop was requested.
 pub fn check() -> anyhow::Result<()> {
     if requested() {
         bail!("interrupted");
@@ -27,13 +27,13 @@ pub fn check() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes the signals from now on, in a thread of their own.
+/// Handles the signals from now on, in a separate thread.
 pub fn listen() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("the runtime for signals cannot be built")?;
-    // Within the runtime, and before this returns: from here on no signal ends the process.
+    // The handlers are installed before this function returns, so that no later signal ends the process directly.
     let guard = runtime.enter();
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut terminations = signal(SignalKind::terminate())?;

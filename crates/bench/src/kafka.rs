@@ -1,7 +1,8 @@
 //! Apache Kafka as a single node in KRaft mode: its jars from Maven Central, its configuration, its command.
 //!
-//! It keeps all of Kafka's defaults but what one node forces (one replica of the internal topics) and what is asked
-//! for. The jars are kept in the user's cache, a directory per version, which appears there only when it is complete.
+//! All of Kafka's defaults stay, except what a single node requires (one replica of the internal topics) and what the
+//! user asks for. The jars are in the user's cache, with one directory per version. A directory appears there only when
+//! it is complete.
 
 use std::env;
 use std::fs;
@@ -15,13 +16,13 @@ use clap::Args;
 use crate::child;
 use crate::interrupt;
 
-/// The version that is taken unless another one is asked for.
+/// The default version.
 pub const VERSION: &str = "4.3.1";
 
-/// Any 16 bytes in Base64; every start is formatted anew, so that it need not be a different one each time.
+/// Any 16 bytes in Base64. Every start is formatted anew, so the id may stay the same.
 const CLUSTER_ID: &str = "bWFpbnN0ZW0tYmVuY2ghIQ";
 const LOG4J_VERSION: &str = "2.25.3";
-/// Those of Kafka's own start script, apart from the heap.
+/// The flags of Kafka's own start script, without those of the heap.
 const JVM_FLAGS: [&str; 7] = [
     "-server",
     "-XX:+UseG1GC",
@@ -31,7 +32,7 @@ const JVM_FLAGS: [&str; 7] = [
     "-XX:MaxInlineLevel=15",
     "-Djava.awt.headless=true",
 ];
-/// Everything to the standard error, which is the log file.
+/// Everything goes to standard error, which is the log file.
 const LOGGING: &str = "status = error
 appender.err.type = Console
 appender.err.name = err
@@ -41,34 +42,34 @@ appender.err.layout.pattern = [%d] %p %m (%c)%n
 rootLogger.level = info
 rootLogger.appenderRef.err.ref = err
 ";
-/// A line of its log that says that it serves.
+/// The log line of a server that is ready.
 pub const READY: &str = "Kafka Server started";
 
-/// Which Kafka, with what.
+/// The version and the settings of a Kafka server.
 #[derive(Clone, Copy, Debug)]
 pub struct Kafka<'a> {
-    /// As Maven Central has it.
+    /// The version in Maven Central.
     pub version: &'a str,
-    /// Flags of the JVM about its heap, separated by blanks.
+    /// Flags of the JVM for its heap, separated by blanks.
     pub heap: &'a str,
-    /// Besides ours, and over them.
+    /// Settings that add to, or replace, the standard ones.
     pub config: &'a [(String, String)],
-    /// Whether clients speak TLS; the certificate is in `config`.
+    /// Whether clients use TLS. The certificate is in `config`.
     pub tls: bool,
 }
 
-/// A formatted data directory and how to serve it.
+/// A formatted data directory and the parameters to start a server on it.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     jars: PathBuf,
     config: PathBuf,
     logging: PathBuf,
-    /// Where clients connect.
+    /// Host and port for clients.
     pub bootstrap: String,
 }
 
 impl Kafka<'_> {
-    /// Fetches the jars when they are not there, chooses ports and formats `data_dir`; files go to `work_dir`.
+    /// Fetches missing jars, chooses ports and formats `data_dir`. Files go to `work_dir`.
     pub fn prepare(&self, data_dir: &Path, work_dir: &Path) -> anyhow::Result<Prepared> {
         let jars = install(self.version, work_dir)?;
         let [broker, controller] = free_ports()?;
@@ -99,14 +100,14 @@ impl Prepared {
         let java = child::on_path("java")
             .context("there is no java on the PATH: install openjdk-17-jre-headless")?;
         let mut command = child::command(&java, cpus)?;
-        // The class path stands in the environment, so that all of a JVM's own flags may follow.
+        // The class path is in the environment, so that the JVM's own flags may follow.
         command.env("CLASSPATH", self.jars.join("*"));
         command.arg(format!("-Dlog4j2.configurationFile={}", self.logging.display()));
         Ok(command)
     }
 }
 
-/// The server's configuration; `data_dir` absolute. The last of two values for a key counts.
+/// The server's configuration. `data_dir` is absolute. If a key occurs twice, the last value counts.
 fn properties(broker: u16, controller: u16, data_dir: &Path, kafka: &Kafka<'_>) -> anyhow::Result<String> {
     let data_dir = data_dir.to_str().context("the name of Kafka's data directory must be UTF-8")?;
     let protocol = if kafka.tls { "SSL" } else { "PLAINTEXT" };
@@ -123,7 +124,7 @@ fn properties(broker: u16, controller: u16, data_dir: &Path, kafka: &Kafka<'_>) 
         ("listener.security.protocol.map", &protocols),
         ("inter.broker.listener.name", protocol),
         ("log.dirs", data_dir),
-        // One node cannot hold the default three copies of the internal topics.
+        // A single node cannot hold the default three copies of the internal topics.
         ("offsets.topic.replication.factor", "1"),
         ("transaction.state.log.replication.factor", "1"),
         ("transaction.state.log.min.isr", "1"),
@@ -131,15 +132,15 @@ fn properties(broker: u16, controller: u16, data_dir: &Path, kafka: &Kafka<'_>) 
         ("share.coordinator.state.topic.min.isr", "1"),
     ];
     let theirs = kafka.config.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-    // A backslash escapes what follows in this format.
+    // In this format a backslash escapes the next character.
     let line = |(key, value): (&str, &str)| format!("{key}={}\n", value.replace('\\', "\\\\"));
     Ok(ours.into_iter().chain(theirs).map(line).collect())
 }
 
-/// Ports that were free a moment ago.
+/// Ports that are free at this moment.
 fn free_ports() -> anyhow::Result<[u16; 2]> {
     let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    // Both at once, so that they differ.
+    // Both listeners are open at the same time, so that the ports differ.
     let listeners = [listen()?, listen()?];
     Ok([listeners[0].local_addr()?.port(), listeners[1].local_addr()?.port()])
 }
@@ -152,13 +153,13 @@ pub struct FetchArguments {
     pub kafka_version: String,
 }
 
-/// The directory of the jars, for programs that start Kafka in their own way.
+/// The directory of the jars, for programs that start Kafka themselves.
 pub fn fetch_only(arguments: &FetchArguments) -> anyhow::Result<PathBuf> {
     interrupt::listen()?;
     install(&arguments.kafka_version, &env::temp_dir())
 }
 
-/// The directory of the jars of a version, fetched when it is not there; Maven's log goes to `work_dir`.
+/// The directory of the jars of a version. Missing jars are fetched. Maven's log goes to `work_dir`.
 pub fn install(version: &str, work_dir: &Path) -> anyhow::Result<PathBuf> {
     let valid = |byte: u8| byte.is_ascii_alphanumeric() || b".-".contains(&byte);
     if !version.starts_with(|first: char| first.is_ascii_digit()) || !version.bytes().all(valid) {
@@ -178,12 +179,12 @@ pub fn install(version: &str, work_dir: &Path) -> anyhow::Result<PathBuf> {
     let partial = cache.join(format!("kafka-{version}.{}.partial", std::process::id()));
     fs::create_dir_all(&partial).with_context(|| format!("{} cannot be created", partial.display()))?;
     let fetched = fetch(&maven, version, &partial, work_dir).and_then(|()| {
-        // Another one may have been quicker.
+        // Another process may have been faster.
         fs::rename(partial.join("jars"), &jars)
             .or_else(|error| if jars.is_dir() { Ok(()) } else { Err(error) })?;
         Ok(())
     });
-    // Nothing refers to it; what is left of it does no harm.
+    // Nothing refers to the directory, so leftovers do no harm.
     let _ = fs::remove_dir_all(&partial);
     fetched.with_context(|| format!("Kafka {version} cannot be fetched from Maven Central"))?;
     Ok(jars)
@@ -193,7 +194,7 @@ fn java() -> anyhow::Result<PathBuf> {
     child::on_path("java").context("there is no java on the PATH: install openjdk-17-jre-headless")
 }
 
-/// Below the first of the variables that is set, as the XDG base directory specification has it.
+/// The directory below the first variable that is set, as in the XDG base directory specification.
 fn cache_directory(variable: impl Fn(&str) -> Option<PathBuf>) -> anyhow::Result<PathBuf> {
     let cache = variable("MAINSTEM_CACHE")
         .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("mainstem")))
@@ -220,7 +221,7 @@ fn fetch(maven: &Path, version: &str, directory: &Path, work_dir: &Path) -> anyh
     Ok(())
 }
 
-/// The project whose dependencies are the server and where it logs to.
+/// A Maven project that depends on the server and its logging.
 fn project(version: &str) -> String {
     let dependency = |(group, artifact, version): (&str, &str, &str)| {
         format!(
@@ -250,7 +251,7 @@ fn project(version: &str) -> String {
     )
 }
 
-/// Runs a command to its end; when it fails, the error has the last lines of what it wrote.
+/// Runs a command to its end. If it fails, the error contains the last lines of its output.
 fn run_logged(mut command: Command, log: &Path) -> anyhow::Result<()> {
     let output = fs::File::create(log).with_context(|| format!("{} cannot be written", log.display()))?;
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);

@@ -5,10 +5,10 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::workload::KeyDistributor;
 
-/// As OMB: so many different keys, of 7 random bytes in base 64.
+/// As in OMB: the number of different keys, which have 7 random bytes in base 64.
 const POOL: usize = 10_000;
 const RANDOM_BYTES: usize = 7;
-/// Of 2^64: multiples of it lie far apart (Knuth's multiplicative hashing).
+/// The golden ratio of 2^64. Its multiples are far apart (Knuth's multiplicative hashing).
 const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The keys of a run.
@@ -37,7 +37,8 @@ impl Keys {
         let number = match distributor {
             KeyDistributor::NoKey => return None,
             KeyDistributor::KeyRoundRobin => count,
-            // Messages are due at even distances, often whole milliseconds: as they are they would be few keys, or one.
+            // Messages are due at regular intervals, often whole milliseconds. Without hashing they would use few keys,
+            // or one.
             KeyDistributor::RandomNano => now.wrapping_mul(GOLDEN_RATIO) >> 32,
         };
         let at = usize::try_from(number % POOL as u64).expect("below the size of the pool");
@@ -45,7 +46,7 @@ impl Keys {
     }
 }
 
-/// The partition of a key, of `partitions`, by murmur2 as in Kafka's `BuiltInPartitioner.partitionForKey`.
+/// The partition of a key among `partitions`, by murmur2 as in Kafka's `BuiltInPartitioner.partitionForKey`.
 pub fn partition_of(key: &[u8], partitions: usize) -> usize {
     let positive = murmur2(key) & 0x7fff_ffff;
     positive as usize % partitions
@@ -80,7 +81,7 @@ mod tests {
 
     #[test]
     fn murmur2_is_kafkas() {
-        // The values of Kafka's own UtilsTest.
+        // The values are those of Kafka's UtilsTest.
         let cases: [(&str, i32); 6] = [
             ("21", -973_932_308),
             ("foobar", -790_332_482),

@@ -1,14 +1,14 @@
-//! What was published, until every group has received it: the check that nothing is lost, doubled, reordered or changed,
-//! and the end-to-end latency.
+//! The published batches, until every group has received them: checks that nothing is lost, duplicated, reordered or
+//! changed, and measures the end-to-end latency.
 //!
-//! Producers and consumers run in one process, so a batch need not carry anything to be known again: the producer learns
-//! its base offset from the acknowledgement, the consumer sees base offset, count and CRC. The two meet here, whichever
-//! comes first. The CRC covers all records, and servers leave it alone (offsets and leader epoch lie before it).
+//! Producers and consumers run in one process, so a batch needs no extra data to be recognized. The producer learns its
+//! base offset from the acknowledgement; the consumer sees base offset, count and CRC. The two meet here, in either
+//! order. The CRC covers all records, and servers do not change it (offsets and leader epoch lie before it).
 //!
 //! Invariants, per partition and group:
-//! - batches are received in the order of their offsets, each beginning where the last one ended;
-//! - a batch received at an offset that was acknowledged is the batch that was published there;
-//! - in the end everything acknowledged was received by every group.
+//! - Batches are received in the order of their offsets. Each begins where the last one ended.
+//! - A batch received at an acknowledged offset is the batch that was published there.
+//! - In the end, every group has received everything acknowledged.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::clock::Nanos;
 
-/// What a consumer was given that it should not have been.
+/// A batch that a consumer should not have received in this form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     #[error("{partition}: records are missing: offsets {from} to {to} were skipped")]
@@ -37,26 +37,27 @@ pub enum Violation {
     Unknown { partition: String, records: u64, first: i64 },
 }
 
-/// A batch, as both sides know it.
+/// The identity of a batch, known to both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchId {
-    /// Unknown to the producer without acknowledgements, and then below 0.
+    /// Negative if unknown: a producer without acknowledgements does not learn it.
     pub base_offset: i64,
     pub count: u32,
-    /// Of the batch as published; `None` when the server may have changed it (`LogAppendTime`).
+    /// The CRC of the batch as published. `None` if the server may have changed it (`LogAppendTime`).
     pub crc: Option<u32>,
 }
 
-/// When each record of a batch was due.
+/// The due time of each record of a batch.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     first: Nanos,
-    /// Of the records after the first, in microseconds: four bytes each, because a backlog of hours is kept here.
+    /// Due times of the records after the first, in microseconds after it. Four bytes each, because a backlog of hours
+    /// is kept here.
     after: Box<[u32]>,
 }
 
 impl Schedule {
-    /// Of times in rising order; at least one.
+    /// Creates a schedule of at least one time, in rising order.
     pub fn new(times: &[Nanos]) -> Schedule {
         let first = times[0];
         let micros = |time: &Nanos| u32::try_from(time.saturating_sub(first) / 1000).unwrap_or(u32::MAX);
@@ -72,7 +73,7 @@ impl Schedule {
 struct Published {
     id: BatchId,
     schedule: Schedule,
-    /// Groups that have it, by bit.
+    /// The groups that have received the batch, by bit.
     received_by: u64,
 }
 
@@ -83,18 +84,18 @@ struct Received {
 
 #[derive(Default)]
 struct Group {
-    /// The offset that comes next.
+    /// The next expected offset.
     next: i64,
-    /// Received before it was known as published.
+    /// Batches received before they were known as published.
     early: VecDeque<Received>,
 }
 
 struct Partition {
-    /// As `topic-partition`.
+    /// The name as `topic-partition`.
     name: String,
-    /// In the order of their offsets.
+    /// Ordered by offset.
     published: VecDeque<Published>,
-    /// Without acknowledgements, by their CRC instead.
+    /// Batches sent without acknowledgements, by CRC.
     unacknowledged: HashMap<u32, VecDeque<Published>>,
     groups: Vec<Group>,
 }
@@ -105,11 +106,11 @@ pub struct Ledger {
     all_groups: u64,
 }
 
-/// Groups of one topic; their bits have to fit a word.
+/// Bound of the groups of one topic, because their bits must fit a word.
 pub const GROUPS_MAX: u32 = 64;
 
 impl Ledger {
-    /// For partitions of these names, each consumed by so many groups.
+    /// Creates a ledger for partitions with these names, each consumed by this number of groups.
     pub fn new(names: impl Iterator<Item = String>, groups: u32) -> Ledger {
         assert!(groups <= GROUPS_MAX, "the workload was checked");
         let partition = |name| {
@@ -124,8 +125,8 @@ impl Ledger {
         Ledger { partitions: names.map(partition).collect(), all_groups }
     }
 
-    /// A batch was acknowledged (or, without acknowledgements, is about to be sent or, as some clients report it, was
-    /// sent). Calls `latency` with each end-to-end latency that is known by now.
+    /// Notes a published batch: it was acknowledged. Without acknowledgements, it is about to be sent or, in some
+    /// clients, was sent. Calls `latency` with each end-to-end latency that is known now.
     pub fn published(
         &self,
         partition: usize,
@@ -162,7 +163,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// A group received a batch at `at`; its CRC was checked against its bytes before.
+    /// Notes that a group received a batch at `at`. Its CRC was checked against its bytes before.
     pub fn received(
         &self,
         partition: usize,
@@ -211,7 +212,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether everything published was received by every group.
+    /// Whether every group has received everything published.
     pub fn is_settled(&self) -> bool {
         self.partitions.iter().all(|partition| {
             let partition = partition.lock();
@@ -219,9 +220,9 @@ impl Ledger {
         })
     }
 
-    /// What is wrong when nothing more comes, at most one for each partition. Records whose publishing failed, or that were
-    /// sent again without idempotence, may have arrived all the same: where the server may have such ones (`uncertain`),
-    /// nobody's are no fault.
+    /// The violations when nothing more arrives, at most one for each partition. Records whose publishing failed, or
+    /// that were sent again without idempotence, may have arrived anyway. If the server may have such records
+    /// (`uncertain`), unknown records are not a violation.
     pub fn settle(&self, uncertain: bool) -> Vec<Violation> {
         let mut found = Vec::new();
         for partition in &self.partitions {
@@ -249,7 +250,7 @@ impl Ledger {
     }
 }
 
-/// Both sides of a batch are known.
+/// Compares both sides of a batch.
 fn meet(
     partition: &str,
     published: &mut Published,
@@ -301,7 +302,7 @@ mod tests {
         assert!(!ledger.is_settled());
         assert_eq!(receive(&ledger, 1, id(0, 2), 4_000_000).unwrap(), [3_000_000, 2_999_000]);
         assert!(ledger.is_settled());
-        // The second batch arrives before its acknowledgement, at one of the groups.
+        // One group receives the second batch before its acknowledgement.
         assert!(receive(&ledger, 1, id(2, 1), 5_000_000).unwrap().is_empty());
         assert!(matches!(ledger.settle(false)[..], [Violation::Unknown { records: 1, first: 2, .. }]));
         assert_eq!(publish(&ledger, id(2, 1)), [4_000_000]);
@@ -350,7 +351,7 @@ mod tests {
             }
         }
         assert!(ledger.is_settled() && ledger.settle(false).is_empty());
-        // One group was quicker than the client's report.
+        // One group was faster than the client's report.
         assert!(receive(&ledger, 1, BatchId { base_offset: 4, ..sent }, 3_000_000).unwrap().is_empty());
         assert_eq!(publish(&ledger, sent).len(), 2);
         assert!(!ledger.is_settled());

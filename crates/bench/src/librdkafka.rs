@@ -1,7 +1,7 @@
-//! The engine of `librdkafka`, the C library below most clients: what they would see of a server.
+//! The engine on `librdkafka`, the C library below most clients, to measure what such clients see of a server.
 //!
-//! Settings are Java's names translated; groups are real ones, joined before the load begins. A message is known by its
-//! partition and offset; its CRC, for the ledger, is that of its value.
+//! Java's settings are translated. Groups use the group protocol, and are joined before the load begins. A message is
+//! identified by its partition and offset. In the ledger, its CRC is that of its value.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,20 +25,20 @@ use crate::pacer::Pacer;
 use crate::plan::Run;
 use crate::stats::{Latencies, record};
 
-/// Between two looks of a producer's thread at what is due.
+/// Interval at which a producer's thread checks what is due.
 const TICK: Duration = Duration::from_micros(100);
 const POLL: Duration = Duration::from_millis(20);
-/// As in the native engine, and as the published experiments did.
+/// As in the native engine, and as in the published experiments.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
-/// A server is asked again while it is away; after so many errors in a row it is gone.
+/// A server that is away is asked again. After this number of errors in a row it counts as lost.
 const ERRORS_MAX: u32 = 50;
-/// The library goes on trying for as long as a message may take, minutes: a client that cannot talk to its server by then
-/// has lost it.
+/// The library retries for as long as a message may take, which is minutes. A client that cannot reach its server for
+/// this time has lost it.
 const OUTAGE_MAX: Duration = Duration::from_secs(10);
-/// A last question to the server before that is believed.
+/// Time-out of a last question to the server before it counts as lost.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Starts a thread for each producer and for each consumer; the library has threads of its own besides.
+/// Starts a thread for each producer and each consumer. The library has further threads.
 pub fn start(run: &Arc<Run>) -> anyhow::Result<Vec<JoinHandle<()>>> {
     let mut started = Vec::new();
     let plan = &run.plan;
@@ -74,7 +74,7 @@ fn spawn(
     std::thread::Builder::new().name(name).spawn(thread).context("a thread cannot be started")
 }
 
-/// Java's settings as the library calls them; `None` where it has none.
+/// Java's settings under the library's names. `None` for a setting without a counterpart.
 fn translated(properties: &Properties) -> BTreeMap<String, String> {
     const JAVA_ONLY: [&str; 9] = [
         "key.serializer",
@@ -114,7 +114,7 @@ fn translated(properties: &Properties) -> BTreeMap<String, String> {
     all
 }
 
-/// A client of these settings; what the library does not know is left out and named, once for a whole run.
+/// A client with these settings. Settings that the library does not know are left out and reported once per run.
 fn client<C: ClientContext, T: FromClientConfigAndContext<C>>(
     properties: BTreeMap<String, String>,
     context: impl Fn() -> C,
@@ -141,7 +141,7 @@ fn client<C: ClientContext, T: FromClientConfigAndContext<C>>(
     }
 }
 
-/// What a client has had to say against its server, if anything: when first and what last.
+/// The complaints of a client about its server: the time of the first, and the text of the last.
 #[derive(Default)]
 struct Outage(Mutex<Option<(Instant, String)>>);
 
@@ -150,14 +150,14 @@ impl Outage {
         let outage = &mut *self.0.lock();
         let all_down = error.rdkafka_error_code() == Some(RDKafkaErrorCode::AllBrokersDown);
         match outage {
-            // That says less than what came before.
+            // This error says less than the one before.
             Some(_) if all_down => {}
             Some((_, last)) => reason.clone_into(last),
             None => *outage = Some((Instant::now(), reason.to_owned())),
         }
     }
 
-    /// Fails when a complaint is old enough and the server does not answer `client` now.
+    /// Fails if a complaint is old enough and the server does not answer `client` now.
     fn check<C: ClientContext>(&self, client: &Client<C>, topic: &str) -> anyhow::Result<()> {
         let due =
             |(since, reason): &(Instant, String)| (since.elapsed() >= OUTAGE_MAX).then(|| reason.clone());
@@ -169,7 +169,7 @@ impl Outage {
     }
 }
 
-/// Takes delivery reports.
+/// Receives delivery reports.
 struct Reports {
     run: Arc<Run>,
     outage: Arc<Outage>,
@@ -184,7 +184,7 @@ impl ClientContext for Reports {
 }
 
 impl ProducerContext for Reports {
-    /// When it was due.
+    /// The due time of the message.
     type DeliveryOpaque = Box<Nanos>;
 
     fn delivery(&self, result: &DeliveryResult<'_>, due: Box<Nanos>) {
@@ -204,9 +204,9 @@ impl ProducerContext for Reports {
                     .published(place, id, schedule, |latency| record(&mut latencies.end_to_end, latency))
                     .map_err(anyhow::Error::from)
             }
-            // What is thrown away in the end was never acknowledged.
+            // Messages discarded in the end were never acknowledged.
             Err(_) if self.run.control.ends() => Ok(()),
-            // As is what a producer throws away that has failed, and says why itself.
+            // A producer that has failed discards its messages and reports the reason itself.
             Err((KafkaError::MessageProduction(PurgeQueue | PurgeInflight), _)) => Ok(()),
             Err((error, _)) => {
                 self.run.stats.failed(1);
@@ -224,7 +224,7 @@ fn produce(run: &Arc<Run>, number: usize) -> anyhow::Result<()> {
     let topic = number % plan.topics.len();
     let latencies = run.stats.latencies();
     let mut properties = translated(&plan.driver.producer);
-    // The Java client's way of choosing partitions, so that both engines ask the same of a server.
+    // The Java client's choice of partitions, so that both engines load a server in the same way.
     properties.entry("partitioner".into()).or_insert_with(|| "murmur2_random".into());
     let outage = Arc::new(Outage::default());
     let reports =
@@ -268,7 +268,7 @@ fn produce(run: &Arc<Run>, number: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Who of a group has how many partitions.
+/// The number of partitions of each group member.
 struct Assignments {
     members: Mutex<(Vec<Option<usize>>, bool)>,
     partitions: usize,
@@ -279,7 +279,8 @@ impl Assignments {
         Assignments { members: Mutex::new((vec![None; members], false)), partitions }
     }
 
-    /// Whether with this the group is complete for the first time: every member heard, every partition given out once.
+    /// Sets a member's partitions. Returns whether the group is now complete for the first time: every member has
+    /// reported, and every partition is assigned once.
     fn set(&self, member: usize, partitions: Option<usize>) -> bool {
         let (members, complete) = &mut *self.members.lock();
         members[member] = partitions;
@@ -307,7 +308,7 @@ impl ClientContext for Membership {
 impl ConsumerContext for Membership {
     fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
         if let Rebalance::Revoke(_) = rebalance {
-            // Nothing to commit is no fault.
+            // An error means that there is nothing to commit.
             let _ = consumer.commit_consumer_state(CommitMode::Sync);
             self.assignments.set(self.member, None);
         }
@@ -348,13 +349,14 @@ fn consume(
     consumer.subscribe(&[&plan.topics[topic]]).context("subscribing")?;
     let consumed = consume_with(&consumer, run, topic, group, &outage);
     if consumed.is_err() || run.control.has_failed() {
-        // Leaving the group takes a server that answers, and the library waits for it without limit. The process ends soon.
+        // Leaving the group needs a server that answers, and the library waits for it without limit. The process ends
+        // soon.
         std::mem::forget(consumer);
     }
     consumed
 }
 
-/// Polls to the end of the test.
+/// Polls until the end of the test.
 fn consume_with(
     consumer: &BaseConsumer<Membership>,
     run: &Run,
@@ -368,7 +370,7 @@ fn consume_with(
     let mut errors = 0;
     let mut commit_at = Instant::now() + COMMIT_INTERVAL;
     while !run.control.ends() {
-        // A consumer that rests goes on polling, or it would lose its place in the group.
+        // A paused consumer keeps polling. Otherwise it would lose its place in the group.
         if resting != run.control.is_paused() {
             resting = !resting;
             let mine = consumer.assignment()?;
@@ -396,7 +398,7 @@ fn consume_with(
         }
         if Instant::now() >= commit_at {
             commit_at = Instant::now() + COMMIT_INTERVAL;
-            // Nothing to commit is no fault.
+            // An error means that there is nothing to commit.
             let _ = consumer.commit_consumer_state(CommitMode::Async);
         }
     }
@@ -435,7 +437,7 @@ mod tests {
     fn a_group_is_complete_when_every_partition_is_given_out_once() {
         let assignments = Assignments::new(2, 16);
         assert!(!assignments.set(0, Some(16)));
-        // The second joins and is told first.
+        // The second member joins and is told first.
         assert!(!assignments.set(1, Some(8)));
         assert!(!assignments.set(0, None));
         assert!(assignments.set(0, Some(8)));

@@ -1,7 +1,7 @@
-//! `mainstem-bench`: the OpenMessaging Benchmark's experiments against any server that speaks Kafka's protocol.
+//! `mainstem-bench`: the OpenMessaging Benchmark's experiments against any server with Kafka's protocol.
 //!
-//! It sees a server by its protocol only, and, where the server runs on the same machine, by what the kernel says about
-//! its process and its device.
+//! It sees a server only through the protocol. If the server runs on the same machine, it also reads the kernel's data
+//! about the server's process and device.
 
 mod arguments;
 mod certificate;
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Compares, and draws what came out even when a run failed.
+/// Compares, and draws the results even if a run failed.
 fn compare(arguments: &compare::CompareArguments) -> anyhow::Result<()> {
     let compared = compare::run(arguments)?;
     if !compared.files.is_empty() {

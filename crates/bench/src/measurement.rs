@@ -1,7 +1,7 @@
-//! One test: its topics, its clients, its warm-up, its measured part, and the wait until all that was acknowledged was
+//! One test: its topics, its clients, its warm-up, its measured part, and the wait until everything acknowledged was
 //! received.
 //!
-//! What breaks a promise of the server ends it with an error; then there is no result.
+//! A broken promise of the server ends the test with an error and without a result.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -22,16 +22,16 @@ use crate::usage::{Observer, Stolen, environment};
 use crate::workload::Workload;
 use crate::{native, timestamp};
 
-/// Between two looks at a test's state.
+/// Interval at which a test's state is checked.
 const LOOK: Duration = Duration::from_millis(20);
-/// Clients have so long to connect, and groups to assign their partitions.
+/// Time for clients to connect and for groups to assign their partitions.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// After the end: how long consumers may make no progress before what is missing counts as lost.
+/// Time after the end without progress of the consumers, after which missing messages count as lost.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Producers may deliver for `delivery.timeout.ms`; Java's default and some.
+/// Time for producers to deliver: somewhat more than Java's default `delivery.timeout.ms`.
 const DELIVERY_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// One workload at one rate on one driver.
+/// Runs one workload at one rate with one driver.
 pub fn test(workload: Workload, driver: Driver, arguments: &RunArguments) -> anyhow::Result<TestResult> {
     if workload.groups() > crate::ledger::GROUPS_MAX {
         bail!("subscriptionsPerTopic is {} at most", crate::ledger::GROUPS_MAX);
@@ -71,7 +71,7 @@ fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |all| all.get() / 4).max(1)
 }
 
-/// Ends all threads; what they failed with is what the test failed with.
+/// Ends all threads. The first failure of a thread is the failure of the test.
 fn end(
     run: &Run,
     threads: Vec<JoinHandle<()>>,
@@ -98,7 +98,7 @@ struct Measurement<'a> {
     observer: Observer,
     stolen: Stolen,
     result: TestResult,
-    /// Of all samples but the last.
+    /// The latencies of all samples except the last.
     all: Latencies,
     last: Latencies,
     controller: Option<(RateController, f64, Nanos)>,
@@ -193,7 +193,7 @@ impl Measurement<'_> {
         Ok(())
     }
 
-    /// Waits a little; fails when a client has.
+    /// Waits a little. Fails if a client has failed.
     fn look(&self) -> anyhow::Result<()> {
         std::thread::sleep(LOOK);
         if self.run.control.has_failed() { bail!("a client failed") } else { Ok(()) }
@@ -211,7 +211,7 @@ impl Measurement<'_> {
         self.controller = Some((controller, FIRST_RATE, self.run.clock.now()));
     }
 
-    /// What one group has received, on average.
+    /// The messages that one group has received, on average.
     fn received_by_one(&self, totals: Totals) -> u64 {
         match u64::from(self.run.plan.workload.groups()) {
             0 => totals.published,
@@ -258,7 +258,7 @@ impl Measurement<'_> {
                 before = (now, totals);
             }
         }
-        // What was measured so far is no part of the test, nor what was sustained.
+        // Measurements before this point, and the rate sustained so far, are not part of the test.
         self.run.stats.take(&mut Latencies::new());
         if let Some((controller, ..)) = &mut self.controller {
             controller.forget_sustained();
@@ -328,8 +328,8 @@ impl Measurement<'_> {
         self.progress.say(phases.name(), length, since, backlog, p99, phases.left(now));
     }
 
-    /// The latencies of all that was sent, once the last answer is there: what was due in the measured part and answered
-    /// after it counts as well, in the last sample.
+    /// Collects the remaining latencies after the last answer. Messages that were due in the measured part and answered
+    /// after it count too, in the last sample.
     fn conclude_latencies(&mut self) {
         self.run.stats.take(&mut self.last);
         let series: [(&mut LatencySeries, _, _); 3] = [
@@ -361,7 +361,7 @@ impl Measurement<'_> {
         bench.load_cpu_seconds = observed.load_cpu_seconds;
     }
 
-    /// Waits until everything acknowledged was received; what was not is a failure.
+    /// Waits until everything acknowledged was received. Missing messages are a failure.
     fn settle(&mut self) -> anyhow::Result<()> {
         let control = &self.run.control;
         control.pause(false);

@@ -1,20 +1,21 @@
-//! When the measured part of a test ends, and what happens to its backlog until then.
+//! The phases of a test: the end of the measured part, and the handling of a backlog before it.
 //!
-//! As OMB: with a backlog, consumers are paused when the measured part begins, until enough has piled up; they are resumed
-//! until little of it is left; then the test's duration begins. Pure: the caller looks at the clock and pauses.
+//! As in OMB, with a backlog the consumers are paused at the start of the measured part, until enough messages have
+//! accumulated. Then they are resumed until little of the backlog is left. Then the test's duration begins. Pure: the
+//! caller reads the clock and pauses the consumers.
 
 use std::time::Duration;
 
 use crate::clock::{Nanos, nanos};
 use crate::result::BacklogResult;
 
-/// A backlog of so many messages counts as none.
+/// A backlog up to this number of messages counts as none.
 const DRAINED_MAX: f64 = 1_000.0;
-/// A backlog that has not come nearer to where it should be for so long will not: somebody waits for an answer for ever,
-/// or consumers are slower than producers.
+/// Time without progress after which a backlog counts as stuck: a client waits for ever for an answer, or consumers are
+/// slower than producers.
 pub const PROGRESS_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What to build and when it is drained, in messages over all groups.
+/// The backlog to build, and the level at which it counts as drained, in messages over all groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BacklogPlan {
     pub messages: u64,
@@ -22,7 +23,7 @@ pub struct BacklogPlan {
 }
 
 impl BacklogPlan {
-    /// For a backlog of `gigabytes` (2^30) of messages; `ratio` of it is to be drained.
+    /// A backlog of `gigabytes` (2^30) of messages. `ratio` of it is to be drained.
     pub fn new(gigabytes: f64, message_bytes: usize, ratio: f64) -> Option<BacklogPlan> {
         if gigabytes <= 0.0 {
             return None;
@@ -36,7 +37,7 @@ impl BacklogPlan {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Until then.
+    /// Until this time.
     Plain(Nanos),
     Building {
         plan: BacklogPlan,
@@ -56,25 +57,25 @@ enum State {
 pub struct Phases {
     state: State,
     duration: Nanos,
-    /// The backlog that was nearest to where it should be, and when.
+    /// The backlog that came nearest to its goal, and when.
     nearest: (u64, Nanos),
-    /// Known once the backlog is drained.
+    /// Set once the backlog is drained.
     pub backlog: Option<BacklogResult>,
 }
 
-/// What the caller has to do.
+/// The next action of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     GoOn,
     Pause,
     Resume,
     End,
-    /// The backlog gets nowhere.
+    /// The backlog makes no progress.
     Stuck,
 }
 
 impl Phases {
-    /// Begins now. The first call of [`Phases::look`] pauses when a backlog is asked for.
+    /// Begins now. The first step says whether to pause for a backlog.
     pub fn begin(now: Nanos, duration: Duration, backlog: Option<BacklogPlan>) -> (Phases, Step) {
         let duration = nanos(duration);
         let (state, step) = match backlog {
@@ -84,7 +85,7 @@ impl Phases {
         (Phases { state, duration, nearest: (0, now), backlog: None }, step)
     }
 
-    /// Looks at the backlog of now, over all groups, and at what they have received so far.
+    /// Checks the current backlog, over all groups, and the number of messages received so far.
     pub fn look(&mut self, now: Nanos, backlog: u64, received: u64) -> Step {
         match self.state {
             State::Plain(until) if now < until => Step::GoOn,
@@ -122,7 +123,7 @@ impl Phases {
         if stuck { Step::Stuck } else { Step::GoOn }
     }
 
-    /// Seconds until the end, where that is known.
+    /// Seconds until the end, if known.
     pub fn left(&self, now: Nanos) -> Option<f64> {
         match self.state {
             State::Plain(until) => Some(seconds(until.saturating_sub(now))),
@@ -131,7 +132,7 @@ impl Phases {
         }
     }
 
-    /// What goes on, for people.
+    /// The name of the phase, for people.
     pub fn name(&self) -> &'static str {
         match self.state {
             State::Plain(_) | State::Over => "measuring",
@@ -141,7 +142,7 @@ impl Phases {
     }
 }
 
-/// As seconds.
+/// Converts to seconds.
 pub fn seconds(nanos: Nanos) -> f64 {
     nanos as f64 / 1e9
 }
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!(phases.look(121 * SECOND, 999, 0), Step::GoOn);
         assert_eq!(phases.look(122 * SECOND, 1000, 0), Step::Stuck, "nothing is produced");
         assert_eq!(phases.look(123 * SECOND, 2_000_000, 0), Step::Resume);
-        // As long as it becomes less it may take as long as it likes.
+        // While the backlog shrinks, it may take any time.
         for second in 0..1000 {
             assert_eq!(phases.look((124 + 100 * second) * SECOND, 1_900_000 - second, 9), Step::GoOn);
         }

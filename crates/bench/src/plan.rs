@@ -1,4 +1,4 @@
-//! One test: what is to be done, and what its threads share.
+//! The plan of one test, and the state that its threads share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -11,13 +11,13 @@ use crate::ledger::Ledger;
 use crate::stats::Stats;
 use crate::workload::Workload;
 
-/// What is to be done. Constant during a test.
+/// The plan. It is constant during a test.
 pub struct Plan {
     pub workload: Workload,
     pub driver: Driver,
-    /// Made for this test alone.
+    /// The topics, which are created for this test alone.
     pub topics: Vec<String>,
-    /// Of each topic, the names of its groups.
+    /// The names of the groups of each topic.
     pub groups: Vec<Vec<String>>,
     pub payloads: Vec<Vec<u8>>,
     pub keys: Keys,
@@ -44,7 +44,7 @@ impl Plan {
         self.workload.partitions_per_topic as usize
     }
 
-    /// Whether the topics are to have the server's time in their records.
+    /// Whether records of the topics get the server's time.
     pub fn appends_time(&self) -> bool {
         let name = "message.timestamp.type";
         let of_workload =
@@ -60,23 +60,23 @@ impl Plan {
         }
     }
 
-    /// A partition's place in the ledger.
+    /// A partition's index in the ledger.
     pub fn place(&self, topic: usize, partition: usize) -> usize {
         topic * self.partitions() + partition
     }
 
-    /// Producers of all topics; the `n`th sends to topic `n % topics`.
+    /// The number of producers of all topics. Producer `n` sends to topic `n % topics`.
     pub fn producers(&self) -> usize {
         self.topics.len() * self.workload.producers_per_topic as usize
     }
 
-    /// Consumers of all topics and groups.
+    /// The number of consumers of all topics and groups.
     pub fn consumers(&self) -> usize {
         self.topics.len() * (self.workload.groups() * self.workload.consumer_per_subscription) as usize
     }
 }
 
-/// What the threads of a test share.
+/// The state that the threads of a test share.
 pub struct Run {
     pub plan: Plan,
     pub clock: Clock,
@@ -96,7 +96,7 @@ impl Run {
     }
 }
 
-/// How the test is steered, and what its threads have to say.
+/// Controls the test, and collects the reports of its threads.
 #[derive(Default)]
 pub struct Control {
     rate: AtomicU64,
@@ -111,7 +111,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Messages a second over all producers, and how often that was changed. Nothing is sent before the first change.
+    /// Messages per second over all producers, and the number of changes of this rate. Nothing is sent before the first
+    /// change.
     pub fn rate(&self) -> (f64, u64) {
         let changes = self.rate_changes.load(Ordering::Acquire);
         (f64::from_bits(self.rate.load(Ordering::Acquire)), changes)
@@ -122,7 +123,7 @@ impl Control {
         self.rate_changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Whether consumers rest.
+    /// Whether consumers are paused.
     pub fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Acquire)
     }
@@ -131,7 +132,7 @@ impl Control {
         self.paused.store(paused, Ordering::Release);
     }
 
-    /// Whether producers send what they have and no more.
+    /// Whether producers send only what they already have.
     pub fn producing_ends(&self) -> bool {
         self.producing_ends.load(Ordering::Acquire)
     }
@@ -140,7 +141,7 @@ impl Control {
         self.producing_ends.store(true, Ordering::Release);
     }
 
-    /// Whether everybody stops at once.
+    /// Whether all threads must stop at once.
     pub fn ends(&self) -> bool {
         self.ends.load(Ordering::Acquire)
     }
@@ -150,7 +151,7 @@ impl Control {
         self.ends.store(true, Ordering::Release);
     }
 
-    /// One more producer or consumer is connected.
+    /// Counts one more connected producer or consumer.
     pub fn add_ready(&self) {
         self.ready.fetch_add(1, Ordering::AcqRel);
     }
@@ -159,7 +160,7 @@ impl Control {
         self.ready.load(Ordering::Acquire)
     }
 
-    /// One more producer has everything acknowledged after the end of producing.
+    /// Counts one more producer with everything acknowledged after the end of producing.
     pub fn add_done(&self) {
         self.producers_done.fetch_add(1, Ordering::AcqRel);
     }
@@ -168,7 +169,7 @@ impl Control {
         self.producers_done.load(Ordering::Acquire)
     }
 
-    /// Ends the test because of `error`; the first one counts.
+    /// Ends the test with `error`. The first error counts.
     pub fn fail(&self, error: anyhow::Error) {
         self.failure.lock().get_or_insert(error);
         self.failed.store(true, Ordering::Release);

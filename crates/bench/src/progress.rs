@@ -1,14 +1,14 @@
-//! What people see of a test that goes on.
+//! The progress of a test, for people.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use crate::stats::Totals;
 
-/// Without a terminal, a line at most so often.
+/// Minimum interval between lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Lines about a test that goes on: one that is written over on a terminal, else one now and then.
+/// Progress lines: one line that is overwritten on a terminal, otherwise a line now and then.
 pub struct Progress {
     terminal: bool,
     last: Option<Instant>,

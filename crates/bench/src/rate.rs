@@ -1,44 +1,44 @@
-//! Looking for the highest rate that a server sustains, as OMB's `RateController` does: up while nothing piles up, else
-//! back to what was achieved.
+//! Searches for the highest rate that a server sustains, as OMB's `RateController` does: the rate rises while no
+//! backlog grows, and otherwise falls back to the achieved rate.
 //!
-//! One thing is not as there, since it measured the search and not the server. What waits is subtracted from what was
-//! achieved, so that a server that is fast, and has the more waiting after three seconds of too much, was sent back to one
-//! message a second and needed a minute to come up again. Here no server is sent back further than to half of what it sustained
-//! last, unless what waits does not become less.
+//! One rule differs from OMB, because that rule measured the search and not the server. OMB subtracts the backlog from
+//! the achieved rate. A fast server has a large backlog after three seconds of overload, and so was sent back to one
+//! message per second and needed a minute to recover. Here no server falls below half of its last sustained rate,
+//! unless the backlog does not shrink.
 
 use std::time::Duration;
 
-/// The first rate tried, in messages a second.
+/// The first rate, in messages per second.
 pub const FIRST_RATE: f64 = 10_000.0;
-/// Between two looks.
+/// Interval between two steps.
 pub const CONTROL_PERIOD: Duration = Duration::from_secs(3);
 
-/// Messages that may wait to be published, or to be received, at a sustainable rate.
+/// Bound of the messages that may wait, to be published or to be received, at a sustainable rate.
 const BACKLOG_MAX: f64 = 1_000.0;
 const RAMP_MIN: f64 = 0.01;
 const RAMP_MAX: f64 = 1.0;
 
-/// Its state between two looks.
+/// The state between two steps.
 #[derive(Clone, Debug)]
 pub struct RateController {
     ramp: f64,
     published: u64,
     received: u64,
-    /// The highest rate that left no backlog.
+    /// The highest rate without a backlog.
     sustained: f64,
-    /// The last one.
+    /// The last sustained rate. It is halved each time that the backlog does not shrink.
     base: f64,
-    /// Messages that waited, if any did.
+    /// The backlog in messages, if there was one.
     waited: Option<f64>,
 }
 
 impl RateController {
-    /// Begins when so many messages were published and received (by one group) already.
+    /// Begins with this number of messages already published, and received (by one group).
     pub fn new(published: u64, received: u64) -> RateController {
         RateController { ramp: RAMP_MAX, published, received, sustained: 0.0, base: 0.0, waited: None }
     }
 
-    /// The rate to go on with, after a `period` at `rate`; the totals are those of now.
+    /// The next rate, after a `period` at `rate`. The totals are the current ones.
     pub fn next_rate(&mut self, rate: f64, period: Duration, published: u64, received: u64) -> f64 {
         let seconds = period.as_secs_f64();
         let expected = rate * seconds;
@@ -65,17 +65,17 @@ impl RateController {
             Some(before) if waiting >= before => self.base /= 2.0,
             Some(_) => {}
         }
-        // Where OMB can reach 0 and stay there, one message a second still finds its way up again.
+        // Where OMB can reach 0 and stay there, one message per second is enough to rise again.
         (achieved.min(expected - waiting) / seconds).max(self.base / 2.0).max(1.0)
     }
 
-    /// What was sustained until now does not count.
+    /// Forgets the sustained rate.
     pub fn forget_sustained(&mut self) {
         self.sustained = 0.0;
     }
 
-    /// The highest rate that left no backlog in a period, if any did: a server may take more for so long than it takes for
-    /// ever.
+    /// The highest rate without a backlog in a period, if there was one. A server may take more for a period than it
+    /// can sustain.
     pub fn sustained(&self) -> Option<f64> {
         (self.sustained > 0.0).then_some(self.sustained)
     }
@@ -98,12 +98,12 @@ mod tests {
     #[test]
     fn it_falls_back_to_what_was_achieved() {
         let mut controller = RateController::new(0, 0);
-        // 10,000 were due, 6,000 got out.
+        // 10,000 messages were due, 6,000 were sent.
         assert_eq!(controller.next_rate(10_000.0, SECOND, 6_000, 6_000), 6_000.0);
-        // And rises by halves from there.
+        // From there the rate doubles.
         assert_eq!(controller.next_rate(6_000.0, SECOND, 12_000, 12_000), 12_000.0);
         let mut controller = RateController::new(0, 0);
-        // Consumers lag by 5,000: 3,000 were received, 10,000 - 5,000 is the other bound.
+        // Consumers lag by 5,000: 3,000 were received, and 10,000 - 5,000 is the other bound.
         assert_eq!(controller.next_rate(10_000.0, SECOND, 10_000, 3_000), 3_000.0);
         assert_eq!(controller.sustained(), None);
         assert_eq!(controller.next_rate(3_000.0, SECOND, 11_000, 3_000), 1.0);
@@ -113,12 +113,12 @@ mod tests {
     fn what_waits_is_received_at_half_of_what_was_sustained() {
         let mut controller = RateController::new(0, 0);
         assert_eq!(controller.next_rate(100_000.0, SECOND, 100_000, 100_000), 200_000.0);
-        // Much more than was received waits.
+        // The backlog is much larger than the messages received.
         assert_eq!(controller.next_rate(200_000.0, SECOND, 300_000, 110_000), 50_000.0);
         assert_eq!(controller.next_rate(50_000.0, SECOND, 350_000, 250_000), 50_000.0);
         assert_eq!(controller.next_rate(50_000.0, SECOND, 400_000, 399_500), 100_000.0);
         assert_eq!(controller.next_rate(100_000.0, SECOND, 500_000, 500_000), 200_000.0);
-        // It sustains less than it did: what waits becomes more.
+        // The server sustains less than before, and the backlog grows.
         assert_eq!(controller.next_rate(200_000.0, SECOND, 700_000, 520_000), 50_000.0);
         assert_eq!(controller.next_rate(50_000.0, SECOND, 750_000, 540_000), 25_000.0);
         assert_eq!(controller.next_rate(25_000.0, SECOND, 775_000, 560_000), 12_500.0);
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(controller.sustained(), Some(12_500.0));
     }
 
-    /// As fast a server as ours is beside Kafka, where a backlog makes it slower.
+    /// The limits are those of servers as fast as Mainstem and as Kafka. A backlog makes the server slower.
     #[test]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "messages of some minutes")]
     fn it_stays_near_what_a_server_sustains() {

@@ -1,10 +1,10 @@
-//! `mainstem-bench report`: results side by side, as one page of HTML that needs no network.
+//! `mainstem-bench report`: compares results on one page of HTML that needs no network.
 //!
-//! Results are grouped by their workload and within it by their contender; several results of one contender are its
-//! rounds. Contenders keep the order of their first result, and with it their colour, over the whole page; the first
-//! one is the base of all ratios.
+//! Results are grouped by workload, and within it by contender. Several results of a contender are its rounds.
+//! Contenders keep the order of their first result, and with it their colour, over the whole page. The first contender
+//! is the base of all ratios.
 //!
-//! The parts: [`measure`] knows the figures, [`number`] how they are written, [`chart`] draws, [`page`] is the HTML.
+//! The parts: [`measure`] defines the values, [`number`] formats them, [`chart`] draws, [`page`] builds the HTML.
 
 mod chart;
 mod measure;
@@ -40,10 +40,10 @@ pub struct ReportArguments {
     pub note: Option<String>,
 }
 
-/// Reads the results and writes the page, and the images if they are asked for.
+/// Reads the results, and writes the page and, if requested, the images.
 ///
 /// # Errors
-/// A file that cannot be read, is not a result or cannot be written; the message names it.
+/// A file cannot be read, is not a result or cannot be written. The message names the file.
 pub fn run(arguments: &ReportArguments) -> anyhow::Result<()> {
     let results: Vec<TestResult> =
         arguments.results.iter().map(|path| read(path)).collect::<anyhow::Result<_>>()?;
@@ -79,7 +79,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 /// The results of one workload.
 struct Workload<'a> {
     name: &'a str,
-    /// The name as part of a file's name and of a link; no two workloads have the same.
+    /// The name as part of a file name and of a link. It is unique.
     slug: String,
     /// In the order of the page.
     contenders: Vec<Contender<'a>>,
@@ -88,9 +88,9 @@ struct Workload<'a> {
 /// The results of one contender for one workload.
 struct Contender<'a> {
     name: &'a str,
-    /// Among all contenders of the page, which decides about its colour.
+    /// The position among all contenders of the page, which decides the colour.
     position: usize,
-    /// By their number.
+    /// Ordered by number.
     rounds: Vec<&'a TestResult>,
 }
 
@@ -120,7 +120,7 @@ fn grouped(results: &[TestResult]) -> Vec<Workload<'_>> {
     distinct(results.iter().map(|result| result.workload.as_str())).into_iter().map(of_workload).collect()
 }
 
-/// Each value once, in the order of their first occurrence.
+/// Each value once, in the order of the first occurrence.
 fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for value in values {
@@ -131,9 +131,9 @@ fn distinct<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
     distinct
 }
 
-/// A text as part of a file's name.
+/// A text as part of a file name.
 fn slug(text: &str) -> String {
-    // File systems take 255 bytes; the rest is for the chart's name.
+    // File systems allow 255 bytes. The rest is for the chart's name.
     const CHARACTERS_MAX: usize = 120;
     let fitting = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { '-' };
     let slug: String = text.chars().map(fitting).take(CHARACTERS_MAX).collect();
@@ -152,7 +152,7 @@ fn unused_slug(text: &str, used: &mut HashSet<String>) -> String {
     candidate
 }
 
-/// Text as the content of an element or the value of an attribute.
+/// Escapes a text for the content of an element or the value of an attribute.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -168,14 +168,14 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-/// A chart as it was drawn.
+/// A drawn chart.
 struct Drawing {
     title: &'static str,
     svg: String,
     wide: bool,
-    /// Lines that have a point, which `scripts/check-report` looks for in the browser.
+    /// The number of lines with at least one point. `scripts/check-report` looks for them in the browser.
     lines: usize,
-    /// Of the contenders that have a line.
+    /// The colours of the contenders with a line.
     colours: Vec<String>,
 }
 
@@ -224,27 +224,27 @@ fn workload_charts<'a>(workload: &Workload<'a>) -> Vec<Chart<'a>> {
             contender: contender.position,
             lines: contender.rounds.iter().map(|round| line_of(round)).collect(),
         });
-        // An odd one at the end would leave half a row empty.
+        // An odd chart at the end would leave half a row empty.
         let wide = at % 2 == 0 && at + 1 == count;
         Chart { title, x: x.clone(), y: y.clone(), series: series.collect(), wide }
     };
     kinds.into_iter().enumerate().map(chart).collect()
 }
 
-/// Whether messages waited on purpose, or more of them than a second publishes: consumers that lag.
+/// Whether messages waited on purpose, or more messages waited than are published in a second because consumers lag.
 fn has_backlog(result: &TestResult) -> bool {
     let second = measure::mean(&result.publish_rate).unwrap_or(0.0);
     result.bench.backlog.is_some() || result.backlog.iter().any(|messages| *messages as f64 > second)
 }
 
-/// Messages a second as MB/s; as they are when the size of a message is not known.
+/// Messages per second converted to MB/s. Unchanged if the message size is unknown.
 fn rates(result: &TestResult, messages: &[f64]) -> Vec<f64> {
     let factor = if result.message_size > 0 { result.message_size as f64 / 1e6 } else { 1.0 };
     messages.iter().map(|rate| rate * factor).collect()
 }
 
 fn over_time(result: &TestResult, values: &[f64]) -> Vec<(f64, f64)> {
-    // A result that does not say how often it sampled is drawn by the number of the sample.
+    // Without a sample interval, the number of the sample is used.
     let step = Some(result.bench.sample_seconds).filter(|seconds| *seconds > 0.0).unwrap_or(1.0);
     values.iter().zip(0u32..).map(|(value, at)| (f64::from(at) * step, *value)).collect()
 }
@@ -261,7 +261,7 @@ fn percentiles(latency: &LatencySeries) -> Vec<(f64, f64)> {
     } else {
         latency.quantiles.clone()
     };
-    // The largest of all has no place on an axis of nines: it would be infinitely far to the right.
+    // The maximum has no place on an axis of nines: it would be infinitely far to the right.
     let finite = quantiles.into_iter().filter(|(percentile, _)| *percentile < 100.0);
     finite.map(|(percentile, micros)| (percentile, micros / 1000.0)).collect()
 }

@@ -1,15 +1,16 @@
-//! A result: the OpenMessaging Benchmark's JSON, field for field, and beside it what it has no field for.
+//! A result: the fields of the OpenMessaging Benchmark's JSON, and further data that OMB has no field for.
 //!
 //! OMB's `TestResult` holds one value per sample for each rate and each latency, and aggregates over the whole test.
-//! Latencies of publishing and end to end are milliseconds there, the publish delay microseconds; ours keep the
-//! microsecond as decimals. Everything of our own is below the one key `bench`, which OMB's chart script never reads.
+//! There, publish and end-to-end latencies are in milliseconds and the publish delay is in microseconds. Mainstem's
+//! results keep the microseconds as decimals. All further data is below the key `bench`, which OMB's chart script never
+//! reads.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// One test as measured.
+/// The measurement of one test.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TestResult {
     /// The workload's name.
@@ -18,29 +19,29 @@ pub struct TestResult {
     pub driver: String,
     /// Bytes of a record's value.
     pub message_size: u64,
-    /// Topics.
+    /// Number of topics.
     pub topics: u32,
-    /// Partitions of each topic.
+    /// Number of partitions of each topic.
     pub partitions: u32,
-    /// Producers of each topic.
+    /// Number of producers of each topic.
     pub producers_per_topic: u32,
-    /// Consumers of each group.
+    /// Number of consumers of each group.
     pub consumers_per_topic: u32,
-    /// Messages a second, a value per sample.
+    /// Messages per second, a value per sample.
     pub publish_rate: Vec<f64>,
-    /// Failed messages a second, a value per sample.
+    /// Failed messages per second, a value per sample.
     pub publish_error_rate: Vec<f64>,
-    /// Messages a second over all groups, a value per sample.
+    /// Messages per second over all groups, a value per sample.
     pub consume_rate: Vec<f64>,
     /// Messages published and not yet consumed, over all groups, a value per sample.
     pub backlog: Vec<u64>,
     /// From the scheduled time to the acknowledgement.
     pub publish_latency: LatencySeries,
-    /// From the scheduled time to being handed to the client.
+    /// From the scheduled time to the handover to the client.
     pub publish_delay: LatencySeries,
-    /// From the scheduled time to being received by a consumer.
+    /// From the scheduled time to the receipt by a consumer.
     pub end_to_end_latency: LatencySeries,
-    /// What OMB has no field for.
+    /// Data without a field in OMB.
     pub bench: Bench,
 }
 
@@ -49,9 +50,9 @@ pub struct TestResult {
 pub struct LatencySeries {
     /// A value per sample.
     pub samples: Vec<LatencySummary>,
-    /// Over the whole test.
+    /// The summary over the whole test.
     pub aggregated: LatencySummary,
-    /// Over the whole test: percentile (0 to 100) and the latency at it, rising.
+    /// Percentiles (0 to 100) and their latencies over the whole test, rising.
     pub quantiles: Vec<(f64, f64)>,
 }
 
@@ -60,13 +61,13 @@ pub struct LatencySeries {
 pub struct LatencySummary {
     /// The mean.
     pub avg: f64,
-    /// At the percentiles of [`PERCENTILES`].
+    /// The values at the percentiles in [`PERCENTILES`].
     pub at: [f64; PERCENTILES.len()],
     /// The largest.
     pub max: f64,
 }
 
-/// OMB's percentiles, with the suffixes that its fields have.
+/// OMB's percentiles, with the suffixes of its fields.
 pub const PERCENTILES: [(f64, &str); 6] = [
     (50.0, "50pct"),
     (75.0, "75pct"),
@@ -76,143 +77,143 @@ pub const PERCENTILES: [(f64, &str); 6] = [
     (99.99, "9999pct"),
 ];
 
-/// What belongs to a result and has no field in OMB's JSON.
+/// Data of a result without a field in OMB's JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Bench {
-    /// Of `mainstem-bench`.
+    /// The version of `mainstem-bench`.
     pub version: String,
     /// `native` or `librdkafka`.
     pub engine: String,
-    /// Which server it was, for results that stand side by side: "mainstem", "kafka", "kafka-durable".
+    /// The server's name, for results that are compared: "mainstem", "kafka", "kafka-durable".
     pub contender: String,
-    /// Of a comparison, from 1; 0 outside of one.
+    /// The round of a comparison, from 1; 0 outside of a comparison.
     pub round: u32,
-    /// Messages that the server had deleted in the end; unknown where it did not say.
+    /// Messages that the server had deleted by the end. `None` if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deleted_messages: Option<u64>,
-    /// What an acknowledgement promised, in words: for example "on the device before the answer".
+    /// The promise of an acknowledgement, in words: for example "on the device before the answer".
     pub durability: String,
-    /// The server's version and what was set for it, as far as it was said.
+    /// The server's version and settings, as far as they are known.
     pub setup: BTreeMap<String, String>,
-    /// RFC 3339, UTC.
+    /// Start of the test, in RFC 3339, UTC.
     pub begin_time: String,
-    /// Between two samples of a series.
+    /// Seconds between two samples of a series.
     pub sample_seconds: f64,
-    /// Length of the measured part, warm-up not counted.
+    /// Length of the measured part in seconds, without the warm-up.
     pub seconds: f64,
-    /// Messages a second asked for, over all producers; 0 when the highest sustainable was looked for.
+    /// Requested messages per second over all producers; 0 for a search of the highest sustainable rate.
     pub producer_rate: f64,
-    /// What was found, when it was looked for.
+    /// The highest sustainable rate, if it was searched for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sustainable_rate: Option<f64>,
-    /// Groups of consumers.
+    /// Number of consumer groups.
     pub groups: u32,
-    /// In the measured part.
+    /// Messages published in the measured part.
     pub published_messages: u64,
-    /// In the measured part: bytes of values.
+    /// Bytes of values published in the measured part.
     pub published_bytes: u64,
-    /// In the measured part, over all groups.
+    /// Messages consumed in the measured part, over all groups.
     pub consumed_messages: u64,
-    /// In the measured part, over all groups: bytes of values.
+    /// Bytes of values consumed in the measured part, over all groups.
     pub consumed_bytes: u64,
-    /// Over the whole run.
+    /// Publish errors over the whole run.
     pub publish_errors: u64,
-    /// Whether every acknowledged message was received, once, in order and undamaged, by every group.
+    /// Whether every group received every acknowledged message once, in order and undamaged.
     pub verified: bool,
-    /// CPU-seconds (user and system) of the load generator itself in the measured part.
+    /// CPU-seconds (user and system) of the load generator in the measured part.
     pub load_cpu_seconds: f64,
-    /// The share (0 to 1) of the machine's processors that a hypervisor withheld although they had work (`steal` in
-    /// `/proc/stat`), a value per sample; empty where the system does not say.
+    /// The share (0 to 1) of the machine's processor time that a hypervisor withheld although there was work (`steal`
+    /// in `/proc/stat`), a value per sample. Empty if the system does not report it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stolen: Vec<f64>,
-    /// Of a workload with a backlog.
+    /// The backlog of a workload that has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backlog: Option<BacklogResult>,
-    /// Settings of the clients that decide about batches and durability.
+    /// Settings of the clients that affect batches and durability.
     pub client: BTreeMap<String, String>,
     /// The machine.
     pub environment: Environment,
-    /// The server process, where it could be observed.
+    /// The server's process, if it could be observed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerUsage>,
-    /// The device below the server's data, where it could be observed.
+    /// The device below the server's data, if it could be observed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceUsage>,
 }
 
-/// How a backlog was built and drained.
+/// The building and draining of a backlog.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BacklogResult {
-    /// Messages that waited when consumers resumed, over all groups.
+    /// Messages that waited when the consumers resumed, over all groups.
     pub messages: u64,
-    /// From pausing to resuming.
+    /// Seconds from the pause to the resumption.
     pub build_seconds: f64,
-    /// From resuming to the level that counts as drained.
+    /// Seconds from the resumption to the level that counts as drained.
     pub drain_seconds: f64,
-    /// Messages consumed a second while it was drained, over all groups.
+    /// Messages consumed per second while the backlog drained, over all groups.
     pub drain_rate: f64,
 }
 
-/// The machine that a test ran on.
+/// The machine of a test.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Environment {
-    /// Processors that the system shows.
+    /// Number of processors that the system reports.
     pub cpus: u32,
-    /// As the processor names itself.
+    /// The name of the processor.
     pub cpu_model: String,
-    /// Of the machine.
+    /// Memory of the machine in bytes.
     pub memory_bytes: u64,
-    /// Name and release.
+    /// Name and release of the kernel.
     pub kernel: String,
-    /// Below the server's data, where it is known: type of the file system and name of the device.
+    /// Type of the file system and name of the device below the server's data, if known.
     pub filesystem: String,
-    /// Processors given to the server, as a list ("0" or "0-3"); empty when not pinned.
+    /// Processors of the server, as a list ("0" or "0-3"). Empty if it was not pinned.
     pub server_cpus: String,
-    /// Processors given to the load generator.
+    /// Processors of the load generator.
     pub load_cpus: String,
 }
 
-/// What the server process used in the measured part.
+/// The use of resources by the server's process in the measured part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServerUsage {
-    /// User and system.
+    /// CPU-seconds, user and system.
     pub cpu_seconds: f64,
-    /// The largest resident set since the server started (`VmHWM`).
+    /// The largest resident set in bytes since the start of the server (`VmHWM`).
     pub peak_memory_bytes: u64,
 }
 
-/// What the device did in the measured part (`/proc/diskstats`), whoever asked it to.
+/// The work of the device in the measured part (`/proc/diskstats`), by all processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DeviceUsage {
-    /// As in `/proc/diskstats`.
+    /// The name in `/proc/diskstats`.
     pub name: String,
-    /// Writes completed.
+    /// Number of completed writes.
     pub writes: u64,
-    /// Bytes of them.
+    /// Bytes written.
     pub written_bytes: u64,
-    /// Reads completed.
+    /// Number of completed reads.
     pub reads: u64,
-    /// Bytes of them.
+    /// Bytes read.
     pub read_bytes: u64,
 }
 
-/// Why a file is not a result.
+/// The reason why a file is not a result.
 #[derive(Debug, thiserror::Error)]
 pub enum ResultError {
-    /// Not JSON.
+    /// The file is not JSON.
     #[error("it is not JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// A field of OMB's is not there or of another type.
+    /// A field of OMB is missing or has another type.
     #[error("the field {0} is missing or not of its type; is it a result of OMB?")]
     Field(String),
 }
 
-/// Milliseconds or microseconds, as OMB has them.
+/// The unit of a latency in OMB's JSON.
 #[derive(Clone, Copy)]
 enum Unit {
     Millis,
@@ -229,7 +230,7 @@ impl Unit {
 
     fn to_micros(self, value: f64) -> f64 {
         match self {
-            // What was whole before it was divided is whole again: to the nanosecond.
+            // A value that was whole before the division becomes whole again: to the nanosecond.
             Unit::Millis => (value * 1e6).round() / 1e3,
             Unit::Micros => value,
         }
@@ -257,7 +258,7 @@ impl LatencySummary {
         }
     }
 
-    /// At one of the [`PERCENTILES`].
+    /// The value at one of the [`PERCENTILES`].
     pub fn percentile(&self, percentile: f64) -> Option<f64> {
         PERCENTILES.iter().position(|(at, _)| *at == percentile).map(|at| self.at[at])
     }
@@ -268,7 +269,7 @@ impl TestResult {
         [&self.publish_latency, &self.publish_delay, &self.end_to_end_latency]
     }
 
-    /// OMB's JSON with our own part.
+    /// OMB's JSON with the further data.
     pub fn to_json(&self) -> Value {
         let mut map = Map::new();
         let mut put = |name: String, value: Value| drop(map.insert(name, value));
@@ -301,7 +302,7 @@ impl TestResult {
         Value::Object(map)
     }
 
-    /// Reads a result of ours or of OMB itself.
+    /// Reads a result of `mainstem-bench` or of OMB.
     pub fn from_json(text: &str) -> Result<TestResult, ResultError> {
         let value: Value = serde_json::from_str(text)?;
         let fields = Fields(value.as_object().ok_or(ResultError::Field("workload".into()))?);
@@ -325,13 +326,13 @@ impl TestResult {
         result.end_to_end_latency = end_to_end?;
         match value.get("bench") {
             Some(bench) => result.bench = serde_json::from_value(bench.clone())?,
-            // OMB's own: it samples every 10 s.
+            // OMB's own results have a sample every 10 s.
             None => result.bench.sample_seconds = 10.0,
         }
         Ok(result)
     }
 
-    /// What the server is called in tables and charts.
+    /// The server's name in tables and charts.
     pub fn label(&self) -> &str {
         if self.bench.contender.is_empty() { &self.driver } else { &self.bench.contender }
     }

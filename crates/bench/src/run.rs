@@ -1,4 +1,4 @@
-//! `mainstem-bench run`: tests of workloads against servers, one after the other, and where their results go.
+//! `mainstem-bench run`: runs tests of workloads against servers, one after the other, and writes their results.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::settings::{ConsumerSettings, ProducerSettings};
 use crate::timestamp;
 use crate::workload::Workload;
 
-/// Runs every workload on every driver; returns the files written.
+/// Runs every workload with every driver. Returns the written files.
 pub fn run(arguments: &RunArguments) -> anyhow::Result<Vec<PathBuf>> {
     let drivers: Vec<Driver> =
         arguments.drivers.iter().map(|path| Driver::read(path)).collect::<anyhow::Result<_>>()?;
@@ -56,10 +56,10 @@ fn name_ignored(driver: &Driver, engine: Engine) -> anyhow::Result<()> {
     let (_, by_consumer) =
         ConsumerSettings::of(&driver.consumer).with_context(|| format!("{what}: consumerConfig"))?;
     if engine != Engine::Native {
-        // The library says what it has no use for.
+        // The library reports settings that it ignores.
         return Ok(());
     }
-    // One that both have stands in commonConfig, perhaps for the sake of the other.
+    // A property that both have is from commonConfig, and may be meant for the other one.
     let of_producer =
         by_producer.iter().filter(|name| !driver.consumer.contains_key(*name) || by_consumer.contains(*name));
     let of_consumer =
@@ -110,7 +110,7 @@ fn conclusion(result: &TestResult) -> String {
         bench.published_bytes as f64 / bench.seconds / 1e6,
         bench.consumed_bytes as f64 / bench.seconds / 1e6,
     );
-    // Without consumers nobody has looked.
+    // Without consumers nothing was verified.
     if bench.verified {
         text.push_str("; all received once and in order");
     }
@@ -133,7 +133,7 @@ fn conclusion(result: &TestResult) -> String {
     text
 }
 
-/// Where results go.
+/// The destination of results.
 enum Output {
     File(PathBuf),
     Directory(PathBuf),

@@ -1,4 +1,4 @@
-//! What the native engine takes from a client's properties, with the defaults of Kafka's Java client 4.x.
+//! The client properties that the native engine uses, with the defaults of Kafka's Java client 4.x.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use client::Properties;
 use model::Compression;
 
-/// Reads properties and remembers which nobody asked for.
+/// Reads properties and tracks the unused ones.
 struct Reading<'a> {
     properties: &'a Properties,
     used: BTreeSet<&'static str>,
@@ -36,13 +36,13 @@ impl<'a> Reading<'a> {
         Ok(Duration::from_millis(self.number(name, default)?))
     }
 
-    /// Names in the properties that were not asked for.
+    /// Names of properties that were not read.
     fn unused(&self) -> Vec<String> {
         self.properties.keys().filter(|name| !self.used.contains(name.as_str())).cloned().collect()
     }
 }
 
-/// How a producer forms and sends batches.
+/// The batching and sending of a producer.
 #[derive(Clone, Debug)]
 pub struct ProducerSettings {
     pub acks: i16,
@@ -57,7 +57,7 @@ pub struct ProducerSettings {
     pub delivery_timeout: Duration,
 }
 
-/// How a consumer fetches.
+/// The fetching of a consumer.
 #[derive(Clone, Debug)]
 pub struct ConsumerSettings {
     pub min_bytes: i32,
@@ -66,8 +66,8 @@ pub struct ConsumerSettings {
     pub partition_bytes_max: i32,
 }
 
-/// Properties of clients that say nothing to an engine which verifies all it gets: what they ask for is done anyway, or
-/// is about Java.
+/// Client properties without a meaning for an engine that verifies everything it receives: the engine does what they
+/// ask for anyway, or they concern Java.
 const UNDERSTOOD: [&str; 14] = [
     "bootstrap.servers",
     "client.id",
@@ -85,7 +85,7 @@ const UNDERSTOOD: [&str; 14] = [
     "max.block.ms",
 ];
 
-/// The names in `properties` that neither `used` nor security have a use for.
+/// The names in `properties` that neither `used` nor the security settings read.
 fn ignored(reading: &Reading<'_>) -> Vec<String> {
     let known = |name: &String| {
         UNDERSTOOD.contains(&name.as_str())
@@ -95,7 +95,7 @@ fn ignored(reading: &Reading<'_>) -> Vec<String> {
 }
 
 impl ProducerSettings {
-    /// The settings, and the names of properties that have no meaning here.
+    /// The settings, and the names of ignored properties.
     pub fn of(properties: &Properties) -> anyhow::Result<(ProducerSettings, Vec<String>)> {
         let mut reading = Reading { properties, used: BTreeSet::new() };
         let acks = match reading.text("acks").unwrap_or("all") {
@@ -142,7 +142,7 @@ impl ProducerSettings {
 }
 
 impl ConsumerSettings {
-    /// The settings, and the names of properties that have no meaning here.
+    /// The settings, and the names of ignored properties.
     pub fn of(properties: &Properties) -> anyhow::Result<(ConsumerSettings, Vec<String>)> {
         let mut reading = Reading { properties, used: BTreeSet::new() };
         let settings = ConsumerSettings {

@@ -1,5 +1,5 @@
-//! What a run counts and times. Each thread of an engine has its own histograms, so that recording takes no turn with
-//! another; a sampler swaps them out.
+//! The counters and latencies of a run. Each thread of an engine has its own histograms, so that recording does not
+//! contend. A sampler swaps them out.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use crate::clock::Nanos;
 use crate::result::{LatencySeries, LatencySummary, PERCENTILES};
 
-/// Longer than any run; and nanoseconds to three digits.
+/// Longer than any run. Nanoseconds have three significant digits.
 const LATENCY_MAX: Nanos = 24 * 3600 * 1_000_000_000;
 
-/// A histogram of latencies in nanoseconds. Zeros are values like any other.
+/// A histogram of latencies in nanoseconds. Zeros are ordinary values.
 fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LATENCY_MAX, 3).expect("the bounds are in order")
 }
@@ -33,7 +33,7 @@ impl Latencies {
         [&mut self.publish, &mut self.delay, &mut self.end_to_end]
     }
 
-    /// Takes over what `other` has, and leaves it empty.
+    /// Takes over the values of `other`, and leaves it empty.
     pub fn drain(&mut self, other: &mut Latencies) {
         for (mine, theirs) in self.all().into_iter().zip(other.all()) {
             mine.add(&*theirs).expect("all have the same bounds");
@@ -42,12 +42,12 @@ impl Latencies {
     }
 }
 
-/// Counts a latency; what is above a day counts as a day.
+/// Counts a latency. Values above a day count as a day.
 pub fn record(histogram: &mut Histogram<u64>, latency: Nanos) {
     histogram.saturating_record(latency);
 }
 
-/// Totals since the run began.
+/// Totals since the start of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     pub published: u64,
@@ -71,7 +71,7 @@ impl std::ops::Sub for Totals {
     }
 }
 
-/// Shared by all threads of a run.
+/// The statistics that all threads of a run share.
 #[derive(Default)]
 pub struct Stats {
     published: AtomicU64,
@@ -100,12 +100,12 @@ impl Stats {
         self.failed.fetch_add(messages, Relaxed);
     }
 
-    /// A batch was refused and sent again without a sequence number: the server may have it twice.
+    /// Notes that a batch was refused and sent again without a sequence number. The server may have it twice.
     pub fn resent(&self) {
         self.resent.store(true, Relaxed);
     }
 
-    /// Whether the server may have batches that no acknowledgement is known of.
+    /// Whether the server may have batches without a known acknowledgement.
     pub fn is_uncertain(&self) -> bool {
         self.resent.load(Relaxed) || self.failed.load(Relaxed) > 0
     }
@@ -125,7 +125,7 @@ impl Stats {
         }
     }
 
-    /// Moves all that was recorded since the last time into `into`.
+    /// Moves everything recorded since the last call into `into`.
     pub fn take(&self, into: &mut Latencies) {
         for latencies in &*self.latencies.lock() {
             into.drain(&mut latencies.lock());
@@ -133,7 +133,7 @@ impl Stats {
     }
 }
 
-/// In microseconds.
+/// The summary in microseconds.
 pub fn summary(histogram: &Histogram<u64>) -> LatencySummary {
     if histogram.is_empty() {
         return LatencySummary::default();
@@ -146,7 +146,7 @@ pub fn summary(histogram: &Histogram<u64>) -> LatencySummary {
     }
 }
 
-/// Ends a series with what the whole test had.
+/// Adds the values of the whole test to a series.
 pub fn aggregate(series: &mut LatencySeries, histogram: &Histogram<u64>) {
     series.aggregated = summary(histogram);
     let points = histogram.iter_quantiles(5).map(|value| {

@@ -1,6 +1,6 @@
-//! A point in time as text, in UTC: for results (RFC 3339) and for names of files (as OMB names its results).
+//! A point in time as text, in UTC: for results (RFC 3339) and for file names (as OMB names its results).
 //!
-//! Times before 1970 are written as 1970 begins.
+//! Times before 1970 are written as the beginning of 1970.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -33,8 +33,8 @@ struct Parts {
     second: u64,
 }
 
-/// The Gregorian calendar from days since 1970, by Howard Hinnant's `civil_from_days`: years begin in March, so that
-/// the leap day is the last one of its year, and 400 years (an era) have the same length always.
+/// The Gregorian calendar from days since 1970, by Howard Hinnant's `civil_from_days`. Years begin in March, so that
+/// the leap day is the last day of its year. 400 years (an era) always have the same length.
 fn parts(seconds: u64) -> Parts {
     let days = seconds / SECONDS_PER_DAY + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

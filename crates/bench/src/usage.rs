@@ -1,7 +1,8 @@
-//! What a server, the device below its data and we ourselves use, observed from outside through Linux's `/proc`.
+//! The use of resources by a server, by the device below its data and by this process, observed through Linux's
+//! `/proc`.
 //!
 //! What cannot be read (another system, a process that has ended, a file system without a block device) is `None` or
-//! empty: an experiment goes on without it. The parsers are pure functions over the text of the files.
+//! empty, and an experiment continues without it. The parsers are pure functions over the text of the files.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,9 +12,9 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::result::{DeviceUsage, Environment, ServerUsage};
 
-/// The unit of times in /proc; on Linux it is the same everywhere (`USER_HZ`).
+/// The unit of times in /proc. On Linux it is the same everywhere (`USER_HZ`).
 const TICKS_PER_SECOND: f64 = 100.0;
-/// The unit of /proc/diskstats, whatever the device's own sector is.
+/// The unit of /proc/diskstats, whatever the device's sector size is.
 const SECTOR_BYTES: u64 = 512;
 
 /// A process that is observed from outside.
@@ -28,12 +29,12 @@ impl ServerProcess {
         ServerProcess { pid }
     }
 
-    /// User and system CPU of all its threads since it started, to a hundredth of a second.
+    /// User and system CPU time of all its threads since the start, with a precision of a hundredth of a second.
     pub fn cpu_seconds(self) -> Option<f64> {
         cpu_seconds_in(&self.read("stat")?)
     }
 
-    /// The largest resident set since it started.
+    /// The largest resident set since the start, in bytes.
     pub fn peak_memory_bytes(self) -> Option<u64> {
         kilobytes_in(&self.read("status")?, "VmHWM:").map(|kilobytes| kilobytes * 1024)
     }
@@ -43,10 +44,10 @@ impl ServerProcess {
     }
 }
 
-/// How much of this machine's processors a hypervisor withheld although they had work, from one look to the next.
+/// Processor time that a hypervisor withheld although there was work, between two calls.
 ///
-/// A machine that shares its processors, or has a quota of them, stands still meanwhile: every latency of that time is longer,
-/// whatever the server does.
+/// A machine that shares its processors, or has a quota of them, stands still during that time. Every latency then is
+/// longer, whatever the server does.
 #[derive(Debug, Default)]
 pub struct Stolen {
     processors: f64,
@@ -54,12 +55,12 @@ pub struct Stolen {
 }
 
 impl Stolen {
-    /// Of so many processors, from now on.
+    /// Begins now, for this number of processors.
     pub fn of(processors: u32) -> Stolen {
         Stolen { processors: f64::from(processors), before: stolen_seconds() }
     }
 
-    /// The share of the `seconds` since the last look, from 0 to 1; `None` where the system does not say.
+    /// The share of the `seconds` since the last call, from 0 to 1. `None` if the system does not report it.
     pub fn share(&mut self, seconds: f64) -> Option<f64> {
         let now = stolen_seconds();
         let stolen = now? - std::mem::replace(&mut self.before, now)?;
@@ -72,66 +73,66 @@ fn stolen_seconds() -> Option<f64> {
     stolen_seconds_in(&fs::read_to_string("/proc/stat").ok()?)
 }
 
-/// From `/proc/stat`, over all processors: `cpu`, user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
+/// Parses `/proc/stat`, over all processors: `cpu`, user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
 fn stolen_seconds_in(stat: &str) -> Option<f64> {
     let fields = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: u64 = fields.split_whitespace().nth(7)?.parse().ok()?;
     Some(ticks as f64 / TICKS_PER_SECOND)
 }
 
-/// User and system CPU that this process has used.
+/// User and system CPU time of this process.
 pub fn own_cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     // Exact up to 2^53 seconds.
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// From `/proc/PID/stat`: `utime` and `stime` are the 14th and 15th field.
+/// Parses `/proc/PID/stat`: `utime` and `stime` are the 14th and 15th field.
 fn cpu_seconds_in(stat: &str) -> Option<f64> {
-    // The second field is the name, in brackets, and may hold blanks and brackets.
+    // The second field is the name in brackets, which may contain blanks and brackets.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut ticks = || fields.next()?.parse::<u64>().ok();
     let (user, system) = (ticks()?, ticks()?);
     Some((user + system) as f64 / TICKS_PER_SECOND)
 }
 
-/// From a file of lines like `VmHWM:     1234 kB`.
+/// Parses a file of lines like `VmHWM:     1234 kB`.
 fn kilobytes_in(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
-/// A partition or a disk, by its number.
+/// A partition or a disk, by its device number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     major: u64,
     minor: u64,
 }
 
-/// Counters of a device since the system started.
+/// Counters of a device since the start of the system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
-    /// As the kernel names it.
+    /// The kernel's name of the device.
     pub name: String,
-    /// Reads completed.
+    /// Number of completed reads.
     pub reads: u64,
-    /// Of 512 bytes.
+    /// Sectors of 512 bytes read.
     pub sectors_read: u64,
-    /// Writes completed.
+    /// Number of completed writes.
     pub writes: u64,
-    /// Of 512 bytes.
+    /// Sectors of 512 bytes written.
     pub sectors_written: u64,
 }
 
 impl Device {
-    /// The device that holds what lies at `path`; `None` when that is no block device (tmpfs, overlay, network).
+    /// The device that holds the data at `path`. `None` if it is not a block device (tmpfs, overlay, network).
     pub fn below(path: &Path) -> Option<Device> {
         let device = Device::of_number(fs::metadata(path).ok()?.dev());
         device.counters().map(|_| device)
     }
 
-    /// In hexadecimal the number is `MMMMMmmmmmmMMMmm`: major and minor in two parts each, so that those of old
-    /// systems with 16 bits are still the same.
+    /// In hexadecimal, the number is `MMMMMmmmmmmMMMmm`: major and minor in two parts each, so that the 16-bit numbers
+    /// of old systems stay the same.
     fn of_number(number: u64) -> Device {
         Device {
             major: ((number >> 32) & 0xffff_f000) | ((number >> 8) & 0xfff),
@@ -139,14 +140,14 @@ impl Device {
         }
     }
 
-    /// What it has done so far.
+    /// The counters of the device until now.
     pub fn counters(self) -> Option<DeviceCounters> {
         counters_in(&fs::read_to_string("/proc/diskstats").ok()?, self)
     }
 }
 
 impl DeviceCounters {
-    /// What was done between `before` and this.
+    /// The work between `before` and this.
     pub fn since(&self, before: &DeviceCounters) -> DeviceUsage {
         DeviceUsage {
             name: self.name.clone(),
@@ -158,7 +159,7 @@ impl DeviceCounters {
     }
 }
 
-/// From `/proc/diskstats`: major, minor, name, then of reads and of writes each: completed, merged, sectors, millis.
+/// Parses `/proc/diskstats`: major, minor, name, then for reads and for writes: completed, merged, sectors, millis.
 fn counters_in(diskstats: &str, device: Device) -> Option<DeviceCounters> {
     diskstats.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -177,7 +178,7 @@ fn counters_in(diskstats: &str, device: Device) -> Option<DeviceCounters> {
     })
 }
 
-/// This machine, and the file system below `data_dir`. Which processors serve and which load is not known here.
+/// This machine, and the file system below `data_dir`. The processors of the server and of the load are not known here.
 pub fn environment(data_dir: Option<&Path>) -> Environment {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");
@@ -196,13 +197,13 @@ pub fn environment(data_dir: Option<&Path>) -> Environment {
     }
 }
 
-/// All processors of the machine, also those that this process is not let on.
+/// The number of all processors of the machine, including those that this process may not use.
 fn cpus_in(cpuinfo: &str) -> u32 {
     let processors = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
     u32::try_from(processors).unwrap_or(0)
 }
 
-/// x86 says `model name`; some ARM systems only `Hardware` or nothing.
+/// x86 has `model name`. Some ARM systems have only `Hardware` or nothing.
 fn cpu_model_in(cpuinfo: &str) -> Option<&str> {
     let value = |name: &str| {
         let rest = cpuinfo.lines().find_map(|line| line.strip_prefix(name))?;
@@ -211,10 +212,10 @@ fn cpu_model_in(cpuinfo: &str) -> Option<&str> {
     value("model name").or_else(|| value("Hardware"))
 }
 
-/// From `/proc/self/mountinfo`: type and device of the file system that `path` (absolute) lies on, "ext4 on /dev/vda".
+/// Parses `/proc/self/mountinfo`: type and device of the file system that holds `path` (absolute), "ext4 on /dev/vda".
 fn filesystem_in(mountinfo: &str, path: &Path) -> Option<String> {
     let mounts = mountinfo.lines().filter_map(|line| {
-        // Between the two lies a list of optional fields of any length.
+        // Between the two there is a list of optional fields of any length.
         let (mount, filesystem) = line.split_once(" - ")?;
         let point = PathBuf::from(unescaped(mount.split(' ').nth(4)?));
         let mut filesystem = filesystem.split(' ');
@@ -222,7 +223,7 @@ fn filesystem_in(mountinfo: &str, path: &Path) -> Option<String> {
         path.starts_with(&point)
             .then(|| (point.components().count(), format!("{kind} on {}", unescaped(source))))
     });
-    // Of several on the same point, the last one covers the others; `max_by_key` takes the last.
+    // If several are mounted on the same point, the last one covers the others, and `max_by_key` takes the last.
     mounts.max_by_key(|(depth, _)| *depth).map(|(_, filesystem)| filesystem)
 }
 
@@ -232,7 +233,7 @@ fn unescaped(text: &str) -> String {
     escapes.iter().fold(text.to_owned(), |text, (escape, character)| text.replace(escape, character))
 }
 
-/// Observes a server, its device and ourselves over the measured part of an experiment.
+/// Observes a server, its device and this process over the measured part of an experiment.
 #[derive(Debug)]
 pub struct Observer {
     server: Option<ServerProcess>,
@@ -247,19 +248,19 @@ struct Begun {
     own_cpu_seconds: f64,
 }
 
-/// What was used between an observer's begin and its end.
+/// The use of resources between the beginning and the end of an observation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observed {
-    /// The server, when it could be observed at both ends.
+    /// The server, if it could be observed at both ends.
     pub server: Option<ServerUsage>,
-    /// The device, when there is one and it could be observed at both ends.
+    /// The device, if there is one and it could be observed at both ends.
     pub device: Option<DeviceUsage>,
-    /// Of this process.
+    /// CPU-seconds of this process.
     pub load_cpu_seconds: f64,
 }
 
 impl Observer {
-    /// Observes the process `pid` and the device below `data_dir`, as far as they are given.
+    /// Observes the process `pid` and the device below `data_dir`, if given.
     pub fn new(pid: Option<u32>, data_dir: Option<PathBuf>) -> Observer {
         Observer {
             server: pid.map(ServerProcess::of),
@@ -268,7 +269,7 @@ impl Observer {
         }
     }
 
-    /// The measured part begins.
+    /// Begins the measured part.
     pub fn begin(&mut self) {
         self.begun = Begun {
             server_cpu_seconds: self.server.and_then(ServerProcess::cpu_seconds),
@@ -277,7 +278,7 @@ impl Observer {
         };
     }
 
-    /// The measured part ends.
+    /// Ends the measured part.
     pub fn end(&self) -> Observed {
         let server = || {
             let process = self.server?;
@@ -408,7 +409,7 @@ mod tests {
         assert!(observed.load_cpu_seconds >= 0.1);
         let server = observed.server.unwrap();
         assert!(server.cpu_seconds >= 0.08 && server.peak_memory_bytes > 1 << 20, "{server:?}");
-        // A directory for temporary files may lie in memory.
+        // A directory for temporary files may be in memory.
         if let Some(device) = observed.device {
             assert!(device.writes > 0 && device.written_bytes >= 1 << 20, "{device:?}");
         }

@@ -1,7 +1,7 @@
-//! A workload file, as the OpenMessaging Benchmark has them.
+//! A workload file in the form of the OpenMessaging Benchmark.
 //!
-//! Beyond OMB: durations in seconds (`testDurationSeconds`, `warmupDurationSeconds`), a list of rates (`producerRates`),
-//! and fractions where OMB takes whole numbers.
+//! Extensions of OMB: durations in seconds (`testDurationSeconds`, `warmupDurationSeconds`), a list of rates
+//! (`producerRates`), and fractions where OMB takes whole numbers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ use serde_json::Value;
 
 use crate::yaml;
 
-/// How keys are chosen (OMB's `KeyDistributorType`).
+/// The choice of keys (OMB's `KeyDistributorType`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum KeyDistributor {
-    /// None: the producer fills one partition's batch after the other.
+    /// No key: the producer fills the batch of one partition after the other.
     #[default]
     NoKey,
     /// The keys of a pool in turn.
     KeyRoundRobin,
-    /// A key of the pool by the nanoseconds of the clock.
+    /// A key of the pool, chosen by the nanoseconds of the clock.
     RandomNano,
 }
 
-/// What is to be done; see OMB's own documentation for each field.
+/// The workload. OMB's documentation describes each field.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Workload {
@@ -48,10 +48,10 @@ pub struct Workload {
     pub subscriptions_per_topic: u32,
     pub consumer_per_subscription: u32,
     pub producers_per_topic: u32,
-    /// Messages a second over all producers; 0 looks for the highest sustainable rate.
+    /// Messages per second over all producers. 0 searches for the highest sustainable rate.
     #[serde(default)]
     pub producer_rate: f64,
-    /// One test for each, instead of `producer_rate`.
+    /// One test for each rate, instead of `producer_rate`.
     #[serde(default)]
     pub producer_rates: Vec<f64>,
     #[serde(default, rename = "consumerBacklogSizeGB")]
@@ -66,17 +66,17 @@ pub struct Workload {
     pub warmup_duration_minutes: f64,
     #[serde(default)]
     pub warmup_duration_seconds: Option<f64>,
-    /// Settings of topics for this workload alone, beside the driver's.
+    /// Topic settings for this workload, in addition to the driver's.
     #[serde(default)]
     pub topic_config: BTreeMap<String, Value>,
     #[serde(flatten)]
     unknown: BTreeMap<String, Value>,
-    /// Where relative paths in it begin.
+    /// The base of relative paths in the file.
     #[serde(skip)]
     directory: PathBuf,
 }
 
-/// Serde's way of saying that something is 1 unless it is given.
+/// The default value 1, for serde.
 fn whole() -> f64 {
     1.0
 }
@@ -137,12 +137,12 @@ impl Workload {
         Ok(())
     }
 
-    /// The rates of its tests, in turn.
+    /// The rates of the tests, in order.
     pub fn rates(&self) -> Vec<f64> {
         if self.producer_rates.is_empty() { vec![self.producer_rate] } else { self.producer_rates.clone() }
     }
 
-    /// Groups of consumers of each topic.
+    /// The number of consumer groups of each topic.
     pub fn groups(&self) -> u32 {
         if self.consumer_per_subscription == 0 { 0 } else { self.subscriptions_per_topic }
     }
@@ -155,13 +155,13 @@ impl Workload {
         duration(self.warmup_duration_seconds, self.warmup_duration_minutes)
     }
 
-    /// Settings of its topics.
+    /// The settings of the topics.
     pub fn topic_properties(&self) -> impl Iterator<Item = (String, String)> {
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         self.topic_config.iter().map(move |(name, value)| (name.clone(), text(value)))
     }
 
-    /// Keys that mean nothing here.
+    /// Keys that are ignored.
     pub fn ignored(&self) -> Vec<&str> {
         self.unknown.keys().map(String::as_str).collect()
     }
@@ -169,7 +169,7 @@ impl Workload {
     /// The values that producers choose from, each of `message_size` bytes.
     pub fn payloads(&self) -> anyhow::Result<Vec<Vec<u8>>> {
         if self.use_randomized_payloads {
-            // As OMB: random bytes, then zeros, so that compression finds a known share.
+            // As in OMB: random bytes, then zeros, so that compression finds a known share.
             #[allow(clippy::cast_possible_truncation, reason = "a share of the message's size")]
             let random_bytes = (self.message_size as f64 * self.random_bytes_ratio) as usize;
             let mut random = fastrand::Rng::with_seed(0x006d_6169_6e73_7465);

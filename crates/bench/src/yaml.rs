@@ -5,14 +5,14 @@ use serde_json::{Map, Value};
 
 /// Reads a file's text.
 pub fn from_str<T: DeserializeOwned>(text: &str) -> anyhow::Result<T> {
-    // By way of JSON's values, because a map of what is unknown needs a format that describes itself.
+    // Parsed through JSON values, because a map of unknown keys needs a self-describing format.
     let keys: Map<String, Value> = serde_saphyr::from_str(text)?;
     let read = |keys: Map<String, Value>| serde_json::from_value::<T>(Value::Object(keys));
     let error = match read(keys.clone()) {
         Ok(value) => return Ok(value),
         Err(error) => error.to_string(),
     };
-    // Serde does not say which: it is the one without which there is no such error.
+    // Serde does not name the key. It is the one without which the error disappears.
     let is_to_blame = |key: &&String| {
         let mut others = keys.clone();
         others.remove(*key);

@@ -1,8 +1,9 @@
-//! Records gathered into batches, as Kafka's Java producer gathers them (`RecordAccumulator`, `BuiltInPartitioner`).
+//! Gathers records into batches, as Kafka's Java producer does (`RecordAccumulator`, `BuiltInPartitioner`).
 //!
-//! A batch is closed when the next record does not fit under `batch.size`. Batches may be sent when one is closed, or has
-//! waited for `linger.ms`, or when there is no more memory; then the oldest batch of every partition goes along, as far as
-//! `max.request.size` takes them. Records without a key fill one partition up to `batch.size`, then another at random.
+//! A batch is closed when the next record does not fit under `batch.size`. Batches may be sent when one is closed, when
+//! one has waited for `linger.ms`, or when memory is used up. Then the oldest batch of every partition is sent along,
+//! as far as `max.request.size` allows. Records without a key fill one partition up to `batch.size`, then another
+//! random one.
 
 use std::collections::VecDeque;
 
@@ -12,16 +13,16 @@ use wire::records::BatchBuilder;
 use crate::clock::{Nanos, nanos};
 use crate::settings::ProducerSettings;
 
-/// Bytes of a record beside its key and value, at most, without headers (Java's `MAX_RECORD_OVERHEAD`).
+/// Upper bound in bytes of a record without key, value and headers (Java's `MAX_RECORD_OVERHEAD`).
 const RECORD_OVERHEAD_BYTES: usize = 21;
-/// A batch's memory grows from here: with many partitions most stay small.
+/// The first memory of a batch. With many partitions, most batches stay small.
 const FIRST_BYTES: usize = 4 * 1024;
 
 /// A batch that may be sent.
 pub struct Gathered {
     pub partition: usize,
     pub batch: BatchBuilder,
-    /// When each of its records was due.
+    /// The due time of each record.
     pub due: Vec<Nanos>,
 }
 
@@ -35,11 +36,11 @@ struct Open {
 #[derive(Default)]
 struct Queue {
     batches: VecDeque<Open>,
-    /// Whether it stands in `filled`.
+    /// Whether the partition is in `filled`.
     listed: bool,
 }
 
-/// The records of one producer that were not sent yet.
+/// The records of one producer that are not sent yet.
 pub struct Accumulator {
     linger: Nanos,
     batch_bytes: usize,
@@ -47,10 +48,10 @@ pub struct Accumulator {
     buffer_bytes: usize,
     compression: Compression,
     queues: Vec<Queue>,
-    /// Partitions with batches, those to be sent first at the front.
+    /// Partitions with batches, in the order in which they are to be sent.
     filled: VecDeque<usize>,
     closed: usize,
-    /// When batches have waited long enough: deadline, partition, serial. Of batches that are gone, too.
+    /// Linger deadlines: deadline, partition, serial number. Entries of batches that are gone remain.
     lingering: VecDeque<(Nanos, usize, u64)>,
     next_serial: u64,
     bytes: usize,
@@ -80,7 +81,7 @@ impl Accumulator {
         }
     }
 
-    /// Whether a record would have to wait for memory (`buffer.memory`).
+    /// Whether a record has to wait for memory (`buffer.memory`).
     pub fn is_full(&self) -> bool {
         self.bytes >= self.buffer_bytes
     }
@@ -89,7 +90,7 @@ impl Accumulator {
         self.filled.is_empty()
     }
 
-    /// The partition for the next record without a key.
+    /// The partition of the next record without a key.
     fn sticky(&mut self, bytes: usize) -> usize {
         if self.sticky_bytes >= self.batch_bytes {
             self.sticky = self.random.usize(..self.queues.len());
@@ -140,7 +141,7 @@ impl Accumulator {
         self.bytes += bytes;
     }
 
-    /// When batches may be sent although none is closed; `None` when there is nothing.
+    /// The time at which batches may be sent although none is closed. `None` if there are no batches.
     pub fn deadline(&mut self) -> Option<Nanos> {
         while let Some((deadline, partition, serial)) = self.lingering.front() {
             let first = self.queues[*partition].batches.front();
@@ -152,12 +153,12 @@ impl Accumulator {
         None
     }
 
-    /// Whether batches are to be sent now.
+    /// Whether batches may be sent now.
     pub fn is_ready(&mut self, now: Nanos) -> bool {
         self.closed > 0 || self.is_full() || self.deadline().is_some_and(|deadline| deadline <= now)
     }
 
-    /// One batch of each partition that `wanted` names, oldest partitions first, for one request.
+    /// Takes one batch of each partition for which `wanted` is true, oldest partitions first, for one request.
     pub fn take(&mut self, wanted: impl Fn(usize) -> bool) -> Vec<Gathered> {
         let mut taken = Vec::new();
         let mut bytes = 0;
@@ -183,12 +184,12 @@ impl Accumulator {
         taken
     }
 
-    /// Gives back the memory of records that were answered: their bytes as [`Accumulator::push`] counted them.
+    /// Releases the memory of answered records, as counted by [`Accumulator::push`].
     pub fn release(&mut self, bytes: usize) {
         self.bytes -= bytes;
     }
 
-    /// What [`Accumulator::push`] counts for records of so many bytes of keys and values in all.
+    /// The bytes that [`Accumulator::push`] counts for this number of records with this total of key and value bytes.
     pub fn counted(records: usize, bytes: usize) -> usize {
         records * RECORD_OVERHEAD_BYTES + bytes
     }
@@ -217,7 +218,7 @@ mod tests {
         assert!(!accumulator.is_ready(1_000_009));
         assert_eq!(accumulator.deadline(), Some(1_000_010));
         assert!(accumulator.is_ready(1_000_010));
-        // Two records fit below 390 bytes, the third begins another batch.
+        // Two records fit below 390 bytes. The third begins another batch.
         push(&mut accumulator, 20, None);
         assert!(!accumulator.is_ready(20));
         push(&mut accumulator, 30, None);

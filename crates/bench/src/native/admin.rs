@@ -1,4 +1,4 @@
-//! Topics of a test: made, found, removed.
+//! The topics of a test: creation, look-up, removal.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,19 +13,19 @@ use wire::{ErrorCode, Text};
 
 use crate::native::connection::{Receiver, Sender, call, connect};
 
-/// Making a topic of thousands of partitions takes a server some time.
+/// Time-out for topics. A server takes some time to create a topic with thousands of partitions.
 const TOPICS_TIMEOUT: Duration = Duration::from_secs(120);
-/// The timestamps that ask for the end of a partition, and for its beginning.
+/// The timestamps for the end and the beginning of a partition.
 const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
 const LEADERS_PAUSE: Duration = Duration::from_millis(50);
 
-/// Where the partitions of the topics are.
+/// The location of the topics' partitions.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
-    /// Addresses of servers.
+    /// The addresses of the servers.
     pub servers: Vec<String>,
-    /// Of each topic and partition, its leader as an index into `servers`.
+    /// The leader of each topic and partition, as an index into `servers`.
     pub leaders: Vec<Vec<usize>>,
 }
 
@@ -47,7 +47,7 @@ impl Admin {
         Err(last.map_or_else(|| anyhow::anyhow!("bootstrap.servers names no server"), Into::into))
     }
 
-    /// Servers that there are.
+    /// The number of servers.
     pub async fn servers(&mut self) -> anyhow::Result<usize> {
         let request = MetadataRequest { topics: Some(Vec::new()), ..MetadataRequest::default() };
         Ok(call(&self.sender, &mut self.receiver, &request).await?.brokers.len())
@@ -139,8 +139,8 @@ impl Admin {
     }
 }
 
-/// Waits until the leaders serve their partitions. A server may name itself as leader a little before, and a batch that it
-/// refuses then, with the next one behind it already, would leave an idempotent producer with a gap it cannot close.
+/// Waits until the leaders serve their partitions. A server may name itself as leader slightly before. If it then
+/// refused a batch with the next one already behind it, an idempotent producer would have a gap that it cannot close.
 pub async fn wait_until_served(layout: &Layout, names: &[String], security: &Security) -> anyhow::Result<()> {
     let until = Instant::now() + TOPICS_TIMEOUT;
     for (address, request) in offset_requests(layout, names, LATEST) {
@@ -178,7 +178,7 @@ pub async fn first_offsets(layout: &Layout, names: &[String], security: &Securit
     Ok(sum)
 }
 
-/// What to ask each server that leads any of the partitions.
+/// The request for each server that leads some of the partitions.
 fn offset_requests<'a>(
     layout: &'a Layout,
     names: &'a [String],

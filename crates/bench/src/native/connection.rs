@@ -1,8 +1,8 @@
 //! A connection of the native engine: frames out, frames in, in order.
 //!
-//! [`client::Session`] is the protocol; this file adds the socket, TLS and the queue. Sending never waits: frames go into a
-//! queue that a task of the connection writes. Its length is bounded by the sender, which has a bounded number of requests
-//! in flight. Receiving reads one frame at a time into memory that is used again once nothing of the last frame is kept.
+//! [`client::Session`] implements the protocol. This file adds the socket, TLS and the queue. Sending never waits:
+//! frames go into a queue that a task of the connection writes. The sender bounds its length by bounding the requests
+//! in flight. Receiving reads one frame at a time into memory that is reused once nothing of the last frame is kept.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -20,14 +20,14 @@ use tokio::sync::Notify;
 use wire::{Bytes, Chunks, EncodeError};
 
 const SOFTWARE: Software = Software { name: "mainstem-bench", version: env!("CARGO_PKG_VERSION") };
-/// For opening a connection, with all that is said on it before the first request.
+/// Time-out for opening a connection, including all exchanges before the first request.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// For one answer outside of the load: longer than a server is given to make topics.
+/// Time-out for an answer outside of the load. It is longer than the time that a server gets to create topics.
 const CALL_TIMEOUT: Duration = Duration::from_secs(130);
-/// Larger answers are not believed.
+/// Larger answers are refused.
 const ANSWER_BYTES_MAX: usize = 1 << 30;
 
-/// Why a server cannot be talked to.
+/// The reason why a server cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
     #[error("cannot connect to {address}: {error}")]
@@ -52,13 +52,13 @@ impl ConnectionError {
 type Input = Box<dyn AsyncRead + Unpin>;
 type Output = Box<dyn AsyncWrite + Unpin>;
 
-/// The half that sends; clones share the connection.
+/// The sending half. Clones share the connection.
 #[derive(Clone)]
 pub struct Sender {
     connection: Rc<Connection>,
 }
 
-/// The state that both halves and the writing task share.
+/// The state shared by both halves and the writing task.
 struct Connection {
     address: Box<str>,
     session: RefCell<Session>,
@@ -79,9 +79,9 @@ struct Queue {
 }
 
 impl Queue {
-    /// The oldest frames, of so many parts as one system call takes; one at least if there is any.
+    /// Takes the oldest frames, up to the number of parts in one system call, but at least one frame if there is any.
     fn take_some(&self) -> Vec<Chunks> {
-        /// Some allow fewer than Linux, which takes 1024.
+        /// Linux accepts 1024, but some systems accept fewer.
         const PARTS_MAX: usize = 256;
         let mut frames = self.frames.borrow_mut();
         let mut parts = 0;
@@ -94,14 +94,14 @@ impl Queue {
     }
 }
 
-/// The half that receives.
+/// The receiving half.
 pub struct Receiver {
     incoming: Incoming,
     connection: Rc<Connection>,
 }
 
-/// Connects, with TLS and a log-in where they are asked for, and asks which versions the server speaks. Has to be called
-/// inside of a `LocalSet`.
+/// Connects, with TLS and a log-in if the settings require them, and asks for the versions that the server supports.
+/// Must be called inside a `LocalSet`.
 pub async fn connect(address: &str, security: &Security) -> Result<(Sender, Receiver), ConnectionError> {
     let failed = |error| ConnectionError::Connect { address: address.into(), error };
     let introduced = tokio::time::timeout(CONNECT_TIMEOUT, introduce(address, security)).await;
@@ -131,7 +131,7 @@ async fn introduce(address: &str, security: &Security) -> Result<(Sender, Receiv
     });
     let writing = connection.clone();
     tokio::task::spawn_local(async move {
-        // Whoever receives learns of the failure by the connection's end.
+        // The receiver learns of the failure by the end of the connection.
         let _ = write_frames(&writing.queue, &mut output).await;
         let _ = output.shutdown().await;
     });
@@ -151,7 +151,8 @@ async fn open(address: &str, security: &Security) -> io::Result<(Input, Output)>
     Ok((Box::new(input), Box::new(output)))
 }
 
-/// What is queued goes out together: with small requests a system call for each is what a connection would cost most.
+/// All queued frames are written together. With small requests, a system call for each would be the largest cost of a
+/// connection.
 async fn write_frames(queue: &Queue, output: &mut Output) -> io::Result<()> {
     loop {
         let frames = queue.take_some();
@@ -179,7 +180,7 @@ async fn write_parts(parts: impl Iterator<Item = &Bytes>, output: &mut Output) -
     Ok(())
 }
 
-/// Asks and waits for the answer; nothing else may be in flight.
+/// Sends a request and waits for the answer. No other request may be in flight.
 pub async fn call<Q: Request>(
     sender: &Sender,
     receiver: &mut Receiver,
@@ -196,13 +197,13 @@ pub async fn call<Q: Request>(
 }
 
 impl Sender {
-    /// Queues a request in the highest version that both speak.
+    /// Queues a request in the highest version that both sides support.
     pub fn send<Q: Request>(&self, request: &Q) -> Result<(), ConnectionError> {
         let asked = self.connection.session.borrow_mut().ask(request);
         self.queue(asked)
     }
 
-    /// As [`Sender::send`], a request that is never answered: produce without acknowledgements.
+    /// As [`Sender::send`], for a request without an answer: produce without acknowledgements.
     pub fn send_unanswered<Q: Request>(&self, request: &Q) -> Result<(), ConnectionError> {
         let told = self.connection.session.borrow_mut().tell(request);
         self.queue(told)
@@ -220,7 +221,7 @@ impl Sender {
         self.connection.session.borrow().version::<Q>().map_err(|error| self.connection.failed(error))
     }
 
-    /// Frames that are not written yet.
+    /// The number of frames that are not written yet.
     pub fn queued(&self) -> usize {
         self.connection.queue.frames.borrow().len()
     }
@@ -229,7 +230,7 @@ impl Sender {
         &self.connection.address
     }
 
-    /// Ends the connection once all that was queued is written.
+    /// Closes the connection once everything queued is written.
     pub fn close(&self) {
         self.connection.queue.closed.set(true);
         self.connection.queue.news.notify_one();
@@ -237,7 +238,7 @@ impl Sender {
 }
 
 impl Receiver {
-    /// The answer to the oldest request in flight, which was one of `Q`.
+    /// The answer to the oldest request in flight, which must be a `Q`.
     pub async fn receive<Q: Request>(&mut self) -> Result<Q::Answer, ConnectionError> {
         let frame = self.incoming.frame(&self.connection.address).await?;
         let answer = self.connection.session.borrow_mut().answer::<Q>(frame);
@@ -266,7 +267,7 @@ impl Incoming {
     async fn fill(&mut self, bytes: usize) -> io::Result<()> {
         const READ_BYTES: usize = 64 * 1024;
         while self.buffer.len() < bytes {
-            // One reservation for a whole frame: a piecewise one would move what is there already.
+            // One reservation for the whole frame. Several would move the data that is already there.
             self.buffer.reserve((bytes - self.buffer.len()).max(READ_BYTES));
             if self.input.read_buf(&mut self.buffer).await? == 0 {
                 return Err(io::Error::other("the server closed it"));

@@ -1,9 +1,9 @@
-//! Consumers of the native engine, many to a thread.
+//! Consumers of the native engine, many per thread.
 //!
-//! The partitions of a topic are shared out among the consumers of a group by their numbers, without the group's own
-//! protocol; offsets are committed under the group's name all the same. A consumer has one fetch session (KIP-227) with
-//! each leader and one fetch in flight there; the next one is on its way before what came is checked: every batch's CRC,
-//! and all that [`crate::ledger`] looks at.
+//! The partitions of a topic are divided among the consumers of a group by number, without the group protocol. Offsets
+//! are still committed under the group's name. A consumer has one fetch session (KIP-227) with each leader, with one
+//! fetch in flight. It sends the next fetch before it checks the received batches: the CRC of every batch, and
+//! everything in [`crate::ledger`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -29,16 +29,16 @@ use crate::plan::Run;
 use crate::settings::ConsumerSettings;
 use crate::stats::{Latencies, record};
 
-/// As OMB's Kafka driver commits in the published experiments.
+/// The interval of OMB's Kafka driver in the published experiments.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(5);
-/// A look at whether consumers still rest.
+/// Interval at which paused consumers check whether they may resume.
 const PAUSE_LOOK: Duration = Duration::from_millis(5);
 const RETRY_BACKOFF: Duration = Duration::from_millis(100);
-/// Errors in a row that may pass, before a partition counts as unreadable: with the back-off, half a minute.
+/// Bound of the retriable errors in a row before a partition counts as unreadable: with the back-off, half a minute.
 const FETCH_ERRORS_MAX: u32 = 300;
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One consumer: its topic, its group's place there, its place among the group's consumers.
+/// The identity of a consumer: its topic, its group, and its number in the group.
 #[derive(Clone, Copy, Debug)]
 pub struct ConsumerId {
     pub topic: usize,
@@ -47,7 +47,7 @@ pub struct ConsumerId {
 }
 
 impl ConsumerId {
-    /// The `number`th of all.
+    /// The consumer with this number among all consumers.
     pub fn of(run: &Run, number: usize) -> ConsumerId {
         let members = run.plan.workload.consumer_per_subscription as usize;
         let groups = run.plan.workload.groups() as usize;
@@ -58,7 +58,7 @@ impl ConsumerId {
         }
     }
 
-    /// Its partitions: a range, as Kafka's `RangeAssignor` gives out.
+    /// The consumer's partitions: a range, as Kafka's `RangeAssignor` assigns.
     fn partitions(&self, run: &Run) -> std::ops::Range<usize> {
         let members = run.plan.workload.consumer_per_subscription as usize;
         let partitions = run.plan.partitions();
@@ -66,10 +66,10 @@ impl ConsumerId {
     }
 }
 
-/// Offsets that were received, for the commits.
+/// Received offsets, for the commits.
 type Offsets = Rc<Mutex<BTreeMap<usize, i64>>>;
 
-/// Connects the consumers of one thread and runs them to the end.
+/// Connects the consumers of one thread and runs them until the end.
 pub async fn run(run: Arc<Run>, layout: Arc<Layout>, consumers: Vec<ConsumerId>) -> anyhow::Result<()> {
     let settings = Rc::new(ConsumerSettings::of(&run.plan.driver.consumer)?.0);
     let security = Security::of(&run.plan.driver.consumer)?;
@@ -114,7 +114,7 @@ pub async fn run(run: Arc<Run>, layout: Arc<Layout>, consumers: Vec<ConsumerId>)
     Ok(())
 }
 
-/// A fetch session; epoch 0 asks for a new one.
+/// A fetch session. Epoch 0 asks for a new one.
 #[derive(Default)]
 struct Session {
     id: i32,
@@ -124,7 +124,7 @@ struct Session {
 impl Session {
     fn advance(&mut self, id: i32) {
         self.id = id;
-        // Of a server without sessions: every fetch is a full one.
+        // The server has no sessions, so every fetch is a full one.
         self.epoch = if id == 0 {
             0
         } else if self.epoch == i32::MAX {
@@ -135,7 +135,7 @@ impl Session {
     }
 }
 
-/// What a consumer fetches from one leader.
+/// Fetches a consumer's partitions from one leader.
 struct Fetcher {
     run: Arc<Run>,
     consumer: ConsumerId,
@@ -143,18 +143,18 @@ struct Fetcher {
     settings: Rc<ConsumerSettings>,
     latencies: Arc<Mutex<Latencies>>,
     offsets: Offsets,
-    /// The offset to fetch of each partition.
+    /// The next offset to fetch from each partition.
     next: BTreeMap<usize, i64>,
     /// Partitions whose offset the server's session does not know yet.
     changed: Vec<usize>,
     session: Session,
-    /// Fetches in a row with an error that may pass.
+    /// The number of fetches in a row with a retriable error.
     errors: u32,
     sender: Sender,
     receiver: Receiver,
 }
 
-/// The batches of one partition as they came.
+/// The received batches of one partition.
 struct Came {
     partition: usize,
     batches: Vec<(BatchHeader, Bytes)>,
@@ -195,14 +195,14 @@ impl Fetcher {
             if !control.is_paused() && !control.ends() {
                 self.fetch()?;
                 in_flight = true;
-                // Out before the checks, which take longer than the writing.
+                // The fetch is written before the checks, which take longer than the write.
                 tokio::task::yield_now().await;
             }
             came.into_iter().try_for_each(|came| self.check(came, at))?;
         }
     }
 
-    /// Sends a fetch for what changed; for everything in a new session.
+    /// Sends a fetch for the changed partitions, or for all of them in a new session.
     fn fetch(&mut self) -> anyhow::Result<()> {
         let changed = std::mem::take(&mut self.changed);
         let all: Vec<usize> =
@@ -237,7 +237,7 @@ impl Fetcher {
         Ok(self.sender.send(&request)?)
     }
 
-    /// Takes an answer apart and moves the offsets on.
+    /// Takes an answer apart and advances the offsets.
     fn take(&mut self, answer: FetchResponse) -> anyhow::Result<Vec<Came>> {
         match ErrorCode::from_code(answer.error_code) {
             Some(ErrorCode::None) => self.session.advance(answer.session_id),
@@ -252,7 +252,7 @@ impl Fetcher {
         for data in answer.responses.into_iter().flat_map(|topic| topic.partitions) {
             let passes = ErrorCode::from_code(data.error_code).is_some_and(ErrorCode::is_retriable);
             if passes && self.errors < FETCH_ERRORS_MAX {
-                // A new topic's leader may not know of it yet.
+                // The leader of a new topic may not know the topic yet.
                 failed = true;
                 self.changed.extend(usize::try_from(data.partition_index).ok());
                 continue;
@@ -277,7 +277,7 @@ impl Fetcher {
         while bytes.len() >= HEADER_BYTES {
             let header =
                 BatchHeader::parse_header(&bytes).with_context(|| format!("{}: damaged batch", name()))?;
-            // Servers cut the last batch where their limit of bytes lies.
+            // Servers cut the last batch at their byte limit.
             if header.total_bytes > bytes.len() {
                 break;
             }
@@ -316,7 +316,7 @@ impl Fetcher {
     }
 }
 
-/// Commits a consumer's offsets every five seconds, as a consumer outside of the group's protocol may.
+/// Commits a consumer's offsets every five seconds, as a consumer without group membership may.
 async fn commit(
     run: Arc<Run>,
     consumer: ConsumerId,
@@ -368,7 +368,7 @@ async fn commit(
             answer.topics.iter().flat_map(|topic| &topic.partitions).map(|partition| partition.error_code);
         match codes.into_iter().find(|code| *code != 0) {
             None => committed = now,
-            // The coordinator may still be loading, or move; the next commit has all of it.
+            // The coordinator may still be loading, or may move. The next commit covers everything.
             Some(code) if ErrorCode::from_code(code).is_some_and(ErrorCode::is_retriable) => {
                 connection = None
             }

@@ -1,7 +1,7 @@
-//! The native engine: a lean client on `wire` that is not the bottleneck.
+//! The native engine: a lean client on `wire`, fast enough not to be the bottleneck.
 //!
-//! Producers and consumers have threads of their own, each with a runtime that never leaves it: nothing is shared
-//! between threads but counters, histograms once a batch, and the ledger once a batch.
+//! Producers and consumers have separate threads, each with its own single-threaded runtime. Threads share only
+//! counters, histograms (once per batch) and the ledger (once per batch).
 
 mod accumulator;
 pub mod admin;
@@ -22,12 +22,13 @@ use crate::native::admin::{Admin, Layout};
 use crate::native::consumer::ConsumerId;
 use crate::plan::Run;
 
-/// A look at whether the test ended.
+/// Interval at which the end of the test is checked.
 const END_LOOK: Duration = Duration::from_millis(50);
-/// After the end: what a fetch may wait for, and some. A server that fell silent is left then.
+/// Time after the end before clients stop waiting: somewhat more than a fetch may wait. A silent server is given up
+/// then.
 const LEAVE_AFTER: Duration = Duration::from_secs(1);
 
-/// Starts all producers and consumers, each kind on so many threads.
+/// Starts all producers and consumers, each kind on this number of threads.
 pub fn start(run: &Arc<Run>, layout: Layout, threads: usize) -> anyhow::Result<Vec<JoinHandle<()>>> {
     let layout = Arc::new(layout);
     let mut started = Vec::new();
@@ -69,7 +70,8 @@ fn spawn<F: Future<Output = anyhow::Result<()>>>(
     std::thread::Builder::new().name(name).spawn(thread).context("a thread cannot be started")
 }
 
-/// Returns when the test ended a while ago. Whoever still waits then waits for a server that may never answer.
+/// Returns some time after the end of the test. A client that still waits then waits for a server that may never
+/// answer.
 async fn overdue(run: &Run) {
     while !run.control.ends() {
         tokio::time::sleep(END_LOOK).await;
@@ -77,13 +79,13 @@ async fn overdue(run: &Run) {
     tokio::time::sleep(LEAVE_AFTER).await;
 }
 
-/// Runs a future of this engine on a runtime of this thread.
+/// Runs a future of this engine on a runtime of the current thread.
 pub fn block_on<T, F: Future<Output = anyhow::Result<T>>>(work: impl FnOnce() -> F) -> anyhow::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     tokio::task::LocalSet::new().block_on(&runtime, async { work().await })
 }
 
-/// Makes the topics of a test and finds their leaders.
+/// Creates the topics of a test and finds their leaders.
 pub fn create_topics(run: &Run) -> anyhow::Result<Layout> {
     let plan = &run.plan;
     block_on(|| async {
@@ -100,8 +102,8 @@ pub fn create_topics(run: &Run) -> anyhow::Result<Layout> {
     })
 }
 
-/// The replication factor to ask for: OMB's drivers say 3, which fewer servers cannot have. What is asked for instead is
-/// said, since it is less.
+/// The replication factor to ask for. OMB's drivers ask for 3, which fewer servers cannot provide. A lower factor is
+/// reported.
 fn copies(servers: usize, asked: i16, configs: &mut Properties) -> i16 {
     const IN_SYNC: &str = "min.insync.replicas";
     let most = i16::try_from(servers.max(1)).unwrap_or(i16::MAX);
@@ -118,7 +120,7 @@ fn copies(servers: usize, asked: i16, configs: &mut Properties) -> i16 {
     most
 }
 
-/// Messages of the test's topics that the server has deleted; `None` where it does not say so.
+/// The number of messages of the test's topics that the server has deleted. `None` if unknown.
 pub fn deleted_messages(run: &Run) -> Option<u64> {
     let plan = &run.plan;
     let found = block_on(|| async {

@@ -1,8 +1,8 @@
-//! Producers of the native engine, many to a thread.
+//! Producers of the native engine, many per thread.
 //!
-//! Each has a schedule of its own: its messages are due at even distances, and stay due when the server is slow, so that
-//! the wait counts (no coordinated omission). What is due goes to the accumulator; what may be sent goes out while
-//! `max.in.flight.requests.per.connection` allows; answers are taken by a task for each connection.
+//! Each producer has its own schedule. Its messages are due at regular intervals and stay due if the server is slow, so
+//! that the wait counts (no coordinated omission). Due messages go to the accumulator. Ready batches are sent while
+//! `max.in.flight.requests.per.connection` allows. A task for each connection receives the answers.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -30,15 +30,15 @@ use crate::plan::Run;
 use crate::settings::ProducerSettings;
 use crate::stats::{Latencies, record};
 
-/// Wake-ups of a thread are at least so far apart: what is due within goes together.
+/// Minimum interval between wake-ups of a thread. Messages due within it are handled together.
 const TICK: Nanos = 100_000;
-/// As far apart while nothing may be sent.
+/// The interval while nothing may be sent.
 const BLOCKED_TICK: Nanos = 1_000_000;
-/// Messages that a producer which lags takes up at a time, before others have their turn.
+/// Bound of the messages that a lagging producer handles at a time, before the others get their turn.
 const BURST_MAX: usize = 2_000;
-/// A look at the control at least so often.
+/// Maximum interval between checks of the control.
 const IDLE: Nanos = 20_000_000;
-/// Before a batch that was refused is sent again (Java's `retry.backoff.ms`).
+/// Wait before a refused batch is sent again (Java's `retry.backoff.ms`).
 const RETRY_BACKOFF: Duration = Duration::from_millis(100);
 
 /// A batch that was sent.
@@ -54,7 +54,7 @@ struct Sent {
 /// A connection to a leader.
 struct Link {
     sender: Sender,
-    /// Requests that wait for their answer.
+    /// Requests that wait for their answers.
     in_flight: VecDeque<(Nanos, Vec<Sent>)>,
 }
 
@@ -62,7 +62,8 @@ struct Partition {
     link: usize,
     sequence: i32,
     in_flight: usize,
-    /// Refused by an error that may pass: sent again in the order of their sequences when nothing else is in flight.
+    /// Batches refused with a retriable error. They are sent again, in the order of their sequences, when nothing else
+    /// is in flight.
     refused: Vec<Sent>,
 }
 
@@ -76,7 +77,7 @@ pub struct Producer {
     topic_name: Text,
     links: Vec<Link>,
     partitions: Vec<Partition>,
-    /// Of the idempotent producer; -1 without.
+    /// Producer id and epoch of an idempotent producer; otherwise -1.
     id: (i64, i16),
     message_count: u64,
     pacer: Pacer,
@@ -84,7 +85,7 @@ pub struct Producer {
     done: bool,
 }
 
-/// Connects the producers of one thread and runs them to the end.
+/// Connects the producers of one thread and runs them until the end.
 pub async fn run(run: Arc<Run>, layout: Arc<Layout>, numbers: Vec<usize>) -> anyhow::Result<()> {
     let settings = Rc::new(ProducerSettings::of(&run.plan.driver.producer)?.0);
     let security = Security::of(&run.plan.driver.producer)?;
@@ -163,7 +164,7 @@ impl Producer {
         Ok(producer)
     }
 
-    /// Takes up what is due and sends what may be sent; returns when to be called again.
+    /// Handles due messages and sends ready batches. Returns the time of the next call.
     fn tick(&mut self, now: Nanos) -> anyhow::Result<Nanos> {
         self.pacer.follow(self.run.control.rate(), now);
         if self.run.control.producing_ends() {
@@ -181,7 +182,7 @@ impl Producer {
 
     fn next_tick(&mut self, now: Nanos) -> Nanos {
         let due = if self.accumulator.is_full() { Nanos::MAX } else { self.pacer.next() };
-        // What is ready and was not sent waits for an answer, which comes with a tick of its own.
+        // Ready batches that were not sent wait for an answer, which causes a tick itself.
         let sendable = if self.accumulator.is_ready(now) {
             now + BLOCKED_TICK
         } else {
@@ -286,7 +287,7 @@ impl Producer {
         Ok(())
     }
 
-    /// A server that keeps silent for `request.timeout.ms` ends the test.
+    /// A server that is silent for `request.timeout.ms` ends the test.
     fn check_answers(&self, now: Nanos) -> anyhow::Result<()> {
         let timeout = nanos(self.settings.request_timeout);
         for link in &self.links {
@@ -303,7 +304,7 @@ impl Producer {
         Ok(())
     }
 
-    /// Takes the answer to the oldest request.
+    /// Handles the answer to the oldest request.
     fn answered(&mut self, link: usize, answer: ProduceResponse, now: Nanos) -> anyhow::Result<()> {
         let (_, batches) = self.links[link].in_flight.pop_front().context("an answer to nothing")?;
         let mut answers = answer.responses.into_iter().flat_map(|topic| topic.partition_responses);
@@ -371,7 +372,7 @@ impl Producer {
         Ok(())
     }
 
-    /// Partitions whose refused batches may be sent again.
+    /// Whether any partition has refused batches to send again.
     fn has_refused(&self) -> bool {
         self.partitions.iter().any(|partition| !partition.refused.is_empty())
     }
@@ -408,7 +409,7 @@ async fn producer_id(sender: &Sender, receiver: &mut Receiver) -> anyhow::Result
     }
 }
 
-/// Takes the answers of one connection until the test ends.
+/// Receives the answers of one connection until the test ends.
 async fn receive(producer: Rc<RefCell<Producer>>, link: usize, mut receiver: Receiver) {
     let run = producer.borrow().run.clone();
     let taken = async {

@@ -1,4 +1,4 @@
-//! Sleep to the microsecond: tokio's own timers count in milliseconds, which would show in every latency.
+//! Sleeps with microsecond precision. tokio's timers count in milliseconds, which would show in every latency.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,11 +14,12 @@ use crate::clock::Nanos;
 pub struct Timer(AsyncFd<OwnedFd>);
 
 impl Timer {
-    /// Has to be called inside of a runtime.
+    /// Must be called inside a runtime.
     pub fn new() -> io::Result<Timer> {
         let descriptor =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-        // It was deprecated for descriptors that somebody else may close; this one is owned. Its successor is unsafe.
+        // The function is deprecated for descriptors that other code may close. This descriptor is owned. The successor
+        // of the function is unsafe.
         #[allow(deprecated, reason = "sound for an owned descriptor")]
         let timer = AsyncFd::new(descriptor)?;
         Ok(Timer(timer))
@@ -26,7 +27,7 @@ impl Timer {
 
     pub async fn sleep(&self, length: Nanos) -> io::Result<()> {
         const SECOND: Nanos = 1_000_000_000;
-        // Zero would disarm it.
+        // Zero would disarm the timer.
         let length = length.max(1);
         let value = Timespec {
             tv_sec: i64::try_from(length / SECOND).unwrap_or(i64::MAX),
@@ -39,7 +40,7 @@ impl Timer {
             let read = ready.try_io(|descriptor| Ok(rustix::io::read(descriptor.get_ref(), &mut [0; 8])?));
             match read {
                 Ok(read) => return read.map(|_| ()),
-                // Readiness of an earlier sleep.
+                // The readiness comes from an earlier sleep.
                 Err(_) => continue,
             }
         }

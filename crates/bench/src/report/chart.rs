@@ -1,10 +1,10 @@
 //! A chart as SVG text: lines of several contenders over a linear, a logarithmic or a percentile axis.
 //!
-//! Every value is put on its axis here ([`Scale::place`]), so that the library only ever sees linear coordinates that
-//! are finite; what has no place on an axis (nothing measured, zero on a logarithmic axis) is a gap in its line. The
-//! library rounds to whole units, therefore it draws [`FINENESS`] times as large as the image says it is.
+//! Every value is placed on its axis here ([`Scale::place`]), so that the library sees only finite linear coordinates.
+//! A value without a place on an axis (nothing measured, zero on a logarithmic axis) is a gap in its line. The library
+//! rounds to whole units, so it draws [`FINENESS`] times as large as the image claims to be.
 //!
-//! It does not know results: [`super`] decides what is drawn.
+//! This module does not know results. [`super`] decides what is drawn.
 
 use std::ops::Range;
 
@@ -17,28 +17,28 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::number;
 
-/// Units of the drawing to one pixel of the image.
+/// Units of the drawing per pixel of the image.
 const FINENESS: i32 = 4;
-/// Of an image that shares its row with another, in pixels.
+/// Width in pixels of an image that shares its row with another.
 const WIDTH: i32 = 620;
-/// Of an image that has a row to itself.
+/// Width in pixels of an image with a row of its own.
 const WIDTH_WIDE: i32 = 1260;
-/// Of the image, in pixels, without the legend.
+/// Height in pixels of the image, without the legend.
 const HEIGHT: i32 = 330;
-/// Of the title above the legend.
+/// Height in pixels of the title above the legend.
 const TITLE_HEIGHT: i32 = 34;
-/// Of one row of the legend.
+/// Height in pixels of one row of the legend.
 const LEGEND_HEIGHT: i32 = 20;
-/// A name is cut to so many characters in a legend, so that a row holds it.
+/// Bound of the characters of a name in a legend, so that it fits in a row.
 const LEGEND_CHARACTERS: usize = 48;
-/// A line with more points than this is thinned: a chart has no more columns to show them.
+/// A line with more points than this is thinned, because a chart has no more columns.
 const POINTS_MAX: usize = 4000;
-/// Values beyond it are not drawn: sums of them would overflow.
+/// Larger values are not drawn, because their sums would overflow.
 const VALUE_MAX: f64 = 1e300;
 
-/// Of letters: the library writes them smaller by its own factor of 1.24, so that these are 12 pixels.
+/// Size of letters. The library divides it by 1.24, so that these are 12 pixels.
 const TEXT_SIZE: i32 = 15 * FINENESS;
-/// Of the title's letters: 15 pixels.
+/// Size of the title's letters: 15 pixels.
 const TITLE_SIZE: i32 = 18 * FINENESS;
 const FONT: &str = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif";
 const TEXT: RGBColor = RGBColor(0x33, 0x3a, 0x45);
@@ -46,7 +46,8 @@ const GRID: RGBColor = RGBColor(0xe3, 0xe6, 0xeb);
 const GRID_FINE: RGBColor = RGBColor(0xf1, 0xf3, 0xf6);
 const AXIS: RGBColor = RGBColor(0x9a, 0xa3, 0xb0);
 
-/// Okabe and Ito's colours, which colour-blind people tell apart; without their yellow, which is too light for lines.
+/// Okabe and Ito's colours, which colour-blind people can tell apart, without their yellow, which is too light for
+/// lines.
 const PALETTE: [RGBColor; 7] = [
     RGBColor(0x00, 0x72, 0xB2),
     RGBColor(0xD5, 0x5E, 0x00),
@@ -59,27 +60,27 @@ const PALETTE: [RGBColor; 7] = [
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// The colour of the contender that comes at this position, as CSS has it.
+/// The colour in CSS of the contender at this position.
 pub fn colour(contender: usize) -> String {
     let RGBColor(red, green, blue) = PALETTE[contender % PALETTE.len()];
     format!("#{red:02X}{green:02X}{blue:02X}")
 }
 
-/// How values are spread over an axis.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scale {
     /// From zero to the largest value.
     Linear,
     /// From zero to a round number above the largest value.
     LinearRounded,
-    /// By powers of ten.
+    /// Powers of ten.
     Logarithmic,
-    /// Percentiles by the number of nines: 0, 90, 99, 99.9 are as far from each other.
+    /// Percentiles by the number of nines: 0, 90, 99, 99.9 have equal distances.
     Nines,
 }
 
 impl Scale {
-    /// Where a value is on the axis; nothing when it has no place there.
+    /// The place of a value on the axis. `None` if it has no place.
     pub fn place(self, value: f64) -> Option<f64> {
         let drawable = value.is_finite() && value.abs() < VALUE_MAX;
         match self {
@@ -106,7 +107,7 @@ impl Scale {
             Scale::Nines => {
                 let high = high.ceil().max(2.0);
                 let nines = (0..=16u8).map(f64::from).filter(|place| *place <= high);
-                // The median, which would be lost between 0 and 90.
+                // The median would otherwise have no label between 0 and 90.
                 let labelled = nines.chain(Scale::Nines.place(50.0)).collect();
                 Ticks { low: 0.0, high, labelled, fine: Vec::new() }
             }
@@ -124,7 +125,7 @@ fn nines_label(place: f64) -> String {
     }
 }
 
-/// Where an axis begins and ends, and where it has lines across the chart.
+/// The ends of an axis, and the positions of its lines across the chart.
 #[derive(Clone, Debug, PartialEq)]
 struct Ticks {
     low: f64,
@@ -160,13 +161,13 @@ fn linear_ticks(low: f64, high: f64, rounded: bool) -> Ticks {
     let low = (low / step).floor() * step;
     let high = if rounded { (high / step).ceil() * step } else { high };
     let ticks = (0..16u8).map(|at| low + f64::from(at) * step).filter(|tick| *tick <= high + step * 1e-6);
-    // A sum of steps misses zero by a little.
+    // A sum of steps can miss zero by a little.
     let labelled = ticks.map(|tick| if tick.abs() < step * 1e-6 { 0.0 } else { tick }).collect();
     Ticks { low, high, labelled, fine: Vec::new() }
 }
 
 fn logarithmic_ticks(low: f64, high: f64) -> Ticks {
-    // Rounding of a logarithm must not add a step to the axis.
+    // The rounding of a logarithm must not add a step to the axis.
     const TOLERANCE: f64 = 1e-9;
     let mut candidates = Vec::new();
     let mut exponent = low.floor();
@@ -190,49 +191,49 @@ fn logarithmic_ticks(low: f64, high: f64) -> Ticks {
     Ticks { low: begin, high: end, labelled, fine }
 }
 
-/// One direction of a chart.
+/// One axis of a chart.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// What it shows, with its unit.
+    /// The quantity with its unit.
     pub title: &'static str,
-    /// How values are spread over it.
+    /// The scale of the axis.
     pub scale: Scale,
 }
 
-/// What one contender did: a line per round.
+/// The values of one contender: a line per round.
 #[derive(Clone, Debug)]
 pub struct Series<'a> {
-    /// In the legend.
+    /// The name in the legend.
     pub name: &'a str,
-    /// Position of the contender, which decides about its colour.
+    /// The position of the contender, which decides the colour.
     pub contender: usize,
-    /// Values of both axes, of each round.
+    /// The values on both axes, for each round.
     pub lines: Vec<Vec<(f64, f64)>>,
 }
 
-/// What is drawn.
+/// The content of a chart.
 #[derive(Clone, Debug)]
 pub struct Chart<'a> {
-    /// Above the chart.
+    /// The title above the chart.
     pub title: &'static str,
-    /// To the right.
+    /// The horizontal axis.
     pub x: Axis,
-    /// Upwards.
+    /// The vertical axis.
     pub y: Axis,
     /// In the order of the legend.
     pub series: Vec<Series<'a>>,
-    /// Whether it has a row to itself.
+    /// Whether the chart has a row of its own.
     pub wide: bool,
 }
 
-/// A line between two gaps, in places of the axes.
+/// A line between two gaps, in places on the axes.
 type Segment = Vec<(f64, f64)>;
 
-/// A row of a legend: from where, whose, and the words.
+/// An entry of the legend: horizontal position, contender, text.
 type LegendEntry = (i32, usize, String);
 
 impl Chart<'_> {
-    /// Lines that have a point to draw.
+    /// The number of lines with a point to draw.
     pub fn drawn_lines(&self) -> usize {
         let lines = self.series.iter().flat_map(|series| &series.lines);
         lines.filter(|line| !self.segments(line).is_empty()).count()
@@ -263,10 +264,10 @@ impl Chart<'_> {
         rows
     }
 
-    /// The chart as an SVG file, which may also stand within a page.
+    /// The chart as an SVG file, which can also be part of a page.
     ///
     /// # Errors
-    /// When the library refuses to draw, which would be our bug.
+    /// The library refuses to draw, which would be a bug here.
     pub fn svg(&self) -> anyhow::Result<String> {
         let width = if self.wide { WIDTH_WIDE } else { WIDTH };
         let legend = self.legend(width - 24);
@@ -349,11 +350,11 @@ impl Chart<'_> {
             .draw()?;
         for (series, segments) in series {
             let colour = PALETTE[series.contender % PALETTE.len()];
-            // Rounds of a contender are thinner, so that they do not cover each other.
+            // Lines are thinner if a contender has several rounds, so that they do not cover each other.
             let thickness = if series.lines.len() > 1 { units_of(5) / 4 } else { units_of(2) };
             for segment in segments {
                 match segment.as_slice() {
-                    // A line of one point would not be seen.
+                    // A line with a single point would be invisible.
                     [point] => {
                         let dot = Circle::new(*point, 3 * FINENESS, colour.filled());
                         chart.draw_series([dot])?;
@@ -374,7 +375,7 @@ fn text_style(area: &Area<'_>) -> TextStyle<'static> {
     (FONT, TEXT_SIZE).into_text_style(area).color(&TEXT)
 }
 
-/// What a character of the legend takes in a wide font, in pixels: the library cannot measure those of a browser.
+/// The width in pixels of a character of the legend in a wide font. The library cannot measure the fonts of a browser.
 fn character_width(character: char) -> i32 {
     match character {
         'm' | 'w' | 'M' | 'W' | '@' | '%' => 12,
@@ -401,7 +402,7 @@ fn axis_of(scale: Scale, places: impl Iterator<Item = f64>) -> Ticks {
     scale.ticks(low, high)
 }
 
-/// Not more than [`POINTS_MAX`] points: of each stretch the lowest and the highest, so that no spike is lost.
+/// At most [`POINTS_MAX`] points: the lowest and the highest of each stretch, so that no spike is lost.
 fn thinned(points: Segment) -> Segment {
     if points.len() <= POINTS_MAX {
         return points;
@@ -432,7 +433,7 @@ mod tests {
         }
     }
 
-    /// The points of each line of the second contender's colour.
+    /// The number of points of each line in the second contender's colour.
     fn lines_of(svg: &str) -> Vec<usize> {
         let lines = svg.lines().filter(|line| line.starts_with("<polyline") && line.contains("#D55E00"));
         let points = |line: &str| line.split_once("points=\"").map(|(_, points)| points.matches(',').count());

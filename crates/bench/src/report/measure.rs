@@ -1,40 +1,40 @@
-//! What is compared: each figure of a result with its name, its unit and which direction is the better one.
+//! The compared values of a result, each with its name, its unit and its better direction.
 //!
-//! A figure that a result does not have (OMB's own results know nothing of the server) is `None`, never zero.
+//! A value that a result does not have (OMB's results contain nothing about the server) is `None`, never zero.
 
 use std::collections::HashSet;
 
 use super::number::Spread;
 use crate::result::{Bench, LatencySeries, LatencySummary, PERCENTILES, TestResult};
 
-/// Which of two values one would rather have.
+/// The better direction of a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Better {
-    /// The larger.
+    /// A larger value is better.
     More,
-    /// The smaller.
+    /// A smaller value is better.
     Less,
-    /// It says what was done, not how well.
+    /// The value describes the work, not its quality.
     Neither,
 }
 
-/// A figure of a result.
+/// A value of a result.
 pub struct Measure {
-    /// The heading that it stands under.
+    /// The heading above it.
     pub section: &'static str,
-    /// In its row.
+    /// The name in its row.
     pub name: String,
-    /// Of the value.
+    /// The unit of the value.
     pub unit: &'static str,
-    /// For those that are in the overview: the heading of its group there, and its own.
+    /// For a value in the overview: the heading of its group there, and its own heading.
     pub overview: Option<(&'static str, String)>,
-    /// Which direction is the better one.
+    /// The better direction.
     pub better: Better,
-    /// Takes it from a result.
+    /// Extracts the value from a result.
     of: Figure,
 }
 
-/// How a figure is taken from a result.
+/// A function that extracts a value from a result.
 type Figure = Box<dyn Fn(&TestResult) -> Option<f64>>;
 
 impl Measure {
@@ -51,17 +51,17 @@ impl Measure {
         self
     }
 
-    /// Of one result, when it has it.
+    /// The value of one result, if the result has it.
     pub fn of(&self, result: &TestResult) -> Option<f64> {
         (self.of)(result).filter(|value| value.is_finite())
     }
 
-    /// Over the rounds of a contender.
+    /// The spread of the values over the rounds of a contender.
     pub fn spread(&self, rounds: &[&TestResult]) -> Option<Spread> {
         Spread::of(rounds.iter().filter_map(|result| self.of(result)))
     }
 
-    /// A contender's median divided by the base's, and the least and the largest ratio of rounds that belong together.
+    /// A contender's median divided by the base's, with the smallest and the largest ratio of matching rounds.
     pub fn ratio(&self, rounds: &[&TestResult], base: &[&TestResult]) -> Option<Spread> {
         let divided = |above: f64, below: f64| (below != 0.0).then_some(above / below);
         let numbered = are_numbered(rounds) && are_numbered(base);
@@ -75,8 +75,8 @@ impl Measure {
         median.is_finite().then(|| pairs.map_or(alone, |pairs| Spread { median, ..pairs }))
     }
 
-    /// Whether every pair of rounds agrees that the ratio is for the better (`true`) or for the worse; nothing when
-    /// they do not, or when there are not even two.
+    /// Whether all pairs of rounds agree that the ratio is better (`true`) or worse (`false`). `None` if they disagree,
+    /// or if there are fewer than two pairs.
     pub fn verdict(&self, ratio: &Spread) -> Option<bool> {
         match self.better {
             _ if ratio.count < 2 => None,
@@ -89,8 +89,8 @@ impl Measure {
     }
 }
 
-/// Whether each round has a number of its own. OMB's have none, and those of several comparisons may have the same: then
-/// they belong together by their positions.
+/// Whether each round has a unique number. OMB's results have none, and those of several comparisons may share numbers.
+/// Such rounds are matched by position.
 fn are_numbered(rounds: &[&TestResult]) -> bool {
     let mut numbers = HashSet::new();
     rounds.iter().all(|result| result.bench.round != 0 && numbers.insert(result.bench.round))
@@ -100,19 +100,19 @@ fn round_of<'a>(number: u32, rounds: &[&'a TestResult]) -> Option<&'a TestResult
     rounds.iter().find(|result| result.bench.round == number).copied()
 }
 
-/// Whether a result has our own part: OMB's have not.
+/// Whether a result has the part that OMB's results lack.
 pub fn is_ours(result: &TestResult) -> bool {
     let seconds = result.bench.sample_seconds;
     result.bench != Bench { sample_seconds: seconds, ..Bench::default() }
 }
 
-/// The mean of a series, when it has a value.
+/// The mean of a series. `None` if it is empty.
 pub fn mean(series: &[f64]) -> Option<f64> {
     let count = u32::try_from(series.len()).ok().filter(|count| *count > 0)?;
     Some(series.iter().sum::<f64>() / f64::from(count))
 }
 
-/// An amount over the measured seconds, or what a series says where the amount is not known.
+/// An amount per measured second. If the amount is unknown, the value `otherwise` from a series.
 fn rate(amount: u64, result: &TestResult, otherwise: Option<f64>) -> Option<f64> {
     if is_ours(result) && result.bench.seconds > 0.0 {
         Some(amount as f64 / result.bench.seconds)
@@ -130,7 +130,7 @@ fn published_bytes(result: &TestResult) -> Option<f64> {
     (bytes > 0).then_some(bytes as f64)
 }
 
-/// Publish errors: as counted, or from the series of OMB's own results.
+/// Publish errors: the count, or a value computed from the series in OMB's results.
 pub fn publish_errors(result: &TestResult) -> f64 {
     if is_ours(result) {
         result.bench.publish_errors as f64
@@ -139,7 +139,7 @@ pub fn publish_errors(result: &TestResult) -> f64 {
     }
 }
 
-/// All figures in the order of the table.
+/// All values in the order of the table.
 pub fn measures() -> Vec<Measure> {
     let mut measures = throughput();
     measures.extend(latency("Publish latency", "publish latency, ms", |result| &result.publish_latency));
@@ -310,7 +310,7 @@ mod tests {
         let (base, other): (Vec<_>, Vec<_>) = (base.iter().collect(), other.iter().collect());
         let all = measures();
         let cpu = all.iter().find(|measure| measure.unit == "CPU-s/GB").expect("it is there");
-        // The medians are 4 and 4; the rounds 1 and 2 give 4/2 and 4/8, and round 4 has no partner.
+        // The medians are 4 and 4. Rounds 1 and 2 give 4/2 and 4/8. Round 4 has no partner.
         let ratio = cpu.ratio(&other, &base).expect("both have it");
         assert_eq!(ratio, Spread { median: 1.0, min: 0.5, max: 2.0, count: 2 });
         assert_eq!(cpu.verdict(&ratio), None);

@@ -1,20 +1,20 @@
-//! Numbers as a person reads them, and what several rounds of a measurement say together.
+//! Formats numbers for people, and summarizes the rounds of a measurement.
 
-/// The middle of several rounds and how far they lie apart.
+/// The median of several rounds, and their range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// The middle value; the mean of the middle two when they are even in number.
+    /// The median. For an even number of values, the mean of the middle two.
     pub median: f64,
     /// The smallest.
     pub min: f64,
     /// The largest.
     pub max: f64,
-    /// How many there are.
+    /// The number of values.
     pub count: usize,
 }
 
 impl Spread {
-    /// Of the values that are numbers; nothing when there is none.
+    /// The spread of the finite values. `None` if there are none.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Option<Spread> {
         let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         values.sort_by(f64::total_cmp);
@@ -25,7 +25,7 @@ impl Spread {
     }
 }
 
-/// A number with three significant digits, or all those before the point.
+/// A number with three significant digits, or with all digits before the point.
 pub fn significant(value: f64) -> String {
     let size = value.abs();
     let decimals = match size {
@@ -38,7 +38,7 @@ pub fn significant(value: f64) -> String {
     grouped(&format!("{value:.decimals$}"))
 }
 
-/// A number at an axis: as short as it can be.
+/// A number at an axis, as short as possible.
 pub fn tick(value: f64) -> String {
     let size = value.abs();
     let (scaled, suffix) = match size {
@@ -50,17 +50,17 @@ pub fn tick(value: f64) -> String {
     };
     let text = format!("{scaled:.4}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
-    // What is left of zero after sums of decimal steps.
+    // Sums of decimal steps can leave a negative zero.
     let text = if text == "-0" { "0" } else { text };
     format!("{}{suffix}", grouped(text))
 }
 
-/// A count, with its thousands apart.
+/// A count with separated thousands.
 pub fn count(value: u64) -> String {
     grouped(&value.to_string())
 }
 
-/// Sets a comma between thousands.
+/// Puts a comma between thousands.
 fn grouped(text: &str) -> String {
     let (sign, digits) = text.strip_prefix('-').map_or(("", text), |digits| ("-", digits));
     let (whole, rest) = digits.find('.').map_or((digits, ""), |at| digits.split_at(at));

@@ -1,6 +1,6 @@
-//! The page: tables and charts as HTML that holds its style and its images, so that it works without a network.
+//! The page: tables and charts as HTML with embedded style and images, so that it works without a network.
 //!
-//! Whatever comes from a result or from the command line goes through [`escape`].
+//! All text from a result or from the command line goes through [`escape`].
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use crate::result::{Environment, TestResult};
 
 const STYLE: &str = include_str!("style.css");
 
-/// What stands where there is nothing to say.
+/// The placeholder for a missing value.
 const NOTHING: &str = "<span class=\"soft\">–</span>";
 
-/// The whole page; `drawings` holds those of each workload.
+/// The whole page. `drawings` holds the charts of each workload.
 pub fn html(
     title: &str,
     note: Option<&str>,
@@ -60,7 +60,7 @@ fn named(contender: &Contender<'_>) -> String {
     dot(contender) + &escape(contender.name)
 }
 
-/// The median, and beside it how far the rounds lie apart.
+/// The median with the range of the rounds.
 fn figure(measure: &Measure, contender: &Contender<'_>, with_spread: bool) -> String {
     let Some(spread) = measure.spread(&contender.rounds) else { return NOTHING.into() };
     let median = number::significant(spread.median);
@@ -71,7 +71,7 @@ fn figure(measure: &Measure, contender: &Contender<'_>, with_spread: bool) -> St
     format!("{median}<small>{min}–{max}</small>")
 }
 
-/// How many of the rounds were verified; nothing for results of OMB, which cannot say.
+/// The number of verified rounds. Empty for OMB's results, which do not contain this.
 fn verified(contender: &Contender<'_>) -> String {
     let ours = || contender.rounds.iter().filter(|result| measure::is_ours(result));
     let (all, good) = (ours().count(), ours().filter(|result| result.bench.verified).count());
@@ -128,7 +128,7 @@ fn overview(workloads: &[Workload<'_>], measures: &[Measure]) -> String {
     )
 }
 
-/// The headings above the headings: each over the figures that follow one another under it.
+/// The headings above the headings. Each spans the consecutive values of its group.
 fn overview_groups(shown: &[&Measure]) -> String {
     let groups: Vec<&str> =
         shown.iter().filter_map(|measure| measure.overview.as_ref()).map(|(group, _)| *group).collect();
@@ -136,7 +136,7 @@ fn overview_groups(shown: &[&Measure]) -> String {
     groups.chunk_by(|one, next| one == next).map(cell).collect()
 }
 
-/// What the contenders promise, and the machines.
+/// The promises of the contenders, and the machines.
 fn who_and_where(workloads: &[Workload<'_>]) -> String {
     let mut contenders: Vec<&Contender<'_>> = workloads.iter().flat_map(|one| &one.contenders).collect();
     contenders.sort_by_key(|contender| contender.position);
@@ -218,7 +218,7 @@ fn workload_section(workload: &Workload<'_>, drawings: &[Drawing], measures: &[M
     html + "</div>\n</section>\n"
 }
 
-/// What the load was, in words.
+/// A description of the load.
 fn shape(result: &TestResult) -> String {
     let plural = |count: u32, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
     let bench = &result.bench;
@@ -278,7 +278,7 @@ fn summary(workload: &Workload<'_>, measures: &[Measure]) -> String {
     )
 }
 
-/// The rows on what went wrong, which are no figures to divide.
+/// The rows about errors, which have no ratios.
 fn correctness(contenders: &[Contender<'_>], columns: usize) -> String {
     let row = |name: &str, of: fn(&Contender<'_>) -> String| {
         let cells = contenders.iter().map(|contender| format!("<td class=\"n\">{}</td>", of(contender)));
@@ -305,10 +305,10 @@ fn ratio(measure: &Measure, contender: &Contender<'_>, base: &Contender<'_>) -> 
     format!("<span class=\"{class}\">{median}</span><small>({min}–{max})</small>")
 }
 
-/// What a contender's results say about how they came about, one value for each that differs.
+/// A condition of a contender's results, with one value for each that differs.
 type Condition = (String, Box<dyn Fn(&TestResult) -> String>);
 
-/// Settings that a result names.
+/// The settings named in a result.
 type SettingsOf = fn(&TestResult) -> &BTreeMap<String, String>;
 
 fn conditions(workload: &Workload<'_>) -> String {
