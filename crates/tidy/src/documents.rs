@@ -1,8 +1,8 @@
-//! Documents that stay true: links resolve, decisions are numbered and listed, make targets that are named exist.
+//! Checks of documents: links resolve, decisions are numbered and listed, and the named make targets exist.
 
 use std::collections::BTreeSet;
 
-/// The part of a Markdown text below `heading`, up to the next heading of the same level or a higher one.
+/// The part of a Markdown text below `heading`, up to the next heading of the same or a higher level.
 pub fn section<'a>(text: &'a str, heading: &str) -> &'a str {
     let level = heading.bytes().take_while(|byte| *byte == b'#').count();
     let Some(from) = text.find(&format!("{heading}\n")) else { return "" };
@@ -18,7 +18,7 @@ pub fn section<'a>(text: &'a str, heading: &str) -> &'a str {
     &body[..end]
 }
 
-/// The cells of each table row, headings and rules included.
+/// The cells of each table row, including headings and rules.
 pub fn table_rows(text: &str) -> Vec<Vec<&str>> {
     let row = |line: &'_ str| line.starts_with('|').then_some(line.len());
     let rows = text.lines().filter(|line| row(line).is_some());
@@ -40,12 +40,12 @@ pub fn torn_tables(path: &str, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The words that stand in backticks.
+/// The words in backticks.
 pub fn words_in_backticks(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The text without fenced blocks; with `inline`, also without code in backticks.
+/// The text without fenced blocks. With `inline`, also without code in backticks.
 fn prose(text: &str, inline: bool) -> String {
     let mut prose = String::new();
     let mut fenced = false;
@@ -61,7 +61,7 @@ fn prose(text: &str, inline: bool) -> String {
     prose
 }
 
-/// Finds links to files that are not there. `path` is the document's, `exists` answers for paths from the root.
+/// Finds links to missing files. `path` is the document's path, and `exists` checks paths from the root.
 pub fn dead_links(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for (line, text) in prose(text, true).lines().enumerate() {
@@ -79,7 +79,7 @@ pub fn dead_links(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<
     found
 }
 
-/// `target` as seen from the document at `path`, as a path from the root; `None` above the root.
+/// `target`, relative to the document at `path`, as a path from the root. `None` if it is above the root.
 fn resolve(path: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = path.split('/').collect();
     parts.pop();
@@ -93,7 +93,7 @@ fn resolve(path: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// What is wrong with the decision records: `records` are file names and texts, in the order of the names.
+/// The violations of the decision records. `records` holds file names and texts, ordered by name.
 pub fn decisions(records: &[(String, String)], architecture: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, (name, text)) in records.iter().enumerate() {
@@ -117,18 +117,18 @@ pub fn decisions(records: &[(String, String)], architecture: &str) -> Vec<String
     found
 }
 
-/// The targets of a Makefile that explain themselves.
+/// The targets of a Makefile that have a description.
 pub fn make_targets(makefile: &str) -> BTreeSet<String> {
     let described =
         makefile.lines().filter(|line| line.contains("## ") && !line.starts_with(['\t', '#', ' ']));
     described.filter_map(|line| line.split_once(':')).map(|(name, _)| name.to_owned()).collect()
 }
 
-/// Finds `make` commands in a document whose target there is not.
+/// Finds `make` commands in a document whose target does not exist.
 pub fn unknown_targets(path: &str, text: &str, targets: &BTreeSet<String>) -> Vec<String> {
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        // A command stands in backticks or in a block of its own; anything else is the English word.
+        // A command is in backticks or in an indented block. Elsewhere, "make" is the English word.
         let spans = words_in_backticks(line);
         let commands = if line.starts_with("    ") { vec![line.trim().to_owned()] } else { spans };
         for command in commands {

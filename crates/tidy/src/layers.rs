@@ -1,8 +1,8 @@
-//! Arrows between the crates go down: what each manifest says against the table of layers in `ARCHITECTURE.md`.
+//! Dependencies between crates point downwards: compares the manifests with the table of layers in `ARCHITECTURE.md`.
 //!
-//! A row is `` | `crate` | `crates` `it` `may` `use` | what it is | ``; rows stand from the top layer to the bottom one.
-//! A row may name only rows below it, so there is no cycle to look for. Only tests may depend on
-//! [`OF_TESTS`], whatever the table says.
+//! A row is `` | `crate` | `crates` `it` `may` `use` | what it is | ``. Rows are ordered from the top layer to the
+//! bottom one. A row may name only rows below it, so no cycle is possible. Only tests may depend on [`OF_TESTS`],
+//! whatever the table says.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ pub fn layers(architecture: &str) -> Vec<Layer> {
 }
 
 /// The crates of the workspace and the normal and build dependencies between them, from `cargo metadata --no-deps`,
-/// without the prefix that all packages share.
+/// without the common prefix of the packages.
 pub fn crates_and_arrows(metadata: &serde_json::Value) -> (Vec<String>, Vec<(String, String)>) {
     let short = |name: &serde_json::Value| {
         let name = name.as_str().expect("names are strings");
@@ -50,7 +50,7 @@ pub fn crates_and_arrows(metadata: &serde_json::Value) -> (Vec<String>, Vec<(Str
     (crates, arrows)
 }
 
-/// What the table and the manifests disagree about.
+/// The differences between the table and the manifests.
 pub fn violations(layers: &[Layer], crates: &[String], arrows: &[(String, String)]) -> Vec<String> {
     let mut found = Vec::new();
     let place = |name: &str| layers.iter().position(|layer| layer.name == name);

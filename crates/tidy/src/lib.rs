@@ -1,17 +1,17 @@
-//! Tests that check the repository about itself: `cargo test -p mainstem-tidy`.
+//! Tests that check the repository itself: `cargo test -p mainstem-tidy`.
 //!
-//! Each rule is a function from text to a list of violations, shown at its file's tail to find a made-up one;
-//! [`repository`] reads the files and asks every rule. Only files are read and `cargo metadata` is run: nothing is
-//! built, changed or fetched. Outside of tests this crate is empty.
+//! Each rule is a function from text to a list of violations. The tests at the file's tail show that it finds a made-up
+//! violation. [`repository`] reads the files and applies every rule. The tests only read files and run `cargo
+//! metadata`. They build, change and fetch nothing. Outside of tests this crate is empty.
 //!
 //! | file | rules |
 //! |---|---|
-//! | `layers` | who may depend on whom, against the table in `ARCHITECTURE.md` |
-//! | `rooms` | which modules of a crate import from which: no circles, and down only where `ARCHITECTURE.md` has a table |
-//! | `licences` | where dependencies come from, and what their licences allow, against `deny.toml` |
+//! | `layers` | dependencies between crates, compared with the table in `ARCHITECTURE.md` |
+//! | `rooms` | imports between the modules of a crate: no circles, and only downwards where `ARCHITECTURE.md` has a table |
+//! | `licences` | sources and licences of dependencies, compared with `deny.toml` |
 //! | `manifests` | dependencies are named once, used, and explained |
-//! | `source` | what a Rust file looks like: `//!` first, its size, where `unsafe` may stand |
-//! | `text` | what no file may hold: unfinished work, paths of a machine, hosts that are not public |
+//! | `source` | the form of a Rust file: `//!` first, its size, where `unsafe` is allowed |
+//! | `text` | forbidden text in any file: unfinished work, paths of a machine, hosts that are not public |
 //! | `documents` | links resolve, decisions are numbered and listed, named make targets exist |
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Where dependencies come from and what their licences allow, against `deny.toml`: `cargo deny` says the same and more, but is
-//! not on every machine, and this needs no network.
+//! The sources and licences of dependencies, compared with `deny.toml`. `cargo deny` checks the same and more, but is
+//! not on every machine. This check needs no network.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// The only registry that dependencies come from.
+/// The only allowed registry.
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// The licences that `deny.toml` allows.
@@ -14,7 +14,7 @@ pub fn allowed(deny: &toml::Table) -> BTreeSet<String> {
     list.iter().filter_map(toml::Value::as_str).map(str::to_owned).collect()
 }
 
-/// What is wrong with the packages of `cargo metadata`.
+/// The violations among the packages of `cargo metadata`.
 pub fn violations(metadata: &Value, allowed: &BTreeSet<String>) -> Vec<String> {
     let packages = metadata["packages"].as_array().expect("there are packages");
     let mut found = Vec::new();
@@ -37,7 +37,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// Whether an SPDX expression leaves a choice that is allowed. In old ones `/` stands for OR.
+/// Whether an SPDX expression leaves an allowed choice. In old expressions `/` stands for OR.
 fn is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
@@ -45,7 +45,7 @@ fn is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
     holds && rest.is_empty()
 }
 
-/// Choices; AND binds closer than OR.
+/// Evaluates choices. AND binds closer than OR.
 fn any<'a>(words: &'a [&'a str], allowed: &BTreeSet<String>) -> (bool, &'a [&'a str]) {
     let (mut holds, mut rest) = all(words, allowed);
     while let ["OR", after @ ..] = rest {
@@ -70,7 +70,7 @@ fn one<'a>(words: &'a [&'a str], allowed: &BTreeSet<String>) -> (bool, &'a [&'a 
             (holds, [")", rest @ ..]) => (holds, rest),
             (_, rest) => (false, rest),
         },
-        // An exception is a licence of its own here: it would have to be allowed by its whole name.
+        // A licence with an exception counts as a separate licence, which must be allowed by its whole name.
         [licence, "WITH", exception, rest @ ..] => {
             (allowed.contains(&format!("{licence} WITH {exception}")), rest)
         }

@@ -1,11 +1,11 @@
-//! Dependencies: each is named once for the whole workspace, used by whoever asks for it, and explained.
+//! Checks of dependencies: each is named once for the whole workspace, used by the crates that name it, and explained.
 
 use std::collections::BTreeSet;
 
 use crate::documents::{section, table_rows, words_in_backticks};
 use crate::source::has_word;
 
-/// The names in `[workspace.dependencies]`: those of our own crates, and those of others.
+/// The names in `[workspace.dependencies]`: the workspace's own crates, and the external ones.
 pub fn workspace_dependencies(manifest: &toml::Table) -> (BTreeSet<String>, BTreeSet<String>) {
     let all = manifest["workspace"]["dependencies"].as_table().expect("it is a table");
     let own = |value: &toml::Value| value.get("path").is_some();
@@ -14,16 +14,16 @@ pub fn workspace_dependencies(manifest: &toml::Table) -> (BTreeSet<String>, BTre
     (names(ours), names(others))
 }
 
-/// Dependencies of one crate.
+/// The dependencies of one crate.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Dependencies {
-    /// What the crate itself is built with.
+    /// Dependencies of the crate itself.
     pub normal: BTreeSet<String>,
-    /// What its tests are built with besides.
+    /// Further dependencies of its tests.
     pub dev: BTreeSet<String>,
 }
 
-/// Reads a crate's manifest; a dependency that is not taken from the workspace is a violation.
+/// Reads a crate's manifest. A dependency that is not from the workspace is a violation.
 pub fn dependencies(path: &str, manifest: &toml::Table) -> (Dependencies, Vec<String>) {
     let (mut read, mut found) = (Dependencies::default(), Vec::new());
     for kind in ["dependencies", "build-dependencies", "dev-dependencies"] {
@@ -39,13 +39,13 @@ pub fn dependencies(path: &str, manifest: &toml::Table) -> (Dependencies, Vec<St
     (read, found)
 }
 
-/// Finds dependencies that no code names: `code` is all of the crate's, without comments and literals.
+/// Finds dependencies that the code does not name. `code` is the crate's whole code, without comments and literals.
 pub fn unused(path: &str, names: &BTreeSet<String>, code: &str) -> Vec<String> {
     let unused = names.iter().filter(|name| !has_word(code, &name.replace('-', "_")));
     unused.map(|name| format!("{path}: no code names the dependency {name}")).collect()
 }
 
-/// Finds dependencies that the table in `ARCHITECTURE.md` does not explain, and rows for what is no dependency.
+/// Finds dependencies that the table in `ARCHITECTURE.md` does not explain, and rows that are no dependency.
 pub fn unexplained(others: &BTreeSet<String>, architecture: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut explained = BTreeSet::new();

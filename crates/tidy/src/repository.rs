@@ -1,4 +1,4 @@
-//! Every rule, asked of the files that are in the repository or would be after `git add`.
+//! Applies every rule to the files in the repository, including files that `git add` would add.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,17 +8,17 @@ use std::sync::LazyLock;
 
 use crate::{documents, layers, licences, manifests, rooms, source, text};
 
-/// Files that are longer than the aim, with the lines that they may have: they may shrink, never grow.
+/// Files above the aimed size, each with its allowed number of lines. They may shrink but not grow.
 const LONG_FILES: &[(&str, usize)] = &[("crates/wire-gen/src/emit.rs", 700)];
 
-/// Code for tests that cannot do without `unsafe`.
+/// Test code that needs `unsafe`.
 const UNSAFE_IN_TESTS: &[&str] = &[
-    // A counting allocator, which only forwards to the system's.
+    // A counting allocator, which forwards to the system's allocator.
     "crates/broker/tests/memory.rs",
     "crates/wire/tests/memory.rs",
 ];
 
-/// A file by its path from the root.
+/// A file, by its path from the root.
 struct File {
     path: String,
     text: String,
@@ -35,7 +35,7 @@ fn root() -> PathBuf {
     crates.parent().expect("which lies in the root").to_owned()
 }
 
-/// All text files, sorted. What `.gitignore` names is left out; it knows whole paths (`/target`) and names.
+/// All text files, sorted, without those in `.gitignore`. Only whole paths (`/target`) and names are supported there.
 static FILES: LazyLock<Vec<File>> = LazyLock::new(|| {
     let ignored = fs::read_to_string(root().join(".gitignore")).expect("there is a .gitignore");
     let ignored: BTreeSet<&str> = ignored.lines().chain([".git"]).collect();
@@ -56,7 +56,7 @@ fn walk(directory: &Path, prefix: &str, ignored: &BTreeSet<&str>, files: &mut Ve
         }
         match entry.file_type().expect("the type is known") {
             kind if kind.is_dir() => walk(&entry.path(), &format!("{path}/"), ignored, files),
-            // What is not text is a fixture, which the rules have nothing to say about.
+            // A file that is not text is a fixture, and the rules do not apply to it.
             kind if kind.is_file() => {
                 files.extend(fs::read_to_string(entry.path()).ok().map(|text| File { path, text }));
             }
@@ -92,7 +92,7 @@ fn dependencies_between_crates_go_down() {
     none(layers::violations(&layers::layers(file("ARCHITECTURE.md")), &crates, &arrows));
 }
 
-/// The imports between the rooms of each crate, without tests.
+/// The imports between the rooms of each crate, without the tests.
 fn imports() -> BTreeMap<&'static str, rooms::Imports> {
     let mut files: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
     for file in of("rs").filter(|file| !source::is_test(&file.path) && !source::is_generated(&file.path)) {
@@ -129,7 +129,7 @@ fn rooms_of_a_crate_import_from_rows_below() {
 fn dependencies_come_from_the_registry_under_licences_that_are_allowed() {
     let mut command = Command::new(env!("CARGO"));
     command.args(["metadata", "--format-version", "1", "--locked", "--offline"]).current_dir(root());
-    // Without this, what other systems need would have to be here.
+    // Without this filter, the packages of other systems would have to be present.
     command.args(["--filter-platform", "x86_64-unknown-linux-gnu"]);
     let output = command.output().expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

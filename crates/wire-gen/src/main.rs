@@ -1,11 +1,10 @@
 //! Writes `crates/wire/src/generated` from the message schemas in Kafka's clients jar.
 //!
-//! `mainstem-wire-gen JAR DIR` writes the files, `mainstem-wire-gen --check JAR DIR` only compares: it fails and names
-//! the first file that is not what the schemas give. The same jar always gives the same text. The jar comes from
-//! Maven Central:
-//! `mvn dependency:copy -Dartifact=org.apache.kafka:kafka-clients:4.4.0 -DoutputDirectory=DIR`.
+//! `mainstem-wire-gen JAR DIR` writes the files. `mainstem-wire-gen --check JAR DIR` only compares them: it fails and
+//! names the first file that differs. The same jar always gives the same text. The jar comes from Maven Central: `mvn
+//! dependency:copy -Dartifact=org.apache.kafka:kafka-clients:4.4.0 -DoutputDirectory=DIR`.
 //!
-//! The text is passed through the toolchain's `rustfmt` with the workspace's settings, so run it from the workspace.
+//! The toolchain's `rustfmt` formats the text with the workspace's settings, so run the program from the workspace.
 
 mod emit;
 mod schema;
@@ -45,7 +44,7 @@ fn generate(jar: &Path) -> Result<BTreeMap<String, String>> {
     Ok(files)
 }
 
-/// Passes `text` through rustfmt.
+/// Formats `text` with rustfmt.
 fn format(text: &str) -> Result<String> {
     let mut child = Command::new("rustfmt")
         .args(["--edition", "2024", "--quiet", "--emit", "stdout"])

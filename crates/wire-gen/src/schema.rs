@@ -1,6 +1,6 @@
 //! Kafka's message schemas: the JSON of `common/message/*.json` in the clients jar, and sets of versions.
 //!
-//! Knows nothing of Rust; `emit` turns schemas into code.
+//! This module knows nothing of Rust; `emit` turns schemas into code.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,24 +10,24 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-/// Where the schemas lie in the jar.
+/// The directory of the schemas in the jar.
 const SCHEMAS: &str = "common/message/";
-/// Bits of a [`Versions`] set; no API is near it.
+/// Number of bits of a [`Versions`] set. No API has nearly as many versions.
 const VERSIONS_MAX: i16 = 63;
 
 /// One schema file.
 #[derive(Deserialize, Debug)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Schema {
-    /// As Kafka names the message.
+    /// Kafka's name of the message.
     pub name: String,
-    /// `request`, `response`, `header`, `data`, and others that are not ours.
+    /// `request`, `response`, `header`, `data`, and other kinds that are not used here.
     #[serde(rename = "type")]
     pub kind: String,
     pub api_key: Option<i16>,
     #[serde(default)]
     pub listeners: Vec<String>,
-    /// A range, or `none` for an API that was removed.
+    /// A range, or `none` for a removed API.
     pub valid_versions: String,
     #[serde(default = "none")]
     pub flexible_versions: String,
@@ -53,7 +53,7 @@ pub struct CommonStruct {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Field {
     pub name: String,
-    /// A primitive, the name of a struct, or either behind `[]`.
+    /// A primitive, the name of a struct, or an array (`[]`) of either.
     #[serde(rename = "type")]
     pub kind: String,
     pub versions: String,
@@ -62,12 +62,12 @@ pub struct Field {
     #[serde(default = "none")]
     pub tagged_versions: String,
     pub tag: Option<u32>,
-    /// Only one field has its own: the client id in the request header, which never becomes compact.
+    /// Only one field has this: the client id in the request header, which never becomes compact.
     pub flexible_versions: Option<String>,
     pub default: Option<serde_json::Value>,
     #[serde(default)]
     pub ignorable: bool,
-    /// Fields of the struct that this field defines in place.
+    /// The fields of a struct that this field defines in place.
     #[serde(default)]
     pub fields: Vec<Field>,
     #[serde(rename = "about", default)]
@@ -89,7 +89,7 @@ fn none() -> String {
 pub struct Versions(u64);
 
 impl Versions {
-    /// Reads `none`, `3`, `3+` or `3-5`.
+    /// Parses `none`, `3`, `3+` or `3-5`.
     pub fn parse(text: &str) -> Result<Versions> {
         let (low, high) = match text {
             "none" => return Ok(Versions(0)),
@@ -134,8 +134,8 @@ impl Versions {
     }
 }
 
-/// The schemas to generate, by name: requests that a broker answers, their responses, the two headers, and what
-/// clients and servers store in record values or hand to each other as opaque bytes.
+/// The schemas to generate, by name: requests that a broker answers, their responses, the two headers, and the data
+/// that clients and servers store in record values or exchange as opaque bytes.
 pub fn load(jar: &Path) -> Result<BTreeMap<String, Schema>> {
     const DATA: [&str; 5] = [
         "AbortedTxn",
@@ -155,7 +155,7 @@ pub fn load(jar: &Path) -> Result<BTreeMap<String, Schema>> {
         }
         let mut text = String::new();
         entry.read_to_string(&mut text)?;
-        // Comments stand on lines of their own.
+        // Comments are on separate lines.
         let json: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
         let schema: Schema = serde_json::from_str(&json).with_context(|| path.clone())?;
         all.insert(schema.name.clone(), schema);
