@@ -1,7 +1,7 @@
-//! `mainstem-bench run` against a server that does wrong on purpose: what it measures of slow servers, and what it says
-//! about those that lose, double, reorder or change what they acknowledged.
+//! `mainstem-bench run` against a server with faults: its measurements of slow servers, and its reports about servers
+//! that lose, duplicate, reorder or change acknowledged records.
 //!
-//! Most of the time of a run is waiting, so each test makes several at once.
+//! A run mostly waits, so each test makes several runs at once.
 
 mod fake;
 mod trial;
@@ -21,11 +21,11 @@ const PUBLISH: &str = "aggregatedPublishLatencyQuantiles";
 const DELAY: &str = "aggregatedPublishDelayLatencyQuantiles";
 const END_TO_END: &str = "aggregatedEndToEndLatencyQuantiles";
 
-/// A workload with no more than it needs.
+/// A minimal workload.
 const SMALLEST: &str = "topics: 1\npartitionsPerTopic: 1\nmessageSize: 10\nsubscriptionsPerTopic: 1\n\
     consumerPerSubscription: 1\nproducersPerTopic: 1\nproducerRate: 10\ntestDurationSeconds: 1\n";
 
-/// Runs all at once and waits for them.
+/// Runs all cases at once and waits for them.
 fn at_once(cases: impl IntoIterator<Item = impl FnOnce() + Send>) {
     thread::scope(|scope| cases.into_iter().for_each(|case| drop(scope.spawn(case))));
 }
@@ -34,7 +34,7 @@ fn boxed<'a>(case: impl FnOnce() + Send + 'a) -> Box<dyn FnOnce() + Send + 'a> {
     Box::new(case)
 }
 
-/// The middle of a run of [`trial`]'s workload: it sends some 100 batches a second for 2.5 s.
+/// The middle of a run of [`trial`]'s workload, which sends about 100 batches per second for 2.5 s.
 const MIDDLE: usize = 80;
 
 #[test]
@@ -47,7 +47,7 @@ fn a_known_delay_is_measured() {
         assert!(publish.iter().all(|(_, millis)| *millis >= MILLIS), "faster than possible: {publish:?}");
         let half = at(&result, PUBLISH, 50.0);
         assert!(half <= MILLIS + 60.0, "{half}");
-        // A consumer has it before the producer hears of it.
+        // A consumer receives the batch before the producer gets the acknowledgement.
         let half = at(&result, END_TO_END, 50.0);
         assert!(half < MILLIS, "{half}");
     };
@@ -58,7 +58,7 @@ fn a_known_delay_is_measured() {
             end_to_end.iter().all(|(_, millis)| *millis >= MILLIS),
             "faster than possible: {end_to_end:?}"
         );
-        // It may come just after the answer before it was made up.
+        // The record may arrive just after the answer to the previous fetch was built.
         let half = at(&result, END_TO_END, 50.0);
         assert!(half <= MILLIS * 2.0 + 60.0, "{half}");
         let half = at(&result, PUBLISH, 50.0);
@@ -67,7 +67,7 @@ fn a_known_delay_is_measured() {
     at_once([boxed(of_answers), boxed(of_fetches)]);
 }
 
-/// The share of latencies above so many, from 0 to 1.
+/// The share of latencies above a limit, from 0 to 1.
 fn share_above(result: &Value, quantiles: &str, limit: f64) -> f64 {
     let below = quantile_pairs(result, quantiles).into_iter().take_while(|(_, latency)| *latency <= limit);
     1.0 - below.last().map_or(0.0, |(percentile, _)| percentile) / 100.0
@@ -80,13 +80,13 @@ fn stalled() -> Trial {
         .with("testDurationSeconds", "4")
 }
 
-/// The server sleeps for 1 s of the 4: messages that are due meanwhile have to wait, and the wait counts.
+/// The server sleeps for 1 s of the 4 s. Messages that are due during that time wait, and the wait counts.
 fn assert_stall_counts(result: &Value) {
     let share = share_above(result, PUBLISH, 50.0);
     assert!((0.15..0.35).contains(&share), "a quarter of all had to wait, not {share}");
     let late = [(80.0, 100.0, 400.0), (90.0, 400.0, 800.0), (95.0, 600.0, 950.0), (99.0, 800.0, 1100.0)];
     for quantiles in [PUBLISH, END_TO_END] {
-        // A fifth of those that wait is among the slowest 5 percent, and so on, since the waits are spread evenly.
+        // The waits are spread evenly, so a fifth of the delayed messages is among the slowest 5 percent, and so on.
         for (percentile, from, to) in late {
             let millis = at(result, quantiles, percentile);
             assert!((from..to).contains(&millis), "{quantiles} at {percentile} is {millis}");
@@ -108,7 +108,7 @@ fn a_stall_counts_for_everything_that_was_due() {
         assert!(delay < 200_000.0, "there was memory to take all up when it was due, but {delay} us");
     };
     let without_memory = || {
-        // For some 60 ms of messages.
+        // Memory for about 60 ms of messages.
         let result = stalled().producer("buffer.memory=16384").succeed();
         assert_stall_counts(&result);
         let delay = at(&result, DELAY, 99.0);
@@ -119,8 +119,8 @@ fn a_stall_counts_for_everything_that_was_due() {
     at_once([boxed(with_memory), boxed(without_memory)]);
 }
 
-/// The server sleeps from the middle of the measured part until 1 s after it: what was due then is answered too late for
-/// the part, and counts all the same.
+/// The server sleeps from the middle of the measured part until 1 s after it. Messages that were due in that time are
+/// answered after the measured part, and still count.
 #[test]
 fn what_is_answered_after_the_end_counts() {
     let stall = Stall { after: Duration::from_millis(1500), length: Duration::from_secs(2) };
@@ -138,7 +138,7 @@ fn what_is_answered_after_the_end_counts() {
     assert!(last > 1900.0, "they are in the last sample: {last}");
 }
 
-/// Whether the pieces of `words` between dots come one after the other.
+/// Whether the pieces of `words` between dots occur one after the other.
 fn says(said: &str, words: &str) -> bool {
     let mut rest = said;
     words.split('…').all(|piece| {
@@ -148,7 +148,7 @@ fn says(said: &str, words: &str) -> bool {
     })
 }
 
-/// Has something go wrong and looks for what is said; `{}` in `words` is the partition and `{at}` the offset.
+/// Runs with a fault and checks the report. In `words`, `{}` stands for the partition and `{at}` for the offset.
 fn assert_noticed(faults: Faults, partitions: &'static str, property: &'static str, words: &str) {
     let trial = Trial::against(Faults { strike_at: MIDDLE, ..faults.clone() })
         .with("partitionsPerTopic", partitions)
@@ -195,7 +195,7 @@ fn what_goes_wrong_on_the_way_is_noticed() {
     let weaker_cases = [
         ("acks=1", OnTheWay::HideTail, cases[6].1),
         ("acks=0", OnTheWay::HideTail, lost),
-        // Nothing tells what was to be at an offset, so what was replaced counts as lost.
+        // Without acknowledgements, the expected batch at an offset is unknown, so a replaced batch counts as lost.
         ("acks=0", OnTheWay::Forge, lost),
         ("acks=0", OnTheWay::Drop, cases[0].1),
     ];
@@ -215,9 +215,9 @@ fn what_nobody_published_is_noticed() {
     at_once([OnAppend::Invent, OnAppend::Double].map(case));
 }
 
-/// An error that may pass: the producer sends the batch again, and those behind it, in their order.
+/// After a retriable error, the producer sends the batch again, and the batches behind it, in order.
 fn assert_healed(fault: OnAppend, acks: &'static str, duplicates: usize, out_of_order: bool) {
-    // Answers take their time, so that more batches are on their way when the first is refused.
+    // Answers are delayed, so that more batches are on their way when the first is refused.
     let produce_delay = Duration::from_millis(35);
     let trial = Trial::against(Faults {
         on_append: Some(fault),
@@ -236,7 +236,7 @@ fn assert_healed(fault: OnAppend, acks: &'static str, duplicates: usize, out_of_
     assert_eq!(log.out_of_order > 0, out_of_order, "{fault:?}");
     let published = number(&result, "/bench/publishedMessages");
     assert!(published >= 1800.0, "{fault:?}: it went on at its rate, not {published} in all");
-    // The wait of the batch that was sent again counts: the answer and the back-off of 100 ms.
+    // The wait of the repeated batch counts: the answer and the back-off of 100 ms.
     let most = at(&result, PUBLISH, 100.0);
     assert!(most > 135.0, "{fault:?}: {most}");
 }
@@ -247,16 +247,16 @@ fn an_error_that_passes_is_overcome() {
     let kept = OnAppend::KeepAndRefuse(ErrorCode::NotEnoughReplicasAfterAppend);
     at_once([
         boxed(|| assert_healed(passing, "acks=all", 0, true)),
-        // Nobody looks at sequences that are not there.
+        // Without sequence numbers, the order is not checked.
         boxed(|| assert_healed(passing, "acks=1", 0, false)),
-        // What comes behind it is in order, so only the batch itself comes again.
+        // The batches behind it are in order, so only the batch itself is sent again.
         boxed(|| assert_healed(kept, "acks=all", 1, false)),
-        // It is there twice, as must be expected without idempotence.
+        // The batch is there twice, as expected without idempotence.
         boxed(|| assert_healed(kept, "acks=1", 0, false)),
     ]);
 }
 
-/// What honest servers do now and then, or always.
+/// Behaviour that honest servers show sometimes or always.
 #[test]
 fn oddities_of_honest_servers_are_no_faults() {
     let case = |(faults, property): (Faults, &'static str)| {
@@ -312,7 +312,7 @@ fn an_error_that_does_not_pass_ends_the_run() {
     ]);
 }
 
-/// A server that falls silent and keeps its connections must not keep the run for ever.
+/// A server that becomes silent and keeps its connections must not keep the run from ending.
 #[test]
 fn a_server_that_falls_silent_ends_the_run() {
     let altogether = || {
@@ -329,7 +329,7 @@ fn a_server_that_falls_silent_ends_the_run() {
         assert!(said.contains("acknowledged records were never received"), "{said}");
     };
     let from_the_start = || {
-        // Connections are made, but nobody takes them up.
+        // Connections are established, but never accepted.
         let silent = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let address = silent.local_addr().expect("it listens");
         let directory = tempfile::tempdir().expect("there is room for temporary files");
@@ -342,7 +342,7 @@ fn a_server_that_falls_silent_ends_the_run() {
 
 const SUFFIXES: [&str; 8] = ["Avg", "50pct", "75pct", "95pct", "99pct", "999pct", "9999pct", "Max"];
 
-/// All that OMB's `TestResult` has, in the shape in which its chart script takes it.
+/// All fields of OMB's `TestResult`, in the form that its chart script reads.
 fn assert_ombs(result: &Value) {
     let texts = ["workload", "driver"];
     assert_eq!(texts.map(|name| result[name].as_str()), [Some("faulty"), Some("Fake")]);
@@ -425,7 +425,7 @@ fn a_backlog_is_built_and_drained() {
         .with("testDurationSeconds", "1");
     let result = trial.succeed();
     let messages = number(&result, "/bench/backlog/messages");
-    // 0.0005 GiB of 100 bytes each.
+    // 0.0005 GiB in messages of 100 bytes.
     assert!((5368.0..8000.0).contains(&messages), "{messages}");
     let building = number(&result, "/bench/backlog/buildSeconds");
     assert!((messages / building / 4000.0 - 1.0).abs() < 0.2, "{messages} in {building} s at 4000/s");
@@ -455,7 +455,7 @@ fn keys_topics_and_groups_are_as_asked() {
                 assert_eq!(home, partition, "a key stays with its partition");
             }
         }
-        // A producer takes the keys of the pool in turn, and 2.5 s at 1000/s do not go around.
+        // A producer takes the keys of the pool in turn, and 2.5 s at 1000/s do not use all of them.
         assert!((2300..2800).contains(&homes.len()), "{}", homes.len());
         assert!((0..3).all(|partition| homes.values().filter(|home| **home == partition).count() > 500));
     };
@@ -463,7 +463,7 @@ fn keys_topics_and_groups_are_as_asked() {
         let trial = Trial::against(Faults::default())
             .with("topics", "2")
             .with("subscriptionsPerTopic", "2")
-            // Long enough for a commit, which comes each five seconds.
+            // Long enough for a commit, which happens every five seconds.
             .with("testDurationSeconds", "6");
         let result = trial.succeed();
         let published = number(&result, "/bench/publishedMessages");
@@ -480,7 +480,7 @@ fn keys_topics_and_groups_are_as_asked() {
 }
 
 fn the_sustainable_rate_of_a_slow_server_is_found() {
-    // 8 messages a request, 3 ms each and no two at once: 2667 messages/s at most.
+    // 8 messages per request, 3 ms each, one at a time: at most 2667 messages/s.
     let faults = Faults { produce_work: Duration::from_millis(3), ..Faults::default() };
     let trial = Trial::against(faults)
         .with("producerRate", "0")
@@ -523,7 +523,7 @@ fn each_rate_of_a_list_has_its_file() {
 #[test]
 fn wrong_files_are_refused_in_words() {
     let directory = tempfile::tempdir().expect("there is room for temporary files");
-    // Nobody listens at the port of discard.
+    // Nothing listens on the discard port.
     let nobody = driver("127.0.0.1:9".parse().expect("an address"), &[]);
     let said = |workload: &str, driver: &str| {
         let outcome = run_files(&directory, workload, driver, "out.json");

@@ -1,7 +1,7 @@
-//! `mainstem-bench report`, run as a person runs it, on made-up results: ours, OMB's own and broken ones.
+//! `mainstem-bench report`, run like by a user, on generated results: Mainstem's, OMB's own and broken ones.
 //!
 //! The page of the first test stays in the build's directory for temporary files (`tmp/report/report.html`), where
-//! `scripts/check-report` looks at it in a browser; this test itself needs none.
+//! `scripts/check-report` examines it in a browser. This test itself needs no browser.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,24 +9,24 @@ use std::process::{Command, Output};
 
 use serde_json::{Map, Value, json};
 
-/// Samples of a made-up result.
+/// Number of samples of a generated result.
 const SAMPLES: usize = 90;
-/// How long it took, in seconds: a sample each.
+/// Length of the test in seconds: one per sample.
 const SECONDS: u64 = 90;
 
-/// A made-up result, for a server that takes so many milliseconds.
+/// A generated result, for a server with this latency in milliseconds.
 struct Made {
     workload: &'static str,
     contender: &'static str,
     round: u32,
-    /// Messages a second.
+    /// Messages per second.
     rate: u32,
     millis: f64,
     cpu_seconds: f64,
     backlog: bool,
 }
 
-/// The latency at a percentile: it grows with the square of the nines, as tails do.
+/// The latency at a percentile. It grows with the square of the nines, as tails do.
 fn millis_at(millis: f64, percentile: f64) -> f64 {
     let nines = (100.0 / (100.0 - percentile.min(99.999))).log10();
     millis * (0.6 + nines + nines * nines)
@@ -151,7 +151,7 @@ fn steady(contender: &'static str, round: u32) -> Made {
     }
 }
 
-/// The points of each line that has this colour.
+/// The number of points of each line with this colour.
 fn lines_of(svg: &str, colour: &str) -> Vec<usize> {
     let is_line = |line: &&str| line.starts_with("<polyline") && line.contains(colour);
     let points = |line: &str| line.split_once("points=\"").map(|(_, points)| points.matches(',').count());
@@ -190,7 +190,7 @@ fn a_page_of_two_contenders_holds_their_figures_and_draws_every_sample() {
     assert!(html.contains("5 &gt; 4 &amp; &quot;so on&quot;"));
     assert!(html.contains("backlog of &lt;1 group&gt; &amp; &quot;more&quot;"));
     assert!(!html.contains("<1 group>"));
-    // 50,000 messages of 1 KiB a second, in 90 seconds 4.608 GB; kafka's CPU-seconds are 16.8, 17.6, 18.4.
+    // 50,000 messages of 1 KiB per second, in 90 seconds 4.608 GB. The CPU-seconds of kafka are 16.8, 17.6, 18.4.
     assert!(html.contains("<td class=\"n\">51.2<small>51.2–51.2</small></td>"));
     assert!(html.contains("<td class=\"n\">3.82<small>3.65–3.99</small></td>"));
     assert!(html.contains("<span class=\"bad\">2.67</span><small>(2.67–2.67)</small>"));
@@ -253,7 +253,7 @@ fn results_of_omb_and_odd_ones_are_drawn_as_far_as_they_can_be() {
     assert!(html.contains("<circle"));
     assert!(html.contains("durability not stated"));
     assert!(html.contains("<span class=\"badge unknown\">not known</span>"));
-    // OMB samples every ten seconds, so the axis goes beyond 800.
+    // OMB has a sample every ten seconds, so the axis goes beyond 800.
     assert!(html.contains("800\n"));
     assert!(!html.contains("NaN") && !html.contains("inf<"));
 }

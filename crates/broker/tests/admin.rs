@@ -1,4 +1,4 @@
-//! What administrators ask of one server: log directories, elections, reassignments, partitions page by page, settings.
+//! Requests of administrators to one server: log directories, elections, reassignments, pages of partitions, settings.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -91,7 +91,7 @@ async fn log_directories_elections_and_reassignments_are_those_of_one_server() {
         answer.replica_election_results[0].partition_result.iter().map(|result| result.error_code).collect();
     assert_eq!(errors, [ErrorCode::ElectionNotNeeded.code(), unknown]);
     let answer: m::ElectLeadersResponse = call(&mut connection, 2, &request(None)).await;
-    // As Kafka: every topic, and of it only what needed one.
+    // As in Kafka, every topic is listed, with only the partitions that needed an election.
     assert!(answer.replica_election_results.iter().all(|topic| topic.partition_result.is_empty()));
 
     let partition = |partition_index, replicas| {
@@ -225,7 +225,7 @@ async fn settings_and_special_values_are_refused_as_kafka_refuses_them() {
     let found = try_create_topic(&mut connection, "__cluster_metadata", 1, &[]).await;
     assert_eq!(found.error_code, ErrorCode::InvalidRequest.code());
 
-    // Who gives it no time gets nothing done.
+    // A request with a timeout of zero or less does nothing.
     let topic = m::create_topics_request::CreatableTopic {
         name: Text::from_static("in-no-time"),
         num_partitions: 1,

@@ -1,5 +1,6 @@
-//! Every API, with no rights, with the rights that Kafka's documentation lists for it, with all of them but one, and with
-//! one of them denied. What an API needs stands in [`cases`]; an API that is advertised and not there fails the test.
+//! Every API with no rights, with the rights that Kafka's documentation lists for it, with all of them but one, and
+//! with one of them denied. [`cases`] lists the rights of each API. An advertised API that is not listed fails the
+//! test.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -13,7 +14,7 @@ use common::{call, create_topic, open_with};
 use wire::messages as m;
 use wire::{ApiKey, Bytes, Message, Text};
 
-/// Resource types and operations by their codes in requests.
+/// Codes of resource types and operations in requests.
 const TOPIC: i8 = 2;
 const GROUP: i8 = 3;
 const CLUSTER: i8 = 4;
@@ -36,7 +37,7 @@ const NO_TOPIC: i16 = 29;
 const NO_GROUP: i16 = 30;
 const NO_CLUSTER: i16 = 31;
 const NO_TRANSACTIONAL_ID: i16 = 53;
-/// In place of an error, where what may not be seen is left out.
+/// Stands for an error if hidden elements are left out of the answer.
 const HIDDEN: i16 = -100;
 
 type Right = (i8, &'static str, i8);
@@ -46,9 +47,9 @@ type Codes = Pin<Box<dyn Future<Output = Vec<i16>>>>;
 struct Case {
     api: ApiKey,
     what: &'static str,
-    /// All of them are needed, and each one's absence is told by this error.
+    /// All these rights are needed. The lack of each gives this error.
     needs: Vec<(Right, i16)>,
-    /// Sends the request and finds the errors in the answer.
+    /// Sends the request and returns the errors in the answer.
     ask: Box<dyn Fn(Connection) -> Codes>,
 }
 
@@ -78,7 +79,7 @@ fn text(text: &'static str) -> Text {
     Text::from_static(text)
 }
 
-/// What there is to ask about: nothing is hidden where something is.
+/// Converts a number of elements to a code: no element means that they are hidden.
 fn seen(count: usize) -> Vec<i16> {
     vec![if count == 0 { HIDDEN } else { 0 }]
 }
@@ -898,7 +899,7 @@ async fn an_acl_takes_effect_in_a_fetch_session_that_is_open() {
     put_acl(&mut root, (TOPIC, "t", READ), ALLOW).await;
     let again: m::FetchResponse = call(&mut reader, 12, &go_on(2)).await;
     assert_eq!(again.responses[0].partitions[0].error_code, 0);
-    // The session's number is no right: another principal is asked for its own.
+    // The session id grants no right. The rights of the other principal are checked.
     let mut thief = connect_as(&broker, "b");
     let stolen: m::FetchResponse = call(&mut thief, 12, &go_on(3)).await;
     assert_eq!(stolen.responses[0].partitions[0].error_code, NO_TOPIC);

@@ -1,4 +1,4 @@
-//! Settings that clients change while the server runs: of the broker, of groups, of client-metrics subscriptions.
+//! Settings that clients change at run time: of the broker, of groups, of client-metrics subscriptions.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -13,7 +13,7 @@ use wire::{ErrorCode, Text};
 const NONE: i16 = 0;
 const INVALID_REQUEST: i16 = ErrorCode::InvalidRequest as i16;
 const INVALID_CONFIG: i16 = ErrorCode::InvalidConfig as i16;
-/// Kinds of resources.
+/// Types of resources.
 const TOPIC: i8 = 2;
 const BROKER: i8 = 4;
 const BROKER_LOGGER: i8 = 8;
@@ -30,7 +30,7 @@ fn text(text: &str) -> Text {
     Text::from(text.to_owned())
 }
 
-/// Asks for changes of one resource; returns the error code and message.
+/// Requests changes of one resource. Returns the error code and message.
 async fn alter(connection: &mut Connection, kind: i8, name: &str, changes: &[Change<'_>]) -> (i16, String) {
     let config = |(name, operation, value): &Change| m::incremental_alter_configs_request::AlterableConfig {
         name: text(name),
@@ -48,7 +48,7 @@ async fn alter(connection: &mut Connection, kind: i8, name: &str, changes: &[Cha
     (answer.error_code, answer.error_message.as_ref().map(ToString::to_string).unwrap_or_default())
 }
 
-/// A setting as it is described: value, whether it is read-only, source, and the synonyms with their sources.
+/// A described setting: value, whether it is read-only, source, and the synonyms with their sources.
 type Shown = (String, bool, i8, Vec<(String, String, i8)>);
 
 async fn describe(connection: &mut Connection, kind: i8, name: &str, key: &str) -> Option<Shown> {
@@ -106,7 +106,7 @@ async fn the_brokers_settings_change_while_it_runs_and_stay_changed() {
     assert_eq!(alter(&mut connection, BROKER, "1", &[(MAX, SET, Some("1000"))]).await.0, NONE);
     assert_eq!(produced(&mut connection, 2000).await, ErrorCode::MessageTooLarge.code());
 
-    // The value in force first: the broker's own, that of all brokers, the file's, the default (KIP-226).
+    // The value in force comes first: the broker's own, the value for all brokers, the file's, the default (KIP-226).
     let all = [(MAX, "1000", 2), (MAX, "3000", 3), (MAX, "5000", 4), (MAX, "1048588", 5)];
     let expected = Some(("1000".to_owned(), false, 2, synonyms(&all)));
     assert_eq!(describe(&mut connection, BROKER, "1", MAX).await, expected);

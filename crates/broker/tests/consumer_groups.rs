@@ -1,5 +1,5 @@
 //! Groups of the consumer protocol (KIP-848) as clients see them: heartbeats and their refusals, offsets, descriptions,
-//! regular expressions, changes from and to the classic protocol, and restarts.
+//! regular expressions, migration from and to the classic protocol, and restarts.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -34,7 +34,7 @@ fn stay(member: &str, epoch: i32) -> m::ConsumerGroupHeartbeatRequest {
     }
 }
 
-/// The same, of a member that says what it owns.
+/// The same, from a member that reports its partitions.
 fn own(
     member: &str,
     epoch: i32,
@@ -61,7 +61,7 @@ async fn refused(
     (ErrorCode::from_code(answer.error_code).unwrap(), answer.error_message.unwrap().to_string())
 }
 
-/// The epoch and the partitions of an answer that brings an assignment.
+/// The epoch and the partitions of an answer with an assignment.
 fn assigned(answer: &m::ConsumerGroupHeartbeatResponse) -> (i32, Vec<i32>) {
     assert_eq!(answer.error_code, 0, "{answer:?}");
     let assignment = answer.assignment.as_ref().expect("there is an assignment");
@@ -141,7 +141,7 @@ async fn members_share_follow_and_leave() {
     assert_eq!((first.member_id.as_deref(), first.heartbeat_interval_ms), (Some("a"), 5000));
     assert_eq!(describe(&mut c).await.group_state.as_str(), "Stable");
 
-    // The second gets what the first has given up, and not before.
+    // The second member gets partitions only after the first has given them up.
     assert_eq!(assigned(&beat(&mut c, &join("b", "t")).await), (3, vec![]));
     assert_eq!(describe(&mut c).await.group_state.as_str(), "Reconciling");
     let (epoch, keeps) = assigned(&beat(&mut c, &stay("a", 2)).await);
@@ -161,7 +161,7 @@ async fn members_share_follow_and_leave() {
     assert_eq!(group.members[0].assignment.topic_partitions[0].topic_name.as_str(), "t");
     assert_eq!(list(&mut c).await, [("consumer".to_owned(), "Stable".to_owned())]);
 
-    // The answer that moved it on may have been lost; anything else is fenced.
+    // The answer that moved the member on may have been lost. Any other epoch is fenced.
     assert_eq!(beat(&mut c, &own("a", 2, id, keeps.clone())).await.error_code, 0);
     let (error, message) = refused(&mut c, &own("a", 2, id, vec![0, 1, 2, 3])).await;
     assert_eq!(error, ErrorCode::FencedMemberEpoch);
@@ -174,7 +174,7 @@ async fn members_share_follow_and_leave() {
         (ErrorCode::UnknownMemberId, "Member x is not a member of group g.".to_owned())
     );
 
-    // Offsets are for members at their epoch.
+    // Only members at their current epoch may use offsets.
     assert_eq!(commit(&mut c, "a", 3).await, 0);
     assert_eq!(commit(&mut c, "a", 2).await, 0, "it had the partition then already");
     assert_eq!(commit(&mut c, "a", 1).await, ErrorCode::StaleMemberEpoch.code());
@@ -187,7 +187,7 @@ async fn members_share_follow_and_leave() {
     assert_eq!(fetch(&mut c, Some("a"), 2).await, (ErrorCode::StaleMemberEpoch.code(), None));
     assert_eq!(fetch(&mut c, Some("x"), 3).await, (ErrorCode::UnknownMemberId.code(), None));
 
-    // A restart loses nothing of it.
+    // A restart loses nothing of this.
     drop(c);
     close(broker).await;
     let broker = open(directory.path());
@@ -196,7 +196,8 @@ async fn members_share_follow_and_leave() {
     assert_eq!((again.members, again.group_epoch), (group.members, 3));
     assert_eq!(beat(&mut c, &own("a", 3, id, keeps)).await.error_code, 0);
 
-    // What one leaves is the other's with its next heartbeat; a group without members is free for offsets and deletion.
+    // The partitions of a member that leaves go to the other one with its next heartbeat. A group without members
+    // allows any commit of offsets, and can be deleted.
     let left = beat(&mut c, &stay("b", -1)).await;
     assert_eq!((left.error_code, left.member_epoch), (0, -1));
     assert_eq!(assigned(&beat(&mut c, &stay("a", 3)).await), (4, vec![0, 1, 2, 3]));
@@ -226,7 +227,7 @@ async fn a_member_that_falls_silent_loses_what_it_had() {
     create_topic(&mut c, "t", 2, &[]).await;
     assert_eq!(beat(&mut c, &join("silent", "t")).await.heartbeat_interval_ms, 50);
     assert_eq!(assigned(&beat(&mut c, &join("b", "t")).await).1, Vec::<i32>::new());
-    // So it is for a broker that was restarted meanwhile.
+    // The same holds for a broker that was restarted in the meantime.
     drop(c);
     close(broker).await;
     let broker = common::open_with(directory.path(), &settings);
@@ -262,7 +263,8 @@ async fn a_static_member_keeps_its_seat() {
         message,
         "Static member b with instance id i cannot join the group because the instance id is owned by a member."
     );
-    // It goes for a while; nobody gets what it had, not even across a restart, and another id takes it over.
+    // The member leaves temporarily. No other member gets its partitions, not even after a restart. A member with
+    // another id takes them over.
     assert_eq!(beat(&mut c, &with("i", stay("a", -2))).await.member_epoch, -2);
     drop(c);
     close(broker).await;
@@ -298,7 +300,7 @@ async fn a_regular_expression_follows_the_topics() {
     create_topic(&mut c, "orders-2", 2, &[]).await;
     let answer = beat(&mut c, &stay("a", 2)).await;
     assert_eq!((assigned(&answer).0, answer.assignment.unwrap().topic_partitions.len()), (3, 2));
-    // Whoever restarts finds the same, and does not begin anew.
+    // A restarted broker finds the same assignment and does not start over.
     drop(c);
     close(broker).await;
     let broker = open(directory.path());
@@ -348,12 +350,12 @@ async fn what_makes_no_sense_is_refused() {
     let message = "ServerAssignor sticky is not supported. Supported assignors: uniform, range.";
     assert_eq!(refused(&mut c, &request).await, (ErrorCode::UnsupportedAssignor, message.to_owned()));
     assert_eq!(list(&mut c).await, []);
-    // An assignor that there is, and topics that there are not.
+    // A valid assignor, and topics that do not exist.
     let assignor = Some(Text::from_static("range"));
     let request = m::ConsumerGroupHeartbeatRequest { server_assignor: assignor, ..join("a", "none") };
     assert_eq!(assigned(&beat(&mut c, &request).await), (2, vec![]));
     assert_eq!(describe(&mut c).await.assignor_name.as_str(), "range");
-    // Each kind of group is described by its own API.
+    // Each type of group is described by its own API.
     let classic = m::DescribeGroupsRequest { groups: vec![Text::from_static("g")], ..Default::default() };
     let answer: m::DescribeGroupsResponse = call(&mut c, 6, &classic).await;
     assert_eq!(answer.groups[0].error_code, ErrorCode::GroupIdNotFound.code());
@@ -409,7 +411,7 @@ async fn heartbeat_classic(connection: &mut Connection, member: &Text, generatio
     answer.error_code
 }
 
-/// The partitions of the one topic in a classic assignment.
+/// The partitions of the only topic in a classic assignment.
 fn decode_assignment(bytes: &wire::Bytes) -> Vec<i32> {
     let mut reader = wire::Reader::new(bytes.clone());
     let version = reader.i16().unwrap();
@@ -429,7 +431,8 @@ async fn a_group_changes_its_protocol_while_it_is_in_use() {
     assert_eq!(sync_classic(&mut c, &id, 1).await.error_code, 0);
     assert_eq!(commit(&mut c, "", -1).await, ErrorCode::UnknownMemberId.code());
 
-    // The first of the new protocol joins; the classic one is told to join again, and then they share.
+    // The first member of the new protocol joins. The classic member is told to join again, and then they share the
+    // partitions.
     assert_eq!(
         assigned(&beat(&mut c, &join("new", "t")).await).1.len(),
         1,
@@ -448,7 +451,7 @@ async fn a_group_changes_its_protocol_while_it_is_in_use() {
     kinds.sort_unstable();
     assert_eq!((kinds, described.group_state.as_str()), (vec![0, 1], "Stable"));
 
-    // So it is after a restart too.
+    // A restart keeps this state.
     drop(c);
     close(broker).await;
     let broker = common::open_with(directory.path(), &[("group.initial.rebalance.delay.ms", "0")]);
@@ -456,7 +459,8 @@ async fn a_group_changes_its_protocol_while_it_is_in_use() {
     assert_eq!(heartbeat_classic(&mut c, &id, 2).await, 0);
     assert_eq!(beat(&mut c, &stay("new", 2)).await.error_code, 0);
 
-    // The last of the new protocol leaves: a classic group again, that rebalances; and that too is durable.
+    // The last member of the new protocol leaves. The group becomes a classic one and rebalances. This change is
+    // durable too.
     assert_eq!(beat(&mut c, &stay("new", -1)).await.error_code, 0);
     assert_eq!(list(&mut c).await[0].0, "classic");
     assert_eq!(heartbeat_classic(&mut c, &id, 2).await, ErrorCode::RebalanceInProgress.code());

@@ -1,5 +1,5 @@
-//! Groups of the consumer protocol (KIP-848) in the narrow places that random clients seldom come to: take-overs, topics
-//! that change in the middle of a heartbeat, changes of the protocol in the middle of a rebalance.
+//! Groups of the consumer protocol (KIP-848) in rare situations that random clients seldom reach: take-overs, topics
+//! that change during a heartbeat, changes of the protocol during a rebalance.
 
 #![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
 
@@ -20,7 +20,7 @@ use wire::{Bytes, Message, Text, Writer};
 
 const TOKEN: ReplyToken = ReplyToken(1);
 
-/// One topic, `t`, which may grow right after it was looked at.
+/// One topic, `t`, which may grow right after it was looked up.
 struct Topic {
     version: Cell<u64>,
     partitions: Cell<i32>,
@@ -87,7 +87,7 @@ fn beat(group: &mut Group, topic: &Topic, request: HeartbeatRequest) -> Result<H
     }
 }
 
-/// Heartbeats of a member that gives up what it is told to, until nothing changes any more.
+/// Sends heartbeats of a member that gives up the requested partitions, until nothing changes any more.
 fn follow(group: &mut Group, topic: &Topic, id: &str, instance: Option<&str>) -> Partitions {
     for _ in 0..5 {
         let member = group.consumer().unwrap().member(id).unwrap();
@@ -149,7 +149,7 @@ fn a_member_that_takes_over_a_static_seat_leaves_nothing_behind() {
     follow(&mut group, &topic, "s", Some("i"));
     assert_eq!(follow(&mut group, &topic, "x", None).values().next().unwrap().len(), 2);
     beat(&mut group, &topic, of_i(request("s", -2))).unwrap();
-    // The other member comes back as the one that left: what it had itself is free again.
+    // The other member comes back as the one that left. Its own partitions become free again.
     beat(&mut group, &topic, of_i(request("x", 0))).unwrap();
     assert_eq!(group.consumer().unwrap().members().count(), 1);
     topic.grow(5);

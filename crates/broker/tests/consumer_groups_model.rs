@@ -1,6 +1,6 @@
-//! Groups of the consumer protocol (KIP-848) under seeded random clients of both protocols, changing topics, lost answers,
-//! writes that are refused or late, and restarts that lose what is not durable: a partition never has two owners, and when
-//! things calm down each has one.
+//! Groups of the consumer protocol (KIP-848) under seeded random clients of both protocols, with changing topics, lost
+//! answers, refused or delayed writes, and restarts that lose what is not durable. A partition never has two owners. In
+//! the end, without failures, each partition has one.
 
 #![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
 
@@ -51,7 +51,7 @@ enum Protocols {
     Classic,
 }
 
-/// A client as it sees itself.
+/// A client's view of its own state.
 #[derive(Debug, Clone)]
 struct Client {
     speaks: Protocols,
@@ -60,7 +60,7 @@ struct Client {
     member_id: String,
     epoch: i32,
     owned: Partitions,
-    /// What it told last; it is told again only when it changed.
+    /// The partitions that the client last reported. They are reported again only after a change.
     told: Option<Partitions>,
     topics: Vec<String>,
     regex: Option<String>,
@@ -76,7 +76,7 @@ struct World {
     topics: Topics,
     clients: Vec<Client>,
     log: Vec<(Bytes, Option<Bytes>)>,
-    /// How many records of the log are durable.
+    /// The number of durable records of the log.
     durable: usize,
     replies: Replies<Action>,
     now_ms: u64,
@@ -136,7 +136,7 @@ impl World {
         ReplyToken(self.next)
     }
 
-    /// As the coordinator does: records first, then answers.
+    /// Like the coordinator: records first, then answers.
     fn carry_out(&mut self, actions: Vec<Action>) {
         let records = self.group.unwritten().unwrap();
         let refused = !records.is_empty() && self.chance(5);
@@ -170,7 +170,7 @@ impl World {
         }
     }
 
-    /// A crash, and what the log has.
+    /// A crash and a reload from the log.
     fn restart(&mut self) {
         self.log.truncate(self.durable);
         self.replies = Replies::default();
@@ -201,11 +201,11 @@ impl World {
         (self.joins, self.syncs, self.beats) = Default::default();
     }
 
-    /// The client has these from now on; nobody else who is in the group may think the same.
+    /// The client owns these partitions from now on. No other client in the group may believe that it owns one of them.
     fn own(&mut self, index: usize, partitions: Partitions) {
         let (seed, now_ms) = (self.seed, self.now_ms);
         for (other, client) in self.clients.iter().enumerate() {
-            // Whoever was not heard of for a session has lost all, and finds out when it comes again.
+            // A client that was silent for a session has lost its partitions, and learns of it with its next request.
             let in_group = client.running && now_ms < client.heard_ms + 10_000;
             if other == index || !in_group {
                 continue;
@@ -273,13 +273,13 @@ impl World {
         let actions = self.group.consumer_heartbeat(now, request, &self.topics, token);
         self.carry_out(actions);
         let lost = self.chance(10);
-        // An answer that is late is lost as well.
+        // A late answer counts as lost.
         let reply = self.beats.remove(&token);
         if let Some(Ok(_)) = reply {
             self.clients[index].heard_ms = self.now_ms;
         }
         let Some(reply) = reply.filter(|_| !lost) else {
-            // Whoever gets no answer says all once more, as clients do.
+            // A client without an answer repeats all its data, as real clients do.
             self.clients[index].told = None;
             self.clients[index].tell_subscription = true;
             return;
@@ -308,7 +308,7 @@ impl World {
         }
     }
 
-    /// Of an eager client: it gives all up before it joins.
+    /// A turn of an eager client: it gives up all partitions before it joins.
     fn classic_turn(&mut self, index: usize) {
         let now = self.now();
         let client = self.clients[index].clone();
@@ -342,8 +342,8 @@ impl World {
             None => self.group.join(now, request, token),
         };
         self.carry_out(actions);
-        // In a classic group the others have to join too; time and turns bring that about, and a client that is not
-        // answered joins once more.
+        // In a classic group the other members have to join too, which happens with time and their turns. A client
+        // without an answer joins once more.
         let Some(reply) = self.joins.remove(&token) else { return };
         self.clients[index].member_id = reply.member_id;
         let joined = match reply.result {
@@ -408,7 +408,7 @@ impl World {
         let now = self.now();
         self.clients[index].running = false;
         self.clients[index].owned.clear();
-        // Some just go.
+        // Some clients disappear without leaving.
         if client.member_id.is_empty() || self.rng.bool() {
             return;
         }
@@ -474,7 +474,7 @@ impl World {
         self.settle();
     }
 
-    /// Without failures, everyone who runs gets its part.
+    /// Without failures, every running client gets its share.
     fn settle(&mut self) {
         self.failures = false;
         for index in 0..CLIENTS {
@@ -507,7 +507,7 @@ impl World {
             }
         }
         assert_eq!(owned, wanted, "seed {seed}");
-        // What the log has is what is.
+        // The log agrees with the state of the group.
         let before = group.members().map(|m| (m.id.clone(), m.epoch, m.assigned.clone())).collect::<Vec<_>>();
         let epoch = group.epoch();
         self.restart();

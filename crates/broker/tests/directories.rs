@@ -1,5 +1,5 @@
-//! Several log directories on simulated disks: what a lost one takes down, what it does not, and that nothing comes back
-//! empty.
+//! Several log directories on simulated disks: what a lost directory makes unavailable, what stays available, and that
+//! no partition comes back empty.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -25,7 +25,7 @@ use wire::{Bytes, ErrorCode, Text};
 const NONE: i16 = 0;
 const STORAGE: i16 = ErrorCode::KafkaStorageError.code();
 
-/// What is at a path.
+/// The state of a path.
 #[derive(Clone)]
 enum There {
     Disk(SimDisk),
@@ -33,7 +33,7 @@ enum There {
     Broken,
 }
 
-/// A computer with disks that can be taken out, swapped and put back between two starts of its server.
+/// A computer whose disks can be removed, swapped and put back between two starts of its server.
 struct Machine {
     metadata: tempfile::TempDir,
     paths: Arc<Mutex<BTreeMap<&'static str, There>>>,
@@ -80,7 +80,7 @@ impl Machine {
         self.try_start_checking(log_dirs, "100")
     }
 
-    /// Starts a server that looks for expired offsets every so many milliseconds.
+    /// Starts a server that looks for expired offsets at this interval in milliseconds.
     fn try_start_checking(
         &self,
         log_dirs: &[&'static str],
@@ -100,7 +100,7 @@ impl Machine {
         Running::of(self.try_start(log_dirs).unwrap())
     }
 
-    /// The directory of each partition, as the metadata of a stopped server has it.
+    /// The directory of each partition, from the metadata of a stopped server.
     fn places(&self, topic: &str) -> Vec<String> {
         let store = Embedded::open(&self.metadata.path().join("meta.redb")).unwrap();
         let read = |key: &str| -> serde_json::Value {
@@ -112,14 +112,14 @@ impl Machine {
         read(&format!("topics/{topic}"))["logs"].as_array().unwrap().iter().map(path_of).collect()
     }
 
-    /// The only partition of a topic that is in `path`.
+    /// The only partition of a topic in `path`.
     fn one_in(&self, topic: &str, path: &str) -> i32 {
         let places = self.places(topic);
         assert_eq!(places.iter().filter(|place| *place == path).count(), 1, "{places:?}");
         as_i32(places.iter().position(|place| place == path).unwrap())
     }
 
-    /// Puts a value under a key of the metadata, or nothing; returns what was there.
+    /// Replaces or removes the value of a key in the metadata. Returns the old value.
     fn replace(&self, key: &str, bytes: impl Into<Option<Vec<u8>>>) -> Option<Vec<u8>> {
         let store = Embedded::open(&self.metadata.path().join("meta.redb")).unwrap();
         let before = store.find(key).unwrap().map(|value| value.bytes);
@@ -132,7 +132,7 @@ impl Machine {
         before
     }
 
-    /// Makes the metadata what a version wrote that knew one log only.
+    /// Rewrites the metadata in the form of a version with a single log.
     fn age(&self) {
         let store = Embedded::open(&self.metadata.path().join("meta.redb")).unwrap();
         let gone = |(key, _)| Change::delete(key);
@@ -168,7 +168,8 @@ impl Running {
         Running { connection: connect(&broker), broker }
     }
 
-    /// Returns groups in all partitions of `__consumer_offsets`, which committed 7 for partition 0 of `topic`.
+    /// Creates groups in all partitions of `__consumer_offsets` that have committed 7 for partition 0 of `topic`.
+    /// Returns their names.
     async fn commit_in_all_directories(&mut self, topic: &'static str) -> Vec<String> {
         let groups: Vec<String> = (0..16).map(|n| format!("group-{n}")).collect();
         for group in &groups {
@@ -196,7 +197,7 @@ impl Running {
         (error, offset)
     }
 
-    /// Two partitions in one request.
+    /// Produces to two partitions in one request.
     async fn produce_both(
         &mut self,
         topic: &'static str,
@@ -254,7 +255,7 @@ impl Running {
         answer.topics[0].partitions[0].error_code
     }
 
-    /// Error, leader and offline replicas of each partition.
+    /// The error, the leader and the offline replicas of each partition.
     async fn metadata(&mut self, topic: &'static str) -> Vec<(i16, i32, Vec<i32>)> {
         use m::metadata_request::MetadataRequestTopic;
         let asked = MetadataRequestTopic { name: Some(Text::from_static(topic)), ..Default::default() };
@@ -314,7 +315,7 @@ impl Running {
         answer.topics[0].partitions[0].error_code
     }
 
-    /// The group's error and what it committed for partition 0.
+    /// The group's error and its committed offset of partition 0.
     async fn committed(&mut self, group: &str, topic: &'static str) -> (i16, Option<i64>) {
         use m::offset_fetch_request::{OffsetFetchRequestGroup, OffsetFetchRequestTopics};
         let topics = vec![OffsetFetchRequestTopics {
@@ -356,7 +357,7 @@ async fn a_directory_that_fails_takes_only_its_partitions_down_until_it_is_back(
     );
     server.stop().await;
 
-    // Three equal directories got one partition each.
+    // Each of three equal directories has one partition.
     let gone = machine.one_in("t", "b");
     let b = machine.take("b");
     machine.put("b", There::Broken);
@@ -379,7 +380,7 @@ async fn a_directory_that_fails_takes_only_its_partitions_down_until_it_is_back(
         assert_eq!(server.delete_records("t", partition, 1).await, NONE);
         assert_eq!(server.end_of_epoch("t", partition).await, NONE);
     }
-    // New partitions go elsewhere, and changes of the settings keep the places of the old ones.
+    // New partitions go to other directories. Changes of settings keep the places of the old partitions.
     server.create("new", 6).await;
     assert_eq!(server.offline("new").await, [0; 0]);
     let grow = m::CreatePartitionsRequest {
@@ -432,12 +433,12 @@ async fn an_empty_or_missing_directory_is_not_taken_for_the_one_that_was_there()
     server.stop().await;
     let gone = machine.one_in("t", "b");
     let b = machine.take("b");
-    // Missing: it must not be made.
+    // The directory is missing and must not be created.
     let mut server = machine.start(&["a", "b"]);
     assert_eq!(server.offline("t").await, [gone]);
     server.stop().await;
     assert!(!machine.paths.lock().contains_key("b"));
-    // Empty, as a mount point without its mount.
+    // The directory is empty, like a mount point without its mount.
     machine.put("b", There::Disk(SimDisk::new(3)));
     let mut server = machine.start(&["a", "b"]);
     assert_eq!(server.offline("t").await, [gone]);
@@ -445,7 +446,7 @@ async fn an_empty_or_missing_directory_is_not_taken_for_the_one_that_was_there()
     server.create("u", 4).await;
     server.stop().await;
     assert!(machine.disk("b").list().unwrap().is_empty(), "no log was begun");
-    // The loss is accepted by deleting what was lost; then the directory is like a new one.
+    // Deleting the lost topic accepts the loss. Then the directory is like a new one.
     let mut server = machine.start(&["a", "b"]);
     assert_eq!(server.delete("t").await, NONE);
     server.stop().await;
@@ -457,7 +458,7 @@ async fn an_empty_or_missing_directory_is_not_taken_for_the_one_that_was_there()
     server.create("v", 4).await;
     server.stop().await;
     assert!(machine.places("v").contains(&"b".to_owned()), "the new directory is in use");
-    // What was given up does not come back with the old disk.
+    // Partitions that were given up do not come back with the old disk.
     machine.put("old", b);
     let mut server = machine.start(&["a", "old"]);
     server.create("t", 2).await;
@@ -478,14 +479,14 @@ async fn a_log_is_known_by_its_id_wherever_it_stands() {
     server.stop().await;
     let in_b = machine.one_in("t", "b");
     let ends = |a: i64, b: i64| ((NONE, a), (NONE, b));
-    // Swapped.
+    // The directories are swapped.
     let (a, b) = (machine.take("a"), machine.take("b"));
     machine.put("a", b.clone());
     machine.put("b", a.clone());
     let mut server = machine.start(&["a", "b"]);
     assert_eq!((server.end("t", 0).await, server.end("t", 1).await), ends(1, 2));
     server.stop().await;
-    // One of them elsewhere, and a new directory in its old place.
+    // One directory moves elsewhere, and a new directory takes its old place.
     machine.take("a");
     machine.put("elsewhere", b);
     let mut server = machine.start(&["a", "b", "elsewhere"]);
@@ -494,7 +495,7 @@ async fn a_log_is_known_by_its_id_wherever_it_stands() {
     server.stop().await;
     assert_eq!(machine.one_in("t", "elsewhere"), in_b);
     assert_eq!(machine.places("u"), ["a"]);
-    // Not listed any more.
+    // The directory is no longer listed.
     let mut server = machine.start(&["a", "b"]);
     assert_eq!(server.offline("t").await, [in_b]);
     server.stop().await;
@@ -553,7 +554,7 @@ async fn without_any_log_it_does_not_start() {
     );
 }
 
-/// Once the log has failed it is not known which it is, and nobody is served until the next start.
+/// After a failure of the log, the outcome is unknown, and no group of the log is served until the next start.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_whose_deletion_fails_is_as_it_was() {
     let machine = Machine::new(&["a", "b"]);
@@ -577,7 +578,7 @@ async fn a_group_whose_deletion_fails_is_as_it_was() {
     assert!(!failed.is_empty() && failed.len() < groups.len(), "{failed:?}");
     server.stop().await;
     machine.disk("b").clear_faults();
-    // A write that failed may have reached the disk all the same. Whichever it was, it stays so.
+    // A failed write may have reached the disk anyway. Whichever happened, it stays so.
     let mut found = Vec::new();
     for _ in 0..3 {
         let mut server = machine.start(&["a", "b"]);
@@ -593,7 +594,7 @@ async fn a_group_whose_deletion_fails_is_as_it_was() {
     assert!(found.iter().all(|committed| *committed == found[0]), "{found:?}");
 }
 
-/// A topic is deleted when the metadata says so; what groups committed for it goes when it can.
+/// A topic is deleted when the metadata says so. Its committed offsets are deleted when the log allows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn offsets_of_a_deleted_topic_go_once_the_log_takes_records_again() {
     let machine = Machine::new(&["a", "b"]);
@@ -615,7 +616,7 @@ async fn offsets_of_a_deleted_topic_go_once_the_log_takes_records_again() {
     server.stop().await;
 }
 
-/// Neither does it count for another topic of that name, and there is none until that is so.
+/// The old offsets must not count for a new topic of that name. Until they are gone, the topic cannot be created.
 #[tokio::test(flavor = "multi_thread")]
 async fn offsets_of_a_deleted_topic_do_not_count_for_the_next_one() {
     let machine = Machine::new(&["a", "b"]);
@@ -625,7 +626,7 @@ async fn offsets_of_a_deleted_topic_do_not_count_for_the_next_one() {
     let groups = server.commit_in_all_directories("t").await;
     machine.disk("b").fail_write_after(0, Fault::Forever);
     assert_eq!(server.delete("t").await, NONE);
-    // At once, and once the failure of the log is known.
+    // Both at once, and after the failure of the log is known.
     for _ in 0..2 {
         assert_eq!(server.try_create("t", 1).await, STORAGE);
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -644,7 +645,7 @@ async fn offsets_of_a_deleted_topic_do_not_count_for_the_next_one() {
     server.stop().await;
 }
 
-/// The log is made before the metadata says so.
+/// The log is created before the metadata mentions it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_first_start_that_was_killed_half_way_is_no_obstacle() {
     for names in [&["a"][..], &["a", "b"]] {
@@ -658,7 +659,8 @@ async fn a_first_start_that_was_killed_half_way_is_no_obstacle() {
     }
 }
 
-/// A topic that is not known would have its records dropped, and ids that were used would be used again.
+/// If the metadata were taken for empty, the records of unknown topics would be dropped and used ids would be allocated
+/// again.
 #[tokio::test(flavor = "multi_thread")]
 async fn metadata_that_cannot_be_read_is_not_taken_for_none() {
     let machine = Machine::new(&["a"]);
@@ -704,7 +706,7 @@ async fn metadata_that_cannot_be_read_is_not_taken_for_none() {
     server.stop().await;
 }
 
-/// One request for both logs: each partition is answered by what became of its own batch.
+/// One request for both logs: the answer for each partition follows the outcome of its own batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_in_a_healthy_log_is_answered_as_done_beside_one_that_fails() {
     for acks in [-1, 1] {
@@ -716,7 +718,7 @@ async fn what_is_in_a_healthy_log_is_answered_as_done_beside_one_that_fails() {
         let mut server = machine.start(&["a", "b"]);
         machine.disk("b").fail_write_after(0, Fault::Forever);
         machine.disk("b").fail_sync_after(0, Fault::Forever);
-        // With acks=1 it need not be synced.
+        // With acks=1 the batch need not be synced.
         machine.disk("a").hold_syncs(acks == 1);
         let answer = server.produce_both("t", [well, ill], acks).await;
         machine.disk("a").hold_syncs(false);
@@ -742,7 +744,7 @@ async fn a_log_that_fails_while_it_runs_stops_only_its_own_partitions() {
     assert_eq!(server.produce("t", well, "two").await, (NONE, 1));
     assert_eq!(server.produce("t", ill, "three").await, (STORAGE, -1));
     assert_eq!(server.produce("t", well, "three").await, (NONE, 2));
-    // What stands can be read.
+    // Records that are in the log can be read.
     assert_eq!(server.fetch(12, "t", ill).await, (NONE, batch("one").len(), 1));
     assert_eq!(server.end("t", ill).await, (NONE, 1));
     assert_eq!(server.metadata("t").await[usize::try_from(ill).unwrap()], (NONE, 1, vec![]));
@@ -770,7 +772,7 @@ async fn partitions_from_before_there_were_several_logs_belong_to_the_log_that_w
     assert_eq!(server.produce("t", 1, "one").await, (NONE, 0));
     server.stop().await;
     machine.age();
-    // Without it they are offline, not empty, also while others come.
+    // Without the old log, the partitions are offline and not empty, even if new directories are added.
     let mut server = machine.start(&["new"]);
     assert_eq!(server.offline("t").await, [0, 1]);
     server.create("u", 1).await;
@@ -827,7 +829,7 @@ async fn groups_in_a_lost_directory_have_no_coordinator_and_the_others_do() {
         assert_eq!(server.committed(group, "t").await, (NONE, Some(i64::from(as_i32(*n)))));
     }
     server.stop().await;
-    // Given up: the lost ones begin anew, the others keep what they have.
+    // The lost partitions are given up and begin again. The others keep their records.
     machine.put("b", There::Broken);
     let mut server = machine.start(&["a", "b"]);
     assert_eq!(server.delete("__consumer_offsets").await, NONE);

@@ -1,4 +1,5 @@
-//! Committed offsets as clients see them: they survive a restart, they do not pile up, and they go with their topic.
+//! Committed offsets as clients see them: they survive a restart, they do not pile up, and they are deleted with their
+//! topic.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,7 +15,7 @@ use wire::{ErrorCode, Text};
 
 const PARTITIONS: i32 = 100;
 const SETTINGS: [(&str, &str); 2] = [("log.cleaner.backoff.ms", "10"), ("offsets.topic.num.partitions", "1")];
-/// What makes compaction worth while; see `compaction`.
+/// New bytes that make a partition due for compaction (see `compaction`).
 const DIRTY_BYTES: i64 = 1024 * 1024;
 
 async fn commit(connection: &mut Connection, group: &'static str, offset: i64) -> Vec<i16> {
@@ -55,7 +56,7 @@ async fn fetch(connection: &mut Connection, group: &'static str) -> Vec<i64> {
     answer.groups[0].topics[0].partitions.iter().map(|partition| partition.committed_offset).collect()
 }
 
-/// Bytes of the only partition of the offsets topic.
+/// Size in bytes of the only partition of the offsets topic.
 async fn size(connection: &mut Connection) -> i64 {
     let request = m::DescribeLogDirsRequest { topics: None };
     let answer: m::DescribeLogDirsResponse = call(connection, 4, &request).await;
@@ -63,7 +64,8 @@ async fn size(connection: &mut Connection) -> i64 {
     topic.unwrap().partitions[0].partition_size
 }
 
-/// Commits of the group `busy` from `from` on, until compaction has made the partition smaller; returns the last.
+/// Commits offsets of the group `busy`, starting at `from`, until compaction has made the partition smaller. Returns
+/// the last offset.
 async fn commit_until_compacted(connection: &mut Connection, from: i64) -> i64 {
     let deadline = Instant::now() + Duration::from_secs(30);
     let mut largest = 0;
@@ -98,7 +100,7 @@ async fn records_of_groups_that_are_no_more_go() {
     let broker = open_with(directory.path(), &SETTINGS);
     let mut connection = connect(&broker);
     assert_eq!(fetch(&mut connection, "gone").await, vec![-1; 100]);
-    // What is left are the tombstones.
+    // Only the tombstones are left.
     let deadline = Instant::now() + Duration::from_secs(30);
     while size(&mut connection).await > before / 50 {
         assert!(Instant::now() < deadline, "{:?}", size(&mut connection).await);
@@ -127,7 +129,7 @@ async fn offsets_survive_restarts_and_compaction() {
     assert_eq!(fetch(&mut connection, "busy").await, expected(last * 1000));
     assert_eq!(fetch(&mut connection, "quiet").await, expected(7));
 
-    // A deleted topic takes its offsets along.
+    // A deleted topic takes its committed offsets with it.
     let request = m::DeleteTopicsRequest {
         topic_names: vec![Text::from_static("t")],
         timeout_ms: 5000,

@@ -51,7 +51,7 @@ fn scripts_give_what_they_say() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The lines of a text, without end.
+/// The lines of a text, followed by endless empty lines.
 fn pad(text: &str) -> impl Iterator<Item = &str> {
     text.lines().chain(std::iter::repeat(""))
 }

@@ -1,7 +1,7 @@
-//! What a small request may make the broker allocate: not a name for each of the indexes behind it, and not the headers of
-//! a record that nobody reads.
+//! Bounds on the memory that a small request may make the broker allocate: no copy of a name for each of the indexes
+//! behind it, and no headers of a record that are not read.
 //!
-//! The counting allocator needs `unsafe`; it only forwards to the system's.
+//! The counting allocator needs `unsafe`. It only forwards to the system's allocator.
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 mod common;
@@ -44,11 +44,11 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Each of them costs 100 bytes and more once it is decoded and answered; with the name it would be 3.2 GB.
+/// Each index costs 100 bytes and more once it is decoded and answered. With a copy of the name it would be 3.2 GB.
 const INDEXES: i32 = 100_000;
 const BYTES_MAX: isize = 128 << 20;
 
-/// Bytes that the broker holds at its peak while it answers `request`.
+/// The broker's peak memory in bytes while it answers `request`.
 async fn cost<Q: Message>(connection: &mut Connection, version: i16, request: &Q) -> isize {
     let api_key = ApiKey::from_i16(Q::KEY.unwrap()).unwrap();
     let client = Text::from_static("test");
@@ -60,7 +60,7 @@ async fn cost<Q: Message>(connection: &mut Connection, version: i16, request: &Q
     PEAK.load(Ordering::Relaxed) - before
 }
 
-/// One record with so many empty headers: a few KB of zstd.
+/// One record with this number of empty headers: a few KB of zstd.
 fn many_headers(headers: i32) -> Bytes {
     let mut fields = Writer::new();
     fields.i8(0);
@@ -70,7 +70,7 @@ fn many_headers(headers: i32) -> Bytes {
     fields.varint(-1);
     fields.varint(headers);
     let mut fields = fields.finish().to_bytes().to_vec();
-    // A key of no bytes, and null.
+    // An empty key and a null value.
     fields.extend([0, 1].repeat(usize::try_from(headers).unwrap()));
     let mut record = Writer::new();
     record.varint(i32::try_from(fields.len()).unwrap());
@@ -113,7 +113,7 @@ async fn a_small_request_costs_little_memory() {
         costs!(11, m::FetchRequest { session_epoch, topics, max_wait_ms: 60_000, ..Default::default() });
     }
 
-    // A group, so that there is one to ask.
+    // This creates the group that the requests name.
     let committed = |name: Text, indexes: Vec<i32>| m::OffsetCommitRequest {
         group_id: Text::from_static("g"),
         generation_id_or_member_epoch: -1,

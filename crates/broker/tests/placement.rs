@@ -1,4 +1,5 @@
-//! Two brokers that lead partitions between them: who serves what, and what clients are told when a leader changes.
+//! Two brokers that lead different partitions: which of them serves a request, and what clients are told when a leader
+//! changes.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -27,7 +28,7 @@ struct Two {
     _directory: tempfile::TempDir,
 }
 
-/// Two brokers; a topic of two partitions, whose second one is led by the second.
+/// Two brokers, and a topic with two partitions. The second broker leads the second partition.
 async fn two() -> Two {
     let directory = tempfile::tempdir().unwrap();
     let one = open(directory.path());
@@ -41,7 +42,7 @@ async fn two() -> Two {
     Two { brokers: [one, other], clients, _directory: directory }
 }
 
-/// Gives partitions to brokers.
+/// Sets the leaders of partitions.
 fn place(broker: &Broker, places: &[(&str, i32, i32)]) {
     broker.place(|topic, index, node| {
         let place = places.iter().find(|(of, at, _)| (*of, *at) == (topic, index));
@@ -63,7 +64,7 @@ async fn leaders(client: &mut Connection) -> m::MetadataResponse {
     call(client, 12, &m::MetadataRequest { topics: Some(vec![topic]), ..Default::default() }).await
 }
 
-/// Error, records, and the leader that a fetch is told of.
+/// The error, the records, and the leader in the answer to a fetch.
 async fn fetched(
     client: &mut Connection,
     partition: i32,
@@ -72,7 +73,7 @@ async fn fetched(
 ) -> (i16, usize, (i32, i32)) {
     let mut topic = fetch_of(TOPIC, partition, 0);
     topic.partitions[0].current_leader_epoch = epoch;
-    // Such versions know topics by their ids.
+    // This version names topics by id.
     (topic.topic, topic.topic_id) = (Text::EMPTY, leaders(client).await.topics[0].topic_id);
     let answer: m::FetchResponse = call(client, 17, &fetch_request((0, -1), wait_ms, vec![topic])).await;
     let data = &answer.responses[0].partitions[0];
@@ -88,7 +89,7 @@ async fn both_tell_the_same_leaders_and_each_serves_its_own() {
     for (at, client) in two.clients.iter_mut().enumerate() {
         let answer = leaders(client).await;
         let ports: Vec<_> = answer.brokers.iter().map(|broker| (broker.node_id, broker.port)).collect();
-        // Each is where the client reached it, the other by its listener.
+        // Each broker has the address that the client reached. The other broker has the address of its listener.
         assert_eq!(ports, [(ONE, 9092), (OTHER, if at == 0 { 9093 } else { 9092 })]);
         assert_eq!(answer.controller_id, ONE);
         let led: Vec<_> =
@@ -138,7 +139,7 @@ async fn who_believes_in_another_epoch_is_told_so_and_finds_where_each_ended() {
     for (epoch, error) in epochs {
         assert_eq!(fetched(&mut two.clients[0], 1, epoch, 0).await.0, error.code(), "{epoch}");
     }
-    // Epoch 0 had no record, 1 had one, 2 goes on; 3 is still to come.
+    // Epoch 0 has no record, epoch 1 has one, epoch 2 is current, and epoch 3 has not begun.
     for (asked, expected) in [(0, (0, 0)), (1, (1, 1)), (2, (2, 3)), (3, (-1, -1)), (-1, (-1, -1))] {
         use m::offset_for_leader_epoch_request::{OffsetForLeaderPartition, OffsetForLeaderTopic};
         let partition = OffsetForLeaderPartition { partition: 1, leader_epoch: asked, ..Default::default() };
@@ -192,10 +193,10 @@ async fn coordinators_are_where_the_partitions_of_their_topics_are_led() {
         ..Default::default()
     };
     for (key_type, leader) in [(0, ONE), (1, ONE), (0, OTHER), (1, OTHER)] {
-        // The topic is created with the first question.
+        // The first request creates the topic.
         let _: m::FindCoordinatorResponse = call(&mut two.clients[0], 4, &ask(key_type)).await;
         two.brokers[0].place(|topic, _, node| if topic.starts_with("__") { leader } else { node });
-        // Each is where the client reached it, the other by its listener.
+        // Each broker has the address that the client reached. The other broker has the address of its listener.
         for (client, other_port) in two.clients.iter_mut().zip([9093, 9092]) {
             let answer: m::FindCoordinatorResponse = call(client, 4, &ask(key_type)).await;
             let found = &answer.coordinators[0];
@@ -221,12 +222,12 @@ async fn coordinators_are_where_the_partitions_of_their_topics_are_led() {
     assert_eq!(answer.error_code, NONE);
 }
 
-/// Gives the coordinators of all groups and transactions to a broker.
+/// Makes one broker the coordinator of all groups and transactions.
 fn move_coordinators(two: &Two, leader: i32) {
     two.brokers[0].place(|topic, _, node| if topic.starts_with("__") { leader } else { node });
 }
 
-/// Asks again while the coordinator reads its partition.
+/// Retries while the coordinator reads its partition.
 async fn offset_of(client: &mut Connection) -> (i16, i64) {
     use m::offset_fetch_request::{OffsetFetchRequestGroup, OffsetFetchRequestTopics};
     let topic = OffsetFetchRequestTopics {
@@ -311,14 +312,14 @@ async fn a_group_goes_on_with_the_broker_that_takes_over_its_partition() {
         move_coordinators(&two, node);
         let after = 1 - before;
         assert_eq!(offset_of(&mut two.clients[after]).await, (NONE, turn));
-        // The member of before is a member still, and the broker of before knows of nothing.
+        // The member stays a member at the new coordinator, and the old one does not know the group any more.
         let answer: m::HeartbeatResponse = call(&mut two.clients[after], 3, &heartbeat).await;
         assert_eq!(answer.error_code, NONE);
         let answer: m::HeartbeatResponse = call(&mut two.clients[before], 3, &heartbeat).await;
         assert_eq!(answer.error_code, NOT_COORDINATOR);
         assert_eq!(offset_of(&mut two.clients[before]).await, (NOT_COORDINATOR, -1));
     }
-    // A member that waits for others is told at once.
+    // A member that waits for others is answered at once.
     let mut waiting = connect(&two.brokers[1]);
     let waiting = tokio::spawn(async move {
         let answer: m::JoinGroupResponse = call(&mut waiting, 3, &join(Text::default())).await;

@@ -1,4 +1,4 @@
-//! Produce and Fetch as clients see them: idempotence across restarts, time stamps, sessions, long polls, limits.
+//! Produce and Fetch as clients see them: idempotence across restarts, timestamps, sessions, long polls, limits.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -32,7 +32,7 @@ fn now_ms() -> i64 {
     i64::try_from(since.as_millis()).unwrap()
 }
 
-/// Values in the answer of a fetch, by partition.
+/// The values in the answer of a fetch, by partition.
 fn values(answer: &m::FetchResponse) -> Vec<(i32, Vec<String>)> {
     let partitions = answer.responses.iter().flat_map(|topic| &topic.partitions);
     let read = |partition: &m::fetch_response::PartitionData| {
@@ -184,12 +184,12 @@ async fn a_session_answers_with_what_changed_and_waits_for_it() {
     let first: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, 0), 0, topics)).await;
     assert!(first.session_id != 0 && values(&first).len() == 3);
     let session = first.session_id;
-    // Nothing changed: after the wait the answer is empty.
+    // Nothing has changed: after the wait the answer is empty.
     let begun = Instant::now();
     let idle: m::FetchResponse =
         call(&mut connection, 12, &fetch_request((session, 1), 200, Vec::new())).await;
     assert!(idle.responses.is_empty() && begun.elapsed() >= Duration::from_millis(200));
-    // A commit ends the wait, and only its partition is answered.
+    // A commit ends the wait, and the answer contains only its partition.
     let waiting = tokio::spawn(async move {
         let answer: m::FetchResponse =
             call(&mut connection, 12, &fetch_request((session, 2), 30_000, Vec::new())).await;
@@ -199,7 +199,7 @@ async fn a_session_answers_with_what_changed_and_waits_for_it() {
     assert_eq!(produce(&mut producer, "t", 1, -1, batch(&["x"], now_ms(), None)).await.0, 0);
     let (mut connection, answer) = waiting.await.unwrap();
     assert_eq!(values(&answer), [(1, vec!["x".to_owned()])]);
-    // The client goes on behind it; the partition is quiet again, the next one speaks.
+    // The client continues behind the record. That partition has nothing new, and the next one has a record.
     assert_eq!(produce(&mut producer, "t", 2, -1, batch(&["y"], now_ms(), None)).await.0, 0);
     let answer: m::FetchResponse =
         call(&mut connection, 12, &fetch_request((session, 3), 0, vec![fetch_of("t", 1, 1)])).await;
@@ -214,7 +214,7 @@ async fn a_session_answers_with_what_changed_and_waits_for_it() {
     broker.close().await;
 }
 
-/// Or its consumer would wait for ever instead of starting anew (`auto.offset.reset`).
+/// Otherwise the consumer would wait for ever instead of resetting its offset (`auto.offset.reset`).
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_beyond_the_end_is_told_also_when_others_took_all_that_was_asked_for() {
     let directory = tempfile::tempdir().unwrap();
@@ -233,8 +233,8 @@ async fn who_is_beyond_the_end_is_told_also_when_others_took_all_that_was_asked_
     broker.close().await;
 }
 
-/// As Kafka, which waits only for bytes that are asked for (ReplicaManager.fetchMessages); a client that closes its session
-/// asks for nothing.
+/// As in Kafka, a fetch waits only if it requests bytes (ReplicaManager.fetchMessages). A client that closes its
+/// session requests none.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_asks_for_nothing_does_not_wait() {
     let directory = tempfile::tempdir().unwrap();
@@ -257,7 +257,7 @@ async fn who_asks_for_nothing_does_not_wait() {
     broker.close().await;
 }
 
-/// As Kafka: who waited for `timeout.ms` is told so; what was sent is appended all the same, once.
+/// As in Kafka, a client whose wait exceeds `timeout.ms` gets a time-out. The batch is still appended, once.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_waited_too_long_is_told_and_the_batch_is_there_once() {
     let directory = tempfile::tempdir().unwrap();
@@ -274,7 +274,7 @@ async fn who_waited_too_long_is_told_and_the_batch_is_there_once() {
         index,
         records: Some(batch(&["a"], now_ms(), Some((id.producer_id, 0, 0))).into()),
     };
-    // The second partition is not there.
+    // The second partition does not exist.
     let topic = m::produce_request::TopicProduceData {
         name: Text::from_static("t"),
         partition_data: vec![data(0), data(7), data(1)],
@@ -290,7 +290,7 @@ async fn who_waited_too_long_is_told_and_the_batch_is_there_once() {
     let [none, late, unknown] =
         [ErrorCode::None, ErrorCode::RequestTimedOut, ErrorCode::UnknownTopicOrPartition]
             .map(ErrorCode::code);
-    // The second time they are duplicates, of batches that are still on their way.
+    // The second request repeats batches that are still on their way.
     for (timeout_ms, hold, expected) in [
         (50, true, [late, unknown, late]),
         (50, true, [late, unknown, late]),
@@ -311,7 +311,7 @@ async fn who_waited_too_long_is_told_and_the_batch_is_there_once() {
     close(broker).await;
 }
 
-/// Clients of these versions know a topic by its name, and name it once.
+/// Clients of these versions name a topic by its name, and only once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_finds_a_topic_that_was_created_again() {
     let directory = tempfile::tempdir().unwrap();
@@ -339,7 +339,7 @@ async fn a_session_finds_a_topic_that_was_created_again() {
     let there: m::FetchResponse =
         call(&mut connection, 12, &fetch_request((session, 3), 0, Vec::new())).await;
     assert_eq!(values(&there), [(0, Vec::new())]);
-    // It hears of commits, too.
+    // The session also receives commits.
     let waiting = tokio::spawn(async move {
         let answer: m::FetchResponse =
             call(&mut connection, 12, &fetch_request((session, 4), 60_000, Vec::new())).await;
@@ -372,12 +372,13 @@ async fn limits_hold_but_one_batch_always_comes() {
         let answer: m::FetchResponse = call(&mut connection, 12, &fetch(partition_bytes, bytes)).await;
         assert_eq!(values(&answer)[0].1.len(), expected, "{partition_bytes} {bytes}");
     }
-    // min.bytes waits although there is something.
+    // min.bytes makes the fetch wait although there are records.
     let begun = Instant::now();
     let patient = m::FetchRequest { min_bytes: 1 << 19, max_wait_ms: 300, ..fetch(1 << 20, 1 << 20) };
     let answer: m::FetchResponse = call(&mut connection, 12, &patient).await;
     assert!(begun.elapsed() >= Duration::from_millis(300) && values(&answer)[0].1.len() == 10);
-    // Not where there is more than the limits let through: two batches are less than was asked for, three too many.
+    // The fetch does not wait if there is more than the limits allow: two batches are less than min.bytes, and three
+    // are too many.
     let limited = m::FetchRequest { min_bytes: 12_000, max_wait_ms: 60_000, ..fetch(12_000, 1 << 20) };
     let answer: m::FetchResponse = call(&mut connection, 12, &limited).await;
     assert_eq!(values(&answer)[0].1.len(), 2);
@@ -496,7 +497,8 @@ fn metric(registry: &Registry, name: &str) -> u64 {
     values.into_iter().sum()
 }
 
-/// 40 MB in 20 partitions, read through caches of 4 MiB: some stand together, one far behind, one far ahead.
+/// 40 MB in 20 partitions, read through caches of 4 MiB. Some partitions are at the same position, one is far behind,
+/// one far ahead.
 #[tokio::test(flavor = "multi_thread")]
 async fn partitions_that_lag_are_read_from_one_scan_and_none_starves() {
     const PARTITIONS: usize = 20;
@@ -600,7 +602,8 @@ async fn who_sends_wrong_records_learns_which_they_are() {
         assert_eq!(named, wrong);
         assert!(answer.error_message.as_ref().unwrap().as_str().starts_with("One or more records"));
     }
-    // However many batches there are, an answer names a thousand records, and none where it has no room for them.
+    // However many batches there are, an answer names at most a thousand records. Without a field for them it names
+    // none.
     let mut builder = BatchBuilder::new(Compression::Zstd);
     (0..600).for_each(|_| builder.push(future, Some(b"k"), None));
     let batch = builder.finish();
@@ -621,7 +624,7 @@ async fn who_sends_wrong_records_learns_which_they_are() {
     broker.close().await;
 }
 
-/// The end, or an offset by time, as ListOffsets answers.
+/// The end of a partition, or the offset of a timestamp, from ListOffsets.
 async fn offset_at(connection: &mut broker::Connection, topic: &'static str, timestamp: i64) -> i64 {
     use m::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
     let asked = ListOffsetsPartition { partition_index: 0, current_leader_epoch: -1, timestamp };
@@ -662,7 +665,7 @@ async fn a_wrong_largest_timestamp_is_set_right_and_retention_keeps_the_records(
     for topic in topics {
         assert_eq!(offset_at(&mut connection, topic, -2).await, 0, "{topic}: retention dropped records");
     }
-    // A record that lies a year ahead is refused, whatever the header says.
+    // A record with a timestamp a year ahead is refused, whatever the header says.
     let mut ahead = batch(&["a"], now + 31_536_000_000, None).to_vec();
     model::batch::set_max_timestamp(&mut ahead, Timestamp(now));
     let code = produce(&mut connection, "claims-none", 0, -1, Bytes::from(ahead)).await.0;
@@ -701,7 +704,8 @@ async fn batches_that_consumers_cannot_decode_are_refused() {
     let mut gap = gap.finish().to_vec();
     gap[23..27].copy_from_slice(&1i32.to_be_bytes());
     cases.push(("offset deltas 0 and 5".into(), sealed(gap)));
-    // What takes more than a thread of a connection walks at once, and more than any batch may decompress to.
+    // Batches that are too large for a connection's thread to walk, and batches that decompress to more than is
+    // allowed.
     let mut bomb = BatchBuilder::new(Compression::Zstd);
     bomb.push(Timestamp(now_ms()), None, Some(&vec![0; 130 << 20]));
     cases.push(("a bomb".into(), bomb.finish().to_vec()));
@@ -755,7 +759,7 @@ async fn retention_goes_by_batch_while_a_topic_is_written_to() {
             offset_at(&mut connection, "by-time", -2).await,
             offset_at(&mut connection, "by-size", -2).await,
         );
-        // Records that are old behind newer ones stay with them. Of the size, as many batches as fit stay, or one more.
+        // Old records behind newer ones stay with them. By size, as many batches as fit stay, or one more.
         if starts.0 == 4 && (15..=16).contains(&starts.1) {
             break;
         }

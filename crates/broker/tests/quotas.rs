@@ -1,4 +1,5 @@
-//! Client quotas: who has which, what a client is told that used too much, and that a restart keeps them.
+//! Client quotas: which quota applies to a client, what a client over its quota is told, and that a restart keeps the
+//! quotas.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -25,7 +26,7 @@ fn text(text: &str) -> Text {
     Text::from(text.to_owned())
 }
 
-/// Sets a quota, or removes it; returns the error code and message.
+/// Sets or removes a quota. Returns the error code and message.
 async fn alter(
     connection: &mut Connection,
     entity: Entity<'_>,
@@ -50,7 +51,7 @@ async fn alter(
     (answer.error_code, answer.error_message.as_ref().map(ToString::to_string).unwrap_or_default())
 }
 
-/// Everything there is, as `part=name ...: key=value ...`.
+/// All quotas, as `part=name ...: key=value ...`.
 async fn all(connection: &mut Connection) -> Vec<String> {
     let answer: m::DescribeClientQuotasResponse =
         call(connection, 1, &m::DescribeClientQuotasRequest::default()).await;
@@ -66,7 +67,7 @@ async fn all(connection: &mut Connection) -> Vec<String> {
     answer.entries.unwrap().iter().map(entry).collect()
 }
 
-/// Produces so many bytes; returns the throttle time.
+/// Produces this number of bytes. Returns the throttle time.
 async fn produce(connection: &mut Connection, bytes: usize) -> i32 {
     let mut builder = BatchBuilder::new(Compression::None);
     builder.push(Timestamp(1), None, Some(&vec![7; bytes]));
@@ -156,7 +157,7 @@ async fn a_producer_over_its_quota_is_told_to_wait_and_not_read_meanwhile() {
     assert_eq!(produce(&mut connection, 100_000).await, 0);
     assert!(connection.muted_until().is_none());
 
-    // The first ten seconds' worth may come at once, the rest is paid for: 100 s for 100 kB.
+    // Ten seconds' worth may come at once. The rest has to wait: 100 s for 100 kB.
     let anonymous: Entity = &[("user", Some("ANONYMOUS"))];
     assert_eq!(alter(&mut connection, anonymous, &[(PRODUCE, Some(1000.0))]).await.0, NONE);
     let begun = Instant::now();
@@ -165,7 +166,8 @@ async fn a_producer_over_its_quota_is_told_to_wait_and_not_read_meanwhile() {
     let muted = connection.muted_until().unwrap().duration_since(begun);
     assert!(muted >= Duration::from_secs(89) && muted <= Duration::from_secs(95), "{muted:?}");
 
-    // Another connection of the same user shares the quota; this client id gets one of its own, which comes first.
+    // Another connection of the same user shares the quota. Then this client id gets its own quota, which takes
+    // precedence.
     let mut other = connect(&broker);
     assert!(produce(&mut other, 10).await > 80_000);
     let own: Entity = &[("user", Some("ANONYMOUS")), ("client-id", Some("test"))];
@@ -186,7 +188,7 @@ async fn a_producer_over_its_quota_is_told_to_wait_and_not_read_meanwhile() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_consumer_over_its_quota_gets_nothing_and_misses_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    // Windows short enough to wait for.
+    // Windows that are short enough to wait for.
     let broker = open_with(directory.path(), &[("quota.window.num", "2")]);
     let mut connection = connect(&broker);
     create_topic(&mut connection, "t", 1, &[]).await;
@@ -200,7 +202,7 @@ async fn a_consumer_over_its_quota_gets_nothing_and_misses_nothing() {
         all.map(|partition| partition.records.as_ref().map_or(0, |records| records.len())).sum()
     };
     let topics = || vec![fetch_of("t", 0, 0)];
-    // No more than the quota allows in all of a window is even looked for.
+    // A fetch does not look for more than the quota allows in a whole window.
     let first: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, 0), 0, topics())).await;
     assert!((10_000..15_000).contains(&bytes(&first)), "{}", bytes(&first));
     assert_eq!(first.throttle_time_ms, 0);
@@ -208,7 +210,7 @@ async fn a_consumer_over_its_quota_gets_nothing_and_misses_nothing() {
         call(&mut connection, 12, &fetch_request((first.session_id, 1), 0, Vec::new())).await;
     assert_eq!((bytes(&second), second.error_code, second.session_id), (0, NONE, first.session_id));
     assert!((200..=1000).contains(&second.throttle_time_ms), "{}", second.throttle_time_ms);
-    // A sessionless one is held back as well.
+    // A fetch without a session is held back as well.
     let other: m::FetchResponse = call(&mut connection, 12, &fetch_request((0, -1), 0, topics())).await;
     assert!(bytes(&other) == 0 && other.throttle_time_ms > 0);
     tokio::time::sleep(Duration::from_millis(2100)).await;
@@ -227,7 +229,7 @@ async fn time_of_threads_and_changes_of_topics_have_quotas_too() {
     create_topic(&mut connection, "t", 1, &[]).await;
     let everybody: Entity = &[("client-id", None)];
     assert_eq!(alter(&mut connection, everybody, &[(REQUEST, Some(1e-9))]).await.0, NONE);
-    // Any request is too much for a quota of nearly nothing, and none waits for longer than one sample.
+    // Any request exceeds a quota of nearly nothing, but no client waits longer than one sample.
     let metadata = m::MetadataRequest::default();
     let answer: m::MetadataResponse = call(&mut connection, 12, &metadata).await;
     assert_eq!(answer.throttle_time_ms, 1000);
@@ -236,7 +238,8 @@ async fn time_of_threads_and_changes_of_topics_have_quotas_too() {
     let answer: m::MetadataResponse = call(&mut connection, 12, &metadata).await;
     assert_eq!(answer.throttle_time_ms, 0);
 
-    // Eleven partitions may be made at once, whatever comes then must wait; older clients are only told so (KIP-599).
+    // Eleven partitions may be created at once, and later requests must wait. Older clients are only told to wait
+    // (KIP-599).
     let create = |name, partitions| {
         let topic = m::create_topics_request::CreatableTopic {
             name: text(name),

@@ -1,4 +1,4 @@
-//! Client telemetry (KIP-714): subscriptions as clients get them, pushes that are taken and refused, and what is shown.
+//! Client telemetry (KIP-714): the subscriptions of clients, accepted and refused pushes, and the exported values.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -60,12 +60,12 @@ async fn push(
     answer.error_code
 }
 
-/// A protobuf field that is a message, a text or bytes; all here are short.
+/// A protobuf field with a short message, text or byte string.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
 }
 
-/// One sum since the last push, of one topic.
+/// One sum since the last push, for one topic.
 fn metrics(name: &str, topic: &str, value: f64) -> Bytes {
     let attribute = [field(1, b"topic"), field(2, &field(1, topic.as_bytes()))].concat();
     let point = [field(7, &attribute), vec![4 << 3 | 1], value.to_le_bytes().to_vec()].concat();
@@ -107,12 +107,12 @@ async fn clients_get_what_is_asked_of_them_and_push_it() {
     assert_eq!(asked.requested_metrics, ["org.a", "org.b", "org.c"].map(Text::from_static));
     assert_eq!((asked.push_interval_ms, asked.telemetry_max_bytes), (200, 1_048_576));
     assert_eq!(asked.accepted_compression_types, [4, 3, 1, 2]);
-    // Asked again too early, and by one who is meant by one subscription only.
+    // A request that comes too early, and a client that only one subscription selects.
     assert_eq!(get(&mut client, asked.client_instance_id).await.error_code, THROTTLED);
     let other = get(&mut admin, Uuid::nil()).await;
     assert_eq!((other.push_interval_ms, other.requested_metrics.len()), (300, 2));
 
-    // The first push comes at any time; sums since the last push add up, however they are compressed.
+    // The first push may come at any time. Sums since the last push add up, whatever their compression.
     let plain = metrics("org.a.sum", "t", 2.0);
     assert_eq!(push(&mut client, &asked, 0, plain.clone(), false).await, NONE);
     assert_eq!(push(&mut client, &asked, 0, plain.clone(), false).await, THROTTLED);
@@ -126,7 +126,7 @@ async fn clients_get_what_is_asked_of_them_and_push_it() {
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].contains(r#"client_id="test",metric="org.a.sum",topic="t"} 10"#), "{lines:?}");
 
-    // A changed subscription is known at once, and its id is another one.
+    // A changed subscription takes effect at once, with another id.
     subscribe(&mut admin, "two", &[("metrics", "*")]).await;
     assert_eq!(
         push(&mut client, &asked, 0, plain.clone(), false).await,
@@ -138,7 +138,7 @@ async fn clients_get_what_is_asked_of_them_and_push_it() {
     assert_ne!(again.subscription_id, asked.subscription_id);
     drop((admin, client));
     close(broker).await;
-    // Subscriptions outlive a restart.
+    // Subscriptions survive a restart.
     let broker = open_with(directory.path(), &[]);
     let mut client = connect(&broker);
     assert_eq!(get(&mut client, Uuid::nil()).await.requested_metrics, [Text::from_static("*")]);
@@ -174,7 +174,7 @@ async fn pushes_that_cannot_be_taken_are_refused() {
         let error = push(&mut client, &nobody, 0, plain.clone(), false).await;
         assert_eq!(error, ErrorCode::InvalidRequest.code());
     }
-    // The last push may come early, and is the last.
+    // The terminating push may come early, and is the last one.
     assert_eq!(push(&mut client, &asked, 0, plain.clone(), false).await, NONE);
     assert_eq!(push(&mut client, &asked, 0, plain.clone(), true).await, NONE);
     assert_eq!(push(&mut client, &asked, 0, plain.clone(), true).await, ErrorCode::InvalidRequest.code());

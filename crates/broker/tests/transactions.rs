@@ -1,5 +1,5 @@
-//! Transactions as clients see them: what read_committed shows, across crashes too; fencing, timeouts, offsets; and the
-//! second version of the protocol (KIP-890).
+//! Transactions as clients see them: the view of read_committed, also after crashes; fencing, time-outs, offsets; and
+//! the second version of the protocol (KIP-890).
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -101,7 +101,7 @@ async fn what_was_aborted_or_is_open_is_not_seen_across_restarts_and_power_cuts(
         assert_eq!(seen, Seen { values: vec![], last_stable_offset: 0, high_watermark: 3 });
         assert_eq!(read(&mut reader, "t", 0, 0, false).await.values, ["a", "b", "x"]);
         assert_eq!(first.end(true).await, NONE);
-        // The one that began later is open still: what the other committed before it is stable.
+        // The later transaction is still open. Records that the other one committed before it are stable.
         let seen = read(&mut reader, "t", 0, 0, true).await;
         assert_eq!(
             seen,
@@ -118,7 +118,7 @@ async fn what_was_aborted_or_is_open_is_not_seen_across_restarts_and_power_cuts(
             seen,
             Seen { values: vec!["a".into(), "b".into()], last_stable_offset: 2, high_watermark: 5 }
         );
-        // A new instance ends what the last one left, in both partitions.
+        // A new instance ends the transaction of the last one, in both partitions.
         let mut second = Producer::new(&broker, "second", version).await;
         assert_eq!(describe(&mut reader, "second").await.0, "Empty");
         let seen = read(&mut reader, "t", 0, 0, true).await;
@@ -132,7 +132,7 @@ async fn what_was_aborted_or_is_open_is_not_seen_across_restarts_and_power_cuts(
         assert_eq!(read(&mut reader, "t", 1, 0, true).await.values, ["z"]);
         let all = ["a", "b", "d"];
         assert_eq!(read(&mut reader, "t", 0, 0, true).await.values, all);
-        // From the middle of what was aborted too.
+        // The same for a read that starts in the middle of aborted records.
         assert_eq!(read(&mut reader, "t", 0, 2, true).await.values, ["d"]);
         assert_eq!(read(&mut reader, "t", 0, 4, true).await.values, ["d"]);
         // Much later, in another segment of the log, the power is cut.
@@ -169,7 +169,7 @@ async fn producers_are_fenced_and_wrong_steps_get_kafkas_errors() {
     assert_eq!(old.end(true).await, NONE);
     assert_eq!(old.end(true).await, NONE);
     assert_eq!(old.end(false).await, ErrorCode::InvalidTxnState.code());
-    // A batch that comes after the end of its transaction.
+    // A batch that arrives after the end of its transaction.
     assert_eq!(old.send_alone("t", 0, &["late"]).await, ErrorCode::TransactionAbortable.code());
     assert_eq!(old.send("t", 0, &["b"]).await, NONE);
 
@@ -180,18 +180,18 @@ async fn producers_are_fenced_and_wrong_steps_get_kafkas_errors() {
     assert_eq!(old.end(true).await, ErrorCode::ProducerFenced.code());
     assert_eq!(old.commit_offset("g", "t", 1).await, ErrorCode::ProducerFenced.code());
     assert_eq!(new.send("t", 0, &["c"]).await, NONE);
-    // Also while the newer one has a transaction open where the offsets go.
+    // The same while the newer producer has an open transaction in the partition of the offsets.
     assert_eq!(new.commit_offset("g", "t", 1).await, NONE);
     old.version.commit = 3;
     assert_eq!(old.commit_alone("g", "t", 1).await, ErrorCode::InvalidProducerEpoch.code());
     let before = new.epoch;
     assert_eq!(new.end(true).await, NONE);
-    // The answer was lost: the same request again, with the epoch from before.
+    // The answer was lost: the client sends the request again with the previous epoch.
     new.epoch = before;
     assert_eq!(new.end(true).await, NONE);
     assert_eq!(new.end(true).await, ErrorCode::InvalidTxnState.code());
     assert_eq!(new.end(false).await, NONE);
-    // Sequences begin again with each epoch.
+    // Sequence numbers begin again with each epoch.
     new.sequences.insert(0, 5);
     assert_eq!(new.send("t", 0, &["gap"]).await, ErrorCode::OutOfOrderSequenceNumber.code());
     new.sequences.clear();
@@ -199,8 +199,8 @@ async fn producers_are_fenced_and_wrong_steps_get_kafkas_errors() {
     assert_eq!(new.end(true).await, NONE);
     assert_eq!(read(&mut reader, "t", 0, 0, true).await.values, ["a", "c", "d"]);
 
-    // Also where nothing is known of the producer yet: a batch before it was lost. Without an epoch for each transaction
-    // its records may as well have been deleted.
+    // The same holds for an unknown producer: a batch before this one was lost. Without an epoch for each transaction,
+    // its records may have been deleted.
     let mut fresh = Producer::new(&broker, "fresh", V2).await;
     fresh.sequences.insert(0, 5);
     assert_eq!(fresh.send("t", 0, &["gap"]).await, ErrorCode::OutOfOrderSequenceNumber.code());
@@ -210,7 +210,7 @@ async fn producers_are_fenced_and_wrong_steps_get_kafkas_errors() {
     older.sequences.insert(0, 5);
     assert_eq!(older.send("t", 0, &["f"]).await, NONE);
 
-    // Without a transactional id it is nobody's transaction.
+    // Without a transactional id, the batch belongs to no transaction.
     let mut nobody = Producer::new(&broker, "other", V2).await;
     let batch = nobody.batch(0, &["e"]);
     let answer = common::produce(&mut nobody.connection, "t", 0, -1, batch).await;
@@ -261,7 +261,7 @@ async fn offsets_of_a_transaction_count_when_it_commits_also_after_a_crash() {
     }
 }
 
-/// What is committed for a topic goes with it, also where an open transaction commits it.
+/// The committed offsets of a topic are deleted with it, even if an open transaction commits them.
 #[tokio::test(flavor = "multi_thread")]
 async fn offsets_of_an_open_transaction_do_not_count_for_a_topic_that_is_made_anew() {
     for restart in [false, true] {
@@ -297,7 +297,7 @@ async fn offsets_of_an_open_transaction_do_not_count_for_a_topic_that_is_made_an
     }
 }
 
-/// With transactions that overlap all the time there is never a moment without one.
+/// If transactions overlap all the time, there is never a moment without an open one.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_offsets_of_busy_transactions_are_compacted_too() {
     const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -356,7 +356,7 @@ async fn the_offsets_of_busy_transactions_are_compacted_too() {
     close(broker).await;
 }
 
-/// As Kafka: a producer that was told nothing of the consumer's membership is held to its own fencing alone.
+/// As in Kafka, a producer that does not know the consumer's membership is checked only by its own fencing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_producer_commits_offsets_of_a_consumer_group_without_saying_whose() {
     let machine = Machine::new();
@@ -379,7 +379,7 @@ async fn a_producer_commits_offsets_of_a_consumer_group_without_saying_whose() {
         assert_eq!(producer.commit_offset("g", "t", 5).await, NONE);
         assert_eq!(producer.end(true).await, NONE);
     }
-    // As the member, and in the version of those that are members, since the first before it has none to name.
+    // The request names the member and uses a version with a member id, because earlier versions have no such field.
     let topic = m::offset_fetch_request::OffsetFetchRequestTopics {
         name: Text::from_static("t"),
         partition_indexes: vec![0],
@@ -459,7 +459,7 @@ async fn a_transaction_that_is_open_too_long_is_aborted_and_a_hanging_one_can_be
     close(broker).await;
 }
 
-/// A producer's id is no secret: whoever sends a batch with it, of whatever epoch, is asked about by the coordinator.
+/// A producer id is no secret. Therefore the coordinator is asked about a batch with this id, whatever its epoch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_of_another_epoch_does_not_join_an_open_transaction() {
     for version in [V1, V2] {
@@ -480,7 +480,7 @@ async fn a_batch_of_another_epoch_does_not_join_an_open_transaction() {
     }
 }
 
-/// While the marker of a transaction cannot be written, its producer's next one does not go on in it.
+/// While the marker of a transaction cannot be written, the producer's next transaction does not continue in it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_does_not_join_the_one_before_whose_log_is_full() {
     let machine = Machine { second: Some(SimDisk::new(5)), ..Machine::new() };
@@ -514,7 +514,7 @@ async fn a_transaction_does_not_join_the_one_before_whose_log_is_full() {
         assert!(begun.elapsed() < Duration::from_secs(20), "{refused:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // Errors upon which producers of this version try again.
+    // Errors on which producers of this version retry.
     let retried =
         [ErrorCode::ConcurrentTransactions, ErrorCode::NotEnoughReplicas, ErrorCode::KafkaStorageError];
     assert!(refused.keys().all(|error| retried.iter().any(|code| code.code() == *error)), "{refused:?}");
@@ -557,7 +557,7 @@ async fn a_transactional_request_has_one_producer() {
     close(broker).await;
 }
 
-/// The marker that makes records readable is much smaller than they are.
+/// The marker that makes records readable is much smaller than the records.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_transaction_wakes_who_waits_for_many_bytes() {
     let machine = Machine::new();
@@ -597,7 +597,7 @@ async fn what_was_aborted_supersedes_nothing_when_a_topic_is_compacted() {
     ];
     create_topic(&mut reader, "t", 1, &configs).await;
     let mut producer = Producer::new(&broker, "id", V2).await;
-    // All have one key.
+    // All records have one key.
     for (value, committed) in [("kept?", true), ("kept", true), ("aborted", false)] {
         assert_eq!(producer.send("t", 0, &[value]).await, NONE);
         assert_eq!(producer.end(committed).await, NONE);
@@ -612,8 +612,8 @@ async fn what_was_aborted_supersedes_nothing_when_a_topic_is_compacted() {
     close(broker).await;
 }
 
-/// Once nothing is left of an aborted transaction its marker goes too, and with it what readers are told; also
-/// over a restart.
+/// Once nothing is left of an aborted transaction, its marker is removed too, and readers no longer see it in the list.
+/// The same holds after a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_producer_commits_after_it_aborted_is_compacted_like_anything_else() {
     let machine = Machine::new();
@@ -637,7 +637,7 @@ async fn what_a_producer_commits_after_it_aborted_is_compacted_like_anything_els
         assert_eq!(producer.send("t", 0, &[&value]).await, NONE);
         assert_eq!((producer.end(true).await, producer.id), (NONE, id));
         let begun = Instant::now();
-        // All have one key.
+        // All records have one key.
         while read(&mut reader, "t", 0, 0, false).await.values != [&*value] {
             let seen = read(&mut reader, "t", 0, 0, false).await;
             assert!(begun.elapsed() < Duration::from_secs(20), "round {round}: {seen:?}");
@@ -721,7 +721,7 @@ async fn a_log_that_fails_keeps_no_transaction_open_in_the_others() {
     assert_eq!(producer.send("t", 0, &["d"]).await, NONE);
     assert_eq!(producer.send("t", 1, &["d"]).await, NONE);
     failing.fail_write_after(0, Fault::Forever);
-    // Its marker cannot be written there: that log stops, and the transaction is decided all the same.
+    // The marker cannot be written in this log, so the log stops. The transaction is decided anyway.
     let mut ended = producer.end(true).await;
     let begun = Instant::now();
     while ended != NONE {
@@ -738,7 +738,7 @@ async fn a_log_that_fails_keeps_no_transaction_open_in_the_others() {
     drop((producer, reader));
     close(broker).await;
 
-    // The disk is well again: what was decided is completed by itself.
+    // The disk works again, and the decided transaction is completed without a request.
     let mended = |disk: &SimDisk| disk.crash(1);
     let machine = Machine {
         disk: mended(&machine.disk),

@@ -1,4 +1,4 @@
-//! Users with passwords for SCRAM, through frames: what may be changed, what is answered, what a restart keeps.
+//! Users with SCRAM passwords, by request frames: allowed changes, the answers, and what survives a restart.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -35,7 +35,7 @@ fn delete(name: &str, mechanism: i8) -> ScramCredentialDeletion {
     ScramCredentialDeletion { name: Text::copied(name), mechanism }
 }
 
-/// User, error code and message of each.
+/// The user, error code and message of each result.
 type Results = Vec<(String, i16, Option<String>)>;
 
 async fn alter(

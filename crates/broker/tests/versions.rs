@@ -1,4 +1,4 @@
-//! Every version that ApiVersions promises is answered, with bytes that decode as that version to the end.
+//! Every version that ApiVersions advertises is answered, and the answer decodes completely as that version.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -11,7 +11,7 @@ use common::{call, connect, open, unframed};
 use wire::messages::{self as m, MESSAGES};
 use wire::{ApiKey, Bytes, Chunks, Message, Reader, Text, frame};
 
-/// Requests with their defaults, by API.
+/// Requests with default values, by API.
 fn default_request(api_key: ApiKey, version: i16) -> Chunks {
     macro_rules! of {
         ($($key:ident => $request:ident),+ $(,)?) => {
@@ -71,7 +71,7 @@ async fn every_promised_version_is_answered() {
     for (key, (min, max)) in advertised(&mut connection).await {
         let api_key = ApiKey::from_i16(key).unwrap();
         let response = MESSAGES.iter().find(|info| info.key == Some(key) && !info.is_request).unwrap();
-        // Produce is advertised from 0 for librdkafka's sake, and refused below 3.
+        // Produce is advertised from version 0 for librdkafka, and refused below 3.
         for version in min.max(*api_key.valid_versions().start())..=max {
             let name = format!("{} v{version}", api_key.name());
             let request = default_request(api_key, version);
@@ -114,7 +114,7 @@ async fn what_is_not_promised_is_refused() {
             assert!(connection.begin(Bytes::from(header)).await.is_err(), "key {key} version {version}");
         }
     }
-    // An unknown version of ApiVersions is answered as version 0, so that the client learns what to ask.
+    // An unknown version of ApiVersions is answered in version 0, so that the client learns the supported versions.
     let header =
         [&18i16.to_be_bytes()[..], &99i16.to_be_bytes(), &7i32.to_be_bytes(), &[255, 255, 0]].concat();
     let answer = connection.begin(Bytes::from(header)).await.unwrap().unwrap().await.unwrap();
@@ -124,7 +124,7 @@ async fn what_is_not_promised_is_refused() {
     assert_eq!(answer.error_code, wire::ErrorCode::UnsupportedVersion.code());
     let keys: Vec<i16> = answer.api_keys.iter().map(|versions| versions.api_key).collect();
     assert_eq!(keys, [ApiKey::ApiVersions.code()], "its own key alone, as Kafka");
-    // Java clients before 3.9 fail at a feature whose lowest level is 0 (KAFKA-17011).
+    // Java clients before 3.9 fail on a feature whose lowest level is 0 (KAFKA-17011).
     for (version, features) in [(3, 0), (4, 2)] {
         let request = m::ApiVersionsRequest {
             client_software_name: Text::from_static("test"),
@@ -162,7 +162,7 @@ async fn clients_that_ask_for_the_same_new_topic_at_once_all_get_it() {
     broker.close().await;
 }
 
-/// The table of docs/protocol.md, from what ApiVersions answers.
+/// The table of docs/protocol.md, from the answer of ApiVersions.
 async fn table(connection: &mut Connection) -> String {
     use std::fmt::Write;
 
@@ -206,7 +206,7 @@ async fn table(connection: &mut Connection) -> String {
     table
 }
 
-/// `MAINSTEM_WRITE_DOCS=1 cargo test -p mainstem-broker --test versions` writes it anew.
+/// `MAINSTEM_WRITE_DOCS=1 cargo test -p mainstem-broker --test versions` rewrites the table.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_documents_say_what_apiversions_answers() {
     const BEGIN: &str = "<!-- the table -->\n";

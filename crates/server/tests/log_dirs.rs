@@ -1,4 +1,4 @@
-//! The real binary on several real directories: one is moved away under a killed server, and comes back.
+//! The real binary on several real directories. One directory is moved away from a killed server, and comes back.
 
 #![allow(clippy::unwrap_used)]
 
@@ -51,7 +51,7 @@ impl Host {
         Server(testing::server::Server::start(MAINSTEM, self.command(log_dirs)))
     }
 
-    /// Exit code and standard error of a server that does not start.
+    /// The exit code and standard error of a server that does not start.
     fn refusal(&self, log_dirs: &[&str]) -> (Option<i32>, String) {
         let Output { status, stderr, .. } = self.command(log_dirs).output().unwrap();
         let shown = format!("{}/", self.parent.path().display());
@@ -60,12 +60,12 @@ impl Host {
 }
 
 impl Server {
-    /// As `kill -9` does.
+    /// Kills the server like `kill -9`.
     fn kill(self) {
         self.0.kill();
     }
 
-    /// A command of the binary itself: whether it succeeded, and what it printed.
+    /// Runs a command of the binary. Returns whether it succeeded, and its output.
     fn run(&self, arguments: &str) -> (bool, String) {
         let (code, output, _) = self.0.try_run(arguments, "");
         (code == Some(0), output)
@@ -86,7 +86,7 @@ impl Server {
         A::decode(&mut reader, version).unwrap()
     }
 
-    /// Error and offset.
+    /// Produces a record. Returns the error code and the offset.
     fn produce(&self, topic: &'static str, value: &str) -> (i16, i64) {
         let mut batch = BatchBuilder::new(model::Compression::None);
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -106,7 +106,7 @@ impl Server {
         (partition.error_code, partition.base_offset)
     }
 
-    /// Topics whose only partition has no leader.
+    /// The topics whose only partition has no leader.
     fn offline(&self) -> Vec<&'static str> {
         let of = |topic: &&'static str| {
             let name = Some(Text::from_static(topic));
@@ -169,7 +169,7 @@ fn a_lost_directory_takes_only_its_topics_down_and_comes_back_whole() {
     assert!(!host.path("d2").exists(), "it is not made anew");
     server.kill();
 
-    // A mount point without its mount.
+    // An empty directory, like a mount point without its mount.
     fs::create_dir(host.path("d2")).unwrap();
     let server = host.start(&all);
     assert_eq!(server.offline(), offline);
@@ -202,7 +202,7 @@ fn a_lost_directory_takes_only_its_topics_down_and_comes_back_whole() {
 #[test]
 fn a_data_directory_grows_by_more_and_two_servers_do_not_share_one() {
     let host = Host { parent: TempDir::new().unwrap() };
-    // As before there was log.dirs: all in the data directory.
+    // As before log.dirs existed: everything is in the data directory.
     let server = host.start(&["meta"]);
     assert!(server.run("topic create t0").0);
     assert_eq!(server.produce("t0", "old"), (0, 0));
@@ -221,7 +221,7 @@ fn a_data_directory_grows_by_more_and_two_servers_do_not_share_one() {
     server.kill();
 }
 
-/// A damaged directory of several is replaced by what is salvaged of it.
+/// A damaged directory among several is replaced by the data salvaged from it.
 #[test]
 fn what_is_salvaged_of_one_directory_takes_its_place() {
     let host = Host { parent: TempDir::new().unwrap() };
@@ -230,14 +230,14 @@ fn what_is_salvaged_of_one_directory_takes_its_place() {
         assert!(server.run(&format!("topic create {topic} --partitions 1")).0);
         assert_eq!(server.produce(topic, "one"), (0, 0));
     }
-    // The log's id has to be somewhere else too.
+    // The log's id must also be in another segment.
     let begun = std::time::Instant::now();
     while !host.path("b").join("0000000002.log").exists() {
         assert!(begun.elapsed() < LONG, "a second segment is prepared");
         std::thread::sleep(Duration::from_millis(10));
     }
     server.kill();
-    // What the header of the segment says is lost; the records are not.
+    // The header of the segment is lost, but the records are not.
     let file = host.path("b").join("0000000001.log");
     let mut bytes = fs::read(&file).unwrap();
     bytes[20..40].fill(9);

@@ -1,4 +1,4 @@
-//! The real binary on a network: several listeners, TLS, what others must not reach, and what it refuses to start with.
+//! The real binary on a network: several listeners, TLS, what others must not reach, and the settings that it refuses.
 
 #![allow(clippy::unwrap_used)]
 
@@ -34,7 +34,7 @@ fn start(directory: &Path, settings: &[&str]) -> Server {
     Server::start(MAINSTEM, command)
 }
 
-/// Why it does not start, and the code that it ends with.
+/// The exit code and the message of a server that does not start.
 fn refusal(directory: &Path, settings: &[&str]) -> (Option<i32>, String) {
     let mut command = MAINSTEM.command(&["--data-dir", directory.to_str().unwrap()]);
     if !settings.iter().any(|setting| setting.starts_with("admin.listen")) {
@@ -50,7 +50,7 @@ fn refusal(directory: &Path, settings: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), last)
 }
 
-/// The host and port that Metadata names.
+/// The host and port in the answer to Metadata.
 fn told(mut stream: impl Read + Write) -> (String, i32) {
     let request = MetadataRequest { topics: Some(Vec::new()), ..MetadataRequest::default() };
     let client = Text::from_static("test");
@@ -62,7 +62,7 @@ fn told(mut stream: impl Read + Write) -> (String, i32) {
     stream.read_exact(&mut size).unwrap();
     let mut answer = vec![0; usize::try_from(u32::from_be_bytes(size)).unwrap()];
     stream.read_exact(&mut answer).unwrap();
-    // Correlation id and tagged fields of the header.
+    // Skip the correlation id and the tagged fields of the header.
     let mut reader = Reader::new(Bytes::from(answer).slice(5..));
     let response = MetadataResponse::decode(&mut reader, METADATA_VERSION).unwrap();
     (response.brokers[0].host.to_string(), response.brokers[0].port)
@@ -74,7 +74,7 @@ fn keys(directory: &Path) -> (String, String) {
     (files.store.display().to_string(), files.authority.display().to_string())
 }
 
-/// A connection by TLS, with the key store of the server as the client's own.
+/// A TLS connection. The client uses the server's key store as its own.
 fn secured(
     address: &str,
     store: &str,
@@ -100,7 +100,7 @@ fn each_listener_tells_its_own_address_and_has_its_own_bounds() {
     let server = start(
         &parent.path().join("data"),
         &[
-            // On all addresses, which is safe with certificates of clients.
+            // On all addresses, which is safe with client certificates.
             "listeners=SSL://0.0.0.0:0,INSIDE://127.0.0.1:0,PLAINTEXT://127.0.0.1:0",
             "listener.security.protocol.map=INSIDE:PLAINTEXT",
             "advertised.listeners=SSL://broker.example.com:9093,INSIDE://inside:9",
@@ -118,7 +118,7 @@ fn each_listener_tells_its_own_address_and_has_its_own_bounds() {
     assert_eq!(told(secured(&ssl, &store, &authorities)), ("broker.example.com".into(), 9093));
     for (address, closed) in [(&inside, true), (&plain, false)] {
         let mut stream = TcpStream::connect(address).unwrap();
-        // Only silence takes its time.
+        // Only a missing answer takes the whole time.
         stream.set_read_timeout(Some(if closed { LONG } else { Duration::from_millis(300) })).unwrap();
         stream.write_all(&2000i32.to_be_bytes()).unwrap();
         assert_eq!(stream.read(&mut [0]).is_ok_and(|count| count == 0), closed, "{address}");

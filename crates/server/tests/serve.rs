@@ -1,4 +1,4 @@
-//! The real binary: how it starts, what it says, how it stops, and the small commands against it.
+//! The real binary: its start, its output, its stop, and the small commands against it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -55,7 +55,7 @@ fn it_says_when_it_is_ready_and_ends_on_sigterm() {
     for name in ["process_resident_memory_bytes ", "mainstem_connections_open 0", "mainstem_build_info{"] {
         assert!(metrics.lines().any(|line| line.starts_with(name)), "{name} in {metrics}");
     }
-    // An idle client does not keep it from stopping.
+    // An idle client does not delay the stop.
     let mut idle = TcpStream::connect(&server.address).unwrap();
     let begun = Instant::now();
     server.stop();
@@ -63,7 +63,7 @@ fn it_says_when_it_is_ready_and_ends_on_sigterm() {
     assert_eq!(idle.read(&mut [0]).unwrap_or(0), 0);
 }
 
-/// What a server shows is in the table, and what is in the table is in the source.
+/// Every metric of a server is in the table of the page, and every metric in the table is in the source.
 #[test]
 fn the_documents_name_all_metrics() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -71,7 +71,7 @@ fn the_documents_name_all_metrics() {
     let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<String>>();
     let told: BTreeMap<String, Vec<String>> = page
         .lines()
-        // The page has a table of labels too, with fewer columns.
+        // The page also has a table of labels, with fewer columns.
         .filter(|line| line.starts_with("| `") && cells(line).len() == 6)
         .map(|line| (cells(line)[1].trim_matches('`').to_owned(), cells(line)[2..5].to_vec()))
         .collect();
@@ -171,7 +171,7 @@ fn what_config_prints_can_be_given_back() {
         outcome(&mainstem(&["config", "--set", "num.partitions=7"]).output().unwrap());
     assert_eq!((code, errors.as_str()), (Some(0), ""));
     assert!(printed.contains("\n# default: 1\nnum.partitions = 7\n"), "{printed}");
-    // What this machine has is not what another one has.
+    // A default that depends on the machine is commented out.
     assert!(printed.contains("\n# log.tail.cache.bytes = "), "{printed}");
     let file = parent.path().join("m.toml");
     fs::write(&file, &printed).unwrap();
@@ -259,7 +259,7 @@ fn a_group_of_the_newer_protocol_is_described_and_not_reset_while_it_is_read() {
     let frame = frame::encode_request(ApiKey::ConsumerGroupHeartbeat, 1, 7, Some(&client), &join).unwrap();
     let mut stream = TcpStream::connect(&server.address).unwrap();
     stream.write_all(&frame.to_bytes()).unwrap();
-    // Answered when the group is in the log.
+    // The answer comes when the group is in the log.
     stream.read_exact(&mut [0; 8]).unwrap();
     let described = server.run("group describe readers", "");
     assert!(described.starts_with("readers: Stable, assignor uniform\n"), "{described}");
@@ -315,7 +315,7 @@ fn clients_that_speak_something_else_do_it_no_harm() {
         stream.set_read_timeout(Some(LONG)).unwrap();
         stream.write_all(bytes).unwrap();
         let mut answer = Vec::new();
-        // It is closed, whether with an answer before or by a reset.
+        // The connection is closed, either after an answer or by a reset.
         let _ = stream.read_to_end(&mut answer);
     }
     server.run("topic create still.well", "");
@@ -323,7 +323,7 @@ fn clients_that_speak_something_else_do_it_no_harm() {
     server.stop();
 }
 
-/// The `log` commands on a directory: exit code and standard output.
+/// Runs a `log` command on a directory. Returns the exit code and standard output.
 fn log_command(verb: &str, directory: &Path, more: &[&str]) -> (Option<i32>, String) {
     let output =
         mainstem(&["log", verb, "--data-dir", directory.to_str().unwrap()]).args(more).output().unwrap();
@@ -350,7 +350,7 @@ fn a_damaged_log_is_named_and_salvaged() {
     };
     let (code, dumped) = dump(&directory);
     assert!(code == Some(0) && dumped.contains("\"two\""), "{dumped}");
-    // Damages the second batch: its line begins with file and position.
+    // Damages the second batch. Its line begins with the file and the position.
     let line = dumped.lines().filter(|line| !line.starts_with(' ')).nth(1).unwrap();
     let mut words = line.split(' ');
     let file = directory.join(words.next().unwrap());

@@ -1,5 +1,5 @@
-//! The real binary with a listener that wants a log-in: the first user, the commands by every mechanism, and who is kept
-//! out.
+//! The real binary with a listener that requires a log-in: the first user, the commands with every mechanism, and
+//! refused clients.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ use testing::server::{Server, small};
 
 const MAINSTEM: Program = Program::new(env!("CARGO_BIN_EXE_mainstem"));
 
-/// Runs a command with this standard input; answers whether it succeeded, and what it said.
+/// Runs a command with this standard input. Returns whether it succeeded, and its output.
 fn run(arguments: &[&str], input: &str) -> (bool, String) {
     let (code, output, errors) = MAINSTEM.run(arguments, input);
     if code == Some(0) { (true, output) } else { (false, errors) }
@@ -53,7 +53,7 @@ fn ask(server: &Server, command: &str, config: Option<&Path>, input: &str) -> (b
     run(&arguments, input)
 }
 
-/// A properties file as Java clients have it.
+/// A properties file as for Java clients.
 fn config(directory: &Path, mechanism: &str, user: &str, password: &str) -> PathBuf {
     let file = directory.join(format!("{mechanism}-{user}-{password}.properties"));
     let text = format!(
@@ -129,7 +129,7 @@ fn the_first_user_is_made_without_a_server_and_makes_the_others() {
     assert!(ask(&server, "topic create t", Some(&alice), "").0);
     assert!(ask(&server, "produce t", Some(&alice), "one\ntwo\n").0);
     assert_eq!(ask(&server, "consume t --exit-at-end", Some(&alice), "").1, "one\ntwo\n");
-    // Another password from then on.
+    // The user has another password from now on.
     assert!(ask(&server, create, Some(&admin), "mirror").0);
     assert!(!ask(&server, "topic list", Some(&alice), "").0);
     let alice = config(parent.path(), "PLAIN", "alice", "mirror");
@@ -184,7 +184,7 @@ fn passwords_come_from_the_environment_too_and_never_from_arguments() {
     assert!(done(&["user", "list", "--data-dir", &data], "").contains("bob"));
 }
 
-/// A new authority's certificate, and a key with a certificate of it for `localhost`, as PEM files.
+/// The certificate of a new authority, and a key with a certificate of this authority for `localhost`, as PEM files.
 fn certificates(directory: &Path, name: &str) -> (String, String) {
     let files = Files::make(directory, name);
     (files.authority.display().to_string(), files.store.display().to_string())

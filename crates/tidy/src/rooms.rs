@@ -1,7 +1,7 @@
-//! Arrows between the rooms of a crate: a room is a module at the root of a crate, with everything below it.
+//! Imports between the rooms of a crate. A room is a module at the root of a crate, with everything below it.
 //!
-//! No crate has an import circle between its rooms. Where `ARCHITECTURE.md` has a table of a crate's rooms, all are in it, from
-//! the top to the bottom, and each imports only from rows below its own.
+//! No crate has an import circle between its rooms. If `ARCHITECTURE.md` has a table of a crate's rooms, all rooms are
+//! in it, from the top to the bottom, and each imports only from rows below its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,20 +11,20 @@ use crate::source::code_of;
 /// The rooms that each room of a crate imports from.
 pub type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// The room of a file of a crate, by its path from `src/`; `None` for the root itself, and for programs beside it.
+/// The room of a file of a crate, by its path from `src/`. `None` for the root itself, and for programs beside it.
 fn room_of(path: &str) -> Option<&str> {
     let first = path.split('/').next()?;
     let room = first.strip_suffix(".rs").unwrap_or(first);
     (!matches!(room, "lib" | "main" | "bin")).then_some(room)
 }
 
-/// Modules between the root of the crate and a file, its own included.
+/// The number of modules between the root of the crate and a file, including the file's own.
 fn depth_of(path: &str) -> usize {
     let file = path.strip_suffix("/mod.rs").or_else(|| path.strip_suffix(".rs")).unwrap_or(path);
     file.split('/').count()
 }
 
-/// Reads the imports of the files of one crate: each by its path from `src/`, with its text without tests.
+/// Reads the imports of the files of one crate. Each file is given by its path from `src/` and its text without tests.
 pub fn imports<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Imports {
     let files: Vec<_> =
         files.into_iter().filter_map(|(path, text)| Some((room_of(path)?, path, text))).collect();
@@ -40,12 +40,12 @@ pub fn imports<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Impor
     imports
 }
 
-/// The first names behind `prefix`, also in braces.
+/// The first names behind `prefix`, including those in braces.
 fn roots<'a>(code: &'a str, prefix: &str) -> Vec<&'a str> {
     let mut found = Vec::new();
     for (at, _) in code.match_indices(prefix) {
         let before = code[..at].bytes().next_back();
-        // A word that ends so, or a longer chain of `super::`.
+        // The match is the end of a longer word, or part of a longer chain of `super::`.
         if before.is_some_and(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':')) {
             continue;
         }
@@ -64,7 +64,7 @@ fn first_name(text: &str) -> Option<&str> {
     (end > 0).then(|| &text[..end])
 }
 
-/// The first name of each part of a group whose brace is open.
+/// The first name of each part of a group. The group's brace is already open.
 fn first_names(group: &str) -> Vec<&str> {
     let (mut found, mut depth, mut begins) = (Vec::new(), 0, true);
     for (at, byte) in group.bytes().enumerate() {
@@ -83,7 +83,7 @@ fn first_names(group: &str) -> Vec<&str> {
     found
 }
 
-/// The import circles: sets of rooms of which each reaches all others.
+/// The import circles: sets of rooms in which each room reaches all others.
 pub fn circles(imports: &Imports) -> Vec<BTreeSet<String>> {
     let reached = |from: &str| {
         let (mut seen, mut left) = (BTreeSet::new(), vec![from]);
@@ -112,7 +112,7 @@ pub fn circles(imports: &Imports) -> Vec<BTreeSet<String>> {
     found
 }
 
-/// The rows of the table of `name`'s rooms, from the top to the bottom; empty where there is none.
+/// The rows of the table of `name`'s rooms, from the top to the bottom. Empty if there is no table.
 pub fn rows(architecture: &str, name: &str) -> Vec<Vec<String>> {
     let rows = table_rows(section(architecture, &format!("### Rooms of `{name}`")));
     rows.into_iter()
@@ -121,7 +121,7 @@ pub fn rows(architecture: &str, name: &str) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// What the table of rooms and the imports disagree about.
+/// The differences between the table of rooms and the imports.
 pub fn violations(name: &str, rows: &[Vec<String>], imports: &Imports) -> Vec<String> {
     let row_of = |room: &str| rows.iter().position(|row| row.iter().any(|other| other == room));
     let mut found = Vec::new();

@@ -1,29 +1,29 @@
-//! What a Rust file looks like: its first line, its size, where `unsafe` may stand, what it may name.
+//! Checks of a Rust file: its first line, its size, the places of `unsafe`, and the names it may use.
 //!
-//! [`code_of`] is a lexer only as far as it must be: it blanks out comments and the insides of literals.
+//! [`code_of`] is a minimal lexer: it blanks out comments and the insides of literals.
 
-/// Lines of a file without its tests that are aimed at; more only with an entry in the recorded list.
+/// The aimed number of lines of a file without its tests. A longer file needs an entry in the recorded list.
 pub const LINES_MAX: usize = 600;
 
-/// Whether the file is written by `mainstem-wire-gen`.
+/// Whether `mainstem-wire-gen` writes the file.
 pub fn is_generated(path: &str) -> bool {
     path.starts_with("crates/wire/src/generated/")
 }
 
-/// Whether everything in the file is for tests.
+/// Whether the whole file is for tests.
 pub fn is_test(path: &str) -> bool {
     let mut parts = path.split('/');
     let test = |part: &str| matches!(part, "tests" | "tests.rs" | "fuzz") || part.ends_with("_tests.rs");
     parts.any(test)
 }
 
-/// Finds a file that does not open by saying what it is for.
+/// Finds a file that does not begin with a description.
 pub fn without_opening(path: &str, text: &str) -> Option<String> {
     let opens = text.starts_with("//!") || is_generated(path);
     (!opens).then(|| format!("{path} does not open with //!"))
 }
 
-/// Lines up to the tests at the file's tail.
+/// The number of lines before the tests at the file's tail.
 pub fn lines_without_tests(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
     let tests =
@@ -31,7 +31,7 @@ pub fn lines_without_tests(text: &str) -> usize {
     tests.unwrap_or(lines.len())
 }
 
-/// Finds a file that is longer than [`LINES_MAX`], or than the list of exceptions records for it.
+/// Finds a file that is longer than [`LINES_MAX`], or than its entry in the list of exceptions.
 pub fn too_long(path: &str, text: &str, recorded: &[(&str, usize)]) -> Option<String> {
     if is_generated(path) || is_test(path) {
         return None;
@@ -41,13 +41,13 @@ pub fn too_long(path: &str, text: &str, recorded: &[(&str, usize)]) -> Option<St
     (lines > max).then(|| format!("{path} has {lines} lines without its tests, {max} are allowed"))
 }
 
-/// Finds `unsafe` outside of the crate that is made for it and of `allowed`.
+/// Finds `unsafe` outside of the crate for unsafe code and of the files in `allowed`.
 pub fn unsafe_outside(path: &str, text: &str, allowed: &[&str]) -> Option<String> {
     let may = path.starts_with("crates/disk/") || allowed.contains(&path);
     (!may && has_word(&code_of(text), "unsafe")).then(|| format!("{path} has unsafe code"))
 }
 
-/// Finds what else than `names` of the crate `of` a file's code names, as `of::name`.
+/// Finds names `of::name` in a file's code, for the crate `of`, that are not among `names`.
 pub fn names_beyond(path: &str, text: &str, of: &str, names: &[&str]) -> Vec<String> {
     let code = code_of(text);
     let mut found = Vec::new();
@@ -68,7 +68,7 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_'
 }
 
-/// Whether `text` holds `word`, not as a part of another one.
+/// Whether `text` contains `word` as a whole word.
 pub fn has_word(text: &str, word: &str) -> bool {
     let bytes = text.as_bytes();
     text.match_indices(word).any(|(at, _)| {
@@ -78,7 +78,7 @@ pub fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
-/// The text with comments, strings and characters blanked out; lines stay lines.
+/// The text with comments, strings and characters blanked out. The number of lines stays the same.
 pub fn code_of(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut code = bytes.to_vec();
@@ -149,7 +149,7 @@ fn raw_string_end(bytes: &[u8], from: usize) -> Option<usize> {
     Some(end.min(bytes.len()))
 }
 
-/// `None` for a lifetime.
+/// The end of a character literal. `None` for a lifetime.
 fn character_end(bytes: &[u8], from: usize) -> Option<usize> {
     if bytes.get(from + 1) == Some(&b'\\') {
         return Some((find(bytes, from + 3, b"'") + 1).min(bytes.len()));

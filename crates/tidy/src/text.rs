@@ -1,8 +1,8 @@
-//! What no file of the repository may hold, whatever its language.
+//! Checks for text that no file of the repository may contain, whatever its language.
 
 use crate::source::has_word;
 
-/// Hosts that an address in a file may name: public, and there to be read by people or by the ordinary clients.
+/// Hosts that may occur in a file: public, for people or for the usual clients.
 const HOSTS: &[&str] = &[
     "github.com",
     "kafka.apache.org",
@@ -14,9 +14,9 @@ const HOSTS: &[&str] = &[
     "www.w3.org",
 ];
 
-/// Finds marks of work that was not finished.
+/// Finds marks of unfinished work.
 pub fn unfinished(path: &str, text: &str) -> Vec<String> {
-    // Spelled so that this file does not find itself.
+    // Spelled in pieces, so that this file does not find itself.
     let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
     let calls = [concat!("to", "do!"), concat!("unimplemen", "ted!"), concat!("db", "g!")];
     let mut found = Vec::new();
@@ -29,13 +29,13 @@ pub fn unfinished(path: &str, text: &str) -> Vec<String> {
     found
 }
 
-/// Finds absolute paths that exist on one machine only.
+/// Finds absolute paths of a particular machine.
 pub fn machine_paths(path: &str, text: &str) -> Vec<String> {
     let roots = [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];
     let mut found = Vec::new();
     for (line, text) in numbered(text) {
         for root in roots {
-            // Inside of a longer path it is an ordinary name.
+            // Inside a longer path it is an ordinary name.
             let absolute = |at: usize| {
                 let before = text[..at].chars().next_back();
                 !before.is_some_and(|c| c.is_alphanumeric() || "_.-~$}*".contains(c))

@@ -1,4 +1,4 @@
-//! Answers to all requests but Produce and Fetch.
+//! Answers to all requests except Produce and Fetch.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use super::{Reply, Shared, answer, decoded};
 
 const NODE: i32 = 7;
 
-/// The versions that it has, all that the test's client asks for. The last ones name topics by their name.
+/// The supported versions, enough for the test's client. The last ones name topics by name.
 const VERSIONS: [(ApiKey, i16, i16); 10] = [
     (ApiKey::Produce, 3, 9),
     (ApiKey::Fetch, 7, 12),
@@ -49,7 +49,7 @@ impl Shared {
             ApiKey::InitProducerId => answer(header, &self.init_producer_id(), now),
             ApiKey::FindCoordinator => answer(header, &self.find_coordinator(), now),
             ApiKey::OffsetCommit => answer(header, &self.commit(&decoded(reader, header)), now),
-            // As a server does with what it did not announce.
+            // A server closes the connection on an API that it did not advertise.
             _ => return Reply::Close,
         })
     }

@@ -1,91 +1,92 @@
-//! What a [`super::Fake`] does wrong, and what it noticed about it.
+//! The faults of a [`super::Fake`], and its observations of their effects.
 
 use std::time::Duration;
 
 use wire::ErrorCode;
 
-/// One thing that goes wrong on the way from the log to the consumers, once. The last three happen with honest servers.
+/// A fault between the log and the consumers, which happens once. The last three also happen with honest servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnTheWay {
-    /// A batch is left out; those after it keep their offsets.
+    /// A batch is left out. The batches behind it keep their offsets.
     Drop,
-    /// A batch comes again at the same offset.
+    /// A batch is repeated at the same offset.
     Repeat,
-    /// Two batches change places, each with its own offsets.
+    /// Two batches change places and keep their offsets.
     Reorder,
-    /// Two batches change places and offsets, so that they look in order.
+    /// Two batches change places and offsets, so that they seem to be in order.
     ReorderPatched,
-    /// A byte of a record is another; the CRC tells.
+    /// A byte of a record is changed. The CRC does not match.
     Damage,
-    /// A byte of a record is another, and the CRC fits.
+    /// A byte of a record is changed, and the CRC matches.
     Forge,
-    /// From this batch on nothing is delivered, however it was acknowledged.
+    /// No batch from this one on is delivered, although it was acknowledged.
     HideTail,
-    /// The connection ends.
+    /// The connection is closed.
     Close,
-    /// The partition answers with an error that does not pass.
+    /// The partition answers with an error that is not retriable.
     Refuse,
-    /// No fetch is answered any more, but all else is.
+    /// No fetch is answered any more, but other requests are.
     Silence,
-    /// The last batch of an answer is cut, as where a limit of bytes lies.
+    /// The last batch of an answer is cut, as at a byte limit.
     Cut,
-    /// The partition answers with an error that passes.
+    /// The partition answers with a retriable error.
     RefuseForNow,
-    /// Sessions are forgotten, as by a server that started anew.
+    /// Sessions are forgotten, as by a restarted server.
     ForgetSessions,
 }
 
-/// One thing that goes wrong when a batch is appended, once.
+/// A fault during the append of a batch, which happens once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnAppend {
-    /// Another batch, which nobody published, gets into the log before it.
+    /// A batch that was never published is appended before it.
     Invent,
-    /// It gets into the log twice, at offsets of its own each.
+    /// The batch is appended twice, at different offsets.
     Double,
-    /// It is refused with this error.
+    /// The batch is refused with this error.
     Refuse(ErrorCode),
-    /// It is kept, and then answered with this error.
+    /// The batch is kept, and then answered with this error.
     KeepAndRefuse(ErrorCode),
 }
 
-/// One thing that goes wrong when a produce request is answered.
+/// A fault during the answer to a produce request, which happens once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnAnswer {
-    /// Bytes that are no answer.
+    /// The answer consists of random bytes.
     Garbage,
-    /// The answer to another request, as its id says.
+    /// The answer has the id of another request.
     WrongId,
-    /// No answer to it or anything later on that connection.
+    /// Neither this request nor any later one of the connection is answered.
     Never,
-    /// The connection ends.
+    /// The connection is closed.
     Close,
 }
 
-/// No answer to anything for a while.
+/// Nothing is answered for a while.
 #[derive(Clone, Copy, Debug)]
 pub struct Stall {
-    /// After the first produce request.
+    /// Time after the first produce request.
     pub after: Duration,
     pub length: Duration,
 }
 
-/// How a server misbehaves; the default is an honest one.
+/// The faults of a server. The default is an honest server.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// Every produce answer waits so long, while other requests are taken up.
+    /// Delay of every produce answer. Other requests are handled in the meantime.
     pub produce_delay: Duration,
-    /// Every fetch answer waits so long once there is data.
+    /// Delay of every fetch answer once there is data.
     pub fetch_delay: Duration,
-    /// Each produce request keeps its connection busy for so long.
+    /// Time for which each produce request keeps its connection busy.
     pub produce_work: Duration,
     pub stall: Option<Stall>,
     pub on_the_way: Option<OnTheWay>,
     pub on_append: Option<OnAppend>,
     pub on_answer: Option<OnAnswer>,
-    /// Faults strike the first partition with so many batches, or the first connection with so many produce requests.
+    /// Faults strike the first partition with this number of batches, or the first connection with this number of
+    /// produce requests.
     pub strike_at: usize,
-    /// It knows no fetch sessions (KIP-227) and no ApiVersions but version 0, as old servers.
+    /// The server knows no fetch sessions (KIP-227) and only version 0 of ApiVersions, like old servers.
     pub old: bool,
-    /// It sets the timestamps of batches, and with them their CRC (`message.timestamp.type=LogAppendTime`).
+    /// The server sets the timestamps of batches, and with them their CRC (`message.timestamp.type=LogAppendTime`).
     pub log_append_time: bool,
 }

@@ -1,4 +1,4 @@
-//! Fetch: sessions (KIP-227), waiting for data, and what may go wrong on the way to a consumer.
+//! Fetch: sessions (KIP-227), waits for data, and faults on the way to a consumer.
 
 use std::collections::BTreeMap;
 use std::sync::MutexGuard;
@@ -16,10 +16,10 @@ use super::faults::{Faults, OnTheWay};
 use super::log::{Log, header as batch_header};
 use super::{Answer, Reply, Shared, State, answer};
 
-/// Batches that a fault wants at hand: the ones it swaps, and one that shows what comes after.
+/// Number of batches that a fault needs: those it swaps, and one behind them.
 const AT_HAND: usize = 3;
 
-/// By topic and partition, the offset to read from.
+/// The offset to read from, by topic and partition.
 type Positions = BTreeMap<(Text, i32), i64>;
 
 #[derive(Default)]
@@ -28,14 +28,14 @@ pub struct Session {
     positions: Positions,
 }
 
-/// What a partition has for a consumer.
+/// The data of a partition for a consumer.
 enum Found {
     Nothing,
     Batches(Vec<Bytes>),
     Error(ErrorCode),
-    /// The connection ends.
+    /// The connection is closed.
     End,
-    /// No answer, ever.
+    /// The fetch is never answered.
     Silence,
     SessionsLost,
 }
@@ -60,7 +60,7 @@ impl Shared {
                     return refused(header, ErrorCode::FetchSessionIdNotFound);
                 }
                 Found::Silence => return Reply::Answer(Answer { frame: None, not_before: Instant::now() }),
-                // A session leaves out what has no news.
+                // A session leaves out partitions without news.
                 Found::Nothing if request.session_epoch > 0 => continue,
                 Found::Nothing => data.records = Some(Records::new()),
                 Found::Error(error) => data.error_code = error.code(),
@@ -104,7 +104,7 @@ fn refused(header: &RequestHeader, error: ErrorCode) -> Reply {
     Reply::Answer(answer(header, &message, Duration::ZERO))
 }
 
-/// The session of a fetch, and what it is to read.
+/// The session of a fetch, and the positions to read.
 fn positions(
     state: &mut State,
     request: &FetchRequest,
@@ -143,7 +143,7 @@ fn read(state: &mut State, faults: &Faults, (topic, index): &(Text, i32), offset
     let here = state.struck.as_ref().is_some_and(|(struck, _)| *struck == name);
     let due = faults.on_the_way.filter(|_| here || (state.struck.is_none() && from >= faults.strike_at));
     match due {
-        // These go on once they began.
+        // These faults continue once they have begun.
         Some(fault @ (OnTheWay::HideTail | OnTheWay::Silence)) => {
             state.struck.get_or_insert((name, offset));
             if fault == OnTheWay::Silence { Found::Silence } else { Found::Nothing }
@@ -161,7 +161,7 @@ fn read(state: &mut State, faults: &Faults, (topic, index): &(Text, i32), offset
     }
 }
 
-/// What a fault makes of the batches from a place on.
+/// Applies a fault to the batches from a place on.
 fn strike(fault: OnTheWay, log: &Log, from: usize) -> Found {
     let mut batches: Vec<Bytes> = log.batches[from..from + AT_HAND].to_vec();
     match fault {
@@ -197,7 +197,7 @@ fn moved(batch: &[u8], offset: Offset) -> Bytes {
     batch.into()
 }
 
-/// With another byte near the end of its first record.
+/// The batch with a changed byte near the end of its first record.
 fn changed(batch: &[u8], sealed: bool) -> Bytes {
     const { assert!(HEADER_BYTES > CRC_FROM) };
     let mut batch = batch.to_vec();

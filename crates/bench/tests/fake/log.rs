@@ -1,6 +1,6 @@
 //! The batches of one partition, in memory, with Kafka's check of sequences (KIP-98).
 //!
-//! Invariant: batches lie in the order of their offsets, without a gap between them.
+//! Invariant: batches are ordered by offset, without gaps.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,32 +10,32 @@ use model::{Compression, Offset, Timestamp};
 use wire::ErrorCode;
 use wire::records::BatchBuilder;
 
-/// Kafka remembers so many batches of each producer, to know one that comes again.
+/// Number of batches that Kafka remembers of each producer to detect duplicates.
 const REMEMBERED: usize = 5;
 const LEADER_EPOCH: i32 = 3;
 
-/// A batch that was remembered: its first and last sequence, and its offset.
+/// A remembered batch: its first and last sequence number, and its offset.
 type Remembered = (i32, i32, i64);
 
 #[derive(Default)]
 pub struct Log {
     pub batches: Vec<Bytes>,
-    /// The offset that comes next.
+    /// The next offset.
     pub end: i64,
-    /// By producer id.
+    /// Remembered batches, by producer id.
     producers: HashMap<i64, VecDeque<Remembered>>,
-    /// How often a batch came that was here already, and how often one came too early.
+    /// The number of duplicate batches, and of batches that came too early.
     pub duplicates: usize,
     pub out_of_order: usize,
 }
 
-/// The header of a batch that was checked when it came.
+/// The header of a batch that was checked on arrival.
 pub fn header(batch: &[u8]) -> BatchHeader {
     BatchHeader::parse(batch).expect("it was checked when it came")
 }
 
 impl Log {
-    /// Appends a batch as a producer sent it; answers its offset.
+    /// Appends a producer's batch. Returns its offset.
     pub fn append(&mut self, batch: &Bytes) -> Result<i64, ErrorCode> {
         let header = BatchHeader::parse(batch).map_err(|_| ErrorCode::CorruptMessage)?;
         verify_crc(batch, &header).map_err(|_| ErrorCode::CorruptMessage)?;
@@ -61,7 +61,7 @@ impl Log {
         Ok(self.keep(batch))
     }
 
-    /// Keeps a batch whatever its sequence is; answers its offset.
+    /// Keeps a batch without a check of its sequence. Returns its offset.
     pub fn keep(&mut self, batch: &Bytes) -> i64 {
         let offset = self.end;
         let mut kept = batch.to_vec();
@@ -71,7 +71,7 @@ impl Log {
         offset
     }
 
-    /// Keeps a batch that nobody published.
+    /// Keeps a batch that was never published.
     pub fn invent(&mut self) -> i64 {
         let mut batch = BatchBuilder::new(Compression::None);
         batch.push(Timestamp(1), None, Some(b"nobody's"));
@@ -79,7 +79,7 @@ impl Log {
         self.keep(&batch)
     }
 
-    /// The place of the batch that holds `offset`.
+    /// The position of the batch that contains `offset`.
     pub fn place(&self, offset: i64) -> usize {
         self.batches.partition_point(|batch| header(batch).next_offset().0 <= offset)
     }

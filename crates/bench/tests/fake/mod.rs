@@ -1,7 +1,7 @@
-//! A small Kafka server in memory that can be told to do wrong, for tests of what a load generator notices.
+//! A small Kafka server in memory with configurable faults, to test what a load generator notices.
 //!
-//! Each connection has a thread that reads and one that writes, so that an answer may wait while requests go on. It
-//! keeps everything until it is dropped with the test's process; it knows one broker, itself, and no groups' protocol.
+//! Each connection has a reading and a writing thread, so that an answer may wait while further requests are handled.
+//! The server keeps everything until the test's process ends. It knows a single broker, itself, and no group protocol.
 
 pub mod answers;
 pub mod faults;
@@ -24,47 +24,47 @@ use faults::Faults;
 use fetching::Session;
 use log::Log;
 
-/// What all connections share.
+/// The state shared by all connections.
 pub struct Shared {
     address: SocketAddr,
     faults: Faults,
     state: Mutex<State>,
-    /// Something was appended.
+    /// Notified after an append.
     news: Condvar,
-    /// When the first produce request came.
+    /// The time of the first produce request.
     begun: OnceLock<Instant>,
 }
 
 #[derive(Default)]
 pub struct State {
-    /// By topic, also of topics that were removed.
+    /// The logs by topic, including removed topics.
     pub topics: BTreeMap<String, Vec<Log>>,
     pub removed: Vec<String>,
     pub sessions: HashMap<i32, Session>,
-    /// The id of the newest.
+    /// The id of the newest session.
     pub sessions_begun: i32,
     pub producers: i64,
     /// The partition (or the address) that a fault struck, and the offset there.
     pub struck: Option<(String, i64)>,
-    /// By group, topic and partition.
+    /// Committed offsets, by group, topic and partition.
     pub commits: BTreeMap<(String, String, i32), i64>,
 }
 
-/// A frame for the client; without one the connection stays open and silent.
+/// A frame for the client. Without a frame, the connection stays open and silent.
 pub struct Answer {
     pub frame: Option<Bytes>,
     pub not_before: Instant,
 }
 
-/// What becomes of a request.
+/// The reaction to a request.
 pub enum Reply {
     Answer(Answer),
-    /// Without acknowledgements a produce request has none.
+    /// A produce request without acknowledgements has no answer.
     Nothing,
     Close,
 }
 
-/// A server that listens.
+/// A listening server.
 pub struct Fake {
     shared: Arc<Shared>,
 }
@@ -114,7 +114,7 @@ impl Shared {
         });
     }
 
-    /// Takes up requests until the client leaves or is left.
+    /// Handles requests until either side closes the connection.
     fn read(&self, input: &mut TcpStream, answers: &Sender<Answer>) {
         let mut produced = 0;
         loop {
@@ -149,7 +149,7 @@ impl Shared {
         }
     }
 
-    /// Returns when no stall is on.
+    /// Returns when no stall is in progress.
     fn wait_for_stall(&self) {
         let (Some(stall), Some(begun)) = (self.faults.stall, self.begun.get()) else { return };
         let (from, now) = (*begun + stall.after, Instant::now());
@@ -179,7 +179,7 @@ fn decoded<M: Message>(reader: &mut Reader, header: &RequestHeader) -> M {
     M::decode(reader, header.version).expect("the client writes messages")
 }
 
-/// An answer that may go out after `delay`.
+/// An answer that may be sent after `delay`.
 fn answer<M: Message>(header: &RequestHeader, message: &M, delay: Duration) -> Answer {
     let frame = encode_response(header.correlation_id, header.api_key, header.version, message);
     let frame = frame.expect("the version has all fields").to_bytes();

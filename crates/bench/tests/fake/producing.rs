@@ -1,4 +1,4 @@
-//! Produce: batches into the logs, and what may go wrong with them and with their answers.
+//! Produce: appends batches to the logs, and applies faults to them and to their answers.
 
 use std::time::Instant;
 
@@ -13,11 +13,11 @@ use wire::{ErrorCode, Text};
 use super::faults::{Faults, OnAnswer, OnAppend};
 use super::{Answer, Reply, Shared, State, answer};
 
-/// Of a server whose clock stands still.
+/// The append time of a server whose clock stands still.
 const APPEND_TIME: Timestamp = Timestamp(1_700_000_000_000);
 
 impl Shared {
-    /// The `number`th produce request of a connection.
+    /// Handles the produce request with this number on a connection.
     pub fn produce(&self, header: &RequestHeader, request: &ProduceRequest, number: usize) -> Reply {
         let message = self.append_all(request);
         self.news.notify_all();

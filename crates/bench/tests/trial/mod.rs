@@ -1,7 +1,7 @@
 //! One call of `mainstem-bench run` against a [`Fake`]: its files, its end, its result.
 //!
-//! A call that does not end by itself is ended and counts as a failure of the test: a load generator that hangs is worse
-//! than one that fails.
+//! A call that does not end by itself is killed and counts as a failure of the test. A load generator that hangs is
+//! worse than one that fails.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -16,10 +16,10 @@ use testing::process::wait_within;
 use crate::fake::Fake;
 use crate::fake::faults::Faults;
 
-/// A run here takes some 15 seconds at most, on a busy machine three times that.
+/// A run takes about 15 seconds at most, and three times that on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Short, and small enough for several at once.
+/// Short, and small enough to run several at once.
 const WORKLOAD: &[(&str, &str)] = &[
     ("name", "faulty"),
     ("topics", "1"),
@@ -33,11 +33,11 @@ const WORKLOAD: &[(&str, &str)] = &[
     ("testDurationSeconds", "2"),
 ];
 
-/// A request each 10 ms; fetches that end soon, and with them the run.
+/// A request every 10 ms, and fetches that end soon, so that the run ends soon.
 const PRODUCER: &str = "linger.ms=10";
 const CONSUMER: &str = "fetch.max.wait.ms=100";
 
-/// What is to be run.
+/// The parameters of a call.
 pub struct Trial {
     directory: TempDir,
     pub fake: Fake,
@@ -46,11 +46,11 @@ pub struct Trial {
     output: &'static str,
 }
 
-/// What came of it.
+/// The outcome of a call.
 pub struct Outcome {
     pub success: bool,
     pub stderr: String,
-    /// The results, in the order of the names of their files.
+    /// The results, ordered by file name.
     pub results: Vec<Value>,
 }
 
@@ -78,7 +78,7 @@ impl Trial {
         self
     }
 
-    /// A file, or a directory if its name does not say JSON.
+    /// A file, or a directory if its name does not end in JSON.
     pub fn output(mut self, output: &'static str) -> Trial {
         self.output = output;
         self
@@ -91,7 +91,7 @@ impl Trial {
         run_files(&self.directory, &workload, &driver, self.output)
     }
 
-    /// Of an honest end: the only result.
+    /// Runs the call, which must succeed. Returns the only result.
     pub fn succeed(&self) -> Value {
         let mut outcome = self.run();
         assert!(outcome.success, "it failed: {}", outcome.stderr);
@@ -99,7 +99,7 @@ impl Trial {
         outcome.results.remove(0)
     }
 
-    /// Of an end with an error: what was said. Nothing that looks like a result may be left behind.
+    /// Runs the call, which must fail. Returns the message. It must leave no file that looks like a result.
     pub fn fail(&self, why: &str) -> String {
         let outcome = self.run();
         assert!(!outcome.success, "{why}: it succeeded: {}", outcome.stderr);
@@ -115,7 +115,7 @@ pub fn driver(address: SocketAddr, producer: &[&str]) -> String {
     )
 }
 
-/// Runs one workload file on one driver file.
+/// Runs one workload file with one driver file.
 pub fn run_files(directory: &TempDir, workload: &str, driver: &str, output: &str) -> Outcome {
     let path = |name: &str| directory.path().join(name);
     fs::write(path("workload.yaml"), workload).expect("the directory is there");
@@ -163,7 +163,7 @@ pub fn at(result: &Value, quantiles: &str, percentile: f64) -> f64 {
     found.unwrap_or_else(|| panic!("{quantiles} end below {percentile}: {pairs:?}")).1
 }
 
-/// As OMB's chart script reads them: `sorted((float(x), y) for x, y in values.items())`.
+/// The pairs as OMB's chart script reads them: `sorted((float(x), y) for x, y in values.items())`.
 pub fn quantile_pairs(result: &Value, name: &str) -> Vec<(f64, f64)> {
     let values = result[name].as_object().unwrap_or_else(|| panic!("{name} is no object"));
     let pair = |(x, y): (&String, &Value)| {

@@ -1,4 +1,4 @@
-//! A broker in a temporary directory, and requests to it as a client sends them.
+//! A broker in a temporary directory, and requests to it in the form of clients.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod transactional;
@@ -61,7 +61,7 @@ pub fn connect(broker: &Arc<Broker>) -> Connection {
     })
 }
 
-/// Everything of a frame but its size.
+/// A frame without its size.
 pub fn unframed(frame: &Chunks) -> Bytes {
     frame.to_bytes().slice(4..)
 }
@@ -80,7 +80,7 @@ pub async fn call<Q: Message, A: Message>(connection: &mut Connection, version: 
     message
 }
 
-/// As clients ask what there is.
+/// The ApiVersions request of a client.
 pub fn api_versions() -> m::ApiVersionsRequest {
     m::ApiVersionsRequest {
         client_software_name: Text::from_static("test"),
@@ -143,7 +143,7 @@ pub async fn produce(
     (answer.error_code, answer.base_offset, answer.log_append_time_ms)
 }
 
-/// What a fetch asks of one partition.
+/// A fetch of one partition.
 pub fn fetch_of(topic: &'static str, partition: i32, offset: i64) -> m::fetch_request::FetchTopic {
     m::fetch_request::FetchTopic {
         topic: Text::from_static(topic),
@@ -157,7 +157,7 @@ pub fn fetch_of(topic: &'static str, partition: i32, offset: i64) -> m::fetch_re
     }
 }
 
-/// A fetch with a session, or the beginning of one (epoch 0).
+/// A fetch in a session, or one that begins a session (epoch 0).
 pub fn fetch_request(
     session: (i32, i32),
     wait_ms: i32,

@@ -1,10 +1,15 @@
-//! Random clients against one group, from a seed: first anything goes, then they behave and the group must settle.
+//! Random clients against one group, from a seed. First they do anything; then they follow the protocol, and the group
+//! must settle.
 //!
-//! Checked besides what the group checks itself: every token is answered once and at the end none is left; two leaders
-//! never share a generation, nor two members one assignment; the generation never goes back; an assignment that a
-//! member holds is durable; after the members have gone the group is Empty and can be retired.
+//! The test checks, in addition to the group's own checks:
+//! - Every token is answered once, and none is left at the end.
+//! - Two leaders never share a generation, and two members never share an assignment.
+//! - The generation never goes back.
+//! - An assignment that a member holds is durable.
+//! - After the members have gone, the group is Empty and can be retired.
 //!
-//! The log becomes durable at random moments, refuses records now and then, and loses at a restart what is not durable.
+//! The log becomes durable at random moments, sometimes refuses records, and loses records that are not durable at a
+//! restart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +25,7 @@ use fastrand::Rng;
 const CLIENTS: usize = 5;
 const GROUP: &str = "g";
 
-/// What a token waits for.
+/// The request that a token stands for.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Asked {
     Join,
@@ -34,7 +39,7 @@ struct Client {
     version: i16,
     member_id: String,
     joined: Option<Joined>,
-    /// Synced in the generation it joined.
+    /// Whether the client has synced in the generation that it joined.
     synced: bool,
     waits: Option<ReplyToken>,
     protocols: Vec<&'static str>,
@@ -50,7 +55,7 @@ struct World {
     waiting: BTreeMap<ReplyToken, (usize, Asked)>,
     ids: u64,
     replies: Replies<Action>,
-    /// Each with the offset of the record.
+    /// The records, each with its offset.
     log: Vec<(i64, Bytes, Option<Bytes>)>,
     /// The offset up to which the log is durable.
     durable: i64,
@@ -240,7 +245,7 @@ impl World {
         self.replies.durable(self.durable).into_iter().for_each(|action| self.deliver(action));
     }
 
-    /// Some of the records, or all.
+    /// Makes some or all of the records durable.
     fn make_durable(&mut self) {
         self.durable = self.rng.i64(self.durable..=self.position + 1);
         for action in self.replies.durable(self.durable) {
@@ -258,7 +263,7 @@ impl World {
         self.now_ms = until;
     }
 
-    /// The broker restarts: what waits is lost, what is in the log comes back.
+    /// The broker restarts: waiting requests are lost, and the group is restored from the log.
     fn restart(&mut self) {
         self.waiting.clear();
         self.replies = Replies::default();
@@ -276,7 +281,7 @@ impl World {
                 Group::from_snapshot(GROUP, snapshot, self.config.clone(), self.now()).unwrap()
             }
         };
-        // Generations that were never durable may be given out again.
+        // Generations that were never durable may be used again.
         self.generation = self.group.generation();
         self.leaders.retain(|generation, _| *generation <= self.generation);
         self.assignments.retain(|(generation, _), _| *generation <= self.generation);
@@ -285,7 +290,7 @@ impl World {
         }
     }
 
-    /// As the coordinator does: records first, then answers.
+    /// Like the coordinator: records first, then answers.
     fn carry_out(&mut self, actions: Vec<Action>) {
         let records = self.group.unwritten().unwrap();
         let refused = !records.is_empty() && !self.behaves && self.rng.u8(..10) == 0;
@@ -318,7 +323,7 @@ impl World {
                     self.check_joined(&reply.member_id, joined);
                 }
                 let client = &mut self.clients[index];
-                // An answer to a request the client gave up on does not reach it.
+                // An answer to a request that the client gave up does not reach it.
                 if client.waits == Some(token) {
                     client.waits = None;
                     client.synced = false;
@@ -371,7 +376,7 @@ impl World {
         let mut durable = self.log.iter().filter(|(position, ..)| *position < self.durable);
         let stored = durable.any(|(_, _, value)| value.as_ref().is_some_and(contains));
         assert!(stored, "seed {}: {assignment} is not durable", self.seed);
-        // A rebalance may have begun since; the member then finds out by its next heartbeat.
+        // A rebalance may have begun since. Then the member learns of it with its next heartbeat.
         let generation = assignment.split('/').next().and_then(|generation| generation.parse().ok());
         let current = self.group.generation();
         let is_known = generation.is_none_or(|of: i32| of <= current);
@@ -384,7 +389,7 @@ impl World {
         }
     }
 
-    /// From now on clients do as the protocol says; the group has to become Stable with all that fit in.
+    /// From now on, clients follow the protocol. The group has to become Stable with all members that fit in.
     fn settle(&mut self) {
         let seats = CLIENTS.min(self.config.size_max);
         for client in &mut self.clients {
@@ -427,7 +432,7 @@ impl World {
         shown.state == State::Stable && members.len() == seats && members == synced
     }
 
-    /// All clients die. Nobody waits for ever, and nothing stays.
+    /// All clients die. No request waits for ever, and nothing of the group stays.
     fn end(&mut self) {
         for _ in 0..10 {
             self.advance(600_000);

@@ -1,7 +1,7 @@
-//! Runs one script against one group and writes down what came of it.
+//! Runs one script against one group and records the outcome.
 //!
-//! Everything durable goes through the real codec into a map that stands for the compacted topic; `restart` rebuilds
-//! the group from it.
+//! All durable data goes through the real codec into a map that represents the compacted topic. `restart` rebuilds the
+//! group from it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 const GROUP: &str = "g";
 
-/// The script with its `->` lines as they are.
+/// Runs a script. Returns it with the actual `->` lines.
 pub fn run(script: &str) -> String {
     let mut runner = Runner::new();
     let mut out = String::new();
@@ -44,26 +44,26 @@ struct Runner {
     config: GroupConfig,
     group: Group,
     now_ms: u64,
-    /// Records are durable only when the script says so.
+    /// Records become durable only when the script says so.
     durable_by_hand: bool,
-    /// The log takes no records.
+    /// The log refuses records.
     refuses: bool,
     clients: BTreeMap<String, Client>,
     waiting: BTreeMap<ReplyToken, String>,
-    /// Ids given out, by what they begin with.
+    /// The number of member ids handed out, by their prefix.
     ids_used: BTreeMap<String, u32>,
     tokens: u64,
     replies: Replies<Action>,
     /// Records that are not durable yet.
     tail: Vec<(Bytes, i64, Option<Bytes>)>,
-    /// The compacted topic: key to position and value.
+    /// The compacted topic: position and value by key.
     log: BTreeMap<Bytes, (i64, Bytes)>,
     position: i64,
     said: Vec<String>,
     during_advance: bool,
 }
 
-/// The words of a command: plain ones in order, `name=value` ones by name.
+/// The words of a command: plain words in order, `name=value` words by name.
 struct Words<'a> {
     plain: Vec<&'a str>,
     named: BTreeMap<&'a str, &'a str>,
@@ -295,7 +295,7 @@ impl Runner {
         self.tail.push((key, self.position, value));
     }
 
-    /// As the coordinator does: records first, then answers.
+    /// Like the coordinator: records first, then answers.
     fn carry_out(&mut self, actions: Vec<Action>) {
         let records = self.group.unwritten().unwrap();
         let refused = !records.is_empty() && self.refuses;
@@ -560,7 +560,7 @@ fn from_bytes(bytes: &Bytes) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// `@t+u` stands for a consumer's subscription (version 0, no user data).
+/// `@t+u` is a consumer's subscription (version 0, no user data).
 fn to_metadata(word: &str) -> Bytes {
     let Some(topics) = word.strip_prefix('@') else { return to_bytes(word) };
     let topics: Vec<_> = topics.split('+').filter(|t| !t.is_empty()).collect();
