@@ -48,7 +48,7 @@ pub enum OnAppend {
     KeepAndRefuse(ErrorCode),
 }
 
-/// A fault during the answer to a produce request, which happens once.
+/// A fault in the answer to a produce request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnAnswer {
     /// The answer consists of random bytes.
