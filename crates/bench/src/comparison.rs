@@ -88,7 +88,7 @@ pub struct Ratio {
     pub highest: f64,
 }
 
-/// The percentiles of a latency that are compared; besides them the largest.
+/// The compared percentiles of a latency, in addition to the maximum.
 const COMPARED: [f64; 5] = [50.0, 95.0, 99.0, 99.9, 99.99];
 
 #[derive(Clone, Copy, Debug)]
@@ -177,14 +177,15 @@ fn quotient(dividend: f64, divisor: f64) -> Option<f64> {
     (divisor > 0.0).then(|| dividend / divisor)
 }
 
-/// None stands for the largest. A test without consumers has no latency to them.
+/// The latency at a percentile, or the maximum for `None`, in milliseconds. `None` if nothing was measured, for
+/// instance without consumers.
 fn millis(latency: &LatencySeries, percentile: Option<f64>) -> Option<f64> {
     let summary = &latency.aggregated;
     let micros = percentile.map_or(Some(summary.max), |percentile| summary.percentile(percentile))?;
     (summary.max > 0.0).then_some(micros / 1e3)
 }
 
-/// The one in the middle, or the mean of the two there.
+/// The median. For an even number of values, the mean of the middle two.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,10 +1,11 @@
-//! Two brokers on one log, which lead half of the partitions each and pass them to each other while clients run: what
-//! `tests/clients/run --moving` lets real clients follow.
+//! Two brokers on one log. Each leads half of the partitions, and they pass partitions to each other while clients run.
+//! With `tests/clients/run --moving`, real clients follow the moves.
 //!
 //!     two_brokers DIRECTORY PORT PORT MILLISECONDS
 //!
-//! Every so many milliseconds a part of all partitions moves, those of internal topics with their coordinators as well. Both
-//! ports print a line once they listen; the program ends with its standard input, and says how many partitions moved.
+//! At each interval of MILLISECONDS, a part of all partitions moves. Partitions of internal topics move with their
+//! coordinators. Both ports print a line once they listen. The program ends with its standard input, and prints the
+//! number of moved partitions.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,9 +22,9 @@ use wire::Bytes;
 
 const LISTENER: &str = "PLAINTEXT";
 const FRAME_BYTES_MAX: usize = 100 << 20;
-/// Requests of a connection whose answers are still to come.
+/// Bound of the requests in flight on one connection.
 const IN_FLIGHT_MAX: usize = 100;
-/// The part of all partitions that move at a time.
+/// The share of all partitions that move at a time.
 const MOVING: f64 = 0.3;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -80,7 +81,7 @@ async fn serve(directory: PathBuf, ports: [u16; 2], every: Duration) -> Result<(
     Ok(())
 }
 
-/// Serves one connection: requests begin in their order, and are answered in it.
+/// Serves one connection. Requests begin in order and are answered in order.
 async fn connection(broker: Arc<Broker>, stream: TcpStream, peer: SocketAddr) -> Result<()> {
     stream.set_nodelay(true)?;
     let origin = Origin {

@@ -1,8 +1,8 @@
 //! The group coordinator, driven by the scripts in `tests/groups/*.script` and by seeded random clients.
 //!
-//! A script is a list of commands, each followed by the `->` lines it must produce, all of them and in order. A time
-//! before a command (or alone) first lets the clock run to it; what happens on the way is marked `@time`. Every reply
-//! and record carries its contents. `MAINSTEM_BLESS=1` rewrites the `->` lines; read the difference before committing.
+//! A script is a list of commands. Each command is followed by all `->` lines that it must produce, in order. A time
+//! before a command (or alone) first advances the clock to it. Events on the way are marked `@time`. Every reply and
+//! record is shown with its contents. `MAINSTEM_BLESS=1` rewrites the `->` lines; read the difference before committing.
 //!
 //! ```text
 //! config [initial-delay=MS] [max-size=N] [retention=MS] [durable=by-hand] [log=full|free]
@@ -16,7 +16,7 @@
 //! fetch KEY .. | delete-offsets KEY .. | expire | delete-group | describe | restart
 //! ```
 //! A client's member id is its name (or instance id) and a number. Metadata `@t+u` is a consumer's subscription to the
-//! topics t and u. Member id, instance and generation default to what the client was told last.
+//! topics t and u. Member id, instance and generation default to the last values that the client received.
 
 #![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
 

@@ -8,14 +8,14 @@ use crate::caller::Principal;
 
 /// The name of the one resource of type cluster.
 pub const CLUSTER_NAME: &str = "kafka-cluster";
-/// In place of a resource's name or a host: any.
+/// Stands for any name of a resource, or any host.
 pub const WILDCARD: &str = "*";
 /// The principal that stands for all.
 pub const EVERYBODY: &str = "User:*";
-/// In a filter: any. 0 is a value that the sender knew and we do not.
+/// In a filter, stands for any value. 0 is a value that the sender knew and this server does not.
 const ANY: i8 = 1;
 
-/// Gives an enum the codes that requests carry, and the names that Kafka's log and tools show.
+/// Defines an enum with the codes in requests and the names in Kafka's log and tools.
 macro_rules! coded {
     ($(#[$doc:meta])* $name:ident { $($variant:ident = $code:literal),+ $(,)? }) => {
         $(#[$doc])*

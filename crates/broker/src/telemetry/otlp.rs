@@ -1,5 +1,5 @@
-//! Metrics as clients push them: OpenTelemetry's `MetricsData` (OTLP v1), a protobuf message. Only what is shown is read:
-//! numbers of gauges and sums, with their attributes.
+//! Decodes the metrics that clients push: OpenTelemetry's `MetricsData` (OTLP v1), a protobuf message. Only the exported
+//! parts are read: values of gauges and sums, with their attributes.
 //!
 //! ```text
 //! MetricsData     1: ResourceMetrics*
@@ -12,7 +12,7 @@
 //! KeyValue        1: key, 2: AnyValue
 //! AnyValue        1: string, 2: bool, 3: int64, 4: double
 //! ```
-//! The bytes come from a client. Nothing is allocated for more than they hold, and no more is kept than the bounds here.
+//! The bytes come from a client. No allocation exceeds the size of the bytes, and the bounds below limit what is kept.
 
 /// Bound of the points of one push that are kept. Later points are skipped.
 pub const POINTS_MAX: usize = 500;

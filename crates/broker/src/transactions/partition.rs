@@ -25,7 +25,8 @@ pub struct AbortedTransaction {
 pub struct PartitionTransactions {
     /// The first offset of each producer's open transaction.
     open: HashMap<i64, Offset>,
-    /// Transactions by first offset: `None` for an open one, or the offset after the marker of one that has ended.
+    /// Transactions by first offset. The value is `None` for an open transaction, and the offset after the marker for
+    /// an ended one.
     unstable: BTreeMap<Offset, Option<Offset>>,
     /// Aborted transactions in the order of their markers. Each has the offset before which none of the later ones
     /// begins.
