@@ -52,7 +52,7 @@ pub struct Asked {
 struct Instance {
     labels: ClientLabels,
     asked: Asked,
-    /// The version of the subscriptions at the time of the client's last request for them.
+    /// The version of the subscriptions that `asked` was derived from.
     version: u64,
     terminating: bool,
     /// Whether the last push was refused for a reason that a new subscription fixes. The client may then ask for one at

@@ -94,7 +94,7 @@ impl Users {
         of.iter().last().map(|(hash, credential)| (hash, credential.clone()))
     }
 
-    /// The cost of a password check for a user that does not exist. It equals the cost for an existing user.
+    /// The cost of a password check for a user that does not exist: that of one of the existing users, or the default.
     pub fn usual_cost(&self) -> (Hash, NonZeroU32) {
         let image = self.0.image();
         let some = image.credentials.iter().next().and_then(|(name, _)| self.find_any(split(name)?.1));
