@@ -214,7 +214,7 @@ def transactions(program):
         if with_offsets:
             # The end of a transaction is answered before all of its markers are written.
             committed = {"0": 3 if index == 2 else 1}
-            until(lambda: committed_of(program, group, topic) == committed, f"the group to be at {committed}")
+            until(lambda: repeated(program, "committed", group=group, topic=topic) == committed, f"the group to be at {committed}")
     last = produce(program, topic, batch(program, 1, "after all", 1), {0: next_offset})
     visible = {**sent[0], **sent[2], **last}
     same(program, visible, read(program, topic, visible, committed=True))
@@ -229,7 +229,7 @@ def group(program):
     got = consume(program, name, topic, 35)
     got += consume(program, name, topic, 25)
     if "committed" in program.operations:
-        found = committed_of(program, name, topic)
+        found = repeated(program, "committed", group=name, topic=topic)
         assert found == {str(p): 20 for p in range(PARTITIONS)}, f"committed: {found}"
     starts = {partition: 20 for partition in range(PARTITIONS)}
     sent.update(produce(program, topic, batch(program, 9, "group again"), starts))
@@ -237,15 +237,18 @@ def group(program):
     same(program, sent, sorted(got, key=lambda r: (r["partition"], r["offset"])))
 
 
-def committed_of(program, group, topic):
-    """What a group has committed. librdkafka gives its caller the error of a coordinator that has just moved: rd_kafka_committed
-    looks for the new one and does not ask it, with whichever server."""
+# Errors of a leader or coordinator that has just moved.
+MOVED = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "NOT_LEADER", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH")
+
+
+def repeated(program, operation, **arguments):
+    """An operation that some clients try once, whatever the server: rd_kafka_committed and the admin client of librdkafka look for
+    the new leader or coordinator, and give their caller the error. Where brokers move, the caller asks again."""
     while True:
         try:
-            return program.call("committed", group=group, topic=topic)
+            return program.call(operation, **arguments)
         except RequestFailed as error:
-            passing = ("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE")
-            if program.brokers == 1 or not any(code in str(error) for code in passing):
+            if program.brokers == 1 or not any(code in str(error) for code in MOVED):
                 raise
             time.sleep(0.05)
 
@@ -279,7 +282,7 @@ def offsets_by_time(program):
         wanted |= {"earliest": 0, "latest": 20}
     for operation in program.operations & {"offset_at", "admin_offset_at"}:
         for at, offset in wanted.items():
-            found = program.call(operation, topic=topic, partition=0, at=at)
+            found = repeated(program, operation, topic=topic, partition=0, at=at)
             # Where no record is as late, some clients say the end.
             right = found == offset or offset == -1 and "none so late" in program.lacks and found == 20
             assert right, f"{operation} {at - times[0] if isinstance(at, int) else at}: {found}, not {offset}"
@@ -288,7 +291,7 @@ def offsets_by_time(program):
 def delete_records(program):
     topic = new_topic(program, "delete-records", 1)
     sent = produce(program, topic, batch(program, 20, "delete records", 1))
-    low = program.call("delete_records", topic=topic, partition=0, offset=12)
+    low = repeated(program, "delete_records", topic=topic, partition=0, offset=12)
     assert low in (None, 12), f"low watermark {low}"
     left = {place: record for place, record in sent.items() if place[1] >= 12}
     same(program, left, read(program, topic, sent))
