@@ -4,6 +4,7 @@ import collections
 import json
 import random
 import re
+import time
 import urllib.error
 import urllib.request
 
@@ -21,6 +22,8 @@ COUNT_LINES, COUNT_WORDS_A_LINE = 2000, 6
 WORDS = [f"word{n}" for n in range(50)]
 CONNECT_LINES = 5000
 MIRRORED_RECORDS, MIRRORED_PARTITIONS = 4000, 3
+# Not older than topics are kept: retention looks every five minutes, and the server of this suite runs for as long.
+MIRRORED_FROM_MS = int(time.time() * 1000) - 3_600_000
 # How soon a member that was killed is missed. Streams' consumers otherwise take 45 seconds.
 SESSION_MS = 10_000
 
@@ -214,7 +217,7 @@ def mirrored_record(n):
     key = None if n % 11 == 0 else b"key %d" % (n % 100)
     value = None if n % 13 == 0 else bytes([n % 256]) * (n % 300)
     headers = (("n", b"%d" % n), ("n", b"\xff\x00"), ("none", None)) if n % 3 == 0 else ()
-    return Record(n % MIRRORED_PARTITIONS, key, value, headers, 1_760_000_000_000 + n * 7)
+    return Record(n % MIRRORED_PARTITIONS, key, value, headers, MIRRORED_FROM_MS + n * 7)
 
 
 def mirror_maker(cluster, tools):
