@@ -217,8 +217,8 @@ impl Broker {
                     continue;
                 }
                 let oldest = config.retention_ms.map(|ms| Timestamp(now_ms.saturating_sub(ms)));
-                let Ok(home) = partition.home() else { continue };
-                if let Some(start) = home.log.log.retain(&home.stream, oldest, config.retention_bytes) {
+                let Ok(log) = partition.log() else { continue };
+                if let Some(start) = log.retain(oldest, config.retention_bytes) {
                     tracing::debug!(topic = %topic.name, partition = partition.index, %start, "retention");
                 }
             }
@@ -228,7 +228,7 @@ impl Broker {
     fn maintain_transaction_indexes(&self) {
         let start_of = |stream| {
             let partition = self.topics.of_stream(stream)?;
-            Some(partition.home().ok()?.stream.bounds().start)
+            Some(partition.log().ok()?.bounds().start)
         };
         for log in self.logs.all() {
             log.transactions.maintain(&log.log, start_of, self.now_ms());

@@ -1,15 +1,17 @@
 //! Internal topics: writes the server's own records as batches, and reads them back.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use model::{BatchHeader, Compression, Offset, Timestamp};
 use parking_lot::Mutex;
-use storage::{AppendError, Completion, ReadRequest, ReadStep, Stretch};
+use storage::{AppendError, Completion, ReadStep, Stretch};
 use tokio::sync::oneshot;
 use wire::records::{self, BatchBuilder};
 
-use crate::partition::{Checked, Home, Partition};
+use crate::partition::log::PartitionLog;
+use crate::partition::{Checked, Partition};
 
 /// A record of an internal topic: key and value; a `None` value is a tombstone.
 pub type InternalRecord = (Bytes, Option<Bytes>);
@@ -58,15 +60,15 @@ pub fn batch_of(records: &[InternalRecord], now_ms: i64, producer: Option<(i64, 
 /// The partitions are read together, in the order of their batches in the log. The batches of different partitions are
 /// interleaved, so reading one partition after the other would read the log once for each partition.
 pub fn read_records(
-    partitions: &[(&Partition, &Home)],
+    partitions: &[(&Partition, &Arc<dyn PartitionLog>)],
     mut take: impl FnMut(usize, &BatchHeader, &records::RecordView),
 ) -> Vec<Result<(), storage::ReadError>> {
     let mut readers: Vec<_> =
-        partitions.iter().map(|(partition, home)| Reader::new(partition, home)).collect();
+        partitions.iter().map(|(partition, log)| Reader::new(partition, &***log)).collect();
     let mut ended: Vec<Result<(), storage::ReadError>> = partitions.iter().map(|_| Ok(())).collect();
     let mut waiting = BTreeSet::new();
     let mut read_on = |at: usize, from_disk: bool, waiting: &mut BTreeSet<_>| {
-        let log = partitions[at].1.log.id;
+        let log = partitions[at].1.log_id();
         match readers[at].read_on(from_disk, |header, record| take(at, header, record)) {
             Ok(Some((stretch, position))) => drop(waiting.insert((log, stretch, position, at))),
             Ok(None) => {}
@@ -83,13 +85,13 @@ pub fn read_records(
 /// The reader of one partition.
 struct Reader<'a> {
     partition: &'a Partition,
-    home: &'a Home,
+    log: &'a dyn PartitionLog,
     from: Offset,
 }
 
 impl<'a> Reader<'a> {
-    fn new(partition: &'a Partition, home: &'a Home) -> Reader<'a> {
-        Reader { partition, home, from: home.stream.bounds().start }
+    fn new(partition: &'a Partition, log: &'a dyn PartitionLog) -> Reader<'a> {
+        Reader { partition, log, from: log.bounds().start }
     }
 
     /// Reads data that is in the caches. With `from_disk`, first reads the partition's batches of one stretch of the
@@ -99,14 +101,8 @@ impl<'a> Reader<'a> {
         from_disk: bool,
         mut take: impl FnMut(&BatchHeader, &records::RecordView),
     ) -> Result<Option<(Stretch, u32)>, storage::ReadError> {
-        let log = &self.home.log.log;
-        let mut request = ReadRequest {
-            stream: self.home.stream.clone(),
-            from: self.from,
-            until: Offset(i64::MAX),
-            bytes_max: LOAD_READ_BYTES,
-            at_least_one: true,
-        };
+        let log = self.log;
+        let mut request = log.request(self.from, Offset(i64::MAX), LOAD_READ_BYTES);
         let mut read = match from_disk {
             true => ReadStep::Ready(log.read_stretch(&request)?),
             false => log.read(&request)?,
@@ -198,10 +194,10 @@ mod tests {
     }
 
     fn append(partition: &Partition, record: InternalRecord) {
-        let home = partition.home().unwrap();
+        let log = partition.log().unwrap();
         let batch = batch_of(&[record], 0, None);
         let admission = loop {
-            match home.log.log.admit(batch.bytes.len()) {
+            match log.admit(batch.bytes.len()) {
                 Ok(admission) => break admission,
                 // The log is preparing another segment.
                 Err(AdmitError::Busy) => std::thread::yield_now(),
@@ -209,7 +205,7 @@ mod tests {
             }
         };
         let order = Order::plain(admission, Durability::Written, None, 0);
-        partition.append(home, batch, order).unwrap();
+        partition.append(&**log, batch, order).unwrap();
     }
 
     #[test]
@@ -226,7 +222,7 @@ mod tests {
         logs.close();
         let (logs, partitions) = open(&disk, &store, home.path());
         let there: Vec<_> =
-            partitions.iter().map(|partition| (partition, partition.home().unwrap())).collect();
+            partitions.iter().map(|partition| (partition, partition.log().unwrap())).collect();
         let mut found: HashMap<usize, Vec<u32>> = HashMap::new();
         let read = read_records(&there, |at, _, record| {
             let key = record.key.as_ref().unwrap();
@@ -254,7 +250,7 @@ mod tests {
         logs.close();
         let (logs, partitions) = open(&disk, &store, home.path());
         let mut expected = 0;
-        let read = read_records(&[(&partitions[0], partitions[0].home().unwrap())], |_, _, record| {
+        let read = read_records(&[(&partitions[0], partitions[0].log().unwrap())], |_, _, record| {
             assert_eq!(record.key.as_ref().unwrap()[..], u32::to_be_bytes(expected));
             expected += 1;
         });

@@ -17,7 +17,7 @@ use meta::{Change, MetaError, Store};
 use model::{Offset, StreamId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use storage::{Admission, AdmitError, AppendError, Committed, Listener, Log, SystemClock};
+use storage::{AdmitError, AppendError, Committed, Listener, Log, SystemClock};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -42,8 +42,6 @@ const CACHE_BYTES_MIN: usize = 4 * 1024 * 1024;
 const LOG_PREFIX: &str = "logs/";
 /// The log of partitions whose metadata names no log. They were created when there was only one.
 const FIRST_LOG_KEY: &str = "first_log";
-/// Time that an append waits for the preparer to make room before it is refused.
-const ROOM_PATIENCE: Duration = Duration::from_secs(10);
 /// The remedy for a missing log.
 const REMEDY: &str = "bring it back and restart, or delete the topics to give the records up";
 
@@ -110,18 +108,6 @@ pub struct OpenLog {
 }
 
 impl OpenLog {
-    /// Waits until there is room for `bytes`, for at most [`ROOM_PATIENCE`].
-    pub async fn admit(&self, bytes: usize) -> Result<Admission, AdmitError> {
-        let deadline = tokio::time::Instant::now() + ROOM_PATIENCE;
-        loop {
-            let room = self.room.notified();
-            match self.log.admit(bytes) {
-                Err(AdmitError::Busy) if tokio::time::timeout_at(deadline, room).await.is_ok() => {}
-                admitted => return admitted,
-            }
-        }
-    }
-
     /// The error that stopped the log. `None` if it runs or was closed.
     pub fn failure(&self) -> Option<AppendError> {
         self.log.stopped().filter(|error| matches!(error, AppendError::Poisoned(_)))

@@ -384,7 +384,7 @@ impl Topics {
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
         let partitions = topic.partitions();
         let lost: HashSet<u64> =
-            partitions.iter().filter(|it| it.home().is_err()).map(|it| it.stream_id.0).collect();
+            partitions.iter().filter(|it| it.log().is_err()).map(|it| it.stream_id.0).collect();
         let count = self.metadata.update(|image| {
             let mut record = TopicRecord::clone(found(image, name, &topic.id)?);
             // Some partitions may have been replaced in the meantime and have new records.
@@ -414,10 +414,10 @@ impl Topics {
     fn held(&self) -> HashMap<Uuid, Held> {
         let mut all: HashMap<Uuid, Held> = HashMap::new();
         let partitions: Vec<Arc<Partition>> = self.by_stream.read().values().cloned().collect();
-        for home in partitions.iter().filter_map(|partition| partition.home().ok()) {
-            let held = all.entry(home.log.id).or_default();
+        for log in partitions.iter().filter_map(|partition| partition.log().ok()) {
+            let held = all.entry(log.log_id()).or_default();
             held.partitions += 1;
-            held.promised_bytes += self.logs.promise(home.stream.bounds().bytes);
+            held.promised_bytes += self.logs.promise(log.bounds().bytes);
         }
         all
     }
@@ -472,8 +472,8 @@ impl Topics {
         self.by_stream.write().remove(&partition.stream_id);
         partition.set_deleted();
         // Streams in a lost directory are dropped when the directory is back, because no topic owns them.
-        if let Ok(home) = partition.home() {
-            home.log.log.delete(&home.stream, None);
+        if let Ok(log) = partition.log() {
+            log.delete();
         }
     }
 

@@ -431,19 +431,35 @@ async fn a_transaction_that_is_open_too_long_is_aborted_and_a_hanging_one_can_be
         name: Text::from_static("t"),
         partition_indexes: vec![0, 9],
     };
-    let marker = m::write_txn_markers_request::WritableTxnMarker {
+    let marker = |coordinator_epoch: i32| m::write_txn_markers_request::WritableTxnMarker {
         producer_id: hanging.id,
         producer_epoch: hanging.epoch,
-        topics: vec![topic],
+        topics: vec![topic.clone()],
+        coordinator_epoch,
         ..Default::default()
     };
-    let request = m::WriteTxnMarkersRequest { markers: vec![marker] };
-    let answer: m::WriteTxnMarkersResponse = call(&mut reader, 1, &request).await;
-    let partitions = &answer.markers[0].topics[0].partitions;
+    let mut written = async |coordinator_epoch: i32| {
+        let request = m::WriteTxnMarkersRequest { markers: vec![marker(coordinator_epoch)] };
+        let answer: m::WriteTxnMarkersResponse = call(&mut reader, 1, &request).await;
+        let partitions = &answer.markers[0].topics[0].partitions;
+        (partitions[0].error_code, partitions[1].error_code)
+    };
     let unknown = ErrorCode::UnknownTopicOrPartition.code();
-    assert_eq!((partitions[0].error_code, partitions[1].error_code), (NONE, unknown));
+    assert_eq!(written(7).await, (NONE, unknown));
+    // As in Kafka, the marker of a coordinator that another one has replaced is refused.
+    assert_eq!(written(6).await, (ErrorCode::TransactionCoordinatorFenced.code(), unknown));
     let seen = read(&mut reader, "t", 0, 0, true).await;
     assert_eq!(seen, Seen { values: vec![], last_stable_offset: 4, high_watermark: 4 });
+    let request = m::DescribeProducersRequest {
+        topics: vec![m::describe_producers_request::TopicRequest {
+            name: Text::from_static("t"),
+            partition_indexes: vec![0],
+        }],
+    };
+    let answer: m::DescribeProducersResponse = call(&mut reader, 0, &request).await;
+    let producers = &answer.topics[0].partitions[0].active_producers;
+    let ended = producers.iter().find(|producer| producer.producer_id == hanging.id).unwrap();
+    assert_eq!(ended.coordinator_epoch, 7);
 
     let request = m::ListTransactionsRequest {
         state_filters: vec![Text::from_static("Ongoing"), Text::from_static("Asleep")],

@@ -38,8 +38,8 @@ pub async fn alter_replica_log_dirs(
         let log = log.ok_or(ErrorCode::LogDirNotFound)?;
         let partition = topic.and_then(|topic| topic.partition(index));
         let partition = partition.ok_or(ErrorCode::UnknownTopicOrPartition)?;
-        match partition.home() {
-            Ok(home) if Arc::ptr_eq(&home.log, log) => Ok(()),
+        match partition.log() {
+            Ok(held) if held.log_id() == log.id => Ok(()),
             Ok(_) => Err(ErrorCode::InvalidReplicaAssignment),
             Err(_) => Err(ErrorCode::KafkaStorageError),
         }
@@ -87,10 +87,10 @@ pub async fn describe_log_dirs(
             let mut topics: Vec<dld::DescribeLogDirsTopic> = Vec::new();
             for topic in broker.topics.all() {
                 let size = |partition: &Arc<Partition>| {
-                    let home = partition.home().ok().filter(|home| Arc::ptr_eq(&home.log, log))?;
+                    let held = partition.log().ok().filter(|held| held.log_id() == log.id)?;
                     wanted(partition).then(|| dld::DescribeLogDirsPartition {
                         partition_index: partition.index,
-                        partition_size: i64::try_from(home.stream.bounds().bytes).unwrap_or(i64::MAX),
+                        partition_size: i64::try_from(held.bounds().bytes).unwrap_or(i64::MAX),
                         offset_lag: 0,
                         is_future_key: false,
                     })
@@ -142,7 +142,7 @@ pub async fn elect_leaders(request: Request<m::ElectLeadersRequest>) -> m::Elect
             let why = format!("No such partition as {}-{index}", topic.name);
             return (ErrorCode::UnknownTopicOrPartition, why.into());
         };
-        let error = match partition.home() {
+        let error = match partition.log() {
             Ok(_) => {
                 let why = Text::from_static("Leader election not needed for topic partition.");
                 return (ErrorCode::ElectionNotNeeded, why);
@@ -416,7 +416,7 @@ fn with_partitions(
 }
 
 fn described(partition: &Partition) -> dtp::DescribeTopicPartitionsResponsePartition {
-    let (Leader { node, epoch: leader_epoch }, lost) = (partition.leader(), partition.home().is_err());
+    let (Leader { node, epoch: leader_epoch }, lost) = (partition.leader(), partition.log().is_err());
     let error = if lost { ErrorCode::LeaderNotAvailable } else { ErrorCode::None };
     dtp::DescribeTopicPartitionsResponsePartition {
         error_code: error.code(),

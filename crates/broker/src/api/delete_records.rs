@@ -14,6 +14,7 @@ use wire::messages::{DeleteRecordsRequest, delete_records_request::DeleteRecords
 
 use crate::broker::Broker;
 use crate::failure::Failure;
+use crate::partition::log::PartitionLog;
 use crate::request::Request;
 use crate::security::{Operation, audit};
 use crate::topics::Topic;
@@ -78,14 +79,14 @@ pub async fn answer(
 }
 
 struct Begun {
-    stream: Arc<storage::Stream>,
+    log: Arc<dyn PartitionLog>,
     done: oneshot::Receiver<Result<(), AppendError>>,
 }
 
 impl Begun {
     async fn finish(self) -> Result<Offset, Failure> {
         self.done.await.unwrap_or(Err(AppendError::Closed))?;
-        Ok(self.stream.bounds().start)
+        Ok(self.log.bounds().start)
     }
 }
 
@@ -98,20 +99,19 @@ fn begin(broker: &Broker, topic: Option<&Topic>, asked: &DeleteRecordsPartition)
     if !topic.config().deletes {
         return Err(ErrorCode::PolicyViolation.into());
     }
-    let home = broker.replica(&partition)?.home;
-    let bounds = home.stream.bounds();
-    let to = if asked.offset == ALL { bounds.committed } else { Offset(asked.offset) };
-    if to < Offset::ZERO || to > bounds.committed {
+    let log = broker.replica(&partition)?.log;
+    let bounds = log.bounds();
+    let to = if asked.offset == ALL { bounds.visible } else { Offset(asked.offset) };
+    if to < Offset::ZERO || to > bounds.visible {
         return Err(ErrorCode::OffsetOutOfRange.into());
     }
     let (sender, done) = oneshot::channel();
-    let stream = home.stream.clone();
     let trimmed = Trimmed(Mutex::new(Some(sender)));
     if to <= bounds.start {
         // The start only moves once that is durable, so there is nothing to do.
         trimmed.complete(Ok(()));
     } else {
-        home.log.log.trim(&stream, to, Some(Arc::new(trimmed)));
+        log.trim(to, Arc::new(trimmed));
     }
-    Ok(Begun { stream, done })
+    Ok(Begun { log: log.clone(), done })
 }

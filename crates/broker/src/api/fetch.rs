@@ -22,7 +22,7 @@ use crate::api::reads::{
 use crate::broker::Broker;
 use crate::caller::Caller;
 use crate::failure::Failure;
-use crate::partition::Home;
+use crate::partition::log::PartitionLog;
 use crate::placement::Leader;
 use crate::quotas::{Payer, Quota};
 use crate::request::Request;
@@ -359,7 +359,7 @@ impl Looks {
 /// A look at a partition whose next batch must be read from disk.
 struct ColdLook {
     look: Look,
-    home: Home,
+    log: Arc<dyn PartitionLog>,
     stretch: Stretch,
     position: u32,
 }
@@ -377,7 +377,7 @@ async fn read_cold(slots: &mut Slots, mut cold: Vec<ColdLook>, limits: &Limits, 
     if cold.is_empty() {
         return;
     }
-    let log = |cold: &ColdLook| Arc::as_ptr(&cold.home.log).addr();
+    let log = |cold: &ColdLook| cold.log.log_id();
     // The longest-waiting partition is read before the others, which may fill the answer.
     let first = cold.remove(0);
     cold.sort_by_key(|cold| (log(cold), cold.stretch, cold.position));
@@ -407,16 +407,16 @@ async fn read_portion(
     force: bool,
 ) {
     let mut requests = Vec::with_capacity(cold.len());
-    cold.retain(|ColdLook { look, home, .. }| {
+    cold.retain(|ColdLook { look, log, .. }| {
         let Some(slot) = slots.slot(look.slot) else { return false };
-        let mut request = read_request(slot, home, &look.data, limits, looks.bytes);
+        let mut request = read_request(slot, &**log, &look.data, limits, looks.bytes);
         request.at_least_one |= force;
         requests.push(request);
         true
     });
-    let Some(log) = cold.first().map(|cold| cold.home.log.clone()) else { return };
+    let Some(log) = cold.first().map(|cold| cold.log.clone()) else { return };
     let bytes_max = limits.bytes_max.saturating_sub(looks.bytes);
-    let results = read_later(&log.log, requests, bytes_max).await;
+    let results = read_later(&*log, requests, bytes_max).await;
     for (ColdLook { mut look, .. }, result) in cold.into_iter().zip(results) {
         let slot = slots.slot(look.slot).expect("a fetch removes no slots while it reads");
         look.put(slot, limits, result);
@@ -432,10 +432,10 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
         bytes: 0,
         cut_short: false,
     };
-    match home_of(slot, limits, &mut look.data) {
-        Ok(home) => match home.log.log.read(&read_request(slot, home, &look.data, limits, taken)) {
+    match log_of(slot, limits, &mut look.data) {
+        Ok(log) => match log.read(&read_request(slot, &**log, &look.data, limits, taken)) {
             Ok(ReadStep::Cold { stretch, position }) => {
-                return Looked::Cold(ColdLook { look, home: home.clone(), stretch, position });
+                return Looked::Cold(ColdLook { look, log: log.clone(), stretch, position });
             }
             Ok(ReadStep::Ready(batches)) => look.put(slot, limits, Ok(batches)),
             Err(error) => look.put(slot, limits, Err(error)),
@@ -462,8 +462,12 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
     Looked::Done(look)
 }
 
-/// The location of the slot's partition. Puts the partition's bounds into `data`.
-fn home_of<'a>(slot: &'a Slot, limits: &Limits, data: &mut PartitionData) -> Result<&'a Home, Failure> {
+/// The log of the slot's partition. Puts the partition's bounds into `data`.
+fn log_of<'a>(
+    slot: &'a Slot,
+    limits: &Limits,
+    data: &mut PartitionData,
+) -> Result<&'a Arc<dyn PartitionLog>, Failure> {
     let unknown_id = limits.by_id && slot.name.is_empty();
     let missing = if unknown_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
     if !slot.allowed {
@@ -483,17 +487,17 @@ fn home_of<'a>(slot: &'a Slot, limits: &Limits, data: &mut PartitionData) -> Res
         // The client asks for records that were never here.
         return Err(ErrorCode::OffsetOutOfRange.into());
     }
-    let home = partition.replica(limits.node)?.home;
-    let bounds = home.stream.bounds();
-    data.high_watermark = bounds.committed.0;
-    data.last_stable_offset = partition.last_stable_offset(bounds.committed).0;
+    let log = partition.replica(limits.node)?.log;
+    let bounds = log.bounds();
+    data.high_watermark = bounds.visible.0;
+    data.last_stable_offset = partition.last_stable_offset(bounds.visible).0;
     data.log_start_offset = bounds.start.0;
-    Ok(home)
+    Ok(log)
 }
 
 fn read_request(
     slot: &Slot,
-    home: &Home,
+    log: &dyn PartitionLog,
     data: &PartitionData,
     limits: &Limits,
     taken: usize,
@@ -501,13 +505,9 @@ fn read_request(
     // Records committed during a read from disk are above the high watermark in the answer, and so are not read.
     let until = if limits.read_committed { data.last_stable_offset } else { data.high_watermark };
     let own_max = usize::try_from(slot.bytes_max).unwrap_or(0);
-    ReadRequest {
-        stream: home.stream.clone(),
-        from: Offset(slot.offset),
-        until: Offset(until),
-        bytes_max: own_max.min(limits.bytes_max.saturating_sub(taken)),
-        at_least_one: taken == 0,
-    }
+    let bytes_max = own_max.min(limits.bytes_max.saturating_sub(taken));
+    let request = log.request(Offset(slot.offset), Offset(until), bytes_max);
+    ReadRequest { at_least_one: taken == 0, ..request }
 }
 
 /// The aborted transactions with records from the slot's offset up to `next`, the end of the batches read.

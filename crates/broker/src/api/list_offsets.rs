@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use model::batch::HEADER_BYTES;
 use model::{BatchHeader, Offset, Timestamp, TimestampType};
-use storage::ReadRequest;
 use tokio::sync::oneshot;
 use wire::messages::list_offsets_request::ListOffsetsTopic;
 use wire::messages::list_offsets_response::{
@@ -23,7 +22,8 @@ use wire::{Bytes, ErrorCode, Limits};
 use crate::api::reads::{READ_COMMITTED, check_leader_epoch, read_batches};
 use crate::broker::Broker;
 use crate::failure::Failure;
-use crate::partition::{Home, Partition, Replica};
+use crate::partition::log::PartitionLog;
+use crate::partition::{Partition, Replica};
 use crate::placement::FIRST_EPOCH;
 use crate::request::Request;
 use crate::security::Operation;
@@ -142,25 +142,25 @@ async fn find(
     timestamp: i64,
     stable: bool,
 ) -> Result<Place, Failure> {
-    let home = broker.replica(partition)?.home;
+    let log = broker.replica(partition)?.log;
     if !matches!(timestamp, EARLIEST | EARLIEST_LOCAL) {
         // Records acknowledged with acks=1 may not be visible yet, so wait until they are: one group commit at most. If
         // the log has stopped or the disk hangs, the visible records decide.
-        let seen = partition.committed(home, partition.next_offset());
+        let seen = partition.committed(&**log, partition.next_offset());
         let _ = tokio::time::timeout(SEEN_PATIENCE, seen).await;
     }
-    let bounds = home.stream.bounds();
+    let bounds = log.bounds();
     let end = match stable {
-        true => partition.last_stable_offset(bounds.committed),
-        false => bounds.committed,
+        true => partition.last_stable_offset(bounds.visible),
+        false => bounds.visible,
     };
     let visible = |place: Place| place.filter(|(offset, _)| *offset < end);
     match timestamp {
         LATEST => Ok(Some((end, Timestamp::NONE))),
         EARLIEST | EARLIEST_LOCAL => Ok(Some((bounds.start, Timestamp::NONE))),
         LATEST_TIERED | EARLIEST_PENDING_UPLOAD => Ok(None),
-        MAX_TIMESTAMP => search(broker, home, None).await.map(visible),
-        0.. => search(broker, home, Some(Timestamp(timestamp))).await.map(visible),
+        MAX_TIMESTAMP => search(broker, log, None).await.map(visible),
+        0.. => search(broker, log, Some(Timestamp(timestamp))).await.map(visible),
         // A later version of Kafka may know this timestamp.
         _ => Err(ErrorCode::UnsupportedVersion.into()),
     }
@@ -169,30 +169,18 @@ async fn find(
 /// The first record at or after `timestamp`. Without a timestamp, the record with the largest timestamp.
 async fn search(
     broker: &Arc<Broker>,
-    Home { log, stream }: &Home,
+    log: &Arc<dyn PartitionLog>,
     timestamp: Option<Timestamp>,
 ) -> Result<Place, Failure> {
     let (sender, receiver) = oneshot::channel();
-    let searched = stream.clone();
-    log.log.spawn_read(move |log| {
-        let place = match timestamp {
-            Some(timestamp) => log.first_at_or_after(&searched, timestamp),
-            None => log.with_max_timestamp(&searched),
-        };
-        // If the client disconnected, no task waits for the result.
-        let _ = sender.send(place);
-    });
+    // If the client disconnected, no task waits for the result.
+    log.search(timestamp, Box::new(move |place| drop(sender.send(place))));
     let place = receiver.await.unwrap_or(Err(storage::ReadError::Closed))?;
     let Some(place) = place else { return Ok(None) };
-    let request = ReadRequest {
-        stream: stream.clone(),
-        from: place.base_offset.max(stream.bounds().start),
-        until: Offset(i64::MAX),
-        bytes_max: 1,
-        at_least_one: true,
-    };
-    let batch = Bytes::from(read_batches(&log.log, request).await?.chunks.concat());
-    let start = stream.bounds().start;
+    let from = place.base_offset.max(log.bounds().start);
+    let request = log.request(from, Offset(i64::MAX), 1);
+    let batch = Bytes::from(read_batches(&**log, request).await?.chunks.concat());
+    let start = log.bounds().start;
     // A small batch may hold millions of records.
     let found = broker.walks.run(SEARCH_BYTES_MAX, move |limits| record_in(&batch, timestamp, start, limits));
     found.await.map_err(|why| Failure::because(ErrorCode::CorruptMessage, why.to_string()))
@@ -238,10 +226,9 @@ pub async fn offset_for_leader_epoch(
                 (_, Err(error)) => answer.error_code = error.code(),
                 (Some(partition), Ok(())) => match broker.replica(&partition) {
                     Err(elsewhere) => answer.error_code = Failure::from(elsewhere).code.code(),
-                    Ok(Replica { home, .. }) if asked.leader_epoch != -1 => {
-                        let bounds = home.stream.bounds();
-                        if let Some((epoch, end)) = partition.epoch_end(asked.leader_epoch, bounds.committed)
-                        {
+                    Ok(Replica { log, .. }) if asked.leader_epoch != -1 => {
+                        let bounds = log.bounds();
+                        if let Some((epoch, end)) = partition.epoch_end(asked.leader_epoch, bounds.visible) {
                             answer.leader_epoch = epoch;
                             answer.end_offset = end.max(bounds.start).0;
                         }

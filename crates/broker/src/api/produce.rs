@@ -31,7 +31,8 @@ use crate::api::produce_transactions::{ADDS_FROM_VERSION, Transactions};
 use crate::broker::Broker;
 use crate::caller::{Caller, Endpoint};
 use crate::failure::Failure;
-use crate::partition::{Appended, Checked, Home, Order, Partition, Replica};
+use crate::partition::log::PartitionLog;
+use crate::partition::{Appended, Checked, Order, Partition, Replica};
 use crate::placement::Leader;
 use crate::security::Operation;
 use crate::settings::topic::TopicConfig;
@@ -60,7 +61,7 @@ struct Part {
     topic: usize,
     at: usize,
     partition: Arc<Partition>,
-    home: Home,
+    log: Arc<dyn PartitionLog>,
     log_append_time: Option<Timestamp>,
     appended: Appended,
     batch: Arc<Batch>,
@@ -182,9 +183,9 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
                 ..Default::default()
             };
             match begun {
-                Ok(((partition, home, appended, log_append_time), batch)) => {
+                Ok(((partition, log, appended, log_append_time), batch)) => {
                     let topic = at_topic;
-                    parts.push(Part { topic, at, partition, home, log_append_time, appended, batch });
+                    parts.push(Part { topic, at, partition, log, log_append_time, appended, batch });
                 }
                 Err(refusal) => {
                     refuse(&mut answer, &refusal.failure);
@@ -259,7 +260,7 @@ impl Begun {
             ready!(self.tally.poll(context));
             let duplicate = |(number, part): (usize, &Part)| match part.appended {
                 Appended::Duplicate { end, .. } => {
-                    Some((number, part.partition.clone(), part.home.clone(), end))
+                    Some((number, part.partition.clone(), part.log.clone(), end))
                 }
                 Appended::New { .. } => None,
             };
@@ -269,8 +270,8 @@ impl Begun {
             }
             self.duplicates = Some(Box::pin(async move {
                 let mut outcomes = Vec::with_capacity(all.len());
-                for (number, partition, home, end) in all {
-                    outcomes.push((number, partition.committed(&home, end).await));
+                for (number, partition, log, end) in all {
+                    outcomes.push((number, partition.committed(&*log, end).await));
                 }
                 outcomes
             }));
@@ -303,7 +304,7 @@ impl Begun {
                         part.appended;
                     answer.base_offset = base_offset.0;
                     answer.log_append_time_ms = part.log_append_time.map_or(-1, |time| time.0);
-                    answer.log_start_offset = part.home.stream.bounds().start.0;
+                    answer.log_start_offset = part.log.bounds().start.0;
                 }
                 Err(failure) => refuse(answer, &failure),
             }
@@ -328,8 +329,8 @@ struct Refusal {
 }
 
 impl Refusal {
-    fn by_log(home: &Home, failure: impl Into<Failure>) -> Refusal {
-        let log_start_offset = home.stream.bounds().start.0;
+    fn by_log(log: &dyn PartitionLog, failure: impl Into<Failure>) -> Refusal {
+        let log_start_offset = log.bounds().start.0;
         Refusal { failure: failure.into(), log_start_offset, records: Vec::new() }
     }
 
@@ -378,20 +379,20 @@ async fn append(
     done: Arc<Batch>,
     transaction: Option<Result<Option<Check>, Failure>>,
     naming: &mut Naming,
-) -> Result<(Arc<Partition>, Home, Appended, Option<Timestamp>), Refusal> {
+) -> Result<(Arc<Partition>, Arc<dyn PartitionLog>, Appended, Option<Timestamp>), Refusal> {
     let partition = topic.partition(data.index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     if topic.is_internal() {
         return Err(ErrorCode::InvalidTopicException.into());
     }
-    let Replica { home, epoch } = broker.replica(&partition)?;
-    let home = home.clone();
+    let Replica { log, epoch } = broker.replica(&partition)?;
+    let log = log.clone();
     let now_ms = broker.now_ms();
     let (header, bytes) = parse(data.records)?;
     let config = topic.config();
     let refuse = |failure: Failure, naming: &mut Naming| match failure.code {
         ErrorCode::InvalidRecord | ErrorCode::InvalidTimestamp => {
             let wrong = naming.wrong_records(&bytes, &partition, &config, failure.code, now_ms);
-            Refusal::by_log(&home, failure).because_of(wrong)
+            Refusal::by_log(&*log, failure).because_of(wrong)
         }
         _ => failure.into(),
     };
@@ -400,7 +401,7 @@ async fn append(
     }
     let walked = match walk_records(&broker.walks, header, &bytes).await {
         Ok(walked) => walked,
-        Err(error) => return Err(Refusal::by_log(&home, undecodable(&error))),
+        Err(error) => return Err(Refusal::by_log(&*log, undecodable(&error))),
     };
     let append_time = match check_records(&header, &walked, &config, now_ms) {
         Ok(append_time) => append_time,
@@ -412,9 +413,9 @@ async fn append(
     if batch.header.is_transactional() {
         // Without a transactional id, a transactional batch belongs to no transaction.
         check = transaction.ok_or(ErrorCode::TransactionalIdAuthorizationFailed)??;
-        index_room = Some(home.log.admit(TransactionIndex::RECORD_BYTES).await?);
+        index_room = Some(log.reserve(TransactionIndex::RECORD_BYTES).await?);
     }
-    let admission = home.log.admit(batch.bytes.len()).await?;
+    let admission = log.reserve(batch.bytes.len()).await?;
     if partition.is_deleted() {
         return Err(ErrorCode::UnknownTopicOrPartition.into());
     }
@@ -437,12 +438,12 @@ async fn append(
         done,
         now_ms,
     };
-    let appended = partition.append(&home, batch, order);
+    let appended = partition.append(&*log, batch, order);
     if waits && !matches!(appended, Ok(Appended::New { .. })) {
         tally.finish_one();
     }
-    let appended = appended.map_err(|error| Refusal::by_log(&home, error))?;
-    Ok((partition, home, appended, log_append_time))
+    let appended = appended.map_err(|error| Refusal::by_log(&*log, error))?;
+    Ok((partition, log, appended, log_append_time))
 }
 
 /// The only batch in a partition's part of a request.

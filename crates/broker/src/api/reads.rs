@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use storage::{Batches, Log, ReadDone, ReadError, ReadRequest, ReadStep};
+use storage::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
 use wire::messages::FetchRequest;
 use wire::messages::fetch_request::{FetchPartition, FetchTopic};
 use wire::messages::fetch_response::{FetchResponse, FetchableTopicResponse, NodeEndpoint, PartitionData};
@@ -10,6 +10,7 @@ use wire::{ErrorCode, Records};
 
 use crate::broker::Broker;
 use crate::caller::{Caller, Endpoint};
+use crate::partition::log::PartitionLog;
 
 /// The `isolation_level` of consumers that see no records of open or aborted transactions. It is the largest level.
 pub const READ_COMMITTED: i8 = 1;
@@ -48,7 +49,7 @@ pub fn unknown_isolation(request: &FetchRequest, named: bool) -> FetchResponse {
 }
 
 /// Reads from the caches, or on a thread of the log if the caches do not hold the data.
-pub async fn read_batches(log: &Log, request: ReadRequest) -> Result<Batches, ReadError> {
+pub async fn read_batches(log: &dyn PartitionLog, request: ReadRequest) -> Result<Batches, ReadError> {
     match log.read(&request)? {
         ReadStep::Ready(batches) => Ok(batches),
         ReadStep::Cold { .. } => {
@@ -74,7 +75,7 @@ impl ReadDone for Reader {
 
 /// Reads on a thread of the log. Returns one result for each request, or the same error for all of them.
 pub async fn read_later(
-    log: &Log,
+    log: &dyn PartitionLog,
     requests: Vec<ReadRequest>,
     bytes_max: usize,
 ) -> Vec<Result<Batches, ReadError>> {

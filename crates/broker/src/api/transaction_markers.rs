@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use model::Offset;
-use storage::Durability;
 use tokio::sync::oneshot;
 use wire::messages as m;
 use wire::messages::write_txn_markers_response as wm;
@@ -14,7 +13,7 @@ use wire::{ErrorCode, Text};
 use crate::broker::Broker;
 use crate::failure::Failure;
 use crate::internal::Told;
-use crate::partition::{MARKER_BYTES, Order, Partition};
+use crate::partition::{MARKER_BYTES, Marker, Order, Partition};
 use crate::request::Request;
 use crate::security::{Operation, audit};
 use crate::topics::{OFFSETS_TOPIC, Topic};
@@ -32,9 +31,13 @@ pub async fn write_markers(
     // out.
     let mut told: BTreeMap<i64, BTreeMap<Text, BTreeMap<i32, ErrorCode>>> = BTreeMap::new();
     for marker in request.markers {
-        let producer = (marker.producer_id, marker.producer_epoch);
         let result =
             if marker.transaction_result { TransactionResult::Commit } else { TransactionResult::Abort };
+        let written = Marker {
+            producer: (marker.producer_id, marker.producer_epoch),
+            result,
+            coordinator_epoch: marker.coordinator_epoch,
+        };
         // All markers are queued before the first is awaited, so that they share a group commit.
         let mut begun = Vec::new();
         for topic in &marker.topics {
@@ -43,7 +46,7 @@ pub async fn write_markers(
             let indexes: BTreeSet<i32> = topic.partition_indexes.iter().copied().collect();
             for index in indexes {
                 begun.push(match allowed {
-                    Ok(()) => begin_marker(&broker, found.as_deref(), index, producer, result).await,
+                    Ok(()) => begin_marker(&broker, found.as_deref(), index, written).await,
                     Err(error) => Err(error.into()),
                 });
             }
@@ -52,15 +55,15 @@ pub async fn write_markers(
         for topic in marker.topics {
             let indexes: BTreeSet<i32> = topic.partition_indexes.into_iter().collect();
             for index in indexes {
-                let written = match begun.next().expect("there is one for each") {
-                    Ok(landed) => end_marker(&broker, &topic.name, index, producer, result, landed).await,
+                let outcome = match begun.next().expect("there is one for each") {
+                    Ok(landed) => end_marker(&broker, &topic.name, index, written, landed).await,
                     Err(failure) => Err(failure),
                 };
-                if written.is_ok() {
-                    let details = format!("partition {index}, producer {}", producer.0);
+                if outcome.is_ok() {
+                    let details = format!("partition {index}, producer {}", marker.producer_id);
                     audit::changed(&caller.origin, "ended a transaction in topic", &topic.name, &details);
                 }
-                let error = written.err().map_or(ErrorCode::None, |failure| failure.code);
+                let error = outcome.err().map_or(ErrorCode::None, |failure| failure.code);
                 let topics = told.entry(marker.producer_id).or_default();
                 topics.entry(topic.name.clone()).or_default().insert(index, error);
             }
@@ -87,26 +90,17 @@ async fn begin_marker(
     broker: &Arc<Broker>,
     topic: Option<&Topic>,
     index: i32,
-    producer: (i64, i16),
-    result: TransactionResult,
+    marker: Marker,
 ) -> Result<Landed, Failure> {
     let partition: Option<Arc<Partition>> = topic.and_then(|topic| topic.partition(index));
     let partition = partition.ok_or(ErrorCode::UnknownTopicOrPartition)?;
-    let home = broker.replica(&partition)?.home.clone();
-    let admission = home.log.admit(MARKER_BYTES).await?;
-    let index_room = home.log.admit(TransactionIndex::RECORD_BYTES).await?;
+    let log = broker.replica(&partition)?.log.clone();
+    let admission = log.reserve(MARKER_BYTES).await?;
+    let index_room = log.reserve(TransactionIndex::RECORD_BYTES).await?;
     let (sender, landed) = oneshot::channel();
-    let order = Order {
-        admission,
-        index_room: Some(index_room),
-        check: None,
-        begins_anew: false,
-        leader_epoch: None,
-        durability: Durability::Synced,
-        done: Some(Arc::new(Told::new(sender))),
-        now_ms: broker.now_ms(),
-    };
-    let offset = partition.append_marker(&home, producer, result, order)?;
+    let done = Arc::new(Told::new(sender));
+    let order = Order::marker((admission, index_room), done, broker.now_ms());
+    let offset = partition.append_marker(&*log, marker, order)?;
     Ok((offset, landed))
 }
 
@@ -114,13 +108,13 @@ async fn end_marker(
     broker: &Arc<Broker>,
     topic: &str,
     index: i32,
-    producer: (i64, i16),
-    result: TransactionResult,
+    marker: Marker,
     (offset, landed): Landed,
 ) -> Result<(), Failure> {
     landed.await.unwrap_or(Err(storage::AppendError::Closed))?;
     if topic == OFFSETS_TOPIC {
-        broker.coordinator.end_transaction(index, producer.0, result == TransactionResult::Commit, offset);
+        let committed = marker.result == TransactionResult::Commit;
+        broker.coordinator.end_transaction(index, marker.producer.0, committed, offset);
     }
     Ok(())
 }

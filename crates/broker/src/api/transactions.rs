@@ -399,7 +399,7 @@ pub async fn describe_producers(
             producer_epoch: i32::from(producer.epoch),
             last_sequence: producer.last_sequence,
             last_timestamp: producer.last_append_ms,
-            coordinator_epoch: -1,
+            coordinator_epoch: producer.coordinator_epoch.unwrap_or(-1),
             current_txn_start_offset: producer.first_offset.map_or(-1, |offset| offset.0),
         };
         let mut active_producers: Vec<_> = partition.producers().into_iter().map(producer).collect();

@@ -23,6 +23,7 @@ use self::filter::{DECOMPRESSED_BYTES_MAX, Filter, Gone, Transactions};
 use self::keys::{KeyHasher, Keys};
 use crate::logs::Logs;
 use crate::partition::Partition;
+use crate::partition::log::LocalLog;
 use crate::resources::walks::Walks;
 use crate::settings::resource::ResourceConfigs;
 use crate::settings::topic::{CompactionConfig, TopicConfig};
@@ -94,13 +95,20 @@ impl Compactor {
                 false => config.segment_bytes.min(DIRTY_BYTES_ENOUGH),
             };
             for partition in topic.partitions().iter() {
-                let Ok(home) = partition.home() else { continue };
-                if !Arc::ptr_eq(&home.log.log, log) || self.failed.lock().contains_key(&home.stream.id()) {
+                let Some(LocalLog { stream, .. }) = partition
+                    .log()
+                    .ok()
+                    .and_then(|held| held.local())
+                    .filter(|held| Arc::ptr_eq(&held.log.log, log))
+                else {
+                    continue;
+                };
+                if self.failed.lock().contains_key(&stream.id()) {
                     continue;
                 }
-                match look(log, partition, &home.stream, (&config, dirty_enough), rules, now_ms) {
+                match look(log, partition, stream, (&config, dirty_enough), rules, now_ms) {
                     Ok(found) => due.extend(found),
-                    Err(error) => self.fail(partition, home.stream.id(), &error.to_string(), now_ms),
+                    Err(error) => self.fail(partition, stream.id(), &error.to_string(), now_ms),
                 }
             }
         }

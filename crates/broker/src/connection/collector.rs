@@ -61,7 +61,7 @@ impl Collector for BrokerCollector {
         let Some(broker) = self.0.upgrade() else { return Ok(()) };
         let topics = broker.topics.all();
         let partitions = topics.iter().map(|topic| topic.partitions().len()).sum::<usize>();
-        let lost = |topic: &Arc<Topic>| topic.partitions().iter().filter(|p| p.home().is_err()).count();
+        let lost = |topic: &Arc<Topic>| topic.partitions().iter().filter(|p| p.log().is_err()).count();
         let offline = broker.logs.lost().len() + broker.failed_logs().len();
         let gauges = [
             ("kafka_server_replicamanager_partitioncount", "Partitions", count(partitions)),
@@ -203,8 +203,8 @@ fn encode_groups(broker: &Arc<Broker>, encoder: &mut DescriptorEncoder) -> Resul
             for (key, offset) in group.offsets() {
                 let partition =
                     broker.topics.find(&key.topic).and_then(|topic| topic.partition(key.partition));
-                if let Some(home) = partition.as_ref().and_then(|partition| partition.home().ok()) {
-                    let lag = (home.stream.bounds().committed.0 - offset.offset).max(0);
+                if let Some(log) = partition.as_ref().and_then(|partition| partition.log().ok()) {
+                    let lag = (log.bounds().visible.0 - offset.offset).max(0);
                     let label = LagLabel {
                         group: entry.id().to_owned(),
                         topic: key.topic.to_string(),

@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
 use model::Offset;
-use storage::{Admission, AppendError, Durability};
+use storage::{Admission, AppendError};
 use tokio::sync::oneshot;
+use uuid::Uuid;
 use wire::records::TransactionResult;
 
 use super::Peers;
 use crate::internal::Told;
-use crate::logs::OpenLog;
-use crate::partition::{Home, MARKER_BYTES, Order, Partition};
+use crate::partition::log::PartitionLog;
+use crate::partition::{MARKER_BYTES, Marker, Order, Partition};
 use crate::topics::{OFFSETS_TOPIC, Topics};
 use crate::transactions::{TopicPartition, Transaction, TransactionError, TransactionIndex};
 
@@ -24,8 +25,8 @@ pub(super) async fn landed(landed: Landed) -> Result<(), TransactionError> {
 }
 
 /// Reserves room for records of a log.
-pub(super) async fn room(log: &OpenLog, bytes: usize) -> Result<Admission, TransactionError> {
-    log.admit(bytes).await.map_err(|_| TransactionError::NotAvailable)
+pub(super) async fn room(log: &dyn PartitionLog, bytes: usize) -> Result<Admission, TransactionError> {
+    log.reserve(bytes).await.map_err(|_| TransactionError::NotAvailable)
 }
 
 /// Writes markers, and applies the markers in `__consumer_offsets` to the groups.
@@ -37,24 +38,23 @@ pub(super) struct MarkerSender {
 /// A partition that gets a marker, with the space reserved for the marker.
 struct Target {
     partition: Arc<Partition>,
-    home: Home,
+    log: Arc<dyn PartitionLog>,
     room: Admission,
     index_room: Admission,
 }
 
 /// The markers of one transaction, with the space reserved for them.
 pub(super) struct Markers {
-    producer: (i64, i16),
-    result: TransactionResult,
+    marker: Marker,
     targets: Vec<Target>,
     /// Partitions that cannot take a marker now, because their log is lost, stopped or full.
     pub offline: BTreeSet<TopicPartition>,
 }
 
 impl Markers {
-    /// Whether all markers go into `log`.
-    pub fn are_all_in(&self, log: &Arc<OpenLog>) -> bool {
-        self.targets.iter().all(|target| Arc::ptr_eq(&target.home.log, log))
+    /// Whether all markers go into the log with this id.
+    pub fn are_all_in(&self, log_id: Uuid) -> bool {
+        self.targets.iter().all(|target| target.log.log_id() == log_id)
     }
 }
 
@@ -72,11 +72,13 @@ impl MarkerSender {
 
     /// Reserves space for all markers of a transaction that is about to end. A full disk therefore stops the
     /// transaction before its first step, not between two steps. Deleted partitions need no marker.
-    pub async fn admit(&self, of: &Transaction) -> Result<Markers, TransactionError> {
+    ///
+    /// The sender coordinates the transaction in the leader epoch `coordinator_epoch`.
+    pub async fn admit(&self, of: &Transaction, coordinator_epoch: i32) -> Result<Markers, TransactionError> {
         let topics = self.topics.upgrade().ok_or(TransactionError::NotAvailable)?;
         let result = of.status.ending().ok_or(TransactionError::InvalidState)?;
-        let producer = (of.producer_id, of.epoch);
-        let mut markers = Markers { producer, result, targets: Vec::new(), offline: BTreeSet::new() };
+        let marker = Marker { producer: (of.producer_id, of.epoch), result, coordinator_epoch };
+        let mut markers = Markers { marker, targets: Vec::new(), offline: BTreeSet::new() };
         for (topic, index) in &of.partitions {
             let partition = topics.find(topic).and_then(|topic| topic.partition(*index));
             let Some(partition) = partition.filter(|partition| !partition.is_deleted()) else { continue };
@@ -93,28 +95,19 @@ impl MarkerSender {
     /// Queues the markers.
     pub fn send(&self, of: Markers, transactional_id: &str, now_ms: i64) -> Sent {
         let mut markers = Vec::with_capacity(of.targets.len());
-        for Target { partition, home, room, index_room } in of.targets {
+        for Target { partition, log, room, index_room } in of.targets {
             let (sender, marked) = oneshot::channel();
-            let order = Order {
-                admission: room,
-                index_room: Some(index_room),
-                check: None,
-                begins_anew: false,
-                leader_epoch: None,
-                durability: Durability::Synced,
-                done: Some(Arc::new(Told::new(sender))),
-                now_ms,
-            };
-            match partition.append_marker(&home, of.producer, of.result, order) {
+            let order = Order::marker((room, index_room), Arc::new(Told::new(sender)), now_ms);
+            match partition.append_marker(&*log, of.marker, order) {
                 Ok(offset) => markers.push((partition, offset, marked)),
-                // A newer producer has ended the transaction in this partition.
+                // A newer producer, or another coordinator, has ended the transaction in this partition.
                 Err(error) => {
                     let partition = partition.index;
                     tracing::warn!(transactional_id, partition, %error, "no marker was written");
                 }
             }
         }
-        Sent { producer_id: of.producer.0, result: of.result, markers }
+        Sent { producer_id: of.marker.producer.0, result: of.marker.result, markers }
     }
 
     /// Waits until all markers are durable, and applies the markers in `__consumer_offsets` to the groups.
@@ -137,8 +130,8 @@ impl MarkerSender {
 }
 
 async fn target(partition: Arc<Partition>) -> Option<Target> {
-    let home = partition.home().ok().filter(|home| home.log.log.stopped().is_none())?.clone();
-    let marker = room(&home.log, MARKER_BYTES).await.ok()?;
-    let index_room = room(&home.log, TransactionIndex::RECORD_BYTES).await.ok()?;
-    Some(Target { partition, home, room: marker, index_room })
+    let log = partition.log().ok().filter(|log| log.stopped().is_none())?.clone();
+    let marker = room(&*log, MARKER_BYTES).await.ok()?;
+    let index_room = room(&*log, TransactionIndex::RECORD_BYTES).await.ok()?;
+    Some(Target { partition, log, room: marker, index_room })
 }

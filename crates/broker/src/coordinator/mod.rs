@@ -375,7 +375,7 @@ impl Coordinator {
 
     /// Fails the shard if its log has stopped.
     fn check_log(self: &Arc<Self>, shard: &Arc<GroupShard>, partition: &Partition) {
-        if partition.home().is_ok_and(|home| home.log.log.stopped().is_some()) {
+        if partition.log().is_ok_and(|log| log.stopped().is_some()) {
             self.fail(shard);
         }
     }
@@ -456,10 +456,10 @@ fn append_records(
     done: Arc<dyn Completion>,
     now_ms: i64,
 ) -> Result<Offset, GroupError> {
-    let home = partition.home().map_err(|_| GroupError::NotCoordinator)?;
+    let log = partition.log().map_err(|_| GroupError::NotCoordinator)?;
     let batch = batch_of(records, now_ms, transactional.map(|of| (of.producer_id, of.epoch)));
     let admit = |bytes: usize| {
-        home.log.log.admit(bytes).map_err(|error| {
+        log.admit(bytes).map_err(|error| {
             tracing::warn!(%error, "a group's records cannot be written");
             GroupError::CoordinatorNotAvailable
         })
@@ -471,7 +471,7 @@ fn append_records(
         order.index_room = Some(admit(TransactionIndex::RECORD_BYTES)?);
         order.check = of.check;
     }
-    match partition.append(home, batch, order) {
+    match partition.append(&**log, batch, order) {
         Ok(Appended::New { base_offset }) => Ok(base_offset),
         Ok(Appended::Duplicate { .. }) => unreachable!("a batch without a sequence is always new"),
         Err(SequenceError::Moved) => Err(GroupError::NotCoordinator),

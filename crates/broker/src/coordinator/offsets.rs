@@ -94,7 +94,7 @@ impl Coordinator {
     /// request. The room is not reserved. If there is no room in the end, the append fails.
     async fn wait_for_room(&self, entry: &Entry, request: &CommitRequest) {
         let Some(partition) = entry.shard.upgrade().and_then(|shard| shard.place.partition()) else { return };
-        let Ok(home) = partition.home() else { return };
+        let Ok(log) = partition.log() else { return };
         let of = |commit: &OffsetCommit| {
             RECORD_BYTES
                 + entry.id.len()
@@ -102,7 +102,7 @@ impl Coordinator {
                 + commit.metadata.as_ref().map_or(0, String::len)
         };
         let bytes = request.offsets.iter().map(of).sum();
-        let _ = tokio::time::timeout(ROOM_PATIENCE, home.log.admit(bytes)).await;
+        let _ = tokio::time::timeout(ROOM_PATIENCE, log.reserve(bytes)).await;
     }
 
     /// Applies the end of a producer's transaction in a partition of `__consumer_offsets`. `marker` is the offset of

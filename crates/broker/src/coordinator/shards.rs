@@ -18,7 +18,8 @@ use wire::records::RecordView;
 
 use crate::groups::partition_for;
 use crate::internal::read_records;
-use crate::partition::{Elsewhere, Home, Partition, Replica};
+use crate::partition::log::PartitionLog;
+use crate::partition::{Elsewhere, Partition, Replica};
 use crate::resources::blocking::blocking;
 use crate::topics::Topics;
 
@@ -222,7 +223,7 @@ pub fn partition_of<C: Coordinates>(coordinator: &C, key: &str) -> Option<Arc<Pa
 /// The broker that coordinates a key. `None` if no broker does at present.
 pub fn coordinator_of<C: Coordinates>(coordinator: &C, key: &str) -> Option<i32> {
     let partition = partition_of(coordinator, key)?;
-    let works = partition.home().is_ok_and(|home| home.log.log.stopped().is_none());
+    let works = partition.log().is_ok_and(|log| log.stopped().is_none());
     let here = works && !coordinator.shards().is_unreadable(&partition);
     here.then(|| partition.leader().node)
 }
@@ -260,15 +261,15 @@ pub fn follow<C: Coordinates>(
             (Ok(_), Some(Slot::Unreadable(_) | Slot::Failed(_))) => Err(Unserved::Unavailable),
             (Ok(_), Some(Slot::Ready(shard))) => Ok(shard.clone()),
             (Ok(_), Some(Slot::Loading(_))) => Err(Unserved::Loading),
-            (Ok(replica), None) if partition.next_offset() == replica.home.stream.bounds().start => {
+            (Ok(replica), None) if partition.next_offset() == replica.log.bounds().start => {
                 let shard = Shard::new(place(&replica));
                 slots.insert(partition.index, Slot::Ready(shard.clone()));
                 Ok(shard)
             }
             (Ok(replica), None) => {
                 slots.insert(partition.index, Slot::Loading(place(&replica)));
-                let home = replica.home.clone();
-                tokio::spawn(load(coordinator.clone(), partition.clone(), home, place(&replica)));
+                let log = replica.log.clone();
+                tokio::spawn(load(coordinator.clone(), partition.clone(), log, place(&replica)));
                 Err(Unserved::Loading)
             }
         };
@@ -288,9 +289,14 @@ fn let_go<C: Coordinates>(coordinator: &Arc<C>, slot: Slot<C::Entry>) {
     }
 }
 
-async fn load<C: Coordinates>(coordinator: Arc<C>, partition: Arc<Partition>, home: Home, place: Place) {
+async fn load<C: Coordinates>(
+    coordinator: Arc<C>,
+    partition: Arc<Partition>,
+    log: Arc<dyn PartitionLog>,
+    place: Place,
+) {
     // The load runs in a task of its own. A panic must not leave the partition in the state Loading for ever.
-    let read = tokio::spawn(read(coordinator.clone(), partition.clone(), home, place.clone())).await;
+    let read = tokio::spawn(read(coordinator.clone(), partition.clone(), log, place.clone())).await;
     let slot = match read.map_err(|error| error.to_string()).flatten() {
         Ok(shard) => Slot::Ready(shard),
         Err(error) => {
@@ -304,16 +310,16 @@ async fn load<C: Coordinates>(coordinator: Arc<C>, partition: Arc<Partition>, ho
 async fn read<C: Coordinates>(
     coordinator: Arc<C>,
     partition: Arc<Partition>,
-    home: Home,
+    log: Arc<dyn PartitionLog>,
     place: Place,
 ) -> Result<Arc<Shard<C::Entry>>, String> {
     // Earlier leaders may have appended records that are not durable yet. They append nothing from now on.
     let end = partition.next_offset();
-    partition.committed(&home, end).await.map_err(|error| error.to_string())?;
+    partition.committed(&*log, end).await.map_err(|error| error.to_string())?;
     let loaded = blocking(move || {
         let mut loaded = C::Loaded::default();
         let take = |_, header: &BatchHeader, record: &RecordView| C::replay(&mut loaded, header, record);
-        let read = read_records(&[(&*partition, &home)], take).pop();
+        let read = read_records(&[(&*partition, &log)], take).pop();
         read.unwrap_or(Ok(())).map(|()| loaded)
     });
     let loaded = loaded.await.map_err(|error| error.to_string())?;
@@ -364,7 +370,7 @@ pub fn load_all<C: Coordinates>(coordinator: &Arc<C>, only_log: bool) -> Result<
         .iter()
         .filter_map(|partition| Some((partition, partition.replica(coordinator.shards().node).ok()?)))
         .collect();
-    let places: Vec<_> = here.iter().map(|(partition, replica)| (&***partition, replica.home)).collect();
+    let places: Vec<_> = here.iter().map(|(partition, replica)| (&***partition, replica.log)).collect();
     let mut loaded: Vec<C::Loaded> = here.iter().map(|_| C::Loaded::default()).collect();
     let read = read_records(&places, |at, header, record| C::replay(&mut loaded[at], header, record));
     for (((partition, replica), loaded), read) in here.iter().zip(loaded).zip(read) {

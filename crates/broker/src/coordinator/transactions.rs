@@ -28,7 +28,8 @@ use super::shards::{Coordinates, Shard, Shards, Unserved, coordinator_of, follow
 use crate::config::Config;
 use crate::coordinator::producer_ids::ProducerIds;
 use crate::internal::{InternalRecord, Told, batch_of};
-use crate::partition::{Checked, Home, Order, Partition};
+use crate::partition::log::PartitionLog;
+use crate::partition::{Checked, Order, Partition};
 use crate::resources::blocking::blocking;
 use crate::topics::{TRANSACTIONS_TOPIC, Topics};
 use crate::transactions::{End, EndStep, Status, TopicPartition, Transaction, TransactionError, records};
@@ -103,7 +104,7 @@ async fn all_landed(all: &mut Vec<Landed>) -> Result<(), TransactionError> {
 /// The log and leader epoch in which a transactional id writes its records.
 struct Place {
     partition: Arc<Partition>,
-    home: Home,
+    log: Arc<dyn PartitionLog>,
     epoch: i32,
 }
 
@@ -209,7 +210,7 @@ impl TransactionCoordinator {
     async fn expire(&self, entry: &Arc<Entry>, mut state: Locked) -> Result<(), TransactionError> {
         let place = entry.place()?;
         let batch = self.record_of(&entry.id, None)?;
-        let room = room(&place.home.log, batch.bytes.len()).await?;
+        let room = room(&*place.log, batch.bytes.len()).await?;
         landed(self.append(&place, batch, room)?).await?;
         *state = None;
         *entry.shown.lock() = None;
@@ -376,7 +377,7 @@ impl TransactionCoordinator {
     ) -> Result<(), TransactionError> {
         let place = entry.place()?;
         let batch = self.record_of(&entry.id, Some(&next))?;
-        let room = room(&place.home.log, batch.bytes.len()).await?;
+        let room = room(&*place.log, batch.bytes.len()).await?;
         landed(self.append(&place, batch, room)?).await?;
         entry.set(state, next);
         Ok(())
@@ -394,16 +395,16 @@ impl TransactionCoordinator {
         new: bool,
     ) -> Result<Locked, TransactionError> {
         let place = entry.place()?;
-        let log = &place.home.log;
+        let log = &*place.log;
         let completed = prepared.completed(self.clock.now_ms());
         let decision = self.record_of(&entry.id, Some(&prepared))?;
         let completion = self.record_of(&entry.id, Some(&completed))?;
         // Reserve all space before the first step, so that a full disk cannot stop the transaction between two steps.
         let decision_room = room(log, decision.bytes.len()).await?;
         let completion_room = room(log, completion.bytes.len()).await?;
-        let mut markers = self.markers.admit(&prepared).await?;
+        let mut markers = self.markers.admit(&prepared, place.epoch).await?;
         let offline = std::mem::take(&mut markers.offline);
-        let one_log = markers.are_all_in(log);
+        let one_log = markers.are_all_in(log.log_id());
 
         let mut own = Vec::new();
         if new {
@@ -467,7 +468,7 @@ impl TransactionCoordinator {
         let done = Arc::new(Told::new(sender));
         let mut order = Order::plain(room, Durability::Synced, Some(done), self.clock.now_ms());
         order.leader_epoch = Some(place.epoch);
-        place.partition.append(&place.home, batch, order).map_err(|_| TransactionError::NotAvailable)?;
+        place.partition.append(&*place.log, batch, order).map_err(|_| TransactionError::NotAvailable)?;
         Ok(landed)
     }
 
@@ -510,8 +511,8 @@ impl Entry {
         let gone = TransactionError::NotAvailable;
         let place = self.shard.upgrade().ok_or(gone)?.place.clone();
         let partition = place.partition().ok_or(gone)?;
-        let home = partition.home().map_err(|_| gone)?.clone();
-        Ok(Place { partition, home, epoch: place.epoch })
+        let log = partition.log().map_err(|_| gone)?.clone();
+        Ok(Place { partition, log, epoch: place.epoch })
     }
 
     /// Removes the entry from its shard.

@@ -3,9 +3,11 @@
 //! One short lock covers the sequence check, the choice of the offset and the position in the log's queue. The order of
 //! offsets is therefore the order in the log. The lock is never held across an await.
 
+pub mod log;
 pub mod sequence;
 pub mod signal;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,17 +15,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
-use storage::{Admission, Append, AppendError, Completion, Durability, Producers, RememberedBatch, Stream};
+use storage::{Admission, AppendError, Completion, Durability, Producers, RememberedBatch};
 use wire::Text;
 use wire::records::{TransactionResult, end_transaction_marker};
 
+use self::log::{LocalLog, PartitionLog, Restored};
 use self::sequence::{Sequence, SequenceError};
 use self::signal::Subscribers;
 use crate::logs::{Lost, OpenLog};
 use crate::placement::{Leader, Leadership};
-use crate::transactions::{
-    AbortedTransaction, Check, PartitionTransactions, StoredTransactions, TransactionIndex,
-};
+use crate::transactions::{AbortedTransaction, Check, PartitionTransactions, TransactionIndex};
 
 /// A partition of a topic.
 #[derive(Debug)]
@@ -34,21 +35,12 @@ pub struct Partition {
     pub index: i32,
     /// The id of the partition's stream. It does not depend on the log.
     pub stream_id: StreamId,
-    home: Result<Home, Arc<Lost>>,
+    log: Result<Arc<dyn PartitionLog>, Arc<Lost>>,
     leadership: Leadership,
     /// The fetches and other tasks that wait for commits.
     pub subscribers: Subscribers,
     state: Mutex<State>,
     deleted: AtomicBool,
-}
-
-/// The location of a partition's records.
-#[derive(Clone, Debug)]
-pub struct Home {
-    /// The log that holds the records.
-    pub log: Arc<OpenLog>,
-    /// The partition's stream in the log.
-    pub stream: Arc<Stream>,
 }
 
 /// A completion that reports that a transaction is forgotten, or that the log has failed.
@@ -68,6 +60,8 @@ struct State {
     epochs: Vec<(i32, Offset)>,
     producers: Producers,
     transactions: PartitionTransactions,
+    /// The epochs of the coordinators that ended transactions here last, by producer.
+    coordinator_epochs: HashMap<i64, i32>,
 }
 
 /// Interval at which a wait for a commit checks whether the log has stopped.
@@ -97,6 +91,16 @@ pub struct Order {
 }
 
 impl Order {
+    /// The parameters of a marker, with the room for it and for the transaction index.
+    pub fn marker(
+        (admission, index_room): (Admission, Admission),
+        done: Arc<dyn Completion>,
+        now_ms: i64,
+    ) -> Order {
+        let index_room = Some(index_room);
+        Order { index_room, ..Order::plain(admission, Durability::Synced, Some(done), now_ms) }
+    }
+
     /// The parameters of a batch written by the server itself, without a transaction.
     pub fn plain(
         admission: Admission,
@@ -117,6 +121,17 @@ impl Order {
     }
 }
 
+/// The end of a producer's transaction, for each of its partitions.
+#[derive(Clone, Copy, Debug)]
+pub struct Marker {
+    /// The producer's id and epoch.
+    pub producer: (i64, i16),
+    /// Commit or abort.
+    pub result: TransactionResult,
+    /// The leader epoch in which the sender coordinates the producer. Markers of an earlier coordinator are refused.
+    pub coordinator_epoch: i32,
+}
+
 /// A producer of a partition, as DescribeProducers shows it.
 #[derive(Clone, Debug)]
 pub struct ActiveProducer {
@@ -130,13 +145,15 @@ pub struct ActiveProducer {
     pub last_append_ms: i64,
     /// The first offset of the producer's open transaction.
     pub first_offset: Option<Offset>,
+    /// The epoch of the coordinator that ended the producer's last transaction here, as far as it is known.
+    pub coordinator_epoch: Option<i32>,
 }
 
 /// A partition as its leader sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Replica<'a> {
-    /// The location of the records.
-    pub home: &'a Home,
+    /// The log of the partition.
+    pub log: &'a Arc<dyn PartitionLog>,
     /// The leader epoch.
     pub epoch: i32,
 }
@@ -178,6 +195,22 @@ pub struct Checked {
     pub append_time: Option<Timestamp>,
 }
 
+/// A batch with its place in the partition, for the log.
+pub struct Placed {
+    /// The batch.
+    pub batch: Checked,
+    /// The offset of its first record.
+    pub base_offset: Offset,
+    /// Written into the batch.
+    pub leader_epoch: i32,
+    /// When `done` is called.
+    pub durability: Durability,
+    /// Called once the batch has reached `durability`, or has failed.
+    pub done: Option<Arc<dyn Completion>>,
+    /// The room reserved for it.
+    pub admission: Admission,
+}
+
 impl Partition {
     /// Creates a partition whose records are in the stream `stream_id` of `log`. The log is open or lost.
     pub fn new(
@@ -187,29 +220,23 @@ impl Partition {
         log: Result<Arc<OpenLog>, Arc<Lost>>,
         leader: Leader,
     ) -> Partition {
-        let home = log.map(|log| Home { stream: log.log.stream(stream_id), log });
-        let state = home.as_ref().map_or_else(
-            |_| State {
-                next_offset: Offset::ZERO,
-                epochs: vec![(leader.epoch, Offset::ZERO)],
-                producers: Producers::default(),
-                transactions: PartitionTransactions::default(),
-            },
-            |Home { stream, log }| {
-                let StoredTransactions { open, aborted } = log.take_stored_transactions(stream.id());
-                State {
-                    next_offset: stream.bounds().committed,
-                    epochs: vec![(leader.epoch, Offset::ZERO)],
-                    producers: stream.producers(),
-                    transactions: PartitionTransactions::restored(&open, aborted),
-                }
-            },
-        );
+        let log = log.map(|log| Arc::new(LocalLog::new(log, stream_id)) as Arc<dyn PartitionLog>);
+        let (next_offset, Restored { producers, transactions }) = match &log {
+            Ok(log) => (log.bounds().synced, log.take_restored()),
+            Err(_) => (Offset::ZERO, Restored::default()),
+        };
+        let state = State {
+            next_offset,
+            epochs: vec![(leader.epoch, Offset::ZERO)],
+            producers,
+            coordinator_epochs: HashMap::new(),
+            transactions: PartitionTransactions::restored(&transactions.open, transactions.aborted),
+        };
         Partition {
             topic,
             index,
             stream_id,
-            home,
+            log,
             leadership: Leadership::new(leader),
             subscribers: Subscribers::default(),
             state: Mutex::new(state),
@@ -228,8 +255,8 @@ impl Partition {
         if leader.node != node {
             return Err(Elsewhere::Remote);
         }
-        let home = self.home().map_err(Elsewhere::Offline)?;
-        Ok(Replica { home, epoch: leader.epoch })
+        let log = self.log().map_err(Elsewhere::Offline)?;
+        Ok(Replica { log, epoch: leader.epoch })
     }
 
     /// Sets a new leader. Batches that an earlier leader admitted and has not appended yet are refused. Waiting fetches
@@ -270,14 +297,19 @@ impl Partition {
         state.epochs[next.saturating_sub(1)].0
     }
 
-    /// The location of the records, regardless of the leader. Fails if the log directory is lost.
-    pub fn home(&self) -> Result<&Home, &Lost> {
-        self.home.as_ref().map_err(|lost| &**lost)
+    /// The partition's log, regardless of the leader. Fails if the log directory is lost.
+    pub fn log(&self) -> Result<&Arc<dyn PartitionLog>, &Lost> {
+        self.log.as_ref().map_err(|lost| &**lost)
     }
 
-    /// Appends a batch to the log of `home`, unless the batch is a duplicate or does not continue its producer's
+    /// Appends a batch to `log`, which is this partition's, unless the batch is a duplicate or does not continue its producer's
     /// sequence.
-    pub fn append(&self, home: &Home, batch: Checked, mut order: Order) -> Result<Appended, SequenceError> {
+    pub fn append(
+        &self,
+        log: &dyn PartitionLog,
+        batch: Checked,
+        mut order: Order,
+    ) -> Result<Appended, SequenceError> {
         let mut state = self.state.lock();
         let leader_epoch = self.leader().epoch;
         if order.leader_epoch.is_some_and(|epoch| epoch != leader_epoch) {
@@ -305,31 +337,24 @@ impl Partition {
             if state.transactions.begin(producer_id, base_offset) {
                 let room =
                     order.index_room.take().expect("a transactional batch comes with room for the index");
-                let log = &home.log;
-                log.transactions.begin(
-                    &log.log,
-                    self.stream_id,
-                    (producer_id, base_offset),
-                    room,
-                    order.now_ms,
-                );
+                log.begin_transaction((producer_id, base_offset), room, order.now_ms);
             }
         } else if batch.header.is_idempotent() && state.transactions.first_offset(producer_id).is_some() {
             return Err(SequenceError::NotTransactional { producer_id });
         }
-        state.place(home, batch, leader_epoch, order);
+        state.place(log, batch, leader_epoch, order);
         Ok(Appended::New { base_offset })
     }
 
     /// Appends the marker that ends a producer's transaction, if one is open. Returns the offset of the marker.
     pub fn append_marker(
         &self,
-        home: &Home,
-        (producer_id, epoch): (i64, i16),
-        result: TransactionResult,
+        log: &dyn PartitionLog,
+        Marker { producer: (producer_id, epoch), result, coordinator_epoch }: Marker,
         mut order: Order,
     ) -> Result<Offset, SequenceError> {
-        let bytes = end_transaction_marker(producer_id, epoch, result, 0, Timestamp(order.now_ms));
+        let timestamp = Timestamp(order.now_ms);
+        let bytes = end_transaction_marker(producer_id, epoch, result, coordinator_epoch, timestamp);
         let header = BatchHeader::parse(&bytes).expect("the batch was just built");
         let mut state = self.state.lock();
         if let Some(current) = state.producers.find(producer_id).map(|producer| producer.epoch)
@@ -337,22 +362,20 @@ impl Partition {
         {
             return Err(SequenceError::Epoch { producer_id, found: epoch, current });
         }
+        if let Some(current) = state.coordinator_epochs.get(&producer_id).copied()
+            && coordinator_epoch < current
+        {
+            return Err(SequenceError::Coordinator { producer_id, found: coordinator_epoch, current });
+        }
+        state.coordinator_epochs.insert(producer_id, coordinator_epoch);
         let offset = state.next_offset;
         if let Some(first) = state.transactions.end(producer_id, offset, result) {
             let room = order.index_room.take().expect("a marker comes with room for the index");
-            let log = &home.log;
-            log.transactions.end(
-                &log.log,
-                self.stream_id,
-                (producer_id, first),
-                (offset, result),
-                room,
-                order.now_ms,
-            );
+            log.end_transaction((producer_id, first), (offset, result), room, order.now_ms);
         }
         let marker = Checked { header, bytes, append_time: None };
         let leader_epoch = self.leader().epoch;
-        state.place(home, marker, leader_epoch, order);
+        state.place(log, marker, leader_epoch, order);
         Ok(offset)
     }
 
@@ -374,18 +397,18 @@ impl Partition {
         self.state.lock().next_offset
     }
 
-    /// Waits until the partition is committed up to `end`. `home` must be its location.
+    /// Waits until the records below `end` are visible in `log`, which is this partition's.
     ///
     /// # Errors
     /// [`AppendError`] if the log has stopped.
-    pub async fn committed(&self, home: &Home, end: Offset) -> Result<(), AppendError> {
+    pub async fn committed(&self, log: &dyn PartitionLog, end: Offset) -> Result<(), AppendError> {
         let subscription = self.subscribers.subscribe();
         let signal = subscription.signal();
         loop {
-            if home.stream.bounds().committed >= end {
+            if log.bounds().visible >= end {
                 return Ok(());
             }
-            if let Some(error) = home.log.log.stopped() {
+            if let Some(error) = log.stopped() {
                 return Err(error);
             }
             // After a time-out or a wake-up, the loop checks both conditions again.
@@ -402,7 +425,7 @@ impl Partition {
     /// The last stable offset of a partition that is committed up to `committed`.
     pub fn last_stable_offset(&self, committed: Offset) -> Offset {
         // The log start may have moved into an open transaction.
-        let start = self.home.as_ref().map_or(Offset::ZERO, |home| home.stream.bounds().start);
+        let start = self.log.as_ref().map_or(Offset::ZERO, |log| log.bounds().start);
         let stable = self.state.lock().transactions.last_stable_offset(committed);
         stable.max(start).min(committed)
     }
@@ -415,14 +438,14 @@ impl Partition {
     /// Forgets aborted transactions whose records are all gone. Durable on return. If the disk is full, the
     /// transactions stay and are found again later. Blocks.
     pub fn forget_aborted(&self, gone: &[AbortedTransaction], now_ms: i64) {
-        let Ok(home) = self.home() else { return };
+        let Ok(log) = self.log() else { return };
         let (sender, forgotten) = std::sync::mpsc::channel();
         for transaction in gone {
-            let Ok(room) = home.log.log.admit(TransactionIndex::RECORD_BYTES) else { break };
+            let Ok(room) = log.admit(TransactionIndex::RECORD_BYTES) else { break };
             let mut state = self.state.lock();
             if state.transactions.forget_aborted(transaction) {
                 let done = Arc::new(Forgotten(sender.clone()));
-                home.log.transactions.forget(&home.log.log, self.stream_id, transaction, room, now_ms, done);
+                log.forget_transaction(transaction, room, now_ms, done);
             }
         }
         drop(sender);
@@ -439,6 +462,7 @@ impl Partition {
             last_sequence: producer.batches.back().map_or(-1, RememberedBatch::last_sequence),
             last_append_ms: producer.last_append_ms,
             first_offset: state.transactions.first_offset(id),
+            coordinator_epoch: state.coordinator_epochs.get(&id).copied(),
         };
         state.producers.iter().map(active).collect()
     }
@@ -446,13 +470,14 @@ impl Partition {
     /// Removes producers whose last append was before `oldest_ms` and that have no open transaction.
     pub fn expire_producers(&self, oldest_ms: i64) {
         let mut state = self.state.lock();
-        let State { producers, transactions, .. } = &mut *state;
+        let State { producers, transactions, coordinator_epochs, .. } = &mut *state;
         producers.expire_unless(oldest_ms, |id| transactions.first_offset(id).is_some());
-        if let Ok(home) = &self.home {
-            let bounds = home.stream.bounds();
+        coordinator_epochs.retain(|id, _| producers.find(*id).is_some());
+        if let Ok(log) = &self.log {
+            let bounds = log.bounds();
             transactions.forget_below(bounds.start);
             // This updates the transactions of a partition that nobody reads.
-            transactions.last_stable_offset(bounds.committed);
+            transactions.last_stable_offset(bounds.visible);
         }
         transactions.forget_checks();
     }
@@ -478,21 +503,11 @@ impl State {
         self.producers.find(producer_id).map(|producer| producer.epoch)
     }
 
-    fn place(&mut self, home: &Home, batch: Checked, leader_epoch: i32, order: Order) {
+    fn place(&mut self, log: &dyn PartitionLog, batch: Checked, leader_epoch: i32, order: Order) {
         let Order { admission, durability, done, now_ms, .. } = order;
         let base_offset = self.next_offset;
         self.next_offset = base_offset + batch.header.offset_count();
         self.producers.record(&batch.header, base_offset, now_ms);
-        home.log.log.append(Append {
-            stream: home.stream.clone(),
-            base_offset,
-            header: batch.header,
-            batch: batch.bytes,
-            append_time: batch.append_time,
-            leader_epoch,
-            durability,
-            done,
-            admission,
-        });
+        log.append(Placed { batch, base_offset, leader_epoch, durability, done, admission });
     }
 }

@@ -53,6 +53,16 @@ pub enum SequenceError {
         /// The producer.
         producer_id: i64,
     },
+    /// Another broker coordinates the producer's transactions by now.
+    #[error("Invalid coordinator epoch for producerId {producer_id}: {found} (zombie), {current} (current)")]
+    Coordinator {
+        /// The producer.
+        producer_id: i64,
+        /// The coordinator epoch of the marker.
+        found: i32,
+        /// The highest coordinator epoch seen.
+        current: i32,
+    },
     /// The leader has changed since the batch was admitted.
     #[error("The leader of the partition has changed")]
     Moved,

@@ -58,6 +58,9 @@ impl From<SequenceError> for Failure {
                 Failure::because(ErrorCode::OutOfOrderSequenceNumber, message)
             }
             SequenceError::Moved => Failure::because(ErrorCode::NotLeaderOrFollower, message),
+            SequenceError::Coordinator { .. } => {
+                Failure::because(ErrorCode::TransactionCoordinatorFenced, message)
+            }
             SequenceError::Epoch { .. } => Failure::because(ErrorCode::InvalidProducerEpoch, message),
             // Clients of all versions retry on this code.
             SequenceError::AnotherTransaction { .. } => {
