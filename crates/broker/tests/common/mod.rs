@@ -31,6 +31,15 @@ pub fn open_on(
     for (name, value) in settings {
         config.set(name, value).unwrap();
     }
+    let metadata = directory.join("meta.redb");
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    // A task of the broker before may hold the metadata a moment longer than anybody holds the broker.
+    while metadata.exists()
+        && meta::Embedded::open(&metadata).is_err()
+        && std::time::Instant::now() < deadline
+    {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     Broker::open(config, logs, directory)
 }
 
