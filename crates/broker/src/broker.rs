@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use meta::{Change, Compare, Embedded, MetaError, Store};
 use model::Timestamp;
+use objects::Bucket;
 use parking_lot::Mutex;
 use storage::{AdmitError, Clock, SystemClock};
 use wire::{ErrorCode, Text};
@@ -22,6 +23,7 @@ use crate::image::Metadata;
 use crate::image::stored;
 use crate::logs::{LogDirectory, Logs, LogsError, OpenLog, Opening, Streams};
 use crate::metrics::Metrics;
+use crate::partition::log::PartitionLog;
 use crate::partition::{Elsewhere, Partition, Replica};
 use crate::placement::{Leader, Listeners, Placement};
 use crate::quotas::Quotas;
@@ -32,6 +34,7 @@ use crate::security::Authorizer;
 use crate::session::Sessions;
 use crate::settings::group::ConsumerGroupConfig;
 use crate::settings::resource::{ResourceConfigs, ResourceKind};
+use crate::settings::topic::Tiering;
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::transactions::TransactionError;
@@ -84,6 +87,16 @@ impl Broker {
     /// Opens the broker on its logs, with its metadata in `directory`. Blocks while the logs recover. Must be called
     /// inside a tokio runtime. If there are several logs, an unusable log makes only its own partitions unavailable.
     pub fn open(config: Config, logs: Vec<LogDirectory>, directory: &Path) -> Result<Arc<Broker>, OpenError> {
+        Broker::open_with_bucket(config, logs, directory, None)
+    }
+
+    /// Like [`Broker::open`], for a broker whose tiered topics are in `bucket`, too.
+    pub fn open_with_bucket(
+        config: Config,
+        logs: Vec<LogDirectory>,
+        directory: &Path,
+        bucket: Option<Arc<dyn Bucket>>,
+    ) -> Result<Arc<Broker>, OpenError> {
         let config = Arc::new(config);
         let store: Arc<dyn Store> = Arc::new(Embedded::open(&directory.join(stored::META_FILE))?);
         let cluster_id = cluster_id(&*store)?;
@@ -91,7 +104,13 @@ impl Broker {
         let metrics = Arc::new(Metrics::default());
         let clock = Arc::new(SystemClock::default());
         let topics_later = Arc::new(OnceLock::new());
-        let opening = Opening { config: &config, metrics: &metrics, clock: &clock, topics: &topics_later };
+        let opening = Opening {
+            config: &config,
+            metrics: &metrics,
+            clock: &clock,
+            topics: &topics_later,
+            bucket: bucket.as_ref(),
+        };
         let placed = Topics::placed(&metadata.image());
         let logs = Arc::new(Logs::open(logs, &opening, &*store, directory, &placed)?);
         metadata.refresh()?;
@@ -161,6 +180,7 @@ impl Broker {
         broker.transactions.load(only_log)?;
         // Index entries that a crash left ahead of the data must be corrected before other batches take their offsets.
         broker.maintain_transaction_indexes();
+        broker.start_tiering();
         broker.start_background();
         Ok(broker)
     }
@@ -218,8 +238,22 @@ impl Broker {
                 }
                 let oldest = config.retention_ms.map(|ms| Timestamp(now_ms.saturating_sub(ms)));
                 let Ok(log) = partition.log() else { continue };
+                apply_tiering(&**log, config.tiering.as_ref(), now_ms);
                 if let Some(start) = log.retain(oldest, config.retention_bytes) {
                     tracing::debug!(topic = %topic.name, partition = partition.index, %start, "retention");
+                }
+            }
+        }
+    }
+
+    /// Sends the records of tiered topics to the object store. Topics that are created or changed later follow with
+    /// their next retention check.
+    fn start_tiering(&self) {
+        for topic in self.topics.all() {
+            let config = topic.config();
+            for partition in topic.partitions().iter() {
+                if let (Ok(log), Some(tiering)) = (partition.log(), &config.tiering) {
+                    log.set_tiered(tiering.copies);
                 }
             }
         }
@@ -455,4 +489,14 @@ fn cluster_id(store: &dyn Store) -> Result<Text, MetaError> {
     let id: String = (0..22).map(|n| if n == 21 { 'A' } else { letter(n) }).collect();
     store.commit(&[Compare::absent(CLUSTER_ID_KEY)], &[Change::put(CLUSTER_ID_KEY, id.clone())])?;
     Ok(Text::from(id))
+}
+
+/// Applies what a topic's settings say of the object store.
+fn apply_tiering(log: &dyn PartitionLog, tiering: Option<&Tiering>, now_ms: i64) {
+    let Some(tiering) = tiering else { return log.forget_stored() };
+    log.set_tiered(tiering.copies);
+    let oldest = tiering.local_retention_ms.map(|ms| Timestamp(now_ms.saturating_sub(ms)));
+    if oldest.is_some() || tiering.local_retention_bytes.is_some() {
+        log.retain_locally(oldest, tiering.local_retention_bytes);
+    }
 }

@@ -183,6 +183,7 @@ mod tests {
             metrics: &Arc::default(),
             clock: &Arc::default(),
             topics: &Arc::default(),
+            bucket: None,
         };
         let logs = Logs::open(vec![directory], &opening, store, home, &BTreeMap::new()).unwrap();
         let log = logs.all()[0].clone();

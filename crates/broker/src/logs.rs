@@ -15,6 +15,7 @@ use std::time::Duration;
 use disk::Disk;
 use meta::{Change, MetaError, Store};
 use model::{Offset, StreamId};
+use objects::Bucket;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use storage::{AdmitError, AppendError, Committed, Listener, Log, SystemClock};
@@ -28,6 +29,8 @@ use crate::transactions::{StoredTransactions, TransactionIndex};
 
 /// Threads of each log that serve reads that miss the caches.
 const COLD_THREADS: usize = 2;
+/// Threads of each log that read from the object store.
+const OBJECT_THREADS: usize = 8;
 /// Memory, besides the caches, for data that readers received and have not consumed yet: the total over all logs, and
 /// the minimum for each log. Data that is being read, written or sent counts as well, even if no reader is slow.
 const READERS_BYTES: usize = 64 * 1024 * 1024;
@@ -185,6 +188,8 @@ pub struct Opening<'a> {
     pub clock: &'a Arc<SystemClock>,
     /// Set once the topics are open.
     pub topics: &'a Arc<OnceLock<Weak<dyn Streams>>>,
+    /// The object store.
+    pub bucket: Option<&'a Arc<dyn Bucket>>,
 }
 
 /// Receives notice of commits, by stream.
@@ -254,6 +259,10 @@ impl Opening<'_> {
             reserve_bytes: u64::try_from(config.reserve_bytes).unwrap_or(0),
             log_id: Uuid::new_v4().as_u128(),
             cold_threads: COLD_THREADS,
+            object_threads: OBJECT_THREADS,
+            object_bytes: usize::try_from(config.object_bytes).unwrap_or(usize::MAX),
+            upload_interval_ms: u64::try_from(config.object_interval_ms).unwrap_or(u64::MAX),
+            object_grace_ms: u64::try_from(config.object_delete_delay_ms).unwrap_or(u64::MAX),
             cleaner_patience_ms: config.cleaner_patience_ms,
             cleaner_bytes_per_second: u64::try_from(config.cleaner_bytes_per_second).unwrap_or(0),
         };
@@ -266,7 +275,13 @@ impl Opening<'_> {
             log: OnceLock::new(),
             told: AtomicBool::new(false),
         });
-        let log = Arc::new(Log::open(disk.clone(), options, self.clock.clone(), listener.clone())?);
+        let log = Arc::new(Log::open_tiered(
+            disk.clone(),
+            self.bucket.cloned(),
+            options,
+            self.clock.clone(),
+            listener.clone(),
+        )?);
         assert!(listener.log.set(Arc::downgrade(&log)).is_ok(), "set once");
         let report = log.recovery();
         tracing::info!(
@@ -579,6 +594,7 @@ mod tests {
             metrics: &Arc::default(),
             clock: &Arc::default(),
             topics: &Arc::default(),
+            bucket: None,
         };
         let logs = Logs::open(directories.collect(), &opening, &store, home.path(), &BTreeMap::new());
         (logs.unwrap(), disks)

@@ -7,6 +7,7 @@ mod admin;
 mod admission;
 mod arguments;
 mod bench;
+mod bucket;
 mod budget;
 mod closing;
 mod commands;

@@ -11,10 +11,12 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use broker::{Broker, LogDirectory};
 use disk::DirectoryLock;
+use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::admin::{self, Admin};
+use crate::bucket;
 use crate::log_dirs::{self, Locks};
 use crate::process;
 use crate::sasl::Report;
@@ -155,8 +157,10 @@ async fn start_admin(settings: &Settings, admin: &Arc<Admin>) -> anyhow::Result<
 /// Opens the disks and the broker on a thread that may block.
 async fn open(settings: &Settings, logs: Vec<LogDirectory>) -> anyhow::Result<Arc<Broker>> {
     let (directory, config) = (settings.data_dir.clone(), settings.broker.clone());
+    let runtime = Handle::current();
     let opening = tokio::task::spawn_blocking(move || {
-        Broker::open(config, logs, &directory)
+        let bucket = bucket::open(&config, &runtime)?;
+        Broker::open_with_bucket(config, logs, &directory, bucket)
             .with_context(|| format!("cannot start on the data directory {}", directory.display()))
     });
     opening.await.context("opening the log ended in a bug")?

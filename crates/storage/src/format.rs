@@ -32,6 +32,9 @@ pub const DIRECTORY_ROW_BYTES: usize = 64;
 /// Set in the sequence numbers of the cleaner's segments, which have a numbering of their own.
 pub const CLEANED: u32 = 1 << 31;
 
+/// Set in the sequence numbers of the segments in the object store, which have a numbering of their own.
+pub const STORED: u32 = 1 << 30;
+
 const SEGMENT_MAGIC: [u8; 8] = *b"MAINSTEM";
 const BLOCK_MAGIC: [u8; 4] = *b"MSbk";
 const TRAILER_MAGIC: [u8; 8] = *b"MSfooter";
@@ -59,8 +62,12 @@ impl Lsn {
 
 impl std::fmt::Display for Lsn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kind = if self.sequence() & CLEANED == 0 { "segment" } else { "cleaned segment" };
-        write!(f, "{kind} {} byte {}", self.sequence() & !CLEANED, self.byte())
+        let kind = match self.sequence() {
+            sequence if sequence & CLEANED != 0 => "cleaned segment",
+            sequence if sequence & STORED != 0 => "stored segment",
+            _ => "segment",
+        };
+        write!(f, "{kind} {} byte {}", self.sequence() & !(CLEANED | STORED), self.byte())
     }
 }
 

@@ -105,7 +105,7 @@ fn options() -> Options {
 }
 
 fn open(disk: &SimDisk) -> Option<Parts> {
-    assemble(Arc::new(disk.clone()), options(), Arc::new(StillClock), Arc::new(NoListener)).ok()
+    assemble(Arc::new(disk.clone()), None, options(), Arc::new(StillClock), Arc::new(NoListener)).ok()
 }
 
 fn work(parts: &mut Parts) {

@@ -24,7 +24,9 @@ mod request;
 mod segment;
 mod shared;
 mod stream;
+mod tier;
 mod tools;
+mod uploader;
 mod writer;
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -61,6 +61,14 @@ pub struct Options {
     pub cleaner_patience_ms: i64,
     /// Threads for reads that miss the caches. Their number is the depth of such reads.
     pub cold_threads: usize,
+    /// Threads for reads from the object store, if there is one.
+    pub object_threads: usize,
+    /// Bytes of records in one object. A larger batch has an object of its own.
+    pub object_bytes: usize,
+    /// Records go to the object store after this many milliseconds at the latest, if the store answers.
+    pub upload_interval_ms: u64,
+    /// An object is deleted this many milliseconds after the last of its records.
+    pub object_grace_ms: u64,
 }
 
 impl Default for Options {
@@ -79,6 +87,10 @@ impl Default for Options {
             cleaner_bytes_per_second: 0,
             cleaner_patience_ms: 120_000,
             cold_threads: 2,
+            object_threads: 8,
+            object_bytes: 16 * 1024 * 1024,
+            upload_interval_ms: 10_000,
+            object_grace_ms: 60_000,
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use disk::{BufferPool, Disk};
 use model::{Offset, StreamId};
+use objects::Bucket;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::cache::{Indexes, Regions, TailBounds, TailCache};
@@ -16,6 +17,7 @@ use crate::options::{Clock, Options};
 use crate::request::{Listener, Queue, Room};
 use crate::segment::{self, Segment, Segments};
 use crate::stream::Stream;
+use crate::tier::Tier;
 
 /// The state that the writer, the preparer, the cleaner and the readers share.
 pub(crate) struct Shared {
@@ -47,6 +49,8 @@ pub(crate) struct Shared {
     pub preparer_wake: Condvar,
     /// Notified, with the preparer's news, when the log is closed.
     pub cleaner_wake: Condvar,
+    /// What goes to the object store.
+    pub tier: Tier,
     /// Batches that were served from the tail cache.
     pub tail_hits: AtomicU64,
     /// Reads that went to the readers' threads.
@@ -81,6 +85,8 @@ pub(crate) struct Left {
     pub next_generation: u64,
     /// Sequence number of the cleaner's next segment.
     pub next_cleaned: u32,
+    /// The object store.
+    pub bucket: Option<Arc<dyn Bucket>>,
 }
 
 impl Shared {
@@ -95,6 +101,7 @@ impl Shared {
         left: Left,
     ) -> Shared {
         Shared {
+            tier: Tier::new(left.bucket, options.object_bytes),
             tail: TailCache::new(TailBounds {
                 bytes_max: options.tail_cache_bytes,
                 bytes_kept: options.tail_kept_bytes,
@@ -222,6 +229,7 @@ impl Shared {
 
     /// Makes the threads of the preparer and of the cleaner end.
     pub fn stop_background(&self) {
+        self.tier.stop();
         let mut news = self.preparer_news.lock();
         news.stop = true;
         self.preparer_wake.notify_all();

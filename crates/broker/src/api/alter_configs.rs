@@ -22,7 +22,7 @@ use crate::request::Request;
 use crate::security::{Operation, audit};
 use crate::settings::group::check_group_configs;
 use crate::settings::resource::{ResourceKind, check_broker_configs};
-use crate::settings::topic::{conflict, topic_setting};
+use crate::settings::topic::{conflict, topic_setting, wrong_change};
 use crate::telemetry::subscription::Subscription;
 use crate::topics::check_name;
 
@@ -244,7 +244,9 @@ async fn alter_topic(
                 return Err(invalid(problem));
             }
         }
-        match conflict(&overrides, &broker.configs.now()) {
+        let config = broker.configs.now();
+        let wrong = wrong_change(old, &overrides, &config).map(str::to_owned);
+        match conflict(&overrides, &config).or(wrong) {
             Some(why) => Err(invalid(why)),
             None => Ok(overrides),
         }

@@ -157,8 +157,13 @@ async fn find(
     let visible = |place: Place| place.filter(|(offset, _)| *offset < end);
     match timestamp {
         LATEST => Ok(Some((end, Timestamp::NONE))),
-        EARLIEST | EARLIEST_LOCAL => Ok(Some((bounds.start, Timestamp::NONE))),
-        LATEST_TIERED | EARLIEST_PENDING_UPLOAD => Ok(None),
+        EARLIEST => Ok(Some((bounds.start, Timestamp::NONE))),
+        EARLIEST_LOCAL => Ok(Some((bounds.local_start, Timestamp::NONE))),
+        // As in Kafka, the offset of the last stored record, and of the first one that is not stored.
+        LATEST_TIERED => Ok(bounds.stored.map(|stored| (stored + -1, Timestamp::NONE))),
+        EARLIEST_PENDING_UPLOAD => {
+            Ok(bounds.stored.map(|stored| (stored.max(bounds.start), Timestamp::NONE)))
+        }
         MAX_TIMESTAMP => search(broker, log, None).await.map(visible),
         0.. => search(broker, log, Some(Timestamp(timestamp))).await.map(visible),
         // A later version of Kafka may know this timestamp.

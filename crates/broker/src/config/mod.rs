@@ -130,6 +130,10 @@ impl Typed for SuperUsers {
     const KIND: Kind = Kind::String;
 }
 
+impl Typed for BucketAddress {
+    const KIND: Kind = Kind::String;
+}
+
 /// One setting of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
@@ -300,6 +304,38 @@ impl Display for SuperUsers {
     }
 }
 
+/// The address of the object store's bucket. Whoever opens the bucket checks it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct BucketAddress(String);
+
+impl BucketAddress {
+    /// The address; `None` if there is no bucket.
+    pub fn get(&self) -> Option<&str> {
+        Some(&*self.0).filter(|address| !address.is_empty())
+    }
+}
+
+/// As for [`SuperUsers`].
+impl PartialOrd for BucketAddress {
+    fn partial_cmp(&self, _: &BucketAddress) -> Option<std::cmp::Ordering> {
+        None
+    }
+}
+
+impl FromStr for BucketAddress {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<BucketAddress, Self::Err> {
+        Ok(BucketAddress(text.to_owned()))
+    }
+}
+
+impl Display for BucketAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 fn text<T: Display>(value: T) -> String {
     value.to_string()
 }
@@ -433,6 +469,15 @@ settings! {
     tail_cache_ms: i64 = 2000, "log.tail.cache.ms", 0, i64::MAX;
     /// Bytes of memory for records read back from disk.
     read_cache_bytes: i64 = 67_108_864, "log.read.cache.bytes", 4_194_304, i64::MAX;
+    /// The bucket that keeps the records of tiered topics: s3://NAME/PREFIX, gs://NAME/PREFIX, az://NAME/PREFIX or the
+    /// path of a directory; empty for none. Credentials come from the variables that the tools of each cloud read.
+    object_store: BucketAddress = BucketAddress::default(), "object.store", BucketAddress::default(), BucketAddress::default();
+    /// Bytes of records in one object.
+    object_bytes: i32 = 16_777_216, "object.store.object.bytes", 65_536, 268_435_456;
+    /// Records of tiered topics go to the object store after so many milliseconds at the latest.
+    object_interval_ms: i64 = 10_000, "object.store.upload.interval.ms", 1, i64::MAX;
+    /// An object is deleted so many milliseconds after the last of its records.
+    object_delete_delay_ms: i64 = 60_000, "object.store.delete.delay.ms", 0, i64::MAX;
     /// Producers that did not write for so long are forgotten, in milliseconds.
     producer_expiry_ms: i64 = 86_400_000, "producer.id.expiration.ms", 1, i64::MAX;
     /// Partitions of __transaction_state.

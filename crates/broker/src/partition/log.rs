@@ -36,6 +36,11 @@ pub struct LogBounds {
     pub synced: Offset,
     /// Bytes of all batches.
     pub bytes: u64,
+    /// The first offset with a copy on this broker's disk; the start, or above it if older records are in the object
+    /// store alone.
+    pub local_start: Offset,
+    /// Records below are in the object store. `None` if none ever were.
+    pub stored: Option<Offset>,
 }
 
 /// What a log knew of a partition when the log was opened.
@@ -99,6 +104,15 @@ pub trait PartitionLog: std::fmt::Debug + Send + Sync {
     /// Deletes the records that are older than `oldest`, and the oldest beyond `bytes_max`. Returns the new start if
     /// it moves.
     fn retain(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>) -> Option<Offset>;
+
+    /// Sends the records to the object store from now on, or stops that. Does nothing without an object store.
+    fn set_tiered(&self, tiered: bool);
+
+    /// Drops local copies of stored records: those older than `oldest`, and the oldest beyond `bytes_max`.
+    fn retain_locally(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>);
+
+    /// Deletes the records that are in the object store alone, and gives up the copies there. It takes several calls.
+    fn forget_stored(&self);
 
     /// Deletes all records, for a partition that is deleted.
     fn delete(&self);
@@ -166,8 +180,8 @@ impl PartitionLog for LocalLog {
     }
 
     fn bounds(&self) -> LogBounds {
-        let Bounds { start, committed, bytes } = self.stream.bounds();
-        LogBounds { start, visible: committed, synced: committed, bytes }
+        let Bounds { start, committed, bytes, local_start, stored } = self.stream.bounds();
+        LogBounds { start, visible: committed, synced: committed, bytes, local_start, stored }
     }
 
     fn admit(&self, bytes: usize) -> Result<Admission, AdmitError> {
@@ -222,6 +236,18 @@ impl PartitionLog for LocalLog {
 
     fn retain(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>) -> Option<Offset> {
         self.log.log.retain(&self.stream, oldest, bytes_max)
+    }
+
+    fn set_tiered(&self, tiered: bool) {
+        self.log.log.set_tiered(&self.stream, tiered);
+    }
+
+    fn retain_locally(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>) {
+        self.log.log.retain_locally(&self.stream, oldest, bytes_max);
+    }
+
+    fn forget_stored(&self) {
+        self.log.log.forget_stored(&self.stream);
     }
 
     fn delete(&self) {

@@ -20,7 +20,8 @@ const NOT_RECOMPRESSED: &str =
     "Accepted for Kafka's tools; batches are kept as the producer compressed them.";
 const ONE_COPY: &str =
     "Accepted for Kafka's tools; there is one copy of each partition, so nothing is throttled.";
-const NO_TIERS: &str = "Accepted for Kafka's tools; all records are on the local disk.";
+/// A local retention that is the same as that of all records.
+const AS_RETENTION: i64 = -2;
 /// As in Kafka, a setting that is accepted and not shown. It replaces `segment.bytes` where that would be too large.
 const INTERNAL_SEGMENT_BYTES: &str = "internal.segment.bytes";
 
@@ -57,8 +58,22 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
     setting("follower.replication.throttled.replicas", List, Fixed(""), &[], ONE_COPY),
     setting("index.interval.bytes", Int, accepted("log.index.interval.bytes"), &[], NO_EFFECT).at_least(0),
     setting("leader.replication.throttled.replicas", List, Fixed(""), &[], ONE_COPY),
-    setting("local.retention.bytes", Long, accepted("log.local.retention.bytes"), &[], NO_TIERS).at_least(-2),
-    setting("local.retention.ms", Long, accepted("log.local.retention.ms"), &[], NO_TIERS).at_least(-2),
+    setting(
+        "local.retention.bytes",
+        Long,
+        accepted("log.local.retention.bytes"),
+        &[],
+        "With remote.storage.enable, bytes of a partition that stay on the local disk; -2 is as retention.bytes.",
+    )
+    .at_least(-2),
+    setting(
+        "local.retention.ms",
+        Long,
+        accepted("log.local.retention.ms"),
+        &[],
+        "With remote.storage.enable, milliseconds for which records stay on the local disk; -2 is as retention.ms.",
+    )
+    .at_least(-2),
     setting(
         "max.compaction.lag.ms",
         Long,
@@ -123,9 +138,27 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
     )
     .at_least(1),
     setting("preallocate", Boolean, accepted("log.preallocate"), &[], NO_EFFECT),
-    setting("remote.log.copy.disable", Boolean, Fixed("false"), &[], NO_TIERS),
-    setting("remote.log.delete.on.disable", Boolean, Fixed("false"), &[], NO_TIERS),
-    setting("remote.storage.enable", Boolean, Fixed("false"), &[], NO_TIERS),
+    setting(
+        "remote.log.copy.disable",
+        Boolean,
+        Fixed("false"),
+        &[],
+        "No more records go to the object store; those in it stay until their retention ends.",
+    ),
+    setting(
+        "remote.log.delete.on.disable",
+        Boolean,
+        Fixed("false"),
+        &[],
+        "Records that are in the object store alone are deleted when remote.storage.enable becomes false.",
+    ),
+    setting(
+        "remote.storage.enable",
+        Boolean,
+        Fixed("false"),
+        &[],
+        "Records go to the object store, too, and may leave the local disk.",
+    ),
     setting(
         "retention.bytes",
         Long,
@@ -181,11 +214,63 @@ pub fn conflict(overrides: &BTreeMap<String, String>, config: &Config) -> Option
             "conflict topic config setting min.compaction.lag.ms ({least}) > max.compaction.lag.ms ({most})"
         ));
     }
-    let tiered = value_of(overrides, config, "remote.storage.enable").trim().eq_ignore_ascii_case("true");
-    tiered.then(|| {
-        "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage."
-            .to_owned()
-    })
+    let set = |name: &str| is_set(overrides, config, name);
+    if !set("remote.storage.enable") {
+        return None;
+    }
+    if config.object_store.get().is_none() {
+        return Some(
+            "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage."
+                .to_owned(),
+        );
+    }
+    if value_of(overrides, config, "cleanup.policy").contains("compact") {
+        return Some(
+            "Remote log storage only supports topics with cleanup.policy=delete or cleanup.policy being an empty list."
+                .to_owned(),
+        );
+    }
+    let copies = !set("remote.log.copy.disable");
+    for unit in ["bytes", "ms"] {
+        let (local_name, name) = (format!("local.retention.{unit}"), format!("retention.{unit}"));
+        let (local, all) = (number(&local_name)?, number(&name)?);
+        if !copies && local != AS_RETENTION && local != all {
+            return Some(format!(
+                "When `remote.log.copy.disable` is set to true, the `{local_name}` and `{name}` must be set to the \
+                 identical value because there will be no more logs copied to the remote storage."
+            ));
+        }
+        let invalid =
+            |why: String| Some(format!("Invalid value {local} for configuration {local_name}: {why}"));
+        if all > -1 && local == -1 {
+            return invalid(format!("Value must not be -1 as {name} value is set as {all}."));
+        }
+        if all > -1 && local > all {
+            return invalid(format!("Value must not be more than {name} property value: {all}"));
+        }
+    }
+    None
+}
+
+/// The reason why the settings of a topic may not change from `before` to `after`, if there is one. As Kafka's
+/// `LogConfig.validateTurningOffRemoteStorageWithDelete`.
+pub fn wrong_change(
+    before: &BTreeMap<String, String>,
+    after: &BTreeMap<String, String>,
+    config: &Config,
+) -> Option<&'static str> {
+    let turned_off =
+        is_set(before, config, "remote.storage.enable") && !is_set(after, config, "remote.storage.enable");
+    (turned_off && !is_set(after, config, "remote.log.delete.on.disable")).then_some(
+        "It is invalid to disable remote storage without deleting remote data. If you want to keep the remote data and \
+         turn to read only, please set `remote.storage.enable=true,remote.log.copy.disable=true`. If you want to disable \
+         remote storage and delete all remote data, please set \
+         `remote.storage.enable=false,remote.log.delete.on.disable=true`.",
+    )
+}
+
+fn is_set(overrides: &BTreeMap<String, String>, config: &Config, name: &str) -> bool {
+    value_of(overrides, config, name).trim().eq_ignore_ascii_case("true")
 }
 
 fn value_of(overrides: &BTreeMap<String, String>, config: &Config, name: &str) -> String {
@@ -216,6 +301,19 @@ pub struct TopicConfig {
     pub timestamp_before_max_ms: i64,
     /// How far timestamps may lie in the future, in milliseconds.
     pub timestamp_after_max_ms: i64,
+    /// The part that the object store has in the topic. `None` if it has none.
+    pub tiering: Option<Tiering>,
+}
+
+/// How a topic uses the object store.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tiering {
+    /// Whether new records go there.
+    pub copies: bool,
+    /// Local copies older than this many milliseconds are dropped, once they are stored.
+    pub local_retention_ms: Option<i64>,
+    /// The oldest local copies beyond this size in bytes are dropped, once they are stored.
+    pub local_retention_bytes: Option<u64>,
 }
 
 /// The parameters of compaction.
@@ -247,6 +345,11 @@ impl TopicConfig {
             max_lag_ms: number("max.compaction.lag.ms"),
             delete_retention_ms: number("delete.retention.ms"),
         };
+        let tiering = || Tiering {
+            copies: !is_set(overrides, config, "remote.log.copy.disable"),
+            local_retention_ms: Some(number("local.retention.ms")).filter(|ms| *ms >= 0),
+            local_retention_bytes: u64::try_from(number("local.retention.bytes")).ok(),
+        };
         let segment_bytes = match overrides.contains_key(INTERNAL_SEGMENT_BYTES) {
             true => number(INTERNAL_SEGMENT_BYTES),
             false => number("segment.bytes"),
@@ -265,6 +368,7 @@ impl TopicConfig {
             },
             timestamp_before_max_ms: number("message.timestamp.before.max.ms"),
             timestamp_after_max_ms: number("message.timestamp.after.max.ms"),
+            tiering: is_set(overrides, config, "remote.storage.enable").then(tiering),
         }
     }
 }

@@ -21,11 +21,12 @@ pub use self::compact::{CompactError, Compaction};
 pub use self::outcome::{RewriteError, RewriteReport};
 use self::rewrite::Output;
 pub use self::rewrite::{Rewriter, Rewritten};
-use self::source::{RangePlan, Source};
+use self::source::RangePlan;
+pub(crate) use self::source::{Source, load};
 use crate::format::{CLEANED, DIRECTORY_ROW_BYTES, index};
 use crate::pacer::Pacer;
 use crate::segment::footer;
-use crate::segment::{Segment, is_cleaned};
+use crate::segment::{Segment, is_stored, is_written};
 use crate::shared::Shared;
 use crate::stream::Stream;
 
@@ -153,12 +154,13 @@ impl Cleaner {
         let segments = self.shared.segments.all();
         // The newest sealed segment stays for its stream table, however little of it is live.
         let newest =
-            segments.iter().rev().find(|s| !is_cleaned(s.sequence) && s.is_sealed()).map(|s| s.sequence);
+            segments.iter().rev().find(|s| is_written(s.sequence) && s.is_sealed()).map(|s| s.sequence);
         let now = self.shared.clock.nanos();
         let open = |segment: &&Arc<Segment>| {
             segment.is_sealed()
                 && segment.live() > 0
                 && Some(segment.sequence) != newest
+                && !is_stored(segment.sequence)
                 && !segment.is_avoided(now)
         };
         let candidates: Vec<Candidate> = segments

@@ -15,18 +15,15 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use disk::{AlignedBuffer, File};
-use model::{BatchHeader, Offset, StreamId};
+use model::{BatchHeader, Offset};
 
 use super::outcome::{RewriteError, RewriteReport, writing};
-use super::source::{BLOCK_BYTES, RangePlan, Source, load, with_slack};
+use super::source::{RangePlan, Source, load, with_slack};
 use crate::format::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, DirectoryRow, ENTRY_HEADER_BYTES, EntryHeader, EntryKind,
-    Lsn, ROW_COMPACTED, RangeBody, SECTOR, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, index,
-    length32, sectors, seeded_crc,
+    DirectoryRow, ROW_COMPACTED, SECTOR, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, index, length32,
 };
-use crate::index::{BatchIndex, BatchPlace};
 use crate::pacer::Pacer;
-use crate::segment::footer::{self, SealedStream};
+use crate::segment::build::{Blocks, SegmentBuilder};
 use crate::segment::{CLEANING, Segment, file_name};
 use crate::shared::{Rewriting, Shared};
 use crate::stream::{Moved, SealedExtent, Stream, clamp_timestamp};
@@ -63,18 +60,19 @@ pub trait Rewriter {
 pub(crate) struct Output<'a> {
     shared: &'a Arc<Shared>,
     rewriting: &'a mut Rewriting,
-    pacer: &'a mut Pacer,
-    file: Arc<dyn File>,
-    sequence: u32,
-    generation: u64,
-    capacity: u64,
+    builder: SegmentBuilder,
+    file: CopyFile<'a>,
     promised: u64,
-    position: u32,
-    block: AlignedBuffer,
-    filled: usize,
-    entries: u32,
     ranges: Vec<WrittenRange>,
     report: RewriteReport,
+}
+
+/// The file of a copy.
+struct CopyFile<'a> {
+    shared: &'a Arc<Shared>,
+    pacer: &'a mut Pacer,
+    file: Arc<dyn File>,
+    capacity: u64,
 }
 
 /// A range in the file: the new extent of the stream, and the extents that it replaces.
@@ -83,7 +81,6 @@ struct WrittenRange {
     base_offset: Offset,
     end: Offset,
     flags: u32,
-    index: BatchIndex,
     moved: Moved,
 }
 
@@ -112,17 +109,10 @@ impl<'a> Output<'a> {
         let file = disk.create(CLEANING, capacity).map_err(writing("making the file of a copy"))?;
         Ok(Output {
             shared,
-            sequence: rewriting.next_sequence,
-            generation: shared.next_generation(),
+            builder: SegmentBuilder::new(rewriting.next_sequence, shared.next_generation()),
             rewriting,
-            pacer,
-            file,
-            capacity,
+            file: CopyFile { shared, pacer, file, capacity },
             promised: FILE_BYTES,
-            position: Segment::data_start(),
-            block: AlignedBuffer::zeroed(sectors(BLOCK_BYTES)),
-            filled: BLOCK_HEADER_BYTES,
-            entries: 0,
             ranges: Vec::new(),
             report: RewriteReport::default(),
         })
@@ -133,7 +123,7 @@ impl<'a> Output<'a> {
         let mut promised = self.promised;
         let fits = |source: &&Source| {
             promised += with_slack(source.estimate());
-            promised <= self.capacity
+            promised <= self.file.capacity
         };
         sources.iter().take_while(fits).count()
     }
@@ -160,24 +150,8 @@ impl<'a> Output<'a> {
             whole: plan.sources.iter().filter_map(|s| Some((s.segment.sequence, s.whole?))).collect(),
             part: part.map(|source| (source.segment.sequence, source.bytes)),
         };
-        self.ranges.push(WrittenRange {
-            stream: stream.clone(),
-            base_offset,
-            end,
-            flags: plan.flags,
-            index: BatchIndex::default(),
-            moved,
-        });
-        let body = RangeBody { end, flags: plan.flags }.encode();
-        let header = EntryHeader {
-            stream: stream.id(),
-            base_offset,
-            max_timestamp: model::Timestamp::NONE,
-            offset_count: 0,
-            length: length32(body.len()),
-            kind: EntryKind::Range,
-        };
-        self.push_entry(&header, &body)?;
+        self.ranges.push(WrittenRange { stream: stream.clone(), base_offset, end, flags: plan.flags, moved });
+        self.builder.begin_range(&mut self.file, stream.id(), (base_offset, end), plan.flags)?;
         let mut last_header = None;
         let mut places =
             plan.sources.iter().flat_map(|s| s.places.iter().map(|place| (&s.segment, place))).peekable();
@@ -189,7 +163,8 @@ impl<'a> Output<'a> {
                 bytes += index(place.length);
                 chunk.extend(places.next());
             }
-            for (batch, (_, place)) in load(self.shared, self.pacer, &stream, &chunk)?.into_iter().zip(chunk)
+            for (batch, (_, place)) in
+                load(self.shared, self.file.pacer, &stream, &chunk)?.into_iter().zip(chunk)
             {
                 self.report.read_bytes += u64::from(place.length);
                 let header = BatchHeader::parse_header(&batch)
@@ -200,118 +175,31 @@ impl<'a> Output<'a> {
                     None => Rewritten::Keep,
                 };
                 match rewritten {
-                    Rewritten::Keep => self.push(stream.id(), &header, &batch)?,
+                    Rewritten::Keep => self.push(&header, &batch)?,
                     Rewritten::Drop => {}
                     Rewritten::Replace(batch) => {
                         let new = checked(&header, &batch)?;
-                        self.push(stream.id(), &new, &batch)?;
+                        self.push(&new, &batch)?;
                     }
                 }
             }
         }
-        let range = self.ranges.last().expect("it was just pushed");
-        if range.index.is_empty()
+        if self.builder.range_is_empty()
             && let Some(last) = last_header
         {
             let batch = Bytes::from(model::batch::empty_like(&last));
             let header = checked(&last, &batch)?;
-            self.push(stream.id(), &header, &batch)?;
+            self.push(&header, &batch)?;
         }
         Ok(())
     }
 
     /// Adds a batch to the current range.
-    fn push(&mut self, stream: StreamId, header: &BatchHeader, batch: &Bytes) -> Result<(), RewriteError> {
-        let entry = EntryHeader {
-            stream,
-            base_offset: header.base_offset,
-            max_timestamp: header.max_timestamp,
-            offset_count: u32::try_from(header.offset_count())
-                .map_err(|_| RewriteError::Rewriter("a batch spans too many offsets".into()))?,
-            length: length32(batch.len()),
-            kind: EntryKind::Batch,
-        };
-        let position = self.push_entry(&entry, batch)?;
+    fn push(&mut self, header: &BatchHeader, batch: &Bytes) -> Result<(), RewriteError> {
+        let offset_count = u32::try_from(header.offset_count())
+            .map_err(|_| RewriteError::Rewriter("a batch spans too many offsets".into()))?;
         self.report.written_bytes += batch.len() as u64;
-        let range = self.ranges.last_mut().expect("a range was begun");
-        range.index.push(BatchPlace {
-            base_offset: entry.base_offset,
-            offset_count: entry.offset_count,
-            position,
-            length: entry.length,
-            max_timestamp: entry.max_timestamp,
-        });
-        Ok(())
-    }
-
-    /// Adds an entry to the open block; returns its position in the file.
-    fn push_entry(&mut self, entry: &EntryHeader, body: &[u8]) -> Result<u32, RewriteError> {
-        let bytes = ENTRY_HEADER_BYTES + body.len();
-        if self.filled + bytes > BLOCK_BYTES && self.entries > 0 {
-            self.write_block(BlockKind::Entries)?;
-        }
-        self.reserve(bytes);
-        let position = self.position + length32(self.filled);
-        self.block[self.filled..self.filled + ENTRY_HEADER_BYTES]
-            .copy_from_slice(&entry.encode(self.generation));
-        self.block[self.filled + ENTRY_HEADER_BYTES..self.filled + bytes].copy_from_slice(body);
-        self.filled += bytes;
-        self.entries += 1;
-        Ok(position)
-    }
-
-    /// Makes the block's buffer long enough for `bytes` more.
-    fn reserve(&mut self, bytes: usize) {
-        let wanted = sectors(self.filled + bytes);
-        if wanted > self.block.len() {
-            let mut longer = AlignedBuffer::zeroed(wanted);
-            longer[..self.filled].copy_from_slice(&self.block[..self.filled]);
-            self.block = longer;
-        }
-    }
-
-    /// Makes the file at least `bytes` long. A compacted batch may be longer than its source, if the client compresses
-    /// better than this server.
-    fn make_room(&mut self, bytes: u64) -> Result<(), RewriteError> {
-        if bytes <= self.capacity {
-            return Ok(());
-        }
-        let capacity = (bytes + GROWTH_BYTES).next_multiple_of(SECTOR as u64).min(OUTPUT_BYTES_MAX);
-        if bytes > capacity {
-            return Err(RewriteError::Rewriter("what compaction leaves is more than a segment holds".into()));
-        }
-        if capacity - self.capacity > self.shared.copy_room()? {
-            return Err(RewriteError::Full { bytes: capacity });
-        }
-        let longer = self.shared.disk.lengthen(CLEANING, capacity);
-        self.file = longer.map_err(writing("making the file of a copy longer"))?;
-        self.capacity = capacity;
-        Ok(())
-    }
-
-    fn write_block(&mut self, kind: BlockKind) -> Result<(), RewriteError> {
-        let total = sectors(self.filled);
-        self.make_room(u64::from(self.position) + (total + TRAILER_BYTES) as u64)?;
-        self.block[self.filled..total].fill(0);
-        let header = BlockHeader {
-            kind,
-            epoch: 0,
-            lsn: Lsn::new(self.sequence, self.position),
-            synced: Lsn::default(),
-            length: length32(self.filled - BLOCK_HEADER_BYTES),
-            entries: self.entries,
-            payload_crc: seeded_crc(self.generation, &self.block[BLOCK_HEADER_BYTES..self.filled]),
-        };
-        header.encode(self.generation, &mut self.block);
-        let begun = Instant::now();
-        self.file
-            .write_at(u64::from(self.position), &self.block[..total])
-            .map_err(writing("writing a copy"))?;
-        self.shared.cleaner_written.fetch_add(total as u64, Ordering::Relaxed);
-        self.position += length32(total);
-        self.filled = BLOCK_HEADER_BYTES;
-        self.entries = 0;
-        Ok(self.pacer.did(total, begun)?)
+        self.builder.push(&mut self.file, header, offset_count, batch)
     }
 
     /// Completes the file, makes it part of the log, and points the streams at it.
@@ -325,7 +213,7 @@ impl<'a> Output<'a> {
                     Err(error) => error.kind() == io::ErrorKind::NotFound,
                     Ok(()) => true,
                 };
-                self.rewriting.broken = !(gone(CLEANING) & gone(&file_name(self.sequence)));
+                self.rewriting.broken = !(gone(CLEANING) & gone(&file_name(self.builder.sequence)));
                 return Err(error);
             }
         };
@@ -345,54 +233,26 @@ impl<'a> Output<'a> {
 
     /// Writes the footer and gives the file its name.
     fn complete(&mut self) -> Result<(Arc<Segment>, Vec<DirectoryRow>), RewriteError> {
-        if self.entries > 0 {
-            self.write_block(BlockKind::Entries)?;
-        }
+        let built = self.builder.finish(&mut self.file, 0, NO_TABLE.to_vec())?;
         self.ranges.sort_by_key(|range| (range.stream.id(), range.base_offset));
-        let sealed: Vec<SealedStream> = self
-            .ranges
-            .iter()
-            .map(|range| SealedStream {
-                stream: range.stream.id(),
-                index: Arc::new(range.index.clone()),
-                base_offset: range.base_offset,
-                next_offset: range.end,
-                flags: range.flags,
-            })
-            .collect();
-        let payload_position = self.position + length32(BLOCK_HEADER_BYTES);
-        let built = footer::build(
-            self.sequence,
-            self.generation,
-            0,
-            self.position,
-            payload_position,
-            &sealed,
-            NO_TABLE.to_vec(),
-        );
-        self.reserve(built.payload.len());
-        self.block[self.filled..self.filled + built.payload.len()].copy_from_slice(&built.payload);
-        self.filled += built.payload.len();
-        self.write_block(BlockKind::Footer)?;
-        let length = u64::from(self.position) + TRAILER_BYTES as u64;
+        let (sequence, generation) = (self.builder.sequence, self.builder.generation);
+        let end = u64::from(self.builder.position());
+        let length = end + TRAILER_BYTES as u64;
         let disk = &self.shared.disk;
-        if length < self.capacity {
-            self.file = disk.shorten(CLEANING, length).map_err(writing("cutting a copy to its length"))?;
+        if length < self.file.capacity {
+            let shorter = disk.shorten(CLEANING, length);
+            self.file.file = shorter.map_err(writing("cutting a copy to its length"))?;
         }
-        let header = SegmentHeader {
-            sequence: self.sequence,
-            generation: self.generation,
-            length,
-            log_id: self.shared.options.log_id,
-        };
+        let file = &self.file.file;
+        let header = SegmentHeader { sequence, generation, length, log_id: self.shared.options.log_id };
         let mut sector = AlignedBuffer::zeroed(SECTOR);
         sector.copy_from_slice(&header.encode());
-        let first = self.file.write_at(0, &sector);
-        sector.copy_from_slice(&built.trailer.encode(self.generation));
-        let last = self.file.write_at(u64::from(self.position), &sector);
-        first.and(last).and_then(|()| self.file.sync()).map_err(writing("syncing a copy"))?;
-        disk.rename(CLEANING, &file_name(self.sequence)).map_err(writing("naming a copy"))?;
-        let segment = Arc::new(Segment::new(self.sequence, self.generation, self.file.clone()));
+        let first = file.write_at(0, &sector);
+        sector.copy_from_slice(&built.trailer.encode(generation));
+        let last = file.write_at(end, &sector);
+        first.and(last).and_then(|()| file.sync()).map_err(writing("syncing a copy"))?;
+        disk.rename(CLEANING, &file_name(sequence)).map_err(writing("naming a copy"))?;
+        let segment = Arc::new(Segment::new(sequence, generation, file.clone()));
         segment.set_footer(built.trailer, None);
         Ok((segment, built.rows))
     }
@@ -419,6 +279,39 @@ impl<'a> Output<'a> {
         } else if range.flags & ROW_COMPACTED != 0 {
             state.compacted = state.compacted.max(range.end);
         }
+    }
+}
+
+impl CopyFile<'_> {
+    /// Makes the file at least `bytes` long. A compacted batch may be longer than its source, if the client compresses
+    /// better than this server.
+    fn make_room(&mut self, bytes: u64) -> Result<(), RewriteError> {
+        if bytes <= self.capacity {
+            return Ok(());
+        }
+        let capacity = (bytes + GROWTH_BYTES).next_multiple_of(SECTOR as u64).min(OUTPUT_BYTES_MAX);
+        if bytes > capacity {
+            return Err(RewriteError::Rewriter("what compaction leaves is more than a segment holds".into()));
+        }
+        if capacity - self.capacity > self.shared.copy_room()? {
+            return Err(RewriteError::Full { bytes: capacity });
+        }
+        let longer = self.shared.disk.lengthen(CLEANING, capacity);
+        self.file = longer.map_err(writing("making the file of a copy longer"))?;
+        self.capacity = capacity;
+        Ok(())
+    }
+}
+
+impl Blocks for CopyFile<'_> {
+    type Error = RewriteError;
+
+    fn write(&mut self, position: u32, block: &[u8]) -> Result<(), RewriteError> {
+        self.make_room(u64::from(position) + (block.len() + TRAILER_BYTES) as u64)?;
+        let begun = Instant::now();
+        self.file.write_at(u64::from(position), block).map_err(writing("writing a copy"))?;
+        self.shared.cleaner_written.fetch_add(block.len() as u64, Ordering::Relaxed);
+        Ok(self.pacer.did(block.len(), begun)?)
     }
 }
 

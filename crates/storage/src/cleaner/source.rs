@@ -15,11 +15,10 @@ use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
 use crate::pacer::{Pacer, REST_AFTER_FAILURE_MAX};
 use crate::reader::{ReadError, check_entry};
 use crate::segment::Segment;
+use crate::segment::build::BLOCK_BYTES;
 use crate::shared::Shared;
-use crate::stream::Stream;
+use crate::stream::{SealedExtent, Stream};
 
-/// Upper bound of a block that holds several entries of a copy.
-pub(crate) const BLOCK_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
 /// Batches with a smaller gap between them are read at once.
 const GAP_BYTES: u32 = 64 * 1024;
 /// Upper bound of one read.
@@ -108,6 +107,43 @@ pub(crate) fn load(
 }
 
 impl Shared {
+    /// The local batches of a stream that lie in `from..until`, extent by extent.
+    pub fn sources_between(
+        &self,
+        stream: &Stream,
+        from: Offset,
+        until: Offset,
+    ) -> Result<Vec<Source>, ReadError> {
+        let (sealed, active) = {
+            let state = stream.lock();
+            let ends = (0..state.sealed.len()).map(|at| state.sealed_end(at));
+            let inside = |(extent, end): &(SealedExtent, Offset)| *end > from && extent.base_offset < until;
+            let sealed: Vec<_> = state.sealed.iter().copied().zip(ends).filter(inside).collect();
+            (sealed, state.active.as_ref().map(|active| (active.segment, active.from, active.index.clone())))
+        };
+        let source = |segment: Arc<Segment>, places: Vec<BatchPlace>| {
+            let (first, last) = (places.first()?, places.last()?);
+            let (base_offset, end) = (first.base_offset, last.next_offset());
+            let bytes = places.iter().map(|place| place.length).sum();
+            Some(Source { base_offset, end, segment, bytes, places, whole: None, flags: 0 })
+        };
+        let mut sources = Vec::new();
+        for (extent, end) in sealed {
+            let Some(segment) = self.segments.find(extent.segment) else { continue };
+            let first = extent.base_offset.max(from);
+            let places = self.places(&segment, extent.row, first, end.min(until))?;
+            sources.extend(source(segment, places));
+        }
+        if let Some((sequence, moved_to, index)) = active
+            && let Some(segment) = self.segments.find(sequence)
+        {
+            let places = index.from_offset(from.max(moved_to));
+            let places = places.take_while(|place| place.next_offset() <= until).collect();
+            sources.extend(source(segment, places));
+        }
+        Ok(sources)
+    }
+
     /// Leaves a segment alone for as long as the cleaner's longest rest after a failure. An error of the device may
     /// pass.
     pub fn avoid(&self, segment: &Segment) {

@@ -1,12 +1,15 @@
-//! The loops of the cleaner's and the preparer's threads. They run until the log is closed.
+//! The loops of the threads of the cleaner, the preparer and the uploader. They run until the log is closed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use objects::Patience;
 
 use crate::cleaner::{Cleaner, LOOK_EVERY, Turn};
 use crate::pacer::REST_AFTER_FAILURE_MAX;
 use crate::preparer::{PREPARED_TARGET, Preparer};
 use crate::shared::Shared;
+use crate::uploader::{Uploaded, Uploader};
 
 /// How long the preparer sleeps before it checks again whether a full disk has room.
 const FULL_DISK_RETRY: Duration = Duration::from_secs(1);
@@ -34,6 +37,67 @@ pub(super) fn run_cleaner(shared: &Arc<Shared>) {
             return;
         }
     }
+}
+
+/// The uploader also looks at dead objects so often.
+const COLLECT_EVERY: Duration = Duration::from_secs(1);
+/// Objects that no record needs are looked for so often, by listing all.
+const LIST_EVERY: Duration = Duration::from_secs(3600);
+/// A problem of the object store is logged so often.
+const TELL_EVERY: Duration = Duration::from_secs(60);
+
+pub(super) fn run_uploader(uploader: &mut Uploader) {
+    let (mut patience, mut told) = (Patience::default(), None::<Instant>);
+    let mut tell = |problem: &dyn std::fmt::Display| {
+        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
+            told = Some(Instant::now());
+            tracing::warn!(
+                %problem,
+                "nothing goes to the object store: the local disk keeps the records until it is back; check the store, \
+                 the credentials and the network"
+            );
+        }
+    };
+    let (mut collected, mut listed) = (Instant::now(), None::<Instant>);
+    loop {
+        let mut rest = uploader.longest_rest();
+        match uploader.turn() {
+            Uploaded::Nothing => {}
+            Uploaded::Object => {
+                patience = Patience::default();
+                rest = Duration::ZERO;
+            }
+            Uploaded::Failed(error) => {
+                tell(&error);
+                rest = patience.pause();
+            }
+            Uploaded::Fenced(why) => tell_fenced(&why),
+        }
+        if collected.elapsed() >= COLLECT_EVERY {
+            collected = Instant::now();
+            if let Err(error) = uploader.collect() {
+                tell(&error);
+            } else if listed.is_none_or(|listed| listed.elapsed() >= LIST_EVERY) {
+                match uploader.delete_orphans() {
+                    Ok(fenced) => {
+                        listed = Some(Instant::now());
+                        fenced.iter().for_each(|why| tell_fenced(why));
+                    }
+                    Err(error) => tell(&error),
+                }
+            }
+        }
+        if !uploader.wait(rest) {
+            return;
+        }
+    }
+}
+
+fn tell_fenced(why: &str) {
+    tracing::error!(
+        why,
+        "this log takes no more part in the object store: its new records stay on the local disk alone"
+    );
 }
 
 pub(super) fn run_preparer(shared: &Shared, preparer: &mut Preparer) {

@@ -12,9 +12,10 @@ use std::thread::JoinHandle;
 
 use disk::{BufferPool, Disk};
 use model::{Offset, StreamId, Timestamp};
+use objects::Bucket;
 use parking_lot::Mutex;
 
-use self::background::{run_cleaner, run_preparer};
+use self::background::{run_cleaner, run_preparer, run_uploader};
 use crate::cleaner::{Cleaner, CompactError, Compaction, RewriteReport};
 use crate::format::Lsn;
 use crate::index::BatchPlace;
@@ -24,9 +25,11 @@ use crate::preparer::{FIRST_SEGMENT_BYTES, Preparer};
 use crate::reader::{Batches, ReadDone, ReadError, ReadRequest, ReadStep, Reader, jobs};
 use crate::recovery::{self, OpenError, RecoveryReport};
 use crate::request::{Admission, AdmitError, Append, AppendError, Completion, Listener, Queue, Request};
+use crate::segment;
 use crate::segment::Segment;
 use crate::shared::{Left, Shared};
 use crate::stream::Stream;
+use crate::uploader::Uploader;
 use crate::writer::{Patience, Position, QUEUE_DEPTH, WRITE_BUFFER_BYTES, Writer};
 
 /// Counters for metrics.
@@ -56,6 +59,14 @@ pub struct Statistics {
     pub cleaner_read_bytes: u64,
     /// Bytes that the cleaner and compaction wrote.
     pub cleaner_written_bytes: u64,
+    /// Objects that were stored.
+    pub objects_stored: u64,
+    /// Bytes of these objects.
+    pub object_bytes_stored: u64,
+    /// Objects that were deleted.
+    pub objects_deleted: u64,
+    /// Bytes of records that wait to be stored.
+    pub unstored_bytes: u64,
 }
 
 /// An open log.
@@ -75,6 +86,7 @@ impl std::fmt::Debug for Log {
 /// A log for tests that drive its writer and preparer by hand.
 pub(crate) struct Parts {
     pub log: Log,
+    pub uploader: Uploader,
     pub writer: Writer,
     pub preparer: Preparer,
     #[cfg_attr(not(test), allow(dead_code, reason = "an open log's cleaner has a thread of its own"))]
@@ -84,6 +96,7 @@ pub(crate) struct Parts {
 /// Builds a log without threads: recovers it, prepares the first segments, and writes the barrier of a new epoch.
 pub(crate) fn assemble(
     disk: Arc<dyn Disk>,
+    bucket: Option<Arc<dyn Bucket>>,
     options: Options,
     clock: Arc<dyn Clock>,
     listener: Arc<dyn Listener>,
@@ -96,7 +109,7 @@ pub(crate) fn assemble(
             _ => OpenError::Io { doing, source },
         }
     };
-    let recovered = recovery::recover(&*disk, clock.now_ms())?;
+    let recovered = recovery::recover(&*disk, bucket.as_ref(), clock.now_ms())?;
     // The generations of a log begin at a secret number. A client that knew it could put bytes into its records that
     // pass for a block, if the records ever lie behind the end of the log.
     let first_generation = 1 + u64::try_from(options.log_id >> 65).expect("63 bits are left");
@@ -122,6 +135,7 @@ pub(crate) fn assemble(
         end: recovered.report.end,
         next_generation,
         next_cleaned: recovered.next_cleaned,
+        bucket,
     };
     let shared = Arc::new(Shared::new(disk, options, clock, listener, queue, buffers, left));
     let mut preparer = Preparer::new(shared.clone(), recovered.next_sequence, grown.max(first_length / 4));
@@ -149,7 +163,8 @@ pub(crate) fn assemble(
     let reader = Reader::new(shared.clone());
     let log = Log { shared, reader, report: recovered.report, threads: Mutex::default() };
     let cleaner = Cleaner::new(log.shared.clone(), false);
-    Ok(Parts { log, writer, preparer, cleaner })
+    let uploader = Uploader::new(log.shared.clone(), recovered.next_stored);
+    Ok(Parts { log, writer, preparer, cleaner, uploader })
 }
 
 impl Log {
@@ -160,7 +175,19 @@ impl Log {
         clock: Arc<dyn Clock>,
         listener: Arc<dyn Listener>,
     ) -> Result<Log, OpenError> {
+        Log::open_tiered(disk, None, options, clock, listener)
+    }
+
+    /// Like [`Log::open`], for a log whose tiered streams go to `bucket`. Opening does not need the store.
+    pub fn open_tiered(
+        disk: Arc<dyn Disk>,
+        bucket: Option<Arc<dyn Bucket>>,
+        options: Options,
+        clock: Arc<dyn Clock>,
+        listener: Arc<dyn Listener>,
+    ) -> Result<Log, OpenError> {
         let cold_threads = options.cold_threads.max(1);
+        let object_threads = if bucket.is_some() { options.object_threads.max(1) } else { 0 };
         let spawn = |name: String, work: Box<dyn FnOnce() + Send>| {
             let spawned = std::thread::Builder::new().name(name).spawn(work);
             spawned.map_err(|source| OpenError::Io { doing: "starting a thread".into(), source })
@@ -168,16 +195,16 @@ impl Log {
         // A ring belongs to the thread that first waits on it, so the writer's own thread opens the log and writes the
         // barrier. The writer's thread is first in the list, because `close` ends the threads in this order.
         let (opened, opening) = std::sync::mpsc::sync_channel(1);
-        let work = move || match assemble(disk, options, clock, listener) {
-            Ok(Parts { log, mut writer, preparer, .. }) => {
+        let work = move || match assemble(disk, bucket, options, clock, listener) {
+            Ok(Parts { log, mut writer, preparer, uploader, .. }) => {
                 // Without a receiver, the process is about to end.
-                let _ = opened.send(Ok((log, preparer)));
+                let _ = opened.send(Ok((log, preparer, uploader)));
                 while writer.turn(Patience::Block) {}
             }
             Err(error) => drop(opened.send(Err(error))),
         };
         let mut threads = vec![spawn("log-writer".into(), Box::new(work))?];
-        let (log, mut preparer) = opening.recv().unwrap_or_else(|_| {
+        let (log, mut preparer, mut uploader) = opening.recv().unwrap_or_else(|_| {
             Err(OpenError::Io {
                 doing: "opening the log".into(),
                 source: std::io::Error::other("the log's writer panicked, which is a bug"),
@@ -193,6 +220,15 @@ impl Log {
         let shared = log.shared.clone();
         threads.push(spawn("log-cleaner".into(), Box::new(move || run_cleaner(&shared)))?);
         log.reader.set_threads(Some(sender));
+        if object_threads > 0 {
+            let (sender, jobs) = self::jobs();
+            for n in 0..object_threads {
+                let jobs = jobs.clone();
+                threads.push(spawn(format!("log-fetcher-{n}"), Box::new(move || jobs.work()))?);
+            }
+            log.reader.set_object_threads(Some(sender));
+            threads.push(spawn("log-uploader".into(), Box::new(move || run_uploader(&mut uploader)))?);
+        }
         *log.threads.lock() = threads;
         Ok(log)
     }
@@ -274,6 +310,40 @@ impl Log {
         };
         self.trim(stream, to, None);
         Some(to)
+    }
+
+    /// Sends the records of a stream to the object store from now on, also those that it has, or stops that. What is
+    /// stored stays. Does nothing without an object store.
+    pub fn set_tiered(&self, stream: &Arc<Stream>, tiered: bool) {
+        if self.shared.tier.bucket.is_some() && stream.is_tiered() != tiered {
+            stream.set_tiered(tiered);
+            self.shared.store_later(stream);
+        }
+    }
+
+    /// Drops local copies of stored records: those older than `oldest`, and the oldest beyond `bytes_max` of local
+    /// records (`local.retention.ms`, `local.retention.bytes`). Whole segments of a stream go, never the newest one.
+    pub fn retain_locally(&self, stream: &Stream, oldest: Option<Timestamp>, bytes_max: Option<u64>) {
+        let to = stream.lock().kept_locally_from(oldest, bytes_max);
+        segment::evict(stream, to, &self.shared.segments);
+        self.shared.wake_preparer();
+    }
+
+    /// Deletes the records of a stream that are in the object store alone, and gives up the stored copies of the others.
+    /// Several calls are needed: the copies go only after the deletion is durable.
+    pub fn forget_stored(&self, stream: &Arc<Stream>) {
+        stream.set_tiered(false);
+        let (start, local_start, stored) = {
+            let state = stream.lock();
+            (state.start, state.local_start(), state.stored_to())
+        };
+        if stored.is_none() {
+            return;
+        }
+        if start < local_start {
+            return self.trim(stream, local_start, None);
+        }
+        segment::forget_stored(stream, &self.shared.segments);
     }
 
     /// Drops a stream and all its records. `done` is called when the deletion is durable.
@@ -376,6 +446,10 @@ impl Log {
             streams: self.shared.stream_count(),
             cleaner_read_bytes: self.shared.cleaner_read.load(Ordering::Relaxed),
             cleaner_written_bytes: self.shared.cleaner_written.load(Ordering::Relaxed),
+            objects_stored: self.shared.tier.counters.objects.load(Ordering::Relaxed),
+            object_bytes_stored: self.shared.tier.counters.bytes.load(Ordering::Relaxed),
+            objects_deleted: self.shared.tier.counters.deleted.load(Ordering::Relaxed),
+            unstored_bytes: self.shared.tier.waiting_bytes(),
         }
     }
 
@@ -389,6 +463,7 @@ impl Log {
         }
         self.shared.stop_background();
         self.reader.set_threads(None);
+        self.reader.set_object_threads(None);
         for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("a thread of the log panicked");

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::Reader;
 use super::request::{ReadDone, ReadError, ReadRequest};
+use crate::segment::is_stored;
 
 /// Work for a thread that may block.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
@@ -39,10 +40,22 @@ impl Reader {
         *self.threads.lock() = threads;
     }
 
+    /// Like [`Reader::set_threads`], for reads from the object store.
+    pub fn set_object_threads(&self, threads: Option<Sender<Job>>) {
+        *self.object_threads.lock() = threads;
+    }
+
+    /// The threads for a read that may ask the object store, or for any other read.
+    fn threads_for(&self, from_store: bool) -> Option<Sender<Job>> {
+        let store = self.object_threads.lock().clone().filter(|_| from_store);
+        store.or_else(|| self.threads.lock().clone())
+    }
+
     /// See [`crate::Log::read_later`].
     pub fn read_later(&self, requests: Vec<ReadRequest>, bytes_max: usize, done: Box<dyn ReadDone>) {
         self.shared.cold_reads.fetch_add(1, Ordering::Relaxed);
-        let Some(sender) = self.threads.lock().clone() else {
+        let from_store = requests.iter().any(|request| request.stream.lock().is_only_stored(request.from));
+        let Some(sender) = self.threads_for(from_store) else {
             return done.done(requests.iter().map(|_| Err(ReadError::Closed)).collect());
         };
         let reader = self.without_threads();
@@ -72,7 +85,9 @@ impl Reader {
     pub fn keep_ahead(&self) {
         if self.shared.regions.begin_ahead() {
             let reader = self.without_threads();
-            self.spawn(move || reader.read_ahead());
+            let next = self.shared.regions.next_ahead();
+            let from_store = next.is_some_and(|(sequence, _)| is_stored(sequence));
+            self.spawn_for(from_store, move || reader.read_ahead());
         }
     }
 
@@ -89,7 +104,11 @@ impl Reader {
 
     /// Runs `job` on a thread of the log. If the log is closed, drops it without a call.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
-        if let Some(sender) = self.threads.lock().as_ref() {
+        self.spawn_for(false, job);
+    }
+
+    fn spawn_for(&self, from_store: bool, job: impl FnOnce() + Send + 'static) {
+        if let Some(sender) = self.threads_for(from_store) {
             // A closed channel means a closed log. The caller sees that the channel of its result is dropped.
             let _ = sender.send(Box::new(job));
         }

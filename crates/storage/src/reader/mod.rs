@@ -56,12 +56,14 @@ pub(crate) struct Reader {
     shared: Arc<Shared>,
     /// The sender of its jobs, while there are threads for them.
     threads: Mutex<Option<Sender<Job>>>,
+    /// Threads for reads from the object store, which may not answer for long.
+    object_threads: Mutex<Option<Sender<Job>>>,
 }
 
 impl Reader {
     /// A reader without threads. It does not do jobs for threads.
     pub fn new(shared: Arc<Shared>) -> Reader {
-        Reader { shared, threads: Mutex::new(None) }
+        Reader { shared, threads: Mutex::new(None), object_threads: Mutex::new(None) }
     }
 
     /// See [`crate::Log::read`].

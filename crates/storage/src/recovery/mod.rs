@@ -14,6 +14,7 @@ mod overlay;
 pub(crate) mod scan;
 mod sealed;
 mod state;
+mod stored;
 mod tail;
 
 use std::collections::HashMap;
@@ -21,17 +22,21 @@ use std::sync::Arc;
 
 use disk::{AlignedBuffer, Disk, SECTOR};
 use model::StreamId;
+use objects::Bucket;
 
 use self::coverage::Coverage;
 pub use self::outcome::{OpenError, RecoveryReport};
 use self::outcome::{damaged, doing};
 use self::sealed::{load_sealed, load_table};
 use self::state::State;
+use self::stored::open_stored;
 use crate::format::{
-    CLEANED, DirectoryRow, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, Trailer, index,
+    CLEANED, DirectoryRow, SEGMENT_HEADER_BYTES, STORED, SegmentHeader, TRAILER_BYTES, Trailer, index,
 };
 use crate::segment::footer::TableRow;
-use crate::segment::{CLEANING, PREPARING, REMOVING, Segment, Segments, file_name, is_cleaned, sequence_of};
+use crate::segment::{
+    CLEANING, PREPARING, REMOVING, STORING, Segment, Segments, file_name, is_cleaned, sequence_of,
+};
 use crate::stream::Stream;
 
 /// Sequence number of the first segment of a log.
@@ -50,15 +55,24 @@ pub(crate) struct Recovered {
     pub next_cleaned: u32,
     pub next_generation: u64,
     pub next_epoch: u64,
+    /// Sequence number of the next segment in the object store.
+    pub next_stored: u32,
     pub log_id: Option<u128>,
     pub report: RecoveryReport,
 }
 
-/// Opens the log on `disk`, or an empty one.
-pub(crate) fn recover(disk: &dyn Disk, now_ms: i64) -> Result<Recovered, OpenError> {
+/// Opens the log on `disk`, or an empty one. What lies in objects is in `bucket`, which is not asked for anything.
+pub(crate) fn recover(
+    disk: &dyn Disk,
+    bucket: Option<&Arc<dyn Bucket>>,
+    now_ms: i64,
+) -> Result<Recovered, OpenError> {
     let mut opened = open_segments(disk)?;
     let mut report = RecoveryReport::default();
-    let next_generation = opened.iter().map(|(segment, _)| segment.generation).max().unwrap_or(0) + 1;
+    let stored = open_stored(disk, bucket)?;
+    let all = opened.iter().chain(&stored);
+    let next_generation = all.map(|(segment, _)| segment.generation).max().unwrap_or(0) + 1;
+    let next_stored = stored.last().map_or(STORED + 1, |(segment, _)| segment.sequence + 1);
     let log_id = opened.first().map(|(_, header)| header.log_id);
     let cleaned = opened.split_off(opened.partition_point(|(segment, _)| !is_cleaned(segment.sequence)));
     let next_sequence = opened.last().map_or(FIRST_SEQUENCE, |(segment, _)| segment.sequence + 1);
@@ -112,6 +126,12 @@ pub(crate) fn recover(disk: &dyn Disk, now_ms: i64) -> Result<Recovered, OpenErr
     let mut next_generation = next_generation;
     let (active, prepared) = state.scan_tail(&tail, &mut epoch, log_id, &mut next_generation)?;
     state.overlay(cleaned.into_iter().map(|(segment, _)| segment).collect())?;
+    for (segment, header) in stored {
+        if log_id != Some(header.log_id) {
+            return Err(damaged(segment.sequence, 32, "it belongs to another log"));
+        }
+        state.add_stored(&segment)?;
+    }
     state.coverage.check(&state.streams)?;
     Ok(Recovered {
         streams: state.streams,
@@ -120,6 +140,7 @@ pub(crate) fn recover(disk: &dyn Disk, now_ms: i64) -> Result<Recovered, OpenErr
         prepared,
         next_sequence,
         next_cleaned,
+        next_stored,
         next_generation,
         next_epoch: epoch + 1,
         log_id,
@@ -136,7 +157,7 @@ fn restore_streams(table: HashMap<StreamId, TableRow>) -> HashMap<StreamId, Arc<
 
 fn open_segments(disk: &dyn Disk) -> Result<Vec<(Arc<Segment>, SegmentHeader)>, OpenError> {
     let names = disk.list().map_err(doing("listing the data directory"))?;
-    for worthless in [PREPARING, CLEANING, REMOVING] {
+    for worthless in [PREPARING, CLEANING, STORING, REMOVING] {
         if names.iter().any(|name| name == worthless) {
             disk.remove(worthless).map_err(doing(format!("removing {worthless}")))?;
         }

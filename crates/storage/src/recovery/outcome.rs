@@ -60,6 +60,8 @@ pub struct RecoveryReport {
     pub sealed_segments: usize,
     /// Cleaned segments.
     pub cleaned_segments: usize,
+    /// Segments in the object store.
+    pub stored_segments: usize,
     /// Scanned segments.
     pub scanned_segments: usize,
     /// Scanned bytes.

@@ -8,8 +8,10 @@
 //!
 //! The cleaner makes segments of its own, which are sealed from the beginning.
 
+pub(crate) mod build;
 pub(crate) mod footer;
 mod name;
+pub(crate) mod object;
 mod release;
 
 use std::collections::BTreeMap;
@@ -20,11 +22,14 @@ use bytes::Bytes;
 use disk::{AlignedBuffer, File};
 use parking_lot::Mutex;
 
-pub(crate) use self::name::{CLEANING, PREPARING, REMOVING, file_name, is_cleaned, sequence_of};
-pub(crate) use self::release::{delete, trim};
+pub(crate) use self::name::{
+    CLEANING, PREPARING, REMOVING, STORING, file_name, is_cleaned, is_stored, is_written, sequence_of,
+    stored_sequence_of,
+};
+pub(crate) use self::release::{delete, evict, forget_stored, trim};
 use crate::format::{
-    CLEANED, DIRECTORY_ROW_BYTES, DirectoryRow, SECTOR, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES,
-    Trailer, index,
+    CLEANED, DIRECTORY_ROW_BYTES, DirectoryRow, SECTOR, SEGMENT_HEADER_BYTES, STORED, SegmentHeader,
+    TRAILER_BYTES, Trailer, index,
 };
 use crate::index::BatchIndex;
 
@@ -220,15 +225,31 @@ impl Segments {
     /// stream table.
     pub fn take_dead(&self) -> Vec<Arc<Segment>> {
         let mut segments = self.0.lock();
-        let written = segments.range(..CLEANED).rev().map(|(_, segment)| segment);
+        let written = segments.range(..STORED).rev().map(|(_, segment)| segment);
         let newest = written.filter(|segment| segment.is_sealed()).map(|segment| segment.sequence).next();
         let dead = |segment: &Arc<Segment>| {
             let needed =
                 !is_cleaned(segment.sequence) && newest.is_none_or(|newest| segment.sequence >= newest);
-            segment.is_sealed() && segment.live() == 0 && !needed
+            segment.is_sealed() && segment.live() == 0 && !needed && !is_stored(segment.sequence)
         };
         let sequences: Vec<u32> = segments.values().filter(|s| dead(s)).map(|s| s.sequence).collect();
         sequences.into_iter().filter_map(|sequence| segments.remove(&sequence)).collect()
+    }
+}
+
+impl Segments {
+    /// The segments in the object store without live data. The newest one stays, because its number says where the next
+    /// one continues.
+    pub fn dead_stored(&self) -> Vec<Arc<Segment>> {
+        let segments = self.0.lock();
+        let stored: Vec<_> = segments.range(STORED..CLEANED).map(|(_, segment)| segment).collect();
+        let older = stored.split_last().map_or(&[][..], |(_, older)| older);
+        older.iter().filter(|segment| segment.live() == 0).map(|segment| (*segment).clone()).collect()
+    }
+
+    /// Takes out a segment.
+    pub fn remove(&self, sequence: u32) {
+        self.0.lock().remove(&sequence);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Trimming and deleting streams: releases their extents in the segments that hold them.
+//! Trimming, evicting and deleting streams: releases their extents in the segments that hold them.
 
 use model::Offset;
 
@@ -12,14 +12,33 @@ pub(crate) fn trim(stream: &Stream, to: Offset, segments: &Segments) {
     release(&dropped, segments);
 }
 
+/// Drops the local copies of a stream's records below `to`, as far as they are stored in objects.
+pub(crate) fn evict(stream: &Stream, to: Offset, segments: &Segments) {
+    let mut dropped = Vec::new();
+    stream.lock().evict(to, |sequence, bytes| dropped.push((sequence, bytes)));
+    release(&dropped, segments);
+}
+
+/// Releases the stored extents of a stream whose records all have local copies.
+pub(crate) fn forget_stored(stream: &Stream, segments: &Segments) {
+    let mut dropped = Vec::new();
+    let mut state = stream.lock();
+    if state.local_start() <= state.start {
+        state.drop_stored(|sequence, bytes| dropped.push((sequence, bytes)));
+    }
+    drop(state);
+    release(&dropped, segments);
+}
+
 /// Releases all extents of a deleted stream.
 pub(crate) fn delete(stream: &Stream, segments: &Segments) {
     let mut state = stream.lock();
     state.deleted = true;
     state.active = None;
     state.bytes = 0;
-    let dropped: Vec<(u32, u32)> =
+    let mut dropped: Vec<(u32, u32)> =
         state.sealed.drain(..).map(|extent| (extent.segment, extent.bytes)).collect();
+    state.drop_stored(|sequence, bytes| dropped.push((sequence, bytes)));
     drop(state);
     release(&dropped, segments);
 }

@@ -5,15 +5,18 @@
 //! extents lie before the active one.
 
 mod producers;
+mod stored;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use model::{Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
 
 pub use self::producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
+use self::stored::Stored;
 use crate::index::{BatchIndex, BatchPlace};
 
 /// A sealed extent in memory: at most 24 bytes for each stream and segment. The rest of its description is in the
@@ -67,8 +70,12 @@ pub(crate) struct StreamState {
     pub committed: Offset,
     pub sealed: VecDeque<SealedExtent>,
     pub active: Option<ActiveExtent>,
-    /// Bytes of all batches in all extents.
+    /// Bytes of all batches in the local extents.
     pub bytes: u64,
+    /// What lies in objects; `None` if nothing ever did.
+    pub stored: Option<Box<Stored>>,
+    /// Bytes of the stored extents without a local copy.
+    pub stored_bytes: u64,
     /// Records below are compacted.
     pub compacted: Offset,
     pub producers: Producers,
@@ -94,6 +101,10 @@ pub(crate) struct Moved {
 #[derive(Debug)]
 pub struct Stream {
     id: StreamId,
+    /// Whether its records go to the object store.
+    tiered: AtomicBool,
+    /// Whether the uploader knows that there is something to store.
+    awaits_upload: AtomicBool,
     state: Mutex<StreamState>,
 }
 
@@ -106,11 +117,15 @@ pub struct Bounds {
     pub committed: Offset,
     /// Bytes of all its batches.
     pub bytes: u64,
+    /// The first offset with a local copy; the start, or above it if older records are in the object store alone.
+    pub local_start: Offset,
+    /// Records below are in the object store. `None` if none ever were.
+    pub stored: Option<Offset>,
 }
 
 impl Stream {
     pub(crate) fn new(id: StreamId) -> Stream {
-        Stream { id, state: Mutex::default() }
+        Stream::with(id, StreamState::default())
     }
 
     pub(crate) fn restored(id: StreamId, start: Offset, next: Offset, producers: Producers) -> Stream {
@@ -123,7 +138,12 @@ impl Stream {
             placed_start: start,
             ..StreamState::default()
         };
-        Stream { id, state: Mutex::new(state) }
+        Stream::with(id, state)
+    }
+
+    fn with(id: StreamId, state: StreamState) -> Stream {
+        let (tiered, awaits_upload) = (AtomicBool::new(false), AtomicBool::new(false));
+        Stream { id, tiered, awaits_upload, state: Mutex::new(state) }
     }
 
     /// Its id.
@@ -134,7 +154,13 @@ impl Stream {
     /// Start, committed end and size.
     pub fn bounds(&self) -> Bounds {
         let state = self.state.lock();
-        Bounds { start: state.start, committed: state.committed, bytes: state.bytes }
+        Bounds {
+            start: state.start,
+            committed: state.committed,
+            bytes: state.bytes + state.stored_bytes,
+            local_start: state.local_start(),
+            stored: state.stored_to(),
+        }
     }
 
     /// Records below are compacted; at least the start.
@@ -146,6 +172,20 @@ impl Stream {
     /// A copy of the remembered state of its producers.
     pub fn producers(&self) -> Producers {
         self.state.lock().producers.clone()
+    }
+
+    pub(crate) fn set_tiered(&self, tiered: bool) {
+        self.tiered.store(tiered, Ordering::Release);
+    }
+
+    /// Whether its records go to the object store.
+    pub(crate) fn is_tiered(&self) -> bool {
+        self.tiered.load(Ordering::Acquire)
+    }
+
+    /// Notes whether the uploader knows that there is something to store. Returns what was noted before.
+    pub(crate) fn note_awaits_upload(&self, awaits: bool) -> bool {
+        self.awaits_upload.swap(awaits, Ordering::AcqRel)
     }
 
     pub(crate) fn lock(&self) -> parking_lot::MutexGuard<'_, StreamState> {
@@ -180,8 +220,12 @@ impl StreamState {
         self.sealed.push_back(extent);
     }
 
-    /// The sealed extent that holds `offset`, or the first one behind `offset`; with the offset of its end.
+    /// The sealed extent that holds `offset`, or the first one behind `offset`; with the offset of its end. An extent in
+    /// an object, if there is no local copy.
     pub fn sealed_at(&self, offset: Offset) -> Option<(SealedExtent, Offset)> {
+        if let Some(found) = self.stored_at(offset) {
+            return Some(found);
+        }
         if self.active_from().is_some_and(|from| from <= offset) {
             return None;
         }
@@ -193,6 +237,13 @@ impl StreamState {
     pub fn sealed_end(&self, at: usize) -> Offset {
         let following = self.sealed.get(at + 1).map(|extent| extent.base_offset);
         following.or_else(|| self.active_from()).unwrap_or(self.next)
+    }
+
+    /// Bytes of the local batches from about `from` on.
+    pub fn unstored_bytes(&self, from: Offset) -> u64 {
+        let sealed = self.sealed.iter().enumerate().filter(|(at, _)| self.sealed_end(*at) > from);
+        let active = self.active.as_ref().map_or(0, |active| active.index.bytes() - active.moved_bytes);
+        sealed.map(|(_, extent)| u64::from(extent.bytes)).sum::<u64>() + u64::from(active)
     }
 
     /// The begin of the active extent.
@@ -262,21 +313,22 @@ impl StreamState {
             self.bytes -= u64::from(extent.bytes);
             dropped(extent.segment, extent.bytes);
         }
+        self.trim_stored(dropped);
     }
 
     /// The start after retention. Retention drops sealed extents whose every record is older than `oldest`, such
     /// batches of the active extent, and the oldest data beyond `bytes_max` (Kafka's `retention.ms` and
     /// `retention.bytes`: the newest data that reaches the size stays).
     pub fn retained_from(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>) -> Offset {
-        let (mut start, mut bytes) = (self.start, self.bytes);
+        let (mut start, mut bytes) = (self.start, self.bytes + self.stored_bytes);
         let too_big = |bytes: u64, part: u64| bytes_max.is_some_and(|max| bytes - part >= max);
-        for (at, extent) in self.sealed.iter().enumerate() {
-            let expired = oldest.is_some_and(|oldest| i64::from(extent.max_timestamp_s) * 1000 < oldest.0);
-            if !expired && !too_big(bytes, u64::from(extent.bytes)) {
+        let local = self.sealed.iter().enumerate().map(|(at, extent)| (*extent, self.sealed_end(at)));
+        for (extent, end) in self.only_stored().chain(local) {
+            if !extent.is_older(oldest) && !too_big(bytes, u64::from(extent.bytes)) {
                 return start.min(self.committed);
             }
             bytes -= u64::from(extent.bytes);
-            start = start.max(self.sealed_end(at));
+            start = start.max(end);
         }
         let Some(active) = &self.active else { return start.min(self.committed) };
         let in_active = u64::from(active.index.bytes() - active.moved_bytes);

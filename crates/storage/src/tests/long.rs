@@ -147,7 +147,8 @@ fn crash_while_opening(world: &mut World, mut disk: SimDisk, seen: &mut Seen) ->
     for _ in 0..world.rng.usize(0..3) {
         match world.rng.u8(0..3) {
             0 => drop(
-                recovery::recover(&disk, 0).unwrap_or_else(|error| panic!("seed {}: {error}", world.seed)),
+                recovery::recover(&disk, None, 0)
+                    .unwrap_or_else(|error| panic!("seed {}: {error}", world.seed)),
             ),
             1 => disk.fail_write_after(world.rng.u64(0..6), Fault::Forever),
             _ => disk.fail_sync_after(world.rng.u64(0..6), Fault::Forever),

@@ -6,5 +6,6 @@ mod long;
 mod rewrite;
 mod space;
 mod support;
+mod tier;
 mod tools;
 mod traps;

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use disk::SimDisk;
 use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc, set_log_append_time};
 use model::{BatchHeader, Offset, StreamId, Timestamp};
+use objects::{Bucket, SimBucket};
 
 use crate::cleaner::{Compaction, Rewriter, Rewritten, Turn};
 use crate::log::{Parts, assemble};
@@ -228,6 +229,8 @@ pub struct World {
     pub listener: Arc<CountingListener>,
     pub streams: BTreeMap<u64, StreamModel>,
     pub options: Options,
+    /// The object store, if there is one. Streams with an odd number are tiered then.
+    pub bucket: Option<SimBucket>,
 }
 
 pub fn small_options() -> Options {
@@ -244,7 +247,8 @@ pub fn small_options() -> Options {
 }
 
 pub fn open(disk: &SimDisk, options: &Options, clock: &Arc<TestClock>) -> Result<Parts, OpenError> {
-    assemble(Arc::new(disk.clone()), options.clone(), clock.clone(), Arc::new(CountingListener::default()))
+    let listener = Arc::new(CountingListener::default());
+    assemble(Arc::new(disk.clone()), None, options.clone(), clock.clone(), listener)
 }
 
 impl World {
@@ -252,13 +256,43 @@ impl World {
         World::with(seed, small_options(), SimDisk::new(seed))
     }
 
+    /// A log with an object store, in which streams with an odd number are tiered.
+    pub fn tiered(seed: u64) -> World {
+        let options =
+            Options { object_bytes: 64 * 1024, upload_interval_ms: 0, object_grace_ms: 0, ..small_options() };
+        World::opened(seed, options, SimDisk::new(seed), Some(SimBucket::new(seed)))
+    }
+
     pub fn with(seed: u64, options: Options, disk: SimDisk) -> World {
+        World::opened(seed, options, disk, None)
+    }
+
+    fn opened(seed: u64, options: Options, disk: SimDisk, bucket: Option<SimBucket>) -> World {
         let clock = Arc::new(TestClock { ms: AtomicI64::new(1_700_000_000_000), nanos: AtomicU64::new(0) });
         let listener = Arc::new(CountingListener::default());
-        let parts =
-            assemble(Arc::new(disk.clone()), options.clone(), clock.clone(), listener.clone()).unwrap();
+        let store = bucket.clone().map(|bucket| Arc::new(bucket) as Arc<dyn Bucket>);
+        let parts = assemble(Arc::new(disk.clone()), store, options.clone(), clock.clone(), listener.clone());
         let rng = fastrand::Rng::with_seed(seed);
-        World { seed, rng, disk, parts, clock, listener, streams: BTreeMap::new(), options }
+        let streams = BTreeMap::new();
+        World { seed, rng, disk, parts: parts.unwrap(), clock, listener, streams, options, bucket }
+    }
+
+    /// The store from which the log reads and to which it writes.
+    pub fn store(&self) -> &SimBucket {
+        self.bucket.as_ref().expect("this world has an object store")
+    }
+
+    fn set_tiered(&self, id: u64) {
+        if self.bucket.is_some() && id % 2 == 1 {
+            self.parts.log.set_tiered(&self.stream(id), true);
+        }
+    }
+
+    /// Drops local copies of a stream's stored records, up to any place.
+    pub fn evict(&mut self, id: u64) {
+        let stream = self.stream(id);
+        let bytes_max = self.rng.u64(0..=stream.bounds().bytes);
+        self.parts.log.retain_locally(&stream, None, Some(bytes_max));
     }
 
     pub fn stream(&self, id: u64) -> Arc<Stream> {
@@ -266,6 +300,7 @@ impl World {
     }
 
     pub fn append(&mut self, stream: u64, body: usize, durability: Durability) -> bool {
+        self.set_tiered(stream);
         let count = self.rng.i32(1..20);
         let now = self.clock.now_ms();
         let timestamp = now + self.rng.i64(-5000..5000);
@@ -437,7 +472,9 @@ impl World {
     pub fn reopen(&mut self, disk: SimDisk, left: Left) -> Result<(), OpenError> {
         self.disk = disk;
         let (disk, options) = (Arc::new(self.disk.clone()), self.options.clone());
-        self.parts = assemble(disk, options, self.clock.clone(), self.listener.clone())?;
+        let store = self.bucket.clone().map(|bucket| Arc::new(bucket) as Arc<dyn Bucket>);
+        self.parts = assemble(disk, store, options, self.clock.clone(), self.listener.clone())?;
+        self.streams.keys().for_each(|id| self.set_tiered(*id));
         let seed = self.seed;
         for (id, model) in &mut self.streams {
             let stream = self.parts.log.stream(StreamId(*id));

@@ -44,7 +44,7 @@ pub fn verify(disk: &dyn Disk) -> io::Result<Verified> {
     findings.extend(damages(&mut survey, &lost));
     let order = |finding: &Finding| sequence_of(&finding.file).unwrap_or(u32::MAX);
     findings.sort_by_key(|finding| (order(finding), finding.from));
-    let opening = recover(&Unwritten::new(disk), 0).map(|recovered| recovered.report);
+    let opening = recover(&Unwritten::new(disk), None, 0).map(|recovered| recovered.report);
     match &opening {
         Err(error) => {
             let refused = opening_error(error);
@@ -202,7 +202,7 @@ pub fn inspect(disk: &dyn Disk) -> io::Result<Inspected> {
         });
     }
     segments.sort_by_key(|segment| sequence_of(&segment.name));
-    let (streams, opening) = match recover(&Unwritten::new(disk), 0) {
+    let (streams, opening) = match recover(&Unwritten::new(disk), None, 0) {
         Ok(recovered) => {
             fill(&mut segments, &recovered);
             (streams_of(&recovered), Ok(recovered.report))

@@ -134,6 +134,10 @@ impl Writer {
                 match effect {
                     Effect::Grew { committed } => {
                         committed.stream.lock().committed = committed.end;
+                        if committed.stream.is_tiered() {
+                            let bytes = u64::from(committed.bytes);
+                            self.shared.tier.grew(&committed.stream, bytes, self.shared.clock.nanos());
+                        }
                         grown.push(committed);
                     }
                     Effect::Trimmed { stream, to } => self.shared.apply_trim(&stream, to),

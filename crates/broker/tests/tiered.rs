@@ -1,0 +1,270 @@
+//! Tiered topics (KIP-405): consumers and tools see one log, wherever a record lies.
+
+#![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use broker::{Broker, Config, Connection, LogDirectory};
+use bytes::Bytes;
+use common::{call, close, connect, create_topic, fetch_of, fetch_request, produce, try_create_topic};
+use disk::{Engine, open_directory};
+use model::{Compression, Timestamp};
+use objects::{Bucket, DirectoryBucket};
+use wire::messages as m;
+use wire::records::{BatchBuilder, records};
+use wire::{ErrorCode, Text};
+
+const TOPIC: &str = "tiered";
+const EARLIEST: i64 = -2;
+const EARLIEST_LOCAL: i64 = -4;
+const LATEST_TIERED: i64 = -5;
+const EARLIEST_PENDING_UPLOAD: i64 = -6;
+const PATIENCE: Duration = Duration::from_secs(20);
+const TIERED: [(&str, &str); 3] =
+    [("remote.storage.enable", "true"), ("local.retention.bytes", "1"), ("retention.ms", "-1")];
+
+struct Machine {
+    home: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        Machine { home: tempfile::tempdir().unwrap() }
+    }
+
+    fn bucket(&self) -> std::path::PathBuf {
+        self.home.path().join("bucket")
+    }
+
+    fn open(&self) -> Arc<Broker> {
+        let (data, bucket) = (self.home.path().join("data"), self.bucket());
+        std::fs::create_dir_all(&data).unwrap();
+        let mut config = Config::default();
+        for (name, value) in [
+            ("log.segment.bytes", "1048576"),
+            ("log.reserve.bytes", "0"),
+            ("log.retention.check.interval.ms", "10"),
+            ("object.store", bucket.to_str().unwrap()),
+            ("object.store.object.bytes", "262144"),
+            ("object.store.upload.interval.ms", "20"),
+            ("object.store.delete.delay.ms", "0"),
+        ] {
+            config.set(name, value).unwrap();
+        }
+        let path = data.clone();
+        let open = move |_| Ok(Arc::new(open_directory(&path, Engine::Plain)?) as Arc<dyn disk::Disk>);
+        let logs = vec![LogDirectory::new("only", open)];
+        let bucket: Arc<dyn Bucket> = Arc::new(DirectoryBucket::open(bucket).unwrap());
+        Broker::open_with_bucket(config, logs, &data, Some(bucket)).unwrap()
+    }
+
+    fn objects(&self) -> usize {
+        let count = |folder: &Path| std::fs::read_dir(folder).map_or(0, Iterator::count);
+        let logs = std::fs::read_dir(self.bucket().join("logs"));
+        logs.map_or(0, |logs| logs.map(|log| count(&log.unwrap().path())).sum())
+    }
+}
+
+async fn offset(connection: &mut Connection, topic: &'static str, timestamp: i64) -> i64 {
+    use m::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+    let partitions = vec![ListOffsetsPartition { timestamp, ..Default::default() }];
+    let topics = vec![ListOffsetsTopic { name: Text::from_static(topic), partitions }];
+    let request = m::ListOffsetsRequest { replica_id: -1, topics, ..Default::default() };
+    let answer: m::ListOffsetsResponse = call(connection, 11, &request).await;
+    let found = &answer.topics[0].partitions[0];
+    assert_eq!(found.error_code, 0);
+    found.offset
+}
+
+/// Waits until the offset for a timestamp is what it should be.
+async fn until_offset(connection: &mut Connection, timestamp: i64, fits: impl Fn(i64) -> bool) -> i64 {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let found = offset(connection, TOPIC, timestamp).await;
+        if fits(found) {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "the offset for {timestamp} stays {found}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn value(number: i64) -> Vec<u8> {
+    let seed = u64::try_from(number).unwrap();
+    let mut value = vec![0; 1000];
+    fastrand::Rng::with_seed(seed).fill(&mut value);
+    value
+}
+
+/// Appends records with the numbers `numbers`, 20 in a batch.
+async fn fill(connection: &mut Connection, topic: &'static str, numbers: std::ops::Range<i64>) {
+    let numbers: Vec<i64> = numbers.collect();
+    for chunk in numbers.chunks(20) {
+        let mut batch = BatchBuilder::new(Compression::None);
+        chunk.iter().for_each(|number| {
+            batch.push(Timestamp(1_700_000_000_000 + number), None, Some(&value(*number)))
+        });
+        let (error, base, _) = produce(connection, topic, 0, -1, batch.finish()).await;
+        assert_eq!((error, base), (0, chunk[0]));
+    }
+}
+
+/// Fetches everything from `from` on, and checks it.
+async fn read_back(connection: &mut Connection, topic: &'static str, from: i64, end: i64) {
+    let mut at = from;
+    while at < end {
+        let request = fetch_request((0, -1), 1000, vec![fetch_of(topic, 0, at)]);
+        let answer: m::FetchResponse = call(connection, 12, &request).await;
+        let partition = &answer.responses[0].partitions[0];
+        assert_eq!(partition.error_code, 0, "at {at}");
+        let mut bytes: Bytes = partition.records.as_ref().unwrap().to_bytes();
+        assert!(!bytes.is_empty(), "nothing at {at} of {end}");
+        while !bytes.is_empty() {
+            let (header, all) = records(&bytes, 1 << 20).unwrap();
+            bytes = bytes.slice(header.total_bytes..);
+            for (record, number) in all.zip(header.base_offset.0..) {
+                if number >= at {
+                    assert_eq!(record.unwrap().value.as_deref(), Some(&value(number)[..]), "record {number}");
+                    at = number + 1;
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn consumers_do_not_notice_where_a_record_lies() {
+    let machine = Machine::new();
+    let broker = machine.open();
+    let mut client = connect(&broker);
+    create_topic(&mut client, TOPIC, 1, &TIERED).await;
+    create_topic(&mut client, "local", 1, &[("retention.ms", "-1")]).await;
+    fill(&mut client, TOPIC, 0..4000).await;
+    fill(&mut client, "local", 0..1000).await;
+    // Whole segments leave the local disk, and all records stay.
+    let local = until_offset(&mut client, EARLIEST_LOCAL, |local| local > 2000).await;
+    assert_eq!(offset(&mut client, TOPIC, EARLIEST).await, 0);
+    assert_eq!(until_offset(&mut client, LATEST_TIERED, |tiered| tiered == 3999).await, 3999);
+    assert_eq!(offset(&mut client, TOPIC, EARLIEST_PENDING_UPLOAD).await, 4000);
+    assert_eq!(offset(&mut client, TOPIC, 1_700_000_000_777).await, 777);
+    for (timestamp, found) in [(EARLIEST_LOCAL, 0), (LATEST_TIERED, -1), (EARLIEST_PENDING_UPLOAD, -1)] {
+        assert_eq!(offset(&mut client, "local", timestamp).await, found);
+    }
+    read_back(&mut client, TOPIC, 0, 4000).await;
+    drop(client);
+    close(broker).await;
+
+    let broker = machine.open();
+    let mut client = connect(&broker);
+    // Segments without live records may be found again, until the next check of the local retention.
+    until_offset(&mut client, EARLIEST_LOCAL, |found| found >= local).await;
+    read_back(&mut client, TOPIC, 0, 4000).await;
+    fill(&mut client, TOPIC, 4000..4100).await;
+    read_back(&mut client, TOPIC, 3990, 4100).await;
+
+    // What is deleted leaves the bucket, too.
+    let before = machine.objects();
+    let topic = m::delete_records_request::DeleteRecordsTopic {
+        name: Text::from_static(TOPIC),
+        partitions: vec![m::delete_records_request::DeleteRecordsPartition {
+            partition_index: 0,
+            offset: 1500,
+        }],
+    };
+    let request = m::DeleteRecordsRequest { topics: vec![topic], timeout_ms: 5000 };
+    let answer: m::DeleteRecordsResponse = call(&mut client, 2, &request).await;
+    assert_eq!(answer.topics[0].partitions[0].error_code, 0);
+    assert_eq!(offset(&mut client, TOPIC, EARLIEST).await, 1500);
+    read_back(&mut client, TOPIC, 1500, 4100).await;
+    let deadline = Instant::now() + PATIENCE;
+    while machine.objects() + 4 > before {
+        assert!(Instant::now() < deadline, "{} of {before} objects are left", machine.objects());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(client);
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_away_stops_nobody_but_who_reads_from_it() {
+    let machine = Machine::new();
+    let broker = machine.open();
+    let mut client = connect(&broker);
+    create_topic(&mut client, TOPIC, 1, &TIERED).await;
+    fill(&mut client, TOPIC, 0..4000).await;
+    until_offset(&mut client, EARLIEST_LOCAL, |local| local > 2000).await;
+    let away = machine.home.path().join("away");
+    std::fs::rename(machine.bucket(), &away).unwrap();
+    fill(&mut client, TOPIC, 4000..6000).await;
+    read_back(&mut client, TOPIC, 4000, 6000).await;
+    let request = fetch_request((0, -1), 1000, vec![fetch_of(TOPIC, 0, 0)]);
+    let answer: m::FetchResponse = call(&mut client, 12, &request).await;
+    assert_eq!(answer.responses[0].partitions[0].error_code, ErrorCode::KafkaStorageError.code());
+    let _ = std::fs::remove_dir_all(machine.bucket());
+    std::fs::rename(&away, machine.bucket()).unwrap();
+    until_offset(&mut client, LATEST_TIERED, |tiered| tiered == 5999).await;
+    read_back(&mut client, TOPIC, 0, 6000).await;
+    drop(client);
+    close(broker).await;
+}
+
+async fn alter(connection: &mut Connection, settings: &[(&str, &str)]) -> (i16, String) {
+    use m::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
+    let configs = settings.iter().map(|(name, value)| AlterableConfig {
+        name: Text::from((*name).to_owned()),
+        config_operation: 0,
+        value: Some(Text::from((*value).to_owned())),
+    });
+    let resource = AlterConfigsResource {
+        resource_type: 2,
+        resource_name: Text::from_static(TOPIC),
+        configs: configs.collect(),
+    };
+    let request = m::IncrementalAlterConfigsRequest { resources: vec![resource], validate_only: false };
+    let answer: m::IncrementalAlterConfigsResponse = call(connection, 1, &request).await;
+    let answer = &answer.responses[0];
+    (answer.error_code, answer.error_message.as_ref().map_or(String::new(), |message| message.to_string()))
+}
+
+/// The rules are those of Kafka's `LogConfig`.
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_that_contradict_each_other_are_refused_as_in_kafka() {
+    let machine = Machine::new();
+    let broker = machine.open();
+    let mut client = connect(&broker);
+    let invalid = ErrorCode::InvalidConfig.code();
+    let on = ("remote.storage.enable", "true");
+    for (settings, said) in [
+        (vec![on, ("cleanup.policy", "compact")], "only supports topics with cleanup.policy=delete"),
+        (vec![on, ("local.retention.ms", "10"), ("retention.ms", "5")], "Value must not be more than"),
+        (vec![on, ("local.retention.ms", "-1"), ("retention.ms", "5")], "Value must not be -1"),
+        (vec![on, ("local.retention.bytes", "10"), ("retention.bytes", "5")], "Value must not be more than"),
+        (vec![on, ("remote.log.copy.disable", "true"), ("local.retention.ms", "1")], "identical value"),
+    ] {
+        let found = try_create_topic(&mut client, TOPIC, 1, &settings).await;
+        let message = found.error_message.map_or(String::new(), |message| message.to_string());
+        assert!(found.error_code == invalid && message.contains(said), "{settings:?}: {message}");
+    }
+    create_topic(&mut client, TOPIC, 1, &TIERED).await;
+    fill(&mut client, TOPIC, 0..4000).await;
+    let local = until_offset(&mut client, EARLIEST_LOCAL, |local| local > 2000).await;
+    let (error, message) = alter(&mut client, &[("remote.storage.enable", "false")]).await;
+    assert!(error == invalid && message.contains("without deleting remote data"), "{message}");
+    let off = [("remote.storage.enable", "false"), ("remote.log.delete.on.disable", "true")];
+    assert_eq!(alter(&mut client, &off).await.0, 0);
+    // What was in the object store alone is gone, the rest is not.
+    let start = until_offset(&mut client, EARLIEST, |start| start >= local).await;
+    assert_eq!(until_offset(&mut client, LATEST_TIERED, |tiered| tiered == -1).await, -1);
+    read_back(&mut client, TOPIC, start, 4000).await;
+    let deadline = Instant::now() + PATIENCE;
+    while machine.objects() > 1 {
+        assert!(Instant::now() < deadline, "{} objects are left", machine.objects());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(client);
+    close(broker).await;
+}

@@ -1,0 +1,179 @@
+//! Buckets of S3, Google Cloud Storage and Azure, and of everything that speaks as they do.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::path::Path;
+use object_store::{
+    BackoffConfig, ClientOptions, Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    RetryConfig,
+};
+// Named for its feature alone: it gives the library's requests TLS.
+use reqwest as _;
+use tokio::runtime::Handle;
+
+use objects::{Bucket, BucketError, DirectoryBucket, Listed, Put};
+
+/// Time for one request. Its outcome is unclear afterwards.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A bucket that is reached over HTTP.
+#[derive(Debug)]
+pub struct RemoteBucket {
+    store: Arc<dyn ObjectStore>,
+    prefix: Path,
+    runtime: Handle,
+}
+
+/// Why a bucket cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenBucketError {
+    /// The address cannot be understood.
+    #[error("{0:?} is no bucket: it is s3://NAME/PREFIX, gs://NAME/PREFIX, az://NAME/PREFIX or a directory")]
+    Address(String),
+    /// A setting is wrong, or one is missing.
+    #[error("the bucket {0} cannot be used: {1}")]
+    Settings(String, String),
+}
+
+/// Opens the bucket at `address`: `s3://NAME/PREFIX`, `gs://NAME/PREFIX`, `az://NAME/PREFIX`, or the path of a
+/// directory. Credentials, region and endpoint come from the variables that the tools of each cloud read
+/// (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, …), from instance roles, or from `options`, which have the same names in
+/// lower case and precede. Requests run on `runtime`.
+pub fn open(
+    address: &str,
+    options: &BTreeMap<String, String>,
+    runtime: Handle,
+) -> Result<Arc<dyn Bucket>, OpenBucketError> {
+    let unknown = || OpenBucketError::Address(address.to_owned());
+    let wrong = |error: String| OpenBucketError::Settings(address.to_owned(), error);
+    let Some((scheme, rest)) = address.split_once("://") else {
+        let directory = DirectoryBucket::open(address).map_err(|error| wrong(error.to_string()))?;
+        return Ok(Arc::new(directory));
+    };
+    // The library's client asks the process for its TLS. Whoever installed one before is right, too.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (name, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    if name.is_empty() {
+        return Err(unknown());
+    }
+    let prefix = Path::parse(prefix).map_err(|error| wrong(error.to_string()))?;
+    // One attempt only. The callers repeat it, since they know what must not happen twice.
+    let retry =
+        RetryConfig { max_retries: 0, retry_timeout: REQUEST_TIMEOUT, backoff: BackoffConfig::default() };
+    let client = ClientOptions::new().with_timeout(REQUEST_TIMEOUT).with_connect_timeout(CONNECT_TIMEOUT);
+    macro_rules! built {
+        ($builder:expr) => {{
+            let mut builder = $builder.with_retry(retry).with_client_options(client);
+            for (key, value) in options {
+                let key = key.parse().map_err(|error: Error| wrong(error.to_string()))?;
+                builder = builder.with_config(key, value);
+            }
+            Arc::new(builder.build().map_err(|error| wrong(error.to_string()))?) as Arc<dyn ObjectStore>
+        }};
+    }
+    let store = match scheme {
+        "s3" => built!(AmazonS3Builder::from_env().with_bucket_name(name)),
+        "gs" => built!(GoogleCloudStorageBuilder::from_env().with_bucket_name(name)),
+        "az" => built!(MicrosoftAzureBuilder::from_env().with_container_name(name)),
+        _ => return Err(unknown()),
+    };
+    Ok(Arc::new(RemoteBucket::new(store, prefix, runtime)))
+}
+
+impl RemoteBucket {
+    /// The part of `store` below `prefix`.
+    pub fn new(store: Arc<dyn ObjectStore>, prefix: Path, runtime: Handle) -> RemoteBucket {
+        RemoteBucket { store, prefix, runtime }
+    }
+
+    fn path(&self, key: &str) -> Path {
+        self.prefix.parts().chain(Path::from(key).parts()).collect()
+    }
+
+    /// The key of an object below the prefix.
+    fn key(&self, path: &Path) -> Option<String> {
+        let parts: Vec<_> = path.prefix_match(&self.prefix)?.collect();
+        Some(Path::from_iter(parts).to_string())
+    }
+}
+
+fn failure(key: &str, error: Error) -> BucketError {
+    match error {
+        Error::NotFound { .. } => BucketError::NotFound(key.to_owned()),
+        Error::PermissionDenied { .. }
+        | Error::Unauthenticated { .. }
+        | Error::NotImplemented { .. }
+        | Error::NotSupported { .. }
+        | Error::InvalidPath { .. } => BucketError::Refused(format!("{key}: {error}")),
+        _ => BucketError::Unclear(format!("{key}: {error}")),
+    }
+}
+
+impl Bucket for RemoteBucket {
+    fn put_if_absent(&self, key: &str, body: &[Bytes]) -> Result<Put, BucketError> {
+        let payload: PutPayload = body.iter().cloned().collect();
+        let options = PutOptions::from(PutMode::Create);
+        match self.runtime.block_on(self.store.put_opts(&self.path(key), payload, options)) {
+            Ok(_) => Ok(Put::Stored),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(Put::Exists),
+            // The bucket itself is missing.
+            Err(Error::NotFound { source, .. }) => Err(BucketError::Refused(format!("{key}: {source}"))),
+            Err(error) => Err(failure(key, error)),
+        }
+    }
+
+    fn get(&self, key: &str, range: Range<u64>) -> Result<Bytes, BucketError> {
+        if range.is_empty() {
+            return Ok(Bytes::new());
+        }
+        let read = self.runtime.block_on(self.store.get_range(&self.path(key), range));
+        read.map_err(|error| failure(key, error))
+    }
+
+    fn length(&self, key: &str) -> Result<u64, BucketError> {
+        let head = self.runtime.block_on(self.store.head(&self.path(key)));
+        head.map(|meta| meta.size).map_err(|error| failure(key, error))
+    }
+
+    fn list(&self, prefix: &str, after: &str, most: usize) -> Result<Vec<Listed>, BucketError> {
+        use tokio_stream::StreamExt;
+        let folder = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let (folder, after_path) = (self.path(folder), self.path(after));
+        let listed = self.runtime.block_on(async {
+            let mut objects = match after.is_empty() {
+                true => self.store.list(Some(&folder)),
+                false => self.store.list_with_offset(Some(&folder), &after_path),
+            };
+            let mut listed = Vec::new();
+            while listed.len() < most
+                && let Some(object) = objects.next().await
+            {
+                let object = object?;
+                let Some(key) = self.key(&object.location).filter(|key| key.starts_with(prefix)) else {
+                    continue;
+                };
+                let stored_ms = object.last_modified.timestamp_millis();
+                listed.push(Listed { key, bytes: object.size, stored_ms });
+            }
+            Ok(listed)
+        });
+        let mut listed: Vec<Listed> = listed.map_err(|error| failure(prefix, error))?;
+        listed.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        Ok(listed)
+    }
+
+    fn delete(&self, key: &str) -> Result<(), BucketError> {
+        match self.runtime.block_on(self.store.delete(&self.path(key))) {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(failure(key, error)),
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Segments in the object store. The object has the whole segment. A local file repeats its header and its footer, so
+//! that opening the log and looking up a batch need no request to the store.
+//!
+//! ```text
+//! object      | header sector | blocks … | footer block | trailer sector |
+//! local file  | header sector |          | footer block | trailer sector |
+//! ```
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use disk::File;
+use objects::{Bucket, BucketError, patiently};
+
+use super::Segment;
+use crate::format::{DirectoryRow, SECTOR, STORED, SegmentHeader};
+use crate::stream::{SealedExtent, clamp_timestamp};
+
+/// How long a read waits for a store that does not answer, beside the time of its requests.
+const READ_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The key of the object with the segment `sequence` of a log.
+pub(crate) fn object_key(log_id: u128, sequence: u32) -> String {
+    format!("{}{:010}", object_prefix(log_id), sequence & !STORED)
+}
+
+/// The keys of all objects of a log begin so.
+pub(crate) fn object_prefix(log_id: u128) -> String {
+    format!("logs/{log_id:032x}/")
+}
+
+/// The number of an object of a log.
+pub(crate) fn object_number(key: &str) -> Option<u32> {
+    let digits = key.rsplit_once('/')?.1;
+    digits.parse().ok().filter(|number| *number < STORED)
+}
+
+/// The extent of a directory's row.
+pub(crate) fn stored_extent(row: &DirectoryRow, segment: &Segment, at: u32) -> SealedExtent {
+    SealedExtent {
+        base_offset: row.base_offset,
+        segment: segment.sequence,
+        row: at,
+        bytes: u32::try_from(row.bytes).unwrap_or(u32::MAX),
+        max_timestamp_s: clamp_timestamp(row.max_timestamp),
+    }
+}
+
+/// The segment's object as its file.
+#[derive(Debug)]
+pub(crate) struct ObjectFile {
+    bucket: Option<Arc<dyn Bucket>>,
+    key: String,
+    local: Arc<dyn File>,
+    length: u64,
+}
+
+impl ObjectFile {
+    /// The file of a segment with this header, whose header and footer are in `local`. Without a bucket, nothing else
+    /// can be read.
+    pub fn new(bucket: Option<Arc<dyn Bucket>>, header: &SegmentHeader, local: Arc<dyn File>) -> ObjectFile {
+        let key = object_key(header.log_id, header.sequence);
+        ObjectFile { bucket, key, local, length: header.length }
+    }
+
+    /// Where the footer begins, in the object.
+    fn footer_position(&self) -> u64 {
+        (self.length + SECTOR as u64).saturating_sub(self.local.length())
+    }
+
+    fn get(&self, range: Range<u64>) -> io::Result<Bytes> {
+        let Some(bucket) = &self.bucket else {
+            let why = "the records are in an object store, and the server has no bucket";
+            return Err(io::Error::new(io::ErrorKind::NotConnected, why));
+        };
+        let mut waited = Duration::ZERO;
+        let got = patiently(
+            || bucket.get(&self.key, range.clone()),
+            |pause, _| {
+                waited += pause;
+                let goes_on = waited < READ_PATIENCE;
+                if goes_on && cfg!(not(test)) {
+                    std::thread::sleep(pause);
+                }
+                goes_on
+            },
+        );
+        got.map_err(|error| {
+            let kind = match &error {
+                BucketError::NotFound(_) => io::ErrorKind::NotFound,
+                BucketError::Unclear(_) => io::ErrorKind::TimedOut,
+                BucketError::Refused(_) => io::ErrorKind::PermissionDenied,
+            };
+            io::Error::new(kind, error)
+        })
+    }
+}
+
+impl File for ObjectFile {
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    fn read_at(&self, position: u64, into: &mut [u8]) -> io::Result<()> {
+        let end = position + into.len() as u64;
+        let footer = self.footer_position();
+        let in_object = usize::try_from(end.min(footer).saturating_sub(position)).unwrap_or(usize::MAX);
+        let (object, local) = into.split_at_mut(in_object);
+        if !local.is_empty() {
+            self.local.read_at(position.max(footer) - footer + SECTOR as u64, local)?;
+        }
+        if !object.is_empty() {
+            let bytes = self.get(position..position + object.len() as u64)?;
+            if bytes.len() != object.len() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            object.copy_from_slice(&bytes);
+        }
+        Ok(())
+    }
+
+    fn read_vectored_at(&self, position: u64, into: &mut [io::IoSliceMut<'_>]) -> io::Result<()> {
+        // One request for all parts.
+        let total = into.iter().map(|part| part.len()).sum();
+        let mut bytes = vec![0; total];
+        self.read_at(position, &mut bytes)?;
+        let mut rest = &bytes[..];
+        for part in into {
+            let (head, tail) = rest.split_at(part.len());
+            part.copy_from_slice(head);
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn is_allocated(&self) -> bool {
+        true
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}

@@ -1,0 +1,143 @@
+//! The part of a stream that lies in objects: which offsets, and which of them have no local copy any more.
+
+use std::collections::VecDeque;
+
+use model::{Offset, Timestamp};
+
+use super::{SealedExtent, StreamState};
+
+/// The extents of a stream that lie in objects. Those at the end usually have a local copy, from which they are read.
+#[derive(Debug, Default)]
+pub(crate) struct Stored {
+    /// In the order of their offsets, without gaps; the last one ends at `to`.
+    pub extents: VecDeque<SealedExtent>,
+    /// Records below are stored, as far as they are not deleted.
+    pub to: Offset,
+}
+
+impl Stored {
+    fn end(&self, at: usize) -> Offset {
+        self.extents.get(at + 1).map_or(self.to, |next| next.base_offset)
+    }
+}
+
+impl StreamState {
+    /// The first offset that is held locally.
+    pub fn local_from(&self) -> Offset {
+        self.sealed
+            .front()
+            .map(|extent| extent.base_offset)
+            .or_else(|| self.active_from())
+            .unwrap_or(self.next)
+    }
+
+    /// The first offset that can be read without the object store, if there are records.
+    pub fn local_start(&self) -> Offset {
+        self.local_from().max(self.start)
+    }
+
+    /// Records below are stored. `None` if nothing was ever stored.
+    pub fn stored_to(&self) -> Option<Offset> {
+        self.stored.as_ref().map(|stored| stored.to)
+    }
+
+    /// The stored extent that holds `offset` and its end, if `offset` has no local copy.
+    pub(super) fn stored_at(&self, offset: Offset) -> Option<(SealedExtent, Offset)> {
+        let stored = self.stored.as_ref()?;
+        let local_from = self.local_from();
+        if offset >= local_from {
+            return None;
+        }
+        let at = stored.extents.partition_point(|extent| extent.base_offset <= offset).saturating_sub(1);
+        let extent = stored.extents.get(at)?;
+        Some((*extent, stored.end(at).min(local_from)))
+    }
+
+    /// Whether the record at `offset` has no local copy.
+    pub fn is_only_stored(&self, offset: Offset) -> bool {
+        self.stored_at(offset).is_some()
+    }
+
+    /// The stored extents without a local copy, each with its end.
+    pub(super) fn only_stored(&self) -> impl Iterator<Item = (SealedExtent, Offset)> {
+        let local_from = self.local_from();
+        self.stored.iter().flat_map(move |stored| {
+            let extents = stored.extents.iter().enumerate();
+            let extents = extents.take_while(move |(_, extent)| extent.base_offset < local_from);
+            extents.map(move |(at, extent)| (*extent, stored.end(at).min(local_from)))
+        })
+    }
+
+    /// Adds an extent that was stored, up to `end`. Returns false if it does not continue what is stored: nothing
+    /// changes then.
+    pub fn add_stored(&mut self, extent: SealedExtent, end: Offset) -> bool {
+        let stored = self.stored.get_or_insert_default();
+        let continues = stored.extents.is_empty() || stored.to == extent.base_offset;
+        if !continues || extent.base_offset < stored.to || end > self.next {
+            return false;
+        }
+        stored.extents.push_back(extent);
+        stored.to = end;
+        self.count_stored();
+        true
+    }
+
+    /// Drops the stored extents that end at or below the start. Calls `dropped` with the segment and the bytes of each.
+    pub(super) fn trim_stored(&mut self, mut dropped: impl FnMut(u32, u32)) {
+        let start = self.start;
+        let Some(stored) = &mut self.stored else { return };
+        while !stored.extents.is_empty() && stored.end(0) <= start {
+            let extent = stored.extents.pop_front().expect("it was just seen not to be empty");
+            dropped(extent.segment, extent.bytes);
+        }
+        self.count_stored();
+    }
+
+    /// Drops all stored extents.
+    pub fn drop_stored(&mut self, mut dropped: impl FnMut(u32, u32)) {
+        let Some(stored) = self.stored.take() else { return };
+        stored.extents.iter().for_each(|extent| dropped(extent.segment, extent.bytes));
+        self.stored_bytes = 0;
+    }
+
+    /// Drops the local copies of sealed extents that end at or below `to`, as far as they are stored. Calls `dropped`
+    /// with the segment and the bytes of each.
+    pub fn evict(&mut self, to: Offset, mut dropped: impl FnMut(u32, u32)) {
+        let Some(to) = self.stored_to().map(|stored| stored.min(to)) else { return };
+        while !self.sealed.is_empty() && self.sealed_end(0) <= to {
+            let extent = self.sealed.pop_front().expect("it was just seen not to be empty");
+            self.bytes -= u64::from(extent.bytes);
+            dropped(extent.segment, extent.bytes);
+        }
+        self.count_stored();
+    }
+
+    /// The offset up to which local copies may be dropped: their records are older than `oldest`, or beyond the newest
+    /// `bytes_max` (`local.retention.ms`, `local.retention.bytes`).
+    pub fn kept_locally_from(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>) -> Offset {
+        let Some(stored) = self.stored_to() else { return self.start };
+        let (mut to, mut bytes) = (self.start, self.bytes);
+        for (at, extent) in self.sealed.iter().enumerate() {
+            let expired = extent.is_older(oldest);
+            let too_big = bytes_max.is_some_and(|max| bytes - u64::from(extent.bytes) >= max);
+            if self.sealed_end(at) > stored || !(expired || too_big) {
+                break;
+            }
+            bytes -= u64::from(extent.bytes);
+            to = to.max(self.sealed_end(at));
+        }
+        to
+    }
+
+    /// Counts the bytes of the extents without a local copy. An extent that has a local copy in part counts whole.
+    fn count_stored(&mut self) {
+        self.stored_bytes = self.only_stored().map(|(extent, _)| u64::from(extent.bytes)).sum();
+    }
+}
+
+impl SealedExtent {
+    /// Whether all its records are older than `oldest`.
+    pub(super) fn is_older(&self, oldest: Option<Timestamp>) -> bool {
+        oldest.is_some_and(|oldest| i64::from(self.max_timestamp_s) * 1000 < oldest.0)
+    }
+}

@@ -1,0 +1,288 @@
+//! Logs with an object store: what is stored stays readable, whatever the store, the disk and the power do.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use disk::{AlignedBuffer, Disk, SimDisk};
+use model::Offset;
+use objects::Bucket;
+use objects::sim::Faults;
+
+use super::crash::seeds;
+use super::support::{Left, StreamModel, World};
+use crate::format::STORED;
+use crate::log::assemble;
+use crate::reader::{ReadError, ReadRequest};
+use crate::request::Durability;
+use crate::uploader::Uploaded;
+
+/// Streams 1 and 3 are tiered, streams 0 and 2 are not.
+const STREAMS: u64 = 4;
+
+fn some_load(world: &mut World) {
+    for _ in 0..world.rng.usize(20..150) {
+        let stream = world.rng.u64(0..STREAMS);
+        let deleted = world.streams.get(&stream).is_some_and(|model| model.deleted.is_some());
+        match world.rng.u8(0..100) {
+            // The id of a deleted stream is not used again.
+            0..50 if deleted => {}
+            0..50 => {
+                let body = world.rng.usize(0..20_000);
+                let durability = if world.rng.bool() { Durability::Written } else { Durability::Synced };
+                world.append(stream, body, durability);
+            }
+            50..65 => {
+                let turn = world.parts.uploader.turn();
+                assert!(!matches!(turn, Uploaded::Fenced(_)), "seed {}: {turn:?}", world.seed);
+            }
+            65..70 => world.evict(stream),
+            70..73 => world.trim(stream),
+            73..75 => drop(world.parts.uploader.collect()),
+            75..78 => drop(world.clean()),
+            78 => world.delete(stream),
+            _ => {
+                let turns = world.rng.usize(1..8);
+                world.turns(turns);
+            }
+        }
+    }
+}
+
+/// Reads everything back while the store has a good day.
+fn compare(world: &mut World) {
+    world.store().set_faults(Faults::default());
+    world.compare();
+    for id in 0..STREAMS {
+        world.search(id);
+        world.read_somewhere(id);
+    }
+}
+
+/// Stores and deletes until nothing more is to be done, while the store has a good day.
+fn rest(world: &mut World) {
+    world.settle();
+    world.store().set_faults(Faults::default());
+    world.store().settle();
+    for _ in 0..100 {
+        let uploaded = world.parts.uploader.turn();
+        assert!(
+            matches!(uploaded, Uploaded::Nothing | Uploaded::Object),
+            "seed {}: {uploaded:?}",
+            world.seed
+        );
+        world.parts.uploader.collect().unwrap();
+    }
+    assert_eq!(world.parts.uploader.delete_orphans().unwrap(), None, "seed {}", world.seed);
+}
+
+/// Every object is known to the log, and every object that the log knows is there.
+fn check_objects(world: &World) {
+    let known: BTreeSet<String> = world
+        .parts
+        .log
+        .shared()
+        .segments
+        .all()
+        .into_iter()
+        .filter_map(|segment| {
+            let number = segment.sequence.checked_sub(STORED).filter(|number| *number < STORED)?;
+            Some(format!("logs/{:032x}/{number:010}", world.options.log_id))
+        })
+        .collect();
+    let there: BTreeSet<String> = world.store().keys().into_iter().collect();
+    assert_eq!(there, known, "seed {}", world.seed);
+}
+
+#[test]
+fn what_is_stored_stays_readable_and_nothing_is_left_behind() {
+    let (mut stored, mut evicted, mut deleted) = (0, 0, 0);
+    for seed in seeds(0..600) {
+        let mut world = World::tiered(seed);
+        for _ in 0..world.rng.usize(1..6) {
+            let faults = if world.rng.bool() { Faults::MANY } else { Faults::default() };
+            world.store().set_faults(faults);
+            some_load(&mut world);
+            if world.rng.bool() {
+                world.settle();
+                compare(&mut world);
+            }
+            let statistics = world.parts.log.statistics();
+            (stored, deleted) = (stored + statistics.objects_stored, deleted + statistics.objects_deleted);
+            evicted += (0..STREAMS)
+                .filter(|id| {
+                    let bounds = world.stream(*id).bounds();
+                    bounds.local_start > bounds.start
+                })
+                .count();
+            world.store().set_faults(Faults::default());
+            let left = if world.rng.bool() { Left::Killed } else { Left::PowerCut };
+            world.strike(left);
+        }
+        some_load(&mut world);
+        rest(&mut world);
+        compare(&mut world);
+        check_objects(&world);
+        for id in 0..STREAMS {
+            let bounds = world.stream(id).bounds();
+            let whole =
+                id % 2 == 0 || bounds.committed == bounds.start || bounds.stored == Some(bounds.committed);
+            assert!(
+                whole,
+                "seed {seed}: stream {id} is stored up to {:?} of {}",
+                bounds.stored, bounds.committed
+            );
+        }
+        for id in 0..STREAMS {
+            world.delete(id);
+        }
+        rest(&mut world);
+        check_objects(&world);
+        assert!(world.store().keys().len() <= 1, "seed {seed}: only the newest object outlives its records");
+    }
+    assert!(
+        stored > 1000 && evicted > 50 && deleted > 200,
+        "{stored} stored, {evicted} evicted, {deleted} deleted"
+    );
+}
+
+/// A store that overwrites objects loses records. The test above would see that.
+#[test]
+fn the_test_sees_a_store_without_conditional_writes() {
+    let harmed = |seed: u64| {
+        let attempt = std::panic::AssertUnwindSafe(|| {
+            let mut world = World::tiered(seed);
+            world.store().set_overwrites(true);
+            for _ in 0..4 {
+                world.store().set_faults(Faults { late: 120, ..Faults::default() });
+                some_load(&mut world);
+                world.store().set_faults(Faults::default());
+                world.strike(Left::PowerCut);
+            }
+            rest(&mut world);
+            for id in 0..STREAMS {
+                let stream = world.stream(id);
+                world.parts.log.retain_locally(&stream, None, Some(0));
+            }
+            compare(&mut world);
+        });
+        std::panic::catch_unwind(attempt).is_err()
+    };
+    let seen = (0..60).filter(|seed| harmed(*seed)).count();
+    assert!(seen > 5, "only {seen} of 60 stores without conditional writes were noticed");
+}
+
+fn fill(world: &mut World, batches: usize) {
+    for _ in 0..batches {
+        assert!(world.append(1, 15_000, Durability::Synced));
+        world.settle();
+        while world.parts.preparer.turn() {}
+    }
+    rest(world);
+}
+
+#[test]
+fn a_local_copy_goes_only_where_an_object_has_the_records_and_can_be_read_back() {
+    let mut world = World::tiered(1);
+    fill(&mut world, 300);
+    let stream = world.stream(1);
+    let before = stream.bounds();
+    assert_eq!((before.local_start, before.stored), (Offset::ZERO, Some(before.committed)));
+    world.parts.log.retain_locally(&stream, None, Some(0));
+    let after = stream.bounds();
+    assert!(after.local_start > Offset::ZERO && after.start == Offset::ZERO);
+    assert!(after.bytes >= before.bytes && after.bytes < before.bytes + 64 * 1024 + 20_000);
+    let got = world.store().requests().gets;
+    world.compare();
+    assert!(
+        world.store().requests().gets > got,
+        "the records below {} are read from objects",
+        after.local_start
+    );
+    world.strike(Left::PowerCut);
+    // Retention drops stored records, too, and then their objects.
+    let kept = world.stream(1).bounds().bytes / 4;
+    world.retain(1, None, Some(kept));
+    world.turns(50);
+    rest(&mut world);
+    let bounds = world.stream(1).bounds();
+    assert!(bounds.start > Offset::ZERO && bounds.bytes >= kept);
+    check_objects(&world);
+    world.compare();
+}
+
+#[test]
+fn a_store_that_is_away_stops_neither_appends_nor_local_reads() {
+    let mut world = World::tiered(2);
+    fill(&mut world, 100);
+    let stored = world.stream(1).bounds().stored;
+    world.store().set_away(true);
+    for _ in 0..50 {
+        assert!(world.append(1, 15_000, Durability::Synced));
+        world.settle();
+        while world.parts.preparer.turn() {}
+        assert!(!matches!(world.parts.uploader.turn(), Uploaded::Object));
+    }
+    world.compare();
+    assert_eq!(world.stream(1).bounds().stored, stored);
+    // The log opens without the store.
+    world.strike(Left::Killed);
+    world.store().set_away(false);
+    rest(&mut world);
+    let bounds = world.stream(1).bounds();
+    assert_eq!(bounds.stored, Some(bounds.committed));
+}
+
+#[test]
+fn a_damaged_object_is_an_error_and_never_a_record() {
+    let mut world = World::tiered(3);
+    fill(&mut world, 200);
+    let stream = world.stream(1);
+    world.parts.log.retain_locally(&stream, None, Some(0));
+    let key = world.store().keys()[0].clone();
+    world.store().damage(&key, 10_000);
+    let (until, bytes_max) = (stream.bounds().committed, 1 << 20);
+    let request = ReadRequest { stream, from: Offset::ZERO, until, bytes_max, at_least_one: true };
+    let error = world.parts.log.read_blocking(&request).map(|batches| batches.bytes);
+    assert!(matches!(error, Err(ReadError::Damaged { .. })), "{error:?}");
+}
+
+/// A disk with the files of another.
+fn copied(disk: &SimDisk) -> SimDisk {
+    let copy = SimDisk::new(9);
+    for name in disk.list().unwrap() {
+        let file = disk.open(&name).unwrap();
+        let mut bytes = AlignedBuffer::zeroed(usize::try_from(file.length()).unwrap());
+        file.read_at(0, &mut bytes).unwrap();
+        let file = copy.create(&name, file.length()).unwrap();
+        file.write_at(0, &bytes).unwrap();
+        file.sync().unwrap();
+        copy.rename(&name, &name).unwrap();
+    }
+    copy
+}
+
+#[test]
+fn two_servers_with_copies_of_one_log_do_not_mix_their_objects() {
+    let mut world = World::tiered(4);
+    fill(&mut world, 50);
+    let copy = copied(&world.disk);
+    let objects = world.store().keys();
+    let mut other = World::tiered(5);
+    let store: Arc<dyn Bucket> = Arc::new(world.store().clone());
+    let listener = other.listener.clone();
+    let parts =
+        assemble(Arc::new(copy.clone()), Some(store), world.options.clone(), other.clock.clone(), listener);
+    (other.disk, other.parts, other.bucket) = (copy, parts.unwrap(), world.bucket.clone());
+    let end = other.stream(1).bounds().committed;
+    other.streams.insert(1, StreamModel { next: end, ..StreamModel::default() });
+    let mut fenced = 0;
+    for of in [&mut world, &mut other] {
+        assert!(of.append(1, 15_000, Durability::Synced));
+        of.settle();
+        for _ in 0..5 {
+            fenced += usize::from(matches!(of.parts.uploader.turn(), Uploaded::Fenced(_)));
+        }
+    }
+    assert_eq!(fenced, 1, "one of them is fenced, and says so once");
+    assert_eq!(world.store().keys().len(), objects.len() + 1);
+}
