@@ -110,6 +110,10 @@ pub(crate) fn assemble(
         }
     };
     let recovered = recovery::recover(&*disk, bucket.as_ref(), clock.now_ms())?;
+    let objects = recovered.segments.stored_with_records();
+    if bucket.is_none() && objects > 0 {
+        return Err(OpenError::NoBucket { objects });
+    }
     // The generations of a log begin at a secret number. A client that knew it could put bytes into its records that
     // pass for a block, if the records ever lie behind the end of the log.
     let first_generation = 1 + u64::try_from(options.log_id >> 65).expect("63 bits are left");

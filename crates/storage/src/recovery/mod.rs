@@ -30,6 +30,7 @@ use self::outcome::{damaged, doing};
 use self::sealed::{load_sealed, load_table};
 use self::state::State;
 use self::stored::open_stored;
+pub(crate) use self::stored::stored_ranges;
 use crate::format::{
     CLEANED, DirectoryRow, SEGMENT_HEADER_BYTES, STORED, SegmentHeader, TRAILER_BYTES, Trailer, index,
 };

@@ -40,6 +40,14 @@ pub enum OpenError {
         /// The first offset behind them that exists.
         to: Offset,
     },
+    /// Records are in an object store, and no bucket is given.
+    #[error(
+        "{objects} objects of this log are in an object store: set object.store to their bucket, or delete the topics that are tiered before it is left out"
+    )]
+    NoBucket {
+        /// Objects with live records.
+        objects: usize,
+    },
     /// The disk has no room for the writes of recovery.
     #[error("the disk is too full to open the log")]
     Full,

@@ -1,14 +1,17 @@
 //! Segments in the object store during opening. Their local files say what they hold, so the store is not asked.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use disk::{AlignedBuffer, Disk};
+use model::StreamId;
 use objects::Bucket;
 
-use super::outcome::{OpenError, damaged, doing};
+use super::outcome::{OpenError, RecoveryReport, damaged, doing};
 use super::sealed::load_sealed;
 use super::state::State;
 use crate::format::{SECTOR, SegmentHeader, length32};
+use crate::ranges::OffsetRanges;
 use crate::segment::object::{ObjectFile, stored_extent};
 use crate::segment::{Segment, stored_sequence_of};
 
@@ -37,6 +40,19 @@ pub(crate) fn open_stored(
     }
     opened.sort_by_key(|(segment, _)| segment.sequence);
     Ok(opened)
+}
+
+/// The records of each stream that are in the object store, according to the local files of the objects.
+pub(crate) fn stored_ranges(disk: &dyn Disk) -> Result<HashMap<StreamId, OffsetRanges>, OpenError> {
+    let mut ranges: HashMap<StreamId, OffsetRanges> = HashMap::new();
+    for (segment, _) in open_stored(disk, None)? {
+        let (_, rows) = load_sealed(&segment, &mut RecoveryReport::default())?
+            .ok_or_else(|| damaged(segment.sequence, segment.data_end(), "its trailer is damaged"))?;
+        for row in rows {
+            ranges.entry(row.stream).or_default().add((row.base_offset, row.next_offset));
+        }
+    }
+    Ok(ranges)
 }
 
 impl State {

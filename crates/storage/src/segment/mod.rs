@@ -247,6 +247,11 @@ impl Segments {
         older.iter().filter(|segment| segment.live() == 0).map(|segment| (*segment).clone()).collect()
     }
 
+    /// The number of segments in the object store that have live data.
+    pub fn stored_with_records(&self) -> usize {
+        self.0.lock().range(STORED..CLEANED).filter(|(_, segment)| segment.live() > 0).count()
+    }
+
     /// Takes out a segment.
     pub fn remove(&self, sequence: u32) {
         self.0.lock().remove(&sequence);

@@ -9,11 +9,14 @@ use objects::Bucket;
 use objects::sim::Faults;
 
 use super::crash::seeds;
-use super::support::{Left, StreamModel, World};
+use super::support::{Left, StreamModel, World, open};
 use crate::format::STORED;
 use crate::log::assemble;
 use crate::reader::{ReadError, ReadRequest};
+use crate::recovery::OpenError;
 use crate::request::Durability;
+use crate::tools::examine::Severity;
+use crate::tools::{examine, salvage};
 use crate::uploader::Uploaded;
 
 /// Streams 1 and 3 are tiered, streams 0 and 2 are not.
@@ -230,6 +233,46 @@ fn a_store_that_is_away_stops_neither_appends_nor_local_reads() {
     rest(&mut world);
     let bounds = world.stream(1).bounds();
     assert_eq!(bounds.stored, Some(bounds.committed));
+}
+
+#[test]
+fn a_log_with_records_in_objects_is_refused_without_their_bucket() {
+    let mut world = World::tiered(6);
+    fill(&mut world, 100);
+    let disk = world.disk.restart();
+    let error = open(&disk, &world.options, &world.clock).map(|_| ()).unwrap_err();
+    assert!(matches!(error, OpenError::NoBucket { objects } if objects > 10), "{error}");
+    world.reopen(disk, Left::Killed).unwrap();
+    let end = world.streams[&1].synced();
+    world.trim_to(1, end);
+    rest(&mut world);
+    assert!(open(&world.disk.restart(), &world.options, &world.clock).is_ok());
+}
+
+#[test]
+fn the_tools_know_of_records_that_are_in_objects_alone() {
+    let mut world = World::tiered(7);
+    fill(&mut world, 200);
+    let stream = world.stream(1);
+    world.parts.log.retain_locally(&stream, None, Some(0));
+    let local_start = stream.bounds().local_start;
+    world.close();
+    let disk = world.disk.restart();
+    // Segments without live records are reused sooner or later.
+    for name in ["0000000001.log", "0000000002.log"] {
+        disk.remove(name).unwrap();
+    }
+    let verified = examine::verify(&disk).unwrap();
+    assert!(
+        verified.findings.iter().all(|found| found.severity < Severity::Error),
+        "{:?}",
+        verified.findings
+    );
+    let target: Arc<dyn Disk> = Arc::new(SimDisk::new(8));
+    let salvaged = salvage::salvage(&disk, target, world.options.clone(), world.clock.clone()).unwrap();
+    let said = salvaged.dropped.iter().find(|found| found.what.contains("in the object store alone"));
+    let hit = &said.unwrap().hits[0];
+    assert!(hit.from == Offset::ZERO && hit.to <= local_start && hit.to > Offset::ZERO);
 }
 
 #[test]

@@ -54,6 +54,8 @@ pub(crate) struct Lost {
 pub(crate) struct Resolved {
     /// The parts, in the order of their offsets.
     pub parts: Vec<Part>,
+    /// Records that are in the object store alone.
+    pub stored: Vec<(Offset, Offset)>,
     pub lost: Vec<Lost>,
 }
 
@@ -76,7 +78,14 @@ pub(crate) fn resolve(survey: &Survey, id: StreamId) -> Resolved {
     }
     parts.sort_unstable_by_key(|part| part.from);
     let mut lost = Vec::new();
-    for (from, to) in taken.gaps((known.start, known.next)) {
+    let in_store = survey.stored.get(&id);
+    let nowhere = |gap| in_store.map_or_else(|| vec![gap], |stored| stored.gaps(gap));
+    let gaps: Vec<(Offset, Offset)> =
+        taken.gaps((known.start, known.next)).into_iter().flat_map(nowhere).collect();
+    let local_or_lost: OffsetRanges =
+        parts.iter().map(|part| (part.from, part.to)).chain(gaps.iter().copied()).collect();
+    let stored = local_or_lost.gaps((known.start, known.next));
+    for (from, to) in gaps {
         let mut explained = OffsetRanges::default();
         for (damage, whole, batches) in clues(survey, id, extents) {
             let inside = (whole.0.max(from), whole.1.min(to));
@@ -92,7 +101,7 @@ pub(crate) fn resolve(survey: &Survey, id: StreamId) -> Resolved {
         }
     }
     lost.sort_unstable_by_key(|lost| lost.from);
-    Resolved { parts, lost }
+    Resolved { parts, stored, lost }
 }
 
 /// Which damage destroyed which offsets of a stream, and in how many batches; the most certain clues first.

@@ -182,7 +182,7 @@ impl Copier<'_> {
             }
         }
         self.flight.wait(0)?;
-        self.salvaged.dropped = dropped(self.survey, lost);
+        self.salvaged.dropped.extend(dropped(self.survey, lost));
         Ok(())
     }
 
@@ -194,6 +194,11 @@ impl Copier<'_> {
     fn stream(&mut self, id: StreamId, known: &Known, lost: &mut Vec<Lost>) -> Result<(), SalvageError> {
         let resolved = resolve(self.survey, id);
         lost.extend(resolved.lost);
+        for (from, to) in &resolved.stored {
+            let what = "these records are in the object store alone; they are not copied";
+            let hits = vec![Hit { stream: id, from: *from, to: *to, batches: None }];
+            self.salvaged.dropped.push(Finding { hits, ..Finding::new(Severity::Error, "", 0, 0, what) });
+        }
         let extents = self.survey.extents.get(&id).map_or(&[][..], Vec::as_slice);
         let mut progress = Progress::of(self.log, id, known);
         let mut places = resolved

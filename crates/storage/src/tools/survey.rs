@@ -20,7 +20,9 @@ use crate::format::{
     Trailer, index, length32, seeded_crc,
 };
 use crate::index::{BatchIndex, BatchPlace};
+use crate::ranges::OffsetRanges;
 use crate::recovery::scan::{Found, Scanner};
+use crate::recovery::stored_ranges;
 use crate::segment::footer::{self, TRAILER_COPY_BYTES, TableRow};
 use crate::segment::{Segment, file_name};
 use crate::stream::Producers;
@@ -77,6 +79,8 @@ pub(crate) struct Survey {
     pub damages: Vec<Damage>,
     pub findings: Vec<Finding>,
     pub checked: Checked,
+    /// The records that are in the object store, according to the local files of the objects.
+    pub stored: HashMap<StreamId, OffsetRanges>,
     /// The end of the log.
     pub end: Lsn,
     /// Segments with a footer.
@@ -102,6 +106,7 @@ impl Survey {
             damages: Vec::new(),
             findings,
             checked: Checked::default(),
+            stored: HashMap::new(),
             end: Lsn::default(),
             ended: HashSet::new(),
             missing: Vec::new(),
@@ -109,6 +114,10 @@ impl Survey {
             deleted: HashSet::new(),
             complete: false,
         };
+        match stored_ranges(disk) {
+            Ok(stored) => survey.stored = stored,
+            Err(error) => survey.findings.push(Finding::new(Severity::Error, "", 0, 0, error.to_string())),
+        }
         let written = survey.files.segments.partition_point(|remains| !remains.cleaned());
         let (mut epoch, mut expected) = (0, 1);
         for at in 0..written {
