@@ -17,7 +17,8 @@ use wire::messages::fetch_response::{
 use wire::{ErrorCode, Records};
 
 use crate::api::reads::{
-    READ_COMMITTED, check_leader_epoch, leaders_told, read_later, unknown_isolation, without_records,
+    READ_COMMITTED, check_leader_epoch, leaders_told, read_later, tell_failed_read, unknown_isolation,
+    without_records,
 };
 use crate::broker::Broker;
 use crate::caller::Caller;
@@ -536,10 +537,8 @@ impl Look {
                 data.records = Some(records);
             }
             Err(error) => {
-                if matches!(error, ReadError::Damaged { .. } | ReadError::Io(_)) {
-                    let topic = slot.partition.as_ref().map(|partition| &*partition.topic);
-                    tracing::error!(topic, partition = slot.index, %error, "a read failed");
-                }
+                let topic = slot.partition.as_ref().map(|partition| &*partition.topic);
+                tell_failed_read(topic, slot.index, &error);
                 let failure: Failure = error.into();
                 if failure.code == ErrorCode::OffsetOutOfRange {
                     // As in Kafka, this error comes without offsets.

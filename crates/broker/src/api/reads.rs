@@ -1,6 +1,7 @@
 //! Code shared by Fetch and ListOffsets: reads of batches, and answers without records.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use storage::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
 use wire::messages::FetchRequest;
@@ -11,6 +12,7 @@ use wire::{ErrorCode, Records};
 use crate::broker::Broker;
 use crate::caller::{Caller, Endpoint};
 use crate::partition::log::PartitionLog;
+use crate::resources::seldom::Seldom;
 
 /// The `isolation_level` of consumers that see no records of open or aborted transactions. It is the largest level.
 pub const READ_COMMITTED: i8 = 1;
@@ -83,6 +85,16 @@ pub async fn read_later(
     let count = requests.len();
     log.read_later(requests, bytes_max, Box::new(Reader(sender)));
     receiver.await.unwrap_or_else(|_| (0..count).map(|_| Err(ReadError::Closed)).collect())
+}
+
+/// How often a failed read is logged: consumers of records in an object store that is away come back at once, all of them.
+static FAILURES: Seldom = Seldom::every(Duration::from_secs(10));
+
+/// Logs that reading from disk or from the object store failed.
+pub fn tell_failed_read(topic: Option<&str>, partition: i32, error: &ReadError) {
+    if matches!(error, ReadError::Damaged { .. } | ReadError::Io(_)) && FAILURES.is_due() {
+        tracing::error!(topic, partition, %error, "a read failed; others are not logged for ten seconds");
+    }
 }
 
 /// The endpoints of the leaders that an answer names. As in Kafka, a replica's fetch gets none.

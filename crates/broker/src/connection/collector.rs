@@ -136,16 +136,19 @@ fn label_name(text: &str) -> String {
 /// The statistics of each log, by its directory.
 fn encode_logs(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
     type Value = fn(&Statistics) -> usize;
-    let gauges: [(&str, &str, Value); 6] = [
+    let gauges: [(&str, &str, Value); 7] = [
         ("mainstem_log_segments", "Segments that hold part of the log", |of| of.segments),
         ("mainstem_log_prepared_segments", "Segments prepared ahead", |of| of.prepared_segments),
         ("mainstem_log_streams", "Streams in the log", |of| of.streams),
+        ("mainstem_log_unstored_bytes", "Bytes of records that wait for the object store", |of| {
+            usize::try_from(of.unstored_bytes).unwrap_or(usize::MAX)
+        }),
         ("mainstem_log_tail_cache_bytes", "Bytes in the tail cache", |of| of.tail_bytes),
         ("mainstem_log_read_cache_bytes", "Bytes in the cache of regions read back", |of| of.region_bytes),
         ("mainstem_log_index_cache_bytes", "Bytes in the cache of sealed indexes", |of| of.index_bytes),
     ];
     type Count = fn(&Statistics) -> u64;
-    let counters: [(&str, &str, Count); 6] = [
+    let counters: [(&str, &str, Count); 9] = [
         ("mainstem_log_tail_cache_hits", "Batches read from the tail cache", |of| of.tail_hits),
         ("mainstem_log_cold_reads", "Reads that the caches could not answer", |of| of.cold_reads),
         ("mainstem_log_read_cache_hits", "Look-ups that found all regions cached", |of| of.region_hits),
@@ -154,6 +157,17 @@ fn encode_logs(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), s
             of.cleaner_read_bytes
         }),
         ("mainstem_log_cleaner_written_bytes", "Bytes that they wrote", |of| of.cleaner_written_bytes),
+        (
+            "kafka_server_brokertopicmetrics_remotecopyrequests",
+            "Objects that were put into the object store",
+            |of| of.objects_stored,
+        ),
+        ("kafka_server_brokertopicmetrics_remotecopybytes", "Bytes of these objects", |of| {
+            of.object_bytes_stored
+        }),
+        ("kafka_server_brokertopicmetrics_remotedeleterequests", "Objects that were deleted", |of| {
+            of.objects_deleted
+        }),
     ];
     let logs: Vec<(DirLabel, Statistics, bool)> = broker
         .logs

@@ -3,5 +3,6 @@
 pub mod blocking;
 pub mod memory;
 pub mod oldest;
+pub mod seldom;
 pub mod turns;
 pub mod walks;
