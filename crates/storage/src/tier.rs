@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use objects::Bucket;
 use parking_lot::{Condvar, Mutex};
@@ -61,10 +61,12 @@ impl Tier {
         }
     }
 
-    /// Takes the waiting streams, if they have enough records for an object, or have them since `before`.
-    pub fn take_waiting(&self, before: u64) -> Vec<Arc<Stream>> {
+    /// Takes the waiting streams, if they have enough records for an object, or have them since `before`. `None` is
+    /// before the clock began.
+    pub fn take_waiting(&self, before: Option<u64>) -> Vec<Arc<Stream>> {
         let mut news = self.news.lock();
-        let due = news.bytes >= self.object_bytes || news.since.is_some_and(|since| since <= before);
+        let waited = news.since.zip(before).is_some_and(|(since, before)| since <= before);
+        let due = news.bytes >= self.object_bytes || waited;
         if !due {
             return Vec::new();
         }
@@ -77,12 +79,20 @@ impl Tier {
         self.news.lock().bytes
     }
 
-    /// Waits for news, for at most `time`. Returns false once the log is closed.
+    /// Waits until enough waits for an object, for at most `time`. Returns false once the log is closed.
     pub fn wait(&self, time: Duration) -> bool {
         let mut news = self.news.lock();
         if !news.stop && news.bytes < self.object_bytes {
             self.wake.wait_for(&mut news, time);
         }
+        !news.stop
+    }
+
+    /// Waits for `time`, however much waits. Returns false once the log is closed.
+    pub fn rest(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        let mut news = self.news.lock();
+        while !news.stop && !self.wake.wait_until(&mut news, until).timed_out() {}
         !news.stop
     }
 

@@ -167,7 +167,11 @@ impl Regions {
             })
             .collect();
         // The batch may be readable even if the rest of its region is not.
-        parts.or_else(|_| Ok(vec![segment.read(position, length)?]))
+        parts.or_else(|error| match error.kind() {
+            // An object store that does not answer does not answer a smaller read either.
+            io::ErrorKind::TimedOut => Err(error),
+            _ => Ok(vec![segment.read(position, length)?]),
+        })
     }
 
     /// Whether the caller should read ahead now. Until [`Regions::end_ahead`], no other caller gets true.
@@ -252,7 +256,9 @@ impl Regions {
         let all = self.read_file(segment, from as u64, bytes);
         let read = match all {
             // Perhaps only the following regions are unreadable.
-            Err(_) if count > 1 => self.read_file(segment, from as u64, REGION_BYTES),
+            Err(error) if count > 1 && error.kind() != io::ErrorKind::TimedOut => {
+                self.read_file(segment, from as u64, REGION_BYTES)
+            }
             read => read,
         };
         let mut state = self.state.lock();

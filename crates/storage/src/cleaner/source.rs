@@ -114,12 +114,25 @@ impl Shared {
         from: Offset,
         until: Offset,
     ) -> Result<Vec<Source>, ReadError> {
+        // The segments are taken under the stream's lock: the cleaner may move an extent at any time, and a segment that
+        // is held keeps its contents.
+        let held = |sequence: u32| {
+            let lsn = Lsn::new(sequence, 0);
+            self.segments.find(sequence).ok_or(ReadError::Damaged { lsn, what: "its segment is gone" })
+        };
         let (sealed, active) = {
             let state = stream.lock();
             let ends = (0..state.sealed.len()).map(|at| state.sealed_end(at));
             let inside = |(extent, end): &(SealedExtent, Offset)| *end > from && extent.base_offset < until;
-            let sealed: Vec<_> = state.sealed.iter().copied().zip(ends).filter(inside).collect();
-            (sealed, state.active.as_ref().map(|active| (active.segment, active.from, active.index.clone())))
+            let sealed = state.sealed.iter().copied().zip(ends).filter(inside);
+            let sealed = sealed.map(|(extent, end)| Ok((held(extent.segment)?, extent, end)));
+            let sealed = sealed.collect::<Result<Vec<_>, ReadError>>()?;
+            let active = state.active.as_ref();
+            let active = match active {
+                Some(active) => Some((held(active.segment)?, active.from, active.index.clone())),
+                None => None,
+            };
+            (sealed, active)
         };
         let source = |segment: Arc<Segment>, places: Vec<BatchPlace>| {
             let (first, last) = (places.first()?, places.last()?);
@@ -128,15 +141,12 @@ impl Shared {
             Some(Source { base_offset, end, segment, bytes, places, whole: None, flags: 0 })
         };
         let mut sources = Vec::new();
-        for (extent, end) in sealed {
-            let Some(segment) = self.segments.find(extent.segment) else { continue };
+        for (segment, extent, end) in sealed {
             let first = extent.base_offset.max(from);
             let places = self.places(&segment, extent.row, first, end.min(until))?;
             sources.extend(source(segment, places));
         }
-        if let Some((sequence, moved_to, index)) = active
-            && let Some(segment) = self.segments.find(sequence)
-        {
+        if let Some((segment, moved_to, index)) = active {
             let places = index.from_offset(from.max(moved_to));
             let places = places.take_while(|place| place.next_offset() <= until).collect();
             sources.extend(source(segment, places));

@@ -60,18 +60,24 @@ pub(super) fn run_uploader(uploader: &mut Uploader) {
     };
     let (mut collected, mut listed) = (Instant::now(), None::<Instant>);
     loop {
-        let mut rest = uploader.longest_rest();
-        match uploader.turn() {
-            Uploaded::Nothing => {}
+        let goes_on = match uploader.turn() {
+            Uploaded::Nothing if uploader.is_fenced() => uploader.rest(COLLECT_EVERY),
+            Uploaded::Nothing => uploader.wait(),
             Uploaded::Object => {
                 patience = Patience::default();
-                rest = Duration::ZERO;
+                uploader.rest(Duration::ZERO)
             }
             Uploaded::Failed(error) => {
                 tell(&error);
-                rest = patience.pause();
+                uploader.rest(patience.pause())
             }
-            Uploaded::Fenced(why) => tell_fenced(&why),
+            Uploaded::Fenced(why) => {
+                tell_fenced(&why);
+                uploader.rest(COLLECT_EVERY)
+            }
+        };
+        if !goes_on {
+            return;
         }
         if collected.elapsed() >= COLLECT_EVERY {
             collected = Instant::now();
@@ -86,9 +92,6 @@ pub(super) fn run_uploader(uploader: &mut Uploader) {
                     Err(error) => tell(&error),
                 }
             }
-        }
-        if !uploader.wait(rest) {
-            return;
         }
     }
 }

@@ -27,6 +27,7 @@ use crate::recovery::{self, OpenError, RecoveryReport};
 use crate::request::{Admission, AdmitError, Append, AppendError, Completion, Listener, Queue, Request};
 use crate::segment;
 use crate::segment::Segment;
+use crate::segment::object::Places;
 use crate::shared::{Left, Shared};
 use crate::stream::Stream;
 use crate::uploader::Uploader;
@@ -109,7 +110,8 @@ pub(crate) fn assemble(
             _ => OpenError::Io { doing, source },
         }
     };
-    let recovered = recovery::recover(&*disk, bucket.as_ref(), clock.now_ms())?;
+    let places = bucket.clone().map(|bucket| Places { disk: disk.clone(), bucket });
+    let recovered = recovery::recover(&*disk, places.as_ref(), clock.now_ms())?;
     let objects = recovered.segments.stored_with_records();
     if bucket.is_none() && objects > 0 {
         return Err(OpenError::NoBucket { objects });

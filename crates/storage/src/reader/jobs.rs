@@ -73,7 +73,13 @@ impl Reader {
             };
             done.done(requests.into_iter().map(read).collect());
             if reader.shared.regions.begin_ahead() {
-                reader.read_ahead();
+                // A thread for local reads must not wait for the object store.
+                let ahead_in_store = reader.shared.regions.next_ahead().is_some_and(|(of, _)| is_stored(of));
+                if ahead_in_store && !from_store {
+                    reader.shared.regions.end_ahead();
+                } else {
+                    reader.read_ahead();
+                }
             }
         });
         if sender.send(job).is_err() {

@@ -19,6 +19,22 @@ impl Coverage {
         self.0.entry(stream).or_default().add((from, to));
     }
 
+    /// The parts of a range of offsets that are not covered.
+    pub fn gaps(&self, stream: StreamId, range: (Offset, Offset)) -> Vec<(Offset, Offset)> {
+        self.0.get(&stream).map_or_else(|| vec![range], |ranges| ranges.gaps(range))
+    }
+
+    /// Forgets what is covered below `to`.
+    pub fn forget_below(&mut self, stream: StreamId, to: Offset) {
+        let Some(ranges) = self.0.get_mut(&stream) else { return };
+        let Some(end) = ranges.end().filter(|end| *end > to) else {
+            *ranges = OffsetRanges::default();
+            return;
+        };
+        let missing: OffsetRanges = ranges.gaps((to, end)).into_iter().collect();
+        *ranges = missing.gaps((to, end)).into_iter().collect();
+    }
+
     /// Forgets a deleted stream.
     pub fn forget(&mut self, stream: StreamId) {
         self.0.remove(&stream);

@@ -22,7 +22,6 @@ use std::sync::Arc;
 
 use disk::{AlignedBuffer, Disk, SECTOR};
 use model::StreamId;
-use objects::Bucket;
 
 use self::coverage::Coverage;
 pub use self::outcome::{OpenError, RecoveryReport};
@@ -35,6 +34,7 @@ use crate::format::{
     CLEANED, DirectoryRow, SEGMENT_HEADER_BYTES, STORED, SegmentHeader, TRAILER_BYTES, Trailer, index,
 };
 use crate::segment::footer::TableRow;
+use crate::segment::object::Places;
 use crate::segment::{
     CLEANING, PREPARING, REMOVING, STORING, Segment, Segments, file_name, is_cleaned, sequence_of,
 };
@@ -62,15 +62,12 @@ pub(crate) struct Recovered {
     pub report: RecoveryReport,
 }
 
-/// Opens the log on `disk`, or an empty one. What lies in objects is in `bucket`, which is not asked for anything.
-pub(crate) fn recover(
-    disk: &dyn Disk,
-    bucket: Option<&Arc<dyn Bucket>>,
-    now_ms: i64,
-) -> Result<Recovered, OpenError> {
+/// Opens the log on `disk`, or an empty one. `places` says where the segments in the
+/// object store are, which is not asked for anything.
+pub(crate) fn recover(disk: &dyn Disk, places: Option<&Places>, now_ms: i64) -> Result<Recovered, OpenError> {
     let mut opened = open_segments(disk)?;
     let mut report = RecoveryReport::default();
-    let stored = open_stored(disk, bucket)?;
+    let stored = open_stored(disk, places)?;
     let all = opened.iter().chain(&stored);
     let next_generation = all.map(|(segment, _)| segment.generation).max().unwrap_or(0) + 1;
     let next_stored = stored.last().map_or(STORED + 1, |(segment, _)| segment.sequence + 1);
@@ -127,12 +124,10 @@ pub(crate) fn recover(
     let mut next_generation = next_generation;
     let (active, prepared) = state.scan_tail(&tail, &mut epoch, log_id, &mut next_generation)?;
     state.overlay(cleaned.into_iter().map(|(segment, _)| segment).collect())?;
-    for (segment, header) in stored {
-        if log_id != Some(header.log_id) {
-            return Err(damaged(segment.sequence, 32, "it belongs to another log"));
-        }
-        state.add_stored(&segment)?;
+    if let Some((segment, _)) = stored.iter().find(|(_, header)| log_id != Some(header.log_id)) {
+        return Err(damaged(segment.sequence, 32, "it belongs to another log"));
     }
+    state.add_stored(stored.into_iter().map(|(segment, _)| segment).collect())?;
     state.coverage.check(&state.streams)?;
     Ok(Recovered {
         streams: state.streams,

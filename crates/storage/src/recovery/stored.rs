@@ -4,21 +4,22 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use disk::{AlignedBuffer, Disk};
-use model::StreamId;
-use objects::Bucket;
+use model::{Offset, StreamId};
 
 use super::outcome::{OpenError, RecoveryReport, damaged, doing};
 use super::sealed::load_sealed;
 use super::state::State;
-use crate::format::{SECTOR, SegmentHeader, length32};
+use crate::format::{SECTOR, SegmentHeader};
 use crate::ranges::OffsetRanges;
-use crate::segment::object::{ObjectFile, stored_extent};
+use crate::segment::object::{Local, ObjectFile, Places, stored_extent};
 use crate::segment::{Segment, stored_sequence_of};
+use crate::stream::SealedExtent;
 
-/// Opens the local files of the segments in `bucket`, in the order of their sequence numbers.
+/// Opens the local files of the segments in the object store, in the order of their sequence numbers. Without `places`,
+/// only footers can be read.
 pub(crate) fn open_stored(
     disk: &dyn Disk,
-    bucket: Option<&Arc<dyn Bucket>>,
+    places: Option<&Places>,
 ) -> Result<Vec<(Arc<Segment>, SegmentHeader)>, OpenError> {
     let mut opened = Vec::new();
     for name in disk.list().map_err(doing("listing the data directory"))? {
@@ -35,7 +36,12 @@ pub(crate) fn open_stored(
             let what = format!("its header says segment {}, {} bytes", header.sequence, header.length);
             return Err(damaged(sequence, 0, what));
         }
-        let file = ObjectFile::new(bucket.cloned(), &header, local);
+        let length = local.length();
+        let (local, bucket) = match places {
+            Some(Places { disk, bucket }) => (Local::Named(disk.clone(), name), Some(bucket.clone())),
+            None => (Local::Open(local), None),
+        };
+        let file = ObjectFile::new(bucket, &header, local, length);
         opened.push((Arc::new(Segment::new(sequence, header.generation, Arc::new(file))), header));
     }
     opened.sort_by_key(|(segment, _)| segment.sequence);
@@ -55,32 +61,70 @@ pub(crate) fn stored_ranges(disk: &dyn Disk) -> Result<HashMap<StreamId, OffsetR
     Ok(ranges)
 }
 
+/// A row of a stored segment.
+struct StoredRow {
+    segment: Arc<Segment>,
+    extent: SealedExtent,
+    end: Offset,
+}
+
 impl State {
-    /// Adds the extents of a segment in the object store.
-    pub fn add_stored(&mut self, segment: &Arc<Segment>) -> Result<(), OpenError> {
-        let Some((_, rows)) = load_sealed(segment, &mut self.report)? else {
-            return Err(damaged(segment.sequence, segment.data_end(), "its trailer is damaged"));
-        };
-        let (mut live, mut live_bytes) = (0, 0);
-        for (row, at) in rows.iter().zip(0..) {
-            let Some(stream) = self.streams.get(&row.stream) else { continue };
-            self.coverage.add(row.stream, row.base_offset, row.next_offset);
-            let mut state = stream.lock();
-            if row.next_offset <= state.start {
-                continue;
+    /// Adds the segments in the object store, in the order of their sequence numbers.
+    ///
+    /// Only the newest run of rows without a gap counts, and only if it begins at or below the stream's start: the
+    /// copies in objects may have been given up, and nothing says so but the objects that are gone since. What does not
+    /// count must be there locally, or opening refuses the log.
+    pub fn add_stored(&mut self, segments: Vec<Arc<Segment>>) -> Result<(), OpenError> {
+        let mut runs: HashMap<StreamId, Vec<StoredRow>> = HashMap::new();
+        for segment in segments {
+            let Some((_, rows)) = load_sealed(&segment, &mut self.report)? else {
+                return Err(damaged(segment.sequence, segment.data_end(), "its trailer is damaged"));
+            };
+            for (row, at) in rows.iter().zip(0..) {
+                let Some(stream) = self.streams.get(&row.stream) else { continue };
+                if row.next_offset <= stream.lock().start {
+                    continue;
+                }
+                let run = runs.entry(row.stream).or_default();
+                if run.last().is_some_and(|last| last.end != row.base_offset) {
+                    run.clear();
+                }
+                let extent = stored_extent(row, &segment, at);
+                run.push(StoredRow { segment: segment.clone(), extent, end: row.next_offset });
             }
-            let extent = stored_extent(row, segment, at);
-            if !state.add_stored(extent, row.next_offset) {
-                let what = format!("it does not continue what is stored of stream {}", row.stream);
-                return Err(damaged(segment.sequence, row.index_position, what));
-            }
-            live += 1;
-            live_bytes += u64::from(extent.bytes);
+            segment.set_live(0, 0);
+            segment.mark_sealed();
+            self.report.stored_segments += 1;
+            self.segments.insert(segment);
         }
-        segment.set_live(length32(live), live_bytes);
-        segment.mark_sealed();
-        self.report.stored_segments += 1;
-        self.segments.insert(segment.clone());
+        for (id, run) in runs {
+            self.add_run(id, &run);
+        }
         Ok(())
+    }
+
+    fn add_run(&mut self, id: StreamId, run: &[StoredRow]) {
+        let mut state = self.streams[&id].lock();
+        if run.first().is_none_or(|first| first.extent.base_offset > state.start) {
+            return;
+        }
+        // Local copies that were dropped may be found again, in segments that others keep alive, and may have holes.
+        // All below the last hole were dropped.
+        if let Some((_, hole_end)) = self.coverage.gaps(id, (state.start, state.next)).pop() {
+            while let Some(extent) = state.sealed.front().copied().filter(|it| it.base_offset < hole_end) {
+                state.sealed.pop_front();
+                state.bytes -= u64::from(extent.bytes);
+                if let Some(segment) = self.segments.find(extent.segment) {
+                    segment.release(extent.bytes);
+                }
+            }
+            self.coverage.forget_below(id, hole_end);
+        }
+        for StoredRow { segment, extent, end } in run {
+            if state.add_stored(*extent, *end) {
+                self.coverage.add(id, extent.base_offset, *end);
+                segment.set_live(segment.live() + 1, segment.live_bytes() + u64::from(extent.bytes));
+            }
+        }
     }
 }

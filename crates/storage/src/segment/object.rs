@@ -9,18 +9,19 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use disk::File;
+use disk::{Disk, File};
 use objects::{Bucket, BucketError, patiently};
 
 use super::Segment;
 use crate::format::{DirectoryRow, SECTOR, STORED, SegmentHeader};
 use crate::stream::{SealedExtent, clamp_timestamp};
 
-/// How long a read waits for a store that does not answer, beside the time of its requests.
+/// A read from a store that does not answer is tried again for so long, and so often.
 const READ_PATIENCE: Duration = Duration::from_secs(2);
+const READ_ATTEMPTS: u32 = 8;
 
 /// The key of the object with the segment `sequence` of a log.
 pub(crate) fn object_key(log_id: u128, sequence: u32) -> String {
@@ -54,21 +55,50 @@ pub(crate) fn stored_extent(row: &DirectoryRow, segment: &Segment, at: u32) -> S
 pub(crate) struct ObjectFile {
     bucket: Option<Arc<dyn Bucket>>,
     key: String,
-    local: Arc<dyn File>,
+    local: Local,
+    local_length: u64,
     length: u64,
 }
 
+/// Where the segments in the object store are: their local files, and their objects.
+#[derive(Debug)]
+pub(crate) struct Places {
+    pub disk: Arc<dyn Disk>,
+    pub bucket: Arc<dyn Bucket>,
+}
+
+/// The local file of a segment in the object store.
+#[derive(Debug)]
+pub(crate) enum Local {
+    /// An open file, for tools.
+    Open(Arc<dyn File>),
+    /// A file that is opened for each read: there may be more objects than a process may open files.
+    Named(Arc<dyn Disk>, String),
+}
+
 impl ObjectFile {
-    /// The file of a segment with this header, whose header and footer are in `local`. Without a bucket, nothing else
-    /// can be read.
-    pub fn new(bucket: Option<Arc<dyn Bucket>>, header: &SegmentHeader, local: Arc<dyn File>) -> ObjectFile {
+    /// The file of a segment with this header, whose header and footer are in `local`, a file of `local_length` bytes.
+    /// Without a bucket, nothing else can be read.
+    pub fn new(
+        bucket: Option<Arc<dyn Bucket>>,
+        header: &SegmentHeader,
+        local: Local,
+        local_length: u64,
+    ) -> ObjectFile {
         let key = object_key(header.log_id, header.sequence);
-        ObjectFile { bucket, key, local, length: header.length }
+        ObjectFile { bucket, key, local, local_length, length: header.length }
     }
 
     /// Where the footer begins, in the object.
     fn footer_position(&self) -> u64 {
-        (self.length + SECTOR as u64).saturating_sub(self.local.length())
+        (self.length + SECTOR as u64).saturating_sub(self.local_length)
+    }
+
+    fn read_local(&self, position: u64, into: &mut [u8]) -> io::Result<()> {
+        match &self.local {
+            Local::Open(file) => file.read_at(position, into),
+            Local::Named(disk, name) => disk.open(name)?.read_at(position, into),
+        }
     }
 
     fn get(&self, range: Range<u64>) -> io::Result<Bytes> {
@@ -76,12 +106,13 @@ impl ObjectFile {
             let why = "the records are in an object store, and the server has no bucket";
             return Err(io::Error::new(io::ErrorKind::NotConnected, why));
         };
-        let mut waited = Duration::ZERO;
+        let begun = Instant::now();
+        let mut attempts = 0;
         let got = patiently(
             || bucket.get(&self.key, range.clone()),
             |pause, _| {
-                waited += pause;
-                let goes_on = waited < READ_PATIENCE;
+                attempts += 1;
+                let goes_on = attempts < READ_ATTEMPTS && begun.elapsed() + pause < READ_PATIENCE;
                 if goes_on && cfg!(not(test)) {
                     std::thread::sleep(pause);
                 }
@@ -110,7 +141,7 @@ impl File for ObjectFile {
         let in_object = usize::try_from(end.min(footer).saturating_sub(position)).unwrap_or(usize::MAX);
         let (object, local) = into.split_at_mut(in_object);
         if !local.is_empty() {
-            self.local.read_at(position.max(footer) - footer + SECTOR as u64, local)?;
+            self.read_local(position.max(footer) - footer + SECTOR as u64, local)?;
         }
         if !object.is_empty() {
             let bytes = self.get(position..position + object.len() as u64)?;

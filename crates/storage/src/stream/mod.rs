@@ -239,11 +239,13 @@ impl StreamState {
         following.or_else(|| self.active_from()).unwrap_or(self.next)
     }
 
-    /// Bytes of the local batches from about `from` on.
+    /// Bytes of the local batches from `from` on. Of a sealed extent that begins before, one byte counts.
     pub fn unstored_bytes(&self, from: Offset) -> u64 {
         let sealed = self.sealed.iter().enumerate().filter(|(at, _)| self.sealed_end(*at) > from);
-        let active = self.active.as_ref().map_or(0, |active| active.index.bytes() - active.moved_bytes);
-        sealed.map(|(_, extent)| u64::from(extent.bytes)).sum::<u64>() + u64::from(active)
+        let sealed =
+            sealed.map(|(_, extent)| if extent.base_offset < from { 1 } else { u64::from(extent.bytes) });
+        let active = self.active.iter().flat_map(|active| active.index.from_offset(from.max(active.from)));
+        sealed.sum::<u64>() + active.map(|place| u64::from(place.length)).sum::<u64>()
     }
 
     /// The begin of the active extent.

@@ -68,12 +68,18 @@ impl StreamState {
         })
     }
 
-    /// Adds an extent that was stored, up to `end`. Returns false if it does not continue what is stored: nothing
-    /// changes then.
+    /// Adds an extent that was stored, up to `end`. Returns false if it does not continue what is stored, or if nothing
+    /// is stored and the extent begins above the start: records below would seem to be stored.
     pub fn add_stored(&mut self, extent: SealedExtent, end: Offset) -> bool {
         let stored = self.stored.get_or_insert_default();
-        let continues = stored.extents.is_empty() || stored.to == extent.base_offset;
-        if !continues || extent.base_offset < stored.to || end > self.next {
+        let continues = match stored.extents.is_empty() {
+            true => extent.base_offset <= self.start,
+            false => extent.base_offset == stored.to,
+        };
+        if !continues || end > self.next {
+            if stored.extents.is_empty() {
+                self.stored = None;
+            }
             return false;
         }
         stored.extents.push_back(extent);

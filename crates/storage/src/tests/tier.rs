@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use disk::sim::Fault;
 use disk::{AlignedBuffer, Disk, SimDisk};
 use model::Offset;
 use objects::Bucket;
@@ -273,6 +274,105 @@ fn the_tools_know_of_records_that_are_in_objects_alone() {
     let said = salvaged.dropped.iter().find(|found| found.what.contains("in the object store alone"));
     let hit = &said.unwrap().hits[0];
     assert!(hit.from == Offset::ZERO && hit.to <= local_start && hit.to > Offset::ZERO);
+}
+
+/// A segment that another stream keeps alive has the dropped local copies again after a restart; one between may be gone.
+#[test]
+fn dropped_local_copies_that_are_found_again_hide_no_record() {
+    let mut world = World::tiered(8);
+    for n in 0..400u32 {
+        // Stream 0 has records in some segments only.
+        let stream = if n % 200 < 20 { 0 } else { 1 };
+        assert!(world.append(stream, 15_000, Durability::Synced));
+        world.settle();
+        while world.parts.preparer.turn() {}
+    }
+    rest(&mut world);
+    let stream = world.stream(1);
+    world.parts.log.retain_locally(&stream, None, Some(0));
+    let local_start = stream.bounds().local_start;
+    for _ in 0..50 {
+        while world.parts.preparer.turn() {}
+        world.turns(5);
+    }
+    let alive = |number: u32| world.parts.log.shared().segments.find(number).is_some();
+    let first = (1..).find(|number| alive(*number)).unwrap();
+    let last = (first..first + 100).rfind(|number| alive(*number)).unwrap();
+    let dead: Vec<u32> = (first..last).filter(|number| !alive(*number)).collect();
+    assert!(!dead.is_empty(), "no segment between {first} and {last} died");
+    let disk = world.disk.restart();
+    for number in dead {
+        // It was reused, or given back to the file system.
+        disk.remove(&format!("{number:010}.log")).unwrap();
+    }
+    // This reads everything back.
+    world.reopen(disk, Left::Killed).unwrap();
+    let found = world.stream(1).bounds();
+    assert!(
+        found.start == Offset::ZERO && found.local_start > Offset::ZERO && found.local_start <= local_start
+    );
+}
+
+/// What was given up is not taken for stored after a restart, and can be stored again.
+#[test]
+fn copies_that_were_given_up_do_not_count_after_a_restart() {
+    for (seed, again) in [(9, false), (10, true)] {
+        let mut world = World::tiered(seed);
+        for n in 0..200u32 {
+            // Objects without a record of stream 3 die when those of stream 1 are given up.
+            let stream = if n % 40 < 20 { 3 } else { 1 };
+            assert!(world.append(stream, 15_000, Durability::Synced));
+            world.settle();
+            while world.parts.preparer.turn() {}
+            drop(world.parts.uploader.turn());
+        }
+        rest(&mut world);
+        let (stream, before) = (world.stream(1), world.store().keys().len());
+        world.parts.log.forget_stored(&stream);
+        assert_eq!(stream.bounds().stored, None);
+        rest(&mut world);
+        assert!(world.store().keys().len() < before, "seed {seed}: no object died");
+        if again {
+            world.parts.log.set_tiered(&stream, true);
+            rest(&mut world);
+        }
+        // `strike` makes stream 1 tiered again.
+        world.strike(Left::PowerCut);
+        rest(&mut world);
+        let stream = world.stream(1);
+        assert_eq!(stream.bounds().stored, Some(stream.bounds().committed), "seed {seed}");
+        world.parts.log.retain_locally(&stream, None, Some(0));
+        assert!(stream.bounds().local_start > Offset::ZERO);
+        world.compare();
+        world.strike(Left::PowerCut);
+    }
+}
+
+/// The answer to a put is lost, and then the local disk fails while the object is adopted.
+#[test]
+fn an_object_is_named_once_whatever_fails_between() {
+    for seed in 0..20 {
+        let mut world = World::tiered(seed);
+        fill(&mut world, 20);
+        assert!(world.append(1, 15_000, Durability::Synced));
+        world.settle();
+        world.store().set_faults(Faults { after: 255, ..Faults::default() });
+        assert!(matches!(world.parts.uploader.turn(), Uploaded::Failed(_)));
+        world.store().set_faults(Faults::default());
+        world.disk.fail_write_after(0, Fault::Once);
+        assert!(matches!(world.parts.uploader.turn(), Uploaded::Failed(_)), "seed {seed}");
+        world.disk.clear_faults();
+        rest(&mut world);
+        fill(&mut world, 20);
+        let stream = world.stream(1);
+        assert_eq!(stream.bounds().stored, Some(stream.bounds().committed), "seed {seed}");
+        world.compare();
+        check_objects(&world);
+        let end = world.streams[&1].synced();
+        world.trim_to(1, end);
+        world.settle();
+        world.strike(Left::Killed);
+    }
 }
 
 #[test]

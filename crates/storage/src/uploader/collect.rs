@@ -1,6 +1,7 @@
 //! Deletes objects of which nothing is live any more.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::{UploadError, Uploaded, Uploader};
 use crate::format::STORED;
@@ -11,11 +12,12 @@ use crate::segment::object::{object_key, object_number, object_prefix};
 const LISTED: usize = 1000;
 
 impl Uploader {
-    /// Deletes the objects that are dead for longer than the grace, and that nobody reads. The object goes before its
-    /// local file: after a crash between the two, the next opening finds the file, and the object is deleted again.
+    /// Deletes the objects that are dead for longer than the grace, and that nobody reads. The local file goes first: it
+    /// says that the object has the records. After a crash between the two, the object is an orphan.
     pub fn collect(&mut self) -> Result<(), UploadError> {
         let shared = self.shared().clone();
-        let Some(bucket) = shared.tier.bucket.clone() else { return Ok(()) };
+        // Objects that are dead here may be alive for the server that writes them now.
+        let Some(bucket) = shared.tier.bucket.clone().filter(|_| !self.is_fenced()) else { return Ok(()) };
         let (now, grace) = (shared.clock.nanos(), shared.options.object_grace_ms.saturating_mul(1_000_000));
         let dead = shared.segments.dead_stored();
         self.dead.retain(|sequence, _| dead.iter().any(|segment| segment.sequence == *sequence));
@@ -26,11 +28,15 @@ impl Uploader {
             if now.saturating_sub(since) < grace || Arc::strong_count(&segment) > 2 {
                 continue;
             }
-            bucket.delete(&object_key(shared.options.log_id, sequence))?;
             shared.disk.remove(&file_name(sequence)).map_err(UploadError::Local)?;
             shared.segments.remove(sequence);
             self.dead.remove(&sequence);
-            shared.tier.counters.deleted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.doomed.push(sequence);
+        }
+        while let Some(sequence) = self.doomed.last() {
+            bucket.delete(&object_key(shared.options.log_id, *sequence))?;
+            self.doomed.pop();
+            shared.tier.counters.deleted.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -41,7 +47,7 @@ impl Uploader {
     /// Returns why another server writes this log's objects, if it turns out that one does.
     pub fn delete_orphans(&mut self) -> Result<Option<String>, UploadError> {
         let shared = self.shared().clone();
-        let Some(bucket) = shared.tier.bucket.clone() else { return Ok(None) };
+        let Some(bucket) = shared.tier.bucket.clone().filter(|_| !self.is_fenced()) else { return Ok(None) };
         let prefix = object_prefix(shared.options.log_id);
         let mut after = String::new();
         loop {
@@ -56,7 +62,7 @@ impl Uploader {
                     bucket.delete(&object.key)?;
                 } else if sequence == self.next()
                     && !self.is_putting()
-                    && let Uploaded::Fenced(why) = self.adopt(&*bucket)?
+                    && let Uploaded::Fenced(why) = self.adopt(&*bucket, None)?
                 {
                     return Ok(Some(why));
                 }

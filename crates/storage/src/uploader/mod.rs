@@ -26,7 +26,7 @@ use crate::format::{
 use crate::index::BatchPlace;
 use crate::pacer::Pacer;
 use crate::segment::build::{Blocks, SegmentBuilder};
-use crate::segment::object::{ObjectFile, object_key, stored_extent};
+use crate::segment::object::{Local, ObjectFile, object_key, stored_extent};
 use crate::segment::{STORING, Segment, file_name, footer};
 use crate::shared::Shared;
 use crate::stream::Stream;
@@ -73,6 +73,8 @@ pub(crate) struct Uploader {
     fenced: bool,
     /// Dead objects, and since when they are dead, in nanoseconds of the log's clock.
     dead: HashMap<u32, u64>,
+    /// Objects without a local file that are still to be deleted.
+    doomed: Vec<u32>,
 }
 
 /// An object that is ready to be put.
@@ -107,7 +109,15 @@ impl Blocks for Body {
 impl Uploader {
     /// The uploader of a log whose next object has the sequence number `next`.
     pub fn new(shared: Arc<Shared>, next: u32) -> Uploader {
-        Uploader { shared, next, unsettled: None, unnamed: None, fenced: false, dead: HashMap::new() }
+        Uploader {
+            shared,
+            next,
+            unsettled: None,
+            unnamed: None,
+            fenced: false,
+            dead: HashMap::new(),
+            doomed: Vec::new(),
+        }
     }
 
     fn shared(&self) -> &Arc<Shared> {
@@ -119,14 +129,16 @@ impl Uploader {
         self.next
     }
 
-    /// How long to rest at most while nothing waits.
-    pub fn longest_rest(&self) -> Duration {
-        Duration::from_millis(self.shared.options.upload_interval_ms.clamp(1, REST_MS_MAX))
+    /// Waits until enough waits for an object, for at most a while. Returns false once the log is closed.
+    pub fn wait(&self) -> bool {
+        self.shared
+            .tier
+            .wait(Duration::from_millis(self.shared.options.upload_interval_ms.clamp(1, REST_MS_MAX)))
     }
 
-    /// Rests for `time`, or until enough waits for an object. Returns false once the log is closed.
-    pub fn wait(&self, time: Duration) -> bool {
-        self.shared.tier.wait(time)
+    /// Rests for `time` after a failure. Returns false once the log is closed.
+    pub fn rest(&self, time: Duration) -> bool {
+        self.shared.tier.rest(time)
     }
 
     /// Stores one object, if enough waits to be stored.
@@ -156,16 +168,18 @@ impl Uploader {
         match bucket.put_if_absent(&key, std::slice::from_ref(&built.body)) {
             Ok(Put::Stored) => {
                 self.shared.tier.stored(built.body.len() as u64);
+                let named = self.name(built.known);
                 // A part of a stream may be left, because the object was full.
                 self.wait_again(&built.streams);
-                self.name(built.known)
+                named
             }
             Ok(Put::Exists) => {
-                let adopted = self.adopt(bucket);
-                match adopted {
-                    Ok(_) => self.wait_again(&built.streams),
+                let adopted = self.adopt(bucket, Some(&built.known));
+                if adopted.is_ok() || self.unnamed.is_some() {
+                    self.wait_again(&built.streams);
+                } else {
                     // The object may be one of a request that is still on its way.
-                    Err(_) => self.unsettled = Some(built),
+                    self.unsettled = Some(built);
                 }
                 adopted
             }
@@ -181,7 +195,7 @@ impl Uploader {
         let shared = self.shared.clone();
         let interval_ns = shared.options.upload_interval_ms.saturating_mul(1_000_000);
         let before = shared.clock.nanos().checked_sub(interval_ns);
-        let mut streams = before.map_or(Vec::new(), |before| shared.tier.take_waiting(before));
+        let mut streams = shared.tier.take_waiting(before);
         streams.sort_unstable_by_key(|stream| stream.id());
         // Before their ends are looked at: what comes later makes them wait again.
         for stream in &streams {
@@ -214,18 +228,14 @@ impl Uploader {
             if room == 0 {
                 break;
             }
-            let sources = shared.unstored(stream, if empty { room.max(1) } else { room })?;
+            let (from, sources) = shared.unstored(stream, room)?;
             let (Some(first), Some(last)) = (sources.first(), sources.last()) else { continue };
             empty = false;
-            builder.begin_range(&mut body, stream.id(), (first.base_offset, last.end), 0)?;
+            // The range continues what is stored, also where compaction left no batch, and begins with a whole batch.
+            let base_offset = from.min(first.base_offset);
+            builder.begin_range(&mut body, stream.id(), (base_offset, last.end), 0)?;
             for source in &sources {
-                for chunk in source.places.chunk_by({
-                    let mut bytes = 0;
-                    move |place, _| {
-                        bytes += index(place.length);
-                        bytes % CHUNK_BYTES >= index(place.length)
-                    }
-                }) {
+                for chunk in chunks(&source.places) {
                     for batch in load_newest(shared, &mut pacer, stream, &source.segment, chunk)? {
                         let header = BatchHeader::parse_header(&batch)
                             .map_err(|error| RewriteError::Rewriter(error.to_string()))?;
@@ -254,10 +264,10 @@ impl Uploader {
         Ok(Some((Bytes::from(bytes), known)))
     }
 
-    /// Takes over the object that has the next key already, if this log wrote it.
-    fn adopt(&mut self, bucket: &dyn Bucket) -> Result<Uploaded, UploadError> {
+    /// Takes over the object that has the next key already, if this log wrote it. `built` was put under this key.
+    fn adopt(&mut self, bucket: &dyn Bucket, built: Option<&Known>) -> Result<Uploaded, UploadError> {
         let key = object_key(self.shared.options.log_id, self.next);
-        match self.find_left(bucket, &key)? {
+        match self.find_left(bucket, &key, built)? {
             Ok(known) => self.name(known),
             Err(why) => {
                 self.fenced = true;
@@ -266,13 +276,23 @@ impl Uploader {
         }
     }
 
+    /// Whether another server writes this log's objects.
+    pub fn is_fenced(&self) -> bool {
+        self.fenced
+    }
+
     /// Whether an object of the next number was built here and may have been put.
     fn is_putting(&self) -> bool {
-        self.fenced || self.unsettled.is_some() || self.unnamed.is_some()
+        self.unsettled.is_some() || self.unnamed.is_some()
     }
 
     /// The object that has the key already, after a comparison with the log. `Err` within is the difference.
-    fn find_left(&self, bucket: &dyn Bucket, key: &str) -> Result<Result<Known, String>, BucketError> {
+    fn find_left(
+        &self,
+        bucket: &dyn Bucket,
+        key: &str,
+        built: Option<&Known>,
+    ) -> Result<Result<Known, String>, BucketError> {
         let length = bucket.length(key)?;
         let sector = SECTOR as u64;
         let first = bucket.get(key, 0..sector)?;
@@ -295,6 +315,10 @@ impl Uploader {
         let Some(rows) = rows else { return differs("its directory is damaged") };
         let local = [&first[..], &footer[..]].concat();
         let known = Known { header, trailer, rows, local };
+        if built.is_some_and(|built| built.local == known.local) {
+            // An earlier request of this very put has landed.
+            return Ok(Ok(known));
+        }
         Ok(self.compare(&known).map(|()| known).map_err(|why| {
             format!(
                 "the object {key} contradicts the log: {why}; does another server have a copy of this log?"
@@ -306,10 +330,14 @@ impl Uploader {
     fn compare(&self, known: &Known) -> Result<(), String> {
         for row in &known.rows {
             let Some(stream) = self.shared.find_stream(row.stream) else { continue };
-            let (next, start, stored) = {
+            let (next, start, stored, compacted) = {
                 let state = stream.lock();
-                (state.next, state.start, state.stored_to())
+                (state.next, state.start, state.stored_to(), state.compacted)
             };
+            if compacted > row.base_offset {
+                // The log has other batches by now, and has them locally.
+                continue;
+            }
             if next == Offset::ZERO {
                 // It was deleted, and somebody has asked for it since.
                 continue;
@@ -344,17 +372,16 @@ impl Uploader {
 
     /// Writes the local file of a stored object, gives it its name, and lets the streams know.
     fn name(&mut self, known: Known) -> Result<Uploaded, UploadError> {
+        assert_eq!(known.header.sequence, self.next, "objects are named in the order of their numbers");
         let written = write_local(&self.shared, &known);
-        let local = match written {
-            Ok(local) => local,
-            Err(error) => {
-                self.unnamed = Some(known);
-                return Err(UploadError::Local(error));
-            }
-        };
+        if let Err(error) = written {
+            self.unnamed = Some(known);
+            return Err(UploadError::Local(error));
+        }
         self.next += 1;
-        let Known { header, trailer, rows, .. } = known;
-        let file = ObjectFile::new(self.shared.tier.bucket.clone(), &header, local);
+        let Known { header, trailer, rows, local } = known;
+        let name = Local::Named(self.shared.disk.clone(), file_name(header.sequence));
+        let file = ObjectFile::new(self.shared.tier.bucket.clone(), &header, name, local.len() as u64);
         let segment = Arc::new(Segment::new(header.sequence, header.generation, Arc::new(file)));
         segment.set_footer(trailer, None);
         segment.set_live(length32(rows.len()) + 1, rows.iter().map(|row| row.bytes).sum());
@@ -376,7 +403,20 @@ impl Uploader {
     }
 }
 
-fn write_local(shared: &Shared, known: &Known) -> std::io::Result<Arc<dyn disk::File>> {
+/// Parts of `places`, each of about [`CHUNK_BYTES`].
+fn chunks(places: &[BatchPlace]) -> impl Iterator<Item = &[BatchPlace]> {
+    let mut bytes = 0;
+    places.chunk_by(move |place, _| {
+        bytes += index(place.length);
+        let goes_on = bytes < CHUNK_BYTES;
+        if !goes_on {
+            bytes = 0;
+        }
+        goes_on
+    })
+}
+
+fn write_local(shared: &Shared, known: &Known) -> std::io::Result<()> {
     let disk = &shared.disk;
     if disk.list()?.iter().any(|name| name == STORING) {
         disk.remove(STORING)?;
@@ -386,8 +426,7 @@ fn write_local(shared: &Shared, known: &Known) -> std::io::Result<Arc<dyn disk::
     let file = disk.create(STORING, known.local.len() as u64)?;
     file.write_at(0, &bytes)?;
     file.sync()?;
-    disk.rename(STORING, &file_name(known.header.sequence))?;
-    Ok(file)
+    disk.rename(STORING, &file_name(known.header.sequence))
 }
 
 /// The bytes of batches of one segment, from the tail cache if it has all of them.
@@ -423,8 +462,12 @@ impl Shared {
     }
 
     /// The synced records of a stream that are not stored yet, from the first on: about `bytes_max`, and at least one
-    /// batch.
-    fn unstored(&self, stream: &Arc<Stream>, bytes_max: usize) -> Result<Vec<Source>, RewriteError> {
+    /// batch. Also the offset from which on nothing is stored.
+    fn unstored(
+        &self,
+        stream: &Arc<Stream>,
+        bytes_max: usize,
+    ) -> Result<(Offset, Vec<Source>), RewriteError> {
         let (from, until) = {
             let state = stream.lock();
             let from = state.stored_to().unwrap_or_default().max(state.start);
@@ -450,7 +493,7 @@ impl Shared {
                 break;
             }
         }
-        Ok(sources)
+        Ok((from, sources))
     }
 
     fn places_between(
