@@ -103,29 +103,33 @@ fn a_store_with_a_bad_day_passes_the_probe() {
 /// Whatever the store does to its requests, the content of a key is that of one put, and stays.
 #[test]
 fn the_simulated_bucket_lies_about_outcomes_and_never_about_contents() {
-    let (mut late, mut lost) = (0, 0);
+    let (mut lost, mut late) = (0, 0);
     for seed in 0..200 {
         let bucket = SimBucket::new(seed);
         bucket.set_faults(Faults::MANY);
+        // One request for this key, which may land behind those for the other.
+        let once = bucket.put_if_absent("once", &[Bytes::from_static(b"once")]);
+        let landed = bucket.content("once").is_some();
         let (mut told, mut kept) = (None, None);
         for attempt in 0..40u8 {
-            let put = bucket.put_if_absent("one", &[Bytes::copy_from_slice(&[attempt])]);
-            let now = bucket.content("one");
+            let put = bucket.put_if_absent("often", &[Bytes::copy_from_slice(&[attempt])]);
+            let now = bucket.content("often");
             if let Ok(Put::Stored) = put {
                 assert!(told.replace(attempt).is_none(), "two puts of one key succeeded");
                 assert_eq!(now.as_deref(), Some(&[attempt][..]));
             }
             lost += usize::from(put.is_err() && kept.is_none() && now.as_deref() == Some(&[attempt][..]));
-            late += usize::from(kept.is_none() && now.as_deref().is_some_and(|bytes| bytes[0] < attempt));
             if kept.is_some() {
                 assert_eq!(now, kept, "the content of a key changed");
             }
             kept = now.or(kept);
         }
         bucket.settle();
-        assert_eq!(bucket.content("one"), kept.or(bucket.content("one")));
+        assert_eq!(bucket.content("often"), kept, "seed {seed}");
+        assert!(landed || once.is_err(), "a put that succeeded is not there");
+        late += usize::from(!landed && bucket.content("once").is_some());
     }
-    assert!(late > 10 && lost > 10, "the faults do not strike: {late} late, {lost} lost");
+    assert!(late > 5 && lost > 5, "the faults do not strike: {late} late, {lost} lost");
 }
 
 #[test]

@@ -67,6 +67,10 @@ impl Reader {
             let read = |mut request: ReadRequest| {
                 request.bytes_max = request.bytes_max.min(bytes_max - bytes.min(bytes_max));
                 request.at_least_one &= bytes == 0;
+                if from_store && reader.shared.queue.is_stopping() {
+                    // Closing the log waits for at most one read from the store.
+                    return Err(ReadError::Closed);
+                }
                 let result = reader.read_stretch(&request);
                 bytes += result.as_ref().map_or(0, |batches| batches.bytes);
                 result
