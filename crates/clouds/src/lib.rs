@@ -11,8 +11,7 @@ use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, ClientOptions, Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
-    RetryConfig,
+    BackoffConfig, Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig,
 };
 // Named for its feature alone: it gives the library's requests TLS.
 use reqwest as _;
@@ -22,7 +21,9 @@ use objects::{Bucket, BucketError, DirectoryBucket, Listed, Put};
 
 /// Time for one request. Its outcome is unclear afterwards.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Settings of the client that precede those of the environment. They are set one by one: as a whole they would take the
+/// place of what the environment says, such as that a store needs no TLS.
+const CLIENT: [(&str, &str); 2] = [("timeout", "30s"), ("connect_timeout", "5s")];
 
 /// A bucket that is reached over HTTP.
 #[derive(Debug)]
@@ -68,11 +69,11 @@ pub fn open(
     // One attempt only. The callers repeat it, since they know what must not happen twice.
     let retry =
         RetryConfig { max_retries: 0, retry_timeout: REQUEST_TIMEOUT, backoff: BackoffConfig::default() };
-    let client = ClientOptions::new().with_timeout(REQUEST_TIMEOUT).with_connect_timeout(CONNECT_TIMEOUT);
     macro_rules! built {
         ($builder:expr) => {{
-            let mut builder = $builder.with_retry(retry).with_client_options(client);
-            for (key, value) in options {
+            let mut builder = $builder.with_retry(retry);
+            let own = options.iter().map(|(key, value)| (&**key, &**value));
+            for (key, value) in CLIENT.into_iter().chain(own) {
                 let key = key.parse().map_err(|error: Error| wrong(error.to_string()))?;
                 builder = builder.with_config(key, value);
             }
