@@ -134,8 +134,8 @@ fn two_servers_cannot_share_a_directory_or_a_port() {
     let message =
         format!("mainstem: cannot listen on {}: another process listens there already\n", server.address);
     assert_eq!(outcome(&second.unwrap()), (Some(1), String::new(), message));
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let _holder = TcpListener::bind(&taken).unwrap();
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = holder.local_addr().unwrap().to_string();
     let arguments = ["--data-dir", &other, "--listen", "127.0.0.1:0", "--admin-listen", &taken];
     let (code, _, errors) = outcome(&mainstem(&arguments).output().unwrap());
     assert_eq!(code, Some(1));
