@@ -227,7 +227,7 @@ impl Shared {
         self.preparer_wake.notify_one();
     }
 
-    /// Makes the threads of the preparer and of the cleaner end.
+    /// Makes the threads of the preparer, the cleaner and the uploader end.
     pub fn stop_background(&self) {
         self.tier.stop();
         let mut news = self.preparer_news.lock();

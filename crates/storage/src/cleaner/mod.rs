@@ -22,7 +22,7 @@ pub use self::outcome::{RewriteError, RewriteReport};
 use self::rewrite::Output;
 pub use self::rewrite::{Rewriter, Rewritten};
 use self::source::RangePlan;
-pub(crate) use self::source::{Source, load};
+pub(crate) use self::source::{Source, load, offset_count};
 use crate::format::{CLEANED, DIRECTORY_ROW_BYTES, index};
 use crate::pacer::Pacer;
 use crate::segment::footer;

@@ -18,7 +18,7 @@ use disk::{AlignedBuffer, File};
 use model::{BatchHeader, Offset};
 
 use super::outcome::{RewriteError, RewriteReport, writing};
-use super::source::{RangePlan, Source, load, with_slack};
+use super::source::{RangePlan, Source, load, offset_count, with_slack};
 use crate::format::{
     DirectoryRow, ROW_COMPACTED, SECTOR, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, index, length32,
 };
@@ -36,8 +36,6 @@ const GROWTH_BYTES: u64 = if cfg!(test) { 256 * 1024 } else { 16 * 1024 * 1024 }
 const RESERVE_KEPT: u64 = 4;
 /// Positions in a file have 32 bits.
 pub(crate) const OUTPUT_BYTES_MAX: u64 = 4 * 1024 * 1024 * 1024 - 1024 * 1024;
-/// The stream table of a cleaned segment: it is empty.
-const NO_TABLE: [u8; 2] = [1, 0];
 
 /// The rewriter's decision about a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -196,8 +194,7 @@ impl<'a> Output<'a> {
 
     /// Adds a batch to the current range.
     fn push(&mut self, header: &BatchHeader, batch: &Bytes) -> Result<(), RewriteError> {
-        let offset_count = u32::try_from(header.offset_count())
-            .map_err(|_| RewriteError::Rewriter("a batch spans too many offsets".into()))?;
+        let offset_count = offset_count(header)?;
         self.report.written_bytes += batch.len() as u64;
         self.builder.push(&mut self.file, header, offset_count, batch)
     }
@@ -233,7 +230,7 @@ impl<'a> Output<'a> {
 
     /// Writes the footer and gives the file its name.
     fn complete(&mut self) -> Result<(Arc<Segment>, Vec<DirectoryRow>), RewriteError> {
-        let built = self.builder.finish(&mut self.file, 0, NO_TABLE.to_vec())?;
+        let built = self.builder.finish(&mut self.file)?;
         self.ranges.sort_by_key(|range| (range.stream.id(), range.base_offset));
         let (sequence, generation) = (self.builder.sequence, self.builder.generation);
         let end = u64::from(self.builder.position());

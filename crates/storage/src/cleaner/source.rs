@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use bytes::Bytes;
-use model::Offset;
+use model::{BatchHeader, Offset};
 
 use super::outcome::RewriteError;
 use crate::format::{
@@ -64,6 +64,12 @@ pub(crate) struct RangePlan {
 /// Compaction compresses records anew, sometimes less well.
 pub(crate) fn with_slack(estimate: u64) -> u64 {
     estimate + estimate / 4
+}
+
+/// The number of offsets of a batch, as an entry has it.
+pub(crate) fn offset_count(header: &BatchHeader) -> Result<u32, RewriteError> {
+    u32::try_from(header.offset_count())
+        .map_err(|_| RewriteError::Rewriter("a batch spans too many offsets".into()))
 }
 
 /// Reads batches from disk in the given order, and checks them.

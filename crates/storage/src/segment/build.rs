@@ -16,6 +16,11 @@ use crate::index::{BatchIndex, BatchPlace};
 /// Upper bound of a block that holds several entries.
 pub(crate) const BLOCK_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
 
+/// The epoch of all blocks: the writer's epochs say nothing of such a segment.
+const EPOCH: u64 = 0;
+/// The stream table: it is empty.
+const NO_TABLE: [u8; 2] = [1, 0];
+
 /// Takes the blocks of a segment, in order and without gaps.
 pub(crate) trait Blocks {
     type Error;
@@ -116,14 +121,8 @@ impl SegmentBuilder {
         Ok(())
     }
 
-    /// Ends the segment with a footer, which has `table` as its stream table. Sorts the ranges by stream and offset.
-    /// Returns the footer, whose trailer stands at [`SegmentBuilder::position`]. Header and trailer are the caller's.
-    pub fn finish<B: Blocks>(
-        &mut self,
-        blocks: &mut B,
-        epoch: u64,
-        table: Vec<u8>,
-    ) -> Result<BuiltFooter, B::Error> {
+    /// Ends the segment with a footer, whose stream table is empty. Sorts the ranges by stream and offset. Returns the footer, whose trailer stands at [`SegmentBuilder::position`]. Header and trailer are the caller's.
+    pub fn finish<B: Blocks>(&mut self, blocks: &mut B) -> Result<BuiltFooter, B::Error> {
         if self.entries > 0 {
             self.write_block(blocks, BlockKind::Entries)?;
         }
@@ -133,11 +132,11 @@ impl SegmentBuilder {
         let built = footer::build(
             self.sequence,
             self.generation,
-            epoch,
+            EPOCH,
             self.position,
             payload_position,
             &sealed,
-            table,
+            NO_TABLE.to_vec(),
         );
         self.reserve(built.payload.len());
         self.block[self.filled..self.filled + built.payload.len()].copy_from_slice(&built.payload);
@@ -192,7 +191,7 @@ impl SegmentBuilder {
         self.block[self.filled..total].fill(0);
         let header = BlockHeader {
             kind,
-            epoch: 0,
+            epoch: EPOCH,
             lsn: Lsn::new(self.sequence, self.position),
             synced: Lsn::default(),
             length: length32(self.filled - BLOCK_HEADER_BYTES),

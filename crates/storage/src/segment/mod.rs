@@ -235,9 +235,7 @@ impl Segments {
         let sequences: Vec<u32> = segments.values().filter(|s| dead(s)).map(|s| s.sequence).collect();
         sequences.into_iter().filter_map(|sequence| segments.remove(&sequence)).collect()
     }
-}
 
-impl Segments {
     /// The segments in the object store without live data. The newest one stays, because its number says where the next
     /// one continues.
     pub fn dead_stored(&self) -> Vec<Arc<Segment>> {

@@ -30,17 +30,19 @@ pub(crate) fn sequence_of(name: &str) -> Option<u32> {
         Some(digits) => (digits, 0),
         None => (name.strip_suffix(".cleaned")?, CLEANED),
     };
+    Some(number_of(digits)? | kind)
+}
+
+/// The number in ten digits, below those that stand for the kind of a segment.
+fn number_of(digits: &str) -> Option<u32> {
     let valid = digits.len() == 10 && digits.bytes().all(|b| b.is_ascii_digit());
     let number: u32 = valid.then(|| digits.parse().ok())??;
-    (number < STORED).then_some(number | kind)
+    (number < STORED).then_some(number)
 }
 
 /// The sequence number in the name of the local file of a segment that lies in the object store.
 pub(crate) fn stored_sequence_of(name: &str) -> Option<u32> {
-    let digits = name.strip_suffix(".stored")?;
-    let valid = digits.len() == 10 && digits.bytes().all(|b| b.is_ascii_digit());
-    let number: u32 = valid.then(|| digits.parse().ok())??;
-    (number < STORED).then_some(number | STORED)
+    Some(number_of(name.strip_suffix(".stored")?)? | STORED)
 }
 
 /// Whether the writer wrote the segment.

@@ -15,9 +15,9 @@ impl Uploader {
     /// Deletes the objects that are dead for longer than the grace, and that nobody reads. The local file goes first: it
     /// says that the object has the records. After a crash between the two, the object is an orphan.
     pub fn collect(&mut self) -> Result<(), UploadError> {
-        let shared = self.shared().clone();
+        let shared = self.shared.clone();
         // Objects that are dead here may be alive for the server that writes them now.
-        let Some(bucket) = shared.tier.bucket.clone().filter(|_| !self.is_fenced()) else { return Ok(()) };
+        let Some(bucket) = shared.tier.bucket.clone().filter(|_| !self.fenced) else { return Ok(()) };
         let (now, grace) = (shared.clock.nanos(), shared.options.object_grace_ms.saturating_mul(1_000_000));
         let dead = shared.segments.dead_stored();
         self.dead.retain(|sequence, _| dead.iter().any(|segment| segment.sequence == *sequence));
@@ -46,8 +46,8 @@ impl Uploader {
     ///
     /// Returns why another server writes this log's objects, if it turns out that one does.
     pub fn delete_orphans(&mut self) -> Result<Option<String>, UploadError> {
-        let shared = self.shared().clone();
-        let Some(bucket) = shared.tier.bucket.clone().filter(|_| !self.is_fenced()) else { return Ok(None) };
+        let shared = self.shared.clone();
+        let Some(bucket) = shared.tier.bucket.clone().filter(|_| !self.fenced) else { return Ok(None) };
         let prefix = object_prefix(shared.options.log_id);
         let mut after = String::new();
         loop {
@@ -57,10 +57,10 @@ impl Uploader {
             for object in listed {
                 let Some(number) = object_number(&object.key) else { continue };
                 let sequence = STORED | number;
-                if sequence < self.next() && shared.segments.find(sequence).is_none() {
+                if sequence < self.next && shared.segments.find(sequence).is_none() {
                     tracing::info!(key = object.key, "an object that no record needs is deleted");
                     bucket.delete(&object.key)?;
-                } else if sequence == self.next()
+                } else if sequence == self.next
                     && !self.is_putting()
                     && let Uploaded::Fenced(why) = self.adopt(&*bucket, None)?
                 {

@@ -19,7 +19,7 @@ use disk::AlignedBuffer;
 use model::{BatchHeader, Offset};
 use objects::{Bucket, BucketError, Put};
 
-use crate::cleaner::{RewriteError, Source, load};
+use crate::cleaner::{RewriteError, Source, load, offset_count};
 use crate::format::{
     DirectoryRow, ENTRY_HEADER_BYTES, Lsn, SECTOR, SegmentHeader, TRAILER_BYTES, Trailer, index, length32,
 };
@@ -34,8 +34,6 @@ use crate::stream::Stream;
 const REST_MS_MAX: u64 = 1000;
 /// Bytes of batches that are read at once.
 const CHUNK_BYTES: usize = 1024 * 1024;
-/// The stream table of a stored segment: it is empty.
-const NO_TABLE: [u8; 2] = [1, 0];
 
 /// The outcome of a turn of the uploader.
 #[derive(Debug)]
@@ -120,20 +118,10 @@ impl Uploader {
         }
     }
 
-    fn shared(&self) -> &Arc<Shared> {
-        &self.shared
-    }
-
-    /// The sequence number of the next object.
-    fn next(&self) -> u32 {
-        self.next
-    }
-
     /// Waits until enough waits for an object, for at most a while. Returns false once the log is closed.
     pub fn wait(&self) -> bool {
-        self.shared
-            .tier
-            .wait(Duration::from_millis(self.shared.options.upload_interval_ms.clamp(1, REST_MS_MAX)))
+        let time = Duration::from_millis(self.shared.options.upload_interval_ms.clamp(1, REST_MS_MAX));
+        self.shared.tier.wait(time)
     }
 
     /// Rests for `time` after a failure. Returns false once the log is closed.
@@ -239,9 +227,7 @@ impl Uploader {
                     for batch in load_newest(shared, &mut pacer, stream, &source.segment, chunk)? {
                         let header = BatchHeader::parse_header(&batch)
                             .map_err(|error| RewriteError::Rewriter(error.to_string()))?;
-                        let count = u32::try_from(header.offset_count())
-                            .map_err(|_| RewriteError::Rewriter("a batch spans too many offsets".into()))?;
-                        builder.push(&mut body, &header, count, &batch)?;
+                        builder.push(&mut body, &header, offset_count(&header)?, &batch)?;
                     }
                 }
             }
@@ -249,7 +235,7 @@ impl Uploader {
         if empty {
             return Ok(None);
         }
-        let built = builder.finish(&mut body, 0, NO_TABLE.to_vec())?;
+        let built = builder.finish(&mut body)?;
         let Body(mut bytes) = body;
         bytes.extend_from_slice(&built.trailer.encode(builder.generation));
         let header = SegmentHeader {
