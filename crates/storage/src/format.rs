@@ -404,12 +404,14 @@ pub struct DirectoryRow {
     pub index_crc: u32,
     /// Batches of the extent.
     pub batches: u32,
-    /// [`ROW_COMPACTED`] or nothing.
+    /// [`ROW_COMPACTED`], [`ROW_REPLACES`], both or nothing.
     pub flags: u32,
 }
 
 /// In [`DirectoryRow::flags`]: the extent was compacted.
 pub const ROW_COMPACTED: u32 = 1;
+/// In [`DirectoryRow::flags`], of an object: the extent takes the place of all extents of its offsets in older objects.
+pub const ROW_REPLACES: u32 = 2;
 
 impl DirectoryRow {
     /// Appends the row.

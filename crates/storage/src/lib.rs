@@ -13,6 +13,7 @@ pub mod index;
 
 mod cache;
 mod cleaner;
+mod completion;
 mod log;
 mod options;
 mod pacer;
@@ -43,5 +44,5 @@ pub use recovery::{OpenError, RecoveryReport};
 pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
 };
-pub use stream::{Bounds, Producer, Producers, REMEMBERED_BATCHES, RememberedBatch, Stream};
+pub use stream::{Bounds, Level, Producer, Producers, REMEMBERED_BATCHES, RememberedBatch, Stream};
 pub use tools::{examine, salvage};

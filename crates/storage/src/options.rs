@@ -67,6 +67,16 @@ pub struct Options {
     pub object_bytes: usize,
     /// Records go to the object store after this many milliseconds at the latest, if the store answers.
     pub upload_interval_ms: u64,
+    /// Like `upload_interval_ms`, for the records of diskless streams, which are not visible before.
+    pub diskless_interval_ms: u64,
+    /// Bytes of such records that are put as an object without waiting any longer.
+    pub diskless_bytes: usize,
+    /// Appends to diskless streams are refused while this many bytes of them wait for the store.
+    pub diskless_backlog_bytes: u64,
+    /// Objects with fewer live bytes than half of this are merged into objects of up to so many bytes.
+    pub merged_bytes: usize,
+    /// Objects that are put at the same time.
+    pub object_puts: usize,
     /// An object is deleted this many milliseconds after the last of its records.
     pub object_grace_ms: u64,
 }
@@ -90,6 +100,11 @@ impl Default for Options {
             object_threads: 8,
             object_bytes: 16 * 1024 * 1024,
             upload_interval_ms: 10_000,
+            diskless_interval_ms: 250,
+            diskless_bytes: 8 * 1024 * 1024,
+            diskless_backlog_bytes: 1024 * 1024 * 1024,
+            merged_bytes: 64 * 1024 * 1024,
+            object_puts: 4,
             object_grace_ms: 60_000,
         }
     }

@@ -12,6 +12,7 @@ use disk::Waker;
 use model::{BatchHeader, Offset, Timestamp};
 use parking_lot::Mutex;
 
+pub use crate::completion::{AppendError, Completion};
 use crate::format::{BLOCK_HEADER_BYTES, ENTRY_HEADER_BYTES, SECTOR};
 use crate::index::BATCH_INDEX_BYTES_MAX;
 use crate::segment::footer::{STREAM_FOOTER_BYTES, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES};
@@ -24,29 +25,8 @@ pub enum Durability {
     Written,
     /// On the device: a crash or a power cut does not lose it (`acks=all`).
     Synced,
-}
-
-/// Called once for each append, from the writer's thread, in log order; must not block.
-pub trait Completion: Send + Sync {
-    /// The append reached its durability, or never will.
-    fn complete(&self, result: Result<(), AppendError>);
-
-    /// The waiting caller, as a number that stays the same for this caller. With many callers, their appends wait a
-    /// little for each other. An append with `None` never waits.
-    fn caller(&self) -> Option<u64> {
-        None
-    }
-}
-
-/// Why an admitted append failed. Readers will never see any of it.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum AppendError {
-    /// A write or sync failed; the log takes no more appends until the server is restarted.
-    #[error("the log stopped taking appends: {0}")]
-    Poisoned(Arc<str>),
-    /// The server is shutting down.
-    #[error("the log is closed")]
-    Closed,
+    /// Visible to readers. That is as [`Durability::Synced`], except in a diskless stream: there the object store has it.
+    Visible,
 }
 
 /// Why an append may not begin.
@@ -66,6 +46,9 @@ pub enum AdmitError {
         /// The bound.
         bytes_max: usize,
     },
+    /// The object store does not take the records of a diskless stream at the moment.
+    #[error("{0}")]
+    Unstorable(Arc<str>),
     /// See [`AppendError`].
     #[error(transparent)]
     Stopped(#[from] AppendError),

@@ -11,7 +11,7 @@ use model::{Offset, StreamId};
 use objects::Bucket;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::cache::{Indexes, Regions, TailBounds, TailCache};
+use crate::cache::{Indexes, Regions, Runs, TailBounds, TailCache};
 use crate::format::{BLOCK_HEADER_BYTES, Lsn, SECTOR, sectors};
 use crate::options::{Clock, Options};
 use crate::request::{Listener, Queue, Room};
@@ -31,6 +31,7 @@ pub(crate) struct Shared {
     pub buffers: BufferPool,
     pub tail: TailCache,
     pub regions: Regions,
+    pub runs: Runs,
     pub indexes: Indexes,
     pub segments: Segments,
     streams: RwLock<HashMap<StreamId, Arc<Stream>>>,
@@ -100,14 +101,16 @@ impl Shared {
         buffers: BufferPool,
         left: Left,
     ) -> Shared {
+        let has_bucket = left.bucket.is_some();
         Shared {
-            tier: Tier::new(left.bucket, options.object_bytes),
+            tier: Tier::new(left.bucket, &options),
             tail: TailCache::new(TailBounds {
                 bytes_max: options.tail_cache_bytes,
                 bytes_kept: options.tail_kept_bytes,
                 kept_for: Duration::from_millis(options.tail_cache_ms),
             }),
             regions: Regions::new(options.region_cache_bytes),
+            runs: Runs::new(if has_bucket { options.region_cache_bytes } else { 0 }),
             indexes: Indexes::new(options.index_cache_bytes),
             buffers,
             options,

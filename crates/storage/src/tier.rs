@@ -1,13 +1,20 @@
-//! What waits to be stored in the object store: which streams have records for it, how many bytes, and since when.
+//! What waits to be stored in the object store: which streams have records for it, how many bytes, and since when. Also
+//! the puts that have ended.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use objects::Bucket;
+use bytes::Bytes;
+use model::Offset;
+use objects::{Bucket, BucketError, Put};
 use parking_lot::{Condvar, Mutex};
 
-use crate::stream::Stream;
+use crate::options::Options;
+use crate::request::AdmitError;
+use crate::stream::{Level, Stream};
 
 /// Counters of what was stored.
 #[derive(Debug, Default)]
@@ -17,92 +24,308 @@ pub(crate) struct Counters {
     pub deleted: AtomicU64,
 }
 
+/// The streams that share objects: those for which somebody waits do not wait for the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Class {
+    Diskless,
+    Tiered,
+}
+
+impl Class {
+    /// The class of a stream's records. `None` if they do not go to the object store.
+    pub fn of(level: Level) -> Option<Class> {
+        match level {
+            Level::Local => None,
+            Level::Tiered => Some(Class::Tiered),
+            Level::Diskless => Some(Class::Diskless),
+        }
+    }
+}
+
+/// A range of a stream that takes the place of everything that older objects have of it.
+pub(crate) struct Replaced {
+    pub stream: Arc<Stream>,
+    /// The offsets that the range stands for: those of whole extents.
+    pub base_offset: Offset,
+    pub end: Offset,
+    /// [`crate::format::ROW_COMPACTED`] or nothing.
+    pub flags: u32,
+    /// Segment and row of each of these extents.
+    pub old: Vec<(u32, u32)>,
+    pub batches: Vec<Bytes>,
+}
+
+/// The right to replace ranges, given back when it is dropped. There is one: of two objects that replace the same range,
+/// the newer one would count after a restart, whichever was made from the newer state.
+pub(crate) struct ReplaceRight(Arc<AtomicBool>);
+
+impl Drop for ReplaceRight {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// The contents of an object that replaces parts of older ones.
+pub(crate) struct Replacement {
+    pub ranges: Vec<Replaced>,
+    pub right: ReplaceRight,
+    /// Told once the object has taken their place. Dropped if it will not.
+    pub done: Sender<()>,
+}
+
+impl Replacement {
+    /// Bytes of the batches.
+    pub fn bytes(&self) -> usize {
+        self.ranges.iter().flat_map(|range| &range.batches).map(Bytes::len).sum()
+    }
+}
+
+/// When records of a class are due.
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    bytes: u64,
+    nanos: u64,
+}
+
 /// The log's side of an object store.
 pub(crate) struct Tier {
     pub bucket: Option<Arc<dyn Bucket>>,
     pub counters: Counters,
-    object_bytes: u64,
+    /// By [`Class`].
+    limits: [Limit; 2],
+    /// Bytes of diskless streams that may wait.
+    backlog_bytes: u64,
+    replacing: Arc<AtomicBool>,
     news: Mutex<News>,
+    /// Notified for the uploader, and when the log is closed.
     wake: Condvar,
+    /// Notified when the log is closed.
+    closed: Condvar,
 }
 
 #[derive(Default)]
 struct News {
+    /// By [`Class`].
+    waiting: [Waiting; 2],
+    /// Puts that have ended, by their numbers.
+    ended: Vec<(u64, Result<Put, BucketError>)>,
+    replacements: VecDeque<Replacement>,
+    /// Why nothing more is stored.
+    fenced: Option<Arc<str>>,
+    stop: bool,
+}
+
+#[derive(Default)]
+struct Waiting {
     /// Streams with records to store, each once.
-    waiting: Vec<Arc<Stream>>,
+    streams: Vec<Arc<Stream>>,
     /// Bytes that were appended to them since the last object.
     bytes: u64,
     /// When the oldest of these records was synced, in nanoseconds of the log's clock.
     since: Option<u64>,
-    stop: bool,
+}
+
+impl Waiting {
+    /// The nanoseconds until the records are due; zero if they are.
+    fn due_in(&self, limit: Limit, now_ns: u64) -> Option<u64> {
+        let since = self.since?;
+        if self.bytes >= limit.bytes {
+            return Some(0);
+        }
+        Some(since.saturating_add(limit.nanos).saturating_sub(now_ns))
+    }
 }
 
 impl Tier {
-    pub fn new(bucket: Option<Arc<dyn Bucket>>, object_bytes: usize) -> Tier {
+    pub fn new(bucket: Option<Arc<dyn Bucket>>, options: &Options) -> Tier {
+        let limit =
+            |bytes: usize, ms: u64| Limit { bytes: bytes as u64, nanos: ms.saturating_mul(1_000_000) };
+        let diskless = limit(options.diskless_bytes.min(options.object_bytes), options.diskless_interval_ms);
+        let tiered = limit(options.object_bytes, options.upload_interval_ms);
         Tier {
             bucket,
             counters: Counters::default(),
-            object_bytes: object_bytes as u64,
+            limits: [diskless, tiered],
+            backlog_bytes: options.diskless_backlog_bytes,
+            replacing: Arc::default(),
             news: Mutex::default(),
             wake: Condvar::new(),
+            closed: Condvar::new(),
         }
     }
 
-    /// Notes that a tiered stream has `bytes` more of synced records.
-    pub fn grew(&self, stream: &Arc<Stream>, bytes: u64, now_ns: u64) {
+    /// Notes that a stream has `bytes` more of synced records.
+    pub fn grew(&self, class: Class, stream: &Arc<Stream>, bytes: u64, now_ns: u64) {
+        self.add(&mut self.news.lock(), class, stream, bytes, now_ns);
+    }
+
+    /// Notes that a stream has `bytes` of synced records, unless that is known.
+    pub fn found(&self, class: Class, stream: &Arc<Stream>, bytes: u64, now_ns: u64) {
         let mut news = self.news.lock();
-        if !stream.note_awaits_upload(true) {
-            news.waiting.push(stream.clone());
+        if !stream.awaits_upload() {
+            self.add(&mut news, class, stream, bytes, now_ns);
         }
-        let since = *news.since.get_or_insert(now_ns);
-        news.bytes += bytes;
-        if news.bytes >= self.object_bytes || since == now_ns {
+    }
+
+    fn add(&self, news: &mut News, class: Class, stream: &Arc<Stream>, bytes: u64, now_ns: u64) {
+        let waiting = &mut news.waiting[class as usize];
+        if !stream.note_awaits_upload(true) {
+            waiting.streams.push(stream.clone());
+        }
+        waiting.bytes += bytes;
+        let first = waiting.since.is_none();
+        waiting.since.get_or_insert(now_ns);
+        if first || waiting.bytes >= self.limits[class as usize].bytes {
             self.wake.notify_one();
         }
     }
 
-    /// Takes the waiting streams, if they have enough records for an object, or have them since `before`. `None` is
-    /// before the clock began.
-    pub fn take_waiting(&self, before: Option<u64>) -> Vec<Arc<Stream>> {
+    /// Takes the waiting streams of one class, if they have enough records for an object, or have them for long enough.
+    pub fn take_waiting(&self, now_ns: u64) -> Vec<Arc<Stream>> {
         let mut news = self.news.lock();
-        let waited = news.since.zip(before).is_some_and(|(since, before)| since <= before);
-        let due = news.bytes >= self.object_bytes || waited;
-        if !due {
-            return Vec::new();
+        for (waiting, limit) in news.waiting.iter_mut().zip(self.limits) {
+            if waiting.due_in(limit, now_ns) == Some(0) {
+                (waiting.bytes, waiting.since) = (0, None);
+                return std::mem::take(&mut waiting.streams);
+            }
         }
-        (news.bytes, news.since) = (0, None);
-        std::mem::take(&mut news.waiting)
+        Vec::new()
     }
 
-    /// Bytes of records that wait.
-    pub fn waiting_bytes(&self) -> u64 {
-        self.news.lock().bytes
+    /// The right to replace ranges, unless somebody has it.
+    pub fn begin_replacing(&self) -> Option<ReplaceRight> {
+        let taken = self.replacing.swap(true, Ordering::AcqRel);
+        (!taken).then(|| ReplaceRight(self.replacing.clone()))
     }
 
-    /// Waits until enough waits for an object, for at most `time`. Returns false once the log is closed.
-    pub fn wait(&self, time: Duration) -> bool {
+    /// Queues the contents of an object. Drops them if nothing more is stored.
+    pub fn replace(&self, replacement: Replacement) {
         let mut news = self.news.lock();
-        if !news.stop && news.bytes < self.object_bytes {
+        if news.fenced.is_none() && !news.stop {
+            news.replacements.push_back(replacement);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Takes the next contents of an object that are queued.
+    pub fn take_replacement(&self) -> Option<Replacement> {
+        self.news.lock().replacements.pop_front()
+    }
+
+    /// Undoes [`Tier::take_replacement`].
+    pub fn put_back(&self, replacement: Replacement) {
+        self.news.lock().replacements.push_front(replacement);
+    }
+
+    /// Bytes of records that wait, of all classes.
+    pub fn waiting_bytes(&self) -> u64 {
+        self.news.lock().waiting.iter().map(|waiting| waiting.bytes).sum()
+    }
+
+    /// Fails if no record of a diskless stream may be appended: it might never become visible.
+    pub fn check_diskless(&self) -> Result<(), AdmitError> {
+        let refuse = |why: String| Err(AdmitError::Unstorable(why.into()));
+        if self.bucket.is_none() {
+            return refuse("the server has no object store, which diskless topics need".into());
+        }
+        let news = self.news.lock();
+        if let Some(why) = &news.fenced {
+            return Err(AdmitError::Unstorable(why.clone()));
+        }
+        let waiting = news.waiting[Class::Diskless as usize].bytes;
+        if waiting >= self.backlog_bytes {
+            return refuse(format!("{waiting} bytes of diskless topics wait for the object store"));
+        }
+        Ok(())
+    }
+
+    /// Notes that a put has ended.
+    pub fn ended(&self, put: u64, result: Result<Put, BucketError>) {
+        self.news.lock().ended.push((put, result));
+        self.wake.notify_one();
+    }
+
+    /// The puts that have ended since the last call.
+    pub fn take_ended(&self) -> Vec<(u64, Result<Put, BucketError>)> {
+        std::mem::take(&mut self.news.lock().ended)
+    }
+
+    /// Notes why nothing more is stored.
+    pub fn fence(&self, why: Arc<str>) {
+        let mut news = self.news.lock();
+        news.fenced = Some(why);
+        news.replacements.clear();
+    }
+
+    /// Why nothing more is stored.
+    pub fn fenced(&self) -> Option<Arc<str>> {
+        self.news.lock().fenced.clone()
+    }
+
+    /// Waits until a put has ended, or, if another object may be begun, until records are due; for at most `time`.
+    /// `now_ns` is the time of the log's clock. Returns false once the log is closed.
+    pub fn wait(&self, may_begin: bool, now_ns: u64, time: Duration) -> bool {
+        let mut news = self.news.lock();
+        let due = news.waiting.iter().zip(self.limits).filter_map(|(w, limit)| w.due_in(limit, now_ns)).min();
+        let due = if news.replacements.is_empty() { due } else { Some(0) };
+        let time = match due {
+            Some(nanos) if may_begin => time.min(Duration::from_nanos(nanos)),
+            _ => time,
+        };
+        if !news.stop && news.ended.is_empty() && !time.is_zero() {
             self.wake.wait_for(&mut news, time);
         }
         !news.stop
     }
 
-    /// Waits for `time`, however much waits. Returns false once the log is closed.
+    /// Waits for `time`, whatever happens. Returns false once the log is closed.
     pub fn rest(&self, time: Duration) -> bool {
         let until = Instant::now() + time;
         let mut news = self.news.lock();
-        while !news.stop && !self.wake.wait_until(&mut news, until).timed_out() {}
+        while !news.stop && !self.closed.wait_until(&mut news, until).timed_out() {}
         !news.stop
     }
 
     pub fn stop(&self) {
-        self.news.lock().stop = true;
+        let mut news = self.news.lock();
+        news.stop = true;
+        news.replacements.clear();
         self.wake.notify_all();
+        self.closed.notify_all();
     }
 
     pub fn stored(&self, bytes: u64) {
         self.counters.objects.fetch_add(1, Ordering::Relaxed);
         self.counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::StreamId;
+
+    use super::*;
+
+    #[test]
+    fn records_are_due_by_bytes_or_by_time_and_diskless_ones_first() {
+        let options = Options {
+            object_bytes: 1000,
+            upload_interval_ms: 10,
+            diskless_bytes: 100,
+            diskless_interval_ms: 1,
+            ..Options::default()
+        };
+        let tier = Tier::new(None, &options);
+        let [a, b] = [1, 2].map(|id| Arc::new(Stream::new(StreamId(id))));
+        tier.grew(Class::Tiered, &a, 999, 0);
+        tier.grew(Class::Diskless, &b, 99, 9_500_000);
+        assert!(tier.take_waiting(9_600_000).is_empty());
+        let ids = |streams: Vec<Arc<Stream>>| streams.iter().map(|stream| stream.id().0).collect::<Vec<_>>();
+        assert_eq!(ids(tier.take_waiting(10_500_000)), [2]);
+        assert_eq!(ids(tier.take_waiting(10_500_000)), [1]);
+        assert!(tier.take_waiting(u64::MAX).is_empty());
+        b.note_awaits_upload(false);
+        tier.grew(Class::Diskless, &b, 100, 20_000_000);
+        assert_eq!(ids(tier.take_waiting(20_000_000)), [2]);
     }
 }

@@ -48,6 +48,11 @@ pub struct Stretch {
 }
 
 impl Stretch {
+    /// The stretch with the batch at `position` of an object. Its streams do not share reads.
+    pub(crate) fn of_object(segment: &Segment, position: u32) -> Stretch {
+        Stretch { segment: segment.sequence, number: position / super::RUN_BYTES }
+    }
+
     /// The first stretch of a segment, for a stream whose place in the segment is not known yet.
     pub(crate) fn beginning_of(segment: &Segment) -> Stretch {
         Stretch { segment: segment.sequence, number: 0 }

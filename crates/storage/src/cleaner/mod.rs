@@ -10,6 +10,7 @@ mod compact;
 mod outcome;
 mod rewrite;
 mod source;
+mod stored;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use self::rewrite::Output;
 pub use self::rewrite::{Rewriter, Rewritten};
 use self::source::RangePlan;
 pub(crate) use self::source::{Source, load, offset_count};
+pub(crate) use self::stored::Merged;
 use crate::format::{CLEANED, DIRECTORY_ROW_BYTES, index};
 use crate::pacer::Pacer;
 use crate::segment::footer;

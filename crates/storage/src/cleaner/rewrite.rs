@@ -22,6 +22,7 @@ use super::source::{RangePlan, Source, load, offset_count, with_slack};
 use crate::format::{
     DirectoryRow, ROW_COMPACTED, SECTOR, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, index, length32,
 };
+use crate::index::BatchPlace;
 use crate::pacer::Pacer;
 use crate::segment::build::{Blocks, SegmentBuilder};
 use crate::segment::{CLEANING, Segment, file_name};
@@ -32,6 +33,8 @@ use crate::stream::{Moved, SealedExtent, Stream, clamp_timestamp};
 const CHUNK_BYTES: usize = if cfg!(test) { 64 * 1024 } else { 8 * 1024 * 1024 };
 /// If a copy becomes longer than its estimate, its file grows by this many bytes beyond the need of the moment.
 const GROWTH_BYTES: u64 = if cfg!(test) { 256 * 1024 } else { 16 * 1024 * 1024 };
+/// The epoch of all blocks of a copy: the writer's epochs say nothing of it.
+const EPOCH: u64 = 0;
 /// This part of the reserve (1 / RESERVE_KEPT) is not used for copies.
 const RESERVE_KEPT: u64 = 4;
 /// Positions in a file have 32 bits.
@@ -107,7 +110,7 @@ impl<'a> Output<'a> {
         let file = disk.create(CLEANING, capacity).map_err(writing("making the file of a copy"))?;
         Ok(Output {
             shared,
-            builder: SegmentBuilder::new(rewriting.next_sequence, shared.next_generation()),
+            builder: SegmentBuilder::new(rewriting.next_sequence, shared.next_generation(), EPOCH),
             rewriting,
             file: CopyFile { shared, pacer, file, capacity },
             promised: FILE_BYTES,
@@ -151,42 +154,20 @@ impl<'a> Output<'a> {
         self.ranges.push(WrittenRange { stream: stream.clone(), base_offset, end, flags: plan.flags, moved });
         self.builder.begin_range(&mut self.file, stream.id(), (base_offset, end), plan.flags)?;
         let mut last_header = None;
-        let mut places =
-            plan.sources.iter().flat_map(|s| s.places.iter().map(|place| (&s.segment, place))).peekable();
-        while places.peek().is_some() {
-            let (mut chunk, mut bytes) = (Vec::new(), 0);
-            while let Some((_, place)) = places.peek()
-                && (chunk.is_empty() || bytes + index(place.length) <= CHUNK_BYTES)
-            {
-                bytes += index(place.length);
-                chunk.extend(places.next());
-            }
-            for (batch, (_, place)) in
-                load(self.shared, self.file.pacer, &stream, &chunk)?.into_iter().zip(chunk)
-            {
-                self.report.read_bytes += u64::from(place.length);
-                let header = BatchHeader::parse_header(&batch)
-                    .map_err(|error| RewriteError::Rewriter(error.to_string()))?;
+        for chunk in chunks(&plan.sources) {
+            for batch in load(self.shared, self.file.pacer, &stream, &chunk)? {
+                self.report.read_bytes += batch.len() as u64;
+                let (header, kept) = decide(&batch, rewriter.as_deref_mut())?;
                 last_header = Some(header);
-                let rewritten = match &mut rewriter {
-                    Some(rewriter) => rewriter.rewrite(&header, &batch).map_err(RewriteError::Rewriter)?,
-                    None => Rewritten::Keep,
-                };
-                match rewritten {
-                    Rewritten::Keep => self.push(&header, &batch)?,
-                    Rewritten::Drop => {}
-                    Rewritten::Replace(batch) => {
-                        let new = checked(&header, &batch)?;
-                        self.push(&new, &batch)?;
-                    }
+                if let Some((header, batch)) = kept {
+                    self.push(&header, &batch)?;
                 }
             }
         }
         if self.builder.range_is_empty()
             && let Some(last) = last_header
         {
-            let batch = Bytes::from(model::batch::empty_like(&last));
-            let header = checked(&last, &batch)?;
+            let (header, batch) = empty(&last)?;
             self.push(&header, &batch)?;
         }
         Ok(())
@@ -230,7 +211,7 @@ impl<'a> Output<'a> {
 
     /// Writes the footer and gives the file its name.
     fn complete(&mut self) -> Result<(Arc<Segment>, Vec<DirectoryRow>), RewriteError> {
-        let built = self.builder.finish(&mut self.file)?;
+        let built = self.builder.finish(&mut self.file, &[])?;
         self.ranges.sort_by_key(|range| (range.stream.id(), range.base_offset));
         let (sequence, generation) = (self.builder.sequence, self.builder.generation);
         let end = u64::from(self.builder.position());
@@ -330,6 +311,50 @@ impl Drop for Output<'_> {
             let _ = self.shared.disk.remove(CLEANING);
         }
     }
+}
+
+/// The batches of `sources`, in parts of about [`CHUNK_BYTES`].
+pub(super) fn chunks(sources: &[Source]) -> impl Iterator<Item = Vec<(&Arc<Segment>, &BatchPlace)>> {
+    let mut places =
+        sources.iter().flat_map(|s| s.places.iter().map(move |place| (&s.segment, place))).peekable();
+    std::iter::from_fn(move || {
+        let (mut chunk, mut bytes) = (Vec::new(), 0);
+        while let Some((_, place)) = places.peek()
+            && (chunk.is_empty() || bytes + index(place.length) <= CHUNK_BYTES)
+        {
+            bytes += index(place.length);
+            chunk.extend(places.next());
+        }
+        (!chunk.is_empty()).then_some(chunk)
+    })
+}
+
+/// A batch and its header.
+pub(super) type Kept = (BatchHeader, Bytes);
+
+/// The header of a batch, and what `rewriter` leaves of it.
+pub(super) fn decide(
+    batch: &Bytes,
+    rewriter: Option<&mut (dyn Rewriter + '_)>,
+) -> Result<(BatchHeader, Option<Kept>), RewriteError> {
+    let header =
+        BatchHeader::parse_header(batch).map_err(|error| RewriteError::Rewriter(error.to_string()))?;
+    let rewritten = match rewriter {
+        Some(rewriter) => rewriter.rewrite(&header, batch).map_err(RewriteError::Rewriter)?,
+        None => Rewritten::Keep,
+    };
+    let kept = match rewritten {
+        Rewritten::Keep => Some((header, batch.clone())),
+        Rewritten::Drop => None,
+        Rewritten::Replace(batch) => Some((checked(&header, &batch)?, batch)),
+    };
+    Ok((header, kept))
+}
+
+/// The empty batch of a range of which nothing is left; `last` is the header of the range's last batch.
+pub(super) fn empty(last: &BatchHeader) -> Result<Kept, RewriteError> {
+    let batch = Bytes::from(model::batch::empty_like(last));
+    Ok((checked(last, &batch)?, batch))
 }
 
 /// The header of a batch that replaces the batch with `header`.

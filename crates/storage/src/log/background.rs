@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use objects::Patience;
 
-use crate::cleaner::{Cleaner, LOOK_EVERY, Turn};
-use crate::pacer::REST_AFTER_FAILURE_MAX;
+use crate::cleaner::{Cleaner, LOOK_EVERY, Merged, Turn};
+use crate::pacer::{Pacer, REST_AFTER_FAILURE_MAX};
 use crate::preparer::{PREPARED_TARGET, Preparer};
 use crate::shared::Shared;
 use crate::uploader::{Uploaded, Uploader};
@@ -63,6 +63,7 @@ pub(super) fn run_uploader(uploader: &mut Uploader) {
         let goes_on = match uploader.turn() {
             Uploaded::Nothing if uploader.is_fenced() => uploader.rest(COLLECT_EVERY),
             Uploaded::Nothing => uploader.wait(),
+            Uploaded::Begun => uploader.rest(Duration::ZERO),
             Uploaded::Object => {
                 patience = Patience::default();
                 uploader.rest(Duration::ZERO)
@@ -81,18 +82,45 @@ pub(super) fn run_uploader(uploader: &mut Uploader) {
         }
         if collected.elapsed() >= COLLECT_EVERY {
             collected = Instant::now();
-            if let Err(error) = uploader.collect() {
-                tell(&error);
-            } else if listed.is_none_or(|listed| listed.elapsed() >= LIST_EVERY) {
-                match uploader.delete_orphans() {
-                    Ok(fenced) => {
+            let due = listed.is_none_or(|listed| listed.elapsed() >= LIST_EVERY);
+            let outcome = match uploader.collect() {
+                Ok(None) if due => {
+                    let outcome = uploader.delete_orphans();
+                    if outcome.is_ok() {
                         listed = Some(Instant::now());
-                        fenced.iter().for_each(|why| tell_fenced(why));
                     }
-                    Err(error) => tell(&error),
+                    outcome
                 }
+                outcome => outcome,
+            };
+            match outcome {
+                Ok(fenced) => fenced.iter().for_each(|why| tell_fenced(why)),
+                Err(error) => tell(&error),
             }
         }
+    }
+}
+
+/// Objects to merge are looked for so often.
+const MERGE_EVERY: Duration = Duration::from_secs(10);
+
+pub(super) fn run_merger(shared: &Arc<Shared>) {
+    let mut pacer = Pacer::new(shared.clone(), true);
+    let mut rest = MERGE_EVERY;
+    while shared.tier.rest(rest) {
+        rest = match shared.merge_objects(&mut pacer) {
+            Ok(Merged::Nothing) => MERGE_EVERY,
+            Ok(Merged::Queued(outcome)) => match shared.await_replaced(&outcome) {
+                Ok(()) => Duration::ZERO,
+                Err(_) => MERGE_EVERY,
+            },
+            Err(error) => {
+                if !shared.cleaner_stops() {
+                    tracing::warn!(%error, "merging objects failed; it is tried again later");
+                }
+                (rest.max(MERGE_EVERY) * 2).min(REST_AFTER_FAILURE_MAX)
+            }
+        };
     }
 }
 

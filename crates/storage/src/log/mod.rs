@@ -15,7 +15,7 @@ use model::{Offset, StreamId, Timestamp};
 use objects::Bucket;
 use parking_lot::Mutex;
 
-use self::background::{run_cleaner, run_preparer, run_uploader};
+use self::background::{run_cleaner, run_merger, run_preparer, run_uploader};
 use crate::cleaner::{Cleaner, CompactError, Compaction, RewriteReport};
 use crate::format::Lsn;
 use crate::index::BatchPlace;
@@ -29,7 +29,7 @@ use crate::segment;
 use crate::segment::Segment;
 use crate::segment::object::Places;
 use crate::shared::{Left, Shared};
-use crate::stream::Stream;
+use crate::stream::{Level, Stream, Waiter};
 use crate::uploader::Uploader;
 use crate::writer::{Patience, Position, QUEUE_DEPTH, WRITE_BUFFER_BYTES, Writer};
 
@@ -48,6 +48,12 @@ pub struct Statistics {
     pub tail_bytes: usize,
     /// Bytes in the region cache.
     pub region_bytes: usize,
+    /// Look-ups of batches in objects that found them fetched.
+    pub run_hits: u64,
+    /// Reads from objects.
+    pub run_misses: u64,
+    /// Bytes in the cache of what was fetched from objects.
+    pub run_bytes: usize,
     /// Bytes in the cache of sealed indexes.
     pub index_bytes: usize,
     /// Segments that hold part of the log.
@@ -112,9 +118,12 @@ pub(crate) fn assemble(
     };
     let places = bucket.clone().map(|bucket| Places { disk: disk.clone(), bucket });
     let recovered = recovery::recover(&*disk, places.as_ref(), clock.now_ms())?;
-    let objects = recovered.segments.stored_with_records();
-    if bucket.is_none() && objects > 0 {
-        return Err(OpenError::NoBucket { objects });
+    let needs_objects = |stream: &Arc<Stream>| {
+        let state = stream.lock();
+        state.local_start() > state.start
+    };
+    if bucket.is_none() && recovered.streams.values().any(needs_objects) {
+        return Err(OpenError::NoBucket { objects: recovered.segments.live_stored().len() });
     }
     // The generations of a log begin at a secret number. A client that knew it could put bytes into its records that
     // pass for a block, if the records ever lie behind the end of the log.
@@ -233,6 +242,14 @@ impl Log {
                 threads.push(spawn(format!("log-fetcher-{n}"), Box::new(move || jobs.work()))?);
             }
             log.reader.set_object_threads(Some(sender));
+            let (sender, jobs) = self::jobs();
+            for n in 0..log.shared.options.object_puts.max(1) {
+                let jobs = jobs.clone();
+                threads.push(spawn(format!("log-putter-{n}"), Box::new(move || jobs.work()))?);
+            }
+            uploader.set_threads(sender);
+            let shared = log.shared.clone();
+            threads.push(spawn("log-merger".into(), Box::new(move || run_merger(&shared)))?);
             threads.push(spawn("log-uploader".into(), Box::new(move || run_uploader(&mut uploader)))?);
         }
         *log.threads.lock() = threads;
@@ -321,10 +338,35 @@ impl Log {
     /// Sends the records of a stream to the object store from now on, also those that it has, or stops that. What is
     /// stored stays. Does nothing without an object store.
     pub fn set_tiered(&self, stream: &Arc<Stream>, tiered: bool) {
-        if self.shared.tier.bucket.is_some() && stream.is_tiered() != tiered {
-            stream.set_tiered(tiered);
+        let level = if tiered { Level::Tiered } else { Level::Local };
+        if self.shared.tier.bucket.is_some() && stream.level() != level {
+            stream.set_level(level);
             self.shared.store_later(stream);
         }
+    }
+
+    /// Makes a stream diskless: its records are visible only once they are in the object store. Call this before the
+    /// first append or read after opening; a stream stays diskless. Without an object store, nothing more becomes
+    /// visible.
+    pub fn set_diskless(&self, stream: &Arc<Stream>) {
+        if stream.level() == Level::Diskless {
+            return;
+        }
+        {
+            let mut state = stream.lock();
+            stream.set_level(Level::Diskless);
+            let stored = state.stored_to().unwrap_or_default();
+            state.committed = stored.clamp(state.start, state.synced);
+        }
+        self.shared.store_later(stream);
+    }
+
+    /// Like [`Log::admit`], for a batch of `stream`. Fails if the object store takes no more of a diskless stream.
+    pub fn admit_to(&self, stream: &Stream, bytes: usize) -> Result<Admission, AdmitError> {
+        if stream.level() == Level::Diskless {
+            self.shared.tier.check_diskless()?;
+        }
+        self.admit(bytes)
     }
 
     /// Drops local copies of stored records: those older than `oldest`, and the oldest beyond `bytes_max` of local
@@ -338,7 +380,7 @@ impl Log {
     /// Deletes the records of a stream that are in the object store alone, and gives up the stored copies of the others.
     /// Several calls are needed: the copies go only after the deletion is durable.
     pub fn forget_stored(&self, stream: &Arc<Stream>) {
-        stream.set_tiered(false);
+        stream.set_level(Level::Local);
         let (start, local_start, stored) = {
             let state = stream.lock();
             (state.start, state.local_start(), state.stored_to())
@@ -426,6 +468,18 @@ impl Log {
         self.shared.compact(jobs, &mut pacer)
     }
 
+    /// Like [`Log::compact`], for streams whose records are in the object store: what is left goes into new objects. A
+    /// stream is compacted up to the last stored extent that ends at or below `until`. Fails if the object store does
+    /// not answer for a while. Blocks.
+    pub fn compact_stored<'a>(
+        &self,
+        jobs: &mut dyn Iterator<Item = Compaction<'a>>,
+    ) -> Result<RewriteReport, CompactError> {
+        let mut pacer = Pacer::new(self.shared.clone(), true);
+        let shared = &self.shared;
+        shared.compact_stored(jobs, &mut pacer, &mut |outcome| shared.await_replaced(outcome))
+    }
+
     /// The error for which the log takes no more appends, if any.
     pub fn stopped(&self) -> Option<AppendError> {
         self.shared.queue.stopped()
@@ -439,6 +493,7 @@ impl Log {
     /// Counters for metrics.
     pub fn statistics(&self) -> Statistics {
         let (region_hits, region_misses, region_bytes) = self.shared.regions.statistics();
+        let (run_hits, run_misses, run_bytes) = self.shared.runs.statistics();
         Statistics {
             tail_hits: self.shared.tail_hits.load(Ordering::Relaxed),
             cold_reads: self.shared.cold_reads.load(Ordering::Relaxed),
@@ -446,6 +501,9 @@ impl Log {
             region_misses,
             tail_bytes: self.shared.tail.bytes(),
             region_bytes,
+            run_hits,
+            run_misses,
+            run_bytes,
             index_bytes: self.shared.indexes.bytes(),
             segments: self.shared.segments.count(),
             prepared_segments: self.shared.prepared_count(),
@@ -474,6 +532,11 @@ impl Log {
             if thread.join().is_err() {
                 tracing::error!("a thread of the log panicked");
             }
+        }
+        for stream in self.shared.streams() {
+            // Their records are on the disk, and go to the object store after the next opening.
+            let waiters = stream.lock().waiters.take();
+            Waiter::fail_all(waiters, &AppendError::Closed);
         }
     }
 

@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 
 use super::Reader;
 use super::request::{ReadDone, ReadError, ReadRequest};
-use crate::segment::is_stored;
 
 /// Work for a thread that may block.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
@@ -59,6 +58,9 @@ impl Reader {
             return done.done(requests.iter().map(|_| Err(ReadError::Closed)).collect());
         };
         let reader = self.without_threads();
+        if from_store {
+            reader.set_object_threads(Some(sender.clone()));
+        }
         let job: Job = Box::new(move || {
             if !done.waits() {
                 return;
@@ -72,18 +74,17 @@ impl Reader {
                     return Err(ReadError::Closed);
                 }
                 let result = reader.read_stretch(&request);
-                bytes += result.as_ref().map_or(0, |batches| batches.bytes);
+                if let Ok(batches) = &result {
+                    bytes += batches.bytes;
+                    if let Some(next) = batches.next.filter(|_| batches.from_objects) {
+                        reader.read_from_objects(&request.stream, request.from, next);
+                    }
+                }
                 result
             };
             done.done(requests.into_iter().map(read).collect());
             if reader.shared.regions.begin_ahead() {
-                // A thread for local reads must not wait for the object store.
-                let ahead_in_store = reader.shared.regions.next_ahead().is_some_and(|(of, _)| is_stored(of));
-                if ahead_in_store && !from_store {
-                    reader.shared.regions.end_ahead();
-                } else {
-                    reader.read_ahead();
-                }
+                reader.read_ahead();
             }
         });
         if sender.send(job).is_err() {
@@ -95,9 +96,7 @@ impl Reader {
     pub fn keep_ahead(&self) {
         if self.shared.regions.begin_ahead() {
             let reader = self.without_threads();
-            let next = self.shared.regions.next_ahead();
-            let from_store = next.is_some_and(|(sequence, _)| is_stored(sequence));
-            self.spawn_for(from_store, move || reader.read_ahead());
+            self.spawn(move || reader.read_ahead());
         }
     }
 

@@ -1,6 +1,7 @@
 //! The reader: finds the batches from an offset of a stream on, and takes their bytes from the tail cache, the region
 //! cache or the disk.
 
+mod ahead;
 mod entry;
 mod jobs;
 mod request;
@@ -15,13 +16,12 @@ use model::Offset;
 use parking_lot::Mutex;
 
 pub(crate) use self::entry::check_entry;
-use self::jobs::Job;
-pub(crate) use self::jobs::jobs;
+pub(crate) use self::jobs::{Job, jobs};
 pub use self::request::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
-use crate::cache::Stretch;
-use crate::format::{ENTRY_HEADER_BYTES, Lsn, index};
+use crate::cache::{RUN_BYTES, Stretch};
+use crate::format::{ENTRY_HEADER_BYTES, Lsn, index, length32};
 use crate::index::{BatchIndex, BatchPlace};
-use crate::segment::Segment;
+use crate::segment::{Segment, is_stored};
 use crate::shared::Shared;
 use crate::stream::Stream;
 
@@ -37,7 +37,7 @@ enum Disk {
 /// What the reader finds at an offset.
 enum Plan {
     Nothing,
-    Places { segment: Arc<Segment>, places: Vec<BatchPlace>, more: bool },
+    Places { segment: Arc<Segment>, places: Vec<BatchPlace>, run_end: u32, more: bool },
     LoadIndex { segment: Arc<Segment>, row: u32 },
 }
 
@@ -68,7 +68,11 @@ impl Reader {
 
     /// See [`crate::Log::read`].
     pub fn read(&self, request: &ReadRequest) -> Result<ReadStep, ReadError> {
-        self.gather_in_room(request, Disk::Nothing)
+        let step = self.gather_in_room(request, Disk::Nothing)?;
+        if let ReadStep::Ready(Batches { next: Some(next), from_objects: true, .. }) = step {
+            self.read_from_objects(&request.stream, request.from, next);
+        }
+        Ok(step)
     }
 
     /// See [`crate::Log::read_blocking`].
@@ -89,12 +93,13 @@ impl Reader {
     /// when no room is left. Beyond that a reader gets [`OWN_BYTES`] or one batch, as a copy, which is not counted
     /// here.
     pub fn readers_room(&self) -> usize {
-        let Shared { buffers, regions, options, .. } = &*self.shared;
+        let Shared { buffers, regions, runs, options, .. } = &*self.shared;
         let most = options
             .tail_cache_bytes
             .saturating_add(regions.bytes_max())
+            .saturating_add(runs.bytes_max())
             .saturating_add(options.readers_bytes);
-        most.saturating_sub(buffers.out_bytes() + regions.out_bytes())
+        most.saturating_sub(buffers.out_bytes() + regions.out_bytes() + runs.out_bytes())
     }
 
     /// Like [`Reader::gather`], within a part of the room, so that concurrent reads do not all count on the same room.
@@ -108,22 +113,6 @@ impl Reader {
             batches.chunks.iter_mut().for_each(|chunk| *chunk = Bytes::copy_from_slice(chunk));
         }
         Ok(step)
-    }
-
-    fn load_index(&self, segment: &Segment, row: u32) -> Result<Arc<BatchIndex>, ReadError> {
-        if let Some(index) = self.shared.indexes.find(segment.sequence, row) {
-            return Ok(index);
-        }
-        let Some(index) = segment.load_index(row)? else {
-            let lsn = Lsn::new(
-                segment.sequence,
-                segment.footer().map_or(0, |footer| footer.trailer.directory_position),
-            );
-            return Err(ReadError::Damaged { lsn, what: "the batch index in the footer is invalid" });
-        };
-        let index = Arc::new(index);
-        self.shared.indexes.insert(segment.sequence, row, index.clone());
-        Ok(index)
     }
 
     /// Collects batches extent by extent, at most `bytes_max` bytes whatever the request allows.
@@ -149,26 +138,32 @@ impl Reader {
                     if disk == Disk::Nothing {
                         return Ok(ReadStep::Cold { stretch: Stretch::beginning_of(&segment), position: 0 });
                     }
-                    match self.load_index(&segment, row) {
+                    match self.shared.index_of(&segment, row) {
                         Ok(index) => loaded = Some((segment.sequence, row, index)),
                         // The next read begins at this batch and gets the error.
                         Err(_) if out.bytes > 0 => return Ok(ReadStep::Ready(out)),
                         Err(error) => return Err(error),
                     }
                 }
-                Plan::Places { segment, places, more } => {
+                Plan::Places { segment, places, run_end, more } => {
                     let next = places.last().map(BatchPlace::next_offset);
+                    out.from_objects |= is_stored(segment.sequence);
                     for place in places {
                         let chunks = match self.appended_lately(&segment, &place) {
                             Some(chunk) => vec![chunk],
+                            None if is_stored(segment.sequence)
+                                && let Some(found) = self.fetched(&segment, &place) =>
+                            {
+                                check_entry(vec![found], &request.stream, &segment, &place)?
+                            }
                             None => {
-                                let here = self.shared.regions.stretch(&segment, &place);
+                                let here = self.stretch_of(&segment, &place);
                                 let left = *stretch.get_or_insert(here) != here;
                                 if left && out.bytes > 0 && disk != Disk::AsMuchAsAsked {
                                     return Ok(ReadStep::Ready(out));
                                 }
                                 let block = disk != Disk::Nothing;
-                                match self.fetch(&request.stream, &segment, &place, block) {
+                                match self.fetch(&request.stream, &segment, &place, run_end, block) {
                                     Ok(Some(chunks)) => chunks,
                                     // As above.
                                     Err(_) if out.bytes > 0 => return Ok(ReadStep::Ready(out)),
@@ -262,7 +257,9 @@ impl Reader {
                 places.push(place);
             }
             if !places.is_empty() {
-                return Ok(Plan::Places { segment, places, more: !full && more });
+                let stored = is_stored(segment.sequence);
+                let run_end = if stored { run_of(index, &places[0], end).end } else { 0 };
+                return Ok(Plan::Places { segment, places, run_end, more: !full && more });
             }
             if full || row.is_none() {
                 return Ok(Plan::Nothing);
@@ -287,12 +284,27 @@ impl Reader {
         Some(found)
     }
 
-    /// The bytes of a batch that the tail cache lacks. `None` if no cache has them and `block` is not set.
+    /// The entry of a batch in an object, if it was fetched.
+    fn fetched(&self, segment: &Segment, place: &BatchPlace) -> Option<Bytes> {
+        let end = place.position + length32(ENTRY_HEADER_BYTES) + place.length;
+        self.shared.runs.find(segment, place.position..end)
+    }
+
+    fn stretch_of(&self, segment: &Segment, place: &BatchPlace) -> Stretch {
+        if is_stored(segment.sequence) {
+            Stretch::of_object(segment, place.position)
+        } else {
+            self.shared.regions.stretch(segment, place)
+        }
+    }
+
+    /// The bytes of a batch that the tail cache lacks; a batch in an object with those behind it, up to `run_end`. `None` if no cache has them and `block` is not set.
     fn fetch(
         &self,
         stream: &Stream,
         segment: &Segment,
         place: &BatchPlace,
+        run_end: u32,
         block: bool,
     ) -> Result<Option<Vec<Bytes>>, ReadError> {
         let length = ENTRY_HEADER_BYTES + index(place.length);
@@ -302,6 +314,15 @@ impl Reader {
                 lsn,
                 what: "the batch index names a place outside the segment",
             });
+        }
+        if is_stored(segment.sequence) {
+            if !block {
+                return Ok(None);
+            }
+            let wanted = place.position..place.position + length32(length);
+            let run = place.position..run_end.max(wanted.end);
+            let bytes = self.shared.runs.read(segment, wanted, run)?;
+            return check_entry(vec![bytes], stream, segment, place).map(Some);
         }
         let parts = match self.shared.regions.find(segment, place.position, length) {
             Some(parts) => {
@@ -317,6 +338,42 @@ impl Reader {
         };
         check_entry(parts, stream, segment, place).map(Some)
     }
+}
+
+impl Shared {
+    /// The batch index of a sealed extent, from the cache or the segment's footer. Blocks.
+    fn index_of(&self, segment: &Segment, row: u32) -> Result<Arc<BatchIndex>, ReadError> {
+        if let Some(index) = self.indexes.find(segment.sequence, row) {
+            return Ok(index);
+        }
+        let Some(index) = segment.load_index(row)? else {
+            let lsn = Lsn::new(
+                segment.sequence,
+                segment.footer().map_or(0, |footer| footer.trailer.directory_position),
+            );
+            return Err(ReadError::Damaged { lsn, what: "the batch index in the footer is invalid" });
+        };
+        let index = Arc::new(index);
+        self.indexes.insert(segment.sequence, row, index.clone());
+        Ok(index)
+    }
+}
+
+/// Where a run ends: behind this byte of the segment, before this offset.
+struct RunEnd {
+    end: u32,
+    next: Offset,
+}
+
+/// The end of the run that begins with the batch `first` of an object: of the batches that begin before `end`, as many as
+/// are read at once.
+fn run_of(index: &BatchIndex, first: &BatchPlace, end: Offset) -> RunEnd {
+    let end_of = |place: &BatchPlace| place.position + length32(ENTRY_HEADER_BYTES) + place.length;
+    let inside = |place: &BatchPlace| {
+        place.base_offset < end && end_of(place).saturating_sub(first.position) <= RUN_BYTES
+    };
+    let last = index.from_offset(first.base_offset).take_while(inside).last().unwrap_or(*first);
+    RunEnd { end: end_of(&last), next: last.next_offset() }
 }
 
 /// The batches of a read that was allowed to block.

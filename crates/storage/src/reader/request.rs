@@ -50,6 +50,8 @@ pub struct Batches {
     pub bytes: usize,
     /// The offset to continue from.
     pub next: Option<Offset>,
+    /// Whether some of them were read from objects.
+    pub(crate) from_objects: bool,
 }
 
 /// A request to read batches.

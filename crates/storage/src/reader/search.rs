@@ -48,7 +48,7 @@ impl Reader {
             } else if first < last
                 && let Some(segment) = self.shared.segments.find(extent.segment)
             {
-                bytes += count(&*self.load_index(&segment, extent.row)?, first, last);
+                bytes += count(&*self.shared.index_of(&segment, extent.row)?, first, last);
             }
         }
         if let Some((moved_to, index)) = active {
@@ -118,7 +118,7 @@ impl Reader {
                 continue;
             }
             let Some(segment) = segment else { continue };
-            let index = self.load_index(&segment, extent.row)?;
+            let index = self.shared.index_of(&segment, extent.row)?;
             if let Some(found) = consider(find(&index, from, committed.min(end)))
                 && first_wins
             {

@@ -135,7 +135,7 @@ fn resolve(
 }
 
 /// Bytes of the batches of an extent that begin in `from..to`.
-fn bytes_between(
+pub(super) fn bytes_between(
     segments: &Segments,
     extent: &SealedExtent,
     from: Offset,

@@ -7,12 +7,13 @@ use disk::{AlignedBuffer, Disk};
 use model::{Offset, StreamId};
 
 use super::outcome::{OpenError, RecoveryReport, damaged, doing};
+use super::overlay::bytes_between;
 use super::sealed::load_sealed;
 use super::state::State;
-use crate::format::{SECTOR, SegmentHeader};
+use crate::format::{ROW_COMPACTED, SECTOR, SegmentHeader};
 use crate::ranges::OffsetRanges;
 use crate::segment::object::{Local, ObjectFile, Places, stored_extent};
-use crate::segment::{Segment, stored_sequence_of};
+use crate::segment::{Segment, Segments, stored_sequence_of};
 use crate::stream::SealedExtent;
 
 /// Opens the local files of the segments in the object store, in the order of their sequence numbers. Without `places`,
@@ -66,16 +67,41 @@ struct StoredRow {
     segment: Arc<Segment>,
     extent: SealedExtent,
     end: Offset,
+    compacted: bool,
+}
+
+/// The last run without a gap, where the newest row counts for each offset. `rows` are in the order of their segments.
+fn newest_run(rows: Vec<StoredRow>, segments: &Segments) -> Result<Vec<StoredRow>, OpenError> {
+    let (mut taken, mut newest) = (OffsetRanges::default(), Vec::new());
+    for row in rows.into_iter().rev() {
+        let whole = (row.extent.base_offset, row.end);
+        for (from, end) in taken.gaps(whole) {
+            let mut extent = SealedExtent { base_offset: from, ..row.extent };
+            if (from, end) != whole {
+                extent.bytes = bytes_between(segments, &extent, from, end)?;
+            }
+            newest.push(StoredRow { segment: row.segment.clone(), extent, end, compacted: row.compacted });
+        }
+        taken.add(whole);
+    }
+    newest.sort_unstable_by_key(|row| std::cmp::Reverse(row.extent.base_offset));
+    let mut begin = None;
+    let goes_on =
+        |row: &&StoredRow| begin.replace(row.extent.base_offset).is_none_or(|begin| begin == row.end);
+    let count = newest.iter().take_while(goes_on).count();
+    newest.truncate(count);
+    newest.reverse();
+    Ok(newest)
 }
 
 impl State {
     /// Adds the segments in the object store, in the order of their sequence numbers.
     ///
-    /// Only the newest run of rows without a gap counts, and only if it begins at or below the stream's start: the
-    /// copies in objects may have been given up, and nothing says so but the objects that are gone since. What does not
-    /// count must be there locally, or opening refuses the log.
+    /// Of rows that overlap, the newest counts: compaction and merging replace rows, and copies that were given up may be
+    /// stored again. Of what is left, only the newest run without a gap counts, and only if it begins at or below the
+    /// stream's start. What does not count must be there locally, or opening refuses the log.
     pub fn add_stored(&mut self, segments: Vec<Arc<Segment>>) -> Result<(), OpenError> {
-        let mut runs: HashMap<StreamId, Vec<StoredRow>> = HashMap::new();
+        let mut found: HashMap<StreamId, Vec<StoredRow>> = HashMap::new();
         for segment in segments {
             let Some((_, rows)) = load_sealed(&segment, &mut self.report)? else {
                 return Err(damaged(segment.sequence, segment.data_end(), "its trailer is damaged"));
@@ -85,20 +111,20 @@ impl State {
                 if row.next_offset <= stream.lock().start {
                     continue;
                 }
-                let run = runs.entry(row.stream).or_default();
-                if run.last().is_some_and(|last| last.end != row.base_offset) {
-                    run.clear();
-                }
-                let extent = stored_extent(row, &segment, at);
-                run.push(StoredRow { segment: segment.clone(), extent, end: row.next_offset });
+                found.entry(row.stream).or_default().push(StoredRow {
+                    segment: segment.clone(),
+                    extent: stored_extent(row, &segment, at),
+                    end: row.next_offset,
+                    compacted: row.flags & ROW_COMPACTED != 0,
+                });
             }
             segment.set_live(0, 0);
             segment.mark_sealed();
             self.report.stored_segments += 1;
             self.segments.insert(segment);
         }
-        for (id, run) in runs {
-            self.add_run(id, &run);
+        for (id, rows) in found {
+            self.add_run(id, &newest_run(rows, &self.segments)?);
         }
         Ok(())
     }
@@ -109,22 +135,32 @@ impl State {
             return;
         }
         // Local copies that were dropped may be found again, in segments that others keep alive, and may have holes.
-        // All below the last hole were dropped.
-        if let Some((_, hole_end)) = self.coverage.gaps(id, (state.start, state.next)).pop() {
-            while let Some(extent) = state.sealed.front().copied().filter(|it| it.base_offset < hole_end) {
-                state.sealed.pop_front();
-                state.bytes -= u64::from(extent.bytes);
-                if let Some(segment) = self.segments.find(extent.segment) {
-                    segment.release(extent.bytes);
-                }
+        // All below the last hole were dropped, and so were those of records that are compacted in an object.
+        let hole = self.coverage.gaps(id, (state.start, state.next)).pop();
+        let compacted = run.iter().rfind(|row| row.compacted).map(|row| row.end).unwrap_or_default();
+        let gone_below = hole.map_or(Offset::ZERO, |(_, end)| end);
+        let release = |segment: u32, bytes: u32| {
+            if let Some(segment) = self.segments.find(segment) {
+                segment.release(bytes);
             }
+        };
+        while let Some(first) = state.sealed.front().copied().filter(|it| it.base_offset < gone_below) {
+            state.sealed.pop_front();
+            state.bytes -= u64::from(first.bytes);
+            release(first.segment, first.bytes);
+        }
+        if let Some((_, hole_end)) = hole {
             self.coverage.forget_below(id, hole_end);
         }
-        for StoredRow { segment, extent, end } in run {
+        for StoredRow { segment, extent, end, .. } in run {
             if state.add_stored(*extent, *end) {
                 self.coverage.add(id, extent.base_offset, *end);
                 segment.set_live(segment.live() + 1, segment.live_bytes() + u64::from(extent.bytes));
             }
+        }
+        if compacted > Offset::ZERO {
+            state.compacted = state.compacted.max(compacted);
+            state.drop_local(compacted, release);
         }
     }
 }

@@ -183,7 +183,7 @@ fn apply(
                 return Err(damaged(segment.sequence, found.position, "an offset of a stream goes back"));
             }
             state.place(segment.sequence, place);
-            state.committed = state.next;
+            (state.synced, state.committed) = (state.next, state.next);
             coverage.add(id, place.base_offset, place.next_offset());
             state.producers.record(&header, place.base_offset, now_ms);
         }

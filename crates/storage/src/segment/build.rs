@@ -6,7 +6,7 @@ use disk::AlignedBuffer;
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 
 use super::Segment;
-use super::footer::{self, BuiltFooter, SealedStream};
+use super::footer::{self, BuiltFooter, SealedStream, TableRow};
 use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, RangeBody,
     length32, sectors, seeded_crc,
@@ -15,11 +15,6 @@ use crate::index::{BatchIndex, BatchPlace};
 
 /// Upper bound of a block that holds several entries.
 pub(crate) const BLOCK_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 1024 };
-
-/// The epoch of all blocks: the writer's epochs say nothing of such a segment.
-const EPOCH: u64 = 0;
-/// The stream table: it is empty.
-const NO_TABLE: [u8; 2] = [1, 0];
 
 /// Takes the blocks of a segment, in order and without gaps.
 pub(crate) trait Blocks {
@@ -45,6 +40,7 @@ pub(crate) struct BuiltRange {
 pub(crate) struct SegmentBuilder {
     pub sequence: u32,
     pub generation: u64,
+    epoch: u64,
     position: u32,
     block: AlignedBuffer,
     filled: usize,
@@ -53,11 +49,12 @@ pub(crate) struct SegmentBuilder {
 }
 
 impl SegmentBuilder {
-    /// Begins a segment.
-    pub fn new(sequence: u32, generation: u64) -> SegmentBuilder {
+    /// Begins a segment. All its blocks have the epoch `epoch`, which is none of the writer's.
+    pub fn new(sequence: u32, generation: u64, epoch: u64) -> SegmentBuilder {
         SegmentBuilder {
             sequence,
             generation,
+            epoch,
             position: Segment::data_start(),
             block: AlignedBuffer::zeroed(sectors(BLOCK_BYTES)),
             filled: BLOCK_HEADER_BYTES,
@@ -121,8 +118,13 @@ impl SegmentBuilder {
         Ok(())
     }
 
-    /// Ends the segment with a footer, whose stream table is empty. Sorts the ranges by stream and offset. Returns the footer, whose trailer stands at [`SegmentBuilder::position`]. Header and trailer are the caller's.
-    pub fn finish<B: Blocks>(&mut self, blocks: &mut B) -> Result<BuiltFooter, B::Error> {
+    /// Ends the segment with a footer, which has the stream table `table`. Sorts the ranges by stream and offset. Returns
+    /// the footer, whose trailer stands at [`SegmentBuilder::position`]. Header and trailer are the caller's.
+    pub fn finish<B: Blocks>(
+        &mut self,
+        blocks: &mut B,
+        table: &[(StreamId, TableRow)],
+    ) -> Result<BuiltFooter, B::Error> {
         if self.entries > 0 {
             self.write_block(blocks, BlockKind::Entries)?;
         }
@@ -132,11 +134,11 @@ impl SegmentBuilder {
         let built = footer::build(
             self.sequence,
             self.generation,
-            EPOCH,
+            self.epoch,
             self.position,
             payload_position,
             &sealed,
-            NO_TABLE.to_vec(),
+            footer::encode_rows(table),
         );
         self.reserve(built.payload.len());
         self.block[self.filled..self.filled + built.payload.len()].copy_from_slice(&built.payload);
@@ -191,7 +193,7 @@ impl SegmentBuilder {
         self.block[self.filled..total].fill(0);
         let header = BlockHeader {
             kind,
-            epoch: EPOCH,
+            epoch: self.epoch,
             lsn: Lsn::new(self.sequence, self.position),
             synced: Lsn::default(),
             length: length32(self.filled - BLOCK_HEADER_BYTES),

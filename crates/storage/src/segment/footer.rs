@@ -185,6 +185,19 @@ pub(crate) fn encode_table(
     }
 }
 
+/// The stream table with these rows, sorted by id.
+pub(crate) fn encode_rows(rows: &[(StreamId, TableRow)]) -> Vec<u8> {
+    let mut out = vec![TABLE_VERSION];
+    put_varint(&mut out, rows.len() as u64);
+    for (id, row) in rows {
+        put_varint(&mut out, id.0);
+        put_varint(&mut out, row.start.0.cast_unsigned());
+        put_varint(&mut out, row.next.0.cast_unsigned());
+        row.producers.encode(&mut out);
+    }
+    out
+}
+
 /// A row of a stream table.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TableRow {

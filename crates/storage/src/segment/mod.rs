@@ -26,7 +26,7 @@ pub(crate) use self::name::{
     CLEANING, PREPARING, REMOVING, STORING, file_name, is_cleaned, is_stored, is_written, sequence_of,
     stored_sequence_of,
 };
-pub(crate) use self::release::{delete, evict, forget_stored, trim};
+pub(crate) use self::release::{delete, deleted, evict, forget_stored, trim};
 use crate::format::{
     CLEANED, DIRECTORY_ROW_BYTES, DirectoryRow, SECTOR, SEGMENT_HEADER_BYTES, STORED, SegmentHeader,
     TRAILER_BYTES, Trailer, index,
@@ -245,9 +245,11 @@ impl Segments {
         older.iter().filter(|segment| segment.live() == 0).map(|segment| (*segment).clone()).collect()
     }
 
-    /// The number of segments in the object store that have live data.
-    pub fn stored_with_records(&self) -> usize {
-        self.0.lock().range(STORED..CLEANED).filter(|(_, segment)| segment.live() > 0).count()
+    /// The segments in the object store with live data.
+    pub fn live_stored(&self) -> Vec<Arc<Segment>> {
+        let segments = self.0.lock();
+        let stored = segments.range(STORED..CLEANED).map(|(_, segment)| segment);
+        stored.filter(|segment| segment.live() > 0).cloned().collect()
     }
 
     /// Takes out a segment.

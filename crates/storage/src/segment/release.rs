@@ -3,7 +3,8 @@
 use model::Offset;
 
 use super::Segments;
-use crate::stream::Stream;
+use crate::completion::AppendError;
+use crate::stream::{Stream, Waiter};
 
 /// Moves a stream's start and releases the extents below it.
 pub(crate) fn trim(stream: &Stream, to: Offset, segments: &Segments) {
@@ -39,8 +40,15 @@ pub(crate) fn delete(stream: &Stream, segments: &Segments) {
     let mut dropped: Vec<(u32, u32)> =
         state.sealed.drain(..).map(|extent| (extent.segment, extent.bytes)).collect();
     state.drop_stored(|sequence, bytes| dropped.push((sequence, bytes)));
+    let waiters = state.waiters.take();
     drop(state);
     release(&dropped, segments);
+    Waiter::fail_all(waiters, &deleted());
+}
+
+/// The outcome of an append that waited to be stored when its stream was deleted.
+pub(crate) fn deleted() -> AppendError {
+    AppendError::Unstored("the topic was deleted".into())
 }
 
 fn release(dropped: &[(u32, u32)], segments: &Segments) {

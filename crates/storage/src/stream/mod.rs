@@ -1,22 +1,25 @@
 //! One stream: its offsets, its extents and its producers.
 //!
-//! The writer adds a batch when it submits the write, and moves `committed` when the write is synced. Readers see only
-//! batches below `committed`. Invariants: `start <= committed <= next`; the extents' base offsets rise; all sealed
-//! extents lie before the active one.
+//! The writer adds a batch when it submits the write, and moves `synced` when the write is synced. `committed` follows at
+//! once, or, for a diskless stream, when the records are in the object store. Readers see only batches below `committed`.
+//! Invariants: `start <= committed <= synced <= next`; the extents' base offsets rise; all sealed extents lie before the
+//! active one.
 
 mod producers;
 mod stored;
+mod waiters;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use model::{Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
 
 pub use self::producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
 use self::stored::Stored;
+pub(crate) use self::waiters::{Waiter, Waiters};
 use crate::index::{BatchIndex, BatchPlace};
 
 /// A sealed extent in memory: at most 24 bytes for each stream and segment. The rest of its description is in the
@@ -66,7 +69,9 @@ pub(crate) struct StreamState {
     pub start: Offset,
     /// The next batch handed to the writer's segment gets this offset or a higher one.
     pub next: Offset,
-    /// Records below are synced and visible.
+    /// Records below are on the device.
+    pub synced: Offset,
+    /// Records below are visible: they are synced and, in a diskless stream, in the object store.
     pub committed: Offset,
     pub sealed: VecDeque<SealedExtent>,
     pub active: Option<ActiveExtent>,
@@ -76,6 +81,10 @@ pub(crate) struct StreamState {
     pub stored: Option<Box<Stored>>,
     /// Bytes of the stored extents without a local copy.
     pub stored_bytes: u64,
+    /// Records below are stored, or in an object that is being put.
+    pub uploading: Offset,
+    /// The appends whose completion waits until their records are visible.
+    pub waiters: Waiters,
     /// Records below are compacted.
     pub compacted: Offset,
     pub producers: Producers,
@@ -97,12 +106,24 @@ pub(crate) struct Moved {
     pub part: Option<(u32, u32)>,
 }
 
+/// Where the records of a stream are kept beside the local disk, and when they are visible.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Level {
+    /// On the local disk alone.
+    Local,
+    /// They go to the object store later.
+    Tiered,
+    /// They are visible once they are in the object store.
+    Diskless,
+}
+
 /// A stream of a log; cheap to share.
 #[derive(Debug)]
 pub struct Stream {
     id: StreamId,
-    /// Whether its records go to the object store.
-    tiered: AtomicBool,
+    /// A [`Level`].
+    level: AtomicU8,
     /// Whether the uploader knows that there is something to store.
     awaits_upload: AtomicBool,
     state: Mutex<StreamState>,
@@ -115,6 +136,8 @@ pub struct Bounds {
     pub start: Offset,
     /// The offset after the last committed record.
     pub committed: Offset,
+    /// The offset after the last synced record.
+    pub synced: Offset,
     /// Bytes of all its batches.
     pub bytes: u64,
     /// The first offset with a local copy; the start, or above it if older records are in the object store alone.
@@ -132,6 +155,7 @@ impl Stream {
         let state = StreamState {
             start,
             next,
+            synced: next,
             committed: next,
             producers,
             trimming: start,
@@ -142,8 +166,8 @@ impl Stream {
     }
 
     fn with(id: StreamId, state: StreamState) -> Stream {
-        let (tiered, awaits_upload) = (AtomicBool::new(false), AtomicBool::new(false));
-        Stream { id, tiered, awaits_upload, state: Mutex::new(state) }
+        let (level, awaits_upload) = (AtomicU8::new(Level::Local as u8), AtomicBool::new(false));
+        Stream { id, level, awaits_upload, state: Mutex::new(state) }
     }
 
     /// Its id.
@@ -157,6 +181,7 @@ impl Stream {
         Bounds {
             start: state.start,
             committed: state.committed,
+            synced: state.synced,
             bytes: state.bytes + state.stored_bytes,
             local_start: state.local_start(),
             stored: state.stored_to(),
@@ -169,23 +194,37 @@ impl Stream {
         state.compacted.max(state.start)
     }
 
+    /// The largest offset up to `until` at which a stored extent ends: compaction of a diskless stream goes so far.
+    pub fn stored_cut(&self, until: Offset) -> Offset {
+        self.state.lock().stored_cut(until)
+    }
+
     /// A copy of the remembered state of its producers.
     pub fn producers(&self) -> Producers {
         self.state.lock().producers.clone()
     }
 
-    pub(crate) fn set_tiered(&self, tiered: bool) {
-        self.tiered.store(tiered, Ordering::Release);
+    pub(crate) fn set_level(&self, level: Level) {
+        self.level.store(level as u8, Ordering::Release);
     }
 
-    /// Whether its records go to the object store.
-    pub(crate) fn is_tiered(&self) -> bool {
-        self.tiered.load(Ordering::Acquire)
+    /// Where its records are kept.
+    pub fn level(&self) -> Level {
+        match self.level.load(Ordering::Acquire) {
+            level if level == Level::Local as u8 => Level::Local,
+            level if level == Level::Tiered as u8 => Level::Tiered,
+            _ => Level::Diskless,
+        }
     }
 
     /// Notes whether the uploader knows that there is something to store. Returns what was noted before.
     pub(crate) fn note_awaits_upload(&self, awaits: bool) -> bool {
         self.awaits_upload.swap(awaits, Ordering::AcqRel)
+    }
+
+    /// Whether the uploader knows that there is something to store.
+    pub(crate) fn awaits_upload(&self) -> bool {
+        self.awaits_upload.load(Ordering::Acquire)
     }
 
     pub(crate) fn lock(&self) -> parking_lot::MutexGuard<'_, StreamState> {

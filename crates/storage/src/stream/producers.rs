@@ -120,6 +120,17 @@ impl Producers {
         before - self.0.len()
     }
 
+    /// The producers as they were before any batch at or above `end`, as far as that is known: those with a remembered
+    /// batch below.
+    pub fn below(&self, end: Offset) -> Producers {
+        let below = self.0.iter().filter_map(|(id, producer)| {
+            let batches: VecDeque<_> =
+                producer.batches.iter().copied().filter(|batch| batch.base_offset < end).collect();
+            (!batches.is_empty()).then(|| (*id, Producer { batches, ..producer.clone() }))
+        });
+        Producers(below.collect())
+    }
+
     /// Appends the stored form.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, self.0.len() as u64);

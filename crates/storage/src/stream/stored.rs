@@ -13,6 +13,10 @@ pub(crate) struct Stored {
     pub extents: VecDeque<SealedExtent>,
     /// Records below are stored, as far as they are not deleted.
     pub to: Offset,
+    /// Where the last read from objects ended.
+    read_to: Offset,
+    /// Whether a thread fetches ahead of a reader, or is about to.
+    fetching_ahead: bool,
 }
 
 impl Stored {
@@ -68,6 +72,40 @@ impl StreamState {
         })
     }
 
+    /// Notes a read of `from..next` from objects. Returns true if the caller should fetch ahead: the reader goes on where
+    /// the last one ended, and nobody fetches ahead.
+    pub fn begin_ahead(&mut self, from: Offset, next: Offset) -> bool {
+        let Some(stored) = &mut self.stored else { return false };
+        let scans = std::mem::replace(&mut stored.read_to, next) == from;
+        scans && !std::mem::replace(&mut stored.fetching_ahead, true)
+    }
+
+    /// Ends the fetching of the caller that got true from `begin_ahead`.
+    pub fn end_ahead(&mut self) {
+        if let Some(stored) = &mut self.stored {
+            stored.fetching_ahead = false;
+        }
+    }
+
+    /// The largest offset up to `until` at which a stored extent ends.
+    pub fn stored_cut(&self, until: Offset) -> Offset {
+        let Some(stored) = &self.stored else { return Offset::ZERO };
+        let ends = (0..stored.extents.len()).map(|at| stored.end(at));
+        ends.take_while(|end| *end <= until).last().unwrap_or_default()
+    }
+
+    /// The stored extents that begin at or above `from` and end at or below `until`, each with its end.
+    pub fn stored_between(&self, from: Offset, until: Offset) -> Vec<(SealedExtent, Offset)> {
+        let Some(stored) = &self.stored else { return Vec::new() };
+        let all = stored.extents.iter().enumerate().map(|(at, extent)| (*extent, stored.end(at)));
+        all.filter(|(extent, end)| extent.base_offset >= from && *end <= until).collect()
+    }
+
+    /// The first offset that is neither stored nor in an object that is being put.
+    pub fn upload_from(&self) -> Offset {
+        self.stored_to().unwrap_or_default().max(self.uploading).max(self.start)
+    }
+
     /// Adds an extent that was stored, up to `end`. Returns false if it does not continue what is stored, or if nothing
     /// is stored and the extent begins above the start: records below would seem to be stored.
     pub fn add_stored(&mut self, extent: SealedExtent, end: Offset) -> bool {
@@ -88,6 +126,37 @@ impl StreamState {
         true
     }
 
+    /// Puts `new`, up to `end`, in the place of the stored extents of its offsets. If it is compacted, their local copies
+    /// go, too. `old` are segment and row of the extents that `new` was made from. Returns false if others are there now.
+    /// Calls `dropped` with the segment and the bytes of each extent that goes.
+    pub fn replace_stored(
+        &mut self,
+        (new, end): (SealedExtent, Offset),
+        old: &[(u32, u32)],
+        compacted: bool,
+        mut dropped: impl FnMut(u32, u32),
+    ) -> bool {
+        let Some(stored) = &mut self.stored else { return false };
+        let from = stored.extents.partition_point(|extent| extent.base_offset < new.base_offset);
+        let to = stored.extents.partition_point(|extent| extent.base_offset < end);
+        // Those at the front may have been trimmed since.
+        let now = stored.extents.range(from..to).map(|extent| (extent.segment, extent.row));
+        if from >= to || !now.rev().eq(old.iter().rev().copied().take(to - from)) || stored.end(to - 1) != end
+        {
+            return false;
+        }
+        for extent in stored.extents.drain(from..to) {
+            dropped(extent.segment, extent.bytes);
+        }
+        stored.extents.insert(from, new);
+        if compacted {
+            self.compacted = self.compacted.max(end);
+            self.drop_local(end, dropped);
+        }
+        self.count_stored();
+        true
+    }
+
     /// Drops the stored extents that end at or below the start. Calls `dropped` with the segment and the bytes of each.
     pub(super) fn trim_stored(&mut self, mut dropped: impl FnMut(u32, u32)) {
         let start = self.start;
@@ -103,7 +172,7 @@ impl StreamState {
     pub fn drop_stored(&mut self, mut dropped: impl FnMut(u32, u32)) {
         let Some(stored) = self.stored.take() else { return };
         stored.extents.iter().for_each(|extent| dropped(extent.segment, extent.bytes));
-        self.stored_bytes = 0;
+        (self.stored_bytes, self.uploading) = (0, Offset::ZERO);
     }
 
     /// Drops the local copies of sealed extents that end at or below `to`, as far as they are stored. Calls `dropped`
@@ -114,6 +183,29 @@ impl StreamState {
             let extent = self.sealed.pop_front().expect("it was just seen not to be empty");
             self.bytes -= u64::from(extent.bytes);
             dropped(extent.segment, extent.bytes);
+        }
+        self.count_stored();
+    }
+
+    /// Drops the local copies below `to`, also of extents that go on behind it. Calls `dropped` with the segment and the
+    /// bytes of each extent that goes as a whole.
+    pub fn drop_local(&mut self, to: Offset, mut dropped: impl FnMut(u32, u32)) {
+        while !self.sealed.is_empty() && self.sealed_end(0) <= to {
+            let extent = self.sealed.pop_front().expect("it was just seen not to be empty");
+            self.bytes -= u64::from(extent.bytes);
+            dropped(extent.segment, extent.bytes);
+        }
+        // The rest of an extent keeps its bytes: they say how much of the segment is in use.
+        if let Some(first) = self.sealed.front_mut() {
+            first.base_offset = first.base_offset.max(to);
+        } else if let Some(active) = &mut self.active
+            && active.from < to
+        {
+            let gone = active.index.from_offset(active.from).take_while(|place| place.base_offset < to);
+            let bytes: u32 = gone.map(|place| place.length).sum();
+            active.from = to;
+            active.moved_bytes += bytes;
+            self.bytes -= u64::from(bytes);
         }
         self.count_stored();
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
 use bytes::Bytes;
 use disk::SimDisk;
@@ -10,15 +11,19 @@ use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc, set_log_append_t
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use objects::{Bucket, SimBucket};
 
-use crate::cleaner::{Compaction, Rewriter, Rewritten, Turn};
+use crate::cleaner::{Compaction, RewriteError, Rewriter, Rewritten, Turn};
 use crate::log::{Parts, assemble};
 use crate::options::{Clock, Options};
 use crate::pacer::Pacer;
-use crate::reader::{ReadError, ReadRequest, ReadStep};
+use crate::reader::{Job, ReadError, ReadRequest, ReadStep};
 use crate::recovery::OpenError;
 use crate::request::{Append, AppendError, Committed, Completion, Durability, Listener};
 use crate::stream::Stream;
+use crate::uploader::{Uploaded, Uploader};
 use crate::writer::Patience;
+
+/// The number of the stream that is diskless, if there is an object store.
+pub const DISKLESS: u64 = 2;
 
 /// A clock that the test moves.
 #[derive(Default)]
@@ -197,15 +202,21 @@ impl StreamModel {
     }
     /// Everything below was acknowledged as synced.
     pub fn synced(&self) -> Offset {
-        let synced = |a: &&Appended| a.outcome.acknowledged() && a.durability == Durability::Synced;
+        let synced = |a: &&Appended| a.outcome.acknowledged() && a.durability != Durability::Written;
         self.appended.iter().filter(synced).map(Appended::end).max().unwrap_or_default()
     }
     /// Everything below was acknowledged, and survives all but a power cut.
     pub fn acknowledged(&self) -> Offset {
         self.appended.iter().filter(|a| a.outcome.acknowledged()).map(Appended::end).max().unwrap_or_default()
     }
+    /// Everything below was acknowledged as visible, and stays so.
+    fn visible(&self) -> Offset {
+        let visible = |a: &&Appended| a.outcome.acknowledged() && a.durability == Durability::Visible;
+        self.appended.iter().filter(visible).map(Appended::end).max().unwrap_or_default()
+    }
+    /// Whether the disk has something to do. Appends that wait for the object store do not count.
     fn pending(&self) -> bool {
-        self.appended.iter().any(|a| a.outcome.pending())
+        self.appended.iter().any(|a| a.outcome.pending() && a.durability != Durability::Visible)
             || self.trims.iter().any(|(_, done)| done.pending())
             || self.deleted.as_ref().is_some_and(|done| done.pending())
     }
@@ -229,8 +240,36 @@ pub struct World {
     pub listener: Arc<CountingListener>,
     pub streams: BTreeMap<u64, StreamModel>,
     pub options: Options,
-    /// The object store, if there is one. Streams with an odd number are tiered then.
+    /// The object store, if there is one. Streams with an odd number are tiered then, and stream 2 is diskless.
     pub bucket: Option<SimBucket>,
+    /// The puts of an uploader that puts several objects at the same time. Without, it puts them itself.
+    puts: Option<Puts>,
+}
+
+/// Puts that were begun and not done yet, also those of a process that was killed.
+#[derive(Default)]
+struct Puts {
+    begun: Option<Receiver<Job>>,
+    jobs: Vec<Job>,
+}
+
+impl Puts {
+    /// Does up to `count` of the puts, in any order.
+    fn run(&mut self, rng: &mut fastrand::Rng, count: usize) {
+        self.jobs.extend(self.begun.iter().flat_map(Receiver::try_iter));
+        for _ in 0..count.min(self.jobs.len()) {
+            self.jobs.swap_remove(rng.usize(0..self.jobs.len()))();
+        }
+    }
+
+    /// Begins with an uploader; some puts of the one before may still land.
+    fn serve(&mut self, rng: &mut fastrand::Rng, uploader: &mut Uploader) {
+        self.run(rng, 0);
+        self.jobs.retain(|_| rng.bool());
+        let (sender, begun) = channel();
+        uploader.set_threads(sender);
+        self.begun = Some(begun);
+    }
 }
 
 pub fn small_options() -> Options {
@@ -258,8 +297,14 @@ impl World {
 
     /// A log with an object store, in which streams with an odd number are tiered.
     pub fn tiered(seed: u64) -> World {
-        let options =
-            Options { object_bytes: 64 * 1024, upload_interval_ms: 0, object_grace_ms: 0, ..small_options() };
+        let options = Options {
+            object_bytes: 64 * 1024,
+            upload_interval_ms: 0,
+            diskless_interval_ms: 0,
+            merged_bytes: 256 * 1024,
+            object_grace_ms: 0,
+            ..small_options()
+        };
         World::opened(seed, options, SimDisk::new(seed), Some(SimBucket::new(seed)))
     }
 
@@ -274,7 +319,29 @@ impl World {
         let parts = assemble(Arc::new(disk.clone()), store, options.clone(), clock.clone(), listener.clone());
         let rng = fastrand::Rng::with_seed(seed);
         let streams = BTreeMap::new();
-        World { seed, rng, disk, parts: parts.unwrap(), clock, listener, streams, options, bucket }
+        let parts = parts.unwrap();
+        World { seed, rng, disk, parts, clock, listener, streams, options, bucket, puts: None }
+    }
+
+    /// From now on several objects are put at the same time.
+    pub fn put_in_parallel(&mut self) {
+        let puts = self.puts.get_or_insert_default();
+        puts.serve(&mut self.rng, &mut self.parts.uploader);
+    }
+
+    /// Lets the uploader work once, and then some of its puts.
+    pub fn upload(&mut self) -> Uploaded {
+        let uploaded = self.parts.uploader.turn();
+        let count = self.rng.usize(0..4);
+        self.run_puts(count);
+        uploaded
+    }
+
+    /// Does up to `count` of the puts that were begun.
+    pub fn run_puts(&mut self, count: usize) {
+        if let Some(puts) = &mut self.puts {
+            puts.run(&mut self.rng, count);
+        }
     }
 
     /// The store from which the log reads and to which it writes.
@@ -282,10 +349,17 @@ impl World {
         self.bucket.as_ref().expect("this world has an object store")
     }
 
-    fn set_tiered(&self, id: u64) {
-        if self.bucket.is_some() && id % 2 == 1 {
-            self.parts.log.set_tiered(&self.stream(id), true);
+    fn set_level(&self, id: u64) {
+        match id {
+            _ if self.bucket.is_none() => {}
+            DISKLESS => self.parts.log.set_diskless(&self.stream(id)),
+            _ if id % 2 == 1 => self.parts.log.set_tiered(&self.stream(id), true),
+            _ => {}
         }
+    }
+
+    fn is_diskless(&self, id: u64) -> bool {
+        self.bucket.is_some() && id == DISKLESS
     }
 
     /// Drops local copies of a stream's stored records, up to any place.
@@ -300,7 +374,11 @@ impl World {
     }
 
     pub fn append(&mut self, stream: u64, body: usize, durability: Durability) -> bool {
-        self.set_tiered(stream);
+        self.set_level(stream);
+        let durability = match durability {
+            Durability::Synced if self.is_diskless(stream) => Durability::Visible,
+            durability => durability,
+        };
         let count = self.rng.i32(1..20);
         let now = self.clock.now_ms();
         let timestamp = now + self.rng.i64(-5000..5000);
@@ -343,6 +421,7 @@ impl World {
     pub fn trim(&mut self, stream: u64) {
         let Some(model) = self.streams.get(&stream) else { return };
         let to = Offset(self.rng.i64(0..=model.synced().0));
+        let to = to.min(self.stream(stream).bounds().committed);
         self.trim_to(stream, to);
     }
 
@@ -413,7 +492,20 @@ impl World {
             jobs.push(Compaction { stream, until, rewriter: Box::new(RandomRewriter { rng, drops, done }) });
         }
         let shared = self.parts.log.shared.clone();
-        let worked = shared.compact(&mut jobs.into_iter(), &mut Pacer::new(shared.clone(), false)).is_ok();
+        let (mut jobs, mut pacer) = (jobs.into_iter(), Pacer::new(shared.clone(), false));
+        let worked = if ids.iter().all(|id| self.is_diskless(*id)) {
+            let (uploader, puts, rng) = (&mut self.parts.uploader, &mut self.puts, &mut self.rng);
+            let mut turn = || {
+                uploader.turn();
+                puts.iter_mut().for_each(|puts| puts.run(rng, 2));
+            };
+            shared
+                .compact_stored(&mut jobs, &mut pacer, &mut |outcome| turn_until(&mut turn, outcome))
+                .is_ok()
+        } else {
+            shared.compact(&mut jobs, &mut pacer).is_ok()
+        };
+        drop(jobs);
         for (id, done) in ids.iter().zip(done) {
             let Some(model) = self.streams.get_mut(id) else { continue };
             for (base, rewritten) in done.into_inner() {
@@ -474,13 +566,16 @@ impl World {
         let (disk, options) = (Arc::new(self.disk.clone()), self.options.clone());
         let store = self.bucket.clone().map(|bucket| Arc::new(bucket) as Arc<dyn Bucket>);
         self.parts = assemble(disk, store, options, self.clock.clone(), self.listener.clone())?;
-        self.streams.keys().for_each(|id| self.set_tiered(*id));
+        if self.puts.is_some() {
+            self.put_in_parallel();
+        }
+        self.streams.keys().for_each(|id| self.set_level(*id));
         let seed = self.seed;
         for (id, model) in &mut self.streams {
             let stream = self.parts.log.stream(StreamId(*id));
             let bounds = stream.bounds();
             if let Some(done) = &model.deleted {
-                let gone = bounds.committed == Offset::ZERO;
+                let gone = bounds.synced == Offset::ZERO;
                 if done.acknowledged() || gone {
                     assert!(gone, "seed {seed}: stream {id} came back after it was deleted");
                     *model = StreamModel { deleted: Some(Outcome::done()), ..StreamModel::default() };
@@ -489,24 +584,30 @@ impl World {
                 model.deleted = None;
             }
             let kept = if left == Left::Killed { model.acknowledged() } else { model.synced() };
-            assert!(bounds.committed >= kept, "seed {seed}: stream {id} lost {} of {kept}", bounds.committed);
+            assert!(bounds.synced >= kept, "seed {seed}: stream {id} lost {} of {kept}", bounds.synced);
+            let visible = model.visible();
             assert!(
-                bounds.committed <= model.next,
-                "seed {seed}: stream {id} has records that were never sent"
+                bounds.committed >= visible,
+                "seed {seed}: stream {id}: {visible} is not visible any more"
             );
+            assert!(bounds.synced <= model.next, "seed {seed}: stream {id} has records that were never sent");
             assert!(bounds.start >= model.trimmed(), "seed {seed}: stream {id} forgot a trim");
             assert!(
                 bounds.start <= model.trimmed_at_most(),
                 "seed {seed}: stream {id} was trimmed by itself"
             );
-            model.appended.retain(|a| a.end() <= bounds.committed);
+            model.appended.retain(|a| a.end() <= bounds.synced);
             for appended in &mut model.appended {
                 // Data that recovery kept is durable from now on.
-                appended.durability = Durability::Synced;
+                let was_visible =
+                    appended.durability == Durability::Visible && appended.outcome.acknowledged();
+                if !was_visible {
+                    appended.durability = Durability::Synced;
+                }
                 appended.outcome = Outcome::done();
             }
-            model.next = model.appended.last().map_or(bounds.committed, Appended::end);
-            assert_eq!(model.next, bounds.committed, "seed {seed}: stream {id} was cut inside a batch");
+            model.next = model.appended.last().map_or(bounds.synced, Appended::end);
+            assert_eq!(model.next, bounds.synced, "seed {seed}: stream {id} was cut inside a batch");
             model.trims = vec![(bounds.start, Outcome::done())];
             model.retained = Offset::ZERO;
             let sequences: i64 = model.appended.iter().map(|a| a.count).sum();
@@ -661,6 +762,19 @@ impl World {
             "seed {seed} stream {id}"
         );
     }
+}
+
+/// Lets the uploader work until it has replaced what was handed to it, unless the store is too bad for that.
+fn turn_until(turn: &mut dyn FnMut(), outcome: &Receiver<()>) -> Result<(), RewriteError> {
+    for _ in 0..50 {
+        turn();
+        match outcome.try_recv() {
+            Ok(()) => return Ok(()),
+            Err(TryRecvError::Disconnected) => break,
+            Err(TryRecvError::Empty) => {}
+        }
+    }
+    Err(RewriteError::Stopped)
 }
 
 fn check_producers(seed: u64, id: u64, stream: &Stream, model: &StreamModel) {

@@ -1,9 +1,12 @@
 //! Deletes objects of which nothing is live any more.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{UploadError, Uploaded, Uploader};
+use objects::Bucket;
+
+use super::{UploadError, Uploader};
 use crate::format::STORED;
 use crate::segment::file_name;
 use crate::segment::object::{object_key, object_number, object_prefix};
@@ -14,20 +17,30 @@ const LISTED: usize = 1000;
 impl Uploader {
     /// Deletes the objects that are dead for longer than the grace, and that nobody reads. The local file goes first: it
     /// says that the object has the records. After a crash between the two, the object is an orphan.
-    pub fn collect(&mut self) -> Result<(), UploadError> {
+    ///
+    /// Returns why another server writes this log's objects, if it turns out that one does.
+    pub fn collect(&mut self) -> Result<Option<Arc<str>>, UploadError> {
         let shared = self.shared.clone();
-        // Objects that are dead here may be alive for the server that writes them now.
-        let Some(bucket) = shared.tier.bucket.clone().filter(|_| !self.fenced) else { return Ok(()) };
+        let Some(bucket) = shared.tier.bucket.clone().filter(|_| !self.is_fenced()) else { return Ok(None) };
         let (now, grace) = (shared.clock.nanos(), shared.options.object_grace_ms.saturating_mul(1_000_000));
         let dead = shared.segments.dead_stored();
         self.dead.retain(|sequence, _| dead.iter().any(|segment| segment.sequence == *sequence));
+        let mut due = Vec::new();
         for segment in dead {
-            let sequence = segment.sequence;
-            let since = *self.dead.entry(sequence).or_insert(now);
+            let since = *self.dead.entry(segment.sequence).or_insert(now);
             // One reference is the map's, one is ours.
-            if now.saturating_sub(since) < grace || Arc::strong_count(&segment) > 2 {
-                continue;
+            if now.saturating_sub(since) >= grace && Arc::strong_count(&segment) <= 2 {
+                due.push(segment.sequence);
             }
+        }
+        if due.is_empty() && self.doomed.is_empty() {
+            return Ok(None);
+        }
+        // Objects that are dead here may be alive for a server that has claimed the log since.
+        if let Some(why) = self.check_claim(&*bucket)? {
+            return Ok(Some(why));
+        }
+        for sequence in due {
             shared.disk.remove(&file_name(sequence)).map_err(UploadError::Local)?;
             shared.segments.remove(sequence);
             self.dead.remove(&sequence);
@@ -38,35 +51,90 @@ impl Uploader {
             self.doomed.pop();
             shared.tier.counters.deleted.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Deletes objects that no segment names: a put that landed after its object had been deleted. An object with the
-    /// next number was put before a crash, and is taken over.
+    /// Fences this log if another server has claimed its objects.
+    pub fn check_claim(&mut self, bucket: &dyn Bucket) -> Result<Option<Arc<str>>, UploadError> {
+        self.owners.current(&self.shared, bucket)?;
+        if self.owners.is_newest(self.shared.options.log_id, bucket)? {
+            return Ok(None);
+        }
+        let why = "another server, which has a copy of this log, has claimed its objects".to_owned();
+        Ok(Some(self.fence(why)))
+    }
+
+    /// Deletes objects that no segment names: a put that landed after its object had been deleted, or an object that was
+    /// given up. An object with the next number was put before a crash, and is taken over if it continues the log.
     ///
-    /// Returns why another server writes this log's objects, if it turns out that one does.
-    pub fn delete_orphans(&mut self) -> Result<Option<String>, UploadError> {
+    /// Returns why nothing more is stored, if it turns out that another server writes the objects of this log, or that
+    /// some of them are gone.
+    pub fn delete_orphans(&mut self) -> Result<Option<Arc<str>>, UploadError> {
         let shared = self.shared.clone();
-        let Some(bucket) = shared.tier.bucket.clone().filter(|_| !self.fenced) else { return Ok(None) };
-        let prefix = object_prefix(shared.options.log_id);
-        let mut after = String::new();
-        loop {
-            let listed = bucket.list(&prefix, &after, LISTED)?;
-            let Some(last) = listed.last() else { return Ok(None) };
-            after.clone_from(&last.key);
-            for object in listed {
-                let Some(number) = object_number(&object.key) else { continue };
-                let sequence = STORED | number;
-                if sequence < self.next && shared.segments.find(sequence).is_none() {
-                    tracing::info!(key = object.key, "an object that no record needs is deleted");
-                    bucket.delete(&object.key)?;
-                } else if sequence == self.next
-                    && !self.is_putting()
-                    && let Uploaded::Fenced(why) = self.adopt(&*bucket, None)?
-                {
-                    return Ok(Some(why));
-                }
+        let Some(bucket) = shared.tier.bucket.clone().filter(|_| !self.is_fenced()) else { return Ok(None) };
+        let mut missing: BTreeSet<u32> =
+            shared.segments.live_stored().iter().map(|segment| segment.sequence).collect();
+        let listed = list_all(&*bucket, shared.options.log_id)?;
+        let mut orphans = Vec::new();
+        for (sequence, key) in listed {
+            let known = missing.remove(&sequence) || shared.segments.find(sequence).is_some();
+            // What is on its way is settled by its put.
+            let on_its_way = sequence >= self.next && (!self.pending.is_empty() || self.left.is_some());
+            if !known && !on_its_way {
+                orphans.push((sequence, key));
             }
         }
+        // They may have died and been collected since.
+        missing.retain(|sequence| shared.segments.find(*sequence).is_some_and(|segment| segment.live() > 0));
+        if let Some(first) = missing.first() {
+            let why = format!(
+                "{} objects are gone from the object store, {} among them: is this an old copy of the data directory, or \
+                 does the bucket delete objects by itself?",
+                missing.len(),
+                object_key(shared.options.log_id, *first)
+            );
+            return Ok(Some(self.fence(why)));
+        }
+        if orphans.is_empty() {
+            return Ok(None);
+        }
+        if let Some(why) = self.check_claim(&*bucket)? {
+            return Ok(Some(why));
+        }
+        for (sequence, key) in orphans {
+            if sequence >= self.next {
+                let continues = match self.read_existing(&*bucket, sequence)? {
+                    Ok(known) => self.continues(&known).map(|continues| (known, continues)),
+                    Err(why) => Err(why),
+                };
+                match continues {
+                    Ok((known, true)) if sequence == self.next => {
+                        self.left = Some(known);
+                        self.settle(&*bucket)?;
+                        continue;
+                    }
+                    Ok(_) => {}
+                    Err(why) => return Ok(Some(self.fence(why))),
+                }
+            }
+            tracing::info!(key, "an object that no record needs is deleted");
+            bucket.delete(&key)?;
+        }
+        Ok(None)
+    }
+}
+
+/// All objects of a log: their sequence numbers and keys.
+fn list_all(bucket: &dyn Bucket, log_id: u128) -> Result<Vec<(u32, String)>, UploadError> {
+    let prefix = object_prefix(log_id);
+    let (mut after, mut all) = (String::new(), Vec::new());
+    loop {
+        let listed = bucket.list(&prefix, &after, LISTED)?;
+        let Some(last) = listed.last() else { return Ok(all) };
+        after.clone_from(&last.key);
+        all.extend(listed.into_iter().filter_map(|object| {
+            let number = object_number(&object.key)?;
+            Some((STORED | number, object.key))
+        }));
     }
 }

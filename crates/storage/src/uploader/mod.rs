@@ -1,51 +1,55 @@
-//! The uploader: builds objects of what the tiered streams have gained, and puts them into the bucket.
+//! The uploader: builds objects of what the tiered and diskless streams have gained, and puts them into the bucket.
 //!
-//! Objects are segments ([`crate::segment::object`]), numbered without gaps. The uploader puts one after the other,
-//! each with the newest records of all tiered streams, sorted by stream. An object counts once its local file has its
-//! name; opening the log then needs no request to the store. Local copies stay until the local retention drops them.
+//! Objects are segments ([`crate::segment::object`]), numbered without gaps. Each has the newest records of all streams
+//! that wait, sorted by stream, or ranges that replace those of older objects. Several objects may be on their way at
+//! the same time. An object counts once it and all objects before it are stored, and its local file has its name;
+//! opening the log then needs no request to the store. Local copies stay until the local retention drops them.
 //!
 //! An object whose put has no clear outcome is put again under the same key with the same bytes. A key that is taken
-//! already was written before a crash, by this log: the object there is adopted, after a comparison with the log. If it
-//! says anything else than the log, another server writes this log's objects, and the uploader stops.
+//! already was written before a crash, by this log. The object there is adopted if its ranges continue what is stored,
+//! and otherwise its number is skipped. If it is another server's, the uploader stops.
 
 mod collect;
+mod existing;
+mod object;
+mod owner;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use bytes::Bytes;
-use disk::AlignedBuffer;
-use model::{BatchHeader, Offset};
+use disk::{AlignedBuffer, Disk};
+use model::Offset;
 use objects::{Bucket, BucketError, Put};
 
-use crate::cleaner::{RewriteError, Source, load, offset_count};
-use crate::format::{
-    DirectoryRow, ENTRY_HEADER_BYTES, Lsn, SECTOR, SegmentHeader, TRAILER_BYTES, Trailer, index, length32,
-};
-use crate::index::BatchPlace;
-use crate::pacer::Pacer;
-use crate::segment::build::{Blocks, SegmentBuilder};
+use self::object::{Built, Identity, Known, Replaces, of_replacement, of_streams};
+use self::owner::Owners;
+use crate::cleaner::RewriteError;
+use crate::completion::AppendError;
+use crate::format::{DirectoryRow, ROW_COMPACTED, ROW_REPLACES, length32};
+use crate::reader::Job;
+use crate::request::Committed;
 use crate::segment::object::{Local, ObjectFile, object_key, stored_extent};
-use crate::segment::{STORING, Segment, file_name, footer};
+use crate::segment::{STORING, Segment, file_name};
 use crate::shared::Shared;
-use crate::stream::Stream;
+use crate::stream::{Level, Stream, Waiter};
 
-const REST_MS_MAX: u64 = 1000;
-/// Bytes of batches that are read at once.
-const CHUNK_BYTES: usize = 1024 * 1024;
+const REST_MAX: Duration = Duration::from_secs(1);
 
 /// The outcome of a turn of the uploader.
 #[derive(Debug)]
 pub(crate) enum Uploaded {
-    /// There was nothing to store.
+    /// There was nothing to do.
     Nothing,
+    /// A put was begun, and none has ended.
+    Begun,
     /// An object was stored.
     Object,
     /// The turn failed. The next one tries again.
     Failed(UploadError),
     /// Another server writes the objects of this log. Nothing more is stored.
-    Fenced(String),
+    Fenced(Arc<str>),
 }
 
 /// Why nothing was stored.
@@ -55,53 +59,46 @@ pub(crate) enum UploadError {
     Bucket(#[from] BucketError),
     #[error("reading what is to be stored: {0}")]
     Source(#[from] RewriteError),
-    #[error("writing the local file of a stored object: {0}")]
+    #[error("writing a local file for the object store: {0}")]
     Local(std::io::Error),
 }
 
 /// Puts objects. Only one thread may have one.
 pub(crate) struct Uploader {
     shared: Arc<Shared>,
-    /// The sequence number of the next object.
+    /// The sequence number of the object that is named next.
     next: u32,
-    /// An object that was built and is not stored for certain.
-    unsettled: Option<Built>,
-    /// An object that is stored and has no local file yet.
-    unnamed: Option<Known>,
-    fenced: bool,
+    /// The objects from `next` on that were built and have no local file yet.
+    pending: VecDeque<Pending>,
+    /// The object `next`, which was found in the bucket and has no local file yet.
+    left: Option<Known>,
+    /// Set once an object was stored. Until then, objects from before a crash may be in the way, and one is put at a time.
+    confirmed: bool,
+    /// The last object took the place of others. Such objects and those with new records take turns.
+    replaced: bool,
+    /// The number of the last put.
+    puts: u64,
+    owners: Owners,
+    /// The threads that put objects. Without them, the uploader puts them itself.
+    threads: Option<Sender<Job>>,
     /// Dead objects, and since when they are dead, in nanoseconds of the log's clock.
     dead: HashMap<u32, u64>,
     /// Objects without a local file that are still to be deleted.
     doomed: Vec<u32>,
 }
 
-/// An object that is ready to be put.
-struct Built {
-    body: Bytes,
-    streams: Vec<Arc<Stream>>,
-    known: Known,
+/// An object on its way.
+struct Pending {
+    built: Built,
+    put: Progress,
 }
 
-/// A stored object as its local file describes it.
-struct Known {
-    header: SegmentHeader,
-    trailer: Trailer,
-    rows: Vec<DirectoryRow>,
-    /// Header, footer and trailer.
-    local: Vec<u8>,
-}
-
-/// The bytes of an object, from its header on.
-struct Body(Vec<u8>);
-
-impl Blocks for Body {
-    type Error = RewriteError;
-
-    fn write(&mut self, position: u32, block: &[u8]) -> Result<(), RewriteError> {
-        debug_assert_eq!(index(position), self.0.len(), "blocks come without gaps");
-        self.0.extend_from_slice(block);
-        Ok(())
-    }
+enum Progress {
+    /// To be put, perhaps again.
+    Due,
+    /// The put with this number goes on.
+    Going(u64),
+    Ended(Put),
 }
 
 impl Uploader {
@@ -110,18 +107,26 @@ impl Uploader {
         Uploader {
             shared,
             next,
-            unsettled: None,
-            unnamed: None,
-            fenced: false,
+            pending: VecDeque::new(),
+            left: None,
+            confirmed: false,
+            replaced: false,
+            puts: 0,
+            owners: Owners::default(),
+            threads: None,
             dead: HashMap::new(),
             doomed: Vec::new(),
         }
     }
 
-    /// Waits until enough waits for an object, for at most a while. Returns false once the log is closed.
+    /// From now on the receivers behind `threads` put the objects.
+    pub fn set_threads(&mut self, threads: Sender<Job>) {
+        self.threads = Some(threads);
+    }
+
+    /// Waits until there is something to do, for at most a while. Returns false once the log is closed.
     pub fn wait(&self) -> bool {
-        let time = Duration::from_millis(self.shared.options.upload_interval_ms.clamp(1, REST_MS_MAX));
-        self.shared.tier.wait(time)
+        self.shared.tier.wait(self.may_begin(), self.shared.clock.nanos(), REST_MAX)
     }
 
     /// Rests for `time` after a failure. Returns false once the log is closed.
@@ -129,366 +134,292 @@ impl Uploader {
         self.shared.tier.rest(time)
     }
 
-    /// Stores one object, if enough waits to be stored.
+    /// Whether another server writes this log's objects.
+    pub fn is_fenced(&self) -> bool {
+        self.shared.tier.fenced().is_some()
+    }
+
+    /// Begins a put, if there is enough to store, and names the objects whose puts have ended.
     pub fn turn(&mut self) -> Uploaded {
         let Some(bucket) = self.shared.tier.bucket.clone() else { return Uploaded::Nothing };
-        if self.fenced {
+        if self.is_fenced() {
             return Uploaded::Nothing;
         }
-        match self.store(&*bucket) {
-            Ok(outcome) => outcome,
-            Err(error) => Uploaded::Failed(error),
-        }
-    }
-
-    fn store(&mut self, bucket: &dyn Bucket) -> Result<Uploaded, UploadError> {
-        if let Some(known) = self.unnamed.take() {
-            return self.name(known);
-        }
-        let built = match self.unsettled.take() {
-            Some(built) => built,
-            None => match self.build()? {
-                Some(built) => built,
-                None => return Ok(Uploaded::Nothing),
-            },
-        };
-        let key = object_key(self.shared.options.log_id, self.next);
-        match bucket.put_if_absent(&key, std::slice::from_ref(&built.body)) {
-            Ok(Put::Stored) => {
-                self.shared.tier.stored(built.body.len() as u64);
-                let named = self.name(built.known);
-                // A part of a stream may be left, because the object was full.
-                self.wait_again(&built.streams);
-                named
-            }
-            Ok(Put::Exists) => {
-                let adopted = self.adopt(bucket, Some(&built.known));
-                if adopted.is_ok() || self.unnamed.is_some() {
-                    self.wait_again(&built.streams);
-                } else {
-                    // The object may be one of a request that is still on its way.
-                    self.unsettled = Some(built);
+        let begun = self.begin(&bucket);
+        let mut failed = None;
+        for (put, result) in self.shared.tier.take_ended() {
+            let same = |pending: &&mut Pending| matches!(pending.put, Progress::Going(of) if of == put);
+            // Without a match, the object was given up.
+            let Some(pending) = self.pending.iter_mut().find(same) else { continue };
+            pending.put = match result {
+                Ok(put) => Progress::Ended(put),
+                Err(error) => {
+                    failed = Some(error.into());
+                    Progress::Due
                 }
-                adopted
-            }
-            Err(error) => {
-                self.unsettled = Some(built);
-                Err(error.into())
-            }
+            };
+        }
+        let settled = self.settle(&*bucket);
+        match (settled, begun, failed) {
+            (Ok(fenced @ Uploaded::Fenced(_)), ..) => fenced,
+            (Err(error), ..) | (_, Err(error), _) | (_, _, Some(error)) => Uploaded::Failed(error),
+            (Ok(Uploaded::Nothing), Ok(true), _) => Uploaded::Begun,
+            (Ok(settled), ..) => settled,
         }
     }
 
-    /// Builds the next object of the streams that wait.
-    fn build(&mut self) -> Result<Option<Built>, UploadError> {
+    /// Whether another object may be built.
+    fn may_begin(&self) -> bool {
+        let most = if self.confirmed { self.shared.options.object_puts.max(1) } else { 1 };
+        self.left.is_none() && self.pending.len() < most
+    }
+
+    /// Begins the puts that are due, and another one if there is enough to store. Returns whether it began any.
+    fn begin(&mut self, bucket: &Arc<dyn Bucket>) -> Result<bool, UploadError> {
+        let due = |(at, pending): (usize, &Pending)| matches!(pending.put, Progress::Due).then_some(at);
+        let mut due: Vec<usize> = self.pending.iter().enumerate().filter_map(due).collect();
+        let built = if self.may_begin() { self.build(&**bucket) } else { Ok(None) };
+        let (built, failed) = match built {
+            Ok(built) => (built, None),
+            Err(error) => (None, Some(error)),
+        };
+        if let Some(built) = built {
+            due.push(self.pending.len());
+            self.pending.push_back(Pending { built, put: Progress::Due });
+        }
+        for at in &due {
+            self.put(*at, bucket);
+        }
+        failed.map_or(Ok(!due.is_empty()), Err)
+    }
+
+    /// Puts the pending object number `at`.
+    fn put(&mut self, at: usize, bucket: &Arc<dyn Bucket>) {
+        self.puts += 1;
+        let number = self.puts;
+        let pending = &mut self.pending[at];
+        pending.put = Progress::Going(number);
+        let key = object_key(self.shared.options.log_id, self.next + length32(at));
+        let (shared, bucket, body) = (self.shared.clone(), bucket.clone(), pending.built.body.clone());
+        let job: Job = Box::new(move || {
+            let result = bucket.put_if_absent(&key, std::slice::from_ref(&body));
+            drop(body);
+            shared.tier.ended(number, result);
+        });
+        match &self.threads {
+            // A closed channel means a closed log.
+            Some(threads) => drop(threads.send(job)),
+            None => job(),
+        }
+    }
+
+    /// Builds the next object, if there is enough to store.
+    fn build(&mut self, bucket: &dyn Bucket) -> Result<Option<Built>, UploadError> {
         let shared = self.shared.clone();
-        let interval_ns = shared.options.upload_interval_ms.saturating_mul(1_000_000);
-        let before = shared.clock.nanos().checked_sub(interval_ns);
-        let mut streams = shared.tier.take_waiting(before);
+        if !std::mem::take(&mut self.replaced)
+            && let Some(replacement) = shared.tier.take_replacement()
+        {
+            let built = self.identity(bucket).and_then(|identity| {
+                of_replacement(&shared, identity, &replacement).map_err(UploadError::from)
+            });
+            return match built {
+                Ok((body, known)) => {
+                    self.replaced = true;
+                    let replaces = Some(Replaces::of(replacement));
+                    Ok(Some(Built { body, known, streams: Vec::new(), replaces }))
+                }
+                Err(error @ UploadError::Source(_)) => Err(error),
+                Err(error) => {
+                    shared.tier.put_back(replacement);
+                    Err(error)
+                }
+            };
+        }
+        let mut streams = shared.tier.take_waiting(shared.clock.nanos());
+        if streams.is_empty() {
+            return Ok(None);
+        }
         streams.sort_unstable_by_key(|stream| stream.id());
         // Before their ends are looked at: what comes later makes them wait again.
         for stream in &streams {
             stream.note_awaits_upload(false);
         }
-        let built = self.build_of(&streams);
-        if !matches!(built, Ok(Some(_))) {
-            self.wait_again(&streams);
-        }
-        Ok(built?.map(|(body, known)| Built { body, streams, known }))
-    }
-
-    /// Makes streams wait again that still have something to store.
-    fn wait_again(&self, streams: &[Arc<Stream>]) {
-        for stream in streams {
-            self.shared.store_later(stream);
-        }
-    }
-
-    fn build_of(&self, streams: &[Arc<Stream>]) -> Result<Option<(Bytes, Known)>, RewriteError> {
-        let shared = &self.shared;
-        let mut pacer = Pacer::new(shared.clone(), false);
-        let mut builder = SegmentBuilder::new(self.next, shared.next_generation());
-        let mut body =
-            Body(Vec::with_capacity(shared.options.object_bytes + shared.options.object_bytes / 8));
-        body.0.resize(index(Segment::data_start()), 0);
-        let mut empty = true;
-        for stream in streams {
-            let room = shared.options.object_bytes.saturating_sub(builder.bytes());
-            if room == 0 {
-                break;
+        let built = self.identity(bucket).and_then(|identity| Ok(of_streams(&shared, identity, &streams)?));
+        if let Ok(Some((_, known))) = &built {
+            for row in &known.rows {
+                if let Ok(at) = streams.binary_search_by_key(&row.stream, |stream| stream.id()) {
+                    streams[at].lock().uploading = row.next_offset;
+                }
             }
-            let (from, sources) = shared.unstored(stream, room)?;
-            let (Some(first), Some(last)) = (sources.first(), sources.last()) else { continue };
-            empty = false;
-            // The range continues what is stored, also where compaction left no batch, and begins with a whole batch.
-            let base_offset = from.min(first.base_offset);
-            builder.begin_range(&mut body, stream.id(), (base_offset, last.end), 0)?;
-            for source in &sources {
-                for chunk in chunks(&source.places) {
-                    for batch in load_newest(shared, &mut pacer, stream, &source.segment, chunk)? {
-                        let header = BatchHeader::parse_header(&batch)
-                            .map_err(|error| RewriteError::Rewriter(error.to_string()))?;
-                        builder.push(&mut body, &header, offset_count(&header)?, &batch)?;
+        }
+        // A part may be left, because the object was full.
+        streams.iter().for_each(|stream| shared.store_later(stream));
+        Ok(built?.map(|(body, known)| Built { body, known, streams, replaces: None }))
+    }
+
+    /// The identity of the object behind the pending ones.
+    fn identity(&mut self, bucket: &dyn Bucket) -> Result<Identity, UploadError> {
+        let owner = self.owners.current(&self.shared, bucket)?;
+        Ok(Identity { sequence: self.next + length32(self.pending.len()), owner })
+    }
+
+    /// Names the objects that are stored without a gap.
+    fn settle(&mut self, bucket: &dyn Bucket) -> Result<Uploaded, UploadError> {
+        let mut settled = Uploaded::Nothing;
+        loop {
+            if let Some(known) = &self.left {
+                self.name(known, None)?;
+                (self.left, self.next) = (None, self.next + 1);
+                settled = Uploaded::Object;
+                continue;
+            }
+            let Some(first) = self.pending.front_mut() else { return Ok(settled) };
+            match first.put {
+                Progress::Due | Progress::Going(_) => return Ok(settled),
+                Progress::Ended(Put::Stored) => {
+                    let Built { known, replaces, .. } = &self.pending[0].built;
+                    self.name(known, replaces.as_ref())?;
+                    let Built { body, replaces, .. } =
+                        self.pending.pop_front().expect("it was just seen").built;
+                    self.shared.tier.stored(body.len() as u64);
+                    if let Some(replaces) = replaces {
+                        let done = replaces.done.clone();
+                        // Whoever waits may replace something else at once.
+                        drop(replaces);
+                        // Nobody may wait any more.
+                        let _ = done.send(());
+                    }
+                    self.next += 1;
+                    self.confirmed = true;
+                    settled = Uploaded::Object;
+                }
+                Progress::Ended(Put::Exists) => {
+                    // If this fails, the object may be one of a request that is still on its way.
+                    first.put = Progress::Due;
+                    if let Some(why) = self.settle_existing(bucket)? {
+                        return Ok(Uploaded::Fenced(self.fence(why)));
                     }
                 }
             }
         }
-        if empty {
-            return Ok(None);
-        }
-        let built = builder.finish(&mut body)?;
-        let Body(mut bytes) = body;
-        bytes.extend_from_slice(&built.trailer.encode(builder.generation));
-        let header = SegmentHeader {
-            sequence: builder.sequence,
-            generation: builder.generation,
-            length: bytes.len() as u64,
-            log_id: shared.options.log_id,
-        };
-        bytes[..SECTOR].copy_from_slice(&header.encode());
-        let local = [&bytes[..SECTOR], &bytes[index(built.trailer.footer_position)..]].concat();
-        let known = Known { header, trailer: built.trailer, rows: built.rows, local };
-        Ok(Some((Bytes::from(bytes), known)))
     }
 
-    /// Takes over the object that has the next key already, if this log wrote it. `built` was put under this key.
-    fn adopt(&mut self, bucket: &dyn Bucket, built: Option<&Known>) -> Result<Uploaded, UploadError> {
-        let key = object_key(self.shared.options.log_id, self.next);
-        match self.find_left(bucket, &key, built)? {
-            Ok(known) => self.name(known),
-            Err(why) => {
-                self.fenced = true;
-                Ok(Uploaded::Fenced(why))
-            }
+    /// Gives up all objects that are on their way: their numbers are taken. Their records go into other objects.
+    fn discard(&mut self) {
+        // They may still land under the next numbers. Objects that are put meanwhile would have to give way again.
+        self.confirmed = false;
+        let mut streams: Vec<Arc<Stream>> = Vec::new();
+        for pending in self.pending.drain(..) {
+            streams.extend(pending.built.streams);
         }
+        for stream in &streams {
+            stream.lock().uploading = Offset::ZERO;
+        }
+        streams.iter().for_each(|stream| self.shared.store_later(stream));
     }
 
-    /// Whether another server writes this log's objects.
-    pub fn is_fenced(&self) -> bool {
-        self.fenced
-    }
-
-    /// Whether an object of the next number was built here and may have been put.
-    fn is_putting(&self) -> bool {
-        self.unsettled.is_some() || self.unnamed.is_some()
-    }
-
-    /// The object that has the key already, after a comparison with the log. `Err` within is the difference.
-    fn find_left(
-        &self,
-        bucket: &dyn Bucket,
-        key: &str,
-        built: Option<&Known>,
-    ) -> Result<Result<Known, String>, BucketError> {
-        let length = bucket.length(key)?;
-        let sector = SECTOR as u64;
-        let first = bucket.get(key, 0..sector)?;
-        let last = bucket.get(key, length.saturating_sub(TRAILER_BYTES as u64)..length)?;
-        let differs = |why: &str| Ok(Err(format!("the object {key} is not one of this log: {why}")));
-        let Ok(header) = SegmentHeader::decode(&first) else { return differs("its header is damaged") };
-        let ours = (self.shared.options.log_id, self.next, length);
-        if (header.log_id, header.sequence, header.length) != ours {
-            return differs("its header names another log, segment or length");
+    /// Stores nothing any more.
+    fn fence(&mut self, why: String) -> Arc<str> {
+        let why: Arc<str> = why.into();
+        self.shared.tier.fence(why.clone());
+        self.pending.clear();
+        self.left = None;
+        for stream in self.shared.streams() {
+            let waiters = stream.lock().waiters.take();
+            Waiter::fail_all(waiters, &AppendError::Unstored(why.clone()));
         }
-        let Some(trailer) = Trailer::decode(&last, header.generation, length) else {
-            return differs("its trailer is damaged");
-        };
-        let from = u64::from(trailer.footer_position);
-        let footer = bucket.get(key, from..length)?;
-        let directory = trailer.directory_position.checked_sub(trailer.footer_position).map(index);
-        let rows = directory
-            .and_then(|at| footer.get(at..))
-            .and_then(|bytes| footer::decode_directory(bytes, &trailer, header.generation));
-        let Some(rows) = rows else { return differs("its directory is damaged") };
-        let local = [&first[..], &footer[..]].concat();
-        let known = Known { header, trailer, rows, local };
-        if built.is_some_and(|built| built.local == known.local) {
-            // An earlier request of this very put has landed.
-            return Ok(Ok(known));
-        }
-        Ok(self.compare(&known).map(|()| known).map_err(|why| {
-            format!(
-                "the object {key} contradicts the log: {why}; does another server have a copy of this log?"
-            )
-        }))
-    }
-
-    /// Checks that the object has the batches which the log has.
-    fn compare(&self, known: &Known) -> Result<(), String> {
-        for row in &known.rows {
-            let Some(stream) = self.shared.find_stream(row.stream) else { continue };
-            let (next, start, stored, compacted) = {
-                let state = stream.lock();
-                (state.next, state.start, state.stored_to(), state.compacted)
-            };
-            if compacted > row.base_offset {
-                // The log has other batches by now, and has them locally.
-                continue;
-            }
-            if next == Offset::ZERO {
-                // It was deleted, and somebody has asked for it since.
-                continue;
-            }
-            if row.next_offset > next {
-                return Err(format!("stream {} ends at {next} and not at {}", row.stream, row.next_offset));
-            }
-            if stored.is_some_and(|stored| row.base_offset < stored) {
-                return Err(format!("stream {} is stored up to {}", row.stream, stored.unwrap_or_default()));
-            }
-            let wanted = self.shared.places_between(&stream, row.base_offset.max(start), row.next_offset);
-            let wanted = wanted.map_err(|error| error.to_string())?;
-            let (from, length) = (row.index_position, index(row.index_length));
-            let at = from.checked_sub(known.trailer.footer_position).map(|at| SECTOR + index(at));
-            let bytes = at.and_then(|at| known.local.get(at..at + length));
-            let index = bytes.and_then(crate::index::BatchIndex::decode);
-            let found = index.as_ref().map(|index| index.from_offset(row.base_offset.max(start)));
-            let same = |a: &BatchPlace, b: &BatchPlace| {
-                (a.base_offset, a.offset_count, a.length, a.max_timestamp)
-                    == (b.base_offset, b.offset_count, b.length, b.max_timestamp)
-            };
-            let equal = found.is_some_and(|found| {
-                let found: Vec<BatchPlace> = found.collect();
-                found.len() == wanted.len() && found.iter().zip(&wanted).all(|(a, b)| same(a, b))
-            });
-            if !equal {
-                return Err(format!("other batches of stream {} at {}", row.stream, row.base_offset));
-            }
-        }
-        Ok(())
+        why
     }
 
     /// Writes the local file of a stored object, gives it its name, and lets the streams know.
-    fn name(&mut self, known: Known) -> Result<Uploaded, UploadError> {
-        assert_eq!(known.header.sequence, self.next, "objects are named in the order of their numbers");
-        let written = write_local(&self.shared, &known);
-        if let Err(error) = written {
-            self.unnamed = Some(known);
-            return Err(UploadError::Local(error));
-        }
-        self.next += 1;
+    fn name(&self, known: &Known, replaces: Option<&Replaces>) -> Result<(), UploadError> {
         let Known { header, trailer, rows, local } = known;
-        let name = Local::Named(self.shared.disk.clone(), file_name(header.sequence));
-        let file = ObjectFile::new(self.shared.tier.bucket.clone(), &header, name, local.len() as u64);
+        assert_eq!(header.sequence, self.next, "objects are named in the order of their numbers");
+        let name = file_name(header.sequence);
+        write_file(&*self.shared.disk, &name, local).map_err(UploadError::Local)?;
+        let name = Local::Named(self.shared.disk.clone(), name);
+        let file = ObjectFile::new(self.shared.tier.bucket.clone(), header, name, local.len() as u64);
         let segment = Arc::new(Segment::new(header.sequence, header.generation, Arc::new(file)));
-        segment.set_footer(trailer, None);
+        segment.set_footer(*trailer, None);
         segment.set_live(length32(rows.len()) + 1, rows.iter().map(|row| row.bytes).sum());
         segment.mark_sealed();
         self.shared.segments.insert(segment.clone());
+        let (mut grown, mut visible) = (Vec::new(), Vec::new());
         for (row, at) in rows.iter().zip(0..) {
-            let extent = stored_extent(row, &segment, at);
-            let stream = self.shared.find_stream(row.stream);
-            let taken = stream.is_some_and(|stream| {
-                let mut state = stream.lock();
-                !state.deleted && row.next_offset > state.start && state.add_stored(extent, row.next_offset)
-            });
-            if !taken {
-                segment.release(extent.bytes);
+            let old = replaces.and_then(|replaces| replaces.old.get(&(row.stream, row.base_offset)));
+            let old = old.map_or(&[][..], Vec::as_slice);
+            if !self.publish(row, (at, &segment), old, &mut grown, &mut visible) {
+                segment.release(stored_extent(row, &segment, at).bytes);
             }
         }
         segment.release(0);
-        Ok(Uploaded::Object)
+        // The listener comes before the completions, as in the writer.
+        if !grown.is_empty() {
+            self.shared.listener.committed(&grown);
+        }
+        visible.into_iter().for_each(|waiter: Waiter| waiter.done.complete(Ok(())));
+        self.shared.wake_preparer();
+        Ok(())
+    }
+
+    /// Lets the stream of the directory's row number `at` know of it; `old` are the extents that it replaces. Returns false if the stream does not need it.
+    fn publish(
+        &self,
+        row: &DirectoryRow,
+        (at, segment): (u32, &Segment),
+        old: &[(u32, u32)],
+        grown: &mut Vec<Committed>,
+        visible: &mut Vec<Waiter>,
+    ) -> bool {
+        let Some(stream) = self.shared.find_stream(row.stream) else { return false };
+        let (extent, replaces) = (stored_extent(row, segment, at), row.flags & ROW_REPLACES != 0);
+        let mut dropped = Vec::new();
+        let mut state = stream.lock();
+        let wanted = !state.deleted && row.next_offset > state.start;
+        let taken = match replaces {
+            true => {
+                let compacted = row.flags & ROW_COMPACTED != 0;
+                wanted
+                    && state.replace_stored((extent, row.next_offset), old, compacted, |sequence, bytes| {
+                        dropped.push((sequence, bytes));
+                    })
+            }
+            false => wanted && state.add_stored(extent, row.next_offset),
+        };
+        if taken && stream.level() == Level::Diskless {
+            let end = state.synced.min(row.next_offset);
+            if end > state.committed {
+                state.committed = end;
+                visible.extend(state.waiters.take_below(end));
+                grown.push(Committed { stream: stream.clone(), end, bytes: extent.bytes });
+            }
+        }
+        let refused = wanted && !taken && !replaces;
+        if refused {
+            state.uploading = Offset::ZERO;
+        }
+        drop(state);
+        for (sequence, bytes) in dropped {
+            if let Some(segment) = self.shared.segments.find(sequence) {
+                segment.release(bytes);
+            }
+        }
+        if refused {
+            self.shared.store_later(&stream);
+        }
+        taken
     }
 }
 
-/// Parts of `places`, each of about [`CHUNK_BYTES`].
-fn chunks(places: &[BatchPlace]) -> impl Iterator<Item = &[BatchPlace]> {
-    let mut bytes = 0;
-    places.chunk_by(move |place, _| {
-        bytes += index(place.length);
-        let goes_on = bytes < CHUNK_BYTES;
-        if !goes_on {
-            bytes = 0;
-        }
-        goes_on
-    })
-}
-
-fn write_local(shared: &Shared, known: &Known) -> std::io::Result<()> {
-    let disk = &shared.disk;
+/// Writes a file so that it has its name only once it is complete and synced.
+fn write_file(disk: &dyn Disk, name: &str, content: &[u8]) -> std::io::Result<()> {
     if disk.list()?.iter().any(|name| name == STORING) {
         disk.remove(STORING)?;
     }
-    let mut bytes = AlignedBuffer::zeroed(known.local.len());
-    bytes.copy_from_slice(&known.local);
-    let file = disk.create(STORING, known.local.len() as u64)?;
+    let mut bytes = AlignedBuffer::zeroed(content.len());
+    bytes.copy_from_slice(content);
+    let file = disk.create(STORING, content.len() as u64)?;
     file.write_at(0, &bytes)?;
     file.sync()?;
-    disk.rename(STORING, &file_name(known.header.sequence))
-}
-
-/// The bytes of batches of one segment, from the tail cache if it has all of them.
-fn load_newest(
-    shared: &Shared,
-    pacer: &mut Pacer,
-    stream: &Stream,
-    segment: &Arc<Segment>,
-    places: &[BatchPlace],
-) -> Result<Vec<Bytes>, RewriteError> {
-    let cached = |place: &BatchPlace| {
-        let body = Lsn(Lsn::new(segment.sequence, place.position).0 + ENTRY_HEADER_BYTES as u64);
-        shared.tail.find(body, index(place.length))
-    };
-    if let Some(all) = places.iter().map(cached).collect() {
-        return Ok(all);
-    }
-    let wanted: Vec<_> = places.iter().map(|place| (segment, place)).collect();
-    load(shared, pacer, stream, &wanted)
-}
-
-impl Shared {
-    /// Lets the uploader know of a stream that has records to store.
-    pub fn store_later(&self, stream: &Arc<Stream>) {
-        let bytes = {
-            let state = stream.lock();
-            let from = state.stored_to().unwrap_or_default().max(state.start);
-            if state.deleted || from >= state.committed { 0 } else { state.unstored_bytes(from) }
-        };
-        if bytes > 0 && stream.is_tiered() {
-            self.tier.grew(stream, bytes, self.clock.nanos());
-        }
-    }
-
-    /// The synced records of a stream that are not stored yet, from the first on: about `bytes_max`, and at least one
-    /// batch. Also the offset from which on nothing is stored.
-    fn unstored(
-        &self,
-        stream: &Arc<Stream>,
-        bytes_max: usize,
-    ) -> Result<(Offset, Vec<Source>), RewriteError> {
-        let (from, until) = {
-            let state = stream.lock();
-            let from = state.stored_to().unwrap_or_default().max(state.start);
-            if state.deleted || !stream.is_tiered() { (from, from) } else { (from, state.committed) }
-        };
-        let mut bytes = 0;
-        let mut sources = Vec::new();
-        for mut source in self.sources_between(stream, from, until)? {
-            let fits = |place: &&BatchPlace| {
-                let first = bytes == 0;
-                bytes += index(place.length);
-                first || bytes <= bytes_max
-            };
-            let count = source.places.iter().take_while(fits).count();
-            let all = count == source.places.len();
-            source.places.truncate(count);
-            let Some(last) = source.places.last() else { break };
-            if !all {
-                source.end = last.next_offset();
-            }
-            sources.push(source);
-            if !all {
-                break;
-            }
-        }
-        Ok((from, sources))
-    }
-
-    fn places_between(
-        &self,
-        stream: &Arc<Stream>,
-        from: Offset,
-        until: Offset,
-    ) -> Result<Vec<BatchPlace>, RewriteError> {
-        let sources = self.sources_between(stream, from, until)?;
-        Ok(sources.into_iter().flat_map(|source| source.places).collect())
-    }
+    disk.rename(STORING, name)
 }

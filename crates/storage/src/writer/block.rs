@@ -7,7 +7,7 @@ use model::Offset;
 use crate::format::{BLOCK_HEADER_BYTES, Lsn};
 use crate::request::{Admission, Committed, Completion};
 use crate::segment::Segment;
-use crate::stream::Stream;
+use crate::stream::{Stream, Waiter};
 
 /// How far the write of a block has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +39,8 @@ pub(crate) struct InFlight {
     pub on_written: Vec<Arc<dyn Completion>>,
     /// Completed when the block is synced.
     pub on_synced: Vec<Arc<dyn Completion>>,
+    /// Completed when the block is synced and their records are visible.
+    pub on_visible: Vec<(Arc<Stream>, Waiter)>,
     pub written_answered: bool,
     /// Set for a footer block: its segment, whose trailer is due when the block is synced.
     pub footer_of: Option<Arc<Segment>>,
@@ -52,6 +54,7 @@ pub(crate) struct OpenBlock {
     pub effects: Vec<Effect>,
     pub on_written: Vec<Arc<dyn Completion>>,
     pub on_synced: Vec<Arc<dyn Completion>>,
+    pub on_visible: Vec<(Arc<Stream>, Waiter)>,
     /// The reservations of its batches. They are given back once the block's position counts instead.
     pub admission: Option<Admission>,
 }
@@ -65,6 +68,7 @@ impl Default for OpenBlock {
             effects: Vec::new(),
             on_written: Vec::new(),
             on_synced: Vec::new(),
+            on_visible: Vec::new(),
             admission: None,
         }
     }

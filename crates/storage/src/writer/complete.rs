@@ -1,13 +1,18 @@
 //! Completions: finished operations, the syncs and trailers that they allow, and the calls to waiting callers, in log
 //! order. Also the end of the log after a failure.
 
+use std::sync::Arc;
+
 use disk::{Finished, SECTOR};
 
 use super::block::{Effect, InFlight, Progress};
 use super::pace::Wait;
 use super::{BYTES_MEANWHILE, IDLE_MARK_AFTER, Patience, Writer};
 use crate::format::Lsn;
-use crate::request::{AppendError, Enough};
+use crate::request::{AppendError, Completion, Enough};
+use crate::segment::deleted;
+use crate::stream::{Level, Stream, Waiter};
+use crate::tier::Class;
 
 impl Writer {
     /// Starts the sync that written blocks wait for, and the next trailer.
@@ -133,12 +138,21 @@ impl Writer {
             for effect in block.effects.drain(..) {
                 match effect {
                     Effect::Grew { committed } => {
-                        committed.stream.lock().committed = committed.end;
-                        if committed.stream.is_tiered() {
-                            let bytes = u64::from(committed.bytes);
-                            self.shared.tier.grew(&committed.stream, bytes, self.shared.clock.nanos());
+                        let level = committed.stream.level();
+                        {
+                            let mut state = committed.stream.lock();
+                            state.synced = committed.end;
+                            if level != Level::Diskless {
+                                state.committed = committed.end;
+                            }
                         }
-                        grown.push(committed);
+                        if let Some(class) = Class::of(level) {
+                            let bytes = u64::from(committed.bytes);
+                            self.shared.tier.grew(class, &committed.stream, bytes, self.shared.clock.nanos());
+                        }
+                        if level != Level::Diskless {
+                            grown.push(committed);
+                        }
                     }
                     Effect::Trimmed { stream, to } => self.shared.apply_trim(&stream, to),
                     Effect::Deleted { stream } => self.shared.apply_delete(&stream),
@@ -152,6 +166,18 @@ impl Writer {
                 grown.clear();
             }
             block.on_synced.drain(..).for_each(|done| done.complete(Ok(())));
+            for (stream, waiter) in block.on_visible.drain(..) {
+                let mut state = stream.lock();
+                if state.committed >= waiter.end {
+                    drop(state);
+                    waiter.done.complete(Ok(()));
+                } else if state.deleted {
+                    drop(state);
+                    Waiter::fail_all(vec![waiter], &deleted());
+                } else {
+                    state.waiters.push(waiter);
+                }
+            }
             self.in_flight.pop_front();
         }
     }
@@ -167,18 +193,25 @@ impl Writer {
         self.ended = true;
         self.requests.extend(self.shared.queue.stop(error.clone()));
         for block in self.in_flight.drain(..) {
-            block
-                .on_written
-                .into_iter()
-                .chain(block.on_synced)
-                .for_each(|done| done.complete(Err(error.clone())));
+            fail(block.on_written, block.on_synced, block.on_visible, error);
         }
         let open = std::mem::take(&mut self.open);
-        open.on_written.into_iter().chain(open.on_synced).for_each(|done| done.complete(Err(error.clone())));
+        fail(open.on_written, open.on_synced, open.on_visible, error);
         self.requests.drain(..).for_each(|request| request.fail(error));
         // Callers that wait for room learn that there will be none.
         self.shared.listener.room();
     }
+}
+
+fn fail(
+    on_written: Vec<Arc<dyn Completion>>,
+    on_synced: Vec<Arc<dyn Completion>>,
+    on_visible: Vec<(Arc<Stream>, Waiter)>,
+    error: &AppendError,
+) {
+    let on_visible = on_visible.into_iter().map(|(_, waiter)| waiter.done);
+    let all = on_written.into_iter().chain(on_synced).chain(on_visible);
+    all.for_each(|done| done.complete(Err(error.clone())));
 }
 
 impl Drop for Writer {

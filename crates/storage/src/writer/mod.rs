@@ -37,7 +37,7 @@ use crate::segment::footer::{
     self, STREAM_FOOTER_BYTES, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES, TableBound,
 };
 use crate::shared::Shared;
-use crate::stream::Stream;
+use crate::stream::{Stream, Waiter};
 
 /// Size of a write buffer, and so of the largest ordinary block: large enough for sequential speed, small enough to
 /// fill quickly. Tests have small segments and therefore small buffers, so that several writes are in flight there too.
@@ -398,13 +398,19 @@ impl Writer {
             self.footer_bytes += STREAM_FOOTER_BYTES;
             self.touched.push(stream.clone());
         }
-        let committed = Committed { stream, end: place.next_offset(), bytes: entry.length };
+        let (end, mut done) = (place.next_offset(), append.done);
+        if append.durability == Durability::Visible
+            && let Some(done) = done.take()
+        {
+            self.open.on_visible.push((stream.clone(), Waiter { end, done }));
+        }
+        let committed = Committed { stream, end, bytes: entry.length };
         self.open.effects.push(Effect::Grew { committed });
         match append.durability {
-            Durability::Written => self.open.on_written.extend(append.done),
-            Durability::Synced => {
+            Durability::Written => self.open.on_written.extend(done),
+            Durability::Synced | Durability::Visible => {
                 self.open.durable = true;
-                self.open.on_synced.extend(append.done);
+                self.open.on_synced.extend(done);
             }
         }
     }
@@ -484,6 +490,7 @@ impl Writer {
             effects: open.effects,
             on_written: open.on_written,
             on_synced: open.on_synced,
+            on_visible: open.on_visible,
             written_answered: false,
             footer_of,
         });

@@ -1,0 +1,136 @@
+//! An object that has the key of the next one already: it is an earlier attempt of this put, an object from before a
+//! crash, or another server's.
+
+use std::sync::Arc;
+
+use model::Offset;
+use objects::{Bucket, BucketError, Put};
+
+use super::object::Known;
+use super::{Progress, UploadError, Uploader};
+use crate::format::{DirectoryRow, ROW_REPLACES, SECTOR, SegmentHeader, TRAILER_BYTES, Trailer, index};
+use crate::index::{BatchIndex, BatchPlace};
+use crate::segment::footer;
+use crate::segment::object::object_key;
+use crate::stream::Stream;
+
+impl Uploader {
+    /// Decides about the key of the first pending object, which is taken. Returns why another server writes this log's
+    /// objects, if one does.
+    pub(super) fn settle_existing(&mut self, bucket: &dyn Bucket) -> Result<Option<String>, UploadError> {
+        let known = match self.read_existing(bucket, self.next)? {
+            Ok(known) => known,
+            Err(why) => return Ok(Some(why)),
+        };
+        if let Some(first) = self.pending.front_mut()
+            && first.built.known.local == known.local
+        {
+            // An earlier request of this very put has landed.
+            first.put = Progress::Ended(Put::Stored);
+            return Ok(None);
+        }
+        let continues = match self.continues(&known) {
+            Ok(continues) => continues,
+            Err(why) => return Ok(Some(why)),
+        };
+        self.discard();
+        if continues {
+            self.left = Some(known);
+        } else {
+            // The list of orphans finds it.
+            self.next += 1;
+        }
+        Ok(None)
+    }
+
+    /// The object with the sequence number `sequence`. `Err` within: why it is not one of this log.
+    pub(super) fn read_existing(
+        &self,
+        bucket: &dyn Bucket,
+        sequence: u32,
+    ) -> Result<Result<Known, String>, BucketError> {
+        let key = object_key(self.shared.options.log_id, sequence);
+        let length = bucket.length(&key)?;
+        let sector = SECTOR as u64;
+        let first = bucket.get(&key, 0..sector)?;
+        let last = bucket.get(&key, length.saturating_sub(TRAILER_BYTES as u64)..length)?;
+        let differs = |why: &str| Ok(Err(format!("the object {key} is not one of this log: {why}")));
+        let Ok(header) = SegmentHeader::decode(&first) else { return differs("its header is damaged") };
+        if (header.log_id, header.sequence, header.length) != (self.shared.options.log_id, sequence, length) {
+            return differs("its header names another log, segment or length");
+        }
+        let Some(trailer) = Trailer::decode(&last, header.generation, length) else {
+            return differs("its trailer is damaged");
+        };
+        if !self.owners.has(trailer.epoch) {
+            return differs("another server put it, which has a copy of this log");
+        }
+        let footer = bucket.get(&key, u64::from(trailer.footer_position)..length)?;
+        let directory = trailer.directory_position.checked_sub(trailer.footer_position).map(index);
+        let rows = directory
+            .and_then(|at| footer.get(at..))
+            .and_then(|bytes| footer::decode_directory(bytes, &trailer, header.generation));
+        let Some(rows) = rows else { return differs("its directory is damaged") };
+        let local = [&first[..], &footer[..]].concat();
+        Ok(Ok(Known { header, trailer, rows, local }))
+    }
+
+    /// Whether each range of the object continues what is stored of its stream. If not, the object is of no use: it
+    /// replaces ranges, or an object before it was lost in a crash and built again in another form. `Err` says in which
+    /// way it contradicts the log.
+    pub(super) fn continues(&self, known: &Known) -> Result<bool, String> {
+        let mut continues = true;
+        for row in &known.rows {
+            if row.flags & ROW_REPLACES != 0 {
+                continues = false;
+                continue;
+            }
+            let Some(stream) = self.shared.find_stream(row.stream) else { continue };
+            self.compare(known, row, &stream).map_err(|why| {
+                format!(
+                    "the object {} contradicts the log: {why}; does another server have a copy of this log?",
+                    object_key(self.shared.options.log_id, known.header.sequence)
+                )
+            })?;
+            let state = stream.lock();
+            // A stream without records was deleted, and somebody has asked for it since.
+            if state.next > Offset::ZERO && row.next_offset > state.start {
+                let stored = state.stored.as_ref().filter(|stored| !stored.extents.is_empty());
+                continues &= match stored {
+                    Some(stored) => stored.to == row.base_offset,
+                    None => row.base_offset <= state.start,
+                };
+            }
+        }
+        Ok(continues)
+    }
+
+    /// Checks that a range of the object has the batches that the local disk has, as far as it has them.
+    fn compare(&self, known: &Known, row: &DirectoryRow, stream: &Arc<Stream>) -> Result<(), String> {
+        let (synced, from, compacted) = {
+            let state = stream.lock();
+            (state.synced, state.local_start().max(row.base_offset), state.compacted)
+        };
+        if synced == Offset::ZERO || compacted > row.base_offset {
+            // It was deleted, or the log has other batches by now.
+            return Ok(());
+        }
+        if row.next_offset > synced {
+            return Err(format!("stream {} ends at {synced} and not at {}", row.stream, row.next_offset));
+        }
+        let wanted = self.shared.sources_between(stream, from, row.next_offset);
+        let wanted = wanted.map_err(|error| error.to_string())?;
+        let wanted = wanted.iter().flat_map(|source| &source.places);
+        let (at, length) = (row.index_position, index(row.index_length));
+        let at = at.checked_sub(known.trailer.footer_position).map(|at| SECTOR + index(at));
+        let bytes = at.and_then(|at| known.local.get(at..at + length));
+        let found = bytes.and_then(BatchIndex::decode).ok_or("an index in its footer is damaged")?;
+        let named =
+            |place: &BatchPlace| (place.base_offset, place.offset_count, place.length, place.max_timestamp);
+        if found.from_offset(from).map(|place| named(&place)).eq(wanted.map(named)) {
+            Ok(())
+        } else {
+            Err(format!("other batches of stream {} from {from} on", row.stream))
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Builds objects: of what tiered and diskless streams have gained, and of ranges that replace older ones.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use bytes::Bytes;
+use model::{BatchHeader, Offset, StreamId};
+
+use crate::cleaner::{RewriteError, Source, load, offset_count};
+use crate::format::{
+    DirectoryRow, ENTRY_HEADER_BYTES, Lsn, ROW_REPLACES, SECTOR, SegmentHeader, Trailer, index,
+};
+use crate::index::BatchPlace;
+use crate::pacer::Pacer;
+use crate::segment::Segment;
+use crate::segment::build::{Blocks, SegmentBuilder};
+use crate::segment::footer::TableRow;
+use crate::shared::Shared;
+use crate::stream::Stream;
+use crate::tier::{Class, ReplaceRight, Replacement};
+
+/// Bytes of batches that are read at once.
+const CHUNK_BYTES: usize = 1024 * 1024;
+
+/// An object that is ready to be put.
+pub(super) struct Built {
+    pub body: Bytes,
+    pub known: Known,
+    /// The streams whose newest records it has.
+    pub streams: Vec<Arc<Stream>>,
+    /// What the object takes the place of.
+    pub replaces: Option<Replaces>,
+}
+
+/// The extents that an object takes the place of.
+pub(super) struct Replaces {
+    /// Segment and row of those that a range replaces, by the stream and the first offset of the range.
+    pub old: HashMap<(StreamId, Offset), Vec<(u32, u32)>>,
+    /// Told once they are replaced.
+    pub done: Sender<()>,
+    /// Given back then.
+    pub _right: ReplaceRight,
+}
+
+impl Replaces {
+    pub fn of(replacement: Replacement) -> Replaces {
+        let Replacement { ranges, right, done } = replacement;
+        let old = ranges.into_iter().map(|range| ((range.stream.id(), range.base_offset), range.old));
+        Replaces { old: old.collect(), done, _right: right }
+    }
+}
+
+/// A stored object as its local file describes it.
+pub(super) struct Known {
+    pub header: SegmentHeader,
+    pub trailer: Trailer,
+    pub rows: Vec<DirectoryRow>,
+    /// Header, footer and trailer.
+    pub local: Vec<u8>,
+}
+
+/// The identity of an object: its number, and who puts it.
+#[derive(Clone, Copy)]
+pub(super) struct Identity {
+    pub sequence: u32,
+    pub owner: u64,
+}
+
+/// The bytes of an object, from its header on.
+struct Body(Vec<u8>);
+
+impl Blocks for Body {
+    type Error = RewriteError;
+
+    fn write(&mut self, position: u32, block: &[u8]) -> Result<(), RewriteError> {
+        debug_assert_eq!(index(position), self.0.len(), "blocks come without gaps");
+        self.0.extend_from_slice(block);
+        Ok(())
+    }
+}
+
+/// An object under construction.
+struct Draft<'a> {
+    shared: &'a Shared,
+    builder: SegmentBuilder,
+    body: Body,
+    table: Vec<(StreamId, TableRow)>,
+}
+
+impl<'a> Draft<'a> {
+    fn new(shared: &'a Shared, identity: Identity, bytes: usize) -> Draft<'a> {
+        let builder = SegmentBuilder::new(identity.sequence, shared.next_generation(), identity.owner);
+        let mut body = Vec::with_capacity(bytes + bytes / 8);
+        body.resize(index(Segment::data_start()), 0);
+        Draft { shared, builder, body: Body(body), table: Vec::new() }
+    }
+
+    fn begin(
+        &mut self,
+        stream: &Stream,
+        (base_offset, end): (Offset, Offset),
+        flags: u32,
+    ) -> Result<(), RewriteError> {
+        self.builder.begin_range(&mut self.body, stream.id(), (base_offset, end), flags)?;
+        let state = stream.lock();
+        let row = TableRow { start: state.start, next: end, producers: state.producers.below(end) };
+        drop(state);
+        match self.table.last_mut() {
+            Some((id, last)) if *id == stream.id() => *last = row,
+            _ => self.table.push((stream.id(), row)),
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, batch: &Bytes) -> Result<(), RewriteError> {
+        let header =
+            BatchHeader::parse_header(batch).map_err(|error| RewriteError::Rewriter(error.to_string()))?;
+        self.builder.push(&mut self.body, &header, offset_count(&header)?, batch)
+    }
+
+    fn finish(mut self) -> Result<(Bytes, Known), RewriteError> {
+        self.table.sort_by_key(|(id, _)| *id);
+        let built = self.builder.finish(&mut self.body, &self.table)?;
+        let Body(mut bytes) = self.body;
+        bytes.extend_from_slice(&built.trailer.encode(self.builder.generation));
+        let header = SegmentHeader {
+            sequence: self.builder.sequence,
+            generation: self.builder.generation,
+            length: bytes.len() as u64,
+            log_id: self.shared.options.log_id,
+        };
+        bytes[..SECTOR].copy_from_slice(&header.encode());
+        let local = [&bytes[..SECTOR], &bytes[index(built.trailer.footer_position)..]].concat();
+        let known = Known { header, trailer: built.trailer, rows: built.rows, local };
+        Ok((Bytes::from(bytes), known))
+    }
+}
+
+/// The object with the newest records of `streams`, which are sorted by id. `None` if they have none.
+pub(super) fn of_streams(
+    shared: &Arc<Shared>,
+    identity: Identity,
+    streams: &[Arc<Stream>],
+) -> Result<Option<(Bytes, Known)>, RewriteError> {
+    let mut pacer = Pacer::new(shared.clone(), false);
+    let bytes_max = shared.options.object_bytes;
+    let mut draft = Draft::new(shared, identity, bytes_max);
+    let mut empty = true;
+    for stream in streams {
+        let room = bytes_max.saturating_sub(draft.builder.bytes());
+        if room == 0 {
+            break;
+        }
+        let (from, sources) = shared.unstored(stream, room)?;
+        let (Some(first), Some(last)) = (sources.first(), sources.last()) else { continue };
+        empty = false;
+        // The range continues what is stored, also where compaction left no batch, and begins with a whole batch.
+        draft.begin(stream, (from.min(first.base_offset), last.end), 0)?;
+        for source in &sources {
+            for chunk in chunks(&source.places) {
+                for batch in load_newest(shared, &mut pacer, stream, &source.segment, chunk)? {
+                    draft.push(&batch)?;
+                }
+            }
+        }
+    }
+    if empty { Ok(None) } else { draft.finish().map(Some) }
+}
+
+/// The object with the ranges of `replacement`.
+pub(super) fn of_replacement(
+    shared: &Shared,
+    identity: Identity,
+    replacement: &Replacement,
+) -> Result<(Bytes, Known), RewriteError> {
+    let mut draft = Draft::new(shared, identity, replacement.bytes());
+    for range in &replacement.ranges {
+        draft.begin(&range.stream, (range.base_offset, range.end), range.flags | ROW_REPLACES)?;
+        for batch in &range.batches {
+            draft.push(batch)?;
+        }
+    }
+    draft.finish()
+}
+
+/// Parts of `places`, each of about [`CHUNK_BYTES`].
+fn chunks(places: &[BatchPlace]) -> impl Iterator<Item = &[BatchPlace]> {
+    let mut bytes = 0;
+    places.chunk_by(move |place, _| {
+        bytes += index(place.length);
+        let goes_on = bytes < CHUNK_BYTES;
+        if !goes_on {
+            bytes = 0;
+        }
+        goes_on
+    })
+}
+
+/// The bytes of batches of one segment, from the tail cache if it has all of them.
+fn load_newest(
+    shared: &Shared,
+    pacer: &mut Pacer,
+    stream: &Stream,
+    segment: &Arc<Segment>,
+    places: &[BatchPlace],
+) -> Result<Vec<Bytes>, RewriteError> {
+    let cached = |place: &BatchPlace| {
+        let body = Lsn(Lsn::new(segment.sequence, place.position).0 + ENTRY_HEADER_BYTES as u64);
+        shared.tail.find(body, index(place.length))
+    };
+    if let Some(all) = places.iter().map(cached).collect() {
+        return Ok(all);
+    }
+    let wanted: Vec<_> = places.iter().map(|place| (segment, place)).collect();
+    load(shared, pacer, stream, &wanted)
+}
+
+impl Shared {
+    /// Lets the uploader know of a stream that has records to store.
+    pub fn store_later(&self, stream: &Arc<Stream>) {
+        let Some(class) = Class::of(stream.level()) else { return };
+        let bytes = {
+            let state = stream.lock();
+            let from = state.upload_from();
+            if state.deleted || from >= state.synced { 0 } else { state.unstored_bytes(from) }
+        };
+        if bytes > 0 {
+            self.tier.found(class, stream, bytes, self.clock.nanos());
+        }
+    }
+
+    /// The synced records of a stream that are not stored yet, from the first on: about `bytes_max`, and at least one
+    /// batch. Also the offset from which on nothing is stored.
+    fn unstored(
+        &self,
+        stream: &Arc<Stream>,
+        bytes_max: usize,
+    ) -> Result<(Offset, Vec<Source>), RewriteError> {
+        let (from, until) = {
+            let state = stream.lock();
+            let from = state.upload_from();
+            let goes = !state.deleted && Class::of(stream.level()).is_some();
+            if goes { (from, state.synced) } else { (from, from) }
+        };
+        let mut bytes = 0;
+        let mut sources = Vec::new();
+        for mut source in self.sources_between(stream, from, until)? {
+            let fits = |place: &&BatchPlace| {
+                let first = bytes == 0;
+                bytes += index(place.length);
+                first || bytes <= bytes_max
+            };
+            let count = source.places.iter().take_while(fits).count();
+            let all = count == source.places.len();
+            source.places.truncate(count);
+            let Some(last) = source.places.last() else { break };
+            if !all {
+                source.end = last.next_offset();
+            }
+            sources.push(source);
+            if !all {
+                break;
+            }
+        }
+        Ok((from, sources))
+    }
+}
