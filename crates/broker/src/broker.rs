@@ -180,7 +180,6 @@ impl Broker {
         broker.transactions.load(only_log)?;
         // Index entries that a crash left ahead of the data must be corrected before other batches take their offsets.
         broker.maintain_transaction_indexes();
-        broker.start_tiering();
         broker.start_background();
         Ok(broker)
     }
@@ -241,19 +240,6 @@ impl Broker {
                 apply_tiering(&**log, config.tiering.as_ref(), now_ms);
                 if let Some(start) = log.retain(oldest, config.retention_bytes) {
                     tracing::debug!(topic = %topic.name, partition = partition.index, %start, "retention");
-                }
-            }
-        }
-    }
-
-    /// Sends the records of tiered topics to the object store. Topics that are created or changed later follow with
-    /// their next retention check.
-    fn start_tiering(&self) {
-        for topic in self.topics.all() {
-            let config = topic.config();
-            for partition in topic.partitions().iter() {
-                if let (Ok(log), Some(tiering)) = (partition.log(), &config.tiering) {
-                    log.set_tiered(tiering.copies);
                 }
             }
         }
@@ -494,7 +480,7 @@ fn cluster_id(store: &dyn Store) -> Result<Text, MetaError> {
 /// Applies what a topic's settings say of the object store.
 fn apply_tiering(log: &dyn PartitionLog, tiering: Option<&Tiering>, now_ms: i64) {
     let Some(tiering) = tiering else { return log.forget_stored() };
-    log.set_tiered(tiering.copies);
+    log.set_level(tiering.level);
     let oldest = tiering.local_retention_ms.map(|ms| Timestamp(now_ms.saturating_sub(ms)));
     if oldest.is_some() || tiering.local_retention_bytes.is_some() {
         log.retain_locally(oldest, tiering.local_retention_bytes);

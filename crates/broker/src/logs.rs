@@ -30,6 +30,8 @@ use crate::transactions::{StoredTransactions, TransactionIndex};
 /// Threads of each log that serve reads that miss the caches.
 const COLD_THREADS: usize = 2;
 /// Threads of each log that read from the object store.
+/// Objects that are put at the same time.
+const OBJECT_PUTS: usize = 4;
 const OBJECT_THREADS: usize = 8;
 /// Memory, besides the caches, for data that readers received and have not consumed yet: the total over all logs, and
 /// the minimum for each log. Data that is being read, written or sent counts as well, even if no reader is slow.
@@ -262,6 +264,11 @@ impl Opening<'_> {
             object_threads: OBJECT_THREADS,
             object_bytes: usize::try_from(config.object_bytes).unwrap_or(usize::MAX),
             upload_interval_ms: u64::try_from(config.object_interval_ms).unwrap_or(u64::MAX),
+            diskless_interval_ms: u64::try_from(config.diskless_interval_ms).unwrap_or(u64::MAX),
+            diskless_bytes: usize::try_from(config.diskless_bytes).unwrap_or(usize::MAX),
+            diskless_backlog_bytes: u64::try_from(config.diskless_backlog_bytes).unwrap_or(u64::MAX),
+            merged_bytes: usize::try_from(config.merged_bytes).unwrap_or(usize::MAX),
+            object_puts: OBJECT_PUTS,
             object_grace_ms: u64::try_from(config.object_delete_delay_ms).unwrap_or(u64::MAX),
             cleaner_patience_ms: config.cleaner_patience_ms,
             cleaner_bytes_per_second: u64::try_from(config.cleaner_bytes_per_second).unwrap_or(0),

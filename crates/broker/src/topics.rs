@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use meta::{Change, Compare, MetaError};
 use model::StreamId;
 use parking_lot::{Mutex, RwLock};
+use storage::Level;
 use uuid::Uuid;
 use wire::Text;
 
@@ -103,8 +104,12 @@ impl Topic {
 
     /// Whether the server keeps the topic for itself.
     pub fn is_internal(&self) -> bool {
-        matches!(self.name.as_str(), OFFSETS_TOPIC | TRANSACTIONS_TOPIC)
+        is_internal(&self.name)
     }
+}
+
+fn is_internal(name: &str) -> bool {
+    matches!(name, OFFSETS_TOPIC | TRANSACTIONS_TOPIC)
 }
 
 /// Topics by name.
@@ -448,12 +453,15 @@ impl Topics {
     fn insert(&self, name: Text, record: &Arc<TopicRecord>) {
         let partitions: Vec<_> =
             (0..).zip(record.places()).map(|(index, place)| self.partition(&name, index, place)).collect();
+        let config = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
+        // Before anybody finds the topic: a record of a diskless topic must not be visible too early.
+        set_levels(&name, &partitions, &config);
         let topic = Arc::new(Topic {
             name: name.clone(),
             id: record.id,
             partitions: RwLock::new(partitions.into()),
             record: RwLock::new(record.clone()),
-            config: RwLock::new(Arc::new(TopicConfig::new(&record.configs, &self.configs.now()))),
+            config: RwLock::new(config),
         });
         self.by_id.write().insert(record.id, topic.clone());
         self.by_name.write().insert(topic);
@@ -481,7 +489,9 @@ impl Topics {
     fn replace(&self, topic: &Topic, record: &Arc<TopicRecord>) {
         let old = std::mem::replace(&mut *topic.record.write(), record.clone());
         if old.configs != record.configs {
-            *topic.config.write() = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
+            let config = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
+            set_levels(&topic.name, &topic.partitions(), &config);
+            *topic.config.write() = config;
         }
         if old.streams == record.streams {
             return;
@@ -493,6 +503,7 @@ impl Topics {
             kept(at, place.0).unwrap_or_else(|| self.partition(&topic.name, index, place))
         });
         let partitions: Arc<[Arc<Partition>]> = partitions.collect();
+        set_levels(&topic.name, &partitions, &topic.config());
         *topic.partitions.write() = partitions.clone();
         let replaced = before.iter().enumerate().filter(|(at, old)| {
             partitions.get(*at).is_none_or(|partition| partition.stream_id != old.stream_id)
@@ -553,6 +564,20 @@ pub fn check_name(name: &str) -> Result<(), TopicError> {
         return Ok(());
     };
     Err(TopicError::Name(format!("Topic name is invalid: {problem}")))
+}
+
+/// Tells the logs of a topic's partitions whether their records go to the object store. Those of internal topics do, so
+/// that a lost disk can be replaced.
+fn set_levels(name: &str, partitions: &[Arc<Partition>], config: &TopicConfig) {
+    let level = match &config.tiering {
+        _ if is_internal(name) => Level::Tiered,
+        Some(tiering) => tiering.level,
+        // What is stored is given up step by step, with the retention checks.
+        None => return,
+    };
+    for log in partitions.iter().filter_map(|partition| partition.log().ok()) {
+        log.set_level(level);
+    }
 }
 
 #[cfg(test)]

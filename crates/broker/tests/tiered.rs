@@ -4,18 +4,12 @@
 
 mod common;
 
-use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use broker::{Broker, Config, Connection, LogDirectory};
-use bytes::Bytes;
-use common::{call, close, connect, create_topic, fetch_of, fetch_request, produce, try_create_topic};
-use disk::{Engine, open_directory};
-use model::{Compression, Timestamp};
-use objects::{Bucket, DirectoryBucket};
+use broker::Connection;
+use common::store::{Machine, fill, read_back};
+use common::{call, close, connect, create_topic, fetch_of, fetch_request, try_create_topic};
 use wire::messages as m;
-use wire::records::{BatchBuilder, records};
 use wire::{ErrorCode, Text};
 
 const TOPIC: &str = "tiered";
@@ -26,48 +20,6 @@ const EARLIEST_PENDING_UPLOAD: i64 = -6;
 const PATIENCE: Duration = Duration::from_secs(20);
 const TIERED: [(&str, &str); 3] =
     [("remote.storage.enable", "true"), ("local.retention.bytes", "1"), ("retention.ms", "-1")];
-
-struct Machine {
-    home: tempfile::TempDir,
-}
-
-impl Machine {
-    fn new() -> Machine {
-        Machine { home: tempfile::tempdir().unwrap() }
-    }
-
-    fn bucket(&self) -> std::path::PathBuf {
-        self.home.path().join("bucket")
-    }
-
-    fn open(&self) -> Arc<Broker> {
-        let (data, bucket) = (self.home.path().join("data"), self.bucket());
-        std::fs::create_dir_all(&data).unwrap();
-        let mut config = Config::default();
-        for (name, value) in [
-            ("log.segment.bytes", "1048576"),
-            ("log.reserve.bytes", "0"),
-            ("log.retention.check.interval.ms", "10"),
-            ("object.store", bucket.to_str().unwrap()),
-            ("object.store.object.bytes", "262144"),
-            ("object.store.upload.interval.ms", "20"),
-            ("object.store.delete.delay.ms", "0"),
-        ] {
-            config.set(name, value).unwrap();
-        }
-        let path = data.clone();
-        let open = move |_| Ok(Arc::new(open_directory(&path, Engine::Plain)?) as Arc<dyn disk::Disk>);
-        let logs = vec![LogDirectory::new("only", open)];
-        let bucket: Arc<dyn Bucket> = Arc::new(DirectoryBucket::open(bucket).unwrap());
-        Broker::open_with_bucket(config, logs, &data, Some(bucket)).unwrap()
-    }
-
-    fn objects(&self) -> usize {
-        let count = |folder: &Path| std::fs::read_dir(folder).map_or(0, Iterator::count);
-        let logs = std::fs::read_dir(self.bucket().join("logs"));
-        logs.map_or(0, |logs| logs.map(|log| count(&log.unwrap().path())).sum())
-    }
-}
 
 async fn offset(connection: &mut Connection, topic: &'static str, timestamp: i64) -> i64 {
     use m::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
@@ -90,49 +42,6 @@ async fn until_offset(connection: &mut Connection, timestamp: i64, fits: impl Fn
         }
         assert!(Instant::now() < deadline, "the offset for {timestamp} stays {found}");
         tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
-fn value(number: i64) -> Vec<u8> {
-    let seed = u64::try_from(number).unwrap();
-    let mut value = vec![0; 1000];
-    fastrand::Rng::with_seed(seed).fill(&mut value);
-    value
-}
-
-/// Appends records with the numbers `numbers`, 20 in a batch.
-async fn fill(connection: &mut Connection, topic: &'static str, numbers: std::ops::Range<i64>) {
-    let numbers: Vec<i64> = numbers.collect();
-    for chunk in numbers.chunks(20) {
-        let mut batch = BatchBuilder::new(Compression::None);
-        chunk.iter().for_each(|number| {
-            batch.push(Timestamp(1_700_000_000_000 + number), None, Some(&value(*number)))
-        });
-        let (error, base, _) = produce(connection, topic, 0, -1, batch.finish()).await;
-        assert_eq!((error, base), (0, chunk[0]));
-    }
-}
-
-/// Fetches everything from `from` on, and checks it.
-async fn read_back(connection: &mut Connection, topic: &'static str, from: i64, end: i64) {
-    let mut at = from;
-    while at < end {
-        let request = fetch_request((0, -1), 1000, vec![fetch_of(topic, 0, at)]);
-        let answer: m::FetchResponse = call(connection, 12, &request).await;
-        let partition = &answer.responses[0].partitions[0];
-        assert_eq!(partition.error_code, 0, "at {at}");
-        let mut bytes: Bytes = partition.records.as_ref().unwrap().to_bytes();
-        assert!(!bytes.is_empty(), "nothing at {at} of {end}");
-        while !bytes.is_empty() {
-            let (header, all) = records(&bytes, 1 << 20).unwrap();
-            bytes = bytes.slice(header.total_bytes..);
-            for (record, number) in all.zip(header.base_offset.0..) {
-                if number >= at {
-                    assert_eq!(record.unwrap().value.as_deref(), Some(&value(number)[..]), "record {number}");
-                    at = number + 1;
-                }
-            }
-        }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::security::Operation;
 use crate::settings::accepted::{ACCEPTED_SETTINGS, accepted_setting};
 use crate::settings::group::GROUP_SETTINGS;
 use crate::settings::resource::{ResourceKind, is_dynamic};
-use crate::settings::topic::TOPIC_SETTINGS;
+use crate::settings::topic::{DISKLESS, TOPIC_SETTINGS};
 use crate::telemetry::subscription::SUBSCRIPTION_SETTINGS;
 use crate::topics::check_name;
 
@@ -113,7 +113,8 @@ fn described_by_table(
         let (name, kind, doc) = (setting.name, setting.kind, setting.doc);
         Described { name, value, source, read_only: false, kind, doc, synonyms }
     };
-    table.iter().filter(|setting| wanted(keys, setting.name)).map(describe).collect()
+    let shown = |name: &str| name != DISKLESS || overrides.contains_key(name);
+    table.iter().filter(|setting| wanted(keys, setting.name) && shown(setting.name)).map(describe).collect()
 }
 
 /// The values of the broker's settings by source.

@@ -13,10 +13,13 @@ pub mod keys;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use model::batch::HEADER_BYTES;
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
-use storage::{Compaction, Log, ReadError, ReadRequest, Stream};
+use storage::{
+    CompactError, Compaction, Level, Log, ReadError, ReadRequest, RewriteReport, Rewriter, Rewritten, Stream,
+};
 use wire::{Keyed, VisitKeys, visit_keys};
 
 use self::filter::{DECOMPRESSED_BYTES_MAX, Filter, Gone, Transactions};
@@ -50,6 +53,15 @@ pub struct Compactor {
     failed: Mutex<HashMap<StreamId, i64>>,
 }
 
+/// Keeps all records: the local copy is compacted already.
+struct KeepAll;
+
+impl Rewriter for KeepAll {
+    fn rewrite(&mut self, _: &BatchHeader, _: &Bytes) -> Result<Rewritten, String> {
+        Ok(Rewritten::Keep)
+    }
+}
+
 /// A partition that is due.
 #[derive(Debug)]
 struct Due {
@@ -80,7 +92,29 @@ impl Compactor {
         let Some(_running) = self.running.try_lock() else { return };
         self.failed.lock().retain(|_, until| *until > now_ms);
         for log in self.logs.all() {
-            self.compact(&log.log, self.due(&log.log, now_ms), now_ms);
+            let due = self.due(&log.log, now_ms);
+            let is_diskless = |due: &Due| due.stream.level() == Level::Diskless;
+            let (diskless, local): (Vec<Due>, Vec<Due>) = due.into_iter().partition(is_diskless);
+            // What the object store has of these is made as short as the local copy.
+            let is_tiered = |due: &&Due| due.stream.level() == Level::Tiered;
+            let stored: Vec<Arc<Stream>> =
+                local.iter().filter(is_tiered).map(|due| due.stream.clone()).collect();
+            self.compact(&log.log, local, now_ms, Log::compact);
+            self.compact(&log.log, diskless, now_ms, Log::compact_stored);
+            self.store_again(&log.log, stored);
+        }
+    }
+
+    /// Replaces what the object store has of compacted streams by what their local copies have left.
+    fn store_again(&self, log: &Log, streams: Vec<Arc<Stream>>) {
+        let job = |stream: Arc<Stream>| {
+            let until = stream.stored_cut(stream.compacted());
+            (until > Offset::ZERO).then(|| Compaction { stream, until, rewriter: Box::new(KeepAll) as _ })
+        };
+        if let Err(error) = log.compact_stored(&mut streams.into_iter().filter_map(job))
+            && !log.is_closing()
+        {
+            tracing::warn!(%error, "the object store keeps records that compaction has removed, until the next compaction");
         }
     }
 
@@ -116,7 +150,13 @@ impl Compactor {
         due
     }
 
-    fn compact(&self, log: &Log, due: Vec<Due>, now_ms: i64) {
+    fn compact(
+        &self,
+        log: &Log,
+        due: Vec<Due>,
+        now_ms: i64,
+        by: impl Fn(&Log, &mut dyn Iterator<Item = Compaction<'static>>) -> Result<RewriteReport, CompactError>,
+    ) {
         let partitions: HashMap<_, _> =
             due.iter().map(|due| (due.stream.id(), due.partition.clone())).collect();
         let mut due = due.into_iter();
@@ -138,7 +178,7 @@ impl Compactor {
                     }
                 }
             });
-            let compacted = log.compact(&mut jobs);
+            let compacted = by(log, &mut jobs);
             drop(jobs);
             // The next compaction removes the markers of these transactions.
             for (partition, gone) in found {
@@ -186,6 +226,10 @@ fn look(
 ) -> Result<Option<Due>, ReadError> {
     let (bounds, clean_until) = (stream.bounds(), stream.compacted());
     let mut until = partition.last_stable_offset(bounds.committed);
+    if stream.level() == Level::Diskless {
+        // Objects are replaced by whole ranges.
+        until = stream.stored_cut(until);
+    }
     if rules.min_lag_ms > 0
         && let Some(young) =
             log.first_at_or_after(stream, Timestamp(now_ms.saturating_sub(rules.min_lag_ms) + 1))?

@@ -476,6 +476,14 @@ settings! {
     object_bytes: i32 = 16_777_216, "object.store.object.bytes", 65_536, 268_435_456;
     /// Records of tiered topics go to the object store after so many milliseconds at the latest.
     object_interval_ms: i64 = 10_000, "object.store.upload.interval.ms", 1, i64::MAX;
+    /// Records of diskless topics go to the object store after so many milliseconds, and are acknowledged then.
+    diskless_interval_ms: i64 = 250, "object.store.diskless.interval.ms", 1, i64::MAX;
+    /// So many bytes of records of diskless topics go to the object store without waiting any longer.
+    diskless_bytes: i32 = 8_388_608, "object.store.diskless.object.bytes", 65_536, 268_435_456;
+    /// Records of diskless topics are refused while so many bytes of them wait for the object store.
+    diskless_backlog_bytes: i64 = 1_073_741_824, "object.store.diskless.backlog.bytes", 1_048_576, i64::MAX;
+    /// Objects with few records are merged into objects of up to so many bytes.
+    merged_bytes: i32 = 67_108_864, "object.store.merged.object.bytes", 65_536, 1_073_741_824;
     /// An object is deleted so many milliseconds after the last of its records.
     object_delete_delay_ms: i64 = 60_000, "object.store.delete.delay.ms", 0, i64::MAX;
     /// Producers that did not write for so long are forgotten, in milliseconds.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use model::{Offset, StreamId, Timestamp};
 use storage::index::BatchPlace;
 use storage::{
-    Admission, AdmitError, Append, AppendError, Batches, Bounds, Completion, Producers, ReadDone, ReadError,
-    ReadRequest, ReadStep, Stream,
+    Admission, AdmitError, Append, AppendError, Batches, Bounds, Completion, Durability, Level, Producers,
+    ReadDone, ReadError, ReadRequest, ReadStep, Stream,
 };
 use tokio::sync::Notify;
 use uuid::Uuid;
@@ -105,8 +105,9 @@ pub trait PartitionLog: std::fmt::Debug + Send + Sync {
     /// it moves.
     fn retain(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>) -> Option<Offset>;
 
-    /// Sends the records to the object store from now on, or stops that. Does nothing without an object store.
-    fn set_tiered(&self, tiered: bool);
+    /// Says whether the records go to the object store from now on, and when they are visible. A partition is diskless
+    /// from its first record on, and stays so.
+    fn set_level(&self, level: Level);
 
     /// Drops local copies of stored records: those older than `oldest`, and the oldest beyond `bytes_max`.
     fn retain_locally(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>);
@@ -158,7 +159,8 @@ impl dyn PartitionLog + '_ {
     }
 }
 
-/// A partition's log on a disk of this broker. Its records are visible once they are synced.
+/// A partition's log on a disk of this broker. Its records are visible once they are synced, or, of a diskless topic, once
+/// they are in the object store.
 #[derive(Clone, Debug)]
 pub struct LocalLog {
     /// The log, which holds other partitions too.
@@ -180,12 +182,12 @@ impl PartitionLog for LocalLog {
     }
 
     fn bounds(&self) -> LogBounds {
-        let Bounds { start, committed, bytes, local_start, stored } = self.stream.bounds();
-        LogBounds { start, visible: committed, synced: committed, bytes, local_start, stored }
+        let Bounds { start, committed, synced, bytes, local_start, stored } = self.stream.bounds();
+        LogBounds { start, visible: committed, synced, bytes, local_start, stored }
     }
 
     fn admit(&self, bytes: usize) -> Result<Admission, AdmitError> {
-        self.log.log.admit(bytes)
+        self.log.log.admit_to(&self.stream, bytes)
     }
 
     fn room(&self) -> &Notify {
@@ -193,6 +195,10 @@ impl PartitionLog for LocalLog {
     }
 
     fn append(&self, Placed { batch, base_offset, leader_epoch, durability, done, admission }: Placed) {
+        let durability = match durability {
+            Durability::Synced if self.stream.level() == Level::Diskless => Durability::Visible,
+            durability => durability,
+        };
         self.log.log.append(Append {
             stream: self.stream.clone(),
             base_offset,
@@ -238,8 +244,11 @@ impl PartitionLog for LocalLog {
         self.log.log.retain(&self.stream, oldest, bytes_max)
     }
 
-    fn set_tiered(&self, tiered: bool) {
-        self.log.log.set_tiered(&self.stream, tiered);
+    fn set_level(&self, level: Level) {
+        match level {
+            Level::Diskless => self.log.log.set_diskless(&self.stream),
+            Level::Tiered | Level::Local => self.log.log.set_tiered(&self.stream, level == Level::Tiered),
+        }
     }
 
     fn retain_locally(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>) {

@@ -20,6 +20,8 @@ impl From<AdmitError> for Failure {
             // Kafka takes a full log directory offline and answers with this code. The code is retriable, and here the
             // condition passes by itself.
             AdmitError::Full | AdmitError::Busy => Failure::because(ErrorCode::KafkaStorageError, message),
+            // As in Kafka, where too few replicas are in sync. Clients retry on it.
+            AdmitError::Unstorable(_) => Failure::because(ErrorCode::NotEnoughReplicas, message),
             AdmitError::Stopped(error) => error.into(),
         }
     }
@@ -46,6 +48,7 @@ impl From<AppendError> for Failure {
         match error {
             AppendError::Poisoned(_) => Failure::because(ErrorCode::KafkaStorageError, message),
             AppendError::Closed => Failure::because(ErrorCode::NotLeaderOrFollower, message),
+            AppendError::Unstored(_) => Failure::because(ErrorCode::NotEnoughReplicasAfterAppend, message),
         }
     }
 }

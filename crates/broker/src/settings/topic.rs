@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use model::TimestampType;
+use storage::Level;
 
 use crate::config::resource_setting::{DefaultFrom, ResourceSetting, setting};
 use crate::config::{Config, Kind};
@@ -24,6 +25,9 @@ const ONE_COPY: &str =
 const AS_RETENTION: i64 = -2;
 /// As in Kafka, a setting that is accepted and not shown. It replaces `segment.bytes` where that would be too large.
 const INTERNAL_SEGMENT_BYTES: &str = "internal.segment.bytes";
+
+/// The name in KIP-1150, which no release of Kafka has. Shown only where it is set.
+pub const DISKLESS: &str = "diskless.enable";
 
 /// All settings of a topic, by name.
 pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
@@ -52,6 +56,13 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
         "How long a tombstone stays in a compacted topic, in milliseconds.",
     )
     .at_least(0),
+    setting(
+        DISKLESS,
+        Boolean,
+        Fixed("false"),
+        &[],
+        "Records are acknowledged and visible once they are in the object store. Set when a topic is created.",
+    ),
     setting("file.delete.delay.ms", Long, accepted("log.segment.delete.delay.ms"), &[], NO_EFFECT).at_least(0),
     setting("flush.messages", Long, Broker("log.flush.interval.messages"), &[], NO_EFFECT).at_least(1),
     setting("flush.ms", Long, Fixed("9223372036854775807"), &[], NO_EFFECT).at_least(0),
@@ -215,6 +226,16 @@ pub fn conflict(overrides: &BTreeMap<String, String>, config: &Config) -> Option
         ));
     }
     let set = |name: &str| is_set(overrides, config, name);
+    if set(DISKLESS) {
+        if config.object_store.get().is_none() {
+            return Some(
+                "A diskless topic needs an object store, and the broker has none (object.store).".to_owned(),
+            );
+        }
+        if set("remote.storage.enable") {
+            return Some("A topic cannot have both diskless.enable and remote.storage.enable.".to_owned());
+        }
+    }
     if !set("remote.storage.enable") {
         return None;
     }
@@ -259,6 +280,9 @@ pub fn wrong_change(
     after: &BTreeMap<String, String>,
     config: &Config,
 ) -> Option<&'static str> {
+    if is_set(before, config, DISKLESS) != is_set(after, config, DISKLESS) {
+        return Some("diskless.enable can be set only when a topic is created.");
+    }
     let turned_off =
         is_set(before, config, "remote.storage.enable") && !is_set(after, config, "remote.storage.enable");
     (turned_off && !is_set(after, config, "remote.log.delete.on.disable")).then_some(
@@ -308,8 +332,8 @@ pub struct TopicConfig {
 /// How a topic uses the object store.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tiering {
-    /// Whether new records go there.
-    pub copies: bool,
+    /// Whether new records go there, and when they are visible.
+    pub level: Level,
     /// Local copies older than this many milliseconds are dropped, once they are stored.
     pub local_retention_ms: Option<i64>,
     /// The oldest local copies beyond this size in bytes are dropped, once they are stored.
@@ -345,10 +369,24 @@ impl TopicConfig {
             max_lag_ms: number("max.compaction.lag.ms"),
             delete_retention_ms: number("delete.retention.ms"),
         };
-        let tiering = || Tiering {
-            copies: !is_set(overrides, config, "remote.log.copy.disable"),
-            local_retention_ms: Some(number("local.retention.ms")).filter(|ms| *ms >= 0),
-            local_retention_bytes: u64::try_from(number("local.retention.bytes")).ok(),
+        let level = if is_set(overrides, config, DISKLESS) {
+            Some(Level::Diskless)
+        } else if is_set(overrides, config, "remote.storage.enable") {
+            let copies = !is_set(overrides, config, "remote.log.copy.disable");
+            Some(if copies { Level::Tiered } else { Level::Local })
+        } else {
+            None
+        };
+        let tiering = |level| {
+            let bytes = u64::try_from(number("local.retention.bytes")).ok();
+            let ms = Some(number("local.retention.ms")).filter(|ms| *ms >= 0);
+            // The disk is only a buffer of a diskless topic, unless its settings say otherwise.
+            let buffer = level == Level::Diskless && bytes.is_none() && ms.is_none();
+            Tiering {
+                level,
+                local_retention_ms: ms,
+                local_retention_bytes: if buffer { Some(0) } else { bytes },
+            }
         };
         let segment_bytes = match overrides.contains_key(INTERNAL_SEGMENT_BYTES) {
             true => number(INTERNAL_SEGMENT_BYTES),
@@ -368,7 +406,7 @@ impl TopicConfig {
             },
             timestamp_before_max_ms: number("message.timestamp.before.max.ms"),
             timestamp_after_max_ms: number("message.timestamp.after.max.ms"),
-            tiering: is_set(overrides, config, "remote.storage.enable").then(tiering),
+            tiering: level.map(tiering),
         }
     }
 }

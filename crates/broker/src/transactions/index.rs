@@ -92,6 +92,8 @@ impl TransactionIndex {
     /// Reads the index of `log`. Blocks.
     pub fn load(log: &Log) -> Result<TransactionIndex, ReadError> {
         let stream = log.stream(INDEX_STREAM);
+        // A log that is restored from its objects needs the index, too.
+        log.set_tiered(&stream, true);
         let bounds = stream.bounds();
         let mut live = HashMap::new();
         let mut from = bounds.start;
@@ -131,7 +133,7 @@ impl TransactionIndex {
         let mut state = self.state.lock();
         let bounds: HashMap<StreamId, storage::Bounds> =
             log.streams().iter().map(|stream| (stream.id(), stream.bounds())).collect();
-        let never = |key: &Key| bounds.get(&key.stream).is_none_or(|b| key.first_offset >= b.committed);
+        let never = |key: &Key| bounds.get(&key.stream).is_none_or(|b| key.first_offset >= b.synced);
         let gone: Vec<Key> = state.live.keys().filter(|key| never(key)).copied().collect();
         for key in gone {
             state.live.remove(&key);
