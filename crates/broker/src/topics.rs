@@ -22,7 +22,7 @@ use crate::logs::{Held, Logs, Streams};
 use crate::partition::Partition;
 use crate::placement::Placement;
 use crate::settings::resource::{ResourceConfigs, ResourceKind};
-use crate::settings::topic::TopicConfig;
+use crate::settings::topic::{TopicConfig, settle_diskless};
 use crate::transactions::INDEX_STREAM;
 
 /// The topic of committed offsets and group state.
@@ -284,9 +284,12 @@ impl Topics {
         &self,
         name: &str,
         partitions: i32,
-        configs: Overrides,
+        mut configs: Overrides,
         forget: impl FnOnce() -> bool,
     ) -> Result<Arc<Topic>, TopicError> {
+        if !is_internal(name) {
+            settle_diskless(&mut configs, &self.configs.now());
+        }
         let _one = self.change.lock();
         self.check_new(name)?;
         self.check_count(partitions)?;

@@ -19,6 +19,8 @@ use tokio::runtime::Handle;
 
 use objects::{Bucket, BucketError, DirectoryBucket, Listed, Put};
 
+/// Characters of a store's message that are shown.
+const MESSAGE_CHARS: usize = 400;
 /// Time for one request. Its outcome is unclear afterwards.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Settings of the client that precede those of the environment. They are set one by one: as a whole they would take the
@@ -113,9 +115,21 @@ fn failure(key: &str, error: Error) -> BucketError {
         | Error::Unauthenticated { .. }
         | Error::NotImplemented { .. }
         | Error::NotSupported { .. }
-        | Error::InvalidPath { .. } => BucketError::Refused(format!("{key}: {error}")),
-        _ => BucketError::Unclear(format!("{key}: {error}")),
+        | Error::InvalidPath { .. } => BucketError::Refused(said(key, &error)),
+        _ => BucketError::Unclear(said(key, &error)),
     }
+}
+
+/// What a store said of a key, in one line. A store's message may be a page.
+fn said(key: &str, message: &dyn std::fmt::Display) -> String {
+    let message = message.to_string();
+    let words: Vec<&str> = message.split_whitespace().collect();
+    let mut line = format!("{key}: {}", words.join(" "));
+    if let Some((end, _)) = line.char_indices().nth(MESSAGE_CHARS) {
+        line.truncate(end);
+        line.push('…');
+    }
+    line
 }
 
 impl Bucket for RemoteBucket {
@@ -126,7 +140,7 @@ impl Bucket for RemoteBucket {
             Ok(_) => Ok(Put::Stored),
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(Put::Exists),
             // The bucket itself is missing.
-            Err(Error::NotFound { source, .. }) => Err(BucketError::Refused(format!("{key}: {source}"))),
+            Err(Error::NotFound { source, .. }) => Err(BucketError::Refused(said(key, &source))),
             Err(error) => Err(failure(key, error)),
         }
     }

@@ -81,7 +81,7 @@ fn a_list_is_in_the_order_of_keys_and_can_be_continued() {
 #[test]
 fn every_bucket_passes_the_probe_and_leaves_nothing_of_it() {
     for Tried { name, bucket, .. } in &buckets() {
-        probe(&**bucket, "server-1").unwrap_or_else(|error| panic!("{name}: {error}"));
+        probe(&**bucket, "server-1", 0).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(bucket.list("probe/", "", 1).unwrap().is_empty(), "{name}");
     }
 }
@@ -90,14 +90,14 @@ fn every_bucket_passes_the_probe_and_leaves_nothing_of_it() {
 fn a_store_without_conditional_writes_fails_the_probe() {
     let bucket = SimBucket::new(1);
     bucket.set_overwrites(true);
-    assert!(matches!(probe(&bucket, "server-1"), Err(ProbeError::Races { won: 8, .. })));
+    assert!(matches!(probe(&bucket, "server-1", 0), Err(ProbeError::Races { won: 8, .. })));
 }
 
 #[test]
 fn a_store_with_a_bad_day_passes_the_probe() {
     let bucket = SimBucket::new(1);
     bucket.set_faults(Faults { late: 0, conflict: 0, ..Faults::MANY });
-    probe(&bucket, "server-1").unwrap();
+    probe(&bucket, "server-1", 0).unwrap();
 }
 
 /// Whatever the store does to its requests, the content of a key is that of one put, and stays.

@@ -5,6 +5,7 @@
 //! taken for a failure.
 
 mod directory;
+mod paced;
 mod patience;
 mod probe;
 pub mod sim;
@@ -15,6 +16,7 @@ use std::ops::Range;
 use bytes::Bytes;
 
 pub use self::directory::DirectoryBucket;
+pub use self::paced::PacedBucket;
 pub use self::patience::{Patience, patiently};
 pub use self::probe::{ProbeError, probe};
 pub use self::sim::SimBucket;

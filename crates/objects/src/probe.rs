@@ -14,6 +14,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(3);
 /// The probe's objects stand here, and are deleted at its end.
 const PREFIX: &str = "probe/";
 
+/// Objects of earlier probes that one probe looks at, and the age in milliseconds from which on it deletes them.
+const LISTED: usize = 1000;
+const LEFT_MS: i64 = 3_600_000;
+
 /// The result of a probe that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
@@ -33,13 +37,24 @@ pub enum ProbeError {
     Bucket(#[from] BucketError),
 }
 
-/// Lets requests race to create one object: exactly one may win. `name` makes the keys of this probe its own.
-pub fn probe(bucket: &dyn Bucket, name: &str) -> Result<(), ProbeError> {
+/// Lets requests race to create one object: exactly one may win. `name` makes the keys of this probe its own; `now_ms` is
+/// the time in milliseconds since the Unix epoch.
+pub fn probe(bucket: &dyn Bucket, name: &str, now_ms: i64) -> Result<(), ProbeError> {
     for round in 0..ROUNDS {
         let key = format!("{PREFIX}{name}/{round}");
         let outcome = race(bucket, &key);
+        if let Err(ProbeError::Bucket(BucketError::Unclear(_))) = outcome {
+            // A store that does not answer does not delete either. Whatever landed is left to a later probe.
+            return outcome;
+        }
         patiently(|| bucket.delete(&key), pause)?;
         outcome?;
+    }
+    // A put may land after its probe has ended.
+    for left in bucket.list(PREFIX, "", LISTED)? {
+        if left.stored_ms < now_ms.saturating_sub(LEFT_MS) {
+            bucket.delete(&left.key)?;
+        }
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use broker::Config;
-use objects::{Bucket, BucketError, ProbeError};
+use objects::{Bucket, BucketError, PacedBucket, ProbeError};
 use tokio::runtime::Handle;
 
 /// Opens the bucket that `object.store` names, if it names one. Blocks.
@@ -21,7 +21,8 @@ pub fn open(config: &Config, runtime: &Handle) -> anyhow::Result<Option<Arc<dyn 
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     // Two servers that start at the same time do not meet in the keys of their probes.
     let name = format!("{}-{}", since.as_nanos(), std::process::id());
-    match objects::probe(&*bucket, &name) {
+    let now_ms = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
+    match objects::probe(&*bucket, &name, now_ms) {
         Ok(()) => tracing::info!(address, "the object store keeps what is put first, and can be used"),
         Err(ProbeError::Bucket(BucketError::Unclear(why))) => {
             tracing::warn!(
@@ -32,5 +33,11 @@ pub fn open(config: &Config, runtime: &Handle) -> anyhow::Result<Option<Arc<dyn 
         }
         Err(error) => return Err(error).with_context(wrong),
     }
-    Ok(Some(bucket))
+    let bound = |setting: i64| u64::try_from(setting).unwrap_or(0);
+    let (requests, bytes) = (bound(config.object_requests_per_second), bound(config.object_bytes_per_second));
+    Ok(Some(if requests > 0 || bytes > 0 {
+        Arc::new(PacedBucket::new(bucket, requests, bytes))
+    } else {
+        bucket
+    }))
 }

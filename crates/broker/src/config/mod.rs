@@ -476,6 +476,8 @@ settings! {
     object_bytes: i32 = 16_777_216, "object.store.object.bytes", 65_536, 268_435_456;
     /// Records of tiered topics go to the object store after so many milliseconds at the latest.
     object_interval_ms: i64 = 10_000, "object.store.upload.interval.ms", 1, i64::MAX;
+    /// Whether new topics are diskless, if they do not say (diskless.enable).
+    diskless_default: bool = false, "log.diskless.enable", false, true;
     /// Records of diskless topics go to the object store after so many milliseconds, and are acknowledged then.
     diskless_interval_ms: i64 = 250, "object.store.diskless.interval.ms", 1, i64::MAX;
     /// So many bytes of records of diskless topics go to the object store without waiting any longer.
@@ -484,6 +486,10 @@ settings! {
     diskless_backlog_bytes: i64 = 1_073_741_824, "object.store.diskless.backlog.bytes", 1_048_576, i64::MAX;
     /// Objects with few records are merged into objects of up to so many bytes.
     merged_bytes: i32 = 67_108_864, "object.store.merged.object.bytes", 65_536, 1_073_741_824;
+    /// Requests to the object store a second; 0 for no bound.
+    object_requests_per_second: i64 = 0, "object.store.requests.per.second", 0, i64::MAX;
+    /// Bytes to and from the object store a second; 0 for no bound.
+    object_bytes_per_second: i64 = 0, "object.store.bytes.per.second", 0, i64::MAX;
     /// An object is deleted so many milliseconds after the last of its records.
     object_delete_delay_ms: i64 = 60_000, "object.store.delete.delay.ms", 0, i64::MAX;
     /// Producers that did not write for so long are forgotten, in milliseconds.

@@ -273,6 +273,15 @@ pub fn conflict(overrides: &BTreeMap<String, String>, config: &Config) -> Option
     None
 }
 
+/// Notes in the settings of a new topic whether it is diskless, if they do not say so: the server's default may change
+/// later.
+pub fn settle_diskless(overrides: &mut BTreeMap<String, String>, config: &Config) {
+    let says = overrides.contains_key(DISKLESS) || is_set(overrides, config, "remote.storage.enable");
+    if config.diskless_default && config.object_store.get().is_some() && !says {
+        overrides.insert(DISKLESS.to_owned(), "true".to_owned());
+    }
+}
+
 /// The reason why the settings of a topic may not change from `before` to `after`, if there is one. As Kafka's
 /// `LogConfig.validateTurningOffRemoteStorageWithDelete`.
 pub fn wrong_change(

@@ -98,6 +98,18 @@ impl Runs {
         found
     }
 
+    /// Drops the run with the byte at `at`: it is damaged.
+    pub fn forget(&self, segment: &Segment, at: u32) {
+        let mut state = self.state.lock();
+        let Some((key, bytes)) = state.runs.range(..=(segment.sequence, at)).next_back() else { return };
+        let (key, length) = (*key, bytes.len());
+        if key.0 == segment.sequence && index(at - key.1) < length {
+            state.runs.remove(&key);
+            state.order.retain(|other| *other != key);
+            state.bytes -= length;
+        }
+    }
+
     /// Whether the byte at `at` was fetched, or is being fetched.
     pub fn covers(&self, segment: &Segment, at: u32) -> bool {
         let state = self.state.lock();

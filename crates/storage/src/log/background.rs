@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use objects::Patience;
+use objects::{BucketError, Patience};
 
 use crate::cleaner::{Cleaner, LOOK_EVERY, Merged, Turn};
 use crate::pacer::{Pacer, REST_AFTER_FAILURE_MAX};
 use crate::preparer::{PREPARED_TARGET, Preparer};
 use crate::shared::Shared;
-use crate::uploader::{Uploaded, Uploader};
+use crate::uploader::{UploadError, Uploaded, Uploader};
 
 /// How long the preparer sleeps before it checks again whether a full disk has room.
 const FULL_DISK_RETRY: Duration = Duration::from_secs(1);
@@ -47,10 +47,16 @@ const LIST_EVERY: Duration = Duration::from_secs(3600);
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
 pub(super) fn run_uploader(uploader: &mut Uploader) {
-    let (mut patience, mut told) = (Patience::default(), None::<Instant>);
-    let mut tell = |problem: &dyn std::fmt::Display| {
-        if told.is_none_or(|told| told.elapsed() >= TELL_EVERY) {
-            told = Some(Instant::now());
+    let mut patience = Patience::default();
+    let mut told: Option<(Instant, std::mem::Discriminant<UploadError>, bool)> = None;
+    let mut tell = |problem: &UploadError| {
+        // A store that is away is another problem than one that refuses.
+        let kind = std::mem::discriminant(problem);
+        let refused = matches!(problem, UploadError::Bucket(BucketError::Refused(_)));
+        let known =
+            told.is_some_and(|(at, of, was)| at.elapsed() < TELL_EVERY && (of, was) == (kind, refused));
+        if !known {
+            told = Some((Instant::now(), kind, refused));
             tracing::warn!(
                 %problem,
                 "nothing goes to the object store: the local disk keeps the records until it is back; check the store, \

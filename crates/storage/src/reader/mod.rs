@@ -151,10 +151,8 @@ impl Reader {
                     for place in places {
                         let chunks = match self.appended_lately(&segment, &place) {
                             Some(chunk) => vec![chunk],
-                            None if is_stored(segment.sequence)
-                                && let Some(found) = self.fetched(&segment, &place) =>
-                            {
-                                check_entry(vec![found], &request.stream, &segment, &place)?
+                            None if let Some(found) = self.fetched(&request.stream, &segment, &place) => {
+                                found
                             }
                             None => {
                                 let here = self.stretch_of(&segment, &place);
@@ -284,10 +282,15 @@ impl Reader {
         Some(found)
     }
 
-    /// The entry of a batch in an object, if it was fetched.
-    fn fetched(&self, segment: &Segment, place: &BatchPlace) -> Option<Bytes> {
+    /// The bytes of a batch in an object, if they were fetched and are not damaged.
+    fn fetched(&self, stream: &Stream, segment: &Segment, place: &BatchPlace) -> Option<Vec<Bytes>> {
+        if !is_stored(segment.sequence) {
+            return None;
+        }
         let end = place.position + length32(ENTRY_HEADER_BYTES) + place.length;
-        self.shared.runs.find(segment, place.position..end)
+        let found = self.shared.runs.find(segment, place.position..end)?;
+        let checked = check_entry(vec![found], stream, segment, place);
+        checked.inspect_err(|_| self.shared.runs.forget(segment, place.position)).ok()
     }
 
     fn stretch_of(&self, segment: &Segment, place: &BatchPlace) -> Stretch {
@@ -321,8 +324,15 @@ impl Reader {
             }
             let wanted = place.position..place.position + length32(length);
             let run = place.position..run_end.max(wanted.end);
-            let bytes = self.shared.runs.read(segment, wanted, run)?;
-            return check_entry(vec![bytes], stream, segment, place).map(Some);
+            let bytes = self.shared.runs.read(segment, wanted.clone(), run.clone())?;
+            let checked = check_entry(vec![bytes], stream, segment, place).or_else(|_| {
+                // What arrived may be damaged while the object is not.
+                self.shared.runs.forget(segment, place.position);
+                let bytes = self.shared.runs.read(segment, wanted, run)?;
+                check_entry(vec![bytes], stream, segment, place)
+                    .inspect_err(|_| self.shared.runs.forget(segment, place.position))
+            });
+            return checked.map(Some);
         }
         let parts = match self.shared.regions.find(segment, place.position, length) {
             Some(parts) => {

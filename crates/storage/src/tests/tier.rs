@@ -436,6 +436,9 @@ fn a_damaged_object_is_an_error_and_never_a_record() {
     let request = ReadRequest { stream, from: Offset::ZERO, until, bytes_max, at_least_one: true };
     let error = world.parts.log.read_blocking(&request).map(|batches| batches.bytes);
     assert!(matches!(error, Err(ReadError::Damaged { .. })), "{error:?}");
+    // What was fetched is not kept: the object is read again.
+    world.store().damage(&key, 10_000);
+    world.compare();
 }
 
 /// A disk with the files of another.

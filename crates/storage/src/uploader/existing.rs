@@ -116,7 +116,7 @@ impl Uploader {
             return Ok(());
         }
         if row.next_offset > synced {
-            return Err(format!("stream {} ends at {synced} and not at {}", row.stream, row.next_offset));
+            return Err(format!("{} ends at {synced} and not at {}", row.stream, row.next_offset));
         }
         let wanted = self.shared.sources_between(stream, from, row.next_offset);
         let wanted = wanted.map_err(|error| error.to_string())?;
@@ -130,7 +130,7 @@ impl Uploader {
         if found.from_offset(from).map(|place| named(&place)).eq(wanted.map(named)) {
             Ok(())
         } else {
-            Err(format!("other batches of stream {} from {from} on", row.stream))
+            Err(format!("other batches of {} from {from} on", row.stream))
         }
     }
 }
