@@ -26,7 +26,7 @@ CACHE := $(or $(MAINSTEM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mainstem)
 KAFKA_CLIENTS := $(CACHE)/java/clients/kafka-clients-4.4.0.jar
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 
-STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction transactions real-input crash power hostile bench-load fuzz
+STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction transactions real-input crash objects power hostile bench-load fuzz
 
 .PHONY: help run build $(STEPS) test bench-quick bench bench-full soak clean
 
@@ -47,7 +47,7 @@ test: ## Everything that CI runs, set-up included; ends at the first step that f
 toolchain: ## Says what is missing to build, if anything is.
 	@scripts/toolchain
 
-setup: ## Brings what the tests need beyond Rust: clients, jars, Python, Go modules.
+setup: ## Brings what the tests need beyond Rust: clients, jars, Python, Go modules, MinIO (built once, five minutes).
 	@scripts/setup-tests
 
 check: $(KAFKA_CLIENTS) ## Format, lints, the rules of crates/tidy, freshness of generated code, licences.
@@ -94,6 +94,9 @@ real-input: build ## A gibibyte through kcat and back, every line accounted for.
 crash: build ## Kills the server while it works; nothing acknowledged may be lost.
 	@tests/crash/run
 
+objects: build ## Tiered topics in MinIO, behind a proxy with faults; both are killed, nothing acknowledged may be lost.
+	@tests/objects/run
+
 power: build ## Cuts the power under load, as root; nothing acknowledged may be lost, and Kafka shows that losses are seen.
 	@tests/power/run
 	@tests/power/run --prove
@@ -125,6 +128,10 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/compat/client-suites --only "franz-go etl" --records 500000
 	@tests/transactions/run --crashes 200
 	@tests/crash/run --rounds 500
+	@tests/objects/run --selftest
+	@tests/objects/run --long --rounds 50
+	@scripts/repeat 4 tests/objects/run --part ledger --rounds 50
+	@tests/objects/run --part ledger --rounds 50 --kinds tiered,local
 	@tests/power/run --rounds 300
 	@scripts/repeat 5 tests/hostile/run
 	@tests/hostile/adversary
