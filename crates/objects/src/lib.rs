@@ -4,7 +4,9 @@
 //! whose outcome is unknown may still land later, so it is repeated with the same key and the same bytes, and never
 //! taken for a failure.
 
+mod counted;
 mod directory;
+mod listing;
 mod paced;
 mod patience;
 mod probe;
@@ -15,7 +17,9 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
+pub use self::counted::{CountedBucket, RequestKind};
 pub use self::directory::DirectoryBucket;
+pub use self::listing::list_all;
 pub use self::paced::PacedBucket;
 pub use self::patience::{Patience, patiently};
 pub use self::probe::{ProbeError, probe};

@@ -45,4 +45,4 @@ pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
 };
 pub use stream::{Bounds, Level, Producer, Producers, REMEMBERED_BATCHES, RememberedBatch, Stream};
-pub use tools::{examine, salvage};
+pub use tools::{bucket, examine, restore, salvage};

@@ -51,6 +51,11 @@ impl OffsetRanges {
         gaps
     }
 
+    /// The last of the ranges, if any.
+    pub fn last(&self) -> Option<(Offset, Offset)> {
+        self.0.last_key_value().map(|(from, to)| (*from, *to))
+    }
+
     /// The offset behind the last offset of the set, if any.
     pub fn end(&self) -> Option<Offset> {
         self.0.last_key_value().map(|(_, end)| *end)

@@ -25,11 +25,11 @@ use model::StreamId;
 
 use self::coverage::Coverage;
 pub use self::outcome::{OpenError, RecoveryReport};
-use self::outcome::{damaged, doing};
-use self::sealed::{load_sealed, load_table};
+pub(crate) use self::outcome::{damaged, doing};
+pub(crate) use self::sealed::load_sealed;
+use self::sealed::load_table;
 use self::state::State;
-use self::stored::open_stored;
-pub(crate) use self::stored::stored_ranges;
+pub(crate) use self::stored::{open_stored, stored_ranges};
 use crate::format::{
     CLEANED, DirectoryRow, SEGMENT_HEADER_BYTES, STORED, SegmentHeader, TRAILER_BYTES, Trailer, index,
 };

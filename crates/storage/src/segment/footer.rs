@@ -235,3 +235,13 @@ pub(crate) fn decode_directory(
     }
     bytes.chunks_exact(crate::format::DIRECTORY_ROW_BYTES).map(DirectoryRow::decode).collect()
 }
+
+/// Whether a row agrees with its index.
+pub(crate) fn fits(row: &DirectoryRow, index: &BatchIndex) -> bool {
+    let inside = index.base_offset().is_some_and(|base| base >= row.base_offset)
+        && index.next_offset().is_some_and(|next| next <= row.next_offset);
+    inside
+        && row.bytes == u64::from(index.bytes())
+        && row.batches == index.batches()
+        && Some(row.max_timestamp) == index.max_timestamp()
+}

@@ -3,6 +3,7 @@
 mod crash;
 mod fuzz;
 mod long;
+mod restore;
 mod rewrite;
 mod space;
 mod support;

@@ -408,7 +408,7 @@ impl Survey {
                     }
                 }
                 Some(stored)
-                    if !contents.damaged && !deleted && (*stored != places || !fits(row, stored)) =>
+                    if !contents.damaged && !deleted && (*stored != places || !footer::fits(row, stored)) =>
                 {
                     wrong = true;
                     let what = format!("the batch index of {} contradicts the data", row.stream);
@@ -541,16 +541,6 @@ impl Survey {
 fn read(segment: &Segment, position: u32, length: u32) -> Option<Bytes> {
     let inside = position.checked_add(length).is_some_and(|end| end <= segment.data_end());
     inside.then(|| segment.read(position, index(length)).ok()).flatten()
-}
-
-/// Whether a row agrees with its index.
-fn fits(row: &DirectoryRow, index: &BatchIndex) -> bool {
-    let inside = index.base_offset().is_some_and(|base| base >= row.base_offset)
-        && index.next_offset().is_some_and(|next| next <= row.next_offset);
-    inside
-        && row.bytes == u64::from(index.bytes())
-        && row.batches == index.batches()
-        && Some(row.max_timestamp) == index.max_timestamp()
 }
 
 /// Adds a batch to the hits of a damage.

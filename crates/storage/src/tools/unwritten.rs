@@ -15,11 +15,18 @@ use parking_lot::Mutex;
 pub(crate) struct Unwritten<'a> {
     disk: &'a dyn Disk,
     removed: Mutex<HashSet<String>>,
+    /// A file, and the name that it has here.
+    renamed: Option<(&'static str, String)>,
 }
 
 impl<'a> Unwritten<'a> {
     pub fn new(disk: &'a dyn Disk) -> Unwritten<'a> {
-        Unwritten { disk, removed: Mutex::default() }
+        Unwritten { disk, removed: Mutex::default(), renamed: None }
+    }
+
+    /// Like [`Unwritten::new`], with the file `from` under the name `to`.
+    pub fn renamed(disk: &'a dyn Disk, from: &'static str, to: String) -> Unwritten<'a> {
+        Unwritten { renamed: Some((from, to)), ..Unwritten::new(disk) }
     }
 }
 
@@ -30,7 +37,11 @@ fn refused<T>() -> io::Result<T> {
 impl Disk for Unwritten<'_> {
     fn list(&self) -> io::Result<Vec<String>> {
         let removed = self.removed.lock();
-        Ok(self.disk.list()?.into_iter().filter(|name| !removed.contains(name)).collect())
+        let shown = |name: String| match &self.renamed {
+            Some((from, to)) if name == *from => to.clone(),
+            _ => name,
+        };
+        Ok(self.disk.list()?.into_iter().map(shown).filter(|name| !removed.contains(name)).collect())
     }
 
     fn create(&self, _name: &str, _length: u64) -> io::Result<Arc<dyn File>> {
@@ -46,6 +57,10 @@ impl Disk for Unwritten<'_> {
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
+        let name = match &self.renamed {
+            Some((from, to)) if name == *to => from,
+            _ => name,
+        };
         Ok(Arc::new(UnwrittenFile { file: self.disk.open(name)?, sectors: Mutex::default() }))
     }
 

@@ -1,0 +1,238 @@
+//! What the objects of a log hold, stream by stream: which offsets, and the state of each stream as of the end of its
+//! newest records.
+
+use std::collections::HashMap;
+
+use model::{Offset, StreamId};
+
+use crate::ranges::OffsetRanges;
+use crate::segment::fetch::Described;
+use crate::segment::footer::TableRow;
+use crate::stream::Producers;
+
+/// What a metadata snapshot knows of a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct KnownBounds {
+    /// The first record.
+    pub start: Offset,
+    /// The offset of the next record.
+    pub next: Offset,
+    /// Records below were stored; `None` if none were.
+    pub stored: Option<Offset>,
+}
+
+/// A stream as its objects have it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RestoredStream {
+    /// Its first record.
+    pub start: Offset,
+    /// The offset of its next record.
+    pub next: Offset,
+    /// Batches in the objects; some may lie below the start, or be replaced by newer ones.
+    pub batches: u64,
+    /// Bytes of these batches.
+    pub bytes: u64,
+    /// Ranges of these batches.
+    pub extents: u64,
+    /// Producers that it remembers.
+    pub producers: usize,
+    /// Offsets that the log had according to a snapshot, and that no object has. They may have been deleted since.
+    pub missing: Vec<(Offset, Offset)>,
+}
+
+/// What all objects hold of one stream.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    ranges: OffsetRanges,
+    batches: u64,
+    bytes: u64,
+    extents: u64,
+    /// The highest start that an object knows.
+    start: Option<Offset>,
+    /// The row of the stream table that ends highest, with the object that has it.
+    newest: Option<(Offset, u32, Producers)>,
+}
+
+/// What all objects hold.
+#[derive(Debug, Default)]
+pub(crate) struct Holdings {
+    pub streams: HashMap<StreamId, Held>,
+    /// The highest generation.
+    pub generation: u64,
+}
+
+impl Holdings {
+    /// Adds the object `sequence`.
+    pub fn add(&mut self, sequence: u32, described: Described) {
+        self.generation = self.generation.max(described.header.generation);
+        for row in &described.rows {
+            let held = self.streams.entry(row.stream).or_default();
+            held.ranges.add((row.base_offset, row.next_offset));
+            held.batches += u64::from(row.batches);
+            held.bytes += row.bytes;
+            held.extents += 1;
+        }
+        for (id, TableRow { start, next, producers }) in described.table {
+            let held = self.streams.entry(id).or_default();
+            held.start = held.start.max(Some(start));
+            let newer = |(known, object, _): &(Offset, u32, Producers)| (next, sequence) > (*known, *object);
+            if held.newest.as_ref().is_none_or(newer) {
+                held.newest = Some((next, sequence, producers));
+            }
+        }
+    }
+
+    /// The highest producer that any object remembers.
+    pub fn last_producer(&self) -> Option<i64> {
+        let newest = self.streams.values().filter_map(|held| held.newest.as_ref());
+        newest.flat_map(|(.., producers)| producers.iter().map(|(id, _)| id)).max()
+    }
+}
+
+impl Held {
+    /// The highest start that an object knows.
+    pub fn start(&self) -> Offset {
+        self.start.unwrap_or_default()
+    }
+
+    /// The producers as of the end of the newest records.
+    pub fn producers(&self) -> Producers {
+        self.newest.as_ref().map_or_else(Producers::default, |(.., producers)| producers.clone())
+    }
+
+    /// The stream: its newest records without a gap. Calls `lost` with offsets that objects had and that cannot be
+    /// reached.
+    pub fn resolve(
+        &self,
+        known: Option<KnownBounds>,
+        mut lost: impl FnMut(Offset, Offset),
+    ) -> RestoredStream {
+        let told = self.start.max(known.map(|known| known.start)).unwrap_or_default();
+        let end = known.map(|known| known.next).unwrap_or_default();
+        let mut restored = RestoredStream {
+            batches: self.batches,
+            bytes: self.bytes,
+            extents: self.extents,
+            producers: self.newest.as_ref().map_or(0, |(.., producers)| producers.len()),
+            ..RestoredStream::default()
+        };
+        let last = self.ranges.last().filter(|(_, next)| *next > told);
+        let Some((base, next)) = last else {
+            // Nothing is left below the known end. The stream goes on there, so that no offset means two records.
+            (restored.start, restored.next) = (end.max(told), end.max(told));
+            if told < end {
+                restored.missing.push((told, end));
+            }
+            return restored;
+        };
+        (restored.start, restored.next) = (told.max(base), next);
+        // What is left of a stream whose stored copies were given up has gaps.
+        let given_up = known.is_some_and(|known| known.stored.is_none());
+        if told < base {
+            match self.ranges.gaps((told, base)).first() {
+                // Older records are there, so retention has not deleted those between.
+                Some((from, _)) if *from > told && !given_up => lost(told, base),
+                _ => restored.missing.push((told, base)),
+            }
+        }
+        if let Some(stored) = known.and_then(|known| known.stored).filter(|stored| *stored > next) {
+            lost(next, stored);
+        }
+        if next < end {
+            restored.missing.push((next, end));
+        }
+        restored
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{STORED, SegmentHeader, Trailer};
+    use crate::segment::footer;
+
+    fn held(ranges: &[(i64, i64)], start: Option<i64>) -> Held {
+        let ranges = ranges.iter().map(|(from, to)| (Offset(*from), Offset(*to))).collect();
+        Held { ranges, start: start.map(Offset), ..Held::default() }
+    }
+
+    fn known(start: i64, next: i64, stored: Option<i64>) -> Option<KnownBounds> {
+        Some(KnownBounds { start: Offset(start), next: Offset(next), stored: stored.map(Offset) })
+    }
+
+    /// Start, next, missing and lost offsets.
+    type Found = (i64, i64, Vec<(i64, i64)>, Vec<(i64, i64)>);
+
+    fn found(held: &Held, known: Option<KnownBounds>) -> Found {
+        let plain = |ranges: Vec<(Offset, Offset)>| ranges.iter().map(|(from, to)| (from.0, to.0)).collect();
+        let mut lost = Vec::new();
+        let stream = held.resolve(known, |from, to| lost.push((from, to)));
+        (stream.start.0, stream.next.0, plain(stream.missing), plain(lost))
+    }
+
+    #[test]
+    fn a_stream_has_the_newest_records_without_a_gap() {
+        let whole = held(&[(0, 50), (50, 80)], Some(0));
+        assert_eq!(found(&whole, known(0, 80, Some(50))), (0, 80, vec![], vec![]));
+        // The end was known to be higher, and the start moved since.
+        let trimmed = held(&[(0, 50), (50, 80)], Some(60));
+        assert_eq!(found(&trimmed, known(10, 95, Some(80))), (60, 80, vec![(80, 95)], vec![]));
+        // Objects replace older ones.
+        let merged = held(&[(0, 50), (50, 80), (80, 90), (0, 80)], Some(0));
+        assert_eq!(found(&merged, known(0, 90, Some(80))), (0, 90, vec![], vec![]));
+        // Retention took the oldest, or an object is missing: nobody knows.
+        assert_eq!(found(&held(&[(50, 80)], None), known(0, 80, None)), (50, 80, vec![(0, 50)], vec![]));
+        // In the middle there is no doubt.
+        let hole = held(&[(0, 20), (50, 80)], Some(0));
+        assert_eq!(found(&hole, known(0, 80, Some(70))), (50, 80, vec![], vec![(0, 50)]));
+        assert_eq!(found(&hole, None), (50, 80, vec![], vec![(0, 50)]));
+        // The stored copies were given up, and these are left.
+        assert_eq!(found(&hole, known(0, 90, None)), (50, 80, vec![(0, 50), (80, 90)], vec![]));
+        // At the end neither, if more was stored.
+        let short = held(&[(0, 20)], Some(0));
+        assert_eq!(found(&short, known(0, 80, Some(60))), (0, 20, vec![(20, 80)], vec![(20, 60)]));
+    }
+
+    #[test]
+    fn a_stream_without_records_goes_on_at_its_known_end() {
+        assert_eq!(found(&Held::default(), known(7, 40, None)), (40, 40, vec![(7, 40)], vec![]));
+        assert_eq!(found(&Held::default(), known(40, 40, Some(40))), (40, 40, vec![], vec![]));
+        assert_eq!(
+            found(&held(&[(0, 30)], Some(0)), known(35, 40, Some(30))),
+            (40, 40, vec![(35, 40)], vec![])
+        );
+        assert_eq!(found(&Held::default(), None), (0, 0, vec![], vec![]));
+    }
+
+    #[test]
+    fn producers_are_those_at_the_highest_end() {
+        let row = |next: i64, producer: i64| {
+            let mut stored = vec![];
+            crate::format::put_varint(&mut stored, 1);
+            for value in [producer, 0, 5] {
+                crate::format::put_signed(&mut stored, value);
+            }
+            crate::format::put_varint(&mut stored, 0);
+            let producers = Producers::decode(&mut &stored[..]).unwrap();
+            TableRow { start: Offset(0), next: Offset(next), producers }
+        };
+        let mut holdings = Holdings::default();
+        let described = |row| {
+            let (header, trailer) = bare();
+            Described { header, trailer, rows: Vec::new(), table: HashMap::from([(StreamId(4), row)]) }
+        };
+        holdings.add(STORED | 1, described(row(10, 100)));
+        holdings.add(STORED | 2, described(row(30, 300)));
+        // A later object replaces the first one.
+        holdings.add(STORED | 3, described(row(10, 200)));
+        let (next, object, producers) = holdings.streams[&StreamId(4)].newest.as_ref().unwrap();
+        assert_eq!((*next, *object, producers.len()), (Offset(30), STORED | 2, 1));
+        assert!(producers.find(300).is_some());
+        assert_eq!(holdings.last_producer(), Some(300));
+    }
+
+    fn bare() -> (SegmentHeader, Trailer) {
+        let header = SegmentHeader { sequence: STORED | 1, generation: 1, length: 0, log_id: 1 };
+        (header, footer::build(STORED | 1, 1, 0, 4096, 4144, &[], vec![1, 0]).trailer)
+    }
+}

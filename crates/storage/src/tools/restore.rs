@@ -1,0 +1,372 @@
+//! Restores a log whose disk is lost from its objects.
+//!
+//! A restored log has the local file of each object, and one sealed segment without records. Its stream table says where
+//! each stream starts and ends, and which producers it remembers. Opening the log finds everything else in the objects.
+//!
+//! Invariants:
+//! - The segment gets its name last, so a directory is no log before everything else in it is durable. A restore that
+//!   was cut short is run again, and keeps the local files that it finds whole.
+//! - Nothing is written to the bucket.
+//! - A number or a generation that the lost server may have used is not used again: numbers go on behind the highest
+//!   object, generations a long way behind it.
+//! - Opening must accept the log with the same bounds; that is tried before the segment gets its name.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use disk::{AlignedBuffer, Disk};
+use model::{Offset, StreamId};
+use objects::BucketError;
+
+use super::finding::{Finding, Hit, Severity};
+pub use super::gather::{Asking, Pause};
+use super::gather::{Numbered, Outcome, gather, objects_of};
+use super::holdings::{Held, Holdings};
+pub use super::holdings::{KnownBounds, RestoredStream};
+pub use super::stored::stored_batches;
+use super::unwritten::Unwritten;
+use crate::format::{
+    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, Lsn, SECTOR, SegmentHeader, length32, sectors, seeded_crc,
+};
+use crate::recovery::{OpenError, recover};
+use crate::segment::fetch::{Described, Expected, describe};
+use crate::segment::footer;
+use crate::segment::object::{Places, object_prefix};
+use crate::segment::{PREPARING, STORING, file_name, sequence_of, stored_sequence_of};
+use crate::stream::Stream;
+
+/// The sequence number of the restored log's first segment. A log may begin with any number behind the first: the
+/// segments before are dead.
+const FIRST_SEQUENCE: u32 = 2;
+/// The generations of the restored log begin so far behind those of its objects. A log uses one for each segment.
+const GENERATIONS_APART: u64 = 1 << 32;
+
+/// What to restore.
+pub struct Restore<'a> {
+    /// How to ask for the log's objects.
+    pub asking: Asking<'a>,
+    /// The log's id.
+    pub log_id: u128,
+    /// The streams that are wanted. What is known of each at the time of the metadata snapshot, if the log was open then.
+    pub streams: &'a HashMap<StreamId, Option<KnownBounds>>,
+    /// Goes on where an object is damaged or missing, without the records that cannot be reached then.
+    pub accept_loss: bool,
+    /// Milliseconds since the Unix epoch.
+    pub now_ms: i64,
+}
+
+impl std::fmt::Debug for Restore<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Restore").field("log_id", &self.log_id).finish_non_exhaustive()
+    }
+}
+
+/// Why a log was not restored.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The object store cannot be asked.
+    #[error(transparent)]
+    Bucket(#[from] BucketError),
+    /// The directory has a log already.
+    #[error("there is a log in the new directory already")]
+    Exists,
+    /// The directory cannot be written.
+    #[error("{0}: {1}")]
+    Local(String, #[source] io::Error),
+    /// Objects are damaged or missing.
+    #[error("objects are damaged or missing")]
+    Damaged(Vec<Finding>),
+    /// Opening would refuse the restored log.
+    #[error("the restored log cannot be opened: {0}")]
+    Open(#[from] OpenError),
+    /// Opening would find other bounds. That is a bug, or objects that no restore knows.
+    #[error("the restored log does not hold what its objects say: {0}")]
+    Differs(String),
+}
+
+/// A restored log.
+#[derive(Debug, Default)]
+pub struct RestoredLog {
+    /// Objects.
+    pub objects: usize,
+    /// Bytes of these objects.
+    pub object_bytes: u64,
+    /// The wanted streams.
+    pub streams: HashMap<StreamId, RestoredStream>,
+    /// Streams that are in objects, and not wanted.
+    pub others: HashMap<StreamId, RestoredStream>,
+    /// Damaged and missing objects, and what else is worth knowing.
+    pub findings: Vec<Finding>,
+    /// The highest stream in any object.
+    pub last_stream: Option<StreamId>,
+    /// The highest producer that any object remembers.
+    pub last_producer: Option<i64>,
+}
+
+/// What the objects say.
+#[derive(Default)]
+struct Sum {
+    holdings: Holdings,
+    objects: usize,
+    bytes: u64,
+    findings: Vec<Finding>,
+    /// Damaged objects, with their lengths.
+    damaged: Vec<(u32, u64)>,
+}
+
+/// Restores the log of `restore` into `target`. Blocks.
+///
+/// The directory must be empty, or hold what an earlier call for the same log left.
+pub fn restore(target: &Arc<dyn Disk>, restore: &Restore) -> Result<RestoredLog, RestoreError> {
+    prepare(target)?;
+    let objects = objects_of(&restore.asking, restore.log_id, "")?;
+    remove_strangers(target, &objects)?;
+    let mut sum = Sum::default();
+    take_in(target, restore, &objects, &mut sum)?;
+    let found = resolve(restore, &mut sum);
+    if !restore.accept_loss && sum.findings.iter().any(|finding| finding.severity == Severity::Error) {
+        return Err(RestoreError::Damaged(sum.findings));
+    }
+    let generation = sum.holdings.generation.max(1 + u64::try_from(restore.log_id >> 65).unwrap_or(u64::MAX));
+    let mut generation = generation.saturating_add(GENERATIONS_APART);
+    if let Some((sequence, _)) = objects.last()
+        && let Some((_, length)) = sum.damaged.iter().find(|(damaged, _)| damaged == sequence)
+    {
+        // The number is used, so the next object must not get it.
+        write_local(target, *sequence, &bare(*sequence, generation, *length, restore, Vec::new()))?;
+        generation += 1;
+    }
+    write_first(target, restore, generation, &found, &sum)?;
+    let last = objects.last().map(|(_, object)| object.key.clone()).unwrap_or_default();
+    let later = objects_of(&restore.asking, restore.log_id, &last)?;
+    if let Some((_, first)) = later.first() {
+        let what = "objects appeared during the restore: another server still writes this log, and must be stopped \
+                    before a server starts on the restored one";
+        sum.findings.push(Finding::new(Severity::Warning, &first.key, 0, 0, what));
+    }
+    Ok(sum.end(found))
+}
+
+/// Takes back the last step of a restore, so that it may be run again. Only for a directory in which no server has
+/// opened the log since.
+pub fn take_back(target: &dyn Disk) -> io::Result<()> {
+    match target.remove(&file_name(FIRST_SEQUENCE)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Removes what an earlier restore may have left unfinished.
+fn prepare(target: &Arc<dyn Disk>) -> Result<(), RestoreError> {
+    let names = target.list().map_err(local("listing the new directory"))?;
+    if names.iter().any(|name| sequence_of(name).is_some()) {
+        return Err(RestoreError::Exists);
+    }
+    for worthless in [PREPARING, STORING] {
+        if names.iter().any(|name| name == worthless) {
+            target.remove(worthless).map_err(local(format!("removing {worthless}")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the local files of objects that are no more, which an earlier restore has left.
+fn remove_strangers(target: &Arc<dyn Disk>, objects: &[Numbered]) -> Result<(), RestoreError> {
+    for name in target.list().map_err(local("listing the new directory"))? {
+        let Some(sequence) = stored_sequence_of(&name) else { continue };
+        if objects.binary_search_by_key(&sequence, |(sequence, _)| *sequence).is_err() {
+            target.remove(&name).map_err(local(format!("removing {name}")))?;
+        }
+    }
+    Ok(())
+}
+
+fn local(doing: impl Into<String>) -> impl FnOnce(io::Error) -> RestoreError {
+    let doing = doing.into();
+    move |error| RestoreError::Local(doing, error)
+}
+
+/// The local file of an object, if an earlier restore has written it.
+fn whole_local(target: &Arc<dyn Disk>, expected: Expected) -> Option<Described> {
+    let file = target.open(&file_name(expected.sequence)).ok()?;
+    let mut bytes = AlignedBuffer::zeroed(usize::try_from(file.length()).ok()?);
+    file.read_at(0, &mut bytes).ok()?;
+    // A file without rows stands for a damaged object. Perhaps the object is whole by now.
+    describe(expected, &bytes).ok().filter(|described| !described.rows.is_empty())
+}
+
+/// Writes the local files of the objects, and adds up what they say.
+fn take_in(
+    target: &Arc<dyn Disk>,
+    restore: &Restore,
+    objects: &[Numbered],
+    sum: &mut Sum,
+) -> Result<(), RestoreError> {
+    let known = |expected| whole_local(target, expected);
+    gather(&restore.asking, restore.log_id, objects, &known, |at, outcome| {
+        let (sequence, object) = &objects[at];
+        match outcome {
+            Outcome::Whole(described, bytes) => {
+                if let Some(bytes) = bytes {
+                    write_local(target, *sequence, &bytes)?;
+                }
+                sum.holdings.add(*sequence, described);
+                sum.objects += 1;
+                sum.bytes += object.bytes;
+            }
+            Outcome::Damaged(what) => {
+                sum.damaged.push((*sequence, object.bytes));
+                let what = format!("{what}; which records it has is not known");
+                sum.findings.push(Finding::new(Severity::Error, &object.key, 0, object.bytes, what));
+            }
+            Outcome::Gone => {
+                let what =
+                    "it was deleted during the restore: is the server that writes this log still running?";
+                sum.findings.push(Finding::new(Severity::Warning, &object.key, 0, 0, what));
+            }
+            Outcome::Failed(error) => return Err(error.into()),
+        }
+        Ok(())
+    })
+}
+
+/// Writes a file and syncs it.
+fn write(target: &Arc<dyn Disk>, name: &str, bytes: &[u8]) -> Result<(), RestoreError> {
+    let written = || {
+        let mut aligned = AlignedBuffer::zeroed(bytes.len());
+        aligned.copy_from_slice(bytes);
+        let file = target.create(name, bytes.len() as u64)?;
+        file.write_at(0, &aligned)?;
+        file.sync()
+    };
+    written().map_err(local(format!("writing {name}")))
+}
+
+fn rename(target: &Arc<dyn Disk>, from: &str, to: &str) -> Result<(), RestoreError> {
+    target.rename(from, to).map_err(local(format!("renaming {from} to {to}")))
+}
+
+fn write_local(target: &Arc<dyn Disk>, sequence: u32, bytes: &[u8]) -> Result<(), RestoreError> {
+    write(target, STORING, bytes)?;
+    rename(target, STORING, &file_name(sequence))
+}
+
+/// The bytes of a segment without records: header, footer and trailer. `length` is that of the object, of which these
+/// bytes are the local file.
+fn bare(sequence: u32, generation: u64, length: u64, restore: &Restore, table: Vec<u8>) -> Vec<u8> {
+    let table = if table.is_empty() { footer::encode_table(&mut Vec::new(), 0, 0).0 } else { table };
+    // The payload has no position in it but those that follow from the footer's.
+    let payload_bytes = table.len() + footer::TRAILER_COPY_BYTES;
+    let block = sectors(BLOCK_HEADER_BYTES + payload_bytes);
+    let local_length = (block + 2 * SECTOR) as u64;
+    let length = length.next_multiple_of(SECTOR as u64).max(local_length);
+    let footer_position = length + SECTOR as u64 - local_length;
+    let footer_position = length32(usize::try_from(footer_position).unwrap_or(usize::MAX));
+    let epoch = restore.now_ms.max(1).unsigned_abs();
+    let payload_position = footer_position + length32(BLOCK_HEADER_BYTES);
+    let built = footer::build(sequence, generation, epoch, footer_position, payload_position, &[], table);
+    let mut bytes = SegmentHeader { sequence, generation, length, log_id: restore.log_id }.encode();
+    bytes.resize(SECTOR + BLOCK_HEADER_BYTES, 0);
+    bytes.extend_from_slice(&built.payload);
+    bytes.resize(SECTOR + block, 0);
+    let header = BlockHeader {
+        kind: BlockKind::Footer,
+        epoch,
+        lsn: Lsn::new(sequence, footer_position),
+        synced: Lsn::default(),
+        length: length32(built.payload.len()),
+        entries: 0,
+        payload_crc: seeded_crc(generation, &built.payload),
+    };
+    header.encode(generation, &mut bytes[SECTOR..]);
+    bytes.extend_from_slice(&built.trailer.encode(generation));
+    bytes
+}
+
+/// Writes the first segment of the restored log, tries to open the log, and only then gives the segment its name.
+fn write_first(
+    target: &Arc<dyn Disk>,
+    restore: &Restore,
+    generation: u64,
+    found: &HashMap<StreamId, RestoredStream>,
+    sum: &Sum,
+) -> Result<(), RestoreError> {
+    let restored = |(id, stream): (&StreamId, &RestoredStream)| {
+        let producers = sum.holdings.streams.get(id).map(Held::producers).unwrap_or_default();
+        Arc::new(Stream::restored(*id, stream.start, stream.next, producers))
+    };
+    let mut streams: Vec<Arc<Stream>> = found.iter().map(restored).collect();
+    let (table, _) = footer::encode_table(&mut streams, i64::MIN, usize::MAX / 2);
+    let bytes = bare(FIRST_SEQUENCE, generation, 0, restore, table);
+    write(target, PREPARING, &bytes)?;
+    check(target, restore, found)?;
+    rename(target, PREPARING, &file_name(FIRST_SEQUENCE))
+}
+
+/// Tries whether opening accepts the log, and finds the streams as they were restored.
+fn check(
+    target: &Arc<dyn Disk>,
+    restore: &Restore,
+    found: &HashMap<StreamId, RestoredStream>,
+) -> Result<(), RestoreError> {
+    let places = Places { disk: target.clone(), bucket: restore.asking.bucket.clone() };
+    let tried = Unwritten::renamed(&**target, PREPARING, file_name(FIRST_SEQUENCE));
+    let recovered = recover(&tried, Some(&places), restore.now_ms)?;
+    for (id, stream) in found {
+        let bounds = match recovered.streams.get(id) {
+            Some(stream) => stream.bounds(),
+            None if stream.next == Offset::ZERO => continue,
+            None => return Err(RestoreError::Differs(format!("{id} is not in it"))),
+        };
+        let stored = bounds.stored.unwrap_or(bounds.start);
+        if (bounds.start, bounds.committed, stored) != (stream.start, stream.next, stream.next) {
+            let what = format!(
+                "{id} goes from {} to {} and is stored up to {stored}, it should go from {} to {}",
+                bounds.start, bounds.committed, stream.start, stream.next
+            );
+            return Err(RestoreError::Differs(what));
+        }
+    }
+    Ok(())
+}
+
+impl Sum {
+    fn end(self, streams: HashMap<StreamId, RestoredStream>) -> RestoredLog {
+        let held = &self.holdings.streams;
+        let unwanted = held.iter().filter(|(id, _)| !streams.contains_key(*id));
+        RestoredLog {
+            objects: self.objects,
+            object_bytes: self.bytes,
+            others: unwanted.map(|(id, held)| (*id, held.resolve(None, |_, _| {}))).collect(),
+            last_stream: held.keys().max().copied(),
+            last_producer: self.holdings.last_producer(),
+            findings: self.findings,
+            streams,
+        }
+    }
+}
+
+/// The bounds of the wanted streams: the newest records without a gap. Notes what is lost.
+fn resolve(restore: &Restore, sum: &mut Sum) -> HashMap<StreamId, RestoredStream> {
+    let mut found = HashMap::new();
+    let nothing = Held::default();
+    let mut hits = Vec::new();
+    for (id, known) in restore.streams {
+        let held = sum.holdings.streams.get(id).unwrap_or(&nothing);
+        let stream = held.resolve(*known, |from, to| {
+            hits.push(Hit { stream: *id, from, to, batches: None });
+        });
+        found.insert(*id, stream);
+    }
+    if !hits.is_empty() {
+        hits.sort_unstable_by_key(|hit| (hit.stream, hit.from));
+        let what =
+            "objects between others are damaged or missing: these records, and older ones, cannot be reached";
+        let prefix = object_prefix(restore.log_id);
+        let finding = Finding { hits, ..Finding::new(Severity::Error, &prefix, 0, 0, what) };
+        sum.findings.push(finding);
+    }
+    sum.findings.sort_by(|a, b| a.file.cmp(&b.file));
+    found
+}
