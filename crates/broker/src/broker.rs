@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use meta::{Change, Compare, Embedded, MetaError, Store};
 use model::Timestamp;
-use objects::Bucket;
+use objects::{Bucket, CountedBucket};
 use parking_lot::Mutex;
 use storage::{AdmitError, Clock, SystemClock};
 use wire::{ErrorCode, Text};
@@ -35,12 +35,18 @@ use crate::session::Sessions;
 use crate::settings::group::ConsumerGroupConfig;
 use crate::settings::resource::{ResourceConfigs, ResourceKind};
 use crate::settings::topic::Tiering;
+use crate::snapshots::writer::SnapshotWriter;
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::transactions::TransactionError;
 use crate::users::Users;
 
 const CLUSTER_ID_KEY: &str = "cluster_id";
+/// A metadata snapshot is looked for so often, if the settings do not ask for more.
+const SNAPSHOT_CHECK_MS_MAX: i64 = 1000;
+/// A server that stops waits so long for its last metadata snapshot.
+const LAST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The reason why the broker cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -79,6 +85,9 @@ pub struct Broker {
     pub(crate) walks: Arc<Walks>,
     pub(crate) turns: Turns,
     pub(crate) metrics: Arc<Metrics>,
+    /// The object store, with its counters.
+    pub(crate) bucket: Option<Arc<CountedBucket>>,
+    pub(crate) snapshots: Option<Arc<SnapshotWriter>>,
     clock: Arc<SystemClock>,
     background: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
@@ -98,6 +107,8 @@ impl Broker {
         bucket: Option<Arc<dyn Bucket>>,
     ) -> Result<Arc<Broker>, OpenError> {
         let config = Arc::new(config);
+        let counted = bucket.map(|bucket| Arc::new(CountedBucket::new(bucket)));
+        let bucket = counted.clone().map(|bucket| bucket as Arc<dyn Bucket>);
         let store: Arc<dyn Store> = Arc::new(Embedded::open(&directory.join(stored::META_FILE))?);
         let cluster_id = cluster_id(&*store)?;
         let metadata = Metadata::open(store.clone())?;
@@ -114,6 +125,11 @@ impl Broker {
         let placed = Topics::placed(&metadata.image());
         let logs = Arc::new(Logs::open(logs, &opening, &*store, directory, &placed)?);
         metadata.refresh()?;
+        let snapshots = bucket.map(|bucket| {
+            let interval =
+                Duration::from_millis(u64::try_from(config.object_snapshot_interval_ms).unwrap_or(u64::MAX));
+            Arc::new(SnapshotWriter::new(bucket, metadata.clone(), logs.clone(), &cluster_id, interval))
+        });
         let placement = Arc::new(Placement::alone(config.node_id));
         let configs = ResourceConfigs::new(metadata.clone(), config.clone());
         let topics = Topics::open(metadata.clone(), logs.clone(), configs.clone(), placement.clone());
@@ -172,6 +188,8 @@ impl Broker {
             walks,
             turns: Turns::default(),
             metrics,
+            bucket: counted,
+            snapshots,
             clock,
             background: Mutex::default(),
         });
@@ -212,7 +230,15 @@ impl Broker {
                 broker.compactor.run(broker.now_ms());
             }
         };
+        let write_snapshot = |broker: &Arc<Broker>| {
+            if let Some(snapshots) = &broker.snapshots {
+                snapshots.turn(broker.now_ms());
+            }
+        };
+        let snapshot_check_ms =
+            |config: &Config| config.object_snapshot_interval_ms.min(SNAPSHOT_CHECK_MS_MAX);
         let tasks = [
+            every(snapshot_check_ms, write_snapshot),
             every(|config| config.cleaner_backoff_ms, compact),
             every(|config| config.retention_check_interval_ms, Broker::apply_retention),
             every(|config| config.offsets_check_interval_ms, |broker| broker.coordinator.expire()),
@@ -292,6 +318,15 @@ impl Broker {
         if let Err(error) = tokio::task::spawn_blocking(move || logs.close()).await {
             tracing::error!(%error, "closing the logs failed");
         }
+        if let Some(snapshots) = self.snapshots.clone() {
+            let now_ms = self.now_ms();
+            let last = tokio::task::spawn_blocking(move || snapshots.finish(now_ms));
+            if tokio::time::timeout(LAST_SNAPSHOT_TIMEOUT, last).await.is_err() {
+                tracing::warn!(
+                    "the object store does not take the last metadata snapshot: a restore would use an older one"
+                );
+            }
+        }
     }
 
     /// Creates another broker of the cluster on the logs and the metadata of this one. To clients, it is a second
@@ -331,6 +366,8 @@ impl Broker {
             walks: self.walks.clone(),
             turns: Turns::default(),
             metrics: self.metrics.clone(),
+            bucket: self.bucket.clone(),
+            snapshots: None,
             clock: self.clock.clone(),
             background: Mutex::default(),
         })

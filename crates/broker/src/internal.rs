@@ -17,7 +17,7 @@ use crate::partition::{Checked, Partition};
 pub type InternalRecord = (Bytes, Option<Bytes>);
 
 /// Bound in bytes of a decompressed batch of records.
-const RECORDS_BYTES_MAX: usize = 256 * 1024 * 1024;
+pub const RECORDS_BYTES_MAX: usize = 256 * 1024 * 1024;
 /// Bytes per read while a partition is loaded.
 const LOAD_READ_BYTES: usize = 1024 * 1024;
 

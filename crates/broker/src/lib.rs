@@ -25,6 +25,7 @@ mod resources;
 mod security;
 mod session;
 mod settings;
+pub mod snapshots;
 mod telemetry;
 mod topics;
 mod transactions;

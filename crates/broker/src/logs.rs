@@ -44,9 +44,10 @@ const TAIL_KEPT_BYTES: usize = 128 * 1024 * 1024;
 /// Minimum size of each cache of a log, however many logs share the configured memory.
 const CACHE_BYTES_MIN: usize = 4 * 1024 * 1024;
 
-const LOG_PREFIX: &str = "logs/";
+/// The keys of the logs begin so.
+pub const LOG_PREFIX: &str = "logs/";
 /// The log of partitions whose metadata names no log. They were created when there was only one.
-const FIRST_LOG_KEY: &str = "first_log";
+pub const FIRST_LOG_KEY: &str = "first_log";
 /// The remedy for a missing log.
 const REMEDY: &str = "bring it back and restart, or delete the topics to give the records up";
 
@@ -401,9 +402,7 @@ impl Logs {
         }
         for log in &logs.open {
             if known.insert(log.id, log.path.clone()).as_ref() != Some(&log.path) {
-                let record = LogRecord { path: log.path.clone() };
-                let bytes = serde_json::to_vec(&record).expect("a path can be written as JSON");
-                changes.push(Change::put(format!("{LOG_PREFIX}{}", log.id), bytes));
+                changes.push(Change::put(format!("{LOG_PREFIX}{}", log.id), path_record(&log.path)));
             }
         }
         if !changes.is_empty() {
@@ -550,6 +549,11 @@ fn look(directory: &LogDirectory) -> io::Result<Option<(Arc<dyn Disk>, bool)>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// The entry of a log that is in the directory `path`.
+pub fn path_record(path: &str) -> Vec<u8> {
+    serde_json::to_vec(&LogRecord { path: path.to_owned() }).expect("a path can be written as JSON")
 }
 
 fn known_logs(store: &dyn Store) -> Result<BTreeMap<Uuid, String>, MetaError> {

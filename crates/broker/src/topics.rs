@@ -34,7 +34,8 @@ const METADATA_TOPIC: &str = "__cluster_metadata";
 /// Maximum length of a topic name.
 pub const TOPIC_NAME_MAX: usize = 249;
 
-const NEXT_STREAM_KEY: &str = "next_stream";
+/// The key of the first stream id that was never used.
+pub const NEXT_STREAM_KEY: &str = "next_stream";
 
 /// The reason why a change is refused.
 #[derive(Debug, thiserror::Error)]

@@ -492,6 +492,8 @@ settings! {
     object_bytes_per_second: i64 = 0, "object.store.bytes.per.second", 0, i64::MAX;
     /// An object is deleted so many milliseconds after the last of its records.
     object_delete_delay_ms: i64 = 60_000, "object.store.delete.delay.ms", 0, i64::MAX;
+    /// How old the metadata snapshot in the object store may be, in milliseconds, while the metadata or the records change.
+    object_snapshot_interval_ms: i64 = 60_000, "object.store.metadata.snapshot.interval.ms", 10, i64::MAX;
     /// Producers that did not write for so long are forgotten, in milliseconds.
     producer_expiry_ms: i64 = 86_400_000, "producer.id.expiration.ms", 1, i64::MAX;
     /// Partitions of __transaction_state.

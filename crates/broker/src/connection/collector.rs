@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
+use objects::{CountedBucket, RequestKind};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -48,6 +49,11 @@ struct DirLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KindLabel {
+    kind: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct LogDirectoryLabel {
     logdirectory: String,
 }
@@ -88,6 +94,7 @@ impl Collector for BrokerCollector {
             gauge.encode(metric)?;
         }
         encode_logs(&broker, &mut encoder)?;
+        encode_store(&broker, &mut encoder)?;
         encode_telemetry(&broker, &mut encoder)?;
         encode_groups(&broker, &mut encoder)
     }
@@ -207,6 +214,54 @@ fn encode_logs(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), s
         ConstGauge::new(i64::from(offline)).encode(family.encode_family(&label)?)?;
     }
     Ok(())
+}
+
+/// The requests to the object store, as a store charges for them.
+fn encode_store(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {
+    let counter = ConstCounter::new(0u64).metric_type();
+    let (bucket, snapshots) = (broker.bucket.as_ref(), broker.snapshots.as_ref());
+    type Count = fn(&CountedBucket, RequestKind) -> u64;
+    let by_kind: [(&str, &str, Count); 2] = [
+        ("mainstem_object_store_requests", "Requests to the object store", CountedBucket::requests),
+        ("mainstem_object_store_requests_failed", "Requests that failed", CountedBucket::failed),
+    ];
+    for (name, help, of) in by_kind {
+        let mut family = encoder.encode_descriptor(name, help, None, counter)?;
+        for kind in RequestKind::ALL {
+            let label = KindLabel { kind: kind.name().to_owned() };
+            ConstCounter::new(bucket.map_or(0, |bucket| of(bucket, kind)))
+                .encode(family.encode_family(&label)?)?;
+        }
+    }
+    let counters = [
+        (
+            "mainstem_object_store_sent_bytes",
+            "Bytes of objects sent",
+            bucket.map_or(0, |bucket| bucket.put_bytes()),
+        ),
+        (
+            "mainstem_object_store_received_bytes",
+            "Bytes of objects received",
+            bucket.map_or(0, |bucket| bucket.got_bytes()),
+        ),
+        (
+            "mainstem_metadata_snapshots",
+            "Metadata snapshots written to the object store",
+            snapshots.map_or(0, |snapshots| snapshots.written()),
+        ),
+    ];
+    for (name, help, value) in counters {
+        let counter = ConstCounter::new(value);
+        let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+        counter.encode(metric)?;
+    }
+    let taken_ms = snapshots.map_or(0, |snapshots| snapshots.taken_ms());
+    let gauge = ConstGauge::new(taken_ms / 1000);
+    let help =
+        "When the newest metadata snapshot was taken, in seconds since the Unix epoch; 0 before the first";
+    let name = "mainstem_metadata_snapshot_time_seconds";
+    let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+    gauge.encode(metric)
 }
 
 fn encode_groups(broker: &Arc<Broker>, encoder: &mut DescriptorEncoder) -> Result<(), std::fmt::Error> {

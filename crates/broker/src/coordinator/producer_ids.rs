@@ -11,7 +11,8 @@ use crate::image::{Metadata, Update};
 
 /// Number of ids taken from the store at a time.
 const BLOCK_IDS: i64 = 1000;
-const NEXT_BLOCK_KEY: &str = "next_producer_id";
+/// The key of the first id that was never taken.
+pub const NEXT_BLOCK_KEY: &str = "next_producer_id";
 
 /// Hands out producer ids.
 #[derive(Debug)]
