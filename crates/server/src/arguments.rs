@@ -55,11 +55,18 @@ pub enum Command {
     Produce(ProduceArguments),
     /// Print the records of a topic.
     Consume(ConsumeArguments),
-    /// Look into a data directory without a server, and save what is left of a damaged one.
+    /// Look into a data directory or a bucket without a server, and save what is left of a damaged directory.
     Log {
         #[command(subcommand)]
         verb: LogVerb,
     },
+    /// Look at what the server keeps in an object store.
+    Storage {
+        #[command(subcommand)]
+        verb: StorageVerb,
+    },
+    /// Make a new data directory of what is in a bucket, in place of one that was lost.
+    Restore(RestoreArguments),
     /// Measure the log on a directory, without network and protocol.
     BenchStore(BenchStoreArguments),
     /// Print the version.
@@ -285,6 +292,16 @@ impl std::str::FromStr for Place {
     }
 }
 
+/// The data directory to look at, or a bucket in its place.
+#[derive(Args, Clone, Debug)]
+pub struct LogPlace {
+    #[command(flatten)]
+    pub directory: Directory,
+    /// A bucket, as in object.store, in place of a data directory: the objects of all logs in it.
+    #[arg(long, value_name = "BUCKET", conflicts_with_all = ["data_dir", "metadata"])]
+    pub from: Option<String>,
+}
+
 /// The data directory to look at.
 #[derive(Args, Clone, Debug)]
 pub struct Directory {
@@ -305,10 +322,10 @@ impl Directory {
 
 #[derive(Debug, Subcommand)]
 pub enum LogVerb {
-    /// Show segments and streams; quick, also on a large log.
+    /// Show segments and streams, or objects and streams; quick, also on a large log.
     Inspect {
         #[command(flatten)]
-        directory: Directory,
+        place: LogPlace,
         /// As JSON.
         #[arg(long)]
         json: bool,
@@ -316,7 +333,7 @@ pub enum LogVerb {
     /// Check every byte, and name the place of any damage. Exits with 1 if there is any.
     Verify {
         #[command(flatten)]
-        directory: Directory,
+        place: LogPlace,
     },
     /// Print every entry as it stands in the files, also what is superseded or deleted.
     Dump(DumpArguments),
@@ -352,6 +369,54 @@ pub struct DumpArguments {
     /// Also the records of each batch: offset, timestamp, key, value and headers.
     #[arg(long)]
     pub records: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum StorageVerb {
+    /// Show objects, bytes, dead bytes and requests, and estimate the bill of a month.
+    Status(StatusArguments),
+}
+
+#[derive(Args, Debug)]
+pub struct StatusArguments {
+    /// The bucket, as in object.store; credentials come from the same variables.
+    #[arg(long, value_name = "BUCKET")]
+    pub from: String,
+    /// The admin listener of the running server, for its requests; MAINSTEM_ADMIN_TOKEN is its admin.token, if it has one.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub metrics: Option<String>,
+    /// Price of a GB (10^9 bytes) for a month. This and the other defaults are examples: Amazon S3 Standard, us-east-1,
+    /// in dollars, 2025.
+    #[arg(long, value_name = "PRICE", default_value_t = 0.023)]
+    pub storage_price: f64,
+    /// Price of 1000 requests that put or list.
+    #[arg(long, value_name = "PRICE", default_value_t = 0.005)]
+    pub write_price: f64,
+    /// Price of 1000 requests that read.
+    #[arg(long, value_name = "PRICE", default_value_t = 0.0004)]
+    pub read_price: f64,
+    /// Price of a GB that leaves the store; 0 within its region.
+    #[arg(long, value_name = "PRICE", default_value_t = 0.0)]
+    pub transfer_price: f64,
+}
+
+#[derive(Args, Debug)]
+pub struct RestoreArguments {
+    /// The bucket, as in object.store; credentials come from the same variables.
+    #[arg(long, value_name = "BUCKET")]
+    pub from: String,
+    /// Where the metadata goes and, without --log-dirs, the log; new or empty.
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: PathBuf,
+    /// A directory for each log, separated by commas, where the lost server had several.
+    #[arg(long, value_name = "DIR,DIR", value_delimiter = ',')]
+    pub log_dirs: Vec<PathBuf>,
+    /// Which cluster, where the bucket has several.
+    #[arg(long, value_name = "ID")]
+    pub cluster_id: Option<String>,
+    /// Go on where an object is damaged or missing, without the records that cannot be reached then.
+    #[arg(long)]
+    pub accept_loss: bool,
 }
 
 /// When an append counts as done.

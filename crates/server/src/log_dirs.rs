@@ -13,6 +13,8 @@ use disk::{DirectoryLock, Disk, Engine};
 /// Permission bits of a file for its group and for all others.
 const OTHERS_WRITE: u32 = 0o022;
 const OTHERS_READ: u32 = 0o055;
+/// A data directory with this file holds a restore that is not finished.
+pub const RESTORING: &str = "restoring";
 
 /// The locks on log directories, held until this value and all its clones are dropped.
 #[derive(Clone, Debug, Default)]
@@ -56,6 +58,17 @@ pub fn check_access(what: &str, directory: &Path) -> anyhow::Result<()> {
     if mode & OTHERS_READ != 0 {
         tracing::warn!(
             "other users can look into the {what} {shown} (mode {mode:04o}); `chmod 700 {shown}` shuts them out"
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a data directory in which a restore is not finished.
+pub fn check_restored(directory: &Path) -> anyhow::Result<()> {
+    if directory.join(RESTORING).exists() {
+        bail!(
+            "the data directory {} holds a restore that is not finished: run `mainstem restore` again, as before",
+            directory.display()
         );
     }
     Ok(())
@@ -111,7 +124,7 @@ pub fn prepare(
 }
 
 /// Refuses paths that would put two logs into one directory, or one log into another's directory.
-fn check(paths: &[PathBuf]) -> anyhow::Result<()> {
+pub fn check(paths: &[PathBuf]) -> anyhow::Result<()> {
     let inode = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     for (at, path) in paths.iter().enumerate() {
         for other in &paths[..at] {
@@ -132,7 +145,7 @@ fn check(paths: &[PathBuf]) -> anyhow::Result<()> {
 }
 
 /// The path with links resolved, as far as it exists.
-fn resolved(path: &Path) -> PathBuf {
+pub fn resolved(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let known = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
     match known {

@@ -61,6 +61,11 @@ fn main() -> ExitCode {
             Ok(code) => code,
             Err(error) => failed(error, ExitCode::from(EXIT_CONFIGURATION)),
         },
+        Some(Command::Storage { verb }) => ended(commands::storage(&verb)),
+        Some(Command::Restore(arguments)) => match commands::restore(&arguments) {
+            Ok(code) => code,
+            Err(error) => failed(error, ExitCode::from(EXIT_CONFIGURATION)),
+        },
         Some(Command::BenchStore(arguments)) => ended(bench::run(&arguments)),
         Some(Command::Version) => {
             ended(commands::print(concat!("mainstem ", env!("CARGO_PKG_VERSION"), "\n")))

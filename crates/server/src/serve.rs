@@ -127,6 +127,7 @@ fn lock(directory: &Path) -> anyhow::Result<DirectoryLock> {
     log_dirs::create(directory)
         .with_context(|| format!("the data directory {} cannot be created", directory.display()))?;
     log_dirs::check_access("data directory", directory)?;
+    log_dirs::check_restored(directory)?;
     match disk::lock_directory(directory) {
         Ok(lock) => Ok(lock),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

@@ -4,7 +4,6 @@
 //! writes to the inspected directory. The exit code is 0 if all is well, 1 if something is damaged or was dropped, and
 //! 2 if the directory could not be inspected.
 
-use std::collections::BTreeMap;
 use std::fs::DirBuilder;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, BufWriter, StdoutLock, Write};
@@ -18,14 +17,15 @@ use disk::DirectoryDisk;
 use model::batch::{BatchHeader, TimestampType};
 use model::{Offset, StreamId};
 use serde_json::json;
-use storage::examine::{Finding, Hit, Inspected, Item, Severity, entries, inspect, verify};
+use storage::examine::{Inspected, Item, Severity, entries, inspect, verify};
 use storage::format::{EntryHeader, EntryKind, RangeBody};
 use storage::salvage::salvage;
 use storage::{Options, SystemClock};
 use wire::Bytes;
 use wire::records::records;
 
-use super::{OutputError, Table, print};
+use super::names::{Names, span};
+use super::{OutputError, Table, objects, print};
 use crate::arguments::{Directory, DumpArguments, LogVerb};
 
 /// Bound in bytes of a decompressed batch.
@@ -36,61 +36,22 @@ const FOUND: u8 = 1;
 /// Runs the command. An error means that the directory could not be inspected.
 pub fn log(verb: LogVerb) -> anyhow::Result<ExitCode> {
     match verb {
-        LogVerb::Inspect { directory, json } => show(&directory, json),
-        LogVerb::Verify { directory } => check(&directory),
+        LogVerb::Inspect { place, json } => match &place.from {
+            Some(bucket) => objects::inspect(bucket, json),
+            None => show(&place.directory, json),
+        },
+        LogVerb::Verify { place } => match &place.from {
+            Some(bucket) => objects::verify(bucket),
+            None => check(&place.directory),
+        },
         LogVerb::Dump(arguments) => dump(&arguments),
         LogVerb::Salvage { directory, into } => rescue(&directory, &into),
     }
 }
 
-fn code(found: bool) -> ExitCode {
+/// The exit code of a command that looks for damage.
+pub(super) fn code(found: bool) -> ExitCode {
     if found { ExitCode::from(FOUND) } else { ExitCode::SUCCESS }
-}
-
-/// The topic and partition of each stream.
-struct Names(BTreeMap<StreamId, (String, i32)>);
-
-impl Names {
-    /// Reads the names. Without the metadata, streams are shown by their ids.
-    fn read(directory: &Path) -> Names {
-        Names(broker::stream_names(directory).unwrap_or_else(|error| {
-            eprintln!("mainstem: topics are not known, streams go by their ids: {error}");
-            BTreeMap::new()
-        }))
-    }
-
-    fn of(&self, stream: StreamId) -> String {
-        match self.0.get(&stream) {
-            Some((topic, partition)) => format!("{topic}-{partition}"),
-            None => stream.to_string(),
-        }
-    }
-
-    fn hit(&self, hit: &Hit) -> String {
-        let batches = match hit.batches {
-            Some(1) => " (1 batch)".to_owned(),
-            Some(batches) => format!(" ({batches} batches)"),
-            None => String::new(),
-        };
-        format!("{} offsets {}{batches}", self.of(hit.stream), span(hit.from, hit.to))
-    }
-
-    fn finding(&self, severity: &str, finding: &Finding) -> String {
-        let place = match (finding.file.as_str(), finding.to > finding.from) {
-            ("", _) => "log".to_owned(),
-            (file, true) => format!("{file} bytes {} to {}", finding.from, finding.to - 1),
-            (file, false) if finding.from > 0 => format!("{file} byte {}", finding.from),
-            (file, false) => file.to_owned(),
-        };
-        let hits: Vec<String> = finding.hits.iter().map(|hit| self.hit(hit)).collect();
-        let hits = if hits.is_empty() { String::new() } else { format!(": {}", hits.join(", ")) };
-        format!("{severity}{place}: {}{hits}\n", finding.what)
-    }
-}
-
-/// The range from the first to the last offset, as text.
-fn span(from: Offset, to: Offset) -> String {
-    if to - from <= 1 { from.to_string() } else { format!("{from} to {}", to + -1) }
 }
 
 /// Opens a data directory for reading, and warns if a server uses it.
@@ -464,30 +425,6 @@ fn random() -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_finding_names_file_bytes_and_records() {
-        let names = Names(BTreeMap::from([(StreamId(7), ("orders".to_owned(), 2))]));
-        let hit = |stream, from, to, batches| Hit {
-            stream: StreamId(stream),
-            from: Offset(from),
-            to: Offset(to),
-            batches,
-        };
-        let finding = Finding {
-            severity: Severity::Error,
-            file: "0000000001.log".into(),
-            from: 4096,
-            to: 8192,
-            what: "there is no valid block header".into(),
-            hits: vec![hit(7, 10, 20, Some(2)), hit(9, 5, 6, None)],
-        };
-        assert_eq!(
-            names.finding("error: ", &finding),
-            "error: 0000000001.log bytes 4096 to 8191: there is no valid block header: \
-             orders-2 offsets 10 to 19 (2 batches), stream 9 offsets 5\n"
-        );
-    }
 
     #[test]
     fn bytes_are_readable() {

@@ -1,5 +1,5 @@
 //! The commands for people without a JVM. Topic, group, user, produce and consume are ordinary clients. The log
-//! commands read the files of a log.
+//! commands read the files of a log, or the objects of a bucket.
 
 mod assignor;
 mod cluster;
@@ -7,18 +7,25 @@ mod consume;
 mod group;
 mod log;
 mod member;
+mod names;
+mod objects;
 mod partitioner;
 mod peer;
 mod produce;
+mod restore;
+mod storage;
+mod store;
 mod topic;
 mod user;
 
 use std::io::{self, Write};
 
+pub use self::storage::storage;
 pub use consume::consume;
 pub use group::group;
 pub use log::log;
 pub use produce::produce;
+pub use restore::restore;
 pub use topic::topic;
 pub use user::user;
 

@@ -131,6 +131,7 @@ impl Place {
         } else if !directory.is_dir() {
             bail!("there is no directory {shown}");
         }
+        log_dirs::check_restored(directory)?;
         let lock = disk::lock_directory(directory).map_err(|error| match error.kind() {
             std::io::ErrorKind::WouldBlock => {
                 anyhow::anyhow!("{}: use --bootstrap", log_dirs::in_use("data directory", directory))
