@@ -192,6 +192,37 @@ fn damage_in_the_bucket_is_named_and_an_unfinished_restore_is_no_data_directory(
 }
 
 #[test]
+fn a_restore_that_is_killed_goes_on() {
+    let place = Place::new();
+    let server = place.start("old");
+    server.run(CREATE, "");
+    for hundred in 0..3 {
+        server.run("produce t", &lines(hundred * 100..hundred * 100 + 100));
+        place.until_stored(i64::from(hundred) * 100 + 100);
+    }
+    server.stop();
+    let (bucket, new) = (place.text("bucket"), place.text("new"));
+    let mut killed = 0;
+    // Longer and longer, until one comes to its end.
+    for delay in (0..5000).step_by(2).map(Duration::from_millis) {
+        let arguments = ["restore", "--from", &bucket, "--data-dir", &new];
+        let mut child = MAINSTEM.command(&arguments).spawn().unwrap();
+        std::thread::sleep(delay);
+        let _ = child.kill();
+        child.wait().unwrap();
+        if place.at("new/restoring").exists() {
+            killed += 1;
+        } else if place.at("new/meta.redb").exists() {
+            break;
+        }
+    }
+    assert!(killed > 0, "no restore was killed in the middle");
+    let server = place.start("new");
+    assert_eq!(server.run("consume t --exit-at-end", ""), lines(0..300));
+    server.stop();
+}
+
+#[test]
 fn what_cannot_be_restored_is_refused_in_words() {
     let place = Place::new();
     let (code, said) = place.restore("new");
