@@ -6,7 +6,7 @@ use model::Offset;
 
 /// Offsets of one stream, as ranges that neither overlap nor touch. Maps the first offset of each range to the offset
 /// behind its last.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct OffsetRanges(BTreeMap<Offset, Offset>);
 
 impl OffsetRanges {

@@ -20,7 +20,8 @@ use model::{BatchHeader, Offset};
 use super::outcome::{RewriteError, RewriteReport, writing};
 use super::source::{RangePlan, Source, load, offset_count, with_slack};
 use crate::format::{
-    DirectoryRow, ROW_COMPACTED, SECTOR, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, index, length32,
+    DirectoryRow, Lsn, ROW_COMPACTED, SECTOR, SEGMENT_HEADER_BYTES, SegmentHeader, TRAILER_BYTES, index,
+    length32,
 };
 use crate::index::BatchPlace;
 use crate::pacer::Pacer;
@@ -110,7 +111,12 @@ impl<'a> Output<'a> {
         let file = disk.create(CLEANING, capacity).map_err(writing("making the file of a copy"))?;
         Ok(Output {
             shared,
-            builder: SegmentBuilder::new(rewriting.next_sequence, shared.next_generation(), EPOCH),
+            builder: SegmentBuilder::new(
+                rewriting.next_sequence,
+                shared.next_generation(),
+                EPOCH,
+                Lsn::default(),
+            ),
             rewriting,
             file: CopyFile { shared, pacer, file, capacity },
             promised: FILE_BYTES,

@@ -108,7 +108,12 @@ impl State {
             };
             for (row, at) in rows.iter().zip(0..) {
                 let Some(stream) = self.streams.get(&row.stream) else { continue };
-                if row.next_offset <= stream.lock().start {
+                let (start, next) = {
+                    let state = stream.lock();
+                    (state.start, state.next)
+                };
+                // In a restored log, objects that never counted may hold more than the log has.
+                if row.next_offset <= start || row.next_offset > next {
                     continue;
                 }
                 found.entry(row.stream).or_default().push(StoredRow {

@@ -41,6 +41,7 @@ pub(crate) struct SegmentBuilder {
     pub sequence: u32,
     pub generation: u64,
     epoch: u64,
+    synced: Lsn,
     position: u32,
     block: AlignedBuffer,
     filled: usize,
@@ -49,12 +50,14 @@ pub(crate) struct SegmentBuilder {
 }
 
 impl SegmentBuilder {
-    /// Begins a segment. All its blocks have the epoch `epoch`, which is none of the writer's.
-    pub fn new(sequence: u32, generation: u64, epoch: u64) -> SegmentBuilder {
+    /// Begins a segment. All its blocks have the epoch `epoch`, which is none of the writer's, and say that everything
+    /// below `synced` is safe.
+    pub fn new(sequence: u32, generation: u64, epoch: u64, synced: Lsn) -> SegmentBuilder {
         SegmentBuilder {
             sequence,
             generation,
             epoch,
+            synced,
             position: Segment::data_start(),
             block: AlignedBuffer::zeroed(sectors(BLOCK_BYTES)),
             filled: BLOCK_HEADER_BYTES,
@@ -147,6 +150,11 @@ impl SegmentBuilder {
         Ok(built)
     }
 
+    /// The position below which everything is safe, as its blocks say.
+    pub fn synced(&self) -> Lsn {
+        self.synced
+    }
+
     /// The end of the blocks so far.
     pub fn position(&self) -> u32 {
         self.position
@@ -195,7 +203,7 @@ impl SegmentBuilder {
             kind,
             epoch: self.epoch,
             lsn: Lsn::new(self.sequence, self.position),
-            synced: Lsn::default(),
+            synced: self.synced,
             length: length32(self.filled - BLOCK_HEADER_BYTES),
             entries: self.entries,
             payload_crc: seeded_crc(self.generation, &self.block[BLOCK_HEADER_BYTES..self.filled]),

@@ -31,6 +31,8 @@ pub(crate) struct Described {
     pub rows: Vec<DirectoryRow>,
     /// The streams with a range in the object, as of the end of their ranges.
     pub table: HashMap<StreamId, TableRow>,
+    /// When it was built, all objects with lower sequence numbers counted. Those between were on their way.
+    pub counted: u32,
 }
 
 /// The object that is expected under a key.
@@ -108,11 +110,12 @@ pub(crate) fn describe(expected: Expected, local: &[u8]) -> Result<Described, St
         return Err("its trailer contradicts itself".into());
     }
     let lsn = Lsn::new(header.sequence, trailer.footer_position);
-    let payload = BlockHeader::decode(footer, header.generation, lsn)
+    let (payload, counted) = BlockHeader::decode(footer, header.generation, lsn)
         .filter(|block| block.kind == BlockKind::Footer)
         .and_then(|block| {
             let payload = footer.get(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + index(block.length))?;
-            (seeded_crc(header.generation, payload) == block.payload_crc).then_some(payload)
+            let whole = seeded_crc(header.generation, payload) == block.payload_crc;
+            whole.then_some((payload, block.synced.sequence()))
         })
         .ok_or("its footer does not match its crc")?;
     let payload_position = index(trailer.footer_position) + BLOCK_HEADER_BYTES;
@@ -137,5 +140,5 @@ pub(crate) fn describe(expected: Expected, local: &[u8]) -> Result<Described, St
             return Err(format!("the batch index of {} is damaged", row.stream));
         }
     }
-    Ok(Described { header, trailer, rows, table })
+    Ok(Described { header, trailer, rows, table, counted })
 }

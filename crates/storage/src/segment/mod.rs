@@ -246,6 +246,17 @@ impl Segments {
         older.iter().filter(|segment| segment.live() == 0).map(|segment| (*segment).clone()).collect()
     }
 
+    /// All segments in the object store.
+    pub fn all_stored(&self) -> Vec<Arc<Segment>> {
+        self.0.lock().range(STORED..CLEANED).map(|(_, segment)| segment.clone()).collect()
+    }
+
+    /// The segment in the object store with the highest number.
+    pub fn newest_stored(&self) -> Option<Arc<Segment>> {
+        let segments = self.0.lock();
+        segments.range(STORED..CLEANED).next_back().map(|(_, segment)| segment.clone())
+    }
+
     /// The segments in the object store with live data.
     pub fn live_stored(&self) -> Vec<Arc<Segment>> {
         let segments = self.0.lock();

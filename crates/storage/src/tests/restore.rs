@@ -12,11 +12,11 @@ use objects::{Bucket, BucketError};
 
 use super::crash::seeds;
 use super::support::{Appended, Left, Outcome, World};
+use super::tier::rest;
 use crate::request::Durability;
 use crate::tools::bucket::{self, InspectedObjects, VerifiedObjects};
 use crate::tools::examine::{Severity, inspect};
 use crate::tools::restore::{Asking, KnownBounds, Pause, Restore, RestoreError, RestoredLog, restore};
-use crate::uploader::Uploaded;
 
 /// Streams 1 and 3 are tiered, streams 0 and 2 are not.
 const STREAMS: u64 = 4;
@@ -106,22 +106,9 @@ fn go_on(world: &mut World, disk: SimDisk, log: &RestoredLog, stored: &Stored) {
         model.trims = vec![(found.start, Outcome::done())];
         model.retained = Offset::ZERO;
     }
+    world.producers_may_be_forgotten = true;
     world.reopen(disk, Left::Killed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     world.compare();
-}
-
-/// Stores everything, while the store has a good day.
-fn rest(world: &mut World) {
-    world.settle();
-    world.store().set_faults(Faults::default());
-    world.store().settle();
-    for _ in 0..100 {
-        let uploaded = world.parts.uploader.turn();
-        let fine = matches!(uploaded, Uploaded::Nothing | Uploaded::Object);
-        assert!(fine, "seed {}: {uploaded:?}", world.seed);
-        world.parts.uploader.collect().unwrap();
-    }
-    assert_eq!(world.parts.uploader.delete_orphans().unwrap(), None, "seed {}", world.seed);
 }
 
 #[test]
@@ -200,7 +187,7 @@ fn fill(world: &mut World, batches: usize) {
 fn the_restored_log_goes_on_behind_its_objects() {
     let mut world = World::tiered(1);
     fill(&mut world, 60);
-    let (known, before) = (snapshot(&world), world.store().keys());
+    let (known, before) = (snapshot(&world), world.objects());
     let generation = world.parts.log.shared().next_generation();
     let disk = SimDisk::new(2);
     let log = restored(&world, &disk, &known, false).unwrap();
@@ -212,7 +199,7 @@ fn the_restored_log_goes_on_behind_its_objects() {
     go_on(&mut world, disk, &log, &HashMap::new());
     assert!(world.parts.log.shared().next_generation() > generation + (1 << 31));
     fill(&mut world, 20);
-    let keys = world.store().keys();
+    let keys = world.objects();
     assert!(keys.len() > before.len() && keys.starts_with(&before));
     world.strike(Left::PowerCut);
     world.compare();
@@ -224,7 +211,7 @@ fn a_damaged_object_is_named_and_costs_its_records_only_if_that_is_accepted() {
         let mut world = World::tiered(seed);
         fill(&mut world, 60);
         let known = snapshot(&world);
-        let keys = world.store().keys();
+        let keys = world.objects();
         let key = if newest { keys.last() } else { keys.get(keys.len() / 2) }.unwrap().clone();
         let length = world.store().content(&key).unwrap().len();
         world.store().damage(&key, length - 2 * disk::SECTOR + 100);
@@ -244,7 +231,7 @@ fn a_damaged_object_is_named_and_costs_its_records_only_if_that_is_accepted() {
         go_on(&mut world, disk, &log, &HashMap::new());
         fill(&mut world, 20);
         world.compare();
-        assert!(!world.store().keys().contains(&key) || newest);
+        assert!(!world.objects().contains(&key) || newest);
     }
 }
 
@@ -253,7 +240,7 @@ fn a_missing_object_is_found_by_the_records_around_it() {
     let mut world = World::tiered(6);
     fill(&mut world, 60);
     let known = snapshot(&world);
-    let keys = world.store().keys();
+    let keys = world.objects();
     for key in [&keys[keys.len() / 2], keys.last().unwrap()] {
         let content = world.store().content(key).unwrap();
         world.store().delete(key).unwrap();
@@ -290,7 +277,7 @@ fn a_server_that_still_writes_is_noticed() {
     let mut world = World::tiered(10);
     fill(&mut world, 30);
     let known = snapshot(&world);
-    let next = world.store().keys().len() + 1;
+    let next = world.objects().len() + 1;
     let late = format!("logs/{:032x}/{next:010}", world.options.log_id);
     let store = world.store().clone();
     let bucket: Arc<dyn Bucket> = Arc::new(store.clone());
@@ -352,7 +339,7 @@ fn a_bucket_is_examined_without_its_server() {
     assert!(dead > 10 && dead < inspected.objects.len() - 10, "{dead} of {}", inspected.objects.len());
 
     // Every kind of damage is a finding.
-    let keys = world.store().keys();
+    let keys = world.objects();
     let key = &keys[keys.len() / 2];
     let length = world.store().content(key).unwrap().len();
     let places =

@@ -106,7 +106,7 @@ struct Range {
 pub fn inspect(asking: &Asking, log_id: u128, known: &Known) -> Result<InspectedObjects, BucketError> {
     let objects = objects_of(asking, log_id, "")?;
     let mut inspected = InspectedObjects::default();
-    let mut holdings = Holdings::default();
+    let mut holdings = Holdings::new(objects.iter().map(|(sequence, _)| *sequence));
     let mut ranges: BTreeMap<u32, Vec<Range>> = BTreeMap::new();
     let mut summaries: BTreeMap<u32, ObjectSummary> = BTreeMap::new();
     gather(asking, log_id, &objects, &|_| None, |at, outcome| {
@@ -130,6 +130,7 @@ pub fn inspect(asking: &Asking, log_id: u128, known: &Known) -> Result<Inspected
         summaries.insert(*sequence, summary);
         Ok(())
     })?;
+    let _ = holdings.settle();
     for (sequence, bytes) in live(&ranges, &holdings, known) {
         if let Some(summary) = summaries.get_mut(&sequence) {
             summary.live_bytes = bytes;
@@ -225,7 +226,7 @@ fn wholeness(objects: &[Numbered], holdings: &Holdings, known: &Known) -> Vec<Fi
 pub fn verify(asking: &Asking, log_id: u128, known: &Known) -> Result<VerifiedObjects, BucketError> {
     let objects = objects_of(asking, log_id, "")?;
     let mut verified = VerifiedObjects::default();
-    let mut holdings = Holdings::default();
+    let mut holdings = Holdings::new(objects.iter().map(|(sequence, _)| *sequence));
     for (done, (sequence, object)) in (1..).zip(&objects) {
         let expected = Expected { log_id, sequence: *sequence, length: object.bytes };
         match read(asking, &object.key, object.bytes) {
@@ -241,6 +242,7 @@ pub fn verify(asking: &Asking, log_id: u128, known: &Known) -> Result<VerifiedOb
         }
         (asking.progress)(done, objects.len());
     }
+    holdings.settle();
     verified.findings.extend(wholeness(&objects, &holdings, known));
     Ok(verified)
 }

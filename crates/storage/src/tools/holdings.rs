@@ -1,7 +1,7 @@
 //! What the objects of a log hold, stream by stream: which offsets, and the state of each stream as of the end of its
 //! newest records.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use model::{Offset, StreamId};
 
@@ -51,7 +51,21 @@ pub(crate) struct Held {
     start: Option<Offset>,
     /// The row of the stream table that ends highest, with the object that has it.
     newest: Option<(Offset, u32, Producers)>,
+    /// What the last objects hold, by their numbers.
+    late: BTreeMap<u32, Late>,
 }
+
+/// What one of the last objects holds of a stream. Several objects are put at the same time, so a crash may leave one of
+/// them without those before it. Such an object never counted.
+#[derive(Debug, Default)]
+struct Late {
+    ranges: Vec<(Offset, Offset)>,
+    /// Its row of the stream table: next offset and producers.
+    table: Option<(Offset, Producers)>,
+}
+
+/// The last objects that may have been put without those before them; more than are put at the same time.
+const LATE: u32 = 16;
 
 /// What all objects hold.
 #[derive(Debug, Default)]
@@ -59,15 +73,52 @@ pub(crate) struct Holdings {
     pub streams: HashMap<StreamId, Held>,
     /// The highest generation.
     pub generation: u64,
+    /// The first of the last objects.
+    late_from: u32,
+    /// The last objects, also damaged ones.
+    present: BTreeSet<u32>,
+    /// All objects below count: one that was built later says so.
+    counted_to: u32,
+    last_producer: Option<i64>,
 }
 
 impl Holdings {
+    /// The holdings of a log with the objects `sequences`.
+    pub fn new(sequences: impl DoubleEndedIterator<Item = u32> + Clone) -> Holdings {
+        let late_from = sequences.clone().next_back().map_or(0, |last| last.saturating_sub(LATE - 1));
+        let present = sequences.filter(|sequence| *sequence >= late_from).collect();
+        Holdings { late_from, present, ..Holdings::default() }
+    }
+
+    /// Settles which of the last objects count, once all are added: those without a gap in their numbers behind the
+    /// objects that are known to count. Returns the others.
+    pub fn settle(&mut self) -> Vec<u32> {
+        let mut next = self.counted_to.max(self.late_from);
+        while self.present.contains(&next) {
+            next += 1;
+        }
+        for held in self.streams.values_mut() {
+            for (sequence, late) in std::mem::take(&mut held.late) {
+                if sequence < next {
+                    held.count(sequence, late);
+                }
+            }
+        }
+        self.present.range(next..).copied().collect()
+    }
+
     /// Adds the object `sequence`.
     pub fn add(&mut self, sequence: u32, described: Described) {
         self.generation = self.generation.max(described.header.generation);
+        self.counted_to = self.counted_to.max(described.counted);
         for row in &described.rows {
             let held = self.streams.entry(row.stream).or_default();
-            held.ranges.add((row.base_offset, row.next_offset));
+            let range = (row.base_offset, row.next_offset);
+            if sequence >= self.late_from {
+                held.late.entry(sequence).or_default().ranges.push(range);
+            } else {
+                held.ranges.add(range);
+            }
             held.batches += u64::from(row.batches);
             held.bytes += row.bytes;
             held.extents += 1;
@@ -75,17 +126,18 @@ impl Holdings {
         for (id, TableRow { start, next, producers }) in described.table {
             let held = self.streams.entry(id).or_default();
             held.start = held.start.max(Some(start));
-            let newer = |(known, object, _): &(Offset, u32, Producers)| (next, sequence) > (*known, *object);
-            if held.newest.as_ref().is_none_or(newer) {
-                held.newest = Some((next, sequence, producers));
+            self.last_producer = self.last_producer.max(producers.iter().map(|(id, _)| id).max());
+            if sequence >= self.late_from {
+                held.late.entry(sequence).or_default().table = Some((next, producers));
+                continue;
             }
+            held.note_newest(next, sequence, producers);
         }
     }
 
     /// The highest producer that any object remembers.
     pub fn last_producer(&self) -> Option<i64> {
-        let newest = self.streams.values().filter_map(|held| held.newest.as_ref());
-        newest.flat_map(|(.., producers)| producers.iter().map(|(id, _)| id)).max()
+        self.last_producer
     }
 }
 
@@ -98,6 +150,21 @@ impl Held {
     /// The producers as of the end of the newest records.
     pub fn producers(&self) -> Producers {
         self.newest.as_ref().map_or_else(Producers::default, |(.., producers)| producers.clone())
+    }
+
+    /// Counts what one of the last objects holds.
+    fn count(&mut self, sequence: u32, late: Late) {
+        late.ranges.into_iter().for_each(|range| self.ranges.add(range));
+        if let Some((next, producers)) = late.table {
+            self.note_newest(next, sequence, producers);
+        }
+    }
+
+    fn note_newest(&mut self, next: Offset, sequence: u32, producers: Producers) {
+        let newer = |(known, object, _): &(Offset, u32, Producers)| (next, sequence) > (*known, *object);
+        if self.newest.as_ref().is_none_or(newer) {
+            self.newest = Some((next, sequence, producers));
+        }
     }
 
     /// The stream: its newest records without a gap. Calls `lost` with offsets that objects had and that cannot be
@@ -113,7 +180,6 @@ impl Held {
             batches: self.batches,
             bytes: self.bytes,
             extents: self.extents,
-            producers: self.newest.as_ref().map_or(0, |(.., producers)| producers.len()),
             ..RestoredStream::default()
         };
         let last = self.ranges.last().filter(|(_, next)| *next > told);
@@ -126,6 +192,7 @@ impl Held {
             return restored;
         };
         (restored.start, restored.next) = (told.max(base), next);
+        restored.producers = self.newest.as_ref().map_or(0, |(.., producers)| producers.len());
         // What is left of a stream whose stored copies were given up has gaps.
         let given_up = known.is_some_and(|known| known.stored.is_none());
         if told < base {
@@ -194,6 +261,33 @@ mod tests {
     }
 
     #[test]
+    fn an_object_that_was_put_without_those_before_it_does_not_count() {
+        let ends = |sequences: &[u32], counted: u32| {
+            let mut holdings = Holdings::new(sequences.iter().map(|number| STORED | number));
+            for number in sequences {
+                let (header, trailer) = bare();
+                let from = i64::from(*number) * 10;
+                let next = Offset(from + 10);
+                let table = HashMap::from([(
+                    StreamId(4),
+                    TableRow { start: Offset(0), next, producers: Producers::default() },
+                )]);
+                let described =
+                    Described { header, trailer, rows: Vec::new(), table, counted: STORED | counted };
+                holdings.add(STORED | number, described);
+            }
+            holdings.settle();
+            holdings.streams[&StreamId(4)].newest.as_ref().map(|(next, ..)| next.0)
+        };
+        assert_eq!(ends(&[1, 2, 3], 1), Some(40));
+        // The second was lost in a crash, and the third never counted.
+        assert_eq!(ends(&[1, 3], 1), Some(20));
+        // The second was deleted, after the third had counted.
+        assert_eq!(ends(&[1, 3, 4], 4), Some(50));
+        assert_eq!(ends(&[5], 3), None);
+    }
+
+    #[test]
     fn a_stream_without_records_goes_on_at_its_known_end() {
         assert_eq!(found(&Held::default(), known(7, 40, None)), (40, 40, vec![(7, 40)], vec![]));
         assert_eq!(found(&Held::default(), known(40, 40, Some(40))), (40, 40, vec![], vec![]));
@@ -216,10 +310,16 @@ mod tests {
             let producers = Producers::decode(&mut &stored[..]).unwrap();
             TableRow { start: Offset(0), next: Offset(next), producers }
         };
-        let mut holdings = Holdings::default();
+        let mut holdings = Holdings { late_from: u32::MAX, ..Holdings::default() };
         let described = |row| {
             let (header, trailer) = bare();
-            Described { header, trailer, rows: Vec::new(), table: HashMap::from([(StreamId(4), row)]) }
+            Described {
+                header,
+                trailer,
+                rows: Vec::new(),
+                table: HashMap::from([(StreamId(4), row)]),
+                counted: 0,
+            }
         };
         holdings.add(STORED | 1, described(row(10, 100)));
         holdings.add(STORED | 2, described(row(30, 300)));

@@ -122,15 +122,23 @@ pub fn restore(target: &Arc<dyn Disk>, restore: &Restore) -> Result<RestoredLog,
     prepare(target)?;
     let objects = objects_of(&restore.asking, restore.log_id, "")?;
     remove_strangers(target, &objects)?;
-    let mut sum = Sum::default();
+    let holdings = Holdings::new(objects.iter().map(|(sequence, _)| *sequence));
+    let mut sum = Sum { holdings, ..Sum::default() };
     take_in(target, restore, &objects, &mut sum)?;
+    let uncounted = sum.holdings.settle();
     let found = resolve(restore, &mut sum);
     if !restore.accept_loss && sum.findings.iter().any(|finding| finding.severity == Severity::Error) {
         return Err(RestoreError::Damaged(sum.findings));
     }
     let generation = sum.holdings.generation.max(1 + u64::try_from(restore.log_id >> 65).unwrap_or(u64::MAX));
     let mut generation = generation.saturating_add(GENERATIONS_APART);
+    for (sequence, object) in objects.iter().filter(|(sequence, _)| uncounted.contains(sequence)) {
+        // Other records get its offsets from now on. The server deletes the object before it puts another one.
+        write_local(target, *sequence, &bare(*sequence, generation, object.bytes, restore, Vec::new()))?;
+        generation += 1;
+    }
     if let Some((sequence, _)) = objects.last()
+        && !uncounted.contains(sequence)
         && let Some((_, length)) = sum.damaged.iter().find(|(damaged, _)| damaged == sequence)
     {
         // The number is used, so the next object must not get it.

@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use objects::Bucket;
 
 use super::{UploadError, Uploader};
-use crate::format::STORED;
-use crate::segment::file_name;
+use crate::format::{BLOCK_HEADER_BYTES, BlockHeader, Lsn, STORED};
 use crate::segment::object::{object_key, object_number, object_prefix};
+use crate::segment::{Segment, file_name};
 
 /// Objects that one request lists.
 const LISTED: usize = 1000;
@@ -25,11 +25,17 @@ impl Uploader {
         let (now, grace) = (shared.clock.nanos(), shared.options.object_grace_ms.saturating_mul(1_000_000));
         let dead = shared.segments.dead_stored();
         self.dead.retain(|sequence, _| dead.iter().any(|segment| segment.sequence == *sequence));
+        if self.counted == 0 {
+            self.counted = shared.segments.newest_stored().map_or(0, |segment| counted_by(&segment));
+        }
         let mut due = Vec::new();
         for segment in dead {
             let since = *self.dead.entry(segment.sequence).or_insert(now);
+            // An object that nobody says to count is still needed as a link: a restore would take those behind it for
+            // objects that were put without it.
+            let linked = segment.sequence >= self.counted;
             // One reference is the map's, one is ours.
-            if now.saturating_sub(since) >= grace && Arc::strong_count(&segment) <= 2 {
+            if !linked && now.saturating_sub(since) >= grace && Arc::strong_count(&segment) <= 2 {
                 due.push(segment.sequence);
             }
         }
@@ -52,6 +58,20 @@ impl Uploader {
             shared.tier.counters.deleted.fetch_add(1, Ordering::Relaxed);
         }
         Ok(None)
+    }
+
+    /// Deletes the objects that a restore did not count: a crash had left them without those before them. Objects that are
+    /// put from now on say that all before them count.
+    pub(super) fn delete_uncounted(&mut self, bucket: &dyn Bucket) -> Result<(), UploadError> {
+        if self.cleared {
+            return Ok(());
+        }
+        let bare = |segment: &Arc<Segment>| segment.footer().is_some_and(|footer| footer.trailer.rows == 0);
+        for segment in self.shared.segments.all_stored().iter().filter(|segment| bare(segment)) {
+            bucket.delete(&object_key(self.shared.options.log_id, segment.sequence))?;
+        }
+        self.cleared = true;
+        Ok(())
     }
 
     /// Fences this log if another server has claimed its objects.
@@ -122,6 +142,16 @@ impl Uploader {
         }
         Ok(None)
     }
+}
+
+/// The sequence number below which all objects count, as the object `segment` says; 0 if its footer cannot be read.
+fn counted_by(segment: &Segment) -> u32 {
+    let Some(footer) = segment.footer() else { return 0 };
+    let position = footer.trailer.footer_position;
+    let lsn = Lsn::new(segment.sequence, position);
+    let read = segment.read(position, BLOCK_HEADER_BYTES).ok();
+    let block = read.and_then(|bytes| BlockHeader::decode(&bytes, segment.generation, lsn));
+    block.map_or(0, |block| block.synced.sequence())
 }
 
 /// All objects of a log: their sequence numbers and keys.

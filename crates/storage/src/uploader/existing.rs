@@ -8,9 +8,9 @@ use objects::{Bucket, BucketError, Put};
 
 use super::object::Known;
 use super::{Progress, UploadError, Uploader};
-use crate::format::{DirectoryRow, ROW_REPLACES, SECTOR, SegmentHeader, TRAILER_BYTES, Trailer, index};
+use crate::format::{DirectoryRow, ROW_REPLACES, SECTOR, index};
 use crate::index::{BatchIndex, BatchPlace};
-use crate::segment::footer;
+use crate::segment::fetch::{Described, Expected, fetch};
 use crate::segment::object::object_key;
 use crate::stream::Stream;
 
@@ -51,28 +51,17 @@ impl Uploader {
     ) -> Result<Result<Known, String>, BucketError> {
         let key = object_key(self.shared.options.log_id, sequence);
         let length = bucket.length(&key)?;
-        let sector = SECTOR as u64;
-        let first = bucket.get(&key, 0..sector)?;
-        let last = bucket.get(&key, length.saturating_sub(TRAILER_BYTES as u64)..length)?;
-        let differs = |why: &str| Ok(Err(format!("the object {key} is not one of this log: {why}")));
-        let Ok(header) = SegmentHeader::decode(&first) else { return differs("its header is damaged") };
-        if (header.log_id, header.sequence, header.length) != (self.shared.options.log_id, sequence, length) {
-            return differs("its header names another log, segment or length");
-        }
-        let Some(trailer) = Trailer::decode(&last, header.generation, length) else {
-            return differs("its trailer is damaged");
+        let expected = Expected { log_id: self.shared.options.log_id, sequence, length };
+        let differs = |why: String| Ok(Err(format!("the object {key} is not one of this log: {why}")));
+        let (described, local) = match fetch(expected, |range| bucket.get(&key, range))? {
+            Ok(fetched) => fetched,
+            Err(why) => return differs(why),
         };
+        let Described { header, trailer, rows, counted, .. } = described;
         if !self.owners.has(trailer.epoch) {
-            return differs("another server put it, which has a copy of this log");
+            return differs("another server put it, which has a copy of this log".to_owned());
         }
-        let footer = bucket.get(&key, u64::from(trailer.footer_position)..length)?;
-        let directory = trailer.directory_position.checked_sub(trailer.footer_position).map(index);
-        let rows = directory
-            .and_then(|at| footer.get(at..))
-            .and_then(|bytes| footer::decode_directory(bytes, &trailer, header.generation));
-        let Some(rows) = rows else { return differs("its directory is damaged") };
-        let local = [&first[..], &footer[..]].concat();
-        Ok(Ok(Known { header, trailer, rows, local }))
+        Ok(Ok(Known { header, trailer, rows, local, counted }))
     }
 
     /// Whether each range of the object continues what is stored of its stream. If not, the object is of no use: it

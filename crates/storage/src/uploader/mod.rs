@@ -79,6 +79,10 @@ pub(crate) struct Uploader {
     /// The number of the last put.
     puts: u64,
     owners: Owners,
+    /// The newest named object says that the objects below count.
+    counted: u32,
+    /// Set once the objects that a restore did not count are deleted.
+    cleared: bool,
     /// The threads that put objects. Without them, the uploader puts them itself.
     threads: Option<Sender<Job>>,
     /// Dead objects, and since when they are dead, in nanoseconds of the log's clock.
@@ -113,6 +117,8 @@ impl Uploader {
             replaced: false,
             puts: 0,
             owners: Owners::default(),
+            counted: 0,
+            cleared: false,
             threads: None,
             dead: HashMap::new(),
             doomed: Vec::new(),
@@ -259,8 +265,9 @@ impl Uploader {
 
     /// The identity of the object behind the pending ones.
     fn identity(&mut self, bucket: &dyn Bucket) -> Result<Identity, UploadError> {
+        self.delete_uncounted(bucket)?;
         let owner = self.owners.current(&self.shared, bucket)?;
-        Ok(Identity { sequence: self.next + length32(self.pending.len()), owner })
+        Ok(Identity { sequence: self.next + length32(self.pending.len()), owner, counted: self.next })
     }
 
     /// Names the objects that are stored without a gap.
@@ -269,6 +276,7 @@ impl Uploader {
         loop {
             if let Some(known) = &self.left {
                 self.name(known, None)?;
+                self.counted = self.counted.max(known.counted);
                 (self.left, self.next) = (None, self.next + 1);
                 settled = Uploaded::Object;
                 continue;
@@ -279,8 +287,9 @@ impl Uploader {
                 Progress::Ended(Put::Stored) => {
                     let Built { known, replaces, .. } = &self.pending[0].built;
                     self.name(known, replaces.as_ref())?;
-                    let Built { body, replaces, .. } =
+                    let Built { body, known, replaces, .. } =
                         self.pending.pop_front().expect("it was just seen").built;
+                    self.counted = self.counted.max(known.counted);
                     self.shared.tier.stored(body.len() as u64);
                     if let Some(replaces) = replaces {
                         let done = replaces.done.clone();
@@ -333,7 +342,7 @@ impl Uploader {
 
     /// Writes the local file of a stored object, gives it its name, and lets the streams know.
     fn name(&self, known: &Known, replaces: Option<&Replaces>) -> Result<(), UploadError> {
-        let Known { header, trailer, rows, local } = known;
+        let Known { header, trailer, rows, local, .. } = known;
         assert_eq!(header.sequence, self.next, "objects are named in the order of their numbers");
         let name = file_name(header.sequence);
         write_file(&*self.shared.disk, &name, local).map_err(UploadError::Local)?;

@@ -58,6 +58,8 @@ pub(super) struct Known {
     pub rows: Vec<DirectoryRow>,
     /// Header, footer and trailer.
     pub local: Vec<u8>,
+    /// As in [`Identity::counted`].
+    pub counted: u32,
 }
 
 /// The identity of an object: its number, and who puts it.
@@ -65,6 +67,8 @@ pub(super) struct Known {
 pub(super) struct Identity {
     pub sequence: u32,
     pub owner: u64,
+    /// All objects below are named, so they count. Those between are on their way.
+    pub counted: u32,
 }
 
 /// The bytes of an object, from its header on.
@@ -90,7 +94,8 @@ struct Draft<'a> {
 
 impl<'a> Draft<'a> {
     fn new(shared: &'a Shared, identity: Identity, bytes: usize) -> Draft<'a> {
-        let builder = SegmentBuilder::new(identity.sequence, shared.next_generation(), identity.owner);
+        let Identity { sequence, owner, counted } = identity;
+        let builder = SegmentBuilder::new(sequence, shared.next_generation(), owner, Lsn::new(counted, 0));
         let mut body = Vec::with_capacity(bytes + bytes / 8);
         body.resize(index(Segment::data_start()), 0);
         Draft { shared, builder, body: Body(body), table: Vec::new() }
@@ -132,7 +137,8 @@ impl<'a> Draft<'a> {
         };
         bytes[..SECTOR].copy_from_slice(&header.encode());
         let local = [&bytes[..SECTOR], &bytes[index(built.trailer.footer_position)..]].concat();
-        let known = Known { header, trailer: built.trailer, rows: built.rows, local };
+        let counted = self.builder.synced().sequence();
+        let known = Known { header, trailer: built.trailer, rows: built.rows, local, counted };
         Ok((Bytes::from(bytes), known))
     }
 }
