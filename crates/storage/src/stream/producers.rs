@@ -131,6 +131,14 @@ impl Producers {
         Producers(below.collect())
     }
 
+    /// Like [`Producers::record`], unless the batch or a later one of its producer is remembered.
+    pub fn record_newer(&mut self, header: &BatchHeader, base_offset: Offset, now_ms: i64) {
+        let last = self.0.get(&header.producer_id).and_then(|producer| producer.batches.back());
+        if last.is_none_or(|last| last.base_offset < base_offset) {
+            self.record(header, base_offset, now_ms);
+        }
+    }
+
     /// Appends the stored form.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, self.0.len() as u64);
@@ -173,6 +181,12 @@ impl Producers {
             producers.insert(id, Producer { epoch, last_append_ms, batches });
         }
         Some(Producers(producers))
+    }
+}
+
+impl FromIterator<(i64, Producer)> for Producers {
+    fn from_iter<T: IntoIterator<Item = (i64, Producer)>>(producers: T) -> Producers {
+        Producers(producers.into_iter().collect())
     }
 }
 

@@ -8,7 +8,7 @@ use model::{Offset, StreamId};
 use crate::ranges::OffsetRanges;
 use crate::segment::fetch::Described;
 use crate::segment::footer::TableRow;
-use crate::stream::Producers;
+use crate::stream::{Producer, Producers};
 
 /// What a metadata snapshot knows of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -49,8 +49,8 @@ pub(crate) struct Held {
     extents: u64,
     /// The highest start that an object knows.
     start: Option<Offset>,
-    /// The row of the stream table that ends highest, with the object that has it.
-    newest: Option<(Offset, u32, Producers)>,
+    /// Each producer as of the highest end at which an object knows it.
+    producers: HashMap<i64, (Offset, Producer)>,
     /// What the last objects hold, by their numbers.
     late: BTreeMap<u32, Late>,
 }
@@ -100,7 +100,7 @@ impl Holdings {
         for held in self.streams.values_mut() {
             for (sequence, late) in std::mem::take(&mut held.late) {
                 if sequence < next {
-                    held.count(sequence, late);
+                    held.count(late);
                 }
             }
         }
@@ -131,7 +131,7 @@ impl Holdings {
                 held.late.entry(sequence).or_default().table = Some((next, producers));
                 continue;
             }
-            held.note_newest(next, sequence, producers);
+            held.note_producers(next, &producers);
         }
     }
 
@@ -147,23 +147,27 @@ impl Held {
         self.start.unwrap_or_default()
     }
 
-    /// The producers as of the end of the newest records.
+    /// The producers as of the end of the newest records, as far as the objects know them.
     pub fn producers(&self) -> Producers {
-        self.newest.as_ref().map_or_else(Producers::default, |(.., producers)| producers.clone())
+        self.producers.iter().map(|(id, (_, producer))| (*id, producer.clone())).collect()
     }
 
     /// Counts what one of the last objects holds.
-    fn count(&mut self, sequence: u32, late: Late) {
+    fn count(&mut self, late: Late) {
         late.ranges.into_iter().for_each(|range| self.ranges.add(range));
         if let Some((next, producers)) = late.table {
-            self.note_newest(next, sequence, producers);
+            self.note_producers(next, &producers);
         }
     }
 
-    fn note_newest(&mut self, next: Offset, sequence: u32, producers: Producers) {
-        let newer = |(known, object, _): &(Offset, u32, Producers)| (next, sequence) > (*known, *object);
-        if self.newest.as_ref().is_none_or(newer) {
-            self.newest = Some((next, sequence, producers));
+    /// Notes the producers that an object knows as of its end of the stream.
+    fn note_producers(&mut self, next: Offset, producers: &Producers) {
+        for (id, producer) in producers.iter() {
+            let rank = |next: Offset, producer: &Producer| (next, producer.batches.len());
+            let known = self.producers.get(&id);
+            if known.is_none_or(|(known, of)| rank(next, producer) > rank(*known, of)) {
+                self.producers.insert(id, (next, producer.clone()));
+            }
         }
     }
 
@@ -192,7 +196,7 @@ impl Held {
             return restored;
         };
         (restored.start, restored.next) = (told.max(base), next);
-        restored.producers = self.newest.as_ref().map_or(0, |(.., producers)| producers.len());
+        restored.producers = self.producers.len();
         // What is left of a stream whose stored copies were given up has gaps.
         let given_up = known.is_some_and(|known| known.stored.is_none());
         if told < base {
@@ -270,14 +274,14 @@ mod tests {
                 let next = Offset(from + 10);
                 let table = HashMap::from([(
                     StreamId(4),
-                    TableRow { start: Offset(0), next, producers: Producers::default() },
+                    TableRow { start: Offset(0), next, producers: remembered(i64::from(*number)) },
                 )]);
                 let described =
                     Described { header, trailer, rows: Vec::new(), table, counted: STORED | counted };
                 holdings.add(STORED | number, described);
             }
             holdings.settle();
-            holdings.streams[&StreamId(4)].newest.as_ref().map(|(next, ..)| next.0)
+            holdings.streams[&StreamId(4)].producers.values().map(|(next, _)| next.0).max()
         };
         assert_eq!(ends(&[1, 2, 3], 1), Some(40));
         // The second was lost in a crash, and the third never counted.
@@ -299,16 +303,11 @@ mod tests {
     }
 
     #[test]
-    fn producers_are_those_at_the_highest_end() {
-        let row = |next: i64, producer: i64| {
-            let mut stored = vec![];
-            crate::format::put_varint(&mut stored, 1);
-            for value in [producer, 0, 5] {
-                crate::format::put_signed(&mut stored, value);
-            }
-            crate::format::put_varint(&mut stored, 0);
-            let producers = Producers::decode(&mut &stored[..]).unwrap();
-            TableRow { start: Offset(0), next: Offset(next), producers }
+    fn each_producer_is_that_of_the_highest_end() {
+        let row = |next: i64, producer: i64| TableRow {
+            start: Offset(0),
+            next: Offset(next),
+            producers: remembered(producer),
         };
         let mut holdings = Holdings { late_from: u32::MAX, ..Holdings::default() };
         let described = |row| {
@@ -321,14 +320,19 @@ mod tests {
                 counted: 0,
             }
         };
-        holdings.add(STORED | 1, described(row(10, 100)));
-        holdings.add(STORED | 2, described(row(30, 300)));
-        // A later object replaces the first one.
-        holdings.add(STORED | 3, described(row(10, 200)));
-        let (next, object, producers) = holdings.streams[&StreamId(4)].newest.as_ref().unwrap();
-        assert_eq!((*next, *object, producers.len()), (Offset(30), STORED | 2, 1));
-        assert!(producers.find(300).is_some());
+        for (number, (next, producer)) in (1..).zip([(10, 100), (30, 300), (20, 200), (5, 300)]) {
+            holdings.add(STORED | number, described(row(next, producer)));
+        }
+        let held = &holdings.streams[&StreamId(4)];
+        let mut ends: Vec<_> = held.producers.iter().map(|(id, (next, _))| (*id, next.0)).collect();
+        ends.sort_unstable();
+        assert_eq!(ends, [(100, 10), (200, 20), (300, 30)]);
         assert_eq!(holdings.last_producer(), Some(300));
+    }
+
+    /// One producer without batches.
+    fn remembered(id: i64) -> Producers {
+        [(id, Producer { epoch: 0, last_append_ms: 5, batches: [].into() })].into_iter().collect()
     }
 
     fn bare() -> (SegmentHeader, Trailer) {

@@ -109,7 +109,9 @@ impl<'a> Draft<'a> {
     ) -> Result<(), RewriteError> {
         self.builder.begin_range(&mut self.body, stream.id(), (base_offset, end), flags)?;
         let state = stream.lock();
-        let row = TableRow { start: state.start, next: end, producers: state.producers.below(end) };
+        // The batches of the range follow. A producer that has appended often since is remembered by later ones alone.
+        let below = if flags & ROW_REPLACES == 0 { base_offset } else { end };
+        let row = TableRow { start: state.start, next: end, producers: state.producers.below(below) };
         drop(state);
         match self.table.last_mut() {
             Some((id, last)) if *id == stream.id() => *last = row,
@@ -121,6 +123,9 @@ impl<'a> Draft<'a> {
     fn push(&mut self, batch: &Bytes) -> Result<(), RewriteError> {
         let header =
             BatchHeader::parse_header(batch).map_err(|error| RewriteError::Rewriter(error.to_string()))?;
+        if let Some((_, row)) = self.table.last_mut() {
+            row.producers.record_newer(&header, header.base_offset, self.shared.clock.now_ms());
+        }
         self.builder.push(&mut self.body, &header, offset_count(&header)?, batch)
     }
 
