@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use objects::{Bucket, BucketError, DirectoryBucket, Listed, Put};
 
 /// Characters of a store's message that are shown.
-const MESSAGE_CHARS: usize = 400;
+const MESSAGE_CHARS: usize = 1000;
 /// Time for one request. Its outcome is unclear afterwards.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Settings of the client that precede those of the environment. They are set one by one: as a whole they would take the
