@@ -28,6 +28,9 @@ const KEPT: usize = 5;
 /// A problem is logged so often.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
+/// Changes of the metadata within this time go into one snapshot.
+const CHANGES_TOGETHER: Duration = Duration::from_secs(1);
+
 /// Why no snapshot was written.
 #[derive(Debug, thiserror::Error)]
 enum SnapshotError {
@@ -77,7 +80,8 @@ struct Unsettled {
 }
 
 impl SnapshotWriter {
-    /// A writer that writes at most one snapshot in `interval`.
+    /// A writer that writes a snapshot within a second after a change of the metadata, and at most one in `interval`
+    /// while only the bounds of streams move.
     pub fn new(
         bucket: Arc<dyn Bucket>,
         metadata: Arc<Metadata>,
@@ -132,13 +136,13 @@ impl SnapshotWriter {
     }
 
     fn is_due(&self, state: &State) -> bool {
-        let within = |at: Option<Instant>| at.is_some_and(|at| at.elapsed() < self.interval);
-        if within(state.written) {
-            return false;
+        let within = |at: Option<Instant>, time: Duration| at.is_some_and(|at| at.elapsed() < time);
+        // Records of a topic that no snapshot knows do not come back. Topics change seldom, and records all the time.
+        if state.last.is_none_or(|(revision, _)| self.metadata.image().revision != revision) {
+            return !within(state.written, self.interval.min(CHANGES_TOGETHER));
         }
         // Looking at all bounds costs more than at the revision.
-        let changed = state.last.is_none_or(|(revision, _)| self.metadata.image().revision != revision);
-        changed || !within(state.looked)
+        !within(state.written, self.interval) && !within(state.looked, self.interval)
     }
 
     /// Returns false after a failure.
