@@ -4,15 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use objects::Bucket;
+use objects::{Bucket, list_all};
 
 use super::{UploadError, Uploader};
 use crate::format::{BLOCK_HEADER_BYTES, BlockHeader, Lsn, STORED};
 use crate::segment::object::{object_key, object_number, object_prefix};
 use crate::segment::{Segment, file_name};
-
-/// Objects that one request lists.
-const LISTED: usize = 1000;
 
 impl Uploader {
     /// Deletes the objects that are dead for longer than the grace, and that nobody reads. The local file goes first: it
@@ -94,9 +91,11 @@ impl Uploader {
         let Some(bucket) = shared.tier.bucket.clone().filter(|_| !self.is_fenced()) else { return Ok(None) };
         let mut missing: BTreeSet<u32> =
             shared.segments.live_stored().iter().map(|segment| segment.sequence).collect();
-        let listed = list_all(&*bucket, shared.options.log_id)?;
+        let listed = list_all(&*bucket, &object_prefix(shared.options.log_id), "", |_, _| false)?;
         let mut orphans = Vec::new();
-        for (sequence, key) in listed {
+        for object in listed {
+            let Some(number) = object_number(&object.key) else { continue };
+            let (sequence, key) = (STORED | number, object.key);
             let known = missing.remove(&sequence) || shared.segments.find(sequence).is_some();
             // What is on its way is settled by its put.
             let on_its_way = sequence >= self.next && (!self.pending.is_empty() || self.left.is_some());
@@ -152,19 +151,4 @@ fn counted_by(segment: &Segment) -> u32 {
     let read = segment.read(position, BLOCK_HEADER_BYTES).ok();
     let block = read.and_then(|bytes| BlockHeader::decode(&bytes, segment.generation, lsn));
     block.map_or(0, |block| block.synced.sequence())
-}
-
-/// All objects of a log: their sequence numbers and keys.
-fn list_all(bucket: &dyn Bucket, log_id: u128) -> Result<Vec<(u32, String)>, UploadError> {
-    let prefix = object_prefix(log_id);
-    let (mut after, mut all) = (String::new(), Vec::new());
-    loop {
-        let listed = bucket.list(&prefix, &after, LISTED)?;
-        let Some(last) = listed.last() else { return Ok(all) };
-        after.clone_from(&last.key);
-        all.extend(listed.into_iter().filter_map(|object| {
-            let number = object_number(&object.key)?;
-            Some((STORED | number, object.key))
-        }));
-    }
 }
