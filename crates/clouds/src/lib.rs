@@ -120,6 +120,15 @@ fn failure(key: &str, error: Error) -> BucketError {
     }
 }
 
+/// Whether the store refuses a list: its bucket is missing, or a right. The library has no variant for these errors, and
+/// the type that has their HTTP status is private: the text tells it.
+fn is_refused_list(error: &Error) -> bool {
+    let text = error.to_string();
+    let status = text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3)?.parse::<u16>().ok());
+    // 408 and 429 ask for patience.
+    status.is_some_and(|status| (400..500).contains(&status) && status != 408 && status != 429)
+}
+
 /// What a store said of a key, in one line. A store's message may be a page.
 fn said(key: &str, message: &dyn std::fmt::Display) -> String {
     let message = message.to_string();
@@ -180,7 +189,10 @@ impl Bucket for RemoteBucket {
             }
             Ok(listed)
         });
-        let mut listed: Vec<Listed> = listed.map_err(|error| failure(prefix, error))?;
+        let mut listed: Vec<Listed> = listed.map_err(|error| match is_refused_list(&error) {
+            true => BucketError::Refused(said(prefix, &error)),
+            false => failure(prefix, error),
+        })?;
         listed.sort_unstable_by(|a, b| a.key.cmp(&b.key));
         Ok(listed)
     }

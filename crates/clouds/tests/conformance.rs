@@ -147,3 +147,64 @@ fn names_and_settings_of_buckets_are_checked() {
     let region = ("aws_region", "eu-central-1");
     open("s3://name/some/prefix", &[region]).unwrap();
 }
+
+/// A store that answers every request alike.
+fn answering(status: &'static str, code: &str) -> std::net::SocketAddr {
+    use std::io::{BufRead, BufReader, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let body = format!("<Error><Code>{code}</Code></Error>");
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = connection.unwrap();
+            let lines = BufReader::new(connection.try_clone().unwrap()).lines();
+            lines.take_while(|line| line.as_ref().is_ok_and(|line| !line.is_empty())).for_each(drop);
+            let length = body.len();
+            write!(
+                connection,
+                "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+            )
+            .unwrap();
+        }
+    });
+    address
+}
+
+/// Every kind of request tells a store that refuses from one that is away.
+#[test]
+fn a_refusal_is_not_an_absence() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let cases = [
+        ("403 Forbidden", "SignatureDoesNotMatch", true),
+        ("404 Not Found", "NoSuchBucket", true),
+        ("429 Too Many Requests", "SlowDown", false),
+        ("503 Service Unavailable", "SlowDown", false),
+        ("500 Internal Server Error", "InternalError", false),
+    ];
+    for (status, code, refused) in cases {
+        let endpoint = format!("http://{}", answering(status, code));
+        let options = [
+            ("aws_endpoint", &*endpoint),
+            ("aws_allow_http", "true"),
+            ("aws_region", "us-east-1"),
+            ("aws_access_key_id", "user"),
+            ("aws_secret_access_key", "password"),
+        ];
+        let options = options.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let bucket = clouds::open("s3://name", &options, runtime.handle().clone()).unwrap();
+        let mut errors = vec![
+            bucket.put_if_absent("logs/1", &[Bytes::from_static(b"x")]).unwrap_err(),
+            bucket.list("logs/", "", 1).unwrap_err(),
+            bucket.list("logs/", "logs/1", 1).unwrap_err(),
+        ];
+        // A request for an object that is missing has no better answer than 404, and deleting it succeeds.
+        if !status.starts_with("404") {
+            errors.push(bucket.get("logs/1", 0..1).unwrap_err());
+            errors.push(bucket.delete("logs/1").unwrap_err());
+        }
+        for error in errors {
+            assert_eq!(matches!(error, BucketError::Refused(_)), refused, "{status}: {error}");
+            assert_eq!(matches!(error, BucketError::Unclear(_)), !refused, "{status}: {error}");
+        }
+    }
+}

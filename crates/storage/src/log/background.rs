@@ -1,5 +1,8 @@
 //! The loops of the threads of the cleaner, the preparer and the uploader. They run until the log is closed.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -46,17 +49,31 @@ const LIST_EVERY: Duration = Duration::from_secs(3600);
 /// A problem of the object store is logged so often.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
+/// When each kind of problem was logged last. Kinds alternate when the puts fail otherwise than the deletions.
+#[derive(Default)]
+struct Problems(HashMap<(Discriminant<UploadError>, bool), Instant>);
+
+impl Problems {
+    /// Whether `problem` is to be logged. A store that is away is another kind than one that refuses.
+    fn is_due(&mut self, problem: &UploadError) -> bool {
+        let refused = matches!(problem, UploadError::Bucket(BucketError::Refused(_)));
+        let now = Instant::now();
+        let told = self.0.entry((discriminant(problem), refused));
+        match told {
+            Entry::Occupied(told) if now.duration_since(*told.get()) < TELL_EVERY => false,
+            told => {
+                told.insert_entry(now);
+                true
+            }
+        }
+    }
+}
+
 pub(super) fn run_uploader(uploader: &mut Uploader) {
     let mut patience = Patience::default();
-    let mut told: Option<(Instant, std::mem::Discriminant<UploadError>, bool)> = None;
+    let mut problems = Problems::default();
     let mut tell = |problem: &UploadError| {
-        // A store that is away is another problem than one that refuses.
-        let kind = std::mem::discriminant(problem);
-        let refused = matches!(problem, UploadError::Bucket(BucketError::Refused(_)));
-        let known =
-            told.is_some_and(|(at, of, was)| at.elapsed() < TELL_EVERY && (of, was) == (kind, refused));
-        if !known {
-            told = Some((Instant::now(), kind, refused));
+        if problems.is_due(problem) {
             tracing::warn!(
                 %problem,
                 "nothing goes to the object store: the local disk keeps the records until it is back; check the store, \
@@ -165,5 +182,19 @@ pub(super) fn run_preparer(shared: &Shared, preparer: &mut Preparer) {
             return;
         }
         news.pending = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_problem_is_logged_once_a_minute() {
+        let unclear = UploadError::Bucket(BucketError::Unclear("503".into()));
+        let refused = UploadError::Bucket(BucketError::Refused("404".into()));
+        let mut problems = Problems::default();
+        assert!(problems.is_due(&unclear) && problems.is_due(&refused));
+        assert!(!problems.is_due(&unclear) && !problems.is_due(&refused), "they alternate");
     }
 }
