@@ -20,6 +20,9 @@ ANSWER_SECONDS = 15
 
 
 class Load:
+    # Profiles of the sender that is killed in each round, in turn.
+    mortal_profiles = MORTAL
+
     def __init__(self, server, directory, seed, profiles=LASTING):
         self.server, self.directory, self.seed = server, directory, seed
         self.notes_directory = directory / "notes"
@@ -80,7 +83,7 @@ class Load:
 
     def start_mortal(self):
         """Of each kind in turn."""
-        self.mortal = self.start_sender(MORTAL[self.next_sender % len(MORTAL)])
+        self.mortal = self.start_sender(self.mortal_profiles[self.next_sender % len(self.mortal_profiles)])
 
     def kill_mortal(self):
         """The producer that dies in the middle of what it does, as clients do."""

@@ -79,6 +79,23 @@ pub struct Options {
     pub object_puts: usize,
     /// An object is deleted this many milliseconds after the last of its records.
     pub object_grace_ms: u64,
+    /// A fault in the log itself.
+    #[cfg(test)]
+    pub(crate) mutation: Option<Mutation>,
+}
+
+/// A fault that a test plants in the log, to see that the tests notice it.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutation {
+    /// Records of diskless streams are acknowledged and visible before the store has them.
+    VisibleWhenSynced,
+    /// An object whose put has an unknown outcome is deleted, and then put again.
+    DeletesUnknown,
+    /// A key that is taken counts as the success of an earlier attempt, unread.
+    TrustsTaken,
+    /// A dead object goes although those behind it do not say yet that they count without it.
+    DeletesLinks,
 }
 
 impl Default for Options {
@@ -106,6 +123,8 @@ impl Default for Options {
             merged_bytes: 64 * 1024 * 1024,
             object_puts: 4,
             object_grace_ms: 60_000,
+            #[cfg(test)]
+            mutation: None,
         }
     }
 }

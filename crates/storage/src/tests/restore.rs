@@ -12,7 +12,7 @@ use objects::{Bucket, BucketError};
 
 use super::crash::seeds;
 use super::support::{Appended, Left, Outcome, World};
-use super::tier::rest;
+use super::tier::{rest, world_of};
 use crate::request::Durability;
 use crate::tools::bucket::{self, InspectedObjects, VerifiedObjects};
 use crate::tools::examine::{Severity, inspect};
@@ -45,7 +45,7 @@ fn some_load(world: &mut World) {
                 let body = world.rng.usize(0..20_000);
                 world.append(stream, body, Durability::Synced);
             }
-            55..70 => drop(world.parts.uploader.turn()),
+            55..70 => drop(world.upload()),
             70..75 => world.evict(stream),
             75..79 => world.trim(stream),
             79..82 => drop(world.parts.uploader.collect()),
@@ -111,60 +111,73 @@ fn go_on(world: &mut World, disk: SimDisk, log: &RestoredLog, stored: &Stored) {
     world.compare();
 }
 
-#[test]
-fn what_was_stored_comes_back_and_can_be_lost_again() {
-    let (mut records, mut interrupted, mut cut) = (0, 0, 0);
-    for seed in seeds(0..300) {
-        let mut world = World::tiered(seed);
-        for _ in 0..world.rng.usize(1..4) {
-            let faults = if world.rng.bool() { Faults::MANY } else { Faults::default() };
-            world.store().set_faults(faults);
-            some_load(&mut world);
-            // The snapshot may be older than the newest records, trims and topics.
-            let known = snapshot(&world);
-            let stale = world.rng.bool();
-            if stale {
-                some_load(&mut world);
+/// How often what does not always happen did happen.
+#[derive(Default)]
+pub struct Restored {
+    records: u64,
+    interrupted: u32,
+    cut: u32,
+}
+
+/// Loads the log, loses its disk and restores it, a few times.
+pub fn lose_often(world: &mut World, counts: &mut Restored) {
+    let seed = world.seed;
+    for _ in 0..world.rng.usize(1..4) {
+        let faults = if world.rng.bool() { Faults::MANY } else { Faults::default() };
+        world.store().set_faults(faults);
+        some_load(world);
+        // The snapshot may be older than the newest records, trims and topics.
+        let known = snapshot(world);
+        let stale = world.rng.bool();
+        if stale {
+            some_load(world);
+        }
+        world.settle();
+        let stored: Stored = (0..STREAMS)
+            .filter(|id| world.streams.get(id).is_some_and(|model| model.deleted.is_none()))
+            .filter_map(|id| {
+                let bounds = world.stream(id).bounds();
+                Some((id, (bounds.start, bounds.stored?)))
+            })
+            .collect();
+        world.end_requests();
+        let mut disk = SimDisk::new(world.rng.u64(..));
+        for attempt in 0.. {
+            if attempt < 20 {
+                disk.fail_write_after(world.rng.u64(0..12), Fault::Forever);
+                disk.fail_sync_after(world.rng.u64(0..12), Fault::Forever);
             }
-            world.settle();
-            let stored: Stored = (0..STREAMS)
-                .filter(|id| world.streams.get(id).is_some_and(|model| model.deleted.is_none()))
-                .filter_map(|id| {
-                    let bounds = world.stream(id).bounds();
-                    Some((id, (bounds.start, bounds.stored?)))
-                })
-                .collect();
-            // The last requests of the lost server have landed.
-            world.store().settle();
-            let mut disk = SimDisk::new(world.rng.u64(..));
-            for attempt in 0.. {
-                if attempt < 20 {
-                    disk.fail_write_after(world.rng.u64(0..12), Fault::Forever);
-                    disk.fail_sync_after(world.rng.u64(0..12), Fault::Forever);
+            // What was deleted since the snapshot, with objects between others, looks like damage.
+            let result = restored(world, &disk, &known, stale);
+            disk.clear_faults();
+            match result {
+                Ok(log) => {
+                    counts.records += log.streams.values().map(|stream| stream.batches).sum::<u64>();
+                    counts.cut += u32::from(log.streams.values().any(|stream| !stream.missing.is_empty()));
+                    let disk = disk.crash(world.rng.u64(..));
+                    go_on(world, disk, &log, &stored);
+                    break;
                 }
-                // What was deleted since the snapshot, with objects between others, looks like damage.
-                let result = restored(&world, &disk, &known, stale);
-                disk.clear_faults();
-                match result {
-                    Ok(log) => {
-                        records += log.streams.values().map(|stream| stream.batches).sum::<u64>();
-                        cut += usize::from(log.streams.values().any(|stream| !stream.missing.is_empty()));
-                        let disk = disk.crash(world.rng.u64(..));
-                        go_on(&mut world, disk, &log, &stored);
-                        break;
-                    }
-                    Err(RestoreError::Local(..)) if attempt < 20 => {
-                        interrupted += 1;
-                        disk = disk.crash(world.rng.u64(..));
-                        let named = disk.list().unwrap().iter().any(|name| name.ends_with(".stored"));
-                        let opened = inspect(&disk).unwrap().opening;
-                        assert!(!named || opened.is_err(), "seed {seed}: half of a log was opened");
-                    }
-                    Err(error) => panic!("seed {seed}: {error}: {error:?}"),
+                Err(RestoreError::Local(..)) if attempt < 20 => {
+                    counts.interrupted += 1;
+                    disk = disk.crash(world.rng.u64(..));
+                    let named = disk.list().unwrap().iter().any(|name| name.ends_with(".stored"));
+                    let opened = inspect(&disk).unwrap().opening;
+                    assert!(!named || opened.is_err(), "seed {seed}: half of a log was opened");
                 }
+                Err(error) => panic!("seed {seed}: {error}: {error:?}"),
             }
         }
     }
+}
+
+#[test]
+fn what_was_stored_comes_back_and_can_be_lost_again() {
+    let mut counts = Restored::default();
+    for seed in seeds(0..300) {
+        lose_often(&mut world_of(seed, None), &mut counts);
+    }
+    let Restored { records, interrupted, cut } = counts;
     assert!(
         records > 3000 && interrupted > 300 && cut > 100,
         "{records} batches, {interrupted} interrupted, {cut} cut"

@@ -13,6 +13,7 @@ use objects::{Bucket, SimBucket};
 
 use crate::cleaner::{Compaction, RewriteError, Rewriter, Rewritten, Turn};
 use crate::log::{Parts, assemble};
+use crate::options::Mutation;
 use crate::options::{Clock, Options};
 use crate::pacer::Pacer;
 use crate::reader::{Job, ReadError, ReadRequest, ReadStep};
@@ -299,7 +300,13 @@ impl World {
 
     /// A log with an object store, in which streams with an odd number are tiered.
     pub fn tiered(seed: u64) -> World {
+        World::tiered_with(seed, None)
+    }
+
+    /// Like [`World::tiered`], with a fault in the log itself.
+    pub fn tiered_with(seed: u64, mutation: Option<Mutation>) -> World {
         let options = Options {
+            mutation,
             object_bytes: 64 * 1024,
             upload_interval_ms: 0,
             diskless_interval_ms: 0,
@@ -356,6 +363,16 @@ impl World {
         if let Some(puts) = &mut self.puts {
             puts.run(&mut self.rng, count);
         }
+    }
+
+    /// The requests of a server that is lost: some have landed, the others never will.
+    pub fn end_requests(&mut self) {
+        let count = self.rng.usize(0..4);
+        self.run_puts(count);
+        if let Some(puts) = &mut self.puts {
+            puts.jobs.clear();
+        }
+        self.store().settle();
     }
 
     /// The store from which the log reads and to which it writes.

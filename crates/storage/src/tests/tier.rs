@@ -1,6 +1,7 @@
 //! Logs with an object store: what is stored stays readable, whatever the store, the disk and the power do.
 
 use std::collections::BTreeSet;
+use std::panic::catch_unwind;
 use std::sync::Arc;
 
 use disk::sim::Fault;
@@ -10,10 +11,12 @@ use objects::Bucket;
 use objects::sim::Faults;
 
 use super::crash::seeds;
+use super::restore::{Restored, lose_often};
 use super::support::{DISKLESS, Left, StreamModel, World, open};
 use crate::cleaner::Merged;
 use crate::format::STORED;
 use crate::log::assemble;
+use crate::options::Mutation;
 use crate::pacer::Pacer;
 use crate::reader::{ReadError, ReadRequest};
 use crate::recovery::OpenError;
@@ -29,6 +32,9 @@ const STREAMS: u64 = 4;
 /// How often the load did what does not always work.
 #[derive(Default)]
 struct Counts {
+    stored: u64,
+    evicted: usize,
+    deleted: u64,
     merged: u32,
     compacted: u32,
 }
@@ -122,70 +128,94 @@ fn check_objects(world: &World) {
     assert_eq!(there, known, "seed {}", world.seed);
 }
 
+/// Loads the log, with crashes and bad days of the store, and checks that it comes to rest.
+fn live(world: &mut World, counts: &mut Counts) {
+    let seed = world.seed;
+    for _ in 0..world.rng.usize(1..6) {
+        let faults = if world.rng.bool() { Faults::MANY } else { Faults::default() };
+        world.store().set_faults(faults);
+        some_load(world, counts);
+        if world.rng.bool() {
+            world.settle();
+            compare(world);
+        }
+        let statistics = world.parts.log.statistics();
+        counts.stored += statistics.objects_stored;
+        counts.deleted += statistics.objects_deleted;
+        let evicted = |id: &u64| {
+            let bounds = world.stream(*id).bounds();
+            bounds.local_start > bounds.start
+        };
+        counts.evicted += (0..STREAMS).filter(evicted).count();
+        world.store().set_faults(Faults::default());
+        let left = if world.rng.bool() { Left::Killed } else { Left::PowerCut };
+        world.strike(left);
+    }
+    some_load(world, counts);
+    rest(world);
+    compare(world);
+    check_objects(world);
+    let waiting = world
+        .streams
+        .get(&DISKLESS)
+        .map(|model| model.appended.iter().filter(|appended| appended.outcome.pending()).count());
+    let bounds = world.stream(DISKLESS).bounds();
+    assert_eq!(waiting.unwrap_or(0), 0, "seed {seed}: appends wait for ever at {bounds:?}");
+    for id in 0..STREAMS {
+        let bounds = world.stream(id).bounds();
+        let whole = id == 0 || bounds.committed == bounds.start || bounds.stored == Some(bounds.committed);
+        assert!(
+            whole,
+            "seed {seed}: stream {id} is stored up to {:?} of {}",
+            bounds.stored, bounds.committed
+        );
+    }
+    for id in 0..STREAMS {
+        world.delete(id);
+    }
+    rest(world);
+    check_objects(world);
+    let left = world.objects().len();
+    let most = world.options.object_puts;
+    assert!(left <= most, "seed {seed}: {left} objects outlive their records: more than the newest ones");
+}
+
+/// The world of a seed. Every other one puts several objects at a time.
+pub fn world_of(seed: u64, mutation: Option<Mutation>) -> World {
+    let mut world = World::tiered_with(seed, mutation);
+    if seed % 2 == 1 {
+        world.put_in_parallel();
+    }
+    world
+}
+
 #[test]
 fn what_is_stored_stays_readable_and_nothing_is_left_behind() {
-    let (mut stored, mut evicted, mut deleted) = (0, 0, 0);
     let mut counts = Counts::default();
     for seed in seeds(0..600) {
-        let mut world = World::tiered(seed);
-        if seed % 2 == 1 {
-            world.put_in_parallel();
-        }
-        for _ in 0..world.rng.usize(1..6) {
-            let faults = if world.rng.bool() { Faults::MANY } else { Faults::default() };
-            world.store().set_faults(faults);
-            some_load(&mut world, &mut counts);
-            if world.rng.bool() {
-                world.settle();
-                compare(&mut world);
-            }
-            let statistics = world.parts.log.statistics();
-            (stored, deleted) = (stored + statistics.objects_stored, deleted + statistics.objects_deleted);
-            evicted += (0..STREAMS)
-                .filter(|id| {
-                    let bounds = world.stream(*id).bounds();
-                    bounds.local_start > bounds.start
-                })
-                .count();
-            world.store().set_faults(Faults::default());
-            let left = if world.rng.bool() { Left::Killed } else { Left::PowerCut };
-            world.strike(left);
-        }
-        some_load(&mut world, &mut counts);
-        rest(&mut world);
-        compare(&mut world);
-        check_objects(&world);
-        let waiting = world
-            .streams
-            .get(&DISKLESS)
-            .map(|model| model.appended.iter().filter(|appended| appended.outcome.pending()).count());
-        let bounds = world.stream(DISKLESS).bounds();
-        assert_eq!(waiting.unwrap_or(0), 0, "seed {seed}: appends wait for ever at {bounds:?}");
-        for id in 0..STREAMS {
-            let bounds = world.stream(id).bounds();
-            let whole =
-                id == 0 || bounds.committed == bounds.start || bounds.stored == Some(bounds.committed);
-            assert!(
-                whole,
-                "seed {seed}: stream {id} is stored up to {:?} of {}",
-                bounds.stored, bounds.committed
-            );
-        }
-        for id in 0..STREAMS {
-            world.delete(id);
-        }
-        rest(&mut world);
-        check_objects(&world);
-        let left = world.objects().len();
-        let most = world.options.object_puts;
-        assert!(left <= most, "seed {seed}: {left} objects outlive their records: more than the newest ones");
+        live(&mut world_of(seed, None), &mut counts);
     }
+    let Counts { stored, evicted, deleted, merged, compacted } = counts;
     assert!(
         stored > 1000 && evicted > 50 && deleted > 200,
         "{stored} stored, {evicted} evicted, {deleted} deleted"
     );
-    let Counts { merged, compacted } = counts;
     assert!(merged > 100 && compacted > 100, "{merged} merged, {compacted} compacted");
+}
+
+/// Each fault that is planted in the log turns the tests with random loads red.
+#[test]
+fn the_tests_see_the_mutations() {
+    use Mutation::{DeletesLinks, DeletesUnknown, TrustsTaken, VisibleWhenSynced};
+    let harmed = |seed: u64, mutation: Mutation| {
+        let live = || live(&mut world_of(seed, Some(mutation)), &mut Counts::default());
+        let restore = || lose_often(&mut world_of(seed, Some(mutation)), &mut Restored::default());
+        catch_unwind(live).is_err() || catch_unwind(restore).is_err()
+    };
+    for mutation in [VisibleWhenSynced, DeletesUnknown, TrustsTaken, DeletesLinks] {
+        let seen = (0..60).find(|seed| harmed(*seed, mutation));
+        assert!(seen.is_some(), "{mutation:?} was not noticed");
+    }
 }
 
 /// A store that overwrites objects loses records. The test above would see that.

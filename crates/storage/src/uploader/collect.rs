@@ -8,6 +8,8 @@ use objects::{Bucket, list_all};
 
 use super::{UploadError, Uploader};
 use crate::format::{BLOCK_HEADER_BYTES, BlockHeader, Lsn, STORED};
+#[cfg(test)]
+use crate::options::Mutation;
 use crate::segment::object::{object_key, object_number, object_prefix};
 use crate::segment::{Segment, file_name};
 
@@ -31,6 +33,8 @@ impl Uploader {
             // An object that nobody says to count is still needed as a link: a restore would take those behind it for
             // objects that were put without it.
             let linked = segment.sequence >= self.counted;
+            #[cfg(test)]
+            let linked = linked && shared.options.mutation != Some(Mutation::DeletesLinks);
             // One reference is the map's, one is ours.
             if !linked && now.saturating_sub(since) >= grace && Arc::strong_count(&segment) <= 2 {
                 due.push(segment.sequence);

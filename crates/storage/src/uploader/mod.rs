@@ -11,6 +11,8 @@
 
 mod collect;
 mod existing;
+#[cfg(test)]
+mod mutations;
 mod object;
 mod owner;
 
@@ -165,6 +167,8 @@ impl Uploader {
                 }
             };
         }
+        #[cfg(test)]
+        self.mutate(&*bucket, failed.is_some());
         let settled = self.settle(&*bucket);
         match (settled, begun, failed) {
             (Ok(fenced @ Uploaded::Fenced(_)), ..) => fenced,

@@ -9,6 +9,8 @@ use super::block::{Effect, InFlight, Progress};
 use super::pace::Wait;
 use super::{BYTES_MEANWHILE, IDLE_MARK_AFTER, Patience, Writer};
 use crate::format::Lsn;
+#[cfg(test)]
+use crate::options::Mutation;
 use crate::request::{AppendError, Completion, Enough};
 use crate::segment::deleted;
 use crate::stream::{Level, Stream, Waiter};
@@ -139,10 +141,14 @@ impl Writer {
                 match effect {
                     Effect::Grew { committed } => {
                         let level = committed.stream.level();
+                        let visible = level != Level::Diskless;
+                        #[cfg(test)]
+                        let visible =
+                            visible || self.shared.options.mutation == Some(Mutation::VisibleWhenSynced);
                         {
                             let mut state = committed.stream.lock();
                             state.synced = committed.end;
-                            if level != Level::Diskless {
+                            if visible {
                                 state.committed = committed.end;
                             }
                         }
@@ -150,7 +156,7 @@ impl Writer {
                             let bytes = u64::from(committed.bytes);
                             self.shared.tier.grew(class, &committed.stream, bytes, self.shared.clock.nanos());
                         }
-                        if level != Level::Diskless {
+                        if visible {
                             grown.push(committed);
                         }
                     }

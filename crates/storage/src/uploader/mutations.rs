@@ -1,0 +1,29 @@
+//! Faults that a test plants in the uploader.
+
+use objects::{Bucket, Put};
+
+use super::{Progress, Uploader};
+use crate::format::length32;
+use crate::options::Mutation;
+use crate::segment::object::object_key;
+
+impl Uploader {
+    /// After the puts that have ended were looked at; `failed` tells whether one of them has no clear outcome.
+    pub(super) fn mutate(&mut self, bucket: &dyn Bucket, failed: bool) {
+        match self.shared.options.mutation {
+            Some(Mutation::DeletesUnknown) if failed => {
+                for (at, _) in self.pending.iter().enumerate().filter(|(_, p)| matches!(p.put, Progress::Due))
+                {
+                    drop(bucket.delete(&object_key(self.shared.options.log_id, self.next + length32(at))));
+                }
+            }
+            Some(Mutation::TrustsTaken) => {
+                let taken = |put: &Progress| matches!(put, Progress::Ended(Put::Exists));
+                for pending in self.pending.iter_mut().filter(|pending| taken(&pending.put)) {
+                    pending.put = Progress::Ended(Put::Stored);
+                }
+            }
+            _ => {}
+        }
+    }
+}
