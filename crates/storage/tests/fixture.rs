@@ -1,8 +1,9 @@
-//! A data directory of an earlier build stays readable.
+//! A data directory and the objects of an earlier build stay readable.
 //!
 //! `fixtures/log-v1.bin` and `log-v2.bin` hold the non-zero sectors of every file: name length u8, name, file length
-//! u64, sector count u32, then for each sector its number u32 and its 4096 bytes; integers are little-endian. Only a
-//! new format version should need a new fixture, as a new file beside the old one. This command writes it:
+//! u64, sector count u32, then for each sector its number u32 and its 4096 bytes; integers are little-endian.
+//! `objects-v2.bin` holds the objects of a log in the same form. Only a new format version should need new fixtures, as
+//! new files beside the old ones. This command writes them:
 //!
 //! ```text
 //! cargo test -p mainstem-storage --test fixture -- --ignored
@@ -18,6 +19,8 @@ use bytes::Bytes;
 use disk::{AlignedBuffer, Disk, SECTOR, SimDisk};
 use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc};
 use model::{BatchHeader, Offset, StreamId, Timestamp};
+use objects::{Bucket, Put, SimBucket};
+use storage::restore::{Asking, KnownBounds, Restore, restore};
 use storage::{
     Append, AppendError, Bounds, Compaction, Completion, Durability, Log, NoListener, Options, ReadRequest,
     Rewriter, Rewritten, SystemClock,
@@ -25,13 +28,70 @@ use storage::{
 
 const SECONDS: i64 = 1_700_000_000_000;
 
-fn path(version: u32) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/log-v{version}.bin"))
+fn path(what: &str, version: u32) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/{what}-v{version}.bin"))
+}
+
+/// The files of a fixture.
+fn unpacked(what: &str, version: u32) -> Vec<(String, Vec<u8>)> {
+    let stored = std::fs::read(path(what, version)).unwrap();
+    let mut rest = &stored[..];
+    let mut take = |count: usize| {
+        let (taken, left) = rest.split_at(count);
+        rest = left;
+        (taken, left.is_empty())
+    };
+    let number = |bytes: &[u8]| {
+        usize::try_from(bytes.iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))).unwrap()
+    };
+    let mut files = Vec::new();
+    loop {
+        let name_bytes = number(take(1).0);
+        let name = String::from_utf8(take(name_bytes).0.to_vec()).unwrap();
+        let mut content = vec![0; number(take(8).0)];
+        let (count, mut done) = take(4);
+        for _ in 0..number(count) {
+            let at = number(take(4).0) * SECTOR;
+            let (bytes, last) = take(SECTOR);
+            content[at..at + SECTOR].copy_from_slice(bytes);
+            done = last;
+        }
+        files.push((name, content));
+        if done {
+            return files;
+        }
+    }
+}
+
+/// Writes a fixture.
+fn pack(what: &str, files: &[(String, Vec<u8>)]) {
+    let mut out = Vec::new();
+    for (name, content) in files {
+        let full: Vec<(usize, &[u8])> = content
+            .chunks(SECTOR)
+            .enumerate()
+            .filter(|(_, sector)| sector.iter().any(|byte| *byte != 0))
+            .collect();
+        out.push(u8::try_from(name.len()).unwrap());
+        out.extend(name.bytes());
+        out.extend((content.len() as u64).to_le_bytes());
+        out.extend(u32::try_from(full.len()).unwrap().to_le_bytes());
+        for (number, sector) in full {
+            out.extend(u32::try_from(number).unwrap().to_le_bytes());
+            out.extend(sector);
+        }
+    }
+    let path = path(what, storage::format::FORMAT_VERSION);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, out).unwrap();
 }
 
 fn options() -> Options {
     Options {
         segment_bytes: 1 << 20,
+        object_bytes: 256 << 10,
+        upload_interval_ms: 500,
+        diskless_interval_ms: 500,
         reserve_bytes: 0,
         log_id: 0xfeed,
         // The fixture grows old, but its producer must not expire.
@@ -40,9 +100,9 @@ fn options() -> Options {
     }
 }
 
-fn open(disk: &SimDisk) -> Log {
-    Log::open(Arc::new(disk.clone()), options(), Arc::new(SystemClock::default()), Arc::new(NoListener))
-        .unwrap()
+fn open(disk: &SimDisk, bucket: Option<Arc<dyn Bucket>>) -> Log {
+    let (clock, listener) = (Arc::new(SystemClock::default()), Arc::new(NoListener));
+    Log::open_tiered(Arc::new(disk.clone()), bucket, options(), clock, listener).unwrap()
 }
 
 /// Batch number `n` of a stream: two records, mostly zeros, so that the fixture stays small.
@@ -103,37 +163,19 @@ fn a_directory_of_format_version_2_is_read() {
 
 fn check(version: u32) {
     let compacted = if version > 1 { COMPACTED } else { 0 };
-    let stored = std::fs::read(path(version)).unwrap();
     let disk = SimDisk::new(1);
-    let mut rest = &stored[..];
-    let mut take = |count: usize| {
-        let (taken, left) = rest.split_at(count);
-        rest = left;
-        (taken, left.is_empty())
-    };
-    let number = |bytes: &[u8]| {
-        usize::try_from(bytes.iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))).unwrap()
-    };
-    loop {
-        let name_bytes = number(take(1).0);
-        let name = String::from_utf8(take(name_bytes).0.to_vec()).unwrap();
-        let length = number(take(8).0);
-        let file = disk.create(&name, length as u64).unwrap();
-        let (count, mut done) = take(4);
-        for _ in 0..number(count) {
-            let at = number(take(4).0) * SECTOR;
-            let (bytes, last) = take(SECTOR);
+    for (name, content) in unpacked("log", version) {
+        let file = disk.create(&name, content.len() as u64).unwrap();
+        for (at, bytes) in
+            content.chunks(SECTOR).enumerate().filter(|(_, bytes)| bytes.iter().any(|b| *b != 0))
+        {
             let mut sector = AlignedBuffer::zeroed(SECTOR);
             sector.copy_from_slice(bytes);
-            file.write_at(at as u64, &sector).unwrap();
-            done = last;
-        }
-        if done {
-            break;
+            file.write_at((at * SECTOR) as u64, &sector).unwrap();
         }
     }
 
-    let log = open(&disk);
+    let log = open(&disk, None);
     assert!(
         log.recovery().sealed_segments > 0 && log.recovery().scanned_segments > 0,
         "{:?}",
@@ -143,6 +185,12 @@ fn check(version: u32) {
     let mut streams: Vec<u64> = log.streams().iter().map(|stream| stream.id().0).collect();
     streams.sort_unstable();
     assert_eq!(streams, [1, 2], "stream 3 was deleted");
+    check_records(&log, compacted);
+    log.close();
+}
+
+/// Stream 1 has all batches, but for the odd ones below `compacted`, and stream 2 those from [`TRIMMED_TO`] on.
+fn check_records(log: &Log, compacted: u32) {
     for id in [1, 2] {
         let stream = log.stream(StreamId(id));
         let start = if id == 2 { TRIMMED_TO } else { Offset(0) };
@@ -170,14 +218,35 @@ fn check(version: u32) {
             producers.find(77).unwrap().batches.iter().map(|batch| batch.base_sequence).collect();
         assert_eq!(sequences, [30, 32, 34, 36, 38]);
     }
-    log.close();
 }
 
 #[test]
-#[ignore = "writes the fixture anew"]
-fn regenerate() {
+fn objects_of_format_version_2_are_read() {
+    let store = SimBucket::new(1);
+    for (key, content) in unpacked("objects", 2) {
+        assert_eq!(store.put_if_absent(&key, &[content.into()]).unwrap(), Put::Stored);
+    }
+    let bucket: Arc<dyn Bucket> = Arc::new(store);
+    let known = |id: u64| {
+        let start = if id == 2 { TRIMMED_TO } else { Offset(0) };
+        (StreamId(id), Some(KnownBounds { start, next: Offset(40), stored: Some(Offset(40)) }))
+    };
+    let streams = [known(1), known(2)].into();
     let disk = SimDisk::new(1);
-    let log = open(&disk);
+    let target: Arc<dyn Disk> = Arc::new(disk.clone());
+    let log_id = options().log_id;
+    let asking = Asking { bucket: &bucket, threads: 1, pause: &|_, _| false, progress: &|_, _| {} };
+    let restored =
+        restore(&target, &Restore { asking, log_id, streams: &streams, accept_loss: false, now_ms: SECONDS });
+    let restored = restored.unwrap();
+    assert!(restored.findings.is_empty() && restored.others.contains_key(&StreamId(3)), "{restored:?}");
+    let log = open(&disk, Some(bucket));
+    check_records(&log, COMPACTED);
+    log.close();
+}
+
+/// Fills streams 1 to 3 of a log, trims the second, deletes the third and compacts the first.
+fn fill(log: &Log, compact: impl FnOnce(Compaction)) {
     let (sender, receiver) = channel();
     let sent = || Some(Arc::new(Sent(sender.clone())) as Arc<dyn Completion>);
     for n in 0..BATCHES {
@@ -189,8 +258,9 @@ fn regenerate() {
                 }
                 std::thread::sleep(std::time::Duration::from_millis(1));
             };
+            let stream = log.stream(StreamId(id));
             log.append(Append {
-                stream: log.stream(StreamId(id)),
+                stream,
                 base_offset: Offset(i64::from(n) * 2),
                 header: BatchHeader::parse(&batch).unwrap(),
                 batch,
@@ -208,31 +278,47 @@ fn regenerate() {
     receiver.recv().unwrap();
     receiver.recv().unwrap();
     let until = Offset(i64::from(COMPACTED) * 2);
-    let job = Compaction { stream: log.stream(StreamId(1)), until, rewriter: Box::new(DropOdd) };
-    assert_eq!(log.compact(&mut [job].into_iter()).unwrap().segments, 1);
+    compact(Compaction { stream: log.stream(StreamId(1)), until, rewriter: Box::new(DropOdd) });
+}
+
+#[test]
+#[ignore = "writes the fixture anew"]
+fn regenerate_log() {
+    let disk = SimDisk::new(1);
+    let log = open(&disk, None);
+    fill(&log, |job| assert_eq!(log.compact(&mut [job].into_iter()).unwrap().segments, 1));
     log.close();
-    let mut out = Vec::new();
     let mut names = disk.list().unwrap();
     names.sort();
-    for name in names {
-        let file = disk.open(&name).unwrap();
+    let content = |name: &String| {
+        let file = disk.open(name).unwrap();
         let mut bytes = vec![0; usize::try_from(file.length()).unwrap()];
         file.read_at(0, &mut bytes).unwrap();
-        let full: Vec<(usize, &[u8])> = bytes
-            .chunks(SECTOR)
-            .enumerate()
-            .filter(|(_, sector)| sector.iter().any(|byte| *byte != 0))
-            .collect();
-        out.push(u8::try_from(name.len()).unwrap());
-        out.extend(name.bytes());
-        out.extend(file.length().to_le_bytes());
-        out.extend(u32::try_from(full.len()).unwrap().to_le_bytes());
-        for (number, sector) in full {
-            out.extend(u32::try_from(number).unwrap().to_le_bytes());
-            out.extend(sector);
+        bytes
+    };
+    pack("log", &names.iter().map(|name| (name.clone(), content(name))).collect::<Vec<_>>());
+}
+
+/// Stream 1 is diskless, stream 2 is tiered.
+#[test]
+#[ignore = "writes the fixture anew"]
+fn regenerate_objects() {
+    let (disk, store) = (SimDisk::new(1), SimBucket::new(1));
+    let log = open(&disk, Some(Arc::new(store.clone())));
+    log.set_diskless(&log.stream(StreamId(1)));
+    log.set_tiered(&log.stream(StreamId(2)), true);
+    log.set_tiered(&log.stream(StreamId(3)), true);
+    fill(&log, |job| {
+        let end = Some(Offset(i64::from(BATCHES) * 2));
+        while [1, 2].iter().any(|id| log.stream(StreamId(*id)).bounds().stored != end) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
         }
-    }
-    let path = path(storage::format::FORMAT_VERSION);
-    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    std::fs::write(path, out).unwrap();
+        assert_eq!(log.compact_stored(&mut [job].into_iter()).unwrap().segments, 1);
+    });
+    log.close();
+    let objects = store.keys().into_iter().filter(|key| key.starts_with("logs/"));
+    pack(
+        "objects",
+        &objects.map(|key| (key.clone(), store.content(&key).unwrap().to_vec())).collect::<Vec<_>>(),
+    );
 }
