@@ -163,11 +163,14 @@ def two_servers(site):
             of_second = before + fill(second, FEW)
             until(lambda: second.logged(TAKES_NO_PART), "the second server to find objects that are not its own")
             first.stop()
-            keys = site.minio.s3.keys("copied", "copied/logs/")
-            of_second += fill(second, FEW)
-            # Several times the interval of uploads.
+            # A metadata snapshot may have been on its way.
             time.sleep(1)
-            assert site.minio.s3.keys("copied", "copied/logs/") == keys, "the second server stored or deleted objects"
+            keys = site.minio.s3.keys("copied", "copied/")
+            create_topics(second, suffix="-of-the-copy")
+            of_second += fill(second, FEW)
+            # Several times the interval of uploads, and longer than changed metadata waits.
+            time.sleep(3)
+            assert site.minio.s3.keys("copied", "copied/") == keys, "the second server stored or deleted objects"
             require_read(second, TIERED, of_second)
             assert len(second.logged(TAKES_NO_PART)) == 1, "the second server says so more than once"
         first.start()
@@ -244,9 +247,9 @@ def readers(site):
 # Servers and clients
 
 
-def create_topics(server, partitions=1):
+def create_topics(server, partitions=1, suffix=""):
     admin = AdminClient({"bootstrap.servers": server.bootstrap, "enable.metrics.push": False, "log_level": 0})
-    topics = [NewTopic(ORDINARY, 1, 1), NewTopic(TIERED, partitions, 1, config=KINDS["dropped"])]
+    topics = [NewTopic(ORDINARY + suffix, 1, 1), NewTopic(TIERED + suffix, partitions, 1, config=KINDS["dropped"])]
     for future in admin.create_topics(topics, request_timeout=PRODUCE_SECONDS).values():
         future.result(PRODUCE_SECONDS)
 

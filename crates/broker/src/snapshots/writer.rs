@@ -2,7 +2,8 @@
 //!
 //! One snapshot is under way at a time. A put without a clear outcome is repeated with the same key and bytes. A key that
 //! is taken by other bytes belongs to an earlier life of this server: the snapshot then gets the next number. The newest
-//! snapshots stay, older ones are deleted.
+//! snapshots stay, older ones are deleted. A server with a copy of another one's data directory writes none: a restore
+//! would take its metadata for that of the records in the bucket.
 //!
 //! All of this blocks, so the caller has a thread that may.
 
@@ -115,6 +116,9 @@ impl SnapshotWriter {
     /// Writes a snapshot, if one is due. Makes few requests, so that a store that is away does not hold the caller for
     /// long. Blocks.
     pub fn turn(&self, now_ms: i64) {
+        if self.is_fenced() {
+            return;
+        }
         let mut state = self.state.lock();
         if state.rest_until.is_some_and(|until| Instant::now() < until) {
             return;
@@ -128,11 +132,19 @@ impl SnapshotWriter {
     /// Writes a last snapshot, if the newest one says anything else than the logs and the metadata now. Tries once.
     /// Blocks.
     pub fn finish(&self, now_ms: i64) {
+        if self.is_fenced() {
+            return;
+        }
         let mut state = self.state.lock();
         if state.unsettled.is_some() && !self.attempt(&mut state, now_ms) {
             return;
         }
         self.attempt(&mut state, now_ms);
+    }
+
+    /// Whether another server writes objects of these logs.
+    fn is_fenced(&self) -> bool {
+        self.logs.all().iter().any(|log| log.log.is_fenced())
     }
 
     fn is_due(&self, state: &State) -> bool {

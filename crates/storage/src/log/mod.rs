@@ -480,6 +480,11 @@ impl Log {
         shared.compact_stored(jobs, &mut pacer, &mut |outcome| shared.await_replaced(outcome))
     }
 
+    /// Whether another server writes this log's objects, so that nothing more is stored.
+    pub fn is_fenced(&self) -> bool {
+        self.shared.tier.fenced().is_some()
+    }
+
     /// The error for which the log takes no more appends, if any.
     pub fn stopped(&self) -> Option<AppendError> {
         self.shared.queue.stopped()
