@@ -198,6 +198,20 @@ async fn a_topic_is_diskless_from_its_creation_on_or_never() {
         let answer: m::IncrementalAlterConfigsResponse = call(&mut client, 1, &request).await;
         assert_eq!(answer.responses[0].error_code, invalid, "{topic}");
     }
+    // Who replaces all settings need not know this one.
+    for (configs, code) in
+        [(vec![("retention.ms", "5000")], 0), (vec![("diskless.enable", "false")], invalid)]
+    {
+        use m::alter_configs_request::{AlterConfigsResource, AlterableConfig};
+        let configs = configs
+            .into_iter()
+            .map(|(name, value)| AlterableConfig { name: name.into(), value: Some(value.into()) })
+            .collect();
+        let resource = AlterConfigsResource { resource_type: 2, resource_name: TOPIC.into(), configs };
+        let request = m::AlterConfigsRequest { resources: vec![resource], validate_only: false };
+        let answer: m::AlterConfigsResponse = call(&mut client, 2, &request).await;
+        assert_eq!(answer.responses[0].error_code, code);
+    }
     drop(client);
     close(broker).await;
 

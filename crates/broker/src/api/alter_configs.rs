@@ -22,7 +22,7 @@ use crate::request::Request;
 use crate::security::{Operation, audit};
 use crate::settings::group::check_group_configs;
 use crate::settings::resource::{ResourceKind, check_broker_configs};
-use crate::settings::topic::{conflict, topic_setting, wrong_change};
+use crate::settings::topic::{conflict, keep_diskless, topic_setting, wrong_change};
 use crate::telemetry::subscription::Subscription;
 use crate::topics::check_name;
 
@@ -235,7 +235,10 @@ async fn alter_topic(
     let topic = topic.ok_or_else(|| Failure::because(ErrorCode::UnknownTopicOrPartition, missing()))?;
     let changes = resource.configs.clone();
     let change = move |broker: &Arc<Broker>, old: &Overrides| -> Result<Overrides, Failure> {
-        let overrides = changed(broker, TOPIC, old, &changes, replace)?;
+        let mut overrides = changed(broker, TOPIC, old, &changes, replace)?;
+        if replace {
+            keep_diskless(old, &mut overrides);
+        }
         let invalid = |why: String| Failure::because(ErrorCode::InvalidConfig, why);
         for (name, value) in &overrides {
             let setting = topic_setting(name);

@@ -282,6 +282,14 @@ pub fn settle_diskless(overrides: &mut BTreeMap<String, String>, config: &Config
     }
 }
 
+/// Keeps the setting that cannot be changed, where `after` replaces all settings and leaves it out: tools that replace
+/// them do not know it.
+pub fn keep_diskless(before: &BTreeMap<String, String>, after: &mut BTreeMap<String, String>) {
+    if let Some(value) = before.get(DISKLESS) {
+        after.entry(DISKLESS.to_owned()).or_insert_with(|| value.clone());
+    }
+}
+
 /// The reason why the settings of a topic may not change from `before` to `after`, if there is one. As Kafka's
 /// `LogConfig.validateTurningOffRemoteStorageWithDelete`.
 pub fn wrong_change(
