@@ -58,7 +58,7 @@ async fn consumers_do_not_notice_where_a_record_lies() {
     let local = until_offset(&mut client, EARLIEST_LOCAL, |local| local > 2000).await;
     assert_eq!(offset(&mut client, TOPIC, EARLIEST).await, 0);
     assert_eq!(until_offset(&mut client, LATEST_TIERED, |tiered| tiered == 3999).await, 3999);
-    assert_eq!(offset(&mut client, TOPIC, EARLIEST_PENDING_UPLOAD).await, 4000);
+    assert_eq!(offset(&mut client, TOPIC, EARLIEST_PENDING_UPLOAD).await, -1);
     assert_eq!(offset(&mut client, TOPIC, 1_700_000_000_777).await, 777);
     for (timestamp, found) in [(EARLIEST_LOCAL, 0), (LATEST_TIERED, -1), (EARLIEST_PENDING_UPLOAD, -1)] {
         assert_eq!(offset(&mut client, "local", timestamp).await, found);
@@ -94,6 +94,33 @@ async fn consumers_do_not_notice_where_a_record_lies() {
         assert!(Instant::now() < deadline, "{} of {before} objects are left", machine.objects());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    // A topic of which no more is stored has records that are not.
+    let uncopied = [TIERED[0], TIERED[2], ("remote.log.copy.disable", "true")];
+    create_topic(&mut client, "uncopied", 1, &uncopied).await;
+    assert_eq!(offset(&mut client, "uncopied", EARLIEST_PENDING_UPLOAD).await, -1);
+    fill(&mut client, "uncopied", 0..10).await;
+    assert_eq!(offset(&mut client, "uncopied", EARLIEST_PENDING_UPLOAD).await, 0);
+    drop(client);
+    close(broker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_does_not_say_has_the_brokers_local_retention() {
+    let machine = Machine::new();
+    let broker = machine.open();
+    let mut client = connect(&broker);
+    create_topic(&mut client, TOPIC, 1, &[TIERED[0], TIERED[2]]).await;
+    fill(&mut client, TOPIC, 0..4000).await;
+    until_offset(&mut client, LATEST_TIERED, |tiered| tiered == 3999).await;
+    assert_eq!(offset(&mut client, TOPIC, EARLIEST_LOCAL).await, 0);
+    let (error, message) = alter(&mut client, OF_ALL_BROKERS, &[("log.local.retention.ms", "-1")]).await;
+    assert!(error == ErrorCode::InvalidRequest.code() && message.contains("log.retention.ms"), "{message}");
+    assert_eq!(alter(&mut client, OF_ALL_BROKERS, &[("log.local.retention.bytes", "1")]).await.0, 0);
+    until_offset(&mut client, EARLIEST_LOCAL, |local| local > 2000).await;
+    let more = [TIERED[0], ("retention.bytes", "0")];
+    let refused = try_create_topic(&mut client, "small", 1, &more).await;
+    assert_eq!(refused.error_code, ErrorCode::InvalidConfig.code());
+    read_back(&mut client, TOPIC, 0, 4000).await;
     drop(client);
     close(broker).await;
 }
@@ -121,7 +148,14 @@ async fn a_store_that_is_away_stops_nobody_but_who_reads_from_it() {
     close(broker).await;
 }
 
-async fn alter(connection: &mut Connection, settings: &[(&str, &str)]) -> (i16, String) {
+const OF_TOPIC: (i8, &str) = (2, TOPIC);
+const OF_ALL_BROKERS: (i8, &str) = (4, "");
+
+async fn alter(
+    connection: &mut Connection,
+    (resource_type, name): (i8, &'static str),
+    settings: &[(&str, &str)],
+) -> (i16, String) {
     use m::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
     let configs = settings.iter().map(|(name, value)| AlterableConfig {
         name: Text::from((*name).to_owned()),
@@ -129,8 +163,8 @@ async fn alter(connection: &mut Connection, settings: &[(&str, &str)]) -> (i16, 
         value: Some(Text::from((*value).to_owned())),
     });
     let resource = AlterConfigsResource {
-        resource_type: 2,
-        resource_name: Text::from_static(TOPIC),
+        resource_type,
+        resource_name: Text::from_static(name),
         configs: configs.collect(),
     };
     let request = m::IncrementalAlterConfigsRequest { resources: vec![resource], validate_only: false };
@@ -161,10 +195,10 @@ async fn settings_that_contradict_each_other_are_refused_as_in_kafka() {
     create_topic(&mut client, TOPIC, 1, &TIERED).await;
     fill(&mut client, TOPIC, 0..4000).await;
     let local = until_offset(&mut client, EARLIEST_LOCAL, |local| local > 2000).await;
-    let (error, message) = alter(&mut client, &[("remote.storage.enable", "false")]).await;
+    let (error, message) = alter(&mut client, OF_TOPIC, &[("remote.storage.enable", "false")]).await;
     assert!(error == invalid && message.contains("without deleting remote data"), "{message}");
     let off = [("remote.storage.enable", "false"), ("remote.log.delete.on.disable", "true")];
-    assert_eq!(alter(&mut client, &off).await.0, 0);
+    assert_eq!(alter(&mut client, OF_TOPIC, &off).await.0, 0);
     // What was in the object store alone is gone, the rest is not.
     let start = until_offset(&mut client, EARLIEST, |start| start >= local).await;
     assert_eq!(until_offset(&mut client, LATEST_TIERED, |tiered| tiered == -1).await, -1);

@@ -21,7 +21,7 @@ use crate::failure::Failure;
 use crate::request::Request;
 use crate::security::{Operation, audit};
 use crate::settings::group::check_group_configs;
-use crate::settings::resource::{ResourceKind, check_broker_configs};
+use crate::settings::resource::{ResourceKind, check_broker_configs, check_local_retention};
 use crate::settings::topic::{conflict, keep_diskless, topic_setting, wrong_change};
 use crate::telemetry::subscription::Subscription;
 use crate::topics::check_name;
@@ -212,7 +212,8 @@ fn kind_of(kind: ResourceKind) -> i8 {
 fn check(broker: &Broker, kind: ResourceKind, name: &str, overrides: &Overrides) -> Result<(), Failure> {
     match kind {
         ResourceKind::Broker => {
-            check_broker_configs(overrides, &broker.configs.set_by_clients(), name.is_empty())
+            check_broker_configs(overrides, &broker.configs.set_by_clients(), name.is_empty())?;
+            check_local_retention(&broker.configs.with(name, overrides))
         }
         ResourceKind::Group => check_group_configs(overrides, &broker.configs.now()),
         ResourceKind::ClientMetrics => Subscription::new(name, overrides).map(drop),

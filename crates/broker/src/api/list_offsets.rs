@@ -32,9 +32,9 @@ use crate::security::Operation;
 const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
 const MAX_TIMESTAMP: i64 = -3;
-/// The first offset on the local disk (KIP-405). All offsets are local.
+/// The first offset on the local disk (KIP-405).
 const EARLIEST_LOCAL: i64 = -4;
-/// Offsets in remote storage (KIP-1005, KIP-1023). There are none.
+/// The last offset in remote storage, and the first one that is not there (KIP-1005, KIP-1023).
 const LATEST_TIERED: i64 = -5;
 const EARLIEST_PENDING_UPLOAD: i64 = -6;
 /// The first version whose answer contains a leader epoch (KIP-320).
@@ -159,10 +159,13 @@ async fn find(
         LATEST => Ok(Some((end, Timestamp::NONE))),
         EARLIEST => Ok(Some((bounds.start, Timestamp::NONE))),
         EARLIEST_LOCAL => Ok(Some((bounds.local_start, Timestamp::NONE))),
-        // As in Kafka, the offset of the last stored record, and of the first one that is not stored.
+        // As in Kafka, the offset of the last stored record, and of the first visible one that is not stored.
         LATEST_TIERED => Ok(bounds.stored.map(|stored| (stored + -1, Timestamp::NONE))),
         EARLIEST_PENDING_UPLOAD => {
-            Ok(bounds.stored.map(|stored| (stored.max(bounds.start), Timestamp::NONE)))
+            let topic = broker.topics.find(&partition.topic);
+            let stores = topic.is_some_and(|topic| topic.config().tiering.is_some());
+            let pending = bounds.stored.unwrap_or_default().max(bounds.start);
+            Ok(visible(stores.then_some((pending, Timestamp::NONE))))
         }
         MAX_TIMESTAMP => search(broker, log, None).await.map(visible),
         0.. => search(broker, log, Some(Timestamp(timestamp))).await.map(visible),

@@ -433,6 +433,12 @@ settings! {
     retention_ms: i64 = 604_800_000, "log.retention.ms", -1, i64::MAX;
     /// The oldest records of a partition are deleted beyond this size in bytes; -1 for no limit.
     retention_bytes: i64 = -1, "log.retention.bytes", -1, i64::MAX;
+    /// The local copies of a tiered topic that does not say leave after so many milliseconds, once they are stored; -2 is
+    /// as log.retention.ms.
+    local_retention_ms: i64 = -2, "log.local.retention.ms", -2, i64::MAX;
+    /// So many bytes of a partition of a tiered topic stay on the local disk, if it does not say; -2 is as
+    /// log.retention.bytes.
+    local_retention_bytes: i64 = -2, "log.local.retention.bytes", -2, i64::MAX;
     /// How often retention is applied, in milliseconds.
     retention_check_interval_ms: i64 = 30_000, "log.retention.check.interval.ms", 10, i64::MAX;
     /// What happens to old records of a topic that does not say: delete, compact, or both.

@@ -65,8 +65,6 @@ pub const ACCEPTED_SETTINGS: &[ResourceSetting] = &[
     long("log.flush.interval.ms", "", i64::MIN, LOG),
     number("log.index.interval.bytes", "4096", 0, LOG),
     number("log.index.size.max.bytes", "10485760", 4, LOG),
-    long("log.local.retention.bytes", "-2", -2, TIERS),
-    long("log.local.retention.ms", "-2", -2, TIERS),
     switch("log.preallocate", "false", LOG),
     long("log.roll.jitter.ms", "", 0, LOG),
     long("log.segment.delete.delay.ms", "60000", 0, LOG),

@@ -16,6 +16,7 @@ use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
 use crate::settings::accepted::{
     MIN_INSYNC, accepted_setting, check_accepted, check_threads, is_of_one_broker,
 };
+use crate::settings::topic::wrong_local_retention;
 
 /// Bound of the groups with settings of their own, and of the brokers. They are held in memory, and clients choose the
 /// names.
@@ -27,7 +28,7 @@ const NAME_BYTES_MAX: usize = 1024;
 const VALUES_BYTES_MAX: usize = 64 * 1024;
 
 /// The broker's settings that take effect at run time. In Kafka they are dynamic too.
-const DYNAMIC: [&str; 15] = [
+const DYNAMIC: [&str; 17] = [
     "log.cleaner.backoff.ms",
     "log.cleaner.dedupe.buffer.size",
     "log.cleaner.delete.retention.ms",
@@ -36,6 +37,8 @@ const DYNAMIC: [&str; 15] = [
     "log.cleaner.min.compaction.lag.ms",
     "log.cleanup.policy",
     "log.flush.interval.messages",
+    "log.local.retention.bytes",
+    "log.local.retention.ms",
     "log.message.timestamp.after.max.ms",
     "log.message.timestamp.before.max.ms",
     "log.message.timestamp.type",
@@ -152,14 +155,27 @@ impl ResourceConfigs {
     /// Computes the broker's settings in force. Settings of this broker take precedence over those for all brokers, and
     /// those over the settings of the start.
     fn apply_to_broker(&self) {
-        let mut config = Config::clone(&self.start);
         let [own, all] = self.of_broker();
+        *self.now.write() = Arc::new(self.combined(&own, &all));
+    }
+
+    /// The broker's settings, if the resource `name` had `overrides`. The empty name stands for all brokers.
+    pub fn with(&self, name: &str, overrides: &Overrides) -> Config {
+        let [own, all] = self.of_broker();
+        match name.is_empty() {
+            true => self.combined(&own, overrides),
+            false => self.combined(overrides, &all),
+        }
+    }
+
+    fn combined(&self, own: &Overrides, all: &Overrides) -> Config {
+        let mut config = Config::clone(&self.start);
         for (name, value) in all.iter().chain(own.iter()).filter(|(name, _)| is_dynamic(name)) {
             if let Err(error) = config.set(name, value) {
                 tracing::error!(%error, "a stored setting of the broker is passed over");
             }
         }
-        *self.now.write() = Arc::new(config);
+        config
     }
 }
 
@@ -189,6 +205,17 @@ fn check_bounds(image: &Image, kind: ResourceKind, name: &str, overrides: &Overr
         return refused(format!("{most} of this kind have settings already: delete some"));
     }
     Ok(())
+}
+
+/// Checks the local retention of a broker's settings as Kafka's `DynamicLogConfig` does.
+pub fn check_local_retention(config: &Config) -> Result<(), Failure> {
+    let ms = ("log.retention.ms", config.retention_ms);
+    let bytes = ("log.retention.bytes", config.retention_bytes);
+    let wrong =
+        wrong_local_retention(("log.local.retention.ms", config.local_retention_ms), ms).or_else(|| {
+            wrong_local_retention(("log.local.retention.bytes", config.local_retention_bytes), bytes)
+        });
+    wrong.map_or(Ok(()), |why| Err(Failure::because(ErrorCode::InvalidRequest, why)))
 }
 
 /// Checks `overrides` of the broker's settings as a whole. `now` holds all settings by clients that are in force.

@@ -72,7 +72,7 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
     setting(
         "local.retention.bytes",
         Long,
-        accepted("log.local.retention.bytes"),
+        Broker("log.local.retention.bytes"),
         &[],
         "With remote.storage.enable, bytes of a partition that stay on the local disk; -2 is as retention.bytes.",
     )
@@ -80,7 +80,7 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
     setting(
         "local.retention.ms",
         Long,
-        accepted("log.local.retention.ms"),
+        Broker("log.local.retention.ms"),
         &[],
         "With remote.storage.enable, milliseconds for which records stay on the local disk; -2 is as retention.ms.",
     )
@@ -261,16 +261,22 @@ pub fn conflict(overrides: &BTreeMap<String, String>, config: &Config) -> Option
                  identical value because there will be no more logs copied to the remote storage."
             ));
         }
-        let invalid =
-            |why: String| Some(format!("Invalid value {local} for configuration {local_name}: {why}"));
-        if all > -1 && local == -1 {
-            return invalid(format!("Value must not be -1 as {name} value is set as {all}."));
-        }
-        if all > -1 && local > all {
-            return invalid(format!("Value must not be more than {name} property value: {all}"));
+        let wrong = wrong_local_retention((&local_name, local), (&name, all));
+        if wrong.is_some() {
+            return wrong;
         }
     }
     None
+}
+
+/// The reason why a local retention, a setting and its value, contradicts the one of all records.
+pub fn wrong_local_retention((local_name, local): (&str, i64), (name, all): (&str, i64)) -> Option<String> {
+    let invalid = |why: String| Some(format!("Invalid value {local} for configuration {local_name}: {why}"));
+    match all {
+        0.. if local == -1 => invalid(format!("Value must not be -1 as {name} value is set as {all}.")),
+        0.. if local > all => invalid(format!("Value must not be more than {name} property value: {all}")),
+        _ => None,
+    }
 }
 
 /// Notes in the settings of a new topic whether it is diskless, if they do not say so: the server's default may change

@@ -362,13 +362,14 @@ impl StreamState {
     /// `retention.bytes`: the newest data that reaches the size stays).
     pub fn retained_from(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>) -> Offset {
         let (mut start, mut bytes) = (self.start, self.bytes + self.stored_bytes);
-        let too_big = |bytes: u64, part: u64| bytes_max.is_some_and(|max| bytes - part >= max);
+        // The bytes of what is stored were counted earlier, and some may have gone since.
+        let too_big = |bytes: u64, part: u64| bytes_max.is_some_and(|max| bytes.saturating_sub(part) >= max);
         let local = self.sealed.iter().enumerate().map(|(at, extent)| (*extent, self.sealed_end(at)));
         for (extent, end) in self.only_stored().chain(local) {
             if !extent.is_older(oldest) && !too_big(bytes, u64::from(extent.bytes)) {
                 return start.min(self.committed);
             }
-            bytes -= u64::from(extent.bytes);
+            bytes = bytes.saturating_sub(u64::from(extent.bytes));
             start = start.max(end);
         }
         let Some(active) = &self.active else { return start.min(self.committed) };
@@ -428,6 +429,30 @@ mod tests {
         assert_eq!(state.retained_from(None, Some(250)), Offset(10));
         assert_eq!(state.retained_from(None, Some(200)), Offset(20));
         assert_eq!(state.retained_from(None, Some(0)), Offset(30));
+    }
+
+    /// What lies in an object and, in part, on the local disk does not count twice: retention would drop too much.
+    #[test]
+    fn retention_counts_the_bytes_once() {
+        let mut state = sample();
+        for (base, end) in [(0, 15), (15, 40)] {
+            let extent = SealedExtent {
+                base_offset: Offset(base),
+                segment: 1 << 31,
+                row: 0,
+                bytes: if base == 0 { 150 } else { 250 },
+                max_timestamp_s: 1,
+            };
+            assert!(state.add_stored(extent, Offset(end)));
+        }
+        assert_eq!((state.bytes, state.stored_bytes), (400, 0));
+        // The second object's first 50 bytes have no local copy, and the other 200 have one.
+        state.evict(Offset(20), |_, _| {});
+        assert_eq!((state.bytes, state.stored_bytes), (200, 200));
+        for (bytes_max, start) in [(400, 0), (251, 0), (250, 15), (201, 15), (200, 20), (199, 20), (100, 30)]
+        {
+            assert_eq!(state.retained_from(None, Some(bytes_max)), Offset(start), "{bytes_max} bytes stay");
+        }
     }
 
     /// A cleaned segment may hold two extents of a stream, of which the second is compacted in parts.

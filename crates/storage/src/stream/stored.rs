@@ -62,14 +62,31 @@ impl StreamState {
         self.stored_at(offset).is_some()
     }
 
-    /// The stored extents without a local copy, each with its end.
+    /// The stored extents without a local copy, each with its end. Of one that has a local copy in part, those bytes count
+    /// that have none, or fewer.
     pub(super) fn only_stored(&self) -> impl Iterator<Item = (SealedExtent, Offset)> {
         let local_from = self.local_from();
         self.stored.iter().flat_map(move |stored| {
             let extents = stored.extents.iter().enumerate();
             let extents = extents.take_while(move |(_, extent)| extent.base_offset < local_from);
-            extents.map(move |(at, extent)| (*extent, stored.end(at).min(local_from)))
+            extents.map(move |(at, extent)| {
+                let (mut extent, end) = (*extent, stored.end(at));
+                if end > local_from {
+                    let local = u32::try_from(self.local_bytes_below(end)).unwrap_or(u32::MAX);
+                    extent.bytes = extent.bytes.saturating_sub(local);
+                }
+                (extent, end.min(local_from))
+            })
         })
+    }
+
+    /// Bytes of the local batches below `end`, and of those in the same sealed extent.
+    fn local_bytes_below(&self, end: Offset) -> u64 {
+        let sealed = self.sealed.iter().take_while(|extent| extent.base_offset < end);
+        let active = self.active.iter().flat_map(|active| active.index.from_offset(active.from));
+        let active = active.take_while(|place| place.base_offset < end);
+        sealed.map(|extent| u64::from(extent.bytes)).sum::<u64>()
+            + active.map(|place| u64::from(place.length)).sum::<u64>()
     }
 
     /// Notes a read of `from..next` from objects. Returns true if the caller should fetch ahead: the reader goes on where
@@ -227,7 +244,7 @@ impl StreamState {
         to
     }
 
-    /// Counts the bytes of the extents without a local copy. An extent that has a local copy in part counts whole.
+    /// Counts the bytes without a local copy.
     fn count_stored(&mut self) {
         self.stored_bytes = self.only_stored().map(|(extent, _)| u64::from(extent.bytes)).sum();
     }
