@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use meta::{Change, Compare, MetaError};
 use model::StreamId;
 use parking_lot::{Mutex, RwLock};
-use storage::Level;
+use storage::{Clock, SystemClock};
 use uuid::Uuid;
 use wire::Text;
 
@@ -460,6 +460,7 @@ impl Topics {
         let config = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
         // Before anybody finds the topic: a record of a diskless topic must not be visible too early.
         set_levels(&name, &partitions, &config);
+        partitions.iter().for_each(|partition| partition.end_decided(SystemClock::default().now_ms()));
         let topic = Arc::new(Topic {
             name: name.clone(),
             id: record.id,
@@ -571,16 +572,15 @@ pub fn check_name(name: &str) -> Result<(), TopicError> {
 }
 
 /// Tells the logs of a topic's partitions whether their records go to the object store. Those of internal topics do, so
-/// that a lost disk can be replaced.
+/// that a lost disk can be replaced: before the records that they tell of.
 fn set_levels(name: &str, partitions: &[Arc<Partition>], config: &TopicConfig) {
-    let level = match &config.tiering {
-        _ if is_internal(name) => Level::Tiered,
-        Some(tiering) => tiering.level,
-        // What is stored is given up step by step, with the retention checks.
-        None => return,
-    };
     for log in partitions.iter().filter_map(|partition| partition.log().ok()) {
-        log.set_level(level);
+        match &config.tiering {
+            _ if is_internal(name) => log.set_leading(),
+            Some(tiering) => log.set_level(tiering.level),
+            // What is stored is given up step by step, with the retention checks.
+            None => {}
+        }
     }
 }
 

@@ -94,6 +94,8 @@ pub(crate) enum Mutation {
     DeletesUnknown,
     /// A key that is taken counts as the success of an earlier attempt, unread.
     TrustsTaken,
+    /// Objects have records without those of the leading streams before them.
+    IgnoresLeading,
     /// A dead object goes although those behind it do not say yet that they count without it.
     DeletesLinks,
 }

@@ -38,6 +38,9 @@ pub(crate) struct Shared {
     prepared: Mutex<VecDeque<Arc<Segment>>>,
     /// Upper bound of the stream table at the last roll.
     table_bytes: AtomicUsize,
+    /// Held by the writer while the streams learn that a block is synced: whoever holds it sees a prefix of the log in the
+    /// ends of all streams.
+    pub announcing: Mutex<()>,
     /// The position below which everything is on the device, as the number of an [`Lsn`].
     pub synced: AtomicU64,
     pub rewriting: Mutex<Rewriting>,
@@ -103,6 +106,7 @@ impl Shared {
     ) -> Shared {
         let has_bucket = left.bucket.is_some();
         Shared {
+            announcing: Mutex::default(),
             tier: Tier::new(left.bucket, &options),
             tail: TailCache::new(TailBounds {
                 bytes_max: options.tail_cache_bytes,

@@ -1,14 +1,14 @@
 //! What waits to be stored in the object store: which streams have records for it, how many bytes, and since when. Also
 //! the puts that have ended.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use model::Offset;
+use model::{Offset, StreamId};
 use objects::{Bucket, BucketError, Put};
 use parking_lot::{Condvar, Mutex};
 
@@ -96,6 +96,9 @@ pub(crate) struct Tier {
     /// Bytes of diskless streams that may wait.
     backlog_bytes: u64,
     replacing: Arc<AtomicBool>,
+    leading: Mutex<Leading>,
+    /// Bytes of leading streams between two marks.
+    mark_bytes: u64,
     news: Mutex<News>,
     /// Notified for the uploader, and when the log is closed.
     wake: Condvar,
@@ -113,6 +116,17 @@ struct News {
     /// Why nothing more is stored.
     fenced: Option<Arc<str>>,
     stop: bool,
+}
+
+/// Streams whose records reach the store no later than the records of other streams that were appended behind them.
+#[derive(Default)]
+struct Leading {
+    streams: Vec<Arc<Stream>>,
+    /// Bytes that were appended to them since the last mark, or since an object had all of them.
+    bytes: u64,
+    /// Their ends at moments in the past, for a store that is behind: an object of the usual size goes from one mark to the
+    /// next.
+    marks: VecDeque<Vec<(StreamId, Offset)>>,
 }
 
 #[derive(Default)]
@@ -148,10 +162,46 @@ impl Tier {
             limits: [diskless, tiered],
             backlog_bytes: options.diskless_backlog_bytes,
             replacing: Arc::default(),
+            leading: Mutex::default(),
+            mark_bytes: options.object_bytes as u64,
             news: Mutex::default(),
             wake: Condvar::new(),
             closed: Condvar::new(),
         }
+    }
+
+    /// Makes a stream a leading one.
+    pub fn lead(&self, stream: &Arc<Stream>) {
+        let streams = &mut self.leading.lock().streams;
+        streams.retain(|other| !other.lock().deleted && other.id() != stream.id());
+        streams.push(stream.clone());
+        stream.set_leads();
+    }
+
+    /// The leading streams.
+    pub fn leading(&self) -> Vec<Arc<Stream>> {
+        self.leading.lock().streams.clone()
+    }
+
+    /// Notes that leading streams have `bytes` more of synced records. The caller announces a block.
+    pub fn leading_grew(&self, bytes: u64) {
+        let leading = &mut *self.leading.lock();
+        leading.bytes += bytes;
+        if leading.bytes >= self.mark_bytes {
+            leading.bytes = 0;
+            leading.marks.push_back(leading.streams.iter().map(|of| (of.id(), of.lock().synced)).collect());
+        }
+    }
+
+    /// The ends of the leading streams that an object should have: those at the oldest mark, or `None` for those now. The
+    /// caller keeps blocks from being announced.
+    pub fn take_mark(&self) -> Option<HashMap<StreamId, Offset>> {
+        let leading = &mut *self.leading.lock();
+        let mark = leading.marks.pop_front();
+        if mark.is_none() {
+            leading.bytes = 0;
+        }
+        Some(mark?.into_iter().collect())
     }
 
     /// Notes that a stream has `bytes` more of synced records.
@@ -302,8 +352,6 @@ impl Tier {
 
 #[cfg(test)]
 mod tests {
-    use model::StreamId;
-
     use super::*;
 
     #[test]

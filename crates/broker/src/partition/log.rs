@@ -4,7 +4,7 @@
 //! or in an object store. One call handles one batch or one read; no call handles a single record.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::{Offset, StreamId, Timestamp};
 use storage::index::BatchPlace;
@@ -22,6 +22,8 @@ use crate::transactions::{AbortedTransaction, StoredTransactions};
 
 /// Time that an append waits for the log to make room before it is refused.
 const ROOM_PATIENCE: Duration = Duration::from_secs(10);
+/// How often a thread that waits for room looks again.
+const ROOM_LOOK: Duration = Duration::from_millis(1);
 
 /// The offsets that bound a partition's records: `start <= visible <= synced`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,6 +111,10 @@ pub trait PartitionLog: std::fmt::Debug + Send + Sync {
     /// from its first record on, and stays so.
     fn set_level(&self, level: Level);
 
+    /// Sends the records to the object store, and no record of another partition that came behind one of them before it.
+    /// Call this after opening.
+    fn set_leading(&self);
+
     /// Drops local copies of stored records: those older than `oldest`, and the oldest beyond `bytes_max`.
     fn retain_locally(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>);
 
@@ -146,6 +152,17 @@ pub trait PartitionLog: std::fmt::Debug + Send + Sync {
 }
 
 impl dyn PartitionLog + '_ {
+    /// Like `reserve`, for callers that may block.
+    pub fn reserve_blocking(&self, bytes: usize) -> Result<Admission, AdmitError> {
+        let deadline = Instant::now() + ROOM_PATIENCE;
+        loop {
+            match self.admit(bytes) {
+                Err(AdmitError::Busy) if Instant::now() < deadline => std::thread::sleep(ROOM_LOOK),
+                admitted => return admitted,
+            }
+        }
+    }
+
     /// Reserves room for a batch of `bytes`. Waits for it, for at most [`ROOM_PATIENCE`].
     pub async fn reserve(&self, bytes: usize) -> Result<Admission, AdmitError> {
         let deadline = tokio::time::Instant::now() + ROOM_PATIENCE;
@@ -249,6 +266,10 @@ impl PartitionLog for LocalLog {
             Level::Diskless => self.log.log.set_diskless(&self.stream),
             Level::Tiered | Level::Local => self.log.log.set_tiered(&self.stream, level == Level::Tiered),
         }
+    }
+
+    fn set_leading(&self) {
+        self.log.log.set_leading(&self.stream);
     }
 
     fn retain_locally(&self, oldest: Option<Timestamp>, bytes_max: Option<u64>) {

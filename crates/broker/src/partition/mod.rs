@@ -23,7 +23,7 @@ use self::log::{LocalLog, PartitionLog, Restored};
 use self::sequence::{Sequence, SequenceError};
 use self::signal::Subscribers;
 use crate::logs::{Lost, OpenLog};
-use crate::placement::{Leader, Leadership};
+use crate::placement::{FIRST_EPOCH, Leader, Leadership};
 use crate::transactions::{AbortedTransaction, Check, PartitionTransactions, TransactionIndex};
 
 /// A partition of a topic.
@@ -62,6 +62,8 @@ struct State {
     transactions: PartitionTransactions,
     /// The epochs of the coordinators that ended transactions here last, by producer.
     coordinator_epochs: HashMap<i64, i32>,
+    /// Open transactions whose end was decided, and whose markers are lost.
+    decided: Vec<(i64, TransactionResult)>,
 }
 
 /// Interval at which a wait for a commit checks whether the log has stopped.
@@ -230,6 +232,7 @@ impl Partition {
             epochs: vec![(leader.epoch, Offset::ZERO)],
             producers,
             coordinator_epochs: HashMap::new(),
+            decided: transactions.decided,
             transactions: PartitionTransactions::restored(&transactions.open, transactions.aborted),
         };
         Partition {
@@ -377,6 +380,36 @@ impl Partition {
         let leader_epoch = self.leader().epoch;
         state.place(log, marker, leader_epoch, order);
         Ok(offset)
+    }
+
+    /// Writes the markers that a crash or a lost disk has cut off behind their records in the transaction index. The
+    /// coordinator may have completed these transactions, so it does not write them. Comes before any other append. Blocks.
+    pub fn end_decided(&self, now_ms: i64) {
+        let Ok(log) = &self.log else { return };
+        let decided = std::mem::take(&mut self.state.lock().decided);
+        for (producer_id, result) in decided {
+            let epoch = self.state.lock().producers.find(producer_id).map_or(0, |producer| producer.epoch);
+            let marker = Marker { producer: (producer_id, epoch), result, coordinator_epoch: FIRST_EPOCH };
+            let rooms = log
+                .reserve_blocking(MARKER_BYTES)
+                .and_then(|room| Ok((room, log.reserve_blocking(TransactionIndex::RECORD_BYTES)?)));
+            let (admission, index_room) = match rooms {
+                Ok(rooms) => rooms,
+                Err(error) => {
+                    let (topic, partition) = (&self.topic, self.index);
+                    tracing::error!(%topic, partition, producer_id, %error, "a transaction that has ended stays open");
+                    return;
+                }
+            };
+            let order = Order {
+                index_room: Some(index_room),
+                ..Order::plain(admission, Durability::Written, None, now_ms)
+            };
+            // Nobody else has appended anything: neither a newer epoch nor another coordinator is known.
+            if let Err(error) = self.append_marker(&**log, marker, order) {
+                tracing::error!(producer_id, %error, "no marker was written");
+            }
+        }
     }
 
     /// Begins a check with the coordinator before a transactional batch is appended. Returns `None` if the transaction

@@ -66,6 +66,8 @@ struct State {
     /// Corrections that are not yet written, for records about batches that do not exist. Other batches may take the
     /// offsets of those batches.
     corrections: Vec<(Key, Option<Fate>)>,
+    /// Transactions that are open because their markers do not exist, as they were to end.
+    decided: Vec<(Key, TransactionResult)>,
 }
 
 /// The transaction index of one log.
@@ -80,6 +82,8 @@ pub struct TransactionIndex {
 pub struct StoredTransactions {
     /// Producers with an open transaction, each with its first offset.
     pub open: Vec<(i64, Offset)>,
+    /// Those of them whose transaction was to end with a marker that the log does not have.
+    pub decided: Vec<(i64, TransactionResult)>,
     /// In no particular order.
     pub aborted: Vec<AbortedTransaction>,
 }
@@ -92,8 +96,8 @@ impl TransactionIndex {
     /// Reads the index of `log`. Blocks.
     pub fn load(log: &Log) -> Result<TransactionIndex, ReadError> {
         let stream = log.stream(INDEX_STREAM);
-        // A log that is restored from its objects needs the index, too.
-        log.set_tiered(&stream, true);
+        // A log that is restored from its objects needs the index, too, and all of it that its records need.
+        log.set_leading(&stream);
         let bounds = stream.bounds();
         let mut live = HashMap::new();
         let mut from = bounds.start;
@@ -123,7 +127,8 @@ impl TransactionIndex {
             }
             from = next;
         }
-        let state = State { next_offset: bounds.committed, live, corrections: Vec::new() };
+        let state =
+            State { next_offset: bounds.committed, live, corrections: Vec::new(), decided: Vec::new() };
         let index = TransactionIndex { stream, state: Mutex::new(state) };
         index.drop_what_never_was(log);
         Ok(index)
@@ -141,22 +146,30 @@ impl TransactionIndex {
         }
         let mut reopened = Vec::new();
         state.live.retain(|key, fate| {
-            if let Fate::Aborted(last) | Fate::Committed(last) = *fate
-                && bounds.get(&key.stream).is_none_or(|b| last >= b.committed)
-            {
+            let (last, result) = match *fate {
+                Fate::Open => return true,
+                Fate::Aborted(last) => (last, TransactionResult::Abort),
+                Fate::Committed(last) => (last, TransactionResult::Commit),
+            };
+            if bounds.get(&key.stream).is_none_or(|b| last >= b.committed) {
                 // The marker does not exist, so the transaction is open.
                 *fate = Fate::Open;
-                reopened.push((*key, Some(Fate::Open)));
+                reopened.push((*key, result));
             }
             !matches!(fate, Fate::Committed(_))
         });
-        state.corrections.extend(reopened);
+        state.corrections.extend(reopened.iter().map(|(key, _)| (*key, Some(Fate::Open))));
+        state.decided = reopened;
     }
 
     /// The transactions of all streams.
     pub fn stored(&self) -> HashMap<StreamId, StoredTransactions> {
         let mut all: HashMap<StreamId, StoredTransactions> = HashMap::new();
-        for (key, fate) in &self.state.lock().live {
+        let state = self.state.lock();
+        for (key, result) in &state.decided {
+            all.entry(key.stream).or_default().decided.push((key.producer_id, *result));
+        }
+        for (key, fate) in &state.live {
             let of = all.entry(key.stream).or_default();
             match fate {
                 Fate::Open => of.open.push((key.producer_id, key.first_offset)),
@@ -450,7 +463,9 @@ mod tests {
 
         let (log, index) = open(&disk);
         assert_eq!(open_ones(&index), [(1, 1), (2, 2)]);
-        assert_eq!(index.stored()[&STREAM].aborted.len(), 1);
+        let mut stored = index.stored().remove(&STREAM).unwrap();
+        stored.decided.sort_unstable_by_key(|(producer, _)| *producer);
+        assert_eq!((stored.aborted.len(), stored.decided), (1, vec![(1, COMMIT), (2, ABORT)]));
         index.maintain(&log, |stream| (stream == STREAM).then_some(Offset(0)), 0);
         // Another batch takes the offset of the missing one.
         append(&log, 4);

@@ -126,6 +126,8 @@ pub struct Stream {
     level: AtomicU8,
     /// Whether the uploader knows that there is something to store.
     awaits_upload: AtomicBool,
+    /// Whether it is one of the leading streams of [`crate::tier`].
+    leads: AtomicBool,
     state: Mutex<StreamState>,
 }
 
@@ -167,7 +169,17 @@ impl Stream {
 
     fn with(id: StreamId, state: StreamState) -> Stream {
         let (level, awaits_upload) = (AtomicU8::new(Level::Local as u8), AtomicBool::new(false));
-        Stream { id, level, awaits_upload, state: Mutex::new(state) }
+        Stream { id, level, awaits_upload, leads: AtomicBool::new(false), state: Mutex::new(state) }
+    }
+
+    /// Makes it a leading stream.
+    pub(crate) fn set_leads(&self) {
+        self.leads.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is a leading stream.
+    pub(crate) fn leads(&self) -> bool {
+        self.leads.load(Ordering::Relaxed)
     }
 
     /// Its id.

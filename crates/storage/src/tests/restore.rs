@@ -11,7 +11,7 @@ use objects::sim::Faults;
 use objects::{Bucket, BucketError};
 
 use super::crash::seeds;
-use super::support::{Appended, Left, Outcome, World};
+use super::support::{Appended, Left, Outcome, StreamModel, World};
 use super::tier::{rest, world_of};
 use crate::request::Durability;
 use crate::tools::bucket::{self, InspectedObjects, VerifiedObjects};
@@ -27,7 +27,7 @@ type Stored = HashMap<u64, (Offset, Offset)>;
 
 /// What a metadata snapshot would say now.
 fn snapshot(world: &World) -> Snapshot {
-    let known = |(id, model): (&u64, &super::support::StreamModel)| {
+    let known = |(id, model): (&u64, &StreamModel)| {
         let bounds = world.stream(*id).bounds();
         let known = KnownBounds { start: bounds.start, next: bounds.committed, stored: bounds.stored };
         model.deleted.is_none().then_some((StreamId(*id), Some(known)))
@@ -76,13 +76,32 @@ fn restored(
     restore(&target, &Restore { asking, log_id, streams, accept_loss, now_ms })
 }
 
+/// Checks that nothing was restored that came behind a record of a leading stream which was not.
+fn check_order(world: &World, log: &RestoredLog) {
+    let lost = |(id, model): (&u64, &StreamModel)| {
+        let next = log.streams.get(&StreamId(*id))?.next.max(model.trimmed_at_most());
+        let first = model.appended.iter().find(|appended| appended.end() > next)?;
+        (world.leads(*id) && model.deleted.is_none()).then_some(first.order)
+    };
+    let first_lost = world.streams.iter().filter_map(lost).min().unwrap_or(u64::MAX);
+    for (id, model) in &world.streams {
+        let Some(found) = log.streams.get(&StreamId(*id)).filter(|found| found.start < found.next) else {
+            continue;
+        };
+        let kept = model.appended.iter().filter(|appended| appended.end() <= found.next);
+        let last = kept.map(|appended| appended.order).max().unwrap_or(0);
+        assert!(last < first_lost, "seed {}: stream {id} is ahead of a leading stream", world.seed);
+    }
+}
+
 /// Goes on with the restored log. Checks everything in it, and that nothing is lost that was stored.
 fn go_on(world: &mut World, disk: SimDisk, log: &RestoredLog, stored: &Stored) {
     let seed = world.seed;
+    check_order(world, log);
     for (id, model) in &mut world.streams {
         let Some(found) = log.streams.get(&StreamId(*id)) else {
             // Its topic is gone, or younger than the snapshot.
-            *model = super::support::StreamModel { deleted: Some(Outcome::done()), ..Default::default() };
+            *model = StreamModel { deleted: Some(Outcome::done()), ..Default::default() };
             continue;
         };
         if let Some((start, stored)) = stored.get(id)
@@ -107,6 +126,8 @@ fn go_on(world: &mut World, disk: SimDisk, log: &RestoredLog, stored: &Stored) {
         model.retained = Offset::ZERO;
     }
     world.producers_may_be_forgotten = true;
+    // A read tries a few times only.
+    world.store().set_faults(Faults::default());
     world.reopen(disk, Left::Killed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     world.compare();
 }

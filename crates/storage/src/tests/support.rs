@@ -25,6 +25,8 @@ use crate::writer::Patience;
 
 /// The number of the stream that is diskless, if there is an object store.
 pub const DISKLESS: u64 = 2;
+/// A tiered stream that leads.
+pub const LEADING: u64 = 3;
 
 /// A clock that the test moves.
 #[derive(Default)]
@@ -122,6 +124,8 @@ pub struct Appended {
     pub timestamp: Timestamp,
     pub outcome: Arc<Outcome>,
     pub durability: Durability,
+    /// Its place among the appends to all streams.
+    pub order: u64,
 }
 
 impl Appended {
@@ -198,7 +202,7 @@ impl StreamModel {
         self.trims.iter().filter(|(_, done)| done.acknowledged()).map(|(to, _)| *to).max().unwrap_or_default()
     }
     /// Upper bound of the start.
-    fn trimmed_at_most(&self) -> Offset {
+    pub fn trimmed_at_most(&self) -> Offset {
         self.trims.iter().map(|(to, _)| *to).max().unwrap_or_default().max(self.retained)
     }
     /// Everything below was acknowledged as synced.
@@ -247,6 +251,8 @@ pub struct World {
     pub producers_may_be_forgotten: bool,
     /// The puts of an uploader that puts several objects at the same time. Without, it puts them itself.
     puts: Option<Puts>,
+    /// Appends so far.
+    appends: u64,
 }
 
 /// Puts that were begun and not done yet, also those of a process that was killed.
@@ -341,6 +347,7 @@ impl World {
             bucket,
             producers_may_be_forgotten: false,
             puts: None,
+            appends: 0,
         }
     }
 
@@ -389,9 +396,15 @@ impl World {
         match id {
             _ if self.bucket.is_none() => {}
             DISKLESS => self.parts.log.set_diskless(&self.stream(id)),
+            _ if self.leads(id) => self.parts.log.set_leading(&self.stream(id)),
             _ if id % 2 == 1 => self.parts.log.set_tiered(&self.stream(id), true),
             _ => {}
         }
+    }
+
+    /// Whether a stream is a leading one: one of the tiered streams, or both.
+    pub fn leads(&self, id: u64) -> bool {
+        id == LEADING || (id == 1 && self.seed.is_multiple_of(4))
     }
 
     fn is_diskless(&self, id: u64) -> bool {
@@ -441,6 +454,7 @@ impl World {
             admission,
         });
         let base = model.next;
+        self.appends += 1;
         model.next = base + header.offset_count();
         model.next_sequence += count;
         model.appended.push(Appended {
@@ -450,6 +464,7 @@ impl World {
             timestamp: append_time.unwrap_or(Timestamp(timestamp)),
             outcome,
             durability,
+            order: self.appends,
         });
         true
     }

@@ -206,13 +206,13 @@ fn what_is_stored_stays_readable_and_nothing_is_left_behind() {
 /// Each fault that is planted in the log turns the tests with random loads red.
 #[test]
 fn the_tests_see_the_mutations() {
-    use Mutation::{DeletesLinks, DeletesUnknown, TrustsTaken, VisibleWhenSynced};
+    use Mutation::{DeletesLinks, DeletesUnknown, IgnoresLeading, TrustsTaken, VisibleWhenSynced};
     let harmed = |seed: u64, mutation: Mutation| {
         let live = || live(&mut world_of(seed, Some(mutation)), &mut Counts::default());
         let restore = || lose_often(&mut world_of(seed, Some(mutation)), &mut Restored::default());
         catch_unwind(live).is_err() || catch_unwind(restore).is_err()
     };
-    for mutation in [VisibleWhenSynced, DeletesUnknown, TrustsTaken, DeletesLinks] {
+    for mutation in [VisibleWhenSynced, DeletesUnknown, TrustsTaken, DeletesLinks, IgnoresLeading] {
         let seen = (0..60).find(|seed| harmed(*seed, mutation));
         assert!(seen.is_some(), "{mutation:?} was not noticed");
     }

@@ -25,7 +25,7 @@ use disk::{AlignedBuffer, Disk};
 use model::Offset;
 use objects::{Bucket, BucketError, Put};
 
-use self::object::{Built, Identity, Known, Replaces, of_replacement, of_streams};
+use self::object::{Built, Identity, Known, Replaces, of_replacement, of_streams, wanted};
 use self::owner::Owners;
 use crate::cleaner::RewriteError;
 use crate::completion::AppendError;
@@ -245,16 +245,17 @@ impl Uploader {
                 }
             };
         }
-        let mut streams = shared.tier.take_waiting(shared.clock.nanos());
-        if streams.is_empty() {
+        let waiting = shared.tier.take_waiting(shared.clock.nanos());
+        if waiting.is_empty() {
             return Ok(None);
         }
-        streams.sort_unstable_by_key(|stream| stream.id());
         // Before their ends are looked at: what comes later makes them wait again.
-        for stream in &streams {
+        for stream in &waiting {
             stream.note_awaits_upload(false);
         }
-        let built = self.identity(bucket).and_then(|identity| Ok(of_streams(&shared, identity, &streams)?));
+        let wanted = wanted(&shared, waiting);
+        let built = self.identity(bucket).and_then(|identity| Ok(of_streams(&shared, identity, &wanted)?));
+        let streams: Vec<_> = wanted.into_iter().map(|of| of.stream).collect();
         if let Ok(Some((_, known))) = &built {
             for row in &known.rows {
                 if let Ok(at) = streams.binary_search_by_key(&row.stream, |stream| stream.id()) {

@@ -12,6 +12,8 @@ use crate::format::{
     DirectoryRow, ENTRY_HEADER_BYTES, Lsn, ROW_REPLACES, SECTOR, SegmentHeader, Trailer, index,
 };
 use crate::index::BatchPlace;
+#[cfg(test)]
+use crate::options::Mutation;
 use crate::pacer::Pacer;
 use crate::segment::Segment;
 use crate::segment::build::{Blocks, SegmentBuilder};
@@ -148,24 +150,73 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// The object with the newest records of `streams`, which are sorted by id. `None` if they have none.
+/// The records of a stream that an object is to have.
+pub(super) struct Wanted {
+    pub stream: Arc<Stream>,
+    /// The records below.
+    pub end: Offset,
+    pub leads: bool,
+}
+
+/// The newest records of `waiting`, and of all leading streams, sorted by stream.
+pub(super) fn wanted(shared: &Shared, waiting: Vec<Arc<Stream>>) -> Vec<Wanted> {
+    let leading = shared.tier.leading();
+    #[cfg(test)]
+    let leading =
+        if shared.options.mutation == Some(Mutation::IgnoresLeading) { Vec::new() } else { leading };
+    let is_leading = |stream: &Arc<Stream>| leading.iter().any(|other| other.id() == stream.id());
+    let synced = |leads: bool| {
+        move |stream: Arc<Stream>| {
+            let end = stream.lock().synced;
+            Wanted { stream, end, leads }
+        }
+    };
+    let others = waiting.into_iter().filter(|stream| !is_leading(stream));
+    // The ends of the leading streams come from a later moment, and all from the same.
+    let mut wanted: Vec<Wanted> = others.map(synced(false)).collect();
+    let announcing = shared.announcing.lock();
+    let mark = shared.tier.take_mark();
+    wanted.extend(leading.iter().cloned().map(synced(true)));
+    drop(announcing);
+    if let Some(mark) = mark {
+        // The mark may be older than the records of the others.
+        for of in &mut wanted {
+            of.end = mark.get(&of.stream.id()).map_or(Offset::ZERO, |end| of.end.min(*end));
+        }
+    }
+    wanted.sort_unstable_by_key(|of| of.stream.id());
+    wanted
+}
+
+/// So many times the bytes of an object may come from leading streams, so that the object has all of them.
+const LEADING_FACTOR: usize = 4;
+
+/// The object with the records in `wanted`, which is sorted by stream; some of the records if it is full. `None` if there
+/// are none.
+///
+/// The leading streams have room of their own. While they are so far behind that it does not suffice, the object has no
+/// other records.
 pub(super) fn of_streams(
     shared: &Arc<Shared>,
     identity: Identity,
-    streams: &[Arc<Stream>],
+    wanted: &[Wanted],
 ) -> Result<Option<(Bytes, Known)>, RewriteError> {
     let mut pacer = Pacer::new(shared.clone(), false);
     let bytes_max = shared.options.object_bytes;
+    let leading = wanted.iter().filter(|of| of.leads).map(|of| shared.unstored_bytes(&of.stream));
+    let is_behind = leading.sum::<u64>() > (LEADING_FACTOR * bytes_max) as u64;
+    let (mut leading_room, mut room) = if is_behind { (bytes_max, 0) } else { (usize::MAX, bytes_max) };
     let mut draft = Draft::new(shared, identity, bytes_max);
     let mut empty = true;
-    for stream in streams {
-        let room = bytes_max.saturating_sub(draft.builder.bytes());
-        if room == 0 {
-            break;
+    for Wanted { stream, end, leads } in wanted {
+        let room = if *leads { &mut leading_room } else { &mut room };
+        if *room == 0 {
+            continue;
         }
-        let (from, sources) = shared.unstored(stream, room)?;
+        let (from, sources) = shared.unstored(stream, *end, *room)?;
         let (Some(first), Some(last)) = (sources.first(), sources.last()) else { continue };
         empty = false;
+        let before = draft.builder.bytes();
         // The range continues what is stored, also where compaction left no batch, and begins with a whole batch.
         draft.begin(stream, (from.min(first.base_offset), last.end), 0)?;
         for source in &sources {
@@ -175,6 +226,7 @@ pub(super) fn of_streams(
                 }
             }
         }
+        *room = room.saturating_sub(draft.builder.bytes() - before);
     }
     if empty { Ok(None) } else { draft.finish().map(Some) }
 }
@@ -231,28 +283,33 @@ impl Shared {
     /// Lets the uploader know of a stream that has records to store.
     pub fn store_later(&self, stream: &Arc<Stream>) {
         let Some(class) = Class::of(stream.level()) else { return };
-        let bytes = {
-            let state = stream.lock();
-            let from = state.upload_from();
-            if state.deleted || from >= state.synced { 0 } else { state.unstored_bytes(from) }
-        };
+        let bytes = self.unstored_bytes(stream);
         if bytes > 0 {
             self.tier.found(class, stream, bytes, self.clock.nanos());
         }
     }
 
-    /// The synced records of a stream that are not stored yet, from the first on: about `bytes_max`, and at least one
-    /// batch. Also the offset from which on nothing is stored.
+    /// Bytes of the synced records of a stream that are not stored yet, or more.
+    fn unstored_bytes(&self, stream: &Stream) -> u64 {
+        let state = stream.lock();
+        let from = state.upload_from();
+        if state.deleted || from >= state.synced { 0 } else { state.unstored_bytes(from) }
+    }
+
+    /// The records of a stream below `end` that are not stored yet, from the first on: about `bytes_max`, and at least
+    /// one batch. Also the offset from which on nothing is stored.
     fn unstored(
         &self,
         stream: &Arc<Stream>,
+        end: Offset,
         bytes_max: usize,
     ) -> Result<(Offset, Vec<Source>), RewriteError> {
         let (from, until) = {
             let state = stream.lock();
             let from = state.upload_from();
             let goes = !state.deleted && Class::of(stream.level()).is_some();
-            if goes { (from, state.synced) } else { (from, from) }
+            // A stream that was deleted may begin anew.
+            if goes { (from, end.min(state.synced).max(from)) } else { (from, from) }
         };
         let mut bytes = 0;
         let mut sources = Vec::new();

@@ -137,6 +137,8 @@ impl Writer {
             self.shared.set_synced(self.synced);
             let nanos = self.shared.clock.nanos().saturating_sub(block.submitted_ns);
             self.shared.listener.group_commit(block.bytes, block.entries, nanos);
+            let announcing = self.shared.announcing.lock();
+            let mut leading_bytes = 0;
             for effect in block.effects.drain(..) {
                 match effect {
                     Effect::Grew { committed } => {
@@ -154,6 +156,7 @@ impl Writer {
                         }
                         if let Some(class) = Class::of(level) {
                             let bytes = u64::from(committed.bytes);
+                            leading_bytes += if committed.stream.leads() { bytes } else { 0 };
                             self.shared.tier.grew(class, &committed.stream, bytes, self.shared.clock.nanos());
                         }
                         if visible {
@@ -164,6 +167,10 @@ impl Writer {
                     Effect::Deleted { stream } => self.shared.apply_delete(&stream),
                 }
             }
+            if leading_bytes > 0 {
+                self.shared.tier.leading_grew(leading_bytes);
+            }
+            drop(announcing);
             self.trailers_due.extend(block.footer_of.take());
             // The listener comes before the completions: a completed caller must find its append in everything that
             // follows from commits.
