@@ -26,7 +26,7 @@ CACHE := $(or $(MAINSTEM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mainstem)
 KAFKA_CLIENTS := $(CACHE)/java/clients/kafka-clients-4.4.0.jar
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 
-STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction transactions real-input crash objects power hostile bench-load fuzz
+STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction tiered transactions real-input crash objects power hostile bench-load fuzz
 
 .PHONY: help run build $(STEPS) test bench-quick bench bench-full soak clean
 
@@ -88,6 +88,9 @@ transactions: build ## Kills the server and clients in the middle of transaction
 compaction: build ## Compaction against Apache Kafka's: the same records into both, the same must be left.
 	@tests/compat/compaction
 
+tiered: build ## Tiered topics against Apache Kafka's: the same settings, offsets and records in both.
+	@tests/compat/tiered
+
 real-input: build ## A gibibyte through kcat and back, every line accounted for.
 	@tests/compat/real-input --size $(REAL_INPUT_SIZE)
 
@@ -132,6 +135,7 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/objects/run --long --rounds 50
 	@scripts/repeat 4 tests/objects/run --part ledger --rounds 50
 	@tests/objects/run --part ledger --rounds 50 --kinds tiered,local
+	@tests/objects/run --part ledger --rounds 50 --kinds diskless,tiered
 	@tests/power/run --rounds 300
 	@scripts/repeat 5 tests/hostile/run
 	@tests/hostile/adversary

@@ -148,11 +148,19 @@ class StoredServer(Server):
 
     def __init__(self, site, directory, bucket, password):
         super().__init__(None, directory, next(site.addresses), [*SETTINGS, f"object.store={bucket}"])
+        self.bucket = bucket
         # Nothing of the user's own clouds.
         self.variables = {name: value for name, value in environment().items() if not name.startswith("AWS_")} | {
             "AWS_ACCESS_KEY_ID": CREDENTIALS.user, "AWS_SECRET_ACCESS_KEY": password, "AWS_REGION": s3.REGION,
             "AWS_ENDPOINT_URL": f"http://{site.proxy.address}", "AWS_ALLOW_HTTP": "true",
         }
+
+    def on_bucket(self, *arguments, seconds):
+        """Runs a command on its bucket, with its credentials: (exit code, what it printed)."""
+        command = [place.MAINSTEM, *arguments, "--from", self.bucket]
+        ended = subprocess.run(command, env=self.variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, timeout=seconds)
+        return ended.returncode, ended.stdout
 
     def popen(self, log, **options):
         return subprocess.Popen(self.command(), stdout=subprocess.PIPE, stderr=log, env=self.variables, **options)

@@ -20,10 +20,12 @@ rootLogger.appenderRef.err.ref = err
 
 
 class KafkaProcess:
-    """A broker that is its own controller. `directory` gets its configuration and logs, not its data."""
+    """A broker that is its own controller. `directory` gets its configuration and logs, not its data. `more_jars` is
+    another directory of jars."""
 
-    def __init__(self, jars, directory, properties):
+    def __init__(self, jars, directory, properties, more_jars=None):
         self.jars, self.directory = jars, directory
+        self.class_path = ":".join(f"{found}/*" for found in (jars, more_jars) if found)
         self.config, self.log_path = directory / "server.properties", directory / "server.log"
         self.logging = directory / "log4j2.properties"
         lines = [f"{key}={value}".replace("\\", "\\\\") for key, value in properties]
@@ -33,7 +35,7 @@ class KafkaProcess:
 
     def java(self, *arguments):
         logging = f"-Dlog4j2.configurationFile={self.logging}"
-        return [*place.JVM, "-cp", f"{self.jars}/*", logging, *arguments]
+        return [*place.JVM, "-cp", self.class_path, logging, *arguments]
 
     def format(self, *more):
         """Makes its data directory, as its configuration names it."""
@@ -80,11 +82,12 @@ def fetch_jars():
 
 
 class Kafka:
-    """Apache Kafka with its data in `directory` too; `settings` are KEY=VALUE, `listen` is HOST:PORT if it matters."""
+    """Apache Kafka with its data in `directory` too; `settings` are KEY=VALUE, `listen` is HOST:PORT if it matters,
+    `more_jars` a directory of jars beside Kafka's own."""
 
     own = False
 
-    def __init__(self, directory, settings=(), listen=None):
+    def __init__(self, directory, settings=(), listen=None, more_jars=None):
         self.bootstrap, controller = listen or f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         clients = f"PLAINTEXT://{self.bootstrap}"
         directory.mkdir(parents=True, exist_ok=True)
@@ -99,7 +102,7 @@ class Kafka:
         for topic in ("transaction.state.log", "share.coordinator.state.topic"):
             properties[f"{topic}.min.isr"] = 1
         properties.update(setting.split("=", 1) for setting in settings)
-        self.broker = KafkaProcess(fetch_jars(), directory, properties.items())
+        self.broker = KafkaProcess(fetch_jars(), directory, properties.items(), more_jars)
 
     def __enter__(self):
         self.broker.format()

@@ -1,5 +1,6 @@
 //! A log whose disk is lost comes back from its objects, whatever the store does and wherever the restore is cut short.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,8 @@ use objects::{Bucket, BucketError};
 use super::crash::seeds;
 use super::support::{Appended, Left, Outcome, StreamModel, World};
 use super::tier::{rest, world_of};
+use crate::cleaner::Merged;
+use crate::pacer::Pacer;
 use crate::request::Durability;
 use crate::tools::bucket::{self, InspectedObjects, VerifiedObjects};
 use crate::tools::examine::{Severity, inspect};
@@ -346,6 +349,40 @@ fn examined(world: &World, known: &bucket::Known) -> (InspectedObjects, Verified
     let asking = Asking { bucket: &store, threads: 2, pause: &patient, progress: &|_, _| {} };
     let log_id = world.options.log_id;
     (bucket::inspect(&asking, log_id, known).unwrap(), bucket::verify(&asking, log_id, known).unwrap())
+}
+
+/// Merges some objects of a log, whose deletion then takes effect.
+fn merge(world: &mut World) {
+    let shared = world.parts.log.shared.clone();
+    let merged = shared.merge_objects(&mut Pacer::new(shared.clone(), false));
+    assert!(matches!(merged, Ok(Merged::Queued(_))));
+    rest(world);
+}
+
+/// Merged objects take the place of those that the list named.
+#[test]
+fn a_bucket_is_examined_beside_its_server() {
+    for read_whole in [true, false] {
+        let mut world = World::tiered(21);
+        fill(&mut world, 60);
+        let (ends, before) = (snapshot(&world), world.objects());
+        let known = |id: StreamId| ends.get(&id).copied().flatten();
+        let (log_id, world) = (world.options.log_id, RefCell::new(world));
+        let store: Arc<dyn Bucket> = Arc::new(world.borrow().store().clone());
+        let progress = |done: usize, _: usize| {
+            if done == 1 {
+                merge(&mut world.borrow_mut());
+            }
+        };
+        let asking = Asking { bucket: &store, threads: 1, pause: &patient, progress: &progress };
+        let findings = match read_whole {
+            true => bucket::verify(&asking, log_id, &known).unwrap().findings,
+            false => bucket::inspect(&asking, log_id, &known).unwrap().findings,
+        };
+        let after = world.borrow().objects();
+        assert!(after.last() > before.last() && after.len() < before.len(), "{before:?} {after:?}");
+        assert!(findings.iter().all(|finding| finding.severity == Severity::Note), "{findings:?}");
+    }
 }
 
 #[test]

@@ -104,32 +104,49 @@ struct Range {
 
 /// Describes the objects of a log by their headers and footers.
 pub fn inspect(asking: &Asking, log_id: u128, known: &Known) -> Result<InspectedObjects, BucketError> {
-    let objects = objects_of(asking, log_id, "")?;
+    let mut objects = objects_of(asking, log_id, "")?;
     let mut inspected = InspectedObjects::default();
     let mut holdings = Holdings::new(objects.iter().map(|(sequence, _)| *sequence));
     let mut ranges: BTreeMap<u32, Vec<Range>> = BTreeMap::new();
     let mut summaries: BTreeMap<u32, ObjectSummary> = BTreeMap::new();
-    gather(asking, log_id, &objects, &|_| None, |at, outcome| {
-        let (sequence, object) = &objects[at];
-        let mut summary =
-            ObjectSummary { number: sequence & !STORED, bytes: object.bytes, ..ObjectSummary::default() };
-        match outcome {
-            Outcome::Whole(described, _) => {
-                summary.ranges = described.rows.len() as u64;
-                summary.batches = described.rows.iter().map(|row| u64::from(row.batches)).sum();
-                summary.batch_bytes = described.rows.iter().map(|row| row.bytes).sum();
-                ranges.insert(*sequence, described.rows.iter().map(Range::of).collect());
-                holdings.add(*sequence, described);
+    let mut from = 0;
+    while from < objects.len() {
+        let (part, mut gone) = (&objects[from..], false);
+        gather(asking, log_id, part, &|_| None, |at, outcome| {
+            let (sequence, object) = &part[at];
+            let mut summary =
+                ObjectSummary { number: sequence & !STORED, bytes: object.bytes, ..ObjectSummary::default() };
+            match outcome {
+                Outcome::Whole(described, _) => {
+                    summary.ranges = described.rows.len() as u64;
+                    summary.batches = described.rows.iter().map(|row| u64::from(row.batches)).sum();
+                    summary.batch_bytes = described.rows.iter().map(|row| row.bytes).sum();
+                    ranges.insert(*sequence, described.rows.iter().map(Range::of).collect());
+                    holdings.add(*sequence, described);
+                }
+                Outcome::Damaged(what) => {
+                    inspected.findings.push(Finding::new(
+                        Severity::Error,
+                        &object.key,
+                        0,
+                        object.bytes,
+                        what,
+                    ));
+                }
+                Outcome::Gone => {
+                    gone = true;
+                    return Ok(());
+                }
+                Outcome::Failed(error) => return Err(error),
             }
-            Outcome::Damaged(what) => {
-                inspected.findings.push(Finding::new(Severity::Error, &object.key, 0, object.bytes, what));
-            }
-            Outcome::Gone => return Ok(()),
-            Outcome::Failed(error) => return Err(error),
+            summaries.insert(*sequence, summary);
+            Ok(())
+        })?;
+        from = objects.len();
+        if gone {
+            add_later(asking, log_id, &mut objects, &mut holdings)?;
         }
-        summaries.insert(*sequence, summary);
-        Ok(())
-    })?;
+    }
     let _ = holdings.settle();
     for (sequence, bytes) in live(&ranges, &holdings, known) {
         if let Some(summary) = summaries.get_mut(&sequence) {
@@ -141,6 +158,20 @@ pub fn inspect(asking: &Asking, log_id: u128, known: &Known) -> Result<Inspected
     inspected.objects = summaries.into_values().collect();
     inspected.streams = streams_of(&holdings, known);
     Ok(inspected)
+}
+
+/// Adds the objects that were put since the list was made. They have the records of those that were deleted since.
+fn add_later(
+    asking: &Asking,
+    log_id: u128,
+    objects: &mut Vec<Numbered>,
+    holdings: &mut Holdings,
+) -> Result<(), BucketError> {
+    let last = objects.last().map(|(_, object)| object.key.clone()).unwrap_or_default();
+    let later = objects_of(asking, log_id, &last)?;
+    holdings.extend(later.iter().map(|(sequence, _)| *sequence));
+    objects.extend(later);
+    Ok(())
 }
 
 impl Range {
@@ -224,23 +255,32 @@ fn wholeness(objects: &[Numbered], holdings: &Holdings, known: &Known) -> Vec<Fi
 
 /// Checks every byte of the objects of a log.
 pub fn verify(asking: &Asking, log_id: u128, known: &Known) -> Result<VerifiedObjects, BucketError> {
-    let objects = objects_of(asking, log_id, "")?;
+    let mut objects = objects_of(asking, log_id, "")?;
     let mut verified = VerifiedObjects::default();
     let mut holdings = Holdings::new(objects.iter().map(|(sequence, _)| *sequence));
-    for (done, (sequence, object)) in (1..).zip(&objects) {
-        let expected = Expected { log_id, sequence: *sequence, length: object.bytes };
-        match read(asking, &object.key, object.bytes) {
-            Ok(bytes) => {
-                let described = verify_object(expected, &object.key, &bytes, &mut verified);
-                described.into_iter().for_each(|described| holdings.add(*sequence, described));
+    let mut from = 0;
+    while from < objects.len() {
+        let mut gone = false;
+        for (done, (sequence, object)) in (1..).zip(&objects).skip(from) {
+            let expected = Expected { log_id, sequence: *sequence, length: object.bytes };
+            match read(asking, &object.key, object.bytes) {
+                Ok(bytes) => {
+                    let described = verify_object(expected, &object.key, &bytes, &mut verified);
+                    described.into_iter().for_each(|described| holdings.add(*sequence, described));
+                }
+                Err(BucketError::NotFound(_)) => {
+                    let what = "it was deleted meanwhile";
+                    verified.findings.push(Finding::new(Severity::Note, &object.key, 0, 0, what));
+                    gone = true;
+                }
+                Err(error) => return Err(error),
             }
-            Err(BucketError::NotFound(_)) => {
-                let what = "it was deleted meanwhile";
-                verified.findings.push(Finding::new(Severity::Note, &object.key, 0, 0, what));
-            }
-            Err(error) => return Err(error),
+            (asking.progress)(done, objects.len());
         }
-        (asking.progress)(done, objects.len());
+        from = objects.len();
+        if gone {
+            add_later(asking, log_id, &mut objects, &mut holdings)?;
+        }
     }
     holdings.settle();
     verified.findings.extend(wholeness(&objects, &holdings, known));

@@ -90,6 +90,11 @@ impl Holdings {
         Holdings { late_from, present, ..Holdings::default() }
     }
 
+    /// Notes objects that were put since, with higher numbers.
+    pub fn extend(&mut self, sequences: impl Iterator<Item = u32>) {
+        self.present.extend(sequences);
+    }
+
     /// Settles which of the last objects count, once all are added: those without a gap in their numbers behind the
     /// objects that are known to count. Returns the others.
     pub fn settle(&mut self) -> Vec<u32> {
