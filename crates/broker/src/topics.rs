@@ -199,8 +199,12 @@ impl Topics {
             change: Mutex::default(),
             changes: AtomicU64::new(0),
         });
-        for (name, record) in topics.metadata.image().topics.iter() {
-            topics.insert(Text::from(name.to_owned()), record);
+        let image = topics.metadata.image();
+        // Internal topics first: nothing of the others goes to the object store before their partitions lead.
+        for internal in [true, false] {
+            for (name, record) in image.topics.iter().filter(|(name, _)| is_internal(name) == internal) {
+                topics.insert(Text::from(name.to_owned()), record);
+            }
         }
         for log in topics.logs.all() {
             let orphans = log.log.streams().into_iter().filter(|stream| {

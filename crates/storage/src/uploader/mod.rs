@@ -25,7 +25,7 @@ use disk::{AlignedBuffer, Disk};
 use model::Offset;
 use objects::{Bucket, BucketError, Put};
 
-use self::object::{Built, Identity, Known, Replaces, of_replacement, of_streams, wanted};
+use self::object::{Built, Identity, Known, Replaces, Wish, of_replacement, of_streams};
 use self::owner::Owners;
 use crate::cleaner::RewriteError;
 use crate::completion::AppendError;
@@ -253,9 +253,9 @@ impl Uploader {
         for stream in &waiting {
             stream.note_awaits_upload(false);
         }
-        let wanted = wanted(&shared, waiting);
-        let built = self.identity(bucket).and_then(|identity| Ok(of_streams(&shared, identity, &wanted)?));
-        let streams: Vec<_> = wanted.into_iter().map(|of| of.stream).collect();
+        let wish = Wish::new(&shared, waiting);
+        let built = self.identity(bucket).and_then(|identity| Ok(of_streams(&shared, identity, &wish)?));
+        let streams = wish.into_streams();
         if let Ok(Some((_, known))) = &built {
             for row in &known.rows {
                 if let Ok(at) = streams.binary_search_by_key(&row.stream, |stream| stream.id()) {

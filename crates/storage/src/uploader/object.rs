@@ -151,64 +151,80 @@ impl<'a> Draft<'a> {
 }
 
 /// The records of a stream that an object is to have.
-pub(super) struct Wanted {
-    pub stream: Arc<Stream>,
+struct Wanted {
+    stream: Arc<Stream>,
     /// The records below.
-    pub end: Offset,
-    pub leads: bool,
+    end: Offset,
+    leads: bool,
 }
 
-/// The newest records of `waiting`, and of all leading streams, sorted by stream.
-pub(super) fn wanted(shared: &Shared, waiting: Vec<Arc<Stream>>) -> Vec<Wanted> {
-    let leading = shared.tier.leading();
-    #[cfg(test)]
-    let leading =
-        if shared.options.mutation == Some(Mutation::IgnoresLeading) { Vec::new() } else { leading };
-    let is_leading = |stream: &Arc<Stream>| leading.iter().any(|other| other.id() == stream.id());
-    let synced = |leads: bool| {
-        move |stream: Arc<Stream>| {
-            let end = stream.lock().synced;
-            Wanted { stream, end, leads }
+/// The records that the next object is to have, sorted by stream.
+pub(super) struct Wish {
+    wanted: Vec<Wanted>,
+    /// The bytes that leading streams may have together.
+    leading_room: usize,
+}
+
+impl Wish {
+    /// The newest records of `waiting`, and of all leading streams.
+    pub fn new(shared: &Shared, waiting: Vec<Arc<Stream>>) -> Wish {
+        let leading = shared.tier.leading();
+        #[cfg(test)]
+        let leading =
+            if shared.options.mutation == Some(Mutation::IgnoresLeading) { Vec::new() } else { leading };
+        let is_leading = |stream: &Arc<Stream>| leading.iter().any(|other| other.id() == stream.id());
+        let synced = |leads: bool| {
+            move |stream: Arc<Stream>| {
+                let end = stream.lock().synced;
+                Wanted { stream, end, leads }
+            }
+        };
+        let others = waiting.into_iter().filter(|stream| !is_leading(stream));
+        // The ends of the leading streams come from a later moment, and all from the same.
+        let mut wanted: Vec<Wanted> = others.map(synced(false)).collect();
+        let announcing = shared.announcing.lock();
+        let mark = shared.tier.take_mark();
+        wanted.extend(leading.iter().cloned().map(synced(true)));
+        drop(announcing);
+        let bytes_max = shared.options.object_bytes;
+        let mut leading_room = usize::MAX;
+        if let Some(mark) = mark {
+            // The mark may be older than the records of the others.
+            for of in &mut wanted {
+                of.end = mark.get(&of.stream.id()).map_or(Offset::ZERO, |end| of.end.min(*end));
+            }
+        } else if leading.iter().map(|stream| shared.unstored_bytes(stream)).sum::<u64>()
+            > (LEADING_FACTOR * bytes_max) as u64
+        {
+            leading_room = bytes_max;
+            wanted.iter_mut().filter(|of| !of.leads).for_each(|of| of.end = Offset::ZERO);
         }
-    };
-    let others = waiting.into_iter().filter(|stream| !is_leading(stream));
-    // The ends of the leading streams come from a later moment, and all from the same.
-    let mut wanted: Vec<Wanted> = others.map(synced(false)).collect();
-    let announcing = shared.announcing.lock();
-    let mark = shared.tier.take_mark();
-    wanted.extend(leading.iter().cloned().map(synced(true)));
-    drop(announcing);
-    if let Some(mark) = mark {
-        // The mark may be older than the records of the others.
-        for of in &mut wanted {
-            of.end = mark.get(&of.stream.id()).map_or(Offset::ZERO, |end| of.end.min(*end));
-        }
+        wanted.sort_unstable_by_key(|of| of.stream.id());
+        Wish { wanted, leading_room }
     }
-    wanted.sort_unstable_by_key(|of| of.stream.id());
-    wanted
+
+    /// The streams, sorted by their ids.
+    pub fn into_streams(self) -> Vec<Arc<Stream>> {
+        self.wanted.into_iter().map(|of| of.stream).collect()
+    }
 }
 
-/// So many times the bytes of an object may come from leading streams, so that the object has all of them.
+/// So many times the bytes of an object may come from leading streams, so that the object has all of them. Beyond, after a
+/// restart, objects have other records only when the leading streams have caught up.
 const LEADING_FACTOR: usize = 4;
 
-/// The object with the records in `wanted`, which is sorted by stream; some of the records if it is full. `None` if there
-/// are none.
-///
-/// The leading streams have room of their own. While they are so far behind that it does not suffice, the object has no
-/// other records.
+/// The object with the records of `wish`; some of them if it is full. `None` if there are none.
 pub(super) fn of_streams(
     shared: &Arc<Shared>,
     identity: Identity,
-    wanted: &[Wanted],
+    wish: &Wish,
 ) -> Result<Option<(Bytes, Known)>, RewriteError> {
     let mut pacer = Pacer::new(shared.clone(), false);
     let bytes_max = shared.options.object_bytes;
-    let leading = wanted.iter().filter(|of| of.leads).map(|of| shared.unstored_bytes(&of.stream));
-    let is_behind = leading.sum::<u64>() > (LEADING_FACTOR * bytes_max) as u64;
-    let (mut leading_room, mut room) = if is_behind { (bytes_max, 0) } else { (usize::MAX, bytes_max) };
+    let (mut leading_room, mut room) = (wish.leading_room, bytes_max);
     let mut draft = Draft::new(shared, identity, bytes_max);
     let mut empty = true;
-    for Wanted { stream, end, leads } in wanted {
+    for Wanted { stream, end, leads } in &wish.wanted {
         let room = if *leads { &mut leading_room } else { &mut room };
         if *room == 0 {
             continue;
