@@ -125,8 +125,18 @@ struct Leading {
     /// Bytes that were appended to them since the last mark, or since an object had all of them.
     bytes: u64,
     /// Their ends at moments in the past, for a store that is behind: an object of the usual size goes from one mark to the
-    /// next.
-    marks: VecDeque<Vec<(StreamId, Offset)>>,
+    /// next. Each with the bytes since the one before.
+    marks: VecDeque<(u64, Vec<(StreamId, Offset)>)>,
+}
+
+/// The records of leading streams that an object should have.
+pub(crate) enum Cut {
+    /// All that are synced.
+    Now,
+    /// Those below these ends.
+    Mark(HashMap<StreamId, Offset>),
+    /// A part of them, without order among the streams: the marks of before a restart are lost.
+    Part,
 }
 
 #[derive(Default)]
@@ -172,10 +182,14 @@ impl Tier {
 
     /// Makes a stream a leading one.
     pub fn lead(&self, stream: &Arc<Stream>) {
-        let streams = &mut self.leading.lock().streams;
-        streams.retain(|other| !other.lock().deleted && other.id() != stream.id());
-        streams.push(stream.clone());
-        stream.set_leads();
+        let leading = &mut *self.leading.lock();
+        leading.streams.retain(|other| !other.lock().deleted && other.id() != stream.id());
+        leading.streams.push(stream.clone());
+        if !stream.leads() {
+            // What is there since before a restart.
+            leading.bytes += stream.lock().unstored_below(None);
+            stream.set_leads();
+        }
     }
 
     /// The leading streams.
@@ -187,21 +201,42 @@ impl Tier {
     pub fn leading_grew(&self, bytes: u64) {
         let leading = &mut *self.leading.lock();
         leading.bytes += bytes;
-        if leading.bytes >= self.mark_bytes {
-            leading.bytes = 0;
-            leading.marks.push_back(leading.streams.iter().map(|of| (of.id(), of.lock().synced)).collect());
+        if leading.bytes >= self.mark_bytes && self.fenced().is_none() {
+            let ends = leading.streams.iter().map(|of| (of.id(), of.lock().synced)).collect();
+            leading.marks.push_back((std::mem::take(&mut leading.bytes), ends));
         }
     }
 
-    /// The ends of the leading streams that an object should have: those at the oldest mark, or `None` for those now. The
-    /// caller keeps blocks from being announced.
-    pub fn take_mark(&self) -> Option<HashMap<StreamId, Offset>> {
+    /// Chooses the ends of the leading streams that the next object should have, so that it has at most `bytes_max` of
+    /// them. The caller keeps blocks from being announced.
+    pub fn cut(&self, bytes_max: u64) -> Cut {
         let leading = &mut *self.leading.lock();
-        let mark = leading.marks.pop_front();
-        if mark.is_none() {
-            leading.bytes = 0;
+        // Marks that have been reached.
+        while let Some((_, ends)) = leading.marks.front()
+            && leading.streams.iter().all(|stream| {
+                let end = ends.iter().find(|(id, _)| *id == stream.id()).map(|(_, end)| *end);
+                stream.lock().unstored_below(end.or(Some(Offset::ZERO))) == 0
+            })
+        {
+            leading.marks.pop_front();
         }
-        Some(mark?.into_iter().collect())
+        let behind: u64 = leading.marks.iter().map(|(bytes, _)| bytes).sum();
+        if behind + leading.bytes <= bytes_max {
+            leading.marks.clear();
+            leading.bytes = 0;
+            return Cut::Now;
+        }
+        match leading.marks.front_mut() {
+            Some((bytes, ends)) if *bytes <= bytes_max => Cut::Mark(ends.iter().copied().collect()),
+            Some((bytes, _)) => {
+                *bytes = bytes.saturating_sub(self.mark_bytes);
+                Cut::Part
+            }
+            None => {
+                leading.bytes = leading.bytes.saturating_sub(self.mark_bytes);
+                Cut::Part
+            }
+        }
     }
 
     /// Notes that a stream has `bytes` more of synced records.

@@ -226,9 +226,12 @@ fn look(
 ) -> Result<Option<Due>, ReadError> {
     let (bounds, clean_until) = (stream.bounds(), stream.compacted());
     let mut until = partition.last_stable_offset(bounds.committed);
-    if stream.level() == Level::Diskless {
+    match stream.level() {
+        Level::Local => {}
+        // A record must not leave the object store before the newer one of its key is there.
+        Level::Tiered => until = until.min(bounds.stored.unwrap_or_default()),
         // Objects are replaced by whole ranges.
-        until = stream.stored_cut(until);
+        Level::Diskless => until = stream.stored_cut(until),
     }
     if rules.min_lag_ms > 0
         && let Some(young) =

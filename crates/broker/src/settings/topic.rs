@@ -403,8 +403,15 @@ impl TopicConfig {
         let tiering = |level| {
             let bytes = u64::try_from(number("local.retention.bytes")).ok();
             let ms = Some(number("local.retention.ms")).filter(|ms| *ms >= 0);
-            // The disk is only a buffer of a diskless topic, unless its settings say otherwise.
-            let buffer = level == Level::Diskless && bytes.is_none() && ms.is_none();
+            // The disk is only a buffer of a diskless topic, unless its own settings say otherwise.
+            let own = |name: &str| {
+                overrides
+                    .get(name)
+                    .and_then(|value| value.trim().parse::<i64>().ok())
+                    .is_some_and(|value| value >= 0)
+            };
+            let says = own("local.retention.bytes") || own("local.retention.ms");
+            let buffer = level == Level::Diskless && !says;
             Tiering {
                 level,
                 local_retention_ms: ms,

@@ -349,8 +349,8 @@ impl Log {
     /// leading streams that come before it in the log. Of all leading streams together, objects have a prefix of the log.
     /// Call this after opening.
     pub fn set_leading(&self, stream: &Arc<Stream>) {
-        self.set_tiered(stream, true);
         self.shared.tier.lead(stream);
+        self.set_tiered(stream, true);
     }
 
     /// Makes a stream diskless: its records are visible only once they are in the object store. Call this before the

@@ -123,6 +123,21 @@ impl StreamState {
         self.stored_to().unwrap_or_default().max(self.uploading).max(self.start)
     }
 
+    /// Bytes of the records below `end`, or of all synced ones, that are neither stored nor in an object that is being put.
+    /// A sealed extent counts whole.
+    pub fn unstored_below(&self, end: Option<Offset>) -> u64 {
+        let (from, end) = (self.upload_from(), end.unwrap_or(self.synced).min(self.synced));
+        if self.deleted || from >= end {
+            return 0;
+        }
+        let sealed = self.sealed.iter().enumerate();
+        let sealed = sealed.filter(|(at, extent)| self.sealed_end(*at) > from && extent.base_offset < end);
+        let active = self.active.iter().flat_map(|active| active.index.from_offset(from.max(active.from)));
+        let active = active.take_while(|place| place.base_offset < end);
+        sealed.map(|(_, extent)| u64::from(extent.bytes)).sum::<u64>()
+            + active.map(|place| u64::from(place.length)).sum::<u64>()
+    }
+
     /// Adds an extent that was stored, up to `end`. Returns false if it does not continue what is stored, or if nothing
     /// is stored and the extent begins above the start: records below would seem to be stored.
     pub fn add_stored(&mut self, extent: SealedExtent, end: Offset) -> bool {

@@ -20,7 +20,7 @@ use crate::segment::build::{Blocks, SegmentBuilder};
 use crate::segment::footer::TableRow;
 use crate::shared::Shared;
 use crate::stream::Stream;
-use crate::tier::{Class, ReplaceRight, Replacement};
+use crate::tier::{Class, Cut, ReplaceRight, Replacement};
 
 /// Bytes of batches that are read at once.
 const CHUNK_BYTES: usize = 1024 * 1024;
@@ -168,36 +168,37 @@ pub(super) struct Wish {
 impl Wish {
     /// The newest records of `waiting`, and of all leading streams.
     pub fn new(shared: &Shared, waiting: Vec<Arc<Stream>>) -> Wish {
-        let leading = shared.tier.leading();
+        let ignores = false;
         #[cfg(test)]
-        let leading =
-            if shared.options.mutation == Some(Mutation::IgnoresLeading) { Vec::new() } else { leading };
-        let is_leading = |stream: &Arc<Stream>| leading.iter().any(|other| other.id() == stream.id());
+        let ignores = ignores || shared.options.mutation == Some(Mutation::IgnoresLeading);
         let synced = |leads: bool| {
             move |stream: Arc<Stream>| {
                 let end = stream.lock().synced;
                 Wanted { stream, end, leads }
             }
         };
-        let others = waiting.into_iter().filter(|stream| !is_leading(stream));
+        let others = waiting.into_iter().filter(|stream| ignores || !stream.leads());
         // The ends of the leading streams come from a later moment, and all from the same.
         let mut wanted: Vec<Wanted> = others.map(synced(false)).collect();
-        let announcing = shared.announcing.lock();
-        let mark = shared.tier.take_mark();
-        wanted.extend(leading.iter().cloned().map(synced(true)));
-        drop(announcing);
         let bytes_max = shared.options.object_bytes;
+        let announcing = shared.announcing.lock();
+        let leading = if ignores { Vec::new() } else { shared.tier.leading() };
+        let cut = shared.tier.cut((LEADING_FACTOR * bytes_max) as u64);
+        wanted.extend(leading.into_iter().map(synced(true)));
+        drop(announcing);
         let mut leading_room = usize::MAX;
-        if let Some(mark) = mark {
+        match cut {
+            Cut::Now => {}
             // The mark may be older than the records of the others.
-            for of in &mut wanted {
-                of.end = mark.get(&of.stream.id()).map_or(Offset::ZERO, |end| of.end.min(*end));
+            Cut::Mark(ends) => {
+                for of in &mut wanted {
+                    of.end = ends.get(&of.stream.id()).map_or(Offset::ZERO, |end| of.end.min(*end));
+                }
             }
-        } else if leading.iter().map(|stream| shared.unstored_bytes(stream)).sum::<u64>()
-            > (LEADING_FACTOR * bytes_max) as u64
-        {
-            leading_room = bytes_max;
-            wanted.iter_mut().filter(|of| !of.leads).for_each(|of| of.end = Offset::ZERO);
+            Cut::Part => {
+                leading_room = bytes_max;
+                wanted.iter_mut().filter(|of| !of.leads).for_each(|of| of.end = Offset::ZERO);
+            }
         }
         wanted.sort_unstable_by_key(|of| of.stream.id());
         Wish { wanted, leading_room }
@@ -299,17 +300,14 @@ impl Shared {
     /// Lets the uploader know of a stream that has records to store.
     pub fn store_later(&self, stream: &Arc<Stream>) {
         let Some(class) = Class::of(stream.level()) else { return };
-        let bytes = self.unstored_bytes(stream);
+        let bytes = {
+            let state = stream.lock();
+            let from = state.upload_from();
+            if state.deleted || from >= state.synced { 0 } else { state.unstored_bytes(from) }
+        };
         if bytes > 0 {
             self.tier.found(class, stream, bytes, self.clock.nanos());
         }
-    }
-
-    /// Bytes of the synced records of a stream that are not stored yet, or more.
-    fn unstored_bytes(&self, stream: &Stream) -> u64 {
-        let state = stream.lock();
-        let from = state.upload_from();
-        if state.deleted || from >= state.synced { 0 } else { state.unstored_bytes(from) }
     }
 
     /// The records of a stream below `end` that are not stored yet, from the first on: about `bytes_max`, and at least
