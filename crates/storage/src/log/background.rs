@@ -83,6 +83,7 @@ pub(super) fn run_uploader(uploader: &mut Uploader) {
     };
     let (mut collected, mut listed) = (Instant::now(), None::<Instant>);
     loop {
+        let before = uploader.next();
         let goes_on = match uploader.turn() {
             Uploaded::Nothing if uploader.is_fenced() => uploader.rest(COLLECT_EVERY),
             Uploaded::Nothing => uploader.wait(),
@@ -93,6 +94,10 @@ pub(super) fn run_uploader(uploader: &mut Uploader) {
             }
             Uploaded::Failed(error) => {
                 tell(&error);
+                // One put of several failed: the store works.
+                if uploader.next() != before {
+                    patience = Patience::default();
+                }
                 uploader.rest(patience.pause())
             }
             Uploaded::Fenced(why) => {

@@ -132,6 +132,11 @@ impl Uploader {
         self.threads = Some(threads);
     }
 
+    /// The sequence number of the object that is named next.
+    pub fn next(&self) -> u32 {
+        self.next
+    }
+
     /// Waits until there is something to do, for at most a while. Returns false once the log is closed.
     pub fn wait(&self) -> bool {
         self.shared.tier.wait(self.may_begin(), self.shared.clock.nanos(), REST_MAX)
