@@ -125,8 +125,9 @@ fn failure(key: &str, error: Error) -> BucketError {
 fn is_refused_list(error: &Error) -> bool {
     let text = error.to_string();
     let status = text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3)?.parse::<u16>().ok());
-    // 408 and 429 ask for patience.
-    status.is_some_and(|status| (400..500).contains(&status) && status != 408 && status != 429)
+    // 408 and 429 ask for patience, and so does a 400 that says "RequestTimeout".
+    let waits = |status: u16| matches!(status, 408 | 429) || text.contains("RequestTimeout");
+    status.is_some_and(|status| (400..500).contains(&status) && !waits(status))
 }
 
 /// What a store said of a key, in one line. A store's message may be a page.

@@ -12,6 +12,7 @@ use wire::records::TransactionResult;
 use super::Peers;
 use crate::internal::Told;
 use crate::partition::log::PartitionLog;
+use crate::partition::sequence::SequenceError;
 use crate::partition::{MARKER_BYTES, Marker, Order, Partition};
 use crate::topics::{OFFSETS_TOPIC, Topics};
 use crate::transactions::{TopicPartition, Transaction, TransactionError, TransactionIndex};
@@ -100,6 +101,8 @@ impl MarkerSender {
             let order = Order::marker((room, index_room), Arc::new(Told::new(sender)), now_ms);
             match partition.append_marker(&*log, of.marker, order) {
                 Ok(offset) => markers.push((partition, offset, marked)),
+                // Nobody completes `marked`, so waiting for it fails.
+                Err(SequenceError::Undecided) => markers.push((partition, Offset::ZERO, marked)),
                 // A newer producer, or another coordinator, has ended the transaction in this partition.
                 Err(error) => {
                     let partition = partition.index;

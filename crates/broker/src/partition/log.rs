@@ -73,6 +73,10 @@ pub trait PartitionLog: std::fmt::Debug + Send + Sync {
     /// [`AdmitError::Busy`] if room is being made: see [`PartitionLog::room`].
     fn admit(&self, bytes: usize) -> Result<Admission, AdmitError>;
 
+    /// Like [`PartitionLog::admit`], for what the broker writes by itself: also while the object store takes no more of a
+    /// diskless partition.
+    fn admit_own(&self, bytes: usize) -> Result<Admission, AdmitError>;
+
     /// Notified when there is room again.
     fn room(&self) -> &Notify;
 
@@ -151,18 +155,18 @@ pub trait PartitionLog: std::fmt::Debug + Send + Sync {
     fn local(&self) -> Option<&LocalLog>;
 }
 
-impl dyn PartitionLog + '_ {
-    /// Like `reserve`, for callers that may block.
-    pub fn reserve_blocking(&self, bytes: usize) -> Result<Admission, AdmitError> {
-        let deadline = Instant::now() + ROOM_PATIENCE;
-        loop {
-            match self.admit(bytes) {
-                Err(AdmitError::Busy) if Instant::now() < deadline => std::thread::sleep(ROOM_LOOK),
-                admitted => return admitted,
-            }
+/// Calls `attempt` until it finds room, for at most [`ROOM_PATIENCE`]. Blocks.
+pub fn wait_for_room<T>(mut attempt: impl FnMut() -> Result<T, AdmitError>) -> Result<T, AdmitError> {
+    let deadline = Instant::now() + ROOM_PATIENCE;
+    loop {
+        match attempt() {
+            Err(AdmitError::Busy) if Instant::now() < deadline => std::thread::sleep(ROOM_LOOK),
+            done => return done,
         }
     }
+}
 
+impl dyn PartitionLog + '_ {
     /// Reserves room for a batch of `bytes`. Waits for it, for at most [`ROOM_PATIENCE`].
     pub async fn reserve(&self, bytes: usize) -> Result<Admission, AdmitError> {
         let deadline = tokio::time::Instant::now() + ROOM_PATIENCE;
@@ -205,6 +209,10 @@ impl PartitionLog for LocalLog {
 
     fn admit(&self, bytes: usize) -> Result<Admission, AdmitError> {
         self.log.log.admit_to(&self.stream, bytes)
+    }
+
+    fn admit_own(&self, bytes: usize) -> Result<Admission, AdmitError> {
+        self.log.log.admit(bytes)
     }
 
     fn room(&self) -> &Notify {

@@ -7,7 +7,7 @@ pub mod log;
 pub mod sequence;
 pub mod signal;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,11 +15,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
-use storage::{Admission, AppendError, Completion, Durability, Producers, RememberedBatch};
+use storage::{Admission, AdmitError, AppendError, Completion, Durability, Producers, RememberedBatch};
 use wire::Text;
 use wire::records::{TransactionResult, end_transaction_marker};
 
-use self::log::{LocalLog, PartitionLog, Restored};
+use self::log::{LocalLog, PartitionLog, Restored, wait_for_room};
 use self::sequence::{Sequence, SequenceError};
 use self::signal::Subscribers;
 use crate::logs::{Lost, OpenLog};
@@ -63,7 +63,7 @@ struct State {
     /// The epochs of the coordinators that ended transactions here last, by producer.
     coordinator_epochs: HashMap<i64, i32>,
     /// Open transactions whose end was decided, and whose markers are lost.
-    decided: Vec<(i64, TransactionResult)>,
+    decided: VecDeque<(i64, TransactionResult)>,
 }
 
 /// Interval at which a wait for a commit checks whether the log has stopped.
@@ -318,6 +318,7 @@ impl Partition {
         if order.leader_epoch.is_some_and(|epoch| epoch != leader_epoch) {
             return Err(SequenceError::Moved);
         }
+        state.end_decided(log, leader_epoch, order.now_ms).map_err(|_| SequenceError::Undecided)?;
         if let Sequence::Duplicate(RememberedBatch { base_offset, offset_count, .. }) =
             sequence::check(&state.producers, &batch.header, order.begins_anew)?
         {
@@ -353,62 +354,25 @@ impl Partition {
     pub fn append_marker(
         &self,
         log: &dyn PartitionLog,
-        Marker { producer: (producer_id, epoch), result, coordinator_epoch }: Marker,
-        mut order: Order,
+        marker: Marker,
+        order: Order,
     ) -> Result<Offset, SequenceError> {
-        let timestamp = Timestamp(order.now_ms);
-        let bytes = end_transaction_marker(producer_id, epoch, result, coordinator_epoch, timestamp);
-        let header = BatchHeader::parse(&bytes).expect("the batch was just built");
         let mut state = self.state.lock();
-        if let Some(current) = state.producers.find(producer_id).map(|producer| producer.epoch)
-            && epoch < current
-        {
-            return Err(SequenceError::Epoch { producer_id, found: epoch, current });
-        }
-        if let Some(current) = state.coordinator_epochs.get(&producer_id).copied()
-            && coordinator_epoch < current
-        {
-            return Err(SequenceError::Coordinator { producer_id, found: coordinator_epoch, current });
-        }
-        state.coordinator_epochs.insert(producer_id, coordinator_epoch);
-        let offset = state.next_offset;
-        if let Some(first) = state.transactions.end(producer_id, offset, result) {
-            let room = order.index_room.take().expect("a marker comes with room for the index");
-            log.end_transaction((producer_id, first), (offset, result), room, order.now_ms);
-        }
-        let marker = Checked { header, bytes, append_time: None };
         let leader_epoch = self.leader().epoch;
-        state.place(log, marker, leader_epoch, order);
-        Ok(offset)
+        state.end_decided(log, leader_epoch, order.now_ms).map_err(|_| SequenceError::Undecided)?;
+        state.mark(log, marker, leader_epoch, order)
     }
 
     /// Writes the markers that a crash or a lost disk has cut off behind their records in the transaction index. The
-    /// coordinator may have completed these transactions, so it does not write them. Comes before any other append. Blocks.
+    /// coordinator may have completed these transactions, so it does not write them. If there is no room for them, the next
+    /// append writes them first. Blocks.
     pub fn end_decided(&self, now_ms: i64) {
         let Ok(log) = &self.log else { return };
-        let decided = std::mem::take(&mut self.state.lock().decided);
-        for (producer_id, result) in decided {
-            let epoch = self.state.lock().producers.find(producer_id).map_or(0, |producer| producer.epoch);
-            let marker = Marker { producer: (producer_id, epoch), result, coordinator_epoch: FIRST_EPOCH };
-            let rooms = log
-                .reserve_blocking(MARKER_BYTES)
-                .and_then(|room| Ok((room, log.reserve_blocking(TransactionIndex::RECORD_BYTES)?)));
-            let (admission, index_room) = match rooms {
-                Ok(rooms) => rooms,
-                Err(error) => {
-                    let (topic, partition) = (&self.topic, self.index);
-                    tracing::error!(%topic, partition, producer_id, %error, "a transaction that has ended stays open");
-                    return;
-                }
-            };
-            let order = Order {
-                index_room: Some(index_room),
-                ..Order::plain(admission, Durability::Written, None, now_ms)
-            };
-            // Nobody else has appended anything: neither a newer epoch nor another coordinator is known.
-            if let Err(error) = self.append_marker(&**log, marker, order) {
-                tracing::error!(producer_id, %error, "no marker was written");
-            }
+        let leader_epoch = self.leader().epoch;
+        let ended = wait_for_room(|| self.state.lock().end_decided(&**log, leader_epoch, now_ms));
+        if let Err(error) = ended {
+            let (topic, partition) = (&self.topic, self.index);
+            tracing::error!(%topic, partition, %error, "a transaction that has ended stays open until the next append");
         }
     }
 
@@ -536,11 +500,147 @@ impl State {
         self.producers.find(producer_id).map(|producer| producer.epoch)
     }
 
+    /// Ends the transactions of which the transaction index has the end, and the log no marker. Fails if there is no room.
+    fn end_decided(
+        &mut self,
+        log: &dyn PartitionLog,
+        leader_epoch: i32,
+        now_ms: i64,
+    ) -> Result<(), AdmitError> {
+        while let Some((producer_id, result)) = self.decided.front().copied() {
+            let admission = log.admit_own(MARKER_BYTES)?;
+            let index_room = Some(log.admit_own(TransactionIndex::RECORD_BYTES)?);
+            let epoch = self.producers.find(producer_id).map_or(0, |producer| producer.epoch);
+            let marker = Marker { producer: (producer_id, epoch), result, coordinator_epoch: FIRST_EPOCH };
+            let order = Order { index_room, ..Order::plain(admission, Durability::Written, None, now_ms) };
+            // Nobody has appended anything since: neither a newer epoch nor another coordinator is known.
+            if let Err(error) = self.mark(log, marker, leader_epoch, order) {
+                tracing::error!(producer_id, %error, "no marker was written");
+            }
+            self.decided.pop_front();
+        }
+        Ok(())
+    }
+
+    fn mark(
+        &mut self,
+        log: &dyn PartitionLog,
+        Marker { producer: (producer_id, epoch), result, coordinator_epoch }: Marker,
+        leader_epoch: i32,
+        mut order: Order,
+    ) -> Result<Offset, SequenceError> {
+        if let Some(current) = self.producers.find(producer_id).map(|producer| producer.epoch)
+            && epoch < current
+        {
+            return Err(SequenceError::Epoch { producer_id, found: epoch, current });
+        }
+        if let Some(current) = self.coordinator_epochs.get(&producer_id).copied()
+            && coordinator_epoch < current
+        {
+            return Err(SequenceError::Coordinator { producer_id, found: coordinator_epoch, current });
+        }
+        self.coordinator_epochs.insert(producer_id, coordinator_epoch);
+        let offset = self.next_offset;
+        if let Some(first) = self.transactions.end(producer_id, offset, result) {
+            let room = order.index_room.take().expect("a marker comes with room for the index");
+            log.end_transaction((producer_id, first), (offset, result), room, order.now_ms);
+        }
+        let timestamp = Timestamp(order.now_ms);
+        let bytes = end_transaction_marker(producer_id, epoch, result, coordinator_epoch, timestamp);
+        let header = BatchHeader::parse(&bytes).expect("the batch was just built");
+        self.place(log, Checked { header, bytes, append_time: None }, leader_epoch, order);
+        Ok(offset)
+    }
+
     fn place(&mut self, log: &dyn PartitionLog, batch: Checked, leader_epoch: i32, order: Order) {
         let Order { admission, durability, done, now_ms, .. } = order;
         let base_offset = self.next_offset;
         self.next_offset = base_offset + batch.header.offset_count();
         self.producers.record(&batch.header, base_offset, now_ms);
         log.append(Placed { batch, base_offset, leader_epoch, durability, done, admission });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use disk::{Disk, SimDisk};
+
+    use super::*;
+    use crate::Config;
+    use crate::internal::batch_of;
+    use crate::logs::{LogDirectory, Logs, Opening};
+
+    const STREAM: StreamId = StreamId(5);
+    const LEADER: Leader = Leader { node: 1, epoch: FIRST_EPOCH };
+    const COMMIT: TransactionResult = TransactionResult::Commit;
+
+    fn open(disk: &SimDisk, store: &meta::Memory) -> (Logs, Partition) {
+        let home = tempfile::tempdir().unwrap();
+        let disk = disk.clone();
+        let directory = LogDirectory::new("a", move |_| Ok(Arc::new(disk.clone()) as Arc<dyn Disk>));
+        let opening = Opening {
+            config: &Config { reserve_bytes: 0, segment_bytes: 1 << 20, ..Config::default() },
+            metrics: &Arc::default(),
+            clock: &Arc::default(),
+            topics: &Arc::default(),
+            bucket: None,
+        };
+        let logs = Logs::open(vec![directory], &opening, store, home.path(), &BTreeMap::new()).unwrap();
+        let partition = Partition::new("t".into(), 0, STREAM, Ok(logs.all()[0].clone()), LEADER);
+        (logs, partition)
+    }
+
+    fn room(log: &dyn PartitionLog) -> Admission {
+        wait_for_room(|| log.admit(1000)).unwrap()
+    }
+
+    fn append(
+        partition: &Partition,
+        producer: Option<(i64, i16)>,
+        room: Admission,
+    ) -> Result<i64, SequenceError> {
+        let log = partition.log().unwrap();
+        let batch = batch_of(&[(Bytes::from_static(b"k"), None)], 0, producer);
+        let mut order = Order::plain(room, Durability::Synced, None, 0);
+        order.index_room = producer.map(|_| self::room(&**log));
+        order.check = producer.and_then(|producer| partition.begin_check(producer));
+        partition.append(&**log, batch, order).map(|appended| match appended {
+            Appended::New { base_offset } | Appended::Duplicate { base_offset, .. } => base_offset.0,
+        })
+    }
+
+    #[test]
+    fn a_transaction_that_was_decided_ends_before_the_next_append() {
+        let (disk, store) = (SimDisk::new(1), meta::Memory::default());
+        let (logs, partition) = open(&disk, &store);
+        assert_eq!(append(&partition, Some((7, 0)), room(&**partition.log().unwrap())).unwrap(), 0);
+        // The crash comes between the record in the index and the marker.
+        let log = partition.log().unwrap();
+        log.end_transaction((7, Offset(0)), (Offset(1), COMMIT), room(&**log), 0);
+        logs.all()[0].log.close();
+
+        let (logs, partition) = open(&disk, &store);
+        let log = partition.log().unwrap();
+        assert_eq!(partition.transaction_start(7), Some(Offset(0)));
+        let mut kept = room(&**log);
+        let mut taken = Vec::new();
+        for bytes in [1 << 19, 1 << 10, 1] {
+            while let Ok(admission) = log.admit(bytes) {
+                taken.push(std::mem::replace(&mut kept, admission));
+            }
+        }
+        assert_eq!(append(&partition, None, kept), Err(SequenceError::Undecided));
+        drop(taken);
+        partition.end_decided(0);
+        assert_eq!(partition.transaction_start(7), None);
+        assert_eq!(append(&partition, None, room(&**log)), Ok(2));
+        // The next crash finds nothing to do.
+        logs.all()[0].log.close();
+        let (logs, partition) = open(&disk, &store);
+        partition.end_decided(0);
+        assert_eq!((partition.next_offset(), partition.transaction_start(7)), (Offset(3), None));
+        logs.all()[0].log.close();
     }
 }

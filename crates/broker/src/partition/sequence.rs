@@ -66,6 +66,10 @@ pub enum SequenceError {
     /// The leader has changed since the batch was admitted.
     #[error("The leader of the partition has changed")]
     Moved,
+    /// Transactions have ended of which the log has no markers, and there is no room for them. They come before what is
+    /// appended.
+    #[error("The log has no room to end earlier transactions")]
+    Undecided,
     /// The batch is not transactional, but the producer has an open transaction.
     #[error("Expected transactional write from producer {producer_id}")]
     NotTransactional {

@@ -61,6 +61,7 @@ impl From<SequenceError> for Failure {
                 Failure::because(ErrorCode::OutOfOrderSequenceNumber, message)
             }
             SequenceError::Moved => Failure::because(ErrorCode::NotLeaderOrFollower, message),
+            SequenceError::Undecided => Failure::because(ErrorCode::KafkaStorageError, message),
             SequenceError::Coordinator { .. } => {
                 Failure::because(ErrorCode::TransactionCoordinatorFenced, message)
             }

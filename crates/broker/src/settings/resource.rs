@@ -207,7 +207,8 @@ fn check_bounds(image: &Image, kind: ResourceKind, name: &str, overrides: &Overr
     Ok(())
 }
 
-/// Checks the local retention of a broker's settings as Kafka's `DynamicLogConfig` does.
+/// Checks the local retention of a broker's settings as Kafka's `DynamicLogConfig` does. Kafka names the exception of the
+/// part that is reconfigured as the value that is wrong.
 pub fn check_local_retention(config: &Config) -> Result<(), Failure> {
     let ms = ("log.retention.ms", config.retention_ms);
     let bytes = ("log.retention.bytes", config.retention_bytes);
@@ -215,7 +216,10 @@ pub fn check_local_retention(config: &Config) -> Result<(), Failure> {
         wrong_local_retention(("log.local.retention.ms", config.local_retention_ms), ms).or_else(|| {
             wrong_local_retention(("log.local.retention.bytes", config.local_retention_bytes), bytes)
         });
-    wrong.map_or(Ok(()), |why| Err(Failure::because(ErrorCode::InvalidRequest, why)))
+    let Some(why) = wrong else { return Ok(()) };
+    let exception = format!("org.apache.kafka.common.config.ConfigException: {why}");
+    let message = format!("Invalid value {exception} for configuration Invalid dynamic configuration");
+    Err(Failure::because(ErrorCode::InvalidRequest, message))
 }
 
 /// Checks `overrides` of the broker's settings as a whole. `now` holds all settings by clients that are in force.

@@ -14,7 +14,7 @@
 //! Of two records with one key, the later counts. Once most records are superseded, the live ones are written again and
 //! the records before them are dropped.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -66,8 +66,9 @@ struct State {
     /// Corrections that are not yet written, for records about batches that do not exist. Other batches may take the
     /// offsets of those batches.
     corrections: Vec<(Key, Option<Fate>)>,
-    /// Transactions that are open because their markers do not exist, as they were to end.
-    decided: Vec<(Key, TransactionResult)>,
+    /// Transactions that are open because their markers do not exist, as they are to end. Their records in the index stay:
+    /// the partition ends them before it appends anything, so no other batch takes the offset of a marker.
+    decided: HashMap<Key, Fate>,
 }
 
 /// The transaction index of one log.
@@ -82,8 +83,9 @@ pub struct TransactionIndex {
 pub struct StoredTransactions {
     /// Producers with an open transaction, each with its first offset.
     pub open: Vec<(i64, Offset)>,
-    /// Those of them whose transaction was to end with a marker that the log does not have.
-    pub decided: Vec<(i64, TransactionResult)>,
+    /// Those of them whose transaction was to end with a marker that the log does not have. In the order of these markers:
+    /// a transaction is known to lack its marker as long as the partition does not reach the offset of that marker.
+    pub decided: VecDeque<(i64, TransactionResult)>,
     /// In no particular order.
     pub aborted: Vec<AbortedTransaction>,
 }
@@ -128,7 +130,7 @@ impl TransactionIndex {
             from = next;
         }
         let state =
-            State { next_offset: bounds.committed, live, corrections: Vec::new(), decided: Vec::new() };
+            State { next_offset: bounds.committed, live, corrections: Vec::new(), decided: HashMap::new() };
         let index = TransactionIndex { stream, state: Mutex::new(state) };
         index.drop_what_never_was(log);
         Ok(index)
@@ -144,30 +146,30 @@ impl TransactionIndex {
             state.live.remove(&key);
             state.corrections.push((key, None));
         }
-        let mut reopened = Vec::new();
-        state.live.retain(|key, fate| {
-            let (last, result) = match *fate {
-                Fate::Open => return true,
-                Fate::Aborted(last) => (last, TransactionResult::Abort),
-                Fate::Committed(last) => (last, TransactionResult::Commit),
-            };
+        let State { live, decided, .. } = &mut *state;
+        live.retain(|key, fate| {
+            let (Fate::Aborted(last) | Fate::Committed(last)) = *fate else { return true };
             if bounds.get(&key.stream).is_none_or(|b| last >= b.committed) {
                 // The marker does not exist, so the transaction is open.
-                *fate = Fate::Open;
-                reopened.push((*key, result));
+                decided.insert(*key, std::mem::replace(fate, Fate::Open));
             }
             !matches!(fate, Fate::Committed(_))
         });
-        state.corrections.extend(reopened.iter().map(|(key, _)| (*key, Some(Fate::Open))));
-        state.decided = reopened;
     }
 
     /// The transactions of all streams.
     pub fn stored(&self) -> HashMap<StreamId, StoredTransactions> {
         let mut all: HashMap<StreamId, StoredTransactions> = HashMap::new();
         let state = self.state.lock();
-        for (key, result) in &state.decided {
-            all.entry(key.stream).or_default().decided.push((key.producer_id, *result));
+        let ended = |(key, fate): (&Key, &Fate)| match *fate {
+            Fate::Open => None,
+            Fate::Aborted(marker) => Some((marker, *key, TransactionResult::Abort)),
+            Fate::Committed(marker) => Some((marker, *key, TransactionResult::Commit)),
+        };
+        let mut decided: Vec<_> = state.decided.iter().filter_map(ended).collect();
+        decided.sort_unstable_by_key(|(marker, ..)| *marker);
+        for (_, key, result) in decided {
+            all.entry(key.stream).or_default().decided.push_back((key.producer_id, result));
         }
         for (key, fate) in &state.live {
             let of = all.entry(key.stream).or_default();
@@ -214,7 +216,7 @@ impl TransactionIndex {
     ) {
         let key = Key { stream, producer_id, first_offset: first };
         let mut state = self.state.lock();
-        state.corrections.retain(|(other, _)| *other != key);
+        state.decided.remove(&key);
         let fate = match result {
             TransactionResult::Abort => {
                 state.live.insert(key, Fate::Aborted(marker));
@@ -254,6 +256,7 @@ impl TransactionIndex {
             (Some(_), Fate::Open) => true,
             (Some(_), Fate::Committed(_)) => false,
         });
+        state.decided.retain(|key, _| start_of(key.stream).is_some());
         for correction in std::mem::take(&mut state.corrections) {
             match log.admit(Self::RECORD_BYTES) {
                 Ok(room) => self.append(log, &mut state, &[correction], room, now_ms, None),
@@ -265,7 +268,8 @@ impl TransactionIndex {
         if records < REWRITE_RECORDS_MIN || records / REWRITE_FACTOR < live || !state.corrections.is_empty() {
             return;
         }
-        let mut all: Vec<_> = state.live.iter().map(|(key, fate)| (*key, Some(*fate))).collect();
+        let fate_of = |(key, fate): (&Key, &Fate)| (*key, Some(*state.decided.get(key).unwrap_or(fate)));
+        let mut all: Vec<_> = state.live.iter().map(fate_of).collect();
         all.sort_unstable_by_key(|(key, _)| *key);
         let chunks: Vec<_> = all.chunks(REWRITE_BATCH_RECORDS).collect();
         let rooms: Result<Vec<_>, _> =
@@ -456,25 +460,35 @@ mod tests {
         index.end(&log, STREAM, (0, Offset(0)), (Offset(3), ABORT), room(&log), 0);
         append(&log, 3);
         index.end(&log, STREAM, (1, Offset(1)), (Offset(4), COMMIT), room(&log), 0);
-        index.end(&log, STREAM, (2, Offset(2)), (Offset(4), ABORT), room(&log), 0);
+        index.end(&log, STREAM, (2, Offset(2)), (Offset(5), ABORT), room(&log), 0);
         index.begin(&log, STREAM, (9, Offset(4)), room(&log), 0);
         assert_eq!(open_ones(&index), [(9, 4)]);
         log.close();
 
         let (log, index) = open(&disk);
         assert_eq!(open_ones(&index), [(1, 1), (2, 2)]);
-        let mut stored = index.stored().remove(&STREAM).unwrap();
-        stored.decided.sort_unstable_by_key(|(producer, _)| *producer);
-        assert_eq!((stored.aborted.len(), stored.decided), (1, vec![(1, COMMIT), (2, ABORT)]));
+        let stored = index.stored().remove(&STREAM).unwrap();
+        assert_eq!((stored.aborted.len(), stored.decided), (1, [(1, COMMIT), (2, ABORT)].into()));
         index.maintain(&log, |stream| (stream == STREAM).then_some(Offset(0)), 0);
-        // Another batch takes the offset of the missing one.
+        log.close();
+
+        // There was no room for the markers. The next opening knows of them, too.
+        let (log, index) = open(&disk);
+        let decided = |index: &TransactionIndex| index.stored().remove(&STREAM).unwrap().decided;
+        assert_eq!(decided(&index).len(), 2);
+        index.end(&log, STREAM, (1, Offset(1)), (Offset(4), COMMIT), room(&log), 0);
         append(&log, 4);
-        index.end(&log, STREAM, (1, Offset(1)), (Offset(5), COMMIT), room(&log), 0);
-        append(&log, 5);
+        assert_eq!(decided(&index), [(2, ABORT)]);
         log.close();
 
         let (log, index) = open(&disk);
         assert_eq!(open_ones(&index), [(2, 2)]);
+        index.end(&log, STREAM, (2, Offset(2)), (Offset(5), ABORT), room(&log), 0);
+        append(&log, 5);
+        log.close();
+
+        let (log, index) = open(&disk);
+        assert_eq!(open_ones(&index), []);
         // The index keeps nothing about a stream that does not exist any more.
         index.maintain(&log, |_| None, 0);
         assert!(index.stored().is_empty());

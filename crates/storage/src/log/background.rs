@@ -73,7 +73,16 @@ pub(super) fn run_uploader(uploader: &mut Uploader) {
     let mut patience = Patience::default();
     let mut problems = Problems::default();
     let mut tell = |problem: &UploadError| {
-        if problems.is_due(problem) {
+        if !problems.is_due(problem) {
+            return;
+        }
+        if matches!(problem, UploadError::Unreadable { .. }) {
+            tracing::error!(
+                %problem,
+                "these records stay on the local disk alone, and so do those behind them; check the disk, and see \
+                 `mainstem log verify`"
+            );
+        } else {
             tracing::warn!(
                 %problem,
                 "nothing goes to the object store: the local disk keeps the records until it is back; check the store, \

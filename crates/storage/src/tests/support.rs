@@ -372,6 +372,16 @@ impl World {
         }
     }
 
+    /// Does the last one of the puts that were begun. The others are lost.
+    pub fn run_last_put(&mut self) {
+        let Some(puts) = &mut self.puts else { return };
+        puts.run(&mut self.rng, 0);
+        if let Some(last) = puts.jobs.pop() {
+            last();
+        }
+        puts.jobs.clear();
+    }
+
     /// The requests of a server that is lost: some have landed, the others never will.
     pub fn end_requests(&mut self) {
         let count = self.rng.usize(0..4);

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use disk::sim::Fault;
 use disk::{AlignedBuffer, Disk, SimDisk};
-use model::Offset;
+use model::{Offset, StreamId};
 use objects::Bucket;
 use objects::sim::Faults;
 
 use super::crash::seeds;
 use super::restore::{Restored, lose_often};
-use super::support::{DISKLESS, Left, StreamModel, World, open};
+use super::support::{DISKLESS, LEADING, Left, StreamModel, World, open};
 use crate::cleaner::Merged;
 use crate::format::STORED;
 use crate::log::assemble;
@@ -23,7 +23,7 @@ use crate::recovery::OpenError;
 use crate::request::Durability;
 use crate::tools::examine::Severity;
 use crate::tools::{examine, salvage};
-use crate::uploader::Uploaded;
+use crate::uploader::{UploadError, Uploaded};
 use crate::writer::Patience;
 
 /// Streams 1 and 3 are tiered, stream 2 is diskless, stream 0 is local.
@@ -447,6 +447,100 @@ fn an_object_is_named_once_whatever_fails_between() {
         world.trim_to(1, end);
         world.settle();
         world.strike(Left::Killed);
+    }
+}
+
+/// A crash left an object without the one before it. Its number is in the way of an object with records of a leading
+/// stream, and the object behind that one is stored already.
+#[test]
+fn an_object_does_not_count_without_those_it_was_built_behind() {
+    for seed in [1, 2, 3] {
+        let mut world = World::tiered(seed);
+        world.put_in_parallel();
+        let put = |world: &mut World, streams: &[u64]| {
+            for stream in streams {
+                assert!(world.append(*stream, 1000, Durability::Synced));
+            }
+            // Settling the log would store the records, too.
+            for _ in 0..10 {
+                world.parts.writer.turn(Patience::None);
+            }
+            let turn = world.parts.uploader.turn();
+            assert!(matches!(turn, Uploaded::Begun), "seed {seed}, {streams:?}: {turn:?}");
+        };
+        let name = |world: &mut World| {
+            world.run_puts(usize::MAX);
+            assert!(matches!(world.parts.uploader.turn(), Uploaded::Object));
+        };
+        put(&mut world, &[DISKLESS]);
+        name(&mut world);
+        put(&mut world, &[DISKLESS]);
+        put(&mut world, &[DISKLESS]);
+        world.run_last_put();
+        world.strike(Left::Killed);
+        put(&mut world, &[DISKLESS]);
+        name(&mut world);
+        put(&mut world, &[LEADING, DISKLESS]);
+        put(&mut world, &[1]);
+        world.run_puts(usize::MAX);
+        let mut skipped = 0;
+        for _ in 0..10 {
+            let before = world.parts.uploader.next();
+            assert!(!matches!(world.parts.uploader.turn(), Uploaded::Fenced(_) | Uploaded::Failed(_)));
+            skipped += u32::from(world.parts.uploader.next() > before);
+            let stored = |id: u64| world.stream(id).bounds().stored;
+            assert!(stored(1).is_none() || stored(LEADING).is_some(), "seed {seed}: stream 1 is ahead");
+            world.run_puts(usize::MAX);
+        }
+        assert!(skipped >= 2, "seed {seed}: nothing was in the way");
+        rest(&mut world);
+        compare(&mut world);
+        check_objects(&world);
+        for id in [1, DISKLESS, LEADING] {
+            let bounds = world.stream(id).bounds();
+            assert_eq!(bounds.stored, Some(bounds.committed), "seed {seed}: stream {id}");
+        }
+    }
+}
+
+/// A record on the local disk is lost before it is stored.
+#[test]
+fn records_that_cannot_be_read_hold_up_no_other_stream() {
+    for (damaged, others_go_on) in [(1, true), (LEADING, false)] {
+        let mut world = World::tiered(1);
+        for stream in [damaged, DISKLESS, 4 - damaged] {
+            assert!(world.append(stream, 5000, Durability::Synced));
+            world.settle();
+        }
+        // Nothing is in memory afterwards.
+        world.strike(Left::Killed);
+        let shared = world.parts.log.shared.clone();
+        let stream = world.stream(damaged);
+        let sources = shared.sources_between(&stream, Offset::ZERO, stream.bounds().synced).unwrap();
+        let (segment, at) = (sources[0].segment.name(), u64::from(sources[0].places[0].position));
+        world.disk.fail_reads_of(&segment, at..at + 1);
+        let mut problems = 0;
+        for _ in 0..10 {
+            match world.parts.uploader.turn() {
+                Uploaded::Failed(UploadError::Unreadable { stream, .. }) => {
+                    assert_eq!(stream, StreamId(damaged));
+                    problems += 1;
+                }
+                Uploaded::Failed(error) => panic!("{error}"),
+                _ => {}
+            }
+        }
+        assert!(problems > 0);
+        let is_stored = |id: u64| {
+            let bounds = world.stream(id).bounds();
+            bounds.stored == Some(bounds.synced)
+        };
+        assert!(!is_stored(damaged));
+        assert_eq!([DISKLESS, 4 - damaged].map(is_stored), [others_go_on; 2], "stream {damaged} is damaged");
+        world.disk.clear_faults();
+        rest(&mut world);
+        compare(&mut world);
+        check_objects(&world);
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use model::Offset;
-use objects::{Bucket, BucketError, Put};
+use objects::{Bucket, BucketError, Put, patiently};
 
 use super::object::Known;
 use super::{Progress, UploadError, Uploader};
@@ -13,6 +13,18 @@ use crate::index::{BatchIndex, BatchPlace};
 use crate::segment::fetch::{Described, Expected, fetch};
 use crate::segment::object::object_key;
 use crate::stream::Stream;
+
+/// Attempts of each of the requests that read an object. On a bad day of the store, one of several would nearly always
+/// fail, and the next turn begins with the first of them.
+const ATTEMPTS: u32 = 3;
+
+fn repeatedly<T>(request: impl FnMut() -> Result<T, BucketError>) -> Result<T, BucketError> {
+    let mut left = ATTEMPTS;
+    patiently(request, |_, _| {
+        left -= 1;
+        left > 0
+    })
+}
 
 impl Uploader {
     /// Decides about the key of the first pending object, which is taken. Returns why another server writes this log's
@@ -50,13 +62,14 @@ impl Uploader {
         sequence: u32,
     ) -> Result<Result<Known, String>, BucketError> {
         let key = object_key(self.shared.options.log_id, sequence);
-        let length = bucket.length(&key)?;
+        let length = repeatedly(|| bucket.length(&key))?;
         let expected = Expected { log_id: self.shared.options.log_id, sequence, length };
         let differs = |why: String| Ok(Err(format!("the object {key} is not one of this log: {why}")));
-        let (described, local) = match fetch(expected, |range| bucket.get(&key, range))? {
-            Ok(fetched) => fetched,
-            Err(why) => return differs(why),
-        };
+        let (described, local) =
+            match fetch(expected, |range| repeatedly(|| bucket.get(&key, range.clone())))? {
+                Ok(fetched) => fetched,
+                Err(why) => return differs(why),
+            };
         let Described { header, trailer, rows, counted, .. } = described;
         if !self.owners.has(trailer.epoch) {
             return differs("another server put it, which has a copy of this log".to_owned());
@@ -68,7 +81,7 @@ impl Uploader {
     /// replaces ranges, or an object before it was lost in a crash and built again in another form. `Err` says in which
     /// way it contradicts the log.
     pub(super) fn continues(&self, known: &Known) -> Result<bool, String> {
-        let mut continues = true;
+        let mut continues = self.has_those_before(known);
         for row in &known.rows {
             if row.flags & ROW_REPLACES != 0 {
                 continues = false;
@@ -92,6 +105,16 @@ impl Uploader {
             }
         }
         Ok(continues)
+    }
+
+    /// Whether the objects that were on their way when this one was built are stored as they were built then. It may lack
+    /// records of leading streams that they have.
+    fn has_those_before(&self, known: &Known) -> bool {
+        (known.counted..known.header.sequence).all(|sequence| {
+            let segment = self.shared.segments.find(sequence);
+            let footer = segment.as_ref().and_then(|segment| segment.footer());
+            footer.is_some_and(|footer| footer.trailer.epoch == known.trailer.epoch)
+        })
     }
 
     /// Checks that a range of the object has the batches that the local disk has, as far as it has them.

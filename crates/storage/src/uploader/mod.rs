@@ -22,7 +22,7 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use disk::{AlignedBuffer, Disk};
-use model::Offset;
+use model::{Offset, StreamId};
 use objects::{Bucket, BucketError, Put};
 
 use self::object::{Built, Identity, Known, Replaces, Wish, of_replacement, of_streams};
@@ -61,6 +61,8 @@ pub(crate) enum UploadError {
     Bucket(#[from] BucketError),
     #[error("reading what is to be stored: {0}")]
     Source(#[from] RewriteError),
+    #[error("the records of the stream {stream} cannot be read: {source}")]
+    Unreadable { stream: StreamId, source: RewriteError },
     #[error("writing a local file for the object store: {0}")]
     Local(std::io::Error),
 }
@@ -91,6 +93,8 @@ pub(crate) struct Uploader {
     dead: HashMap<u32, u64>,
     /// Objects without a local file that are still to be deleted.
     doomed: Vec<u32>,
+    /// The problem with a stream that the last object was to have.
+    unreadable: Option<UploadError>,
 }
 
 /// An object on its way.
@@ -124,6 +128,7 @@ impl Uploader {
             threads: None,
             dead: HashMap::new(),
             doomed: Vec::new(),
+            unreadable: None,
         }
     }
 
@@ -159,7 +164,7 @@ impl Uploader {
             return Uploaded::Nothing;
         }
         let begun = self.begin(&bucket);
-        let mut failed = None;
+        let mut failed = self.unreadable.take();
         for (put, result) in self.shared.tier.take_ended() {
             let same = |pending: &&mut Pending| matches!(pending.put, Progress::Going(of) if of == put);
             // Without a match, the object was given up.
@@ -259,7 +264,11 @@ impl Uploader {
             stream.note_awaits_upload(false);
         }
         let wish = Wish::new(&shared, waiting);
-        let built = self.identity(bucket).and_then(|identity| Ok(of_streams(&shared, identity, &wish)?));
+        let built = self.identity(bucket).and_then(|identity| of_streams(&shared, identity, &wish));
+        let built = built.map(|(built, unreadable)| {
+            self.unreadable = unreadable;
+            built
+        });
         let streams = wish.into_streams();
         if let Ok(Some((_, known))) = &built {
             for row in &known.rows {

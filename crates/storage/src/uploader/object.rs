@@ -15,12 +15,14 @@ use crate::index::BatchPlace;
 #[cfg(test)]
 use crate::options::Mutation;
 use crate::pacer::Pacer;
+use crate::reader::ReadError;
 use crate::segment::Segment;
 use crate::segment::build::{Blocks, SegmentBuilder};
 use crate::segment::footer::TableRow;
 use crate::shared::Shared;
 use crate::stream::Stream;
 use crate::tier::{Class, Cut, ReplaceRight, Replacement};
+use crate::uploader::UploadError;
 
 /// Bytes of batches that are read at once.
 const CHUNK_BYTES: usize = 1024 * 1024;
@@ -214,38 +216,74 @@ impl Wish {
 /// restart, objects have other records only when the leading streams have caught up.
 const LEADING_FACTOR: usize = 4;
 
-/// The object with the records of `wish`; some of them if it is full. `None` if there are none.
+/// The object with the records of `wish`; some of them if it is full. `None` if there are none. Also the problem with a
+/// stream that was left out, because its next records cannot be read.
+///
+/// # Errors
+/// Records of a leading stream cannot be read: others must not be stored before them. Or there is nothing else to store.
 pub(super) fn of_streams(
     shared: &Arc<Shared>,
     identity: Identity,
     wish: &Wish,
-) -> Result<Option<(Bytes, Known)>, RewriteError> {
+) -> Result<(Option<(Bytes, Known)>, Option<UploadError>), UploadError> {
     let mut pacer = Pacer::new(shared.clone(), false);
     let bytes_max = shared.options.object_bytes;
     let (mut leading_room, mut room) = (wish.leading_room, bytes_max);
     let mut draft = Draft::new(shared, identity, bytes_max);
-    let mut empty = true;
+    let (mut empty, mut unreadable) = (true, None);
     for Wanted { stream, end, leads } in &wish.wanted {
         let room = if *leads { &mut leading_room } else { &mut room };
         if *room == 0 {
             continue;
         }
-        let (from, sources) = shared.unstored(stream, *end, *room)?;
-        let (Some(first), Some(last)) = (sources.first(), sources.last()) else { continue };
+        let (range, batches) = match load_unstored(shared, &mut pacer, stream, *end, *room) {
+            Ok(Some(loaded)) => loaded,
+            Ok(None) => continue,
+            Err(source @ RewriteError::Read(ReadError::Damaged { .. } | ReadError::Io(_))) => {
+                let problem = UploadError::Unreadable { stream: stream.id(), source };
+                if *leads {
+                    return Err(problem);
+                }
+                unreadable.get_or_insert(problem);
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
         empty = false;
         let before = draft.builder.bytes();
-        // The range continues what is stored, also where compaction left no batch, and begins with a whole batch.
-        draft.begin(stream, (from.min(first.base_offset), last.end), 0)?;
-        for source in &sources {
-            for chunk in chunks(&source.places) {
-                for batch in load_newest(shared, &mut pacer, stream, &source.segment, chunk)? {
-                    draft.push(&batch)?;
-                }
-            }
+        draft.begin(stream, range, 0)?;
+        for batch in batches {
+            draft.push(&batch)?;
         }
         *room = room.saturating_sub(draft.builder.bytes() - before);
     }
-    if empty { Ok(None) } else { draft.finish().map(Some) }
+    match (empty, unreadable) {
+        (false, unreadable) => Ok((Some(draft.finish()?), unreadable)),
+        (true, None) => Ok((None, None)),
+        (true, Some(problem)) => Err(problem),
+    }
+}
+
+/// The records of a stream below `end` that are not stored yet, about `bytes_max` of them: their offsets and batches.
+/// `None` if there are none.
+fn load_unstored(
+    shared: &Arc<Shared>,
+    pacer: &mut Pacer,
+    stream: &Arc<Stream>,
+    end: Offset,
+    bytes_max: usize,
+) -> Result<Option<((Offset, Offset), Vec<Bytes>)>, RewriteError> {
+    let (from, sources) = shared.unstored(stream, end, bytes_max)?;
+    let (Some(first), Some(last)) = (sources.first(), sources.last()) else { return Ok(None) };
+    // The range continues what is stored, also where compaction left no batch, and begins with a whole batch.
+    let range = (from.min(first.base_offset), last.end);
+    let mut batches = Vec::new();
+    for source in &sources {
+        for chunk in chunks(&source.places) {
+            batches.extend(load_newest(shared, pacer, stream, &source.segment, chunk)?);
+        }
+    }
+    Ok(Some((range, batches)))
 }
 
 /// The object with the ranges of `replacement`.
