@@ -265,9 +265,9 @@ impl Uploader {
         }
         let wish = Wish::new(&shared, waiting);
         let built = self.identity(bucket).and_then(|identity| of_streams(&shared, identity, &wish));
-        let built = built.map(|(built, unreadable)| {
-            self.unreadable = unreadable;
-            built
+        let built = built.map(|newest| {
+            self.unreadable = newest.unreadable;
+            newest.object
         });
         let streams = wish.into_streams();
         if let Ok(Some((_, known))) = &built {

@@ -216,8 +216,15 @@ impl Wish {
 /// restart, objects have other records only when the leading streams have caught up.
 const LEADING_FACTOR: usize = 4;
 
-/// The object with the records of `wish`; some of them if it is full. `None` if there are none. Also the problem with a
-/// stream that was left out, because its next records cannot be read.
+/// An object of newest records.
+pub(super) struct Newest {
+    /// Its bytes. `None` if there are no records for it.
+    pub object: Option<(Bytes, Known)>,
+    /// The problem with a stream that was left out, because its next records cannot be read.
+    pub unreadable: Option<UploadError>,
+}
+
+/// The object with the records of `wish`; some of them if it is full.
 ///
 /// # Errors
 /// Records of a leading stream cannot be read: others must not be stored before them. Or there is nothing else to store.
@@ -225,7 +232,7 @@ pub(super) fn of_streams(
     shared: &Arc<Shared>,
     identity: Identity,
     wish: &Wish,
-) -> Result<(Option<(Bytes, Known)>, Option<UploadError>), UploadError> {
+) -> Result<Newest, UploadError> {
     let mut pacer = Pacer::new(shared.clone(), false);
     let bytes_max = shared.options.object_bytes;
     let (mut leading_room, mut room) = (wish.leading_room, bytes_max);
@@ -236,7 +243,7 @@ pub(super) fn of_streams(
         if *room == 0 {
             continue;
         }
-        let (range, batches) = match load_unstored(shared, &mut pacer, stream, *end, *room) {
+        let Unstored { range, batches } = match load_unstored(shared, &mut pacer, stream, *end, *room) {
             Ok(Some(loaded)) => loaded,
             Ok(None) => continue,
             Err(source @ RewriteError::Read(ReadError::Damaged { .. } | ReadError::Io(_))) => {
@@ -258,21 +265,27 @@ pub(super) fn of_streams(
         *room = room.saturating_sub(draft.builder.bytes() - before);
     }
     match (empty, unreadable) {
-        (false, unreadable) => Ok((Some(draft.finish()?), unreadable)),
-        (true, None) => Ok((None, None)),
+        (false, unreadable) => Ok(Newest { object: Some(draft.finish()?), unreadable }),
+        (true, None) => Ok(Newest { object: None, unreadable: None }),
         (true, Some(problem)) => Err(problem),
     }
 }
 
-/// The records of a stream below `end` that are not stored yet, about `bytes_max` of them: their offsets and batches.
-/// `None` if there are none.
+/// Records of one stream.
+struct Unstored {
+    /// Their first offset, and the one behind them.
+    range: (Offset, Offset),
+    batches: Vec<Bytes>,
+}
+
+/// The records of a stream below `end` that are not stored yet, about `bytes_max` of them. `None` if there are none.
 fn load_unstored(
     shared: &Arc<Shared>,
     pacer: &mut Pacer,
     stream: &Arc<Stream>,
     end: Offset,
     bytes_max: usize,
-) -> Result<Option<((Offset, Offset), Vec<Bytes>)>, RewriteError> {
+) -> Result<Option<Unstored>, RewriteError> {
     let (from, sources) = shared.unstored(stream, end, bytes_max)?;
     let (Some(first), Some(last)) = (sources.first(), sources.last()) else { return Ok(None) };
     // The range continues what is stored, also where compaction left no batch, and begins with a whole batch.
@@ -283,7 +296,7 @@ fn load_unstored(
             batches.extend(load_newest(shared, pacer, stream, &source.segment, chunk)?);
         }
     }
-    Ok(Some((range, batches)))
+    Ok(Some(Unstored { range, batches }))
 }
 
 /// The object with the ranges of `replacement`.
