@@ -302,10 +302,13 @@ impl Opening<'_> {
             dropped_bytes = report.dropped_bytes,
             "the log is open; dropped blocks were written but never acknowledged"
         );
-        let transactions = TransactionIndex::load(&log).map_err(|error| storage::OpenError::Io {
-            doing: "reading the transaction index".into(),
-            source: io::Error::other(error),
-        })?;
+        let transactions =
+            TransactionIndex::load(&log, storage::Clock::now_ms(&**self.clock)).map_err(|error| {
+                storage::OpenError::Io {
+                    doing: "reading the transaction index".into(),
+                    source: io::Error::other(error),
+                }
+            })?;
         Ok(OpenLog {
             id: Uuid::from_u128(log.id()),
             path: path.to_owned(),

@@ -43,6 +43,7 @@ pub use reader::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
 pub use recovery::{OpenError, RecoveryReport};
 pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
+    ROOM_PATIENCE, wait_for_room,
 };
 pub use stream::{Bounds, Level, Producer, Producers, REMEMBERED_BATCHES, RememberedBatch, Stream};
 pub use tools::{bucket, examine, restore, salvage};

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use disk::Waker;
@@ -17,6 +18,22 @@ use crate::format::{BLOCK_HEADER_BYTES, ENTRY_HEADER_BYTES, SECTOR};
 use crate::index::BATCH_INDEX_BYTES_MAX;
 use crate::segment::footer::{STREAM_FOOTER_BYTES, TABLE_PRODUCER_BYTES, TABLE_STREAM_BYTES};
 use crate::stream::Stream;
+
+/// Time that an append waits for the log to make room before it is refused.
+pub const ROOM_PATIENCE: Duration = Duration::from_secs(10);
+/// How often a thread that waits for room looks again.
+const ROOM_LOOK: Duration = Duration::from_millis(1);
+
+/// Calls `attempt` until it finds room, for at most [`ROOM_PATIENCE`]. Blocks.
+pub fn wait_for_room<T>(mut attempt: impl FnMut() -> Result<T, AdmitError>) -> Result<T, AdmitError> {
+    let deadline = Instant::now() + ROOM_PATIENCE;
+    loop {
+        match attempt() {
+            Err(AdmitError::Busy) if Instant::now() < deadline => std::thread::sleep(ROOM_LOOK),
+            done => return done,
+        }
+    }
+}
 
 /// When an append is acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

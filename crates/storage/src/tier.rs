@@ -239,6 +239,14 @@ impl Tier {
         }
     }
 
+    /// Counts what the leading streams have to store anew, after an object with it was not made or was given up.
+    pub fn recount(&self) {
+        let leading = &mut *self.leading.lock();
+        let marked: u64 = leading.marks.iter().map(|(bytes, _)| bytes).sum();
+        let all: u64 = leading.streams.iter().map(|of| of.lock().unstored_below(None)).sum();
+        leading.bytes = all.saturating_sub(marked);
+    }
+
     /// Notes that a stream has `bytes` more of synced records.
     pub fn grew(&self, class: Class, stream: &Arc<Stream>, bytes: u64, now_ns: u64) {
         self.add(&mut self.news.lock(), class, stream, bytes, now_ns);
@@ -253,6 +261,9 @@ impl Tier {
     }
 
     fn add(&self, news: &mut News, class: Class, stream: &Arc<Stream>, bytes: u64, now_ns: u64) {
+        if stream.is_aside() {
+            return;
+        }
         let waiting = &mut news.waiting[class as usize];
         if !stream.note_awaits_upload(true) {
             waiting.streams.push(stream.clone());

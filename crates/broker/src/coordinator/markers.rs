@@ -64,6 +64,8 @@ pub(super) struct Sent {
     producer_id: i64,
     result: TransactionResult,
     markers: Vec<(Arc<Partition>, Offset, Landed)>,
+    /// Partitions that did not take their marker now, because they have no room to end earlier transactions.
+    pub refused: BTreeSet<TopicPartition>,
 }
 
 impl MarkerSender {
@@ -96,13 +98,15 @@ impl MarkerSender {
     /// Queues the markers.
     pub fn send(&self, of: Markers, transactional_id: &str, now_ms: i64) -> Sent {
         let mut markers = Vec::with_capacity(of.targets.len());
+        let mut refused = BTreeSet::new();
         for Target { partition, log, room, index_room } in of.targets {
             let (sender, marked) = oneshot::channel();
             let order = Order::marker((room, index_room), Arc::new(Told::new(sender)), now_ms);
             match partition.append_marker(&*log, of.marker, order) {
                 Ok(offset) => markers.push((partition, offset, marked)),
-                // Nobody completes `marked`, so waiting for it fails.
-                Err(SequenceError::Undecided) => markers.push((partition, Offset::ZERO, marked)),
+                Err(SequenceError::Undecided) => {
+                    refused.insert((partition.topic.to_string(), partition.index));
+                }
                 // A newer producer, or another coordinator, has ended the transaction in this partition.
                 Err(error) => {
                     let partition = partition.index;
@@ -110,7 +114,7 @@ impl MarkerSender {
                 }
             }
         }
-        Sent { producer_id: of.marker.producer.0, result: of.marker.result, markers }
+        Sent { producer_id: of.marker.producer.0, result: of.marker.result, markers, refused }
     }
 
     /// Waits until all markers are durable, and applies the markers in `__consumer_offsets` to the groups.

@@ -403,7 +403,7 @@ impl TransactionCoordinator {
         let decision_room = room(log, decision.bytes.len()).await?;
         let completion_room = room(log, completion.bytes.len()).await?;
         let mut markers = self.markers.admit(&prepared, place.epoch).await?;
-        let offline = std::mem::take(&mut markers.offline);
+        let mut offline = std::mem::take(&mut markers.offline);
         let one_log = markers.are_all_in(log.log_id());
 
         let mut own = Vec::new();
@@ -418,7 +418,8 @@ impl TransactionCoordinator {
             // Another broker coordinates the transactional id by now and sends the markers.
             return Err(TransactionError::NotAvailable);
         }
-        let sent = self.markers.send(markers, &entry.id, self.clock.now_ms());
+        let mut sent = self.markers.send(markers, &entry.id, self.clock.now_ms());
+        offline.append(&mut sent.refused);
         let mut completion = Some((completion, completion_room));
         if one_log && offline.is_empty() {
             // The completion stands behind the markers in the same log, so a crash cannot keep it without them.
@@ -429,7 +430,7 @@ impl TransactionCoordinator {
         all_landed(&mut own).await?;
         marked?;
         if !offline.is_empty() {
-            // Only the offline partitions still need a marker.
+            // Only these partitions still need a marker.
             entry.set(&mut state, Transaction { partitions: offline, ..prepared });
             return Err(TransactionError::Concurrent);
         }

@@ -4,13 +4,12 @@
 //! or in an object store. One call handles one batch or one read; no call handles a single record.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use model::{Offset, StreamId, Timestamp};
 use storage::index::BatchPlace;
 use storage::{
     Admission, AdmitError, Append, AppendError, Batches, Bounds, Completion, Durability, Level, Producers,
-    ReadDone, ReadError, ReadRequest, ReadStep, Stream,
+    ROOM_PATIENCE, ReadDone, ReadError, ReadRequest, ReadStep, Stream,
 };
 use tokio::sync::Notify;
 use uuid::Uuid;
@@ -19,11 +18,6 @@ use wire::records::TransactionResult;
 use super::Placed;
 use crate::logs::OpenLog;
 use crate::transactions::{AbortedTransaction, StoredTransactions};
-
-/// Time that an append waits for the log to make room before it is refused.
-const ROOM_PATIENCE: Duration = Duration::from_secs(10);
-/// How often a thread that waits for room looks again.
-const ROOM_LOOK: Duration = Duration::from_millis(1);
 
 /// The offsets that bound a partition's records: `start <= visible <= synced`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -153,17 +147,6 @@ pub trait PartitionLog: std::fmt::Debug + Send + Sync {
 
     /// The local log, if the records are in one: for compaction and for what shows directories.
     fn local(&self) -> Option<&LocalLog>;
-}
-
-/// Calls `attempt` until it finds room, for at most [`ROOM_PATIENCE`]. Blocks.
-pub fn wait_for_room<T>(mut attempt: impl FnMut() -> Result<T, AdmitError>) -> Result<T, AdmitError> {
-    let deadline = Instant::now() + ROOM_PATIENCE;
-    loop {
-        match attempt() {
-            Err(AdmitError::Busy) if Instant::now() < deadline => std::thread::sleep(ROOM_LOOK),
-            done => return done,
-        }
-    }
 }
 
 impl dyn PartitionLog + '_ {

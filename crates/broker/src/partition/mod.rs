@@ -15,11 +15,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
-use storage::{Admission, AdmitError, AppendError, Completion, Durability, Producers, RememberedBatch};
+use storage::{
+    Admission, AdmitError, AppendError, Completion, Durability, Producers, RememberedBatch, wait_for_room,
+};
 use wire::Text;
 use wire::records::{TransactionResult, end_transaction_marker};
 
-use self::log::{LocalLog, PartitionLog, Restored, wait_for_room};
+use self::log::{LocalLog, PartitionLog, Restored};
 use self::sequence::{Sequence, SequenceError};
 use self::signal::Subscribers;
 use crate::logs::{Lost, OpenLog};
@@ -68,6 +70,8 @@ struct State {
 
 /// Interval at which a wait for a commit checks whether the log has stopped.
 const STOPPED_CHECK: Duration = Duration::from_millis(500);
+/// Interval at which a thread that waits for a sync looks again.
+const SYNCED_CHECK: Duration = Duration::from_millis(1);
 /// Upper bound in bytes of a transaction marker.
 pub const MARKER_BYTES: usize = 128;
 
@@ -318,13 +322,18 @@ impl Partition {
         if order.leader_epoch.is_some_and(|epoch| epoch != leader_epoch) {
             return Err(SequenceError::Moved);
         }
+        let producer_id = batch.header.producer_id;
+        let ends = state.decided.iter().any(|(of, _)| *of == producer_id);
         state.end_decided(log, leader_epoch, order.now_ms).map_err(|_| SequenceError::Undecided)?;
+        if ends && batch.header.is_transactional() {
+            // The check with the coordinator was left out, because this transaction was open. The client retries.
+            return Err(SequenceError::AnotherTransaction { producer_id });
+        }
         if let Sequence::Duplicate(RememberedBatch { base_offset, offset_count, .. }) =
             sequence::check(&state.producers, &batch.header, order.begins_anew)?
         {
             return Ok(Appended::Duplicate { base_offset, end: base_offset + i64::from(offset_count) });
         }
-        let producer_id = batch.header.producer_id;
         let base_offset = state.next_offset;
         if batch.header.is_transactional() {
             if state.open_epoch(producer_id).is_some_and(|epoch| epoch != batch.header.producer_epoch) {
@@ -365,14 +374,21 @@ impl Partition {
 
     /// Writes the markers that a crash or a lost disk has cut off behind their records in the transaction index. The
     /// coordinator may have completed these transactions, so it does not write them. If there is no room for them, the next
-    /// append writes them first. Blocks.
+    /// append writes them first. Otherwise they are durable on return, for whoever loads the partition. Blocks.
     pub fn end_decided(&self, now_ms: i64) {
         let Ok(log) = &self.log else { return };
+        if self.state.lock().decided.is_empty() {
+            return;
+        }
         let leader_epoch = self.leader().epoch;
         let ended = wait_for_room(|| self.state.lock().end_decided(&**log, leader_epoch, now_ms));
         if let Err(error) = ended {
             let (topic, partition) = (&self.topic, self.index);
             tracing::error!(%topic, partition, %error, "a transaction that has ended stays open until the next append");
+        }
+        let end = self.next_offset();
+        while log.bounds().synced < end && log.stopped().is_none() {
+            std::thread::sleep(SYNCED_CHECK);
         }
     }
 
@@ -624,15 +640,34 @@ mod tests {
         let (logs, partition) = open(&disk, &store);
         let log = partition.log().unwrap();
         assert_eq!(partition.transaction_start(7), Some(Offset(0)));
-        let mut kept = room(&**log);
+        // The disk becomes full.
+        disk.set_capacity(0);
+        let kept = room(&**log);
         let mut taken = Vec::new();
-        for bytes in [1 << 19, 1 << 10, 1] {
-            while let Ok(admission) = log.admit(bytes) {
-                taken.push(std::mem::replace(&mut kept, admission));
+        let mut bytes = 1 << 16;
+        let mut refused = 0;
+        while refused < 100 {
+            match log.admit(bytes) {
+                Ok(admission) => {
+                    taken.push(admission);
+                    refused = 0;
+                }
+                Err(AdmitError::Full | AdmitError::Busy) => {
+                    bytes = (bytes / 2).max(1);
+                    refused += 1;
+                    // A segment may be ready in a moment. No other can follow it.
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(error) => panic!("{error}"),
             }
         }
         assert_eq!(append(&partition, None, kept), Err(SequenceError::Undecided));
+        let marker = Marker { producer: (8, 0), result: COMMIT, coordinator_epoch: FIRST_EPOCH };
+        let order = Order::plain(taken.pop().unwrap(), Durability::Synced, None, 0);
+        let refused = partition.append_marker(&**log, marker, order);
+        assert_eq!((refused, partition.next_offset()), (Err(SequenceError::Undecided), Offset(1)));
         drop(taken);
+        disk.set_capacity(u64::MAX);
         partition.end_decided(0);
         assert_eq!(partition.transaction_start(7), None);
         assert_eq!(append(&partition, None, room(&**log)), Ok(2));

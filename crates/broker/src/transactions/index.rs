@@ -21,7 +21,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::{BufMut, Bytes, BytesMut};
 use model::{BatchHeader, Compression, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
-use storage::{Admission, Append, AppendError, Completion, Durability, Log, ReadError, ReadRequest, Stream};
+use storage::{
+    Admission, Append, AppendError, Completion, Durability, Log, ReadError, ReadRequest, Stream,
+    wait_for_room,
+};
 use wire::records::{BatchBuilder, RecordView, TransactionResult, records};
 
 use super::partition::AbortedTransaction;
@@ -95,8 +98,8 @@ impl TransactionIndex {
     /// transactional batch and marker reserves this space.
     pub const RECORD_BYTES: usize = model::batch::HEADER_BYTES + 64;
 
-    /// Reads the index of `log`. Blocks.
-    pub fn load(log: &Log) -> Result<TransactionIndex, ReadError> {
+    /// Reads the index of `log`, and corrects it before anything else is appended. Blocks.
+    pub fn load(log: &Log, now_ms: i64) -> Result<TransactionIndex, ReadError> {
         let stream = log.stream(INDEX_STREAM);
         // A log that is restored from its objects needs the index, too, and all of it that its records need.
         log.set_leading(&stream);
@@ -133,7 +136,19 @@ impl TransactionIndex {
             State { next_offset: bounds.committed, live, corrections: Vec::new(), decided: HashMap::new() };
         let index = TransactionIndex { stream, state: Mutex::new(state) };
         index.drop_what_never_was(log);
+        index.write_corrections(log, now_ms);
         Ok(index)
+    }
+
+    /// Writes the corrections for which there is room.
+    fn write_corrections(&self, log: &Log, now_ms: i64) {
+        let mut state = self.state.lock();
+        for correction in std::mem::take(&mut state.corrections) {
+            match wait_for_room(|| log.admit(Self::RECORD_BYTES)) {
+                Ok(room) => self.append(log, &mut state, &[correction], room, now_ms, None),
+                Err(_) => state.corrections.push(correction),
+            }
+        }
     }
 
     fn drop_what_never_was(&self, log: &Log) {
@@ -407,7 +422,7 @@ mod tests {
         let options = Options { segment_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() };
         let (clock, listener) = (Arc::new(SystemClock::default()), Arc::new(NoListener));
         let log = Arc::new(Log::open(Arc::new(disk.clone()), options, clock, listener).unwrap());
-        let index = TransactionIndex::load(&log).unwrap();
+        let index = TransactionIndex::load(&log, 0).unwrap();
         (log, index)
     }
 

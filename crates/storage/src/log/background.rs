@@ -6,6 +6,7 @@ use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use model::StreamId;
 use objects::{BucketError, Patience};
 
 use crate::cleaner::{Cleaner, LOOK_EVERY, Merged, Turn};
@@ -51,14 +52,22 @@ const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// When each kind of problem was logged last. Kinds alternate when the puts fail otherwise than the deletions.
 #[derive(Default)]
-struct Problems(HashMap<(Discriminant<UploadError>, bool), Instant>);
+struct Problems(HashMap<Kind, Instant>);
+
+/// A store that is away is another kind than one that refuses. Each unreadable stream is a kind of its own.
+type Kind = (Discriminant<UploadError>, bool, Option<StreamId>);
 
 impl Problems {
-    /// Whether `problem` is to be logged. A store that is away is another kind than one that refuses.
+    /// Whether `problem` is to be logged.
     fn is_due(&mut self, problem: &UploadError) -> bool {
         let refused = matches!(problem, UploadError::Bucket(BucketError::Refused(_)));
+        let stream = match problem {
+            UploadError::Unreadable { stream, .. } => Some(*stream),
+            _ => None,
+        };
         let now = Instant::now();
-        let told = self.0.entry((discriminant(problem), refused));
+        self.0.retain(|_, told| now.duration_since(*told) < TELL_EVERY);
+        let told = self.0.entry((discriminant(problem), refused, stream));
         match told {
             Entry::Occupied(told) if now.duration_since(*told.get()) < TELL_EVERY => false,
             told => {
@@ -76,24 +85,30 @@ pub(super) fn run_uploader(uploader: &mut Uploader) {
         if !problems.is_due(problem) {
             return;
         }
-        if matches!(problem, UploadError::Unreadable { .. }) {
-            tracing::error!(
+        match problem {
+            UploadError::Unreadable { leads: true, .. } => tracing::error!(
+                %problem,
+                "nothing goes to the object store: no record may be there before these, which groups and transactions \
+                 need; check the disk, and see `mainstem log verify`"
+            ),
+            UploadError::Unreadable { .. } => tracing::error!(
                 %problem,
                 "these records stay on the local disk alone, and so do those behind them; check the disk, and see \
                  `mainstem log verify`"
-            );
-        } else {
-            tracing::warn!(
+            ),
+            _ => tracing::warn!(
                 %problem,
                 "nothing goes to the object store: the local disk keeps the records until it is back; check the store, \
                  the credentials and the network"
-            );
+            ),
         }
     };
     let (mut collected, mut listed) = (Instant::now(), None::<Instant>);
     loop {
         let before = uploader.next();
-        let goes_on = match uploader.turn() {
+        let uploaded = uploader.turn();
+        uploader.take_problems().iter().for_each(&mut tell);
+        let goes_on = match uploaded {
             Uploaded::Nothing if uploader.is_fenced() => uploader.rest(COLLECT_EVERY),
             Uploaded::Nothing => uploader.wait(),
             Uploaded::Begun => uploader.rest(Duration::ZERO),

@@ -126,6 +126,8 @@ pub struct Stream {
     level: AtomicU8,
     /// Whether the uploader knows that there is something to store.
     awaits_upload: AtomicBool,
+    /// It waits apart from the others.
+    aside: AtomicBool,
     /// Whether it is one of the leading streams of [`crate::tier`].
     leads: AtomicBool,
     state: Mutex<StreamState>,
@@ -169,7 +171,8 @@ impl Stream {
 
     fn with(id: StreamId, state: StreamState) -> Stream {
         let (level, awaits_upload) = (AtomicU8::new(Level::Local as u8), AtomicBool::new(false));
-        Stream { id, level, awaits_upload, leads: AtomicBool::new(false), state: Mutex::new(state) }
+        let (aside, leads) = (AtomicBool::new(false), AtomicBool::new(false));
+        Stream { id, level, awaits_upload, aside, leads, state: Mutex::new(state) }
     }
 
     /// Makes it a leading stream.
@@ -232,6 +235,16 @@ impl Stream {
     /// Notes whether the uploader knows that there is something to store. Returns what was noted before.
     pub(crate) fn note_awaits_upload(&self, awaits: bool) -> bool {
         self.awaits_upload.swap(awaits, Ordering::AcqRel)
+    }
+
+    /// Notes whether the stream waits apart from the others, because its next records cannot be read.
+    pub(crate) fn set_aside(&self, aside: bool) {
+        self.aside.store(aside, Ordering::Release);
+    }
+
+    /// Whether the stream waits apart from the others.
+    pub(crate) fn is_aside(&self) -> bool {
+        self.aside.load(Ordering::Acquire)
     }
 
     /// Whether the uploader knows that there is something to store.

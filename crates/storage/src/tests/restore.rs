@@ -12,8 +12,8 @@ use objects::sim::Faults;
 use objects::{Bucket, BucketError};
 
 use super::crash::seeds;
-use super::support::{Appended, Left, Outcome, StreamModel, World};
-use super::tier::{rest, world_of};
+use super::support::{Appended, DISKLESS, LEADING, Left, Outcome, StreamModel, World};
+use super::tier::{rest, world_of, world_with_an_object_in_the_way};
 use crate::cleaner::Merged;
 use crate::pacer::Pacer;
 use crate::request::Durability;
@@ -240,6 +240,20 @@ fn the_restored_log_goes_on_behind_its_objects() {
     assert!(keys.len() > before.len() && keys.starts_with(&before));
     world.strike(Left::PowerCut);
     world.compare();
+}
+
+#[test]
+fn objects_do_not_count_without_those_they_were_built_behind() {
+    for seed in [1, 2, 3] {
+        let world = world_with_an_object_in_the_way(seed);
+        let log = restored(&world, &SimDisk::new(9), &snapshot(&world), false).unwrap();
+        check_order(&world, &log);
+        let records = [1, DISKLESS, LEADING].map(|id| {
+            let stream = &log.streams[&StreamId(id)];
+            stream.next > stream.start
+        });
+        assert_eq!(records, [false, true, false], "seed {seed}");
+    }
 }
 
 #[test]

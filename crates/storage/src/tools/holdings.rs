@@ -64,6 +64,15 @@ struct Late {
     table: Option<(Offset, Producers)>,
 }
 
+/// What an object says of those before it.
+#[derive(Clone, Copy, Debug)]
+struct BuiltBehind {
+    /// The opening of the log that built it.
+    owner: u64,
+    /// The first of the objects that were on their way.
+    counted: u32,
+}
+
 /// The last objects that may have been put without those before them; more than are put at the same time.
 const LATE: u32 = 16;
 
@@ -77,6 +86,8 @@ pub(crate) struct Holdings {
     late_from: u32,
     /// The last objects, also damaged ones.
     present: BTreeSet<u32>,
+    /// The last objects that are not damaged.
+    built: BTreeMap<u32, BuiltBehind>,
     /// All objects below count: one that was built later says so.
     counted_to: u32,
     last_producer: Option<i64>,
@@ -96,26 +107,42 @@ impl Holdings {
     }
 
     /// Settles which of the last objects count, once all are added: those without a gap in their numbers behind the
-    /// objects that are known to count. Returns the others.
+    /// objects that are known to count, if the objects that were on their way when they were built count as well. The
+    /// uploader takes over no others ([`crate::uploader`]). Returns those that do not count.
     pub fn settle(&mut self) -> Vec<u32> {
-        let mut next = self.counted_to.max(self.late_from);
-        while self.present.contains(&next) {
-            next += 1;
+        let mut counting = BTreeSet::new();
+        for sequence in &self.present {
+            let built = self.built.get(sequence);
+            let from = built.map_or(self.counted_to, |built| built.counted).max(self.late_from);
+            let counts = |before: u32| match self.built.get(&before) {
+                Some(other) => {
+                    counting.contains(&before) && built.is_none_or(|built| built.owner == other.owner)
+                }
+                // It is damaged, or was deleted after it had counted.
+                None => self.present.contains(&before) || before < self.counted_to,
+            };
+            if (from..*sequence).all(counts) {
+                counting.insert(*sequence);
+            }
         }
         for held in self.streams.values_mut() {
             for (sequence, late) in std::mem::take(&mut held.late) {
-                if sequence < next {
+                if counting.contains(&sequence) {
                     held.count(late);
                 }
             }
         }
-        self.present.range(next..).copied().collect()
+        self.present.difference(&counting).copied().collect()
     }
 
     /// Adds the object `sequence`.
     pub fn add(&mut self, sequence: u32, described: Described) {
         self.generation = self.generation.max(described.header.generation);
         self.counted_to = self.counted_to.max(described.counted);
+        if sequence >= self.late_from {
+            let built = BuiltBehind { owner: described.trailer.epoch, counted: described.counted };
+            self.built.insert(sequence, built);
+        }
         for row in &described.rows {
             let held = self.streams.entry(row.stream).or_default();
             let range = (row.base_offset, row.next_offset);
@@ -271,10 +298,12 @@ mod tests {
 
     #[test]
     fn an_object_that_was_put_without_those_before_it_does_not_count() {
-        let ends = |sequences: &[u32], counted: u32| {
-            let mut holdings = Holdings::new(sequences.iter().map(|number| STORED | number));
-            for number in sequences {
-                let (header, trailer) = bare();
+        // Objects by number, the opening that built them, and the number below which they say that all count.
+        let ends_of = |objects: &[(u32, u64, u32)]| {
+            let mut holdings = Holdings::new(objects.iter().map(|(number, ..)| STORED | number));
+            for (number, owner, counted) in objects {
+                let (header, mut trailer) = bare();
+                trailer.epoch = *owner;
                 let from = i64::from(*number) * 10;
                 let next = Offset(from + 10);
                 let table = HashMap::from([(
@@ -286,7 +315,14 @@ mod tests {
                 holdings.add(STORED | number, described);
             }
             holdings.settle();
-            holdings.streams[&StreamId(4)].producers.values().map(|(next, _)| next.0).max()
+            let counted = holdings.streams[&StreamId(4)].producers.values().map(|(next, _)| next.0 / 10 - 1);
+            let mut counted: Vec<i64> = counted.collect();
+            counted.sort_unstable();
+            counted
+        };
+        let ends = |sequences: &[u32], counted: u32| {
+            let objects: Vec<_> = sequences.iter().map(|number| (*number, 1, counted)).collect();
+            ends_of(&objects).last().map(|last| last * 10 + 10)
         };
         assert_eq!(ends(&[1, 2, 3], 1), Some(40));
         // The second was lost in a crash, and the third never counted.
@@ -294,6 +330,14 @@ mod tests {
         // The second was deleted, after the third had counted.
         assert_eq!(ends(&[1, 3, 4], 4), Some(50));
         assert_eq!(ends(&[5], 3), None);
+        // The first of two on their way was lost in a crash, and the next opening put another one in its place. The one
+        // behind the second was built without it.
+        let put = [(1, 1, 1), (2, 2, 2), (3, 1, 2), (4, 2, 3)];
+        assert_eq!(ends_of(&put), [1, 2]);
+        // They do not count either once the next object says that all before it do.
+        assert_eq!(ends_of(&[&put[..], &[(5, 2, 5), (6, 2, 5)]].concat()), [1, 2, 5, 6]);
+        // Both of an opening are there.
+        assert_eq!(ends_of(&[(1, 1, 1), (2, 1, 2), (3, 1, 2), (4, 2, 4)]), [1, 2, 3, 4]);
     }
 
     #[test]

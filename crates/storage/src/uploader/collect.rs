@@ -124,6 +124,10 @@ impl Uploader {
         if let Some(why) = self.check_claim(&*bucket)? {
             return Ok(Some(why));
         }
+        // Those that were skipped go from the newest on: an object does not count as long as one that it was built behind is
+        // there and does not count.
+        let from_next = orphans.partition_point(|(sequence, _)| *sequence < self.next);
+        orphans[..from_next].reverse();
         for (sequence, key) in orphans {
             if sequence >= self.next {
                 let continues = match self.read_existing(&*bucket, sequence)? {

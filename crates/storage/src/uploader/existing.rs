@@ -2,6 +2,7 @@
 //! crash, or another server's.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::Offset;
 use objects::{Bucket, BucketError, Put, patiently};
@@ -13,16 +14,17 @@ use crate::index::{BatchIndex, BatchPlace};
 use crate::segment::fetch::{Described, Expected, fetch};
 use crate::segment::object::object_key;
 use crate::stream::Stream;
+use crate::tier::Tier;
 
 /// Attempts of each of the requests that read an object. On a bad day of the store, one of several would nearly always
 /// fail, and the next turn begins with the first of them.
 const ATTEMPTS: u32 = 3;
 
-fn repeatedly<T>(request: impl FnMut() -> Result<T, BucketError>) -> Result<T, BucketError> {
+fn repeatedly<T>(tier: &Tier, request: impl FnMut() -> Result<T, BucketError>) -> Result<T, BucketError> {
     let mut left = ATTEMPTS;
     patiently(request, |_, _| {
         left -= 1;
-        left > 0
+        left > 0 && tier.rest(Duration::ZERO)
     })
 }
 
@@ -62,11 +64,12 @@ impl Uploader {
         sequence: u32,
     ) -> Result<Result<Known, String>, BucketError> {
         let key = object_key(self.shared.options.log_id, sequence);
-        let length = repeatedly(|| bucket.length(&key))?;
+        let tier = &self.shared.tier;
+        let length = repeatedly(tier, || bucket.length(&key))?;
         let expected = Expected { log_id: self.shared.options.log_id, sequence, length };
         let differs = |why: String| Ok(Err(format!("the object {key} is not one of this log: {why}")));
         let (described, local) =
-            match fetch(expected, |range| repeatedly(|| bucket.get(&key, range.clone())))? {
+            match fetch(expected, |range| repeatedly(tier, || bucket.get(&key, range.clone())))? {
                 Ok(fetched) => fetched,
                 Err(why) => return differs(why),
             };

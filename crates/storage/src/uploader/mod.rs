@@ -25,7 +25,7 @@ use disk::{AlignedBuffer, Disk};
 use model::{Offset, StreamId};
 use objects::{Bucket, BucketError, Put};
 
-use self::object::{Built, Identity, Known, Replaces, Wish, of_replacement, of_streams};
+use self::object::{Built, Identity, Known, Replaces, Unreadable, Wish, of_replacement, of_streams};
 use self::owner::Owners;
 use crate::cleaner::RewriteError;
 use crate::completion::AppendError;
@@ -61,8 +61,8 @@ pub(crate) enum UploadError {
     Bucket(#[from] BucketError),
     #[error("reading what is to be stored: {0}")]
     Source(#[from] RewriteError),
-    #[error("the records of the stream {stream} cannot be read: {source}")]
-    Unreadable { stream: StreamId, source: RewriteError },
+    #[error("the next records of the stream {stream} cannot be read: {source}")]
+    Unreadable { stream: StreamId, leads: bool, source: RewriteError },
     #[error("writing a local file for the object store: {0}")]
     Local(std::io::Error),
 }
@@ -93,9 +93,23 @@ pub(crate) struct Uploader {
     dead: HashMap<u32, u64>,
     /// Objects without a local file that are still to be deleted.
     doomed: Vec<u32>,
-    /// The problem with a stream that the last object was to have.
-    unreadable: Option<UploadError>,
+    /// Streams whose next records cannot be read. They wait for another attempt apart from the others.
+    aside: HashMap<StreamId, Aside>,
+    /// The problems with them that were not told yet.
+    problems: Vec<UploadError>,
 }
+
+struct Aside {
+    stream: Arc<Stream>,
+    /// When its records are read again, in nanoseconds of the log's clock. `None` while they are.
+    until: Option<u64>,
+    /// The pause before that, which grows.
+    pause: Duration,
+}
+
+/// The bounds of the pause before unreadable records are read again.
+const ASIDE_MIN: Duration = Duration::from_secs(1);
+const ASIDE_MAX: Duration = Duration::from_secs(60);
 
 /// An object on its way.
 struct Pending {
@@ -128,7 +142,8 @@ impl Uploader {
             threads: None,
             dead: HashMap::new(),
             doomed: Vec::new(),
-            unreadable: None,
+            aside: HashMap::new(),
+            problems: Vec::new(),
         }
     }
 
@@ -163,8 +178,9 @@ impl Uploader {
         if self.is_fenced() {
             return Uploaded::Nothing;
         }
+        self.try_those_aside();
         let begun = self.begin(&bucket);
-        let mut failed = self.unreadable.take();
+        let mut failed = None;
         for (put, result) in self.shared.tier.take_ended() {
             let same = |pending: &&mut Pending| matches!(pending.put, Progress::Going(of) if of == put);
             // Without a match, the object was given up.
@@ -263,23 +279,69 @@ impl Uploader {
         for stream in &waiting {
             stream.note_awaits_upload(false);
         }
+        let identity = match self.identity(bucket) {
+            Ok(identity) => identity,
+            Err(error) => {
+                waiting.iter().for_each(|stream| shared.store_later(stream));
+                return Err(error);
+            }
+        };
         let wish = Wish::new(&shared, waiting);
-        let built = self.identity(bucket).and_then(|identity| of_streams(&shared, identity, &wish));
-        let built = built.map(|newest| {
-            self.unreadable = newest.unreadable;
+        let built = of_streams(&shared, identity, &wish).map(|newest| {
+            newest.unreadable.into_iter().for_each(|unreadable| self.put_aside(unreadable));
             newest.object
         });
         let streams = wish.into_streams();
-        if let Ok(Some((_, known))) = &built {
-            for row in &known.rows {
-                if let Ok(at) = streams.binary_search_by_key(&row.stream, |stream| stream.id()) {
-                    streams[at].lock().uploading = row.next_offset;
+        if built.is_ok() && !self.aside.is_empty() {
+            // Those that were read at last.
+            let was_read = |id: &StreamId| streams.binary_search_by_key(id, |stream| stream.id()).is_ok();
+            self.aside.retain(|id, aside| aside.until.is_some() || !was_read(id));
+        }
+        match &built {
+            Ok(Some((_, known))) => {
+                for row in &known.rows {
+                    if let Ok(at) = streams.binary_search_by_key(&row.stream, |stream| stream.id()) {
+                        streams[at].lock().uploading = row.next_offset;
+                    }
                 }
             }
+            Ok(None) | Err(_) => shared.tier.recount(),
         }
         // A part may be left, because the object was full.
         streams.iter().for_each(|stream| shared.store_later(stream));
         Ok(built?.map(|(body, known)| Built { body, known, streams, replaces: None }))
+    }
+
+    /// Lets a stream wait apart from the others.
+    fn put_aside(&mut self, Unreadable { stream, why }: Unreadable) {
+        let (id, now) = (stream.id(), self.shared.clock.nanos());
+        let before = self.aside.get(&id).map(|aside| aside.pause);
+        let pause = before.map_or(ASIDE_MIN, |pause| (pause * 2).min(ASIDE_MAX));
+        let until = Some(now.saturating_add(u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX)));
+        stream.set_aside(true);
+        self.aside.insert(id, Aside { stream, until, pause });
+        self.problems.push(UploadError::Unreadable { stream: id, leads: false, source: why });
+    }
+
+    /// Lets the streams wait with the others again whose time has come.
+    fn try_those_aside(&mut self) {
+        if self.aside.is_empty() {
+            return;
+        }
+        let (shared, now) = (&self.shared, self.shared.clock.nanos());
+        self.aside.retain(|_, aside| {
+            if aside.until.is_some_and(|until| until <= now) {
+                aside.until = None;
+                aside.stream.set_aside(false);
+                shared.store_later(&aside.stream);
+            }
+            !aside.stream.lock().deleted
+        });
+    }
+
+    /// The problems with single streams since the last call.
+    pub fn take_problems(&mut self) -> Vec<UploadError> {
+        std::mem::take(&mut self.problems)
     }
 
     /// The identity of the object behind the pending ones.
@@ -343,6 +405,7 @@ impl Uploader {
         for stream in &streams {
             stream.lock().uploading = Offset::ZERO;
         }
+        self.shared.tier.recount();
         streams.iter().for_each(|stream| self.shared.store_later(stream));
     }
 

@@ -220,14 +220,25 @@ const LEADING_FACTOR: usize = 4;
 pub(super) struct Newest {
     /// Its bytes. `None` if there are no records for it.
     pub object: Option<(Bytes, Known)>,
-    /// The problem with a stream that was left out, because its next records cannot be read.
-    pub unreadable: Option<UploadError>,
+    /// Streams of which it has fewer records than it was to have, because the next ones cannot be read.
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// A stream whose next records to store cannot be read.
+pub(super) struct Unreadable {
+    pub stream: Arc<Stream>,
+    pub why: RewriteError,
+}
+
+/// Whether the records themselves are the problem.
+fn is_of_records(error: &RewriteError) -> bool {
+    matches!(error, RewriteError::Read(ReadError::Damaged { .. } | ReadError::Io(_)))
 }
 
 /// The object with the records of `wish`; some of them if it is full.
 ///
 /// # Errors
-/// Records of a leading stream cannot be read: others must not be stored before them. Or there is nothing else to store.
+/// Records of a leading stream cannot be read: others must not be stored before them.
 pub(super) fn of_streams(
     shared: &Arc<Shared>,
     identity: Identity,
@@ -237,25 +248,20 @@ pub(super) fn of_streams(
     let bytes_max = shared.options.object_bytes;
     let (mut leading_room, mut room) = (wish.leading_room, bytes_max);
     let mut draft = Draft::new(shared, identity, bytes_max);
-    let (mut empty, mut unreadable) = (true, None);
+    let (mut empty, mut unreadable) = (true, Vec::new());
     for Wanted { stream, end, leads } in &wish.wanted {
         let room = if *leads { &mut leading_room } else { &mut room };
         if *room == 0 {
             continue;
         }
-        let Unstored { range, batches } = match load_unstored(shared, &mut pacer, stream, *end, *room) {
-            Ok(Some(loaded)) => loaded,
-            Ok(None) => continue,
-            Err(source @ RewriteError::Read(ReadError::Damaged { .. } | ReadError::Io(_))) => {
-                let problem = UploadError::Unreadable { stream: stream.id(), source };
-                if *leads {
-                    return Err(problem);
-                }
-                unreadable.get_or_insert(problem);
-                continue;
+        let Unstored { range, batches, problem } = load_unstored(shared, &mut pacer, stream, *end, *room)?;
+        if let Some(why) = problem {
+            if *leads {
+                return Err(UploadError::Unreadable { stream: stream.id(), leads: true, source: why });
             }
-            Err(error) => return Err(error.into()),
-        };
+            unreadable.push(Unreadable { stream: stream.clone(), why });
+        }
+        let Some(range) = range else { continue };
         empty = false;
         let before = draft.builder.bytes();
         draft.begin(stream, range, 0)?;
@@ -264,39 +270,61 @@ pub(super) fn of_streams(
         }
         *room = room.saturating_sub(draft.builder.bytes() - before);
     }
-    match (empty, unreadable) {
-        (false, unreadable) => Ok(Newest { object: Some(draft.finish()?), unreadable }),
-        (true, None) => Ok(Newest { object: None, unreadable: None }),
-        (true, Some(problem)) => Err(problem),
-    }
+    let object = if empty { None } else { Some(draft.finish()?) };
+    Ok(Newest { object, unreadable })
 }
 
 /// Records of one stream.
+#[derive(Default)]
 struct Unstored {
-    /// Their first offset, and the one behind them.
-    range: (Offset, Offset),
+    /// Their first offset, and the one behind them. `None` if there are none.
+    range: Option<(Offset, Offset)>,
     batches: Vec<Bytes>,
+    /// Why the next ones cannot be read.
+    problem: Option<RewriteError>,
 }
 
-/// The records of a stream below `end` that are not stored yet, about `bytes_max` of them. `None` if there are none.
+/// The records of a stream below `end` that are not stored yet, about `bytes_max` of them, up to the first one that cannot
+/// be read.
 fn load_unstored(
     shared: &Arc<Shared>,
     pacer: &mut Pacer,
     stream: &Arc<Stream>,
     end: Offset,
     bytes_max: usize,
-) -> Result<Option<Unstored>, RewriteError> {
-    let (from, sources) = shared.unstored(stream, end, bytes_max)?;
-    let (Some(first), Some(last)) = (sources.first(), sources.last()) else { return Ok(None) };
+) -> Result<Unstored, RewriteError> {
+    let mut loaded = Unstored::default();
+    let (from, sources) = match shared.unstored(stream, end, bytes_max) {
+        Ok(unstored) => unstored,
+        Err(error) if is_of_records(&error) => return Ok(Unstored { problem: Some(error), ..loaded }),
+        Err(error) => return Err(error),
+    };
     // The range continues what is stored, also where compaction left no batch, and begins with a whole batch.
-    let range = (from.min(first.base_offset), last.end);
-    let mut batches = Vec::new();
+    let begin = from.min(sources.first().map_or(from, |first| first.base_offset));
     for source in &sources {
         for chunk in chunks(&source.places) {
-            batches.extend(load_newest(shared, pacer, stream, &source.segment, chunk)?);
+            let mut load = |places: &[BatchPlace]| {
+                let batches = load_newest(shared, pacer, stream, &source.segment, places)?;
+                loaded.batches.extend(batches);
+                loaded.range = places.last().map(|last| (begin, last.next_offset())).or(loaded.range);
+                Ok(())
+            };
+            let done = match load(chunk) {
+                // Those before the damage may be good.
+                Err(error) if is_of_records(&error) => chunk.chunks(1).try_for_each(load),
+                done => done,
+            };
+            match done {
+                Ok(()) => {}
+                Err(error) if is_of_records(&error) => {
+                    return Ok(Unstored { problem: Some(error), ..loaded });
+                }
+                Err(error) => return Err(error),
+            }
         }
+        loaded.range = Some((begin, source.end));
     }
-    Ok(Some(Unstored { range, batches }))
+    Ok(loaded)
 }
 
 /// The object with the ranges of `replacement`.
