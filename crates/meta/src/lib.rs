@@ -2,7 +2,7 @@
 //! leases, in the shape of etcd, so that a cluster can keep the state there.
 //!
 //! The broker uses [`Store`]. [`Embedded`] keeps the state in a file of the data directory, [`Memory`] in memory. The
-//! server never writes to a store for each batch.
+//! crate `etcd` keeps it in etcd. The server never writes to a store for each batch.
 
 mod embedded;
 mod history;
@@ -114,7 +114,7 @@ impl Compare {
 /// All keys below a prefix at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// The revision of the last commit that it shows; 0 before the first.
+    /// The revision of the store at which it shows the keys. 0 before the first commit, unless others use the same etcd.
     pub revision: u64,
     /// In the order of the keys.
     pub entries: Vec<(String, Value)>,
@@ -171,7 +171,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn list(&self, prefix: &str) -> Result<Listing, MetaError>;
 
     /// Makes all `changes`, or none if a compare does not hold. The commit is durable on return. Returns the new
-    /// revision, or that of the last commit if nothing was changed. A commit changes each key at most once.
+    /// revision, which a watch of all keys reaches. If nothing was changed, it may be that of the last commit. A commit
+    /// changes each key at most once.
     ///
     /// After [`MetaError::Store`] nothing was changed either, unless the engine failed again while the store determined
     /// that. Then only a later listing, or a watch that has to list again, shows whether the commit was made.
