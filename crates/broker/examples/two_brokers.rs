@@ -26,6 +26,9 @@ const FRAME_BYTES_MAX: usize = 100 << 20;
 const IN_FLIGHT_MAX: usize = 100;
 /// The share of all partitions that move at a time.
 const MOVING: f64 = 0.3;
+/// The same for partitions of internal topics. A member that leaves is lost if its coordinator moves in that moment, since clients
+/// do not repeat the request. It has to expire, and each new coordinator gives it its whole session again, as in Kafka.
+const MOVING_COORDINATORS: f64 = 0.03;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -64,8 +67,9 @@ async fn serve(directory: PathBuf, ports: [u16; 2], every: Duration) -> Result<(
     tokio::spawn(async move {
         loop {
             tokio::time::sleep(every).await;
-            mover.place(|_, _, node| {
-                let moves = fastrand::f64() < MOVING;
+            mover.place(|topic, _, node| {
+                let share = if topic.starts_with("__") { MOVING_COORDINATORS } else { MOVING };
+                let moves = fastrand::f64() < share;
                 moved.fetch_add(usize::from(moves), Ordering::Relaxed);
                 if moves { 3 - node } else { node }
             });

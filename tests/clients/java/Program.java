@@ -308,6 +308,7 @@ public final class Program {
         settings.put("max.poll.records", 10);
         if (group != null) {
             settings.put("group.id", group);
+            settings.put("session.timeout.ms", 6000);
         }
         return new KafkaConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }

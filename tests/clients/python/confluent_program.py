@@ -109,6 +109,7 @@ def transact(topic, records, transaction, commit, group=None, offset=None):
 def settings(group, committed=False):
     return {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False,
             "enable.auto.offset.store": False, "auto.offset.reset": "earliest", "fetch.wait.max.ms": 250,
+            "session.timeout.ms": 6000,
             "isolation.level": "read_committed" if committed else "read_uncommitted"}
 
 

@@ -275,7 +275,7 @@ func described(record *kgo.Record) lines.Record {
 
 func consume(r *lines.Request) (any, error) {
 	client, err := kgo.NewClient(bootstrap, kgo.ConsumerGroup(r.Group), kgo.ConsumeTopics(r.Topic), kgo.DisableAutoCommit(),
-		kgo.FetchMaxWait(250*time.Millisecond), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+		kgo.SessionTimeout(6*time.Second), kgo.FetchMaxWait(250*time.Millisecond), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 	if err != nil {
 		return nil, err
 	}
