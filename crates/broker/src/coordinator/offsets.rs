@@ -1,7 +1,7 @@
 //! Committed offsets in the coordinator: OffsetCommit, TxnOffsetCommit, the end of transactions, and OffsetDelete.
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::Offset;
 
@@ -16,6 +16,10 @@ use crate::transactions::Check;
 /// Upper bound in bytes of an offset's record, without its group, its topic and the client's metadata.
 const RECORD_BYTES: usize = 100;
 const ROOM_PATIENCE: Duration = Duration::from_secs(1);
+/// Time that a new topic waits for moving coordinators, so that offsets of an earlier topic do not become its own.
+const MOVING_PATIENCE: Duration = Duration::from_secs(5);
+/// How often it looks again.
+const MOVING_LOOK: Duration = Duration::from_millis(5);
 
 /// The producer of a TxnOffsetCommit, and the check that its transaction contains the partition of
 /// `__consumer_offsets`.
@@ -185,20 +189,30 @@ impl Coordinator {
         });
     }
 
-    /// Drops the committed offsets of earlier topics of this name. Returns whether all of them are durably gone.
-    /// Blocks.
+    /// Drops the committed offsets of earlier topics of this name. Returns whether all of them are durably gone. Waits
+    /// while partitions of the offsets move from one coordinator to another. Blocks.
     pub fn forget_topic_for_good(self: &Arc<Self>, topic: &str) -> bool {
-        if self.shards.are_loading() {
-            return false;
-        }
-        let mut gone = true;
-        for (entry, settled) in self.begin_to_forget(topic, || true) {
-            match settled.and_then(Settled::wait_blocking) {
-                Ok(()) => self.end_forgetting(&entry, topic),
-                Err(_) => gone = false,
+        let deadline = Instant::now() + MOVING_PATIENCE;
+        loop {
+            let mut moving = self.shards.are_loading();
+            if !moving {
+                let mut gone = true;
+                for (entry, settled) in self.begin_to_forget(topic, || true) {
+                    match settled.and_then(Settled::wait_blocking) {
+                        Ok(()) => self.end_forgetting(&entry, topic),
+                        Err(GroupError::NotCoordinator) => moving = true,
+                        Err(_) => gone = false,
+                    }
+                }
+                if !gone || !moving {
+                    return gone;
+                }
             }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(MOVING_LOOK);
         }
-        gone
     }
 
     /// Queues tombstones for the offsets of a topic. `may` is evaluated under the lock of each group, so that no offset
