@@ -62,7 +62,7 @@ $(KAFKA_CLIENTS):
 	@scripts/setup-tests
 
 test-rust: toolchain ## All Rust tests, with debug assertions.
-	@MAINSTEM_ETCD=required cargo test --locked --workspace
+	@TESTS_NEED_ETCD=1 cargo test --locked --workspace
 
 compat: build ## Real clients: kcat, Java, confluent-kafka, franz-go, Kafka's console tools.
 	@tests/compat/run
