@@ -18,7 +18,8 @@ use model::batch::HEADER_BYTES;
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
 use storage::{
-    CompactError, Compaction, Level, Log, ReadError, ReadRequest, RewriteReport, Rewriter, Rewritten, Stream,
+    CompactError, Compaction, Level, Log, ReadError, ReadRequest, RewriteError, RewriteReport, Rewriter,
+    Rewritten, Stream,
 };
 use wire::{Keyed, VisitKeys, visit_keys};
 
@@ -40,6 +41,8 @@ const DIRTY_BYTES_ENOUGH: u64 = 64 * 1024 * 1024;
 const INTERNAL_DIRTY_BYTES_ENOUGH: u64 = 1024 * 1024;
 /// Pause after a partition could not be compacted.
 const REST_AFTER_FAILURE_MS: i64 = 600_000;
+/// Pause after the object store did not take what is left of a partition.
+const REST_WITHOUT_STORE_MS: i64 = 60_000;
 
 /// The state that is kept between two runs.
 #[derive(Debug)]
@@ -196,6 +199,10 @@ impl Compactor {
                     return;
                 }
                 Err(_) if log.is_closing() => return,
+                Err(CompactError { stream, error: RewriteError::StoreAway }) => {
+                    tracing::warn!("compaction waits for the object store; it is tried again in a minute");
+                    self.failed.lock().insert(stream, now_ms.saturating_add(REST_WITHOUT_STORE_MS));
+                }
                 Err(error) => match partitions.get(&error.stream) {
                     Some(partition) => self.fail(partition, error.stream, &error.error.to_string(), now_ms),
                     None => return tracing::error!(%error, "compaction failed"),

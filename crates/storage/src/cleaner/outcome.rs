@@ -47,6 +47,9 @@ pub enum RewriteError {
     /// The rewriter's result for a batch cannot be stored.
     #[error("{0}")]
     Rewriter(String),
+    /// What was to be stored in place of older records is not stored yet.
+    #[error("the object store does not answer")]
+    StoreAway,
     /// The log is closed, or an earlier failure left a file that may come back.
     #[error("the log takes no more copies")]
     Stopped,

@@ -101,7 +101,7 @@ impl Shared {
             match self.tier.begin_replacing() {
                 Some(right) => return Ok(right),
                 None if self.cleaner_stops() => return Err(RewriteError::Stopped),
-                None if begun.elapsed() >= PATIENCE => return Err(store_is_away()),
+                None if begun.elapsed() >= PATIENCE => return Err(RewriteError::StoreAway),
                 None => std::thread::sleep(CLOSED_CHECK),
             }
         }
@@ -225,7 +225,7 @@ impl Shared {
                 Err(RecvTimeoutError::Disconnected) => return Err(RewriteError::Stopped),
                 Err(RecvTimeoutError::Timeout) if self.cleaner_stops() => return Err(RewriteError::Stopped),
                 Err(RecvTimeoutError::Timeout) if begun.elapsed() >= PATIENCE => {
-                    return Err(store_is_away());
+                    return Err(RewriteError::StoreAway);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
@@ -270,10 +270,6 @@ impl Shared {
         crate::segment::footer::decode_directory(&bytes, &footer.trailer, segment.generation)
             .ok_or_else(damaged)
     }
-}
-
-fn store_is_away() -> RewriteError {
-    RewriteError::Rewriter("the object store does not answer".into())
 }
 
 /// The objects to merge next: consecutive ones that are small or mostly dead, with at most `bytes_max` live bytes
