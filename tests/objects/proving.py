@@ -134,6 +134,14 @@ def slow(bench):
     assert bench.ask()[0] == 200 and time.monotonic() - begin > 0.04
 
 
+def garbled(bench):
+    bench.proxy.tell(rates={"garbled": 1})
+    assert bench.ask()[0] == 200
+    stored = bench.store.objects[PATH]
+    assert len(stored) == len(BODY) and stored != BODY, stored
+    assert bench.ask("GET") == (200, stored), "an answer was altered"
+
+
 def away(bench):
     bench.proxy.tell(mode="away")
     assert bench.ask() is None and not bench.store.noted
@@ -197,7 +205,7 @@ def forgets():
 
 
 def cases():
-    faults = (open_, lost, torn, late, busy, done_busy, conflict, slow, away, silent, unconditional, forgetful, altering,
+    faults = (open_, lost, torn, late, busy, done_busy, conflict, slow, garbled, away, silent, unconditional, forgetful, altering,
               counts)
     for case in faults:
         yield f"proxy: {case.__name__.strip('_').replace('_', '-')}", 20, functools.partial(benched, case)

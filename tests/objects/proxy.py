@@ -18,6 +18,7 @@ have:
     done-busy  forwarded; 503 SlowDown all the same
     conflict   a put under a condition gets 409, not forwarded
     slow       forwarded after a pause, and answered after another
+    garbled    of a put, forwarded with another byte in its body: a store that compares it with its checksum refuses it
 
     mode           what happens to all requests
     away           nobody listens
@@ -43,7 +44,7 @@ HEAD_BYTES_MAX, RECEIVE_BYTES = 64 * 1024, 256 * 1024
 LATE_SECONDS, SLOW_SECONDS = (0.05, 3.0), (0.02, 0.4)
 # A client that waits for an answer which does not come gives up before.
 SILENT_SECONDS_MAX = 120
-FAULTS = ("lost", "torn", "late", "busy", "done-busy", "conflict", "slow")
+FAULTS = ("lost", "torn", "late", "busy", "done-busy", "conflict", "slow", "garbled")
 MODES = ("open", "away", "silent", "unconditional", "forgetful", "altering")
 BUSY = (503, "SlowDown", "Please reduce your request rate.")
 CONFLICT = (409, "ConditionalRequestConflict", "A conflicting operation occurred during the request.")
@@ -156,6 +157,8 @@ class Proxy:
             raise Gone
         if self.mode == "forgetful" and request.method == "PUT" and request.of_log:
             return await write(writer, b'HTTP/1.1 200 OK\r\nETag: "0"\r\nContent-Length: 0\r\n\r\n')
+        if fault == "garbled":
+            request = Request(request.head, another_byte(request.body, self.rng))
         if self.mode == "unconditional":
             request = request.unconditional(self.credentials)
         answer = await self.forward(request)
@@ -177,7 +180,8 @@ class Proxy:
         at = self.rng.random()
         for fault, rate in self.rates.items():
             if at < rate:
-                return None if fault == "conflict" and "if-none-match" not in request.headers else fault
+                meets = (fault != "conflict" or "if-none-match" in request.headers) and (fault != "garbled" or request.body)
+                return fault if meets else None
             at -= rate
         return None
 
@@ -251,10 +255,12 @@ def refusal(status, code, text):
 
 def altered(answer, rng):
     head, _, body = answer.partition(b"\r\n\r\n")
-    if not body:
-        return answer
+    return head + b"\r\n\r\n" + another_byte(body, rng) if body else answer
+
+
+def another_byte(body, rng):
     at = rng.randrange(len(body))
-    return head + b"\r\n\r\n" + body[:at] + bytes([body[at] ^ 0xFF]) + body[at + 1:]
+    return body[:at] + bytes([body[at] ^ 0xFF]) + body[at + 1:]
 
 
 def address_of(text):

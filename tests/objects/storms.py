@@ -35,7 +35,9 @@ WEATHERS = {
     "requests late": {"late": 0.3},
     "store busy": {"busy": 0.2, "done-busy": 0.15, "conflict": 0.1},
     "store slow": {"slow": 0.6},
-    "all of it": {"lost": 0.06, "torn": 0.04, "late": 0.06, "busy": 0.05, "done-busy": 0.05, "conflict": 0.05, "slow": 0.1},
+    "requests garbled": {"garbled": 0.3},
+    "all of it": {"lost": 0.06, "torn": 0.04, "late": 0.06, "busy": 0.05, "done-busy": 0.05, "conflict": 0.05, "slow": 0.1,
+                  "garbled": 0.05},
 }
 # For a read of everything: each failed request costs the server a pause.
 READING = {"lost": 0.04, "torn": 0.03, "busy": 0.03}

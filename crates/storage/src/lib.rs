@@ -45,5 +45,6 @@ pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
     ROOM_PATIENCE, wait_for_room,
 };
+pub use segment::epochs;
 pub use stream::{Bounds, Level, Producer, Producers, REMEMBERED_BATCHES, RememberedBatch, Stream};
 pub use tools::{bucket, examine, restore, salvage};

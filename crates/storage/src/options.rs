@@ -73,7 +73,7 @@ pub struct Options {
     pub diskless_bytes: usize,
     /// Appends to diskless streams are refused while this many bytes of them wait for the store.
     pub diskless_backlog_bytes: u64,
-    /// Objects with fewer live bytes than half of this are merged into objects of up to so many bytes.
+    /// Small objects are merged into objects of up to so many bytes.
     pub merged_bytes: usize,
     /// Objects that are put at the same time.
     pub object_puts: usize,
@@ -117,7 +117,7 @@ impl Default for Options {
             cleaner_patience_ms: 120_000,
             cold_threads: 2,
             object_threads: 8,
-            object_bytes: 16 * 1024 * 1024,
+            object_bytes: 32 * 1024 * 1024,
             upload_interval_ms: 10_000,
             diskless_interval_ms: 250,
             diskless_bytes: 8 * 1024 * 1024,

@@ -15,9 +15,13 @@ use crate::cache::{Indexes, Regions, Runs, TailBounds, TailCache};
 use crate::format::{BLOCK_HEADER_BYTES, Lsn, SECTOR, sectors};
 use crate::options::{Clock, Options};
 use crate::request::{Listener, Queue, Room};
+use crate::segment::build::BLOCK_BYTES;
 use crate::segment::{self, Segment, Segments};
 use crate::stream::Stream;
 use crate::tier::Tier;
+
+/// Buffers for copies that are kept for the next ones: an object of the default size. New memory costs more than the copy.
+const COPIES_KEPT: usize = 32;
 
 /// The state that the writer, the preparer, the cleaner and the readers share.
 pub(crate) struct Shared {
@@ -29,6 +33,8 @@ pub(crate) struct Shared {
     pub queue: Queue,
     /// Write buffers, whose bytes the tail cache and its readers hold.
     pub buffers: BufferPool,
+    /// Buffers for the blocks of cleaned segments and objects.
+    pub copies: BufferPool,
     pub tail: TailCache,
     pub regions: Regions,
     pub runs: Runs,
@@ -117,6 +123,7 @@ impl Shared {
             runs: Runs::new(if has_bucket { options.region_cache_bytes } else { 0 }),
             indexes: Indexes::new(options.index_cache_bytes),
             buffers,
+            copies: BufferPool::new(BLOCK_BYTES, COPIES_KEPT),
             options,
             disk,
             clock,

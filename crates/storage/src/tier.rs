@@ -73,13 +73,6 @@ pub(crate) struct Replacement {
     pub done: Sender<()>,
 }
 
-impl Replacement {
-    /// Bytes of the batches.
-    pub fn bytes(&self) -> usize {
-        self.ranges.iter().flat_map(|range| &range.batches).map(Bytes::len).sum()
-    }
-}
-
 /// When records of a class are due.
 #[derive(Clone, Copy, Debug)]
 struct Limit {

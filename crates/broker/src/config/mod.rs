@@ -479,7 +479,7 @@ settings! {
     /// path of a directory; empty for none. Credentials come from the variables that the tools of each cloud read.
     object_store: BucketAddress = BucketAddress::default(), "object.store", BucketAddress::default(), BucketAddress::default();
     /// Bytes of records in one object.
-    object_bytes: i32 = 16_777_216, "object.store.object.bytes", 65_536, 268_435_456;
+    object_bytes: i32 = 33_554_432, "object.store.object.bytes", 65_536, 268_435_456;
     /// Records of tiered topics go to the object store after so many milliseconds at the latest.
     object_interval_ms: i64 = 10_000, "object.store.upload.interval.ms", 1, i64::MAX;
     /// Whether new topics are diskless, if they do not say (diskless.enable).

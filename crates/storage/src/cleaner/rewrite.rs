@@ -112,6 +112,7 @@ impl<'a> Output<'a> {
         Ok(Output {
             shared,
             builder: SegmentBuilder::new(
+                &shared.copies,
                 rewriting.next_sequence,
                 shared.next_generation(),
                 EPOCH,
@@ -290,10 +291,10 @@ impl CopyFile<'_> {
 impl Blocks for CopyFile<'_> {
     type Error = RewriteError;
 
-    fn write(&mut self, position: u32, block: &[u8]) -> Result<(), RewriteError> {
+    fn write(&mut self, position: u32, block: Bytes) -> Result<(), RewriteError> {
         self.make_room(u64::from(position) + (block.len() + TRAILER_BYTES) as u64)?;
         let begun = Instant::now();
-        self.file.write_at(u64::from(position), block).map_err(writing("writing a copy"))?;
+        self.file.write_at(u64::from(position), &block).map_err(writing("writing a copy"))?;
         self.shared.cleaner_written.fetch_add(block.len() as u64, Ordering::Relaxed);
         Ok(self.pacer.did(block.len(), begun)?)
     }

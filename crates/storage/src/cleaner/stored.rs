@@ -25,6 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const CLOSED_CHECK: Duration = Duration::from_millis(100);
 /// So many small objects are merged, even if they are not enough for a large one.
 const SMALL_MAX: usize = 16;
+/// Objects with fewer live bytes than this share of the largest are small. Objects of the default size, half of the largest,
+/// are not: they would all be put twice under load.
+const SMALL_SHARE: f64 = 0.375;
 /// Objects of which at most this share is live are worth a copy by themselves.
 const LIVE_MAX: f64 = 0.5;
 
@@ -277,7 +280,8 @@ impl Shared {
 /// the order of their numbers.
 fn choose(all: &[Arc<Segment>], bytes_max: u64) -> Vec<Arc<Segment>> {
     let half_dead = |segment: &Segment| segment.live_bytes() as f64 <= LIVE_MAX * f64::from(segment.length);
-    let worth = |segment: &Arc<Segment>| segment.live_bytes() < bytes_max / 2 || half_dead(segment);
+    let small = |segment: &Segment| (segment.live_bytes() as f64) < SMALL_SHARE * bytes_max as f64;
+    let worth = |segment: &Arc<Segment>| small(segment) || half_dead(segment);
     for run in all.chunk_by(|a, b| worth(a) == worth(b)) {
         if !worth(&run[0]) {
             continue;
@@ -327,6 +331,8 @@ mod tests {
         assert_eq!(numbers(&choose(&objects, 20 * k)), (1..=10).collect::<Vec<u32>>());
         assert_eq!(numbers(&choose(&objects[..15], 200 * k)), [0u32; 0]);
         assert_eq!(choose(&objects[..16], 200 * k).len(), 16);
+        let of_default_size: Vec<_> = (21..=40).map(|n| object(&disk, n, 10 * k, 9 * k)).collect();
+        assert_eq!(numbers(&choose(&of_default_size, 20 * k)), [0u32; 0]);
     }
 
     #[test]

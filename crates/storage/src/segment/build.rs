@@ -2,7 +2,7 @@
 //! segments to the disk, the uploader to an object store.
 
 use bytes::Bytes;
-use disk::AlignedBuffer;
+use disk::{BufferPool, FillBuffer};
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 
 use super::Segment;
@@ -21,7 +21,7 @@ pub(crate) trait Blocks {
     type Error;
 
     /// Takes the block at `position`.
-    fn write(&mut self, position: u32, block: &[u8]) -> Result<(), Self::Error>;
+    fn write(&mut self, position: u32, block: Bytes) -> Result<(), Self::Error>;
 }
 
 /// A range of a stream in the segment.
@@ -43,7 +43,9 @@ pub(crate) struct SegmentBuilder {
     epoch: u64,
     synced: Lsn,
     position: u32,
-    block: AlignedBuffer,
+    /// The memory of the blocks.
+    buffers: BufferPool,
+    block: FillBuffer,
     filled: usize,
     entries: u32,
     ranges: Vec<BuiltRange>,
@@ -52,14 +54,21 @@ pub(crate) struct SegmentBuilder {
 impl SegmentBuilder {
     /// Begins a segment. All its blocks have the epoch `epoch`, which is none of the writer's, and say that everything
     /// below `synced` is safe.
-    pub fn new(sequence: u32, generation: u64, epoch: u64, synced: Lsn) -> SegmentBuilder {
+    pub fn new(
+        buffers: &BufferPool,
+        sequence: u32,
+        generation: u64,
+        epoch: u64,
+        synced: Lsn,
+    ) -> SegmentBuilder {
         SegmentBuilder {
             sequence,
             generation,
             epoch,
             synced,
             position: Segment::data_start(),
-            block: AlignedBuffer::zeroed(sectors(BLOCK_BYTES)),
+            buffers: buffers.clone(),
+            block: buffers.take(),
             filled: BLOCK_HEADER_BYTES,
             entries: 0,
             ranges: Vec::new(),
@@ -144,7 +153,7 @@ impl SegmentBuilder {
             footer::encode_rows(table),
         );
         self.reserve(built.payload.len());
-        self.block[self.filled..self.filled + built.payload.len()].copy_from_slice(&built.payload);
+        self.block.unfilled()[self.filled..][..built.payload.len()].copy_from_slice(&built.payload);
         self.filled += built.payload.len();
         self.write_block(blocks, BlockKind::Footer)?;
         Ok(built)
@@ -178,9 +187,9 @@ impl SegmentBuilder {
         }
         self.reserve(bytes);
         let position = self.position + length32(self.filled);
-        self.block[self.filled..self.filled + ENTRY_HEADER_BYTES]
-            .copy_from_slice(&entry.encode(self.generation));
-        self.block[self.filled + ENTRY_HEADER_BYTES..self.filled + bytes].copy_from_slice(body);
+        let (head, rest) = self.block.unfilled()[self.filled..].split_at_mut(ENTRY_HEADER_BYTES);
+        head.copy_from_slice(&entry.encode(self.generation));
+        rest[..body.len()].copy_from_slice(body);
         self.filled += bytes;
         self.entries += 1;
         Ok(position)
@@ -189,16 +198,17 @@ impl SegmentBuilder {
     /// Makes the block's buffer long enough for `bytes` more.
     fn reserve(&mut self, bytes: usize) {
         let wanted = sectors(self.filled + bytes);
-        if wanted > self.block.len() {
-            let mut longer = AlignedBuffer::zeroed(wanted);
-            longer[..self.filled].copy_from_slice(&self.block[..self.filled]);
+        if wanted > self.block.remaining() {
+            let mut longer = self.buffers.take_at_least(wanted);
+            longer.unfilled()[..self.filled].copy_from_slice(&self.block.unfilled()[..self.filled]);
             self.block = longer;
         }
     }
 
     fn write_block<B: Blocks>(&mut self, blocks: &mut B, kind: BlockKind) -> Result<(), B::Error> {
         let total = sectors(self.filled);
-        self.block[self.filled..total].fill(0);
+        let block = &mut self.block.unfilled()[..total];
+        block[self.filled..].fill(0);
         let header = BlockHeader {
             kind,
             epoch: self.epoch,
@@ -206,10 +216,15 @@ impl SegmentBuilder {
             synced: self.synced,
             length: length32(self.filled - BLOCK_HEADER_BYTES),
             entries: self.entries,
-            payload_crc: seeded_crc(self.generation, &self.block[BLOCK_HEADER_BYTES..self.filled]),
+            payload_crc: seeded_crc(self.generation, &block[BLOCK_HEADER_BYTES..self.filled]),
         };
-        header.encode(self.generation, &mut self.block);
-        blocks.write(self.position, &self.block[..total])?;
+        header.encode(self.generation, block);
+        let full = self.block.freeze(total);
+        // A footer, or the only block of a small object, leaves room.
+        if self.block.remaining() < self.block.capacity() / 2 {
+            self.block = self.buffers.take();
+        }
+        blocks.write(self.position, full)?;
         self.position += length32(total);
         self.filled = BLOCK_HEADER_BYTES;
         self.entries = 0;

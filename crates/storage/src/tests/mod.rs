@@ -1,6 +1,7 @@
 //! Tests of the whole log on a simulated disk, driven step by step from one thread.
 
 mod crash;
+mod epochs;
 mod fuzz;
 mod long;
 mod restore;

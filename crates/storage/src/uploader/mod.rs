@@ -238,7 +238,7 @@ impl Uploader {
         let key = object_key(self.shared.options.log_id, self.next + length32(at));
         let (shared, bucket, body) = (self.shared.clone(), bucket.clone(), pending.built.body.clone());
         let job: Job = Box::new(move || {
-            let result = bucket.put_if_absent(&key, std::slice::from_ref(&body));
+            let result = bucket.put_if_absent(&key, body.parts());
             drop(body);
             shared.tier.ended(number, result);
         });
@@ -371,7 +371,7 @@ impl Uploader {
                     let Built { body, known, replaces, .. } =
                         self.pending.pop_front().expect("it was just seen").built;
                     self.counted = self.counted.max(known.counted);
-                    self.shared.tier.stored(body.len() as u64);
+                    self.shared.tier.stored(body.bytes() as u64);
                     if let Some(replaces) = replaces {
                         let done = replaces.done.clone();
                         // Whoever waits may replace something else at once.

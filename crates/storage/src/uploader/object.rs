@@ -29,7 +29,7 @@ const CHUNK_BYTES: usize = 1024 * 1024;
 
 /// An object that is ready to be put.
 pub(super) struct Built {
-    pub body: Bytes,
+    pub body: Body,
     pub known: Known,
     /// The streams whose newest records it has.
     pub streams: Vec<Arc<Stream>>,
@@ -75,15 +75,27 @@ pub(super) struct Identity {
     pub counted: u32,
 }
 
-/// The bytes of an object, from its header on.
-struct Body(Vec<u8>);
+/// The bytes of an object in parts: its header, its blocks, its trailer. The memory of the blocks is used again once the
+/// last clone is dropped.
+#[derive(Clone)]
+pub(super) struct Body(Vec<Bytes>);
+
+impl Body {
+    pub fn parts(&self) -> &[Bytes] {
+        &self.0
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.0.iter().map(Bytes::len).sum()
+    }
+}
 
 impl Blocks for Body {
     type Error = RewriteError;
 
-    fn write(&mut self, position: u32, block: &[u8]) -> Result<(), RewriteError> {
-        debug_assert_eq!(index(position), self.0.len(), "blocks come without gaps");
-        self.0.extend_from_slice(block);
+    fn write(&mut self, position: u32, block: Bytes) -> Result<(), RewriteError> {
+        debug_assert_eq!(index(position), self.bytes(), "blocks come without gaps");
+        self.0.push(block);
         Ok(())
     }
 }
@@ -97,12 +109,13 @@ struct Draft<'a> {
 }
 
 impl<'a> Draft<'a> {
-    fn new(shared: &'a Shared, identity: Identity, bytes: usize) -> Draft<'a> {
+    fn new(shared: &'a Shared, identity: Identity) -> Draft<'a> {
         let Identity { sequence, owner, counted } = identity;
-        let builder = SegmentBuilder::new(sequence, shared.next_generation(), owner, Lsn::new(counted, 0));
-        let mut body = Vec::with_capacity(bytes + bytes / 8);
-        body.resize(index(Segment::data_start()), 0);
-        Draft { shared, builder, body: Body(body), table: Vec::new() }
+        let (generation, synced) = (shared.next_generation(), Lsn::new(counted, 0));
+        let builder = SegmentBuilder::new(&shared.copies, sequence, generation, owner, synced);
+        // The header is written last.
+        let body = Body(vec![Bytes::from_static(&[0; SECTOR])]);
+        Draft { shared, builder, body, table: Vec::new() }
     }
 
     fn begin(
@@ -133,22 +146,23 @@ impl<'a> Draft<'a> {
         self.builder.push(&mut self.body, &header, offset_count(&header)?, batch)
     }
 
-    fn finish(mut self) -> Result<(Bytes, Known), RewriteError> {
+    fn finish(mut self) -> Result<(Body, Known), RewriteError> {
         self.table.sort_by_key(|(id, _)| *id);
         let built = self.builder.finish(&mut self.body, &self.table)?;
-        let Body(mut bytes) = self.body;
-        bytes.extend_from_slice(&built.trailer.encode(self.builder.generation));
+        let mut body = self.body;
+        body.0.push(Bytes::copy_from_slice(&built.trailer.encode(self.builder.generation)));
         let header = SegmentHeader {
             sequence: self.builder.sequence,
             generation: self.builder.generation,
-            length: bytes.len() as u64,
+            length: body.bytes() as u64,
             log_id: self.shared.options.log_id,
         };
-        bytes[..SECTOR].copy_from_slice(&header.encode());
-        let local = [&bytes[..SECTOR], &bytes[index(built.trailer.footer_position)..]].concat();
+        body.0[0] = Bytes::copy_from_slice(&header.encode());
+        let [first, .., footer, trailer] = &body.0[..] else { unreachable!("an object has a footer") };
+        let local = [&first[..], footer, trailer].concat();
         let counted = self.builder.synced().sequence();
         let known = Known { header, trailer: built.trailer, rows: built.rows, local, counted };
-        Ok((Bytes::from(bytes), known))
+        Ok((body, known))
     }
 }
 
@@ -219,7 +233,7 @@ const LEADING_FACTOR: usize = 4;
 /// An object of newest records.
 pub(super) struct Newest {
     /// Its bytes. `None` if there are no records for it.
-    pub object: Option<(Bytes, Known)>,
+    pub object: Option<(Body, Known)>,
     /// Streams of which it has fewer records than it was to have, because the next ones cannot be read.
     pub unreadable: Vec<Unreadable>,
 }
@@ -247,7 +261,7 @@ pub(super) fn of_streams(
     let mut pacer = Pacer::new(shared.clone(), false);
     let bytes_max = shared.options.object_bytes;
     let (mut leading_room, mut room) = (wish.leading_room, bytes_max);
-    let mut draft = Draft::new(shared, identity, bytes_max);
+    let mut draft = Draft::new(shared, identity);
     let (mut empty, mut unreadable) = (true, Vec::new());
     for Wanted { stream, end, leads } in &wish.wanted {
         let room = if *leads { &mut leading_room } else { &mut room };
@@ -332,8 +346,8 @@ pub(super) fn of_replacement(
     shared: &Shared,
     identity: Identity,
     replacement: &Replacement,
-) -> Result<(Bytes, Known), RewriteError> {
-    let mut draft = Draft::new(shared, identity, replacement.bytes());
+) -> Result<(Body, Known), RewriteError> {
+    let mut draft = Draft::new(shared, identity);
     for range in &replacement.ranges {
         draft.begin(&range.stream, (range.base_offset, range.end), range.flags | ROW_REPLACES)?;
         for batch in &range.batches {

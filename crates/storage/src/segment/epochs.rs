@@ -1,0 +1,234 @@
+//! The epochs of a log that several servers may own, one after the other, and how one ends for ever.
+//!
+//! Each owner puts its objects in an epoch of its own, `logs/LOG/EPOCH/NUMBER`. Numbers go on from epoch to epoch. An owner
+//! answers for an object once all objects of its epoch up to this one are stored. The next owner ends the epoch with a
+//! *seal*: an object that it puts, if absent, under the first number without object. The put of the old owner under this
+//! number is refused from then on, so that it answers for nothing behind the seal. What it still stores behind the seal
+//! belongs to nobody. The seal names the next epoch, so the seals are a chain from epoch 0, which has no objects, to the
+//! epoch of the owner.
+//!
+//! [`Walk`] goes along this chain. It makes no request: the caller asks the store, and so does a test that tries all orders
+//! of requests. Three rules make it safe:
+//! - A seal is never deleted.
+//! - An owner deletes an object only after it has asked whether somebody claims a later epoch, and only if an object that
+//!   says that it counts was stored before the question. A walk begins with the claim. So a gap that a walk finds behind the
+//!   objects that count was never an object.
+//! - The epochs in the chain rise. A walk that meets its own epoch of another owner, or a later one, ends.
+
+use std::sync::Arc;
+
+use objects::Put;
+
+use crate::format::Fields;
+
+/// Bytes of a seal. No segment is so short.
+pub const SEAL_BYTES: usize = 48;
+const SEAL_MAGIC: [u8; 8] = *b"MSsealed";
+/// The epoch before the first owner.
+const BEFORE_ALL: Epoch = Epoch { epoch: 0, first: 1 };
+
+/// An epoch of a log.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Epoch {
+    /// Its number. Later epochs have higher numbers.
+    pub epoch: u32,
+    /// The number of its first object.
+    pub first: u32,
+}
+
+/// The epochs of a log that are in the chain, oldest first. Empty for a log that has one owner only, whose keys have no
+/// epoch.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Epochs(Arc<[Epoch]>);
+
+impl Epochs {
+    /// The epoch of the object `number`. `None` for a log without epochs.
+    pub fn of(&self, number: u32) -> Option<u32> {
+        let behind = self.0.partition_point(|epoch| epoch.first <= number);
+        self.0.get(behind.saturating_sub(1)).map(|epoch| epoch.epoch)
+    }
+
+    /// The epochs.
+    pub fn all(&self) -> &[Epoch] {
+        &self.0
+    }
+
+    /// The newest epoch.
+    pub fn newest(&self) -> Option<Epoch> {
+        self.0.last().copied()
+    }
+
+    /// Whether the object `number` of `epoch` is one of the log: it lies before the seal of its epoch.
+    pub fn has(&self, epoch: u32, number: u32) -> bool {
+        let Some(at) = self.0.iter().position(|of| of.epoch == epoch) else { return false };
+        // The seal is the last number before the next epoch.
+        number >= self.0[at].first && self.0.get(at + 1).is_none_or(|next| number + 1 < next.first)
+    }
+}
+
+/// The end of an epoch, and the beginning of another one.
+///
+/// ```text
+///  0 magic "MSsealed"   8 epoch that begins u32   12 zero u32   16 log id 16 B   32 owner u64   40 zero u32
+/// 44 crc u32 of bytes 0..44
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Seal {
+    /// The log.
+    pub log_id: u128,
+    /// The epoch that begins.
+    pub epoch: u32,
+    /// Who owns it: a random number of the process.
+    pub owner: u64,
+}
+
+impl Seal {
+    /// The object.
+    pub fn encode(&self) -> [u8; SEAL_BYTES] {
+        let mut out = [0; SEAL_BYTES];
+        out[..8].copy_from_slice(&SEAL_MAGIC);
+        out[8..12].copy_from_slice(&self.epoch.to_le_bytes());
+        out[16..32].copy_from_slice(&self.log_id.to_le_bytes());
+        out[32..40].copy_from_slice(&self.owner.to_le_bytes());
+        let crc = model::crc32c(&out[..SEAL_BYTES - 4]);
+        out[SEAL_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// The seal in `bytes`. `None` if they are none.
+    pub fn decode(bytes: &[u8]) -> Option<Seal> {
+        let (head, crc) = bytes.split_at_checked(SEAL_BYTES - 4)?;
+        let whole = *crc == model::crc32c(head).to_le_bytes() && head[..8] == SEAL_MAGIC;
+        let mut fields = Fields(&head[8..]);
+        let (epoch, _) = (fields.u32(), fields.u32());
+        let log_id = u128::from(fields.u64()) | u128::from(fields.u64()) << 64;
+        whole.then(|| Seal { log_id, epoch, owner: fields.u64() })
+    }
+}
+
+/// What an epoch has in the store.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Holds {
+    /// The numbers of its objects, in order. Without the seal.
+    pub numbers: Vec<u32>,
+    /// All objects below count, as the object with the highest number says.
+    pub counted: u32,
+    /// The seal, and its number.
+    pub seal: Option<(u32, Seal)>,
+}
+
+/// What a walk does next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Tell what this epoch has ([`Walk::holds`]).
+    Look(Epoch),
+    /// Put the seal of the walk under this number of the epoch, if absent ([`Walk::put`]). An unclear outcome is
+    /// repeated.
+    Seal(Epoch, u32),
+    /// All epochs before are sealed: the walk's epoch is the newest one.
+    Owned(Epochs),
+    /// Another owner has this epoch or a later one.
+    Fenced(Seal),
+}
+
+/// The way of a new owner along the epochs of a log.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Walk {
+    seal: Seal,
+    /// The epochs so far, without the one before all.
+    passed: Vec<Epoch>,
+    at: At,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum At {
+    Looking(Epoch),
+    Sealing(Epoch, u32),
+    Owned,
+    Fenced(Seal),
+}
+
+impl Walk {
+    /// The walk of the owner that `seal` names. Its claim must have been put before.
+    pub fn new(seal: Seal) -> Walk {
+        Walk { seal, passed: Vec::new(), at: At::Looking(BEFORE_ALL) }
+    }
+
+    /// What to do next.
+    pub fn step(&self) -> Step {
+        match &self.at {
+            At::Looking(epoch) => Step::Look(*epoch),
+            At::Sealing(epoch, number) => Step::Seal(*epoch, *number),
+            At::Owned => Step::Owned(Epochs(self.passed.clone().into())),
+            At::Fenced(by) => Step::Fenced(*by),
+        }
+    }
+
+    /// Goes on with what the epoch has that [`Step::Look`] named.
+    pub fn holds(&mut self, holds: &Holds) {
+        let At::Looking(epoch) = self.at else { return };
+        if let Some((number, seal)) = holds.seal {
+            return self.pass(number, seal);
+        }
+        // Objects that count may be deleted. Any other gap was never filled, or is filled at this moment: the put decides.
+        let mut free = epoch.first.max(holds.counted);
+        for number in holds.numbers.iter().filter(|number| **number >= epoch.first.max(holds.counted)) {
+            if *number != free {
+                break;
+            }
+            free += 1;
+        }
+        self.at = At::Sealing(epoch, free);
+    }
+
+    /// Goes on after the put that [`Step::Seal`] named.
+    pub fn put(&mut self, put: Put) {
+        let At::Sealing(epoch, number) = self.at else { return };
+        match put {
+            Put::Stored => self.pass(number, self.seal),
+            // An object, another seal, or this seal of an earlier attempt.
+            Put::Exists => self.at = At::Looking(epoch),
+        }
+    }
+
+    /// Goes on to the epoch that a seal begins.
+    fn pass(&mut self, number: u32, seal: Seal) {
+        let next = Epoch { epoch: seal.epoch, first: number + 1 };
+        self.at = match seal.epoch.cmp(&self.seal.epoch) {
+            std::cmp::Ordering::Less => At::Looking(next),
+            std::cmp::Ordering::Equal if seal.owner == self.seal.owner => At::Owned,
+            _ => At::Fenced(seal),
+        };
+        self.passed.push(next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seals_come_back_and_damage_is_seen() {
+        let seal = Seal { log_id: 7 << 100 | 5, epoch: 3, owner: u64::MAX - 1 };
+        let bytes = seal.encode();
+        assert_eq!(Seal::decode(&bytes), Some(seal));
+        for at in 0..SEAL_BYTES {
+            let mut damaged = bytes;
+            damaged[at] ^= 1;
+            assert_eq!(Seal::decode(&damaged), None, "byte {at}");
+            assert_eq!(Seal::decode(&bytes[..at]), None);
+        }
+    }
+
+    #[test]
+    fn numbers_belong_to_the_epoch_in_which_they_lie_before_the_seal() {
+        let epoch = |epoch, first| Epoch { epoch, first };
+        let epochs = Epochs([epoch(2, 2), epoch(5, 6)].into());
+        assert_eq!([2, 4, 6, 90].map(|number| epochs.of(number)), [Some(2), Some(2), Some(5), Some(5)]);
+        // 5 is the seal.
+        let has = [(2, 1), (2, 2), (2, 4), (2, 5), (2, 6), (3, 3), (5, 5), (5, 6), (5, 90)];
+        let has = has.map(|(epoch, number)| epochs.has(epoch, number));
+        assert_eq!(has, [false, true, true, false, false, false, false, true, true]);
+        assert_eq!(Epochs::default().of(3), None);
+    }
+}

@@ -1,0 +1,331 @@
+//! Every order in which an owner, two later owners and the store can act, for the fencing of [`crate::segment::epochs`].
+//!
+//! The owner of epoch 1 puts three objects, two at a time. The owners of 2 and 3 claim and walk, too; that of 2 puts one
+//! object. A request that was sent may land at any later time, also twice. An answer may come late, or never. An owner may
+//! be stopped for any time between a decision and its request. All states that can be reached are looked at.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use objects::Put;
+
+use crate::segment::epochs::{Epochs, Holds, Seal, Step, Walk};
+
+/// The objects that the owner of each epoch puts at the most.
+const OBJECTS: [u32; 3] = [3, 1, 0];
+/// Objects of an owner that are on their way at the same time.
+const PUTS: u32 = 2;
+
+/// A mistake in the protocol.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mistake {
+    /// The store overwrites objects.
+    Overwrites,
+    /// Owners delete the seals of earlier epochs.
+    DeletesSeals,
+    /// Owners delete objects without asking for later claims.
+    DeletesUnasked,
+    /// Owners look at the epochs before they claim.
+    ClaimsLate,
+    /// A walk takes any object under the number of its seal for the seal.
+    TrustsTaken,
+    /// An owner answers for an object that it has sent.
+    AnswersUnstored,
+    /// The first owner of an empty log does not seal the epoch before.
+    BeginsUnsealed,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+enum Thing {
+    /// An object of the owner of its epoch. All below `counted` had been answered when it was built.
+    Object {
+        counted: u32,
+    },
+    Seal {
+        epoch: u32,
+    },
+}
+
+type Key = (u32, u32);
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Actor {
+    Idle,
+    Walks(Walk),
+    Fenced,
+    Owns(Owner),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Owner {
+    /// The epochs as the walk left them: epoch and first number of each.
+    epochs: Vec<Key>,
+    first: u32,
+    /// The number of the next object to send.
+    sent: u32,
+    /// All objects below are answered.
+    answered: u32,
+    /// All objects below count, as the last answered one says.
+    vouched: u32,
+    /// Objects below may be deleted: nobody had claimed a later epoch when it asked.
+    deletes: u32,
+    fenced: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+struct State {
+    store: BTreeMap<Key, Thing>,
+    /// Requests that were sent: they may land now and later.
+    sent: BTreeSet<(Key, Thing)>,
+    claims: BTreeSet<u32>,
+    actors: Vec<Actor>,
+}
+
+fn seal(epoch: u32) -> Seal {
+    Seal { log_id: 1, epoch, owner: u64::from(epoch) }
+}
+
+impl Owner {
+    fn new(epochs: &Epochs) -> Owner {
+        let first = epochs.newest().unwrap().first;
+        let epochs = epochs.all().iter().map(|of| (of.epoch, of.first)).collect();
+        Owner { epochs, first, sent: first, answered: first, vouched: first, deletes: first, fenced: false }
+    }
+}
+
+impl State {
+    fn new() -> State {
+        State { actors: vec![Actor::Idle; OBJECTS.len()], ..State::default() }
+    }
+
+    fn holds(&self, epoch: u32) -> Holds {
+        let mut holds = Holds::default();
+        for ((_, number), thing) in self.store.range((epoch, 0)..(epoch + 1, 0)) {
+            match thing {
+                Thing::Object { counted } => {
+                    holds.numbers.push(*number);
+                    holds.counted = *counted;
+                }
+                Thing::Seal { epoch } => holds.seal = holds.seal.or(Some((*number, seal(*epoch)))),
+            }
+        }
+        holds
+    }
+
+    fn with(&self, change: impl FnOnce(&mut State)) -> State {
+        let mut next = self.clone();
+        change(&mut next);
+        next
+    }
+
+    /// All states that one step leads to.
+    fn next(&self, mistake: Option<Mistake>) -> Vec<State> {
+        let mut next = Vec::new();
+        for (key, thing) in &self.sent {
+            let absent = !self.store.contains_key(key);
+            let overwrites = mistake == Some(Mistake::Overwrites) && self.store.get(key) != Some(thing);
+            if absent || overwrites {
+                next.push(self.with(|state| drop(state.store.insert(*key, *thing))));
+            }
+        }
+        for (at, epoch) in (0..).zip(1..=3) {
+            match &self.actors[at] {
+                Actor::Idle => next.push(self.with(|state| {
+                    if mistake != Some(Mistake::ClaimsLate) {
+                        state.claims.insert(epoch);
+                    }
+                    state.actors[at] = Actor::Walks(Walk::new(seal(epoch)));
+                })),
+                Actor::Walks(walk) => self.walk((at, epoch), walk, mistake, &mut next),
+                Actor::Owns(owner) => self.own((at, epoch), owner, mistake, &mut next),
+                Actor::Fenced => {}
+            }
+        }
+        next
+    }
+
+    fn walk(&self, (at, epoch): (usize, u32), walk: &Walk, mistake: Option<Mistake>, next: &mut Vec<State>) {
+        let mut go = |change: &dyn Fn(&mut Walk)| {
+            let mut walk = walk.clone();
+            change(&mut walk);
+            next.push(self.with(|state| state.actors[at] = Actor::Walks(walk)));
+        };
+        match walk.step() {
+            Step::Look(of) if mistake == Some(Mistake::BeginsUnsealed) && self.store.is_empty() => {
+                // As if the seal of the epoch before were there.
+                go(&|walk| walk.holds(&Holds { seal: Some((of.first, seal(epoch))), ..Holds::default() }));
+            }
+            Step::Look(of) => go(&|walk| walk.holds(&self.holds(of.epoch))),
+            Step::Seal(of, number) => {
+                let request = ((of.epoch, number), Thing::Seal { epoch });
+                match self.store.get(&request.0) {
+                    _ if !self.sent.contains(&request) => {
+                        next.push(self.with(|state| drop(state.sent.insert(request))));
+                    }
+                    Some(thing) => {
+                        // The answer to the attempt that landed, or to a later one.
+                        if *thing == request.1 || mistake == Some(Mistake::TrustsTaken) {
+                            go(&|walk| walk.put(Put::Stored));
+                        }
+                        go(&|walk| walk.put(Put::Exists));
+                    }
+                    None => {}
+                }
+            }
+            Step::Owned(epochs) => next.push(self.with(|state| {
+                state.claims.insert(epoch);
+                state.actors[at] = Actor::Owns(Owner::new(&epochs));
+            })),
+            Step::Fenced(_) => next.push(self.with(|state| state.actors[at] = Actor::Fenced)),
+        }
+    }
+
+    fn own(&self, (at, epoch): (usize, u32), owner: &Owner, mistake: Option<Mistake>, next: &mut Vec<State>) {
+        let mut go = |change: &dyn Fn(&mut State, &mut Owner)| {
+            let (mut state, mut owner) = (self.clone(), owner.clone());
+            change(&mut state, &mut owner);
+            state.actors[at] = Actor::Owns(owner);
+            next.push(state);
+        };
+        let room = owner.sent - owner.answered < PUTS && owner.sent - owner.first < OBJECTS[at];
+        if room && !owner.fenced {
+            go(&|state, owner| {
+                state.sent.insert(((epoch, owner.sent), Thing::Object { counted: owner.answered }));
+                owner.sent += 1;
+            });
+        }
+        if owner.answered < owner.sent && !owner.fenced {
+            match self.store.get(&(epoch, owner.answered)) {
+                Some(Thing::Object { counted }) => go(&|_, owner| {
+                    owner.vouched = *counted;
+                    owner.answered += 1;
+                }),
+                Some(Thing::Seal { .. }) => go(&|_, owner| owner.fenced = true),
+                None if mistake == Some(Mistake::AnswersUnstored) => go(&|_, owner| owner.answered += 1),
+                None => {}
+            }
+        }
+        let asked = self.claims.iter().all(|claim| *claim <= epoch);
+        if owner.deletes < owner.vouched && (asked || mistake == Some(Mistake::DeletesUnasked)) {
+            go(&|_, owner| owner.deletes = owner.vouched);
+        }
+        for number in owner.first..owner.deletes {
+            // Also long after it has asked.
+            if self.store.contains_key(&(epoch, number)) {
+                go(&|state, _| drop(state.store.remove(&(epoch, number))));
+            }
+        }
+        if mistake == Some(Mistake::DeletesSeals) {
+            for (key, _) in
+                self.store.iter().filter(|((of, _), thing)| *of < epoch && matches!(thing, Thing::Seal { .. }))
+            {
+                go(&|state, _| drop(state.store.remove(key)));
+            }
+        }
+    }
+
+    /// What is wrong with this state.
+    fn fault(&self) -> Option<&'static str> {
+        let owners: Vec<(u32, &Owner)> = (1..)
+            .zip(&self.actors)
+            .filter_map(|(epoch, actor)| match actor {
+                Actor::Owns(owner) => Some((epoch, owner)),
+                _ => None,
+            })
+            .collect();
+        for (epoch, owner) in &owners {
+            for (later, by) in owners.iter().filter(|(later, _)| later > epoch) {
+                let at = by.epochs.iter().position(|(of, _)| of == epoch);
+                let begins = at.map(|at| by.epochs[at].1);
+                let ends = at.and_then(|at| by.epochs.get(at + 1)).map(|(_, first)| first - 1);
+                match (begins, ends) {
+                    _ if *later <= *epoch => {}
+                    (Some(begins), Some(ends)) => {
+                        if begins != owner.first {
+                            return Some("two owners see an epoch begin at two places");
+                        }
+                        if owner.answered > ends {
+                            return Some("an object was answered that lies behind the seal");
+                        }
+                    }
+                    _ if owner.answered > owner.first => {
+                        return Some("an object was answered in an epoch that no later owner knows");
+                    }
+                    _ => {}
+                }
+            }
+            let kept = owner.deletes..owner.answered;
+            let there = |number| matches!(self.store.get(&(*epoch, number)), Some(Thing::Object { .. }));
+            if !kept.into_iter().all(there) {
+                return Some("an object that was answered is not there");
+            }
+        }
+        let seals = self.store.iter().filter(|(_, thing)| matches!(thing, Thing::Seal { .. }));
+        let sealed: Vec<u32> = seals.map(|((epoch, _), _)| *epoch).collect();
+        (sealed.windows(2).any(|two| two[0] == two[1])).then_some("an epoch has two seals")
+    }
+}
+
+fn print_of(state: &State) -> u128 {
+    let half = |salt: u64| {
+        let mut hasher = DefaultHasher::new();
+        (salt, state).hash(&mut hasher);
+        hasher.finish()
+    };
+    u128::from(half(1)) << 64 | u128::from(half(2))
+}
+
+#[derive(Default, Debug)]
+struct Seen {
+    states: usize,
+    /// The first fault.
+    fault: Option<(&'static str, State)>,
+    /// How often epoch 1 was sealed behind so many answered objects, by the owner of epoch 3.
+    sealed_behind: [usize; 4],
+    /// How often an owner was fenced by its own refused put, and a walk by a later seal.
+    fenced: [usize; 2],
+}
+
+/// Looks at all states that can be reached.
+fn search(mistake: Option<Mistake>) -> Seen {
+    let (mut seen, mut known, mut open) = (Seen::default(), HashSet::new(), vec![State::new()]);
+    known.insert(print_of(&open[0]));
+    while let Some(state) = open.pop() {
+        seen.states += 1;
+        if let Some(fault) = state.fault() {
+            seen.fault = Some((fault, state));
+            return seen;
+        }
+        if let (Actor::Owns(first), Actor::Owns(_)) = (&state.actors[0], &state.actors[2]) {
+            seen.sealed_behind[(first.answered - first.first) as usize] += 1;
+        }
+        seen.fenced[0] += usize::from(
+            state.actors.iter().any(|actor| matches!(actor, Actor::Owns(Owner { fenced: true, .. }))),
+        );
+        seen.fenced[1] += usize::from(state.actors.contains(&Actor::Fenced));
+        open.extend(state.next(mistake).into_iter().filter(|next| known.insert(print_of(next))));
+    }
+    seen
+}
+
+#[test]
+fn no_order_of_requests_loses_an_answered_object() {
+    let seen = search(None);
+    assert!(seen.fault.is_none(), "{seen:#?}");
+    // It was a search: all that may happen did.
+    assert!(seen.sealed_behind.iter().chain(&seen.fenced).all(|times| *times > 0), "{seen:?}");
+    assert!(seen.states > 10_000, "{seen:?}");
+}
+
+#[test]
+fn each_mistake_in_the_protocol_is_found() {
+    use Mistake::{
+        AnswersUnstored, BeginsUnsealed, ClaimsLate, DeletesSeals, DeletesUnasked, Overwrites, TrustsTaken,
+    };
+    for mistake in
+        [Overwrites, DeletesSeals, DeletesUnasked, ClaimsLate, TrustsTaken, AnswersUnstored, BeginsUnsealed]
+    {
+        let seen = search(Some(mistake));
+        assert!(seen.fault.is_some(), "{mistake:?} was not found in {} states", seen.states);
+    }
+}
