@@ -124,6 +124,7 @@ bench-full: build ## What this server aims at, measured beside Apache Kafka, eac
 
 bench-load: build ## Tests of mainstem-bench against real servers, this one and Apache Kafka, and of the aims of bench-full, each for seconds.
 	@tests/bench/run
+	@tests/bench/many --topics 1000 --groups 2000
 
 soak: build ## Longer versions of what `make test` runs: hours.
 	@$(MAKE) real-input REAL_INPUT_SIZE=16G
