@@ -273,6 +273,7 @@ impl Opening<'_> {
             object_grace_ms: u64::try_from(config.object_delete_delay_ms).unwrap_or(u64::MAX),
             cleaner_patience_ms: config.cleaner_patience_ms,
             cleaner_bytes_per_second: u64::try_from(config.cleaner_bytes_per_second).unwrap_or(0),
+            owned: None,
         };
         let room = Arc::new(Notify::new());
         let listener = Arc::new(LogListener {

@@ -236,6 +236,23 @@ async fn settings_and_special_values_are_refused_as_kafka_refuses_them() {
     let answer: m::CreateTopicsResponse = call(&mut connection, 7, &request).await;
     assert_eq!(answer.topics[0].error_code, ErrorCode::RequestTimedOut.code());
 
+    // All topics of a request have no more than 10,000 partitions together, or none is created.
+    let topic = |name, num_partitions| m::create_topics_request::CreatableTopic {
+        name: Text::from_static(name),
+        num_partitions,
+        replication_factor: -1,
+        ..Default::default()
+    };
+    for (last, code) in [(-1, ErrorCode::PolicyViolation), (0, ErrorCode::None)] {
+        let topics = vec![topic("many", 9_999), topic("few", 1), topic("none", last)];
+        let request =
+            m::CreateTopicsRequest { topics, timeout_ms: 1000, validate_only: true, ..Default::default() };
+        let answer: m::CreateTopicsResponse = call(&mut connection, 7, &request).await;
+        assert_eq!(answer.topics.len(), 3);
+        let found: Vec<i16> = answer.topics.iter().take(2).map(|topic| topic.error_code).collect();
+        assert_eq!(found, [code.code(); 2], "{last}");
+    }
+
     create_topic(&mut connection, "in-no-time", 1, &[]).await;
     let asked = |timestamp| m::list_offsets_request::ListOffsetsPartition {
         partition_index: 0,

@@ -47,4 +47,4 @@ pub use request::{
 };
 pub use segment::epochs;
 pub use stream::{Bounds, Level, Producer, Producers, REMEMBERED_BATCHES, RememberedBatch, Stream};
-pub use tools::{bucket, examine, restore, salvage};
+pub use tools::{bucket, examine, restore, salvage, takeover};

@@ -1,5 +1,7 @@
 //! The settings and the clock of a log.
 
+use crate::segment::epochs::Owned;
+
 /// Time for the log. The caller hands it in, so that tests control it.
 pub trait Clock: Send + Sync {
     /// Milliseconds since the Unix epoch.
@@ -79,6 +81,8 @@ pub struct Options {
     pub object_puts: usize,
     /// An object is deleted this many milliseconds after the last of its records.
     pub object_grace_ms: u64,
+    /// The epoch in which this process owns the log, of a log with epochs.
+    pub owned: Option<Owned>,
     /// A fault in the log itself.
     #[cfg(test)]
     pub(crate) mutation: Option<Mutation>,
@@ -125,6 +129,7 @@ impl Default for Options {
             merged_bytes: 64 * 1024 * 1024,
             object_puts: 4,
             object_grace_ms: 60_000,
+            owned: None,
             #[cfg(test)]
             mutation: None,
         }

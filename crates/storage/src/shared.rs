@@ -16,11 +16,12 @@ use crate::format::{BLOCK_HEADER_BYTES, Lsn, SECTOR, sectors};
 use crate::options::{Clock, Options};
 use crate::request::{Listener, Queue, Room};
 use crate::segment::build::BLOCK_BYTES;
+use crate::segment::object::ObjectKeys;
 use crate::segment::{self, Segment, Segments};
 use crate::stream::Stream;
 use crate::tier::Tier;
 
-/// Buffers for copies that are kept for the next ones: an object of the default size. New memory costs more than the copy.
+/// The pool keeps so many unused buffers: new memory costs more than the copy into it.
 const COPIES_KEPT: usize = 32;
 
 /// The state that the writer, the preparer, the cleaner and the readers share.
@@ -144,6 +145,17 @@ impl Shared {
             tail_hits: AtomicU64::new(0),
             cold_reads: AtomicU64::new(0),
         }
+    }
+
+    /// The keys of this log's objects.
+    pub fn object_keys(&self) -> ObjectKeys {
+        let owned = self.options.owned.as_ref();
+        ObjectKeys::new(self.options.log_id, owned.map(|owned| owned.epochs.clone()).unwrap_or_default())
+    }
+
+    /// The key of the object with the segment `sequence`.
+    pub fn object_key(&self, sequence: u32) -> String {
+        self.object_keys().key(sequence)
     }
 
     /// The stream `id`. An unknown stream is created empty.

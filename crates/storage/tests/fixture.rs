@@ -20,6 +20,7 @@ use disk::{AlignedBuffer, Disk, SECTOR, SimDisk};
 use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc};
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use objects::{Bucket, Put, SimBucket};
+use storage::epochs::Epochs;
 use storage::restore::{Asking, KnownBounds, Restore, restore};
 use storage::{
     Append, AppendError, Bounds, Compaction, Completion, Durability, Log, NoListener, Options, ReadRequest,
@@ -236,8 +237,17 @@ fn objects_of_format_version_2_are_read() {
     let target: Arc<dyn Disk> = Arc::new(disk.clone());
     let log_id = options().log_id;
     let asking = Asking { bucket: &bucket, threads: 1, pause: &|_, _| false, progress: &|_, _| {} };
-    let restored =
-        restore(&target, &Restore { asking, log_id, streams: &streams, accept_loss: false, now_ms: SECONDS });
+    let restored = restore(
+        &target,
+        &Restore {
+            asking,
+            log_id,
+            epochs: Epochs::default(),
+            streams: &streams,
+            accept_loss: false,
+            now_ms: SECONDS,
+        },
+    );
     let restored = restored.unwrap();
     assert!(restored.findings.is_empty() && restored.others.contains_key(&StreamId(3)), "{restored:?}");
     let log = open(&disk, Some(bucket));

@@ -185,6 +185,10 @@ def topic_names(peer):
         "there is one and a bad setting": {"Topic": "seen.before", **configured({"no.such": "1"})},
         "there is one and no partitions": {"Topic": "seen.before", "NumPartitions": 0},
     })
+    for last in (0, 1, -1):
+        creations(peer, {f"create 10,000 partitions and {last}: first": {"NumPartitions": 9_999},
+                         f"create 10,000 partitions and {last}: second": {"NumPartitions": 1},
+                         f"create 10,000 partitions and {last}: third": {"NumPartitions": last}}, 3)
     for version in range(2, 8):
         answer = peer.ask("", CREATE, version, {"TimeoutMillis": 10_000, "ValidateOnly": True, "Topics": [
             {"Topic": "defaults", "NumPartitions": -1, "ReplicationFactor": -1}]}, note=False)

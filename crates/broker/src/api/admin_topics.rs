@@ -58,6 +58,38 @@ fn told_of(failure: &Failure) -> Option<Text> {
     (failure.code != ErrorCode::RequestTimedOut).then(|| failure.text())
 }
 
+/// The partitions that one CreateTopics may create, in all its topics together. Kafka has the same bound.
+const CREATED_MAX: i64 = 10_000;
+
+/// Refuses a request with very many new partitions as a whole. `topics` are those that would be created.
+fn check_created<'a>(
+    broker: &Broker,
+    topics: impl Iterator<Item = &'a CreatableTopic>,
+) -> Result<(), Failure> {
+    let partitions = |topic: &CreatableTopic| match (topic.assignments.len(), topic.num_partitions) {
+        (0, -1) => i64::from(broker.config.num_partitions),
+        (0, partitions) => i64::from(partitions.max(0)),
+        (assigned, _) => i64::try_from(assigned).unwrap_or(i64::MAX),
+    };
+    match topics.map(partitions).sum::<i64>() {
+        0..=CREATED_MAX => Ok(()),
+        _ => Err(Failure::because(
+            ErrorCode::PolicyViolation,
+            "Excessively large number of partitions per request.",
+        )),
+    }
+}
+
+fn refused(topic: &CreatableTopic, failure: &Failure) -> CreatableTopicResult {
+    CreatableTopicResult {
+        name: topic.name.clone(),
+        error_code: failure.code.code(),
+        error_message: told_of(failure),
+        configs: Some(Vec::new()),
+        ..CreatableTopicResult::default()
+    }
+}
+
 /// Answers CreateTopics.
 pub async fn create(
     Request { broker, caller, version, body: request, .. }: Request<CreateTopicsRequest>,
@@ -65,24 +97,31 @@ pub async fn create(
     let strict = version >= CREATE_STRICT_FROM_VERSION;
     let mut mutations = Mutations { broker: broker.clone(), payer: caller.payer(), strict, throttle_ms: 0 };
     let repeated = twice(request.topics.iter().map(|topic| &topic.name));
+    let in_time = check_time(request.timeout_ms);
+    if in_time.is_ok() {
+        let once = request.topics.iter().filter(|topic| !repeated.contains(&topic.name));
+        let everything = broker.authorizer.shows_cluster(&caller, Operation::Create);
+        let created = once.filter(|topic| {
+            let (operation, kind) = (Operation::Create, ResourceType::Topic);
+            everything || broker.authorizer.shows(&caller, operation, kind, &topic.name)
+        });
+        if let Err(failure) = check_created(&broker, created) {
+            let topics = request.topics.iter().map(|topic| refused(topic, &failure)).collect();
+            return CreateTopicsResponse { topics, throttle_time_ms: mutations.throttle_ms };
+        }
+    }
     let mut topics: Vec<CreatableTopicResult> = Vec::with_capacity(request.topics.len());
     let mut told = HashSet::new();
     for topic in &request.topics {
         let result = match repeated.contains(&topic.name) {
-            false => match check_time(request.timeout_ms) {
+            false => match &in_time {
                 Ok(()) => create_one(&broker, &caller, topic, request.validate_only, &mut mutations).await,
-                Err(failure) => Err(failure),
+                Err(failure) => Err(failure.clone()),
             },
             true if !told.insert(&topic.name) => continue,
             true => Err(Failure::because(ErrorCode::InvalidRequest, "Duplicate topic name.")),
         };
-        topics.push(result.unwrap_or_else(|failure| CreatableTopicResult {
-            name: topic.name.clone(),
-            error_code: failure.code.code(),
-            error_message: told_of(&failure),
-            configs: Some(Vec::new()),
-            ..CreatableTopicResult::default()
-        }));
+        topics.push(result.unwrap_or_else(|failure| refused(topic, &failure)));
     }
     CreateTopicsResponse { topics, throttle_time_ms: mutations.throttle_ms }
 }

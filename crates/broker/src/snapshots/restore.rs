@@ -16,6 +16,7 @@ use meta::{Change, Embedded, MetaError, Store, Value};
 use model::StreamId;
 use objects::{Bucket, BucketError};
 use sasl::scram::Credential;
+use storage::epochs::Epochs;
 use storage::examine::Finding;
 use storage::restore::{Asking, KnownBounds, Restore, RestoredLog, RestoredStream, stored_batches};
 use uuid::Uuid;
@@ -283,7 +284,7 @@ pub fn restore(
         storage::restore::take_back(&*target.disk).map_err(removing)?;
         let wanted = snapshot.streams_of(target.id)?;
         let (log_id, streams) = (target.id.as_u128(), &wanted);
-        let request = Restore { asking, log_id, streams, accept_loss, now_ms };
+        let request = Restore { asking, log_id, epochs: Epochs::default(), streams, accept_loss, now_ms };
         let log = storage::restore::restore(&target.disk, &request);
         logs.push((target.id, log.map_err(failed)?));
     }

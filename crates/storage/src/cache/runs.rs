@@ -170,15 +170,15 @@ mod tests {
 
     use super::*;
     use crate::format::{SECTOR, STORED, SegmentHeader};
-    use crate::segment::object::{Local, ObjectFile, object_key};
+    use crate::segment::object::{Local, ObjectFile};
 
     fn object(contents: &[u8]) -> Segment {
         let (disk, bucket) = (SimDisk::new(1), Arc::new(SimBucket::new(1)));
         let (sequence, generation, length) = (STORED | 1, 1, contents.len() as u64);
         let header = SegmentHeader { sequence, generation, length, log_id: 7 };
-        bucket.put_if_absent(&object_key(7, sequence), &[Bytes::copy_from_slice(contents)]).unwrap();
+        bucket.put_if_absent("object", &[Bytes::copy_from_slice(contents)]).unwrap();
         let local = Local::Open(disk.create("local", SECTOR as u64).unwrap());
-        let file = ObjectFile::new(Some(bucket), &header, local, SECTOR as u64);
+        let file = ObjectFile::new(Some((bucket, "object".into())), &header, local, SECTOR as u64);
         Segment::new(sequence, generation, Arc::new(file))
     }
 

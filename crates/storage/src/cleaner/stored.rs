@@ -275,33 +275,26 @@ impl Shared {
     }
 }
 
-/// The objects to merge next: consecutive ones that are small or mostly dead, with at most `bytes_max` live bytes
-/// together. They are worth it if they fill half of that, or are many, or if one of them is mostly dead. `all` are in
-/// the order of their numbers.
+/// The objects to merge next: the oldest that are small or mostly dead, with at most `bytes_max` live bytes together. They
+/// are worth it if they fill half of that, or are many, or if one of them is mostly dead. `all` are in the order of their
+/// numbers. There may be others between the chosen ones: under load, each large object has small ones around it.
 fn choose(all: &[Arc<Segment>], bytes_max: u64) -> Vec<Arc<Segment>> {
     let half_dead = |segment: &Segment| segment.live_bytes() as f64 <= LIVE_MAX * f64::from(segment.length);
     let small = |segment: &Segment| (segment.live_bytes() as f64) < SMALL_SHARE * bytes_max as f64;
     let worth = |segment: &Arc<Segment>| small(segment) || half_dead(segment);
-    for run in all.chunk_by(|a, b| worth(a) == worth(b)) {
-        if !worth(&run[0]) {
-            continue;
-        }
-        let mut live = 0;
-        let fits = |segment: &&Arc<Segment>| {
-            live += segment.live_bytes();
-            live <= bytes_max
-        };
-        let count = run.iter().take_while(fits).count();
-        let group = &run[..count];
-        let live: u64 = group.iter().map(|segment| segment.live_bytes()).sum();
-        let dead: u64 = group.iter().map(|segment| u64::from(segment.length) - segment.live_bytes()).sum();
-        // Header, footer and padding of an object count as dead.
-        let frees = dead > live && group.iter().any(|segment| half_dead(segment)) && dead > bytes_max / 16;
-        if group.len() > 1 && (live >= bytes_max / 2 || group.len() >= SMALL_MAX) || frees {
-            return group.to_vec();
-        }
-    }
-    Vec::new()
+    let mut live = 0;
+    let fits = |segment: &&Arc<Segment>| {
+        live += segment.live_bytes();
+        live <= bytes_max
+    };
+    let group: Vec<Arc<Segment>> =
+        all.iter().filter(|segment| worth(segment)).take_while(fits).cloned().collect();
+    let live: u64 = group.iter().map(|segment| segment.live_bytes()).sum();
+    let dead: u64 = group.iter().map(|segment| u64::from(segment.length) - segment.live_bytes()).sum();
+    // Header, footer and padding of an object count as dead.
+    let frees = dead > live && group.iter().any(|segment| half_dead(segment)) && dead > bytes_max / 16;
+    let worth_it = group.len() > 1 && (live >= bytes_max / 2 || group.len() >= SMALL_MAX) || frees;
+    if worth_it { group } else { Vec::new() }
 }
 
 #[cfg(test)]
@@ -333,6 +326,9 @@ mod tests {
         assert_eq!(choose(&objects[..16], 200 * k).len(), 16);
         let of_default_size: Vec<_> = (21..=40).map(|n| object(&disk, n, 10 * k, 9 * k)).collect();
         assert_eq!(numbers(&choose(&of_default_size, 20 * k)), [0u32; 0]);
+        let mixed: Vec<_> =
+            objects.iter().zip(&of_default_size).flat_map(|(a, b)| [a.clone(), b.clone()]).collect();
+        assert_eq!(numbers(&choose(&mixed, 20 * k)), (1..=10).collect::<Vec<u32>>());
     }
 
     #[test]

@@ -116,7 +116,8 @@ pub(crate) fn assemble(
             _ => OpenError::Io { doing, source },
         }
     };
-    let places = bucket.clone().map(|bucket| Places { disk: disk.clone(), bucket });
+    let epochs = options.owned.as_ref().map(|owned| owned.epochs.clone()).unwrap_or_default();
+    let places = bucket.clone().map(|bucket| Places { disk: disk.clone(), bucket, epochs });
     let recovered = recovery::recover(&*disk, places.as_ref(), clock.now_ms())?;
     let needs_objects = |stream: &Arc<Stream>| {
         let state = stream.lock();

@@ -12,7 +12,7 @@ use super::sealed::load_sealed;
 use super::state::State;
 use crate::format::{ROW_COMPACTED, SECTOR, SegmentHeader};
 use crate::ranges::OffsetRanges;
-use crate::segment::object::{Local, ObjectFile, Places, stored_extent};
+use crate::segment::object::{Local, ObjectFile, ObjectKeys, Places, stored_extent};
 use crate::segment::{Segment, Segments, stored_sequence_of};
 use crate::stream::SealedExtent;
 
@@ -38,11 +38,14 @@ pub(crate) fn open_stored(
             return Err(damaged(sequence, 0, what));
         }
         let length = local.length();
-        let (local, bucket) = match places {
-            Some(Places { disk, bucket }) => (Local::Named(disk.clone(), name), Some(bucket.clone())),
+        let (local, object) = match places {
+            Some(Places { disk, bucket, epochs }) => {
+                let key = ObjectKeys::new(header.log_id, epochs.clone()).key(sequence);
+                (Local::Named(disk.clone(), name), Some((bucket.clone(), key)))
+            }
             None => (Local::Open(local), None),
         };
-        let file = ObjectFile::new(bucket, &header, local, length);
+        let file = ObjectFile::new(object, &header, local, length);
         opened.push((Arc::new(Segment::new(sequence, header.generation, Arc::new(file))), header));
     }
     opened.sort_by_key(|(segment, _)| segment.sequence);

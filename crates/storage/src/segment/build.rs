@@ -219,16 +219,15 @@ impl SegmentBuilder {
             payload_crc: seeded_crc(self.generation, &block[BLOCK_HEADER_BYTES..self.filled]),
         };
         header.encode(self.generation, block);
-        let full = self.block.freeze(total);
+        let (full, position) = (self.block.freeze(total), self.position);
         // A footer, or the only block of a small object, leaves room.
         if self.block.remaining() < self.block.capacity() / 2 {
             self.block = self.buffers.take();
         }
-        blocks.write(self.position, full)?;
         self.position += length32(total);
         self.filled = BLOCK_HEADER_BYTES;
         self.entries = 0;
-        Ok(())
+        blocks.write(position, full)
     }
 }
 

@@ -1,23 +1,25 @@
 //! The epochs of a log that several servers may own, one after the other, and how one ends for ever.
 //!
 //! Each owner puts its objects in an epoch of its own, `logs/LOG/EPOCH/NUMBER`. Numbers go on from epoch to epoch. An owner
-//! answers for an object once all objects of its epoch up to this one are stored. The next owner ends the epoch with a
-//! *seal*: an object that it puts, if absent, under the first number without object. The put of the old owner under this
-//! number is refused from then on, so that it answers for nothing behind the seal. What it still stores behind the seal
-//! belongs to nobody. The seal names the next epoch, so the seals are a chain from epoch 0, which has no objects, to the
+//! acknowledges the records of an object once all objects of its epoch up to this one are stored. The next owner ends the
+//! epoch with a *seal*: it puts the seal, if absent, under the first number without object. From then on, the store refuses
+//! the put of the old owner under this number. So the old owner acknowledges nothing behind the seal. No reader reads what
+//! it still stores there. The seal names the next epoch. The seals are a chain from epoch 0, which has no objects, to the
 //! epoch of the owner.
 //!
-//! [`Walk`] goes along this chain. It makes no request: the caller asks the store, and so does a test that tries all orders
-//! of requests. Three rules make it safe:
+//! [`Walk`] goes along this chain. It makes no request. Its caller asks the store, and a test tries all orders of requests.
+//! These rules make it safe:
 //! - A seal is never deleted.
-//! - An owner deletes an object only after it has asked whether somebody claims a later epoch, and only if an object that
-//!   says that it counts was stored before the question. A walk begins with the claim. So a gap that a walk finds behind the
-//!   objects that count was never an object.
+//! - An owner deletes an object of its epoch only after it has asked for later claims, and only if an object that says that
+//!   it counts was stored before the question. A walk begins with the claim. So a gap behind the objects that count was
+//!   never an object of an owner without successor.
+//! - Later owners delete objects before a seal. A put of a slow walk may land there, as a second seal of the epoch. The seal
+//!   with the highest number is the first that landed, so it alone counts. A walk looks again after its own put.
 //! - The epochs in the chain rise. A walk that meets its own epoch of another owner, or a later one, ends.
+//! - Each opening of a log has an epoch and an owner of its own: a request of an earlier opening may land at any time.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
-
-use objects::Put;
 
 use crate::format::Fields;
 
@@ -58,12 +60,19 @@ impl Epochs {
         self.0.last().copied()
     }
 
-    /// Whether the object `number` of `epoch` is one of the log: it lies before the seal of its epoch.
-    pub fn has(&self, epoch: u32, number: u32) -> bool {
-        let Some(at) = self.0.iter().position(|of| of.epoch == epoch) else { return false };
-        // The seal is the last number before the next epoch.
-        number >= self.0[at].first && self.0.get(at + 1).is_none_or(|next| number + 1 < next.first)
+    /// Whether a seal has this number: the last one before the next epoch.
+    pub fn is_seal(&self, number: u32) -> bool {
+        self.0.binary_search_by_key(&(number + 1), |epoch| epoch.first).is_ok()
     }
+}
+
+/// The right to put objects of a log with epochs, as [`crate::takeover`] gives it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Owned {
+    /// The epochs up to the owner's.
+    pub epochs: Epochs,
+    /// The random number of the owner.
+    pub owner: u64,
 }
 
 /// The end of an epoch, and the beginning of another one.
@@ -78,7 +87,7 @@ pub struct Seal {
     pub log_id: u128,
     /// The epoch that begins.
     pub epoch: u32,
-    /// Who owns it: a random number of the process.
+    /// The owner of that epoch: a random number, drawn for each attempt.
     pub owner: u64,
 }
 
@@ -111,16 +120,16 @@ impl Seal {
 pub struct Holds {
     /// The numbers of its objects, in order. Without the seal.
     pub numbers: Vec<u32>,
-    /// All objects below count, as the object with the highest number says.
+    /// All objects below count, as the object with the highest number says. Without the bit [`crate::format::STORED`].
     pub counted: u32,
-    /// The seal, and its number.
+    /// The seal with the highest number, and the number.
     pub seal: Option<(u32, Seal)>,
 }
 
 /// What a walk does next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Tell what this epoch has ([`Walk::holds`]).
+    /// Tell what this epoch has ([`Walk::holds`]). If an object is deleted meanwhile, look again.
     Look(Epoch),
     /// Put the seal of the walk under this number of the epoch, if absent ([`Walk::put`]). An unclear outcome is
     /// repeated.
@@ -168,7 +177,7 @@ impl Walk {
     pub fn holds(&mut self, holds: &Holds) {
         let At::Looking(epoch) = self.at else { return };
         if let Some((number, seal)) = holds.seal {
-            return self.pass(number, seal);
+            return self.pass(epoch, number, seal);
         }
         // Objects that count may be deleted. Any other gap was never filled, or is filled at this moment: the put decides.
         let mut free = epoch.first.max(holds.counted);
@@ -181,22 +190,19 @@ impl Walk {
         self.at = At::Sealing(epoch, free);
     }
 
-    /// Goes on after the put that [`Step::Seal`] named.
-    pub fn put(&mut self, put: Put) {
-        let At::Sealing(epoch, number) = self.at else { return };
-        match put {
-            Put::Stored => self.pass(number, self.seal),
-            // An object, another seal, or this seal of an earlier attempt.
-            Put::Exists => self.at = At::Looking(epoch),
-        }
+    /// Goes on after the put that [`Step::Seal`] named, whether it has stored the seal or found another object there.
+    pub fn put(&mut self) {
+        let At::Sealing(epoch, _) = self.at else { return };
+        // The number may have been free because a later owner has deleted the object there.
+        self.at = At::Looking(epoch);
     }
 
     /// Goes on to the epoch that a seal begins.
-    fn pass(&mut self, number: u32, seal: Seal) {
+    fn pass(&mut self, from: Epoch, number: u32, seal: Seal) {
         let next = Epoch { epoch: seal.epoch, first: number + 1 };
         self.at = match seal.epoch.cmp(&self.seal.epoch) {
-            std::cmp::Ordering::Less => At::Looking(next),
-            std::cmp::Ordering::Equal if seal.owner == self.seal.owner => At::Owned,
+            Ordering::Less if seal.epoch > from.epoch => At::Looking(next),
+            Ordering::Equal if seal.owner == self.seal.owner => At::Owned,
             _ => At::Fenced(seal),
         };
         self.passed.push(next);
@@ -221,14 +227,28 @@ mod tests {
     }
 
     #[test]
-    fn numbers_belong_to_the_epoch_in_which_they_lie_before_the_seal() {
+    fn a_walk_ends_at_its_own_epoch_of_another_owner_and_at_a_chain_that_does_not_rise() {
+        let seal = |epoch, owner| Seal { log_id: 1, epoch, owner };
+        let after = |seals: &[Seal]| {
+            let mut walk = Walk::new(seal(3, 7));
+            for (number, seal) in (1..).zip(seals) {
+                walk.holds(&Holds { seal: Some((number, *seal)), ..Holds::default() });
+            }
+            walk.step()
+        };
+        assert!(matches!(after(&[seal(3, 7)]), Step::Owned(_)));
+        assert_eq!(after(&[seal(3, 8)]), Step::Fenced(seal(3, 8)));
+        assert_eq!(after(&[seal(1, 1), seal(4, 1)]), Step::Fenced(seal(4, 1)));
+        assert_eq!(after(&[seal(2, 1), seal(1, 1)]), Step::Fenced(seal(1, 1)));
+        assert_eq!(after(&[seal(1, 1), seal(2, 1)]), Step::Look(Epoch { epoch: 2, first: 3 }));
+    }
+
+    #[test]
+    fn numbers_belong_to_the_epoch_in_which_they_lie() {
         let epoch = |epoch, first| Epoch { epoch, first };
         let epochs = Epochs([epoch(2, 2), epoch(5, 6)].into());
         assert_eq!([2, 4, 6, 90].map(|number| epochs.of(number)), [Some(2), Some(2), Some(5), Some(5)]);
-        // 5 is the seal.
-        let has = [(2, 1), (2, 2), (2, 4), (2, 5), (2, 6), (3, 3), (5, 5), (5, 6), (5, 90)];
-        let has = has.map(|(epoch, number)| epochs.has(epoch, number));
-        assert_eq!(has, [false, true, true, false, false, false, false, true, true]);
-        assert_eq!(Epochs::default().of(3), None);
+        assert_eq!([1, 2, 4, 5, 6].map(|number| epochs.is_seal(number)), [true, false, false, true, false]);
+        assert_eq!((Epochs::default().of(3), Epochs::default().is_seal(0)), (None, false));
     }
 }

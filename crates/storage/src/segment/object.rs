@@ -16,6 +16,7 @@ use disk::{Disk, File};
 use objects::{Bucket, BucketError, patiently};
 
 use super::Segment;
+use super::epochs::Epochs;
 use crate::format::{DirectoryRow, SECTOR, STORED, SegmentHeader};
 use crate::stream::{SealedExtent, clamp_timestamp};
 
@@ -23,17 +24,60 @@ use crate::stream::{SealedExtent, clamp_timestamp};
 const READ_PATIENCE: Duration = Duration::from_secs(2);
 const READ_ATTEMPTS: u32 = 8;
 
-/// The key of the object with the segment `sequence` of a log.
-pub(crate) fn object_key(log_id: u128, sequence: u32) -> String {
-    format!("{}{:010}", object_prefix(log_id), sequence & !STORED)
+/// The keys of the objects of a log.
+#[derive(Clone, Debug)]
+pub(crate) struct ObjectKeys {
+    log_id: u128,
+    /// Empty for a log without epochs.
+    epochs: Epochs,
 }
 
-/// The keys of all objects of a log begin so.
-pub(crate) fn object_prefix(log_id: u128) -> String {
+impl ObjectKeys {
+    pub fn new(log_id: u128, epochs: Epochs) -> ObjectKeys {
+        ObjectKeys { log_id, epochs }
+    }
+
+    /// The key of the object with the segment `sequence`.
+    pub fn key(&self, sequence: u32) -> String {
+        let number = sequence & !STORED;
+        match self.epochs.of(number) {
+            Some(epoch) => format!("{}{number:010}", epoch_prefix(self.log_id, epoch)),
+            None => format!("{}{number:010}", self.prefix()),
+        }
+    }
+
+    /// All keys of the log begin so.
+    pub fn prefix(&self) -> String {
+        log_prefix(self.log_id)
+    }
+
+    /// The sequence number of the object under `key`. `None` if it is no object of the log.
+    pub fn sequence_of(&self, key: &str) -> Option<u32> {
+        let number = object_number(key)?;
+        (self.key(STORED | number) == key && !self.epochs.is_seal(number)).then_some(STORED | number)
+    }
+}
+
+/// All claims of a log begin so.
+pub(crate) fn claim_prefix(log_id: u128) -> String {
+    format!("owners/{log_id:032x}/")
+}
+
+/// The key of a claim: that of an epoch, of a log with epochs.
+pub(crate) fn claim_key(log_id: u128, number: u32) -> String {
+    format!("{}{number:010}", claim_prefix(log_id))
+}
+
+fn log_prefix(log_id: u128) -> String {
     format!("logs/{log_id:032x}/")
 }
 
-/// The number of an object of a log.
+/// The keys of all objects of an epoch begin so.
+pub(crate) fn epoch_prefix(log_id: u128, epoch: u32) -> String {
+    format!("{}{epoch:010}/", log_prefix(log_id))
+}
+
+/// The number of an object, by its key.
 pub(crate) fn object_number(key: &str) -> Option<u32> {
     let digits = key.rsplit_once('/')?.1;
     digits.parse().ok().filter(|number| *number < STORED)
@@ -53,8 +97,7 @@ pub(crate) fn stored_extent(row: &DirectoryRow, segment: &Segment, at: u32) -> S
 /// The segment's object as its file.
 #[derive(Debug)]
 pub(crate) struct ObjectFile {
-    bucket: Option<Arc<dyn Bucket>>,
-    key: String,
+    object: Option<(Arc<dyn Bucket>, String)>,
     local: Local,
     local_length: u64,
     length: u64,
@@ -65,6 +108,8 @@ pub(crate) struct ObjectFile {
 pub(crate) struct Places {
     pub disk: Arc<dyn Disk>,
     pub bucket: Arc<dyn Bucket>,
+    /// The epochs of the log; empty for a log without.
+    pub epochs: Epochs,
 }
 
 /// The local file of a segment in the object store.
@@ -77,16 +122,15 @@ pub(crate) enum Local {
 }
 
 impl ObjectFile {
-    /// The file of a segment with this header, whose header and footer are in `local`, a file of `local_length` bytes.
-    /// Without a bucket, nothing else can be read.
+    /// The file of a segment with this header, whose header and footer are in `local`, a file of `local_length` bytes. The
+    /// object is under `key` of the bucket. Without a bucket, nothing else can be read.
     pub fn new(
-        bucket: Option<Arc<dyn Bucket>>,
+        object: Option<(Arc<dyn Bucket>, String)>,
         header: &SegmentHeader,
         local: Local,
         local_length: u64,
     ) -> ObjectFile {
-        let key = object_key(header.log_id, header.sequence);
-        ObjectFile { bucket, key, local, local_length, length: header.length }
+        ObjectFile { object, local, local_length, length: header.length }
     }
 
     /// Where the footer begins, in the object.
@@ -102,14 +146,14 @@ impl ObjectFile {
     }
 
     fn get(&self, range: Range<u64>) -> io::Result<Bytes> {
-        let Some(bucket) = &self.bucket else {
+        let Some((bucket, key)) = &self.object else {
             let why = "the records are in an object store, and the server has no bucket";
             return Err(io::Error::new(io::ErrorKind::NotConnected, why));
         };
         let begun = Instant::now();
         let mut attempts = 0;
         let got = patiently(
-            || bucket.get(&self.key, range.clone()),
+            || bucket.get(key, range.clone()),
             |pause, _| {
                 attempts += 1;
                 let goes_on = attempts < READ_ATTEMPTS && begun.elapsed() + pause < READ_PATIENCE;

@@ -8,6 +8,7 @@ mod restore;
 mod rewrite;
 mod space;
 mod support;
+mod takeover;
 mod tier;
 mod tools;
 mod traps;

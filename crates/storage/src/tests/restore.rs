@@ -17,6 +17,7 @@ use super::tier::{rest, world_of, world_with_an_object_in_the_way};
 use crate::cleaner::Merged;
 use crate::pacer::Pacer;
 use crate::request::Durability;
+use crate::segment::epochs::Epochs;
 use crate::tools::bucket::{self, InspectedObjects, VerifiedObjects};
 use crate::tools::examine::{Severity, inspect};
 use crate::tools::restore::{Asking, KnownBounds, Pause, Restore, RestoreError, RestoredLog, restore};
@@ -24,12 +25,12 @@ use crate::tools::restore::{Asking, KnownBounds, Pause, Restore, RestoreError, R
 /// Streams 1 and 3 are tiered, streams 0 and 2 are not.
 const STREAMS: u64 = 4;
 
-type Snapshot = HashMap<StreamId, Option<KnownBounds>>;
+pub type Snapshot = HashMap<StreamId, Option<KnownBounds>>;
 /// The start of each stream when its disk was lost, and the end of what was stored.
-type Stored = HashMap<u64, (Offset, Offset)>;
+pub type Stored = HashMap<u64, (Offset, Offset)>;
 
 /// What a metadata snapshot would say now.
-fn snapshot(world: &World) -> Snapshot {
+pub fn snapshot(world: &World) -> Snapshot {
     let known = |(id, model): (&u64, &StreamModel)| {
         let bounds = world.stream(*id).bounds();
         let known = KnownBounds { start: bounds.start, next: bounds.committed, stored: bounds.stored };
@@ -38,7 +39,7 @@ fn snapshot(world: &World) -> Snapshot {
     world.streams.iter().filter_map(known).collect()
 }
 
-fn some_load(world: &mut World) {
+pub fn some_load(world: &mut World) {
     for _ in 0..world.rng.usize(20..120) {
         let stream = world.rng.u64(0..STREAMS);
         let deleted = world.streams.get(&stream).is_some_and(|model| model.deleted.is_some());
@@ -61,12 +62,12 @@ fn some_load(world: &mut World) {
     }
 }
 
-fn patient(_: Duration, _: &BucketError) -> bool {
+pub fn patient(_: Duration, _: &BucketError) -> bool {
     true
 }
 
 /// Restores the log of `world` on `disk`.
-fn restored(
+pub fn restored(
     world: &World,
     disk: &SimDisk,
     streams: &Snapshot,
@@ -76,7 +77,8 @@ fn restored(
     let target: Arc<dyn Disk> = Arc::new(disk.clone());
     let asking = Asking { bucket: &bucket, threads: 1, pause: &patient, progress: &|_, _| {} };
     let (log_id, now_ms) = (world.options.log_id, 1_700_000_000_000);
-    restore(&target, &Restore { asking, log_id, streams, accept_loss, now_ms })
+    let epochs = world.options.owned.as_ref().map(|owned| owned.epochs.clone()).unwrap_or_default();
+    restore(&target, &Restore { asking, log_id, epochs, streams, accept_loss, now_ms })
 }
 
 /// Checks that nothing was restored that came behind a record of a leading stream which was not.
@@ -97,8 +99,18 @@ fn check_order(world: &World, log: &RestoredLog) {
     }
 }
 
+/// What is stored of the streams that are not deleted.
+pub fn stored_of(world: &World) -> Stored {
+    let there = |id: &u64| world.streams.get(id).is_some_and(|model| model.deleted.is_none());
+    let bounds = |id: u64| {
+        let bounds = world.stream(id).bounds();
+        Some((id, (bounds.start, bounds.stored?)))
+    };
+    (0..STREAMS).filter(there).filter_map(bounds).collect()
+}
+
 /// Goes on with the restored log. Checks everything in it, and that nothing is lost that was stored.
-fn go_on(world: &mut World, disk: SimDisk, log: &RestoredLog, stored: &Stored) {
+pub fn go_on(world: &mut World, disk: SimDisk, log: &RestoredLog, stored: &Stored) {
     let seed = world.seed;
     check_order(world, log);
     for (id, model) in &mut world.streams {
@@ -157,13 +169,7 @@ pub fn lose_often(world: &mut World, counts: &mut Restored) {
             some_load(world);
         }
         world.settle();
-        let stored: Stored = (0..STREAMS)
-            .filter(|id| world.streams.get(id).is_some_and(|model| model.deleted.is_none()))
-            .filter_map(|id| {
-                let bounds = world.stream(id).bounds();
-                Some((id, (bounds.start, bounds.stored?)))
-            })
-            .collect();
+        let stored = stored_of(world);
         world.end_requests();
         let mut disk = SimDisk::new(world.rng.u64(..));
         for attempt in 0.. {
@@ -338,7 +344,8 @@ fn a_server_that_still_writes_is_noticed() {
     };
     let asking = Asking { bucket: &bucket, threads: 3, pause: &patient, progress: &put };
     let log_id = world.options.log_id;
-    let wanted = Restore { asking, log_id, streams: &known, accept_loss: false, now_ms: 1 };
+    let wanted =
+        Restore { asking, log_id, epochs: Epochs::default(), streams: &known, accept_loss: false, now_ms: 1 };
     let log = restore(&target, &wanted).unwrap();
     assert!(log.findings[0].file == late && log.findings[0].what.contains("still writes"), "{log:?}");
 }
@@ -354,7 +361,8 @@ fn a_store_that_is_away_ends_the_restore() {
     let impatient: &Pause = &|_: Duration, _: &BucketError| false;
     let asking = Asking { bucket: &bucket, threads: 1, pause: impatient, progress: &|_, _| {} };
     let log_id = world.options.log_id;
-    let wanted = Restore { asking, log_id, streams: &known, accept_loss: false, now_ms: 1 };
+    let wanted =
+        Restore { asking, log_id, epochs: Epochs::default(), streams: &known, accept_loss: false, now_ms: 1 };
     assert!(matches!(restore(&target, &wanted), Err(RestoreError::Bucket(BucketError::Unclear(_)))));
 }
 

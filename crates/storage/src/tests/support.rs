@@ -20,6 +20,7 @@ use crate::reader::{Job, ReadError, ReadRequest, ReadStep};
 use crate::recovery::OpenError;
 use crate::request::{Append, AppendError, Committed, Completion, Durability, Listener};
 use crate::stream::Stream;
+use crate::tools::takeover::TakeOver;
 use crate::uploader::{Uploaded, Uploader};
 use crate::writer::Patience;
 
@@ -251,6 +252,9 @@ pub struct World {
     pub producers_may_be_forgotten: bool,
     /// The puts of an uploader that puts several objects at the same time. Without, it puts them itself.
     puts: Option<Puts>,
+    /// Logs that have lost their right to put objects and go on all the same.
+    pub former: Vec<Former>,
+    keeps: bool,
     /// Appends so far.
     appends: u64,
 }
@@ -294,6 +298,42 @@ pub fn small_options() -> Options {
     }
 }
 
+fn tiered_options(mutation: Option<Mutation>) -> Options {
+    Options {
+        mutation,
+        object_bytes: 64 * 1024,
+        upload_interval_ms: 0,
+        diskless_interval_ms: 0,
+        merged_bytes: 256 * 1024,
+        object_grace_ms: 0,
+        ..small_options()
+    }
+}
+
+/// A log that another one has taken over, and that has not noticed.
+pub struct Former {
+    parts: Parts,
+    puts: Option<Puts>,
+}
+
+impl Former {
+    /// Does something of what the log would still do.
+    pub fn go_on(&mut self, rng: &mut fastrand::Rng) {
+        let Parts { uploader, writer, preparer, .. } = &mut self.parts;
+        match rng.u8(0..10) {
+            0..3 => drop(writer.turn(Patience::None)),
+            3 => drop(preparer.turn()),
+            4..8 => {
+                uploader.turn();
+                let count = rng.usize(0..4);
+                self.puts.iter_mut().for_each(|puts| puts.run(rng, count));
+            }
+            8 => drop(uploader.collect()),
+            _ => drop(uploader.delete_orphans()),
+        }
+    }
+}
+
 pub fn open(disk: &SimDisk, options: &Options, clock: &Arc<TestClock>) -> Result<Parts, OpenError> {
     let listener = Arc::new(CountingListener::default());
     assemble(Arc::new(disk.clone()), None, options.clone(), clock.clone(), listener)
@@ -311,16 +351,7 @@ impl World {
 
     /// Like [`World::tiered`], with a fault in the log itself.
     pub fn tiered_with(seed: u64, mutation: Option<Mutation>) -> World {
-        let options = Options {
-            mutation,
-            object_bytes: 64 * 1024,
-            upload_interval_ms: 0,
-            diskless_interval_ms: 0,
-            merged_bytes: 256 * 1024,
-            object_grace_ms: 0,
-            ..small_options()
-        };
-        World::opened(seed, options, SimDisk::new(seed), Some(SimBucket::new(seed)))
+        World::opened(seed, tiered_options(mutation), SimDisk::new(seed), Some(SimBucket::new(seed)))
     }
 
     pub fn with(seed: u64, options: Options, disk: SimDisk) -> World {
@@ -347,8 +378,24 @@ impl World {
             bucket,
             producers_may_be_forgotten: false,
             puts: None,
+            former: Vec::new(),
+            keeps: false,
             appends: 0,
         }
+    }
+
+    /// Like [`World::tiered_with`], for a log with epochs, which is owned in the epoch 1.
+    pub fn owned(seed: u64, mutation: Option<Mutation>) -> World {
+        let bucket = SimBucket::new(seed);
+        let options = tiered_options(mutation);
+        let mut takeover = TakeOver::new(Arc::new(bucket.clone()), options.log_id, 1);
+        let owned = Some(takeover.finish(&|_, _| true).unwrap());
+        World::opened(seed, Options { owned, ..options }, SimDisk::new(seed), Some(bucket))
+    }
+
+    /// The next opening leaves the log as it is now running beside it.
+    pub fn keep_running(&mut self) {
+        self.keeps = true;
     }
 
     /// From now on several objects are put at the same time.
@@ -626,7 +673,12 @@ impl World {
         self.disk = disk;
         let (disk, options) = (Arc::new(self.disk.clone()), self.options.clone());
         let store = self.bucket.clone().map(|bucket| Arc::new(bucket) as Arc<dyn Bucket>);
-        self.parts = assemble(disk, store, options, self.clock.clone(), self.listener.clone())?;
+        let parts = assemble(disk, store, options, self.clock.clone(), self.listener.clone())?;
+        let parts = std::mem::replace(&mut self.parts, parts);
+        if std::mem::take(&mut self.keeps) {
+            let puts = self.puts.as_mut().map(std::mem::take);
+            self.former.push(Former { parts, puts });
+        }
         if self.puts.is_some() {
             self.put_in_parallel();
         }

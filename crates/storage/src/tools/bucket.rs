@@ -24,7 +24,9 @@ use crate::format::{DirectoryRow, EntryKind, RangeBody, SECTOR, STORED, SegmentH
 use crate::index::BatchIndex;
 use crate::ranges::OffsetRanges;
 use crate::segment::Segment;
+use crate::segment::epochs::Epochs;
 use crate::segment::fetch::{Described, Expected, describe};
+use crate::segment::object::ObjectKeys;
 
 /// The keys of the objects of all logs begin so.
 const LOGS: &str = "logs/";
@@ -102,9 +104,14 @@ struct Range {
     bytes: u64,
 }
 
+/// The keys of a log without epochs.
+fn keys(log_id: u128) -> ObjectKeys {
+    ObjectKeys::new(log_id, Epochs::default())
+}
+
 /// Describes the objects of a log by their headers and footers.
 pub fn inspect(asking: &Asking, log_id: u128, known: &Known) -> Result<InspectedObjects, BucketError> {
-    let mut objects = objects_of(asking, log_id, "")?;
+    let mut objects = objects_of(asking, &keys(log_id), "")?;
     let mut inspected = InspectedObjects::default();
     let mut holdings = Holdings::new(objects.iter().map(|(sequence, _)| *sequence));
     let mut ranges: BTreeMap<u32, Vec<Range>> = BTreeMap::new();
@@ -168,7 +175,7 @@ fn add_later(
     holdings: &mut Holdings,
 ) -> Result<(), BucketError> {
     let last = objects.last().map(|(_, object)| object.key.clone()).unwrap_or_default();
-    let later = objects_of(asking, log_id, &last)?;
+    let later = objects_of(asking, &keys(log_id), &last)?;
     holdings.extend(later.iter().map(|(sequence, _)| *sequence));
     objects.extend(later);
     Ok(())
@@ -255,7 +262,7 @@ fn wholeness(objects: &[Numbered], holdings: &Holdings, known: &Known) -> Vec<Fi
 
 /// Checks every byte of the objects of a log.
 pub fn verify(asking: &Asking, log_id: u128, known: &Known) -> Result<VerifiedObjects, BucketError> {
-    let mut objects = objects_of(asking, log_id, "")?;
+    let mut objects = objects_of(asking, &keys(log_id), "")?;
     let mut verified = VerifiedObjects::default();
     let mut holdings = Holdings::new(objects.iter().map(|(sequence, _)| *sequence));
     let mut from = 0;

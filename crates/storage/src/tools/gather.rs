@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use objects::{Bucket, BucketError, Listed, list_all, patiently};
 
-use crate::format::STORED;
+use crate::segment::epochs::SEAL_BYTES;
 use crate::segment::fetch::{Described, Expected, fetch};
-use crate::segment::object::{object_number, object_prefix};
+use crate::segment::object::ObjectKeys;
 
 /// Waits before a request is repeated. Returns false to give up.
 pub type Pause<'a> = dyn Fn(Duration, &BucketError) -> bool + Sync + 'a;
@@ -49,10 +49,16 @@ pub(crate) enum Outcome {
 }
 
 /// The objects of a log behind the key `after`, in the order of their numbers.
-pub(crate) fn objects_of(asking: &Asking, log_id: u128, after: &str) -> Result<Vec<Numbered>, BucketError> {
-    let listed = list_all(&**asking.bucket, &object_prefix(log_id), after, asking.pause)?;
-    let numbered = |object: Listed| Some((STORED | object_number(&object.key)?, object));
-    Ok(listed.into_iter().filter_map(numbered).collect())
+pub(crate) fn objects_of(
+    asking: &Asking,
+    keys: &ObjectKeys,
+    after: &str,
+) -> Result<Vec<Numbered>, BucketError> {
+    let listed = list_all(&**asking.bucket, &keys.prefix(), after, asking.pause)?;
+    // A seal may also lie under the number of an object that was deleted.
+    let objects = listed.into_iter().filter(|object| object.bytes != SEAL_BYTES as u64);
+    let numbered = |object: Listed| Some((keys.sequence_of(&object.key)?, object));
+    Ok(objects.filter_map(numbered).collect())
 }
 
 /// Asks `objects`, except those that `local` knows already. Hands out what they say, in any order: the place of the

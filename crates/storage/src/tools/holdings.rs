@@ -101,6 +101,11 @@ impl Holdings {
         Holdings { late_from, present, ..Holdings::default() }
     }
 
+    /// The holdings of a log whose objects all count.
+    pub fn sealed() -> Holdings {
+        Holdings { late_from: u32::MAX, ..Holdings::default() }
+    }
+
     /// Notes objects that were put since, with higher numbers.
     pub fn extend(&mut self, sequences: impl Iterator<Item = u32>) {
         self.present.extend(sequences);

@@ -13,5 +13,6 @@ pub mod restore;
 pub mod salvage;
 pub(crate) mod stored;
 pub(crate) mod survey;
+pub mod takeover;
 mod unwritten;
 mod walk;

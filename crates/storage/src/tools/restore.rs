@@ -30,9 +30,10 @@ use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, Lsn, SECTOR, SegmentHeader, length32, sectors, seeded_crc,
 };
 use crate::recovery::{OpenError, recover};
+use crate::segment::epochs::Epochs;
 use crate::segment::fetch::{Described, Expected, describe};
 use crate::segment::footer;
-use crate::segment::object::{Places, object_prefix};
+use crate::segment::object::{ObjectKeys, Places};
 use crate::segment::{PREPARING, STORING, file_name, sequence_of, stored_sequence_of};
 use crate::stream::Stream;
 
@@ -48,6 +49,8 @@ pub struct Restore<'a> {
     pub asking: Asking<'a>,
     /// The log's id.
     pub log_id: u128,
+    /// The epochs of the log, whose earlier ones are sealed. Empty for a log without epochs.
+    pub epochs: Epochs,
     /// The streams that are wanted. What is known of each at the time of the metadata snapshot, if the log was open then.
     pub streams: &'a HashMap<StreamId, Option<KnownBounds>>,
     /// Goes on where an object is damaged or missing, without the records that cannot be reached then.
@@ -120,9 +123,15 @@ struct Sum {
 /// The directory must be empty, or hold what an earlier call for the same log left.
 pub fn restore(target: &Arc<dyn Disk>, restore: &Restore) -> Result<RestoredLog, RestoreError> {
     prepare(target)?;
-    let objects = objects_of(&restore.asking, restore.log_id, "")?;
+    let keys = ObjectKeys::new(restore.log_id, restore.epochs.clone());
+    let objects = objects_of(&restore.asking, &keys, "")?;
     remove_strangers(target, &objects)?;
-    let holdings = Holdings::new(objects.iter().map(|(sequence, _)| *sequence));
+    let sealed = restore.epochs.newest().is_some();
+    let holdings = match sealed {
+        // All objects before a seal count.
+        true => Holdings::sealed(),
+        false => Holdings::new(objects.iter().map(|(sequence, _)| *sequence)),
+    };
     let mut sum = Sum { holdings, ..Sum::default() };
     take_in(target, restore, &objects, &mut sum)?;
     let uncounted = sum.holdings.settle();
@@ -147,8 +156,8 @@ pub fn restore(target: &Arc<dyn Disk>, restore: &Restore) -> Result<RestoredLog,
     }
     write_first(target, restore, generation, &found, &sum)?;
     let last = objects.last().map(|(_, object)| object.key.clone()).unwrap_or_default();
-    let later = objects_of(&restore.asking, restore.log_id, &last)?;
-    if let Some((_, first)) = later.first() {
+    let later = objects_of(&restore.asking, &keys, &last)?;
+    if let Some((_, first)) = later.first().filter(|_| !sealed) {
         let what = "objects appeared during the restore: another server still writes this log, and must be stopped \
                     before a server starts on the restored one";
         sum.findings.push(Finding::new(Severity::Warning, &first.key, 0, 0, what));
@@ -318,7 +327,11 @@ fn check(
     restore: &Restore,
     found: &HashMap<StreamId, RestoredStream>,
 ) -> Result<(), RestoreError> {
-    let places = Places { disk: target.clone(), bucket: restore.asking.bucket.clone() };
+    let places = Places {
+        disk: target.clone(),
+        bucket: restore.asking.bucket.clone(),
+        epochs: restore.epochs.clone(),
+    };
     let tried = Unwritten::renamed(&**target, PREPARING, file_name(FIRST_SEQUENCE));
     let recovered = recover(&tried, Some(&places), restore.now_ms)?;
     for (id, stream) in found {
@@ -371,7 +384,7 @@ fn resolve(restore: &Restore, sum: &mut Sum) -> HashMap<StreamId, RestoredStream
         hits.sort_unstable_by_key(|hit| (hit.stream, hit.from));
         let what =
             "objects between others are damaged or missing: these records, and older ones, cannot be reached";
-        let prefix = object_prefix(restore.log_id);
+        let prefix = ObjectKeys::new(restore.log_id, restore.epochs.clone()).prefix();
         let finding = Finding { hits, ..Finding::new(Severity::Error, &prefix, 0, 0, what) };
         sum.findings.push(finding);
     }

@@ -13,6 +13,7 @@ use super::walk::checked_batch;
 use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, index};
 use crate::recovery::scan::Found;
 use crate::recovery::{OpenError, RecoveryReport, damaged, doing, load_sealed, open_stored};
+use crate::segment::epochs::Epochs;
 use crate::segment::object::Places;
 
 /// Hands out the batches of `streams` that the objects have, which the local files on `disk` name.
@@ -22,7 +23,7 @@ pub fn stored_batches(
     streams: &HashSet<StreamId>,
     mut each: impl FnMut(StreamId, BatchHeader, Bytes),
 ) -> Result<(), OpenError> {
-    let places = Places { disk: disk.clone(), bucket: bucket.clone() };
+    let places = Places { disk: disk.clone(), bucket: bucket.clone(), epochs: Epochs::default() };
     for (segment, _) in open_stored(&**disk, Some(&places))? {
         let Some((_, rows)) = load_sealed(&segment, &mut RecoveryReport::default())? else { continue };
         for (at, row) in (0..).zip(&rows).filter(|(_, row)| streams.contains(&row.stream)) {

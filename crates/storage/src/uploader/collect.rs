@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use objects::{Bucket, list_all};
 
 use super::{UploadError, Uploader};
-use crate::format::{BLOCK_HEADER_BYTES, BlockHeader, Lsn, STORED};
+use crate::format::{BLOCK_HEADER_BYTES, BlockHeader, Lsn};
 #[cfg(test)]
 use crate::options::Mutation;
-use crate::segment::object::{object_key, object_number, object_prefix};
+use crate::segment::epochs::SEAL_BYTES;
 use crate::segment::{Segment, file_name};
 
 impl Uploader {
@@ -54,7 +54,7 @@ impl Uploader {
             self.doomed.push(sequence);
         }
         while let Some(sequence) = self.doomed.last() {
-            bucket.delete(&object_key(shared.options.log_id, *sequence))?;
+            bucket.delete(&shared.object_key(*sequence))?;
             self.doomed.pop();
             shared.tier.counters.deleted.fetch_add(1, Ordering::Relaxed);
         }
@@ -69,7 +69,7 @@ impl Uploader {
         }
         let bare = |segment: &Arc<Segment>| segment.footer().is_some_and(|footer| footer.trailer.rows == 0);
         for segment in self.shared.segments.all_stored().iter().filter(|segment| bare(segment)) {
-            bucket.delete(&object_key(self.shared.options.log_id, segment.sequence))?;
+            bucket.delete(&self.shared.object_key(segment.sequence))?;
         }
         self.cleared = true;
         Ok(())
@@ -95,11 +95,14 @@ impl Uploader {
         let Some(bucket) = shared.tier.bucket.clone().filter(|_| !self.is_fenced()) else { return Ok(None) };
         let mut missing: BTreeSet<u32> =
             shared.segments.live_stored().iter().map(|segment| segment.sequence).collect();
-        let listed = list_all(&*bucket, &object_prefix(shared.options.log_id), "", |_, _| false)?;
+        let keys = shared.object_keys();
+        let listed = list_all(&*bucket, &keys.prefix(), "", |_, _| false)?;
         let mut orphans = Vec::new();
         for object in listed {
-            let Some(number) = object_number(&object.key) else { continue };
-            let (sequence, key) = (STORED | number, object.key);
+            // Seals are left alone, and what a former owner stored behind its seal or in an epoch outside the chain.
+            let is_seal = object.bytes == SEAL_BYTES as u64 && shared.options.owned.is_some();
+            let Some(sequence) = keys.sequence_of(&object.key).filter(|_| !is_seal) else { continue };
+            let key = object.key;
             let known = missing.remove(&sequence) || shared.segments.find(sequence).is_some();
             // What is on its way is settled by its put.
             let on_its_way = sequence >= self.next && (!self.pending.is_empty() || self.left.is_some());
@@ -114,7 +117,7 @@ impl Uploader {
                 "{} objects are gone from the object store, {} among them: is this an old copy of the data directory, or \
                  does the bucket delete objects by itself?",
                 missing.len(),
-                object_key(shared.options.log_id, *first)
+                shared.object_key(*first)
             );
             return Ok(Some(self.fence(why)));
         }

@@ -11,8 +11,8 @@ use super::object::Known;
 use super::{Progress, UploadError, Uploader};
 use crate::format::{DirectoryRow, ROW_REPLACES, SECTOR, index};
 use crate::index::{BatchIndex, BatchPlace};
+use crate::segment::epochs::SEAL_BYTES;
 use crate::segment::fetch::{Described, Expected, fetch};
-use crate::segment::object::object_key;
 use crate::stream::Stream;
 use crate::tier::Tier;
 
@@ -63,9 +63,12 @@ impl Uploader {
         bucket: &dyn Bucket,
         sequence: u32,
     ) -> Result<Result<Known, String>, BucketError> {
-        let key = object_key(self.shared.options.log_id, sequence);
+        let key = self.shared.object_key(sequence);
         let tier = &self.shared.tier;
         let length = repeatedly(tier, || bucket.length(&key))?;
+        if self.shared.options.owned.is_some() && length == SEAL_BYTES as u64 {
+            return Ok(Err(format!("the log has another owner: {key} ends this epoch")));
+        }
         let expected = Expected { log_id: self.shared.options.log_id, sequence, length };
         let differs = |why: String| Ok(Err(format!("the object {key} is not one of this log: {why}")));
         let (described, local) =
@@ -94,7 +97,7 @@ impl Uploader {
             self.compare(known, row, &stream).map_err(|why| {
                 format!(
                     "the object {} contradicts the log: {why}; does another server have a copy of this log?",
-                    object_key(self.shared.options.log_id, known.header.sequence)
+                    self.shared.object_key(known.header.sequence)
                 )
             })?;
             let state = stream.lock();

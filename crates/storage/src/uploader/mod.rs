@@ -29,10 +29,10 @@ use self::object::{Built, Identity, Known, Replaces, Unreadable, Wish, of_replac
 use self::owner::Owners;
 use crate::cleaner::RewriteError;
 use crate::completion::AppendError;
-use crate::format::{DirectoryRow, ROW_COMPACTED, ROW_REPLACES, length32};
+use crate::format::{DirectoryRow, ROW_COMPACTED, ROW_REPLACES, STORED, length32};
 use crate::reader::Job;
 use crate::request::Committed;
-use crate::segment::object::{Local, ObjectFile, object_key, stored_extent};
+use crate::segment::object::{Local, ObjectFile, stored_extent};
 use crate::segment::{STORING, Segment, file_name};
 use crate::shared::Shared;
 use crate::stream::{Level, Stream, Waiter};
@@ -76,7 +76,8 @@ pub(crate) struct Uploader {
     pending: VecDeque<Pending>,
     /// The object `next`, which was found in the bucket and has no local file yet.
     left: Option<Known>,
-    /// Set once an object was stored. Until then, objects from before a crash may be in the way, and one is put at a time.
+    /// Set once an object was stored, until a put has no clear outcome. Without it, one is put at a time: objects from before a
+    /// crash may be in the way, or the store is slow.
     confirmed: bool,
     /// The last object took the place of others. Such objects and those with new records take turns.
     replaced: bool,
@@ -128,17 +129,21 @@ enum Progress {
 impl Uploader {
     /// The uploader of a log whose next object has the sequence number `next`.
     pub fn new(shared: Arc<Shared>, next: u32) -> Uploader {
+        let owned = shared.options.owned.as_ref();
+        let first = owned.and_then(|owned| owned.epochs.newest()).map_or(0, |newest| STORED | newest.first);
+        let owners = owned.map(|owned| Owners::of(owned, shared.options.log_id)).unwrap_or_default();
         Uploader {
+            next: next.max(first),
+            // Where all objects count, none is to be deleted.
+            cleared: owned.is_some(),
+            owners,
             shared,
-            next,
             pending: VecDeque::new(),
             left: None,
             confirmed: false,
             replaced: false,
             puts: 0,
-            owners: Owners::default(),
             counted: 0,
-            cleared: false,
             threads: None,
             dead: HashMap::new(),
             doomed: Vec::new(),
@@ -189,6 +194,7 @@ impl Uploader {
                 Ok(put) => Progress::Ended(put),
                 Err(error) => {
                     failed = Some(error.into());
+                    self.confirmed = false;
                     Progress::Due
                 }
             };
@@ -223,6 +229,10 @@ impl Uploader {
             due.push(self.pending.len());
             self.pending.push_back(Pending { built, put: Progress::Due });
         }
+        if !self.confirmed {
+            // A slow connection takes one object in its time, and not four.
+            due.retain(|at| *at == 0);
+        }
         for at in &due {
             self.put(*at, bucket);
         }
@@ -235,7 +245,7 @@ impl Uploader {
         let number = self.puts;
         let pending = &mut self.pending[at];
         pending.put = Progress::Going(number);
-        let key = object_key(self.shared.options.log_id, self.next + length32(at));
+        let key = self.shared.object_key(self.next + length32(at));
         let (shared, bucket, body) = (self.shared.clone(), bucket.clone(), pending.built.body.clone());
         let job: Job = Box::new(move || {
             let result = bucket.put_if_absent(&key, body.parts());
@@ -429,7 +439,9 @@ impl Uploader {
         let name = file_name(header.sequence);
         write_file(&*self.shared.disk, &name, local).map_err(UploadError::Local)?;
         let name = Local::Named(self.shared.disk.clone(), name);
-        let file = ObjectFile::new(self.shared.tier.bucket.clone(), header, name, local.len() as u64);
+        let object =
+            self.shared.tier.bucket.clone().map(|bucket| (bucket, self.shared.object_key(header.sequence)));
+        let file = ObjectFile::new(object, header, name, local.len() as u64);
         let segment = Arc::new(Segment::new(header.sequence, header.generation, Arc::new(file)));
         segment.set_footer(*trailer, None);
         segment.set_live(length32(rows.len()) + 1, rows.iter().map(|row| row.bytes).sum());

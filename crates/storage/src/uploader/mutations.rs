@@ -5,7 +5,6 @@ use objects::{Bucket, Put};
 use super::{Progress, Uploader};
 use crate::format::length32;
 use crate::options::Mutation;
-use crate::segment::object::object_key;
 
 impl Uploader {
     /// After the puts that have ended were looked at; `failed` tells whether one of them has no clear outcome.
@@ -14,7 +13,7 @@ impl Uploader {
             Some(Mutation::DeletesUnknown) if failed => {
                 for (at, _) in self.pending.iter().enumerate().filter(|(_, p)| matches!(p.put, Progress::Due))
                 {
-                    drop(bucket.delete(&object_key(self.shared.options.log_id, self.next + length32(at))));
+                    drop(bucket.delete(&self.shared.object_key(self.next + length32(at))));
                 }
             }
             Some(Mutation::TrustsTaken) => {

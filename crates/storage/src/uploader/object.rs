@@ -17,7 +17,7 @@ use crate::options::Mutation;
 use crate::pacer::Pacer;
 use crate::reader::ReadError;
 use crate::segment::Segment;
-use crate::segment::build::{Blocks, SegmentBuilder};
+use crate::segment::build::{BLOCK_BYTES, Blocks, SegmentBuilder};
 use crate::segment::footer::TableRow;
 use crate::shared::Shared;
 use crate::stream::Stream;
@@ -95,7 +95,9 @@ impl Blocks for Body {
 
     fn write(&mut self, position: u32, block: Bytes) -> Result<(), RewriteError> {
         debug_assert_eq!(index(position), self.bytes(), "blocks come without gaps");
-        self.0.push(block);
+        // A short block would keep a whole buffer.
+        let short = block.len() < BLOCK_BYTES / 2;
+        self.0.push(if short { Bytes::copy_from_slice(&block) } else { block });
         Ok(())
     }
 }

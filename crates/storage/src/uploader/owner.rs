@@ -13,6 +13,8 @@ use objects::{Bucket, Put};
 
 use super::{UploadError, write_file};
 use crate::format::SECTOR;
+use crate::segment::epochs::Owned;
+use crate::segment::object::{claim_key, claim_prefix};
 use crate::shared::Shared;
 
 /// The local file with the owners of a log: count u32, crc u32, and each owner as u64, in one sector.
@@ -31,6 +33,12 @@ pub(super) struct Owners {
 }
 
 impl Owners {
+    /// Those of a log with epochs. The owner has claimed its epoch before.
+    pub fn of(owned: &Owned, log_id: u128) -> Owners {
+        let claim = owned.epochs.newest().map(|newest| claim_key(log_id, newest.epoch));
+        Owners { known: vec![owned.owner], claim }
+    }
+
     /// The owner of this opening. Draws and claims it at the first call.
     pub fn current(&mut self, shared: &Shared, bucket: &dyn Bucket) -> Result<u64, UploadError> {
         if self.known.is_empty() {
@@ -55,17 +63,13 @@ impl Owners {
     /// Whether nobody has claimed the log since. Deletes older claims.
     pub fn is_newest(&self, log_id: u128, bucket: &dyn Bucket) -> Result<bool, UploadError> {
         let Some(claim) = &self.claim else { return Ok(false) };
-        Ok(bucket.list(&prefix(log_id), claim, 1)?.is_empty())
+        Ok(bucket.list(&claim_prefix(log_id), claim, 1)?.is_empty())
     }
-}
-
-fn prefix(log_id: u128) -> String {
-    format!("owners/{log_id:032x}/")
 }
 
 /// Puts the next claim of a log; returns its key. Earlier claims are deleted.
 fn claim(log_id: u128, owner: u64, bucket: &dyn Bucket) -> Result<String, UploadError> {
-    let (prefix, mut earlier) = (prefix(log_id), Vec::new());
+    let (prefix, mut earlier) = (claim_prefix(log_id), Vec::new());
     let mut after = String::new();
     loop {
         let listed = bucket.list(&prefix, &after, LISTED)?;
@@ -83,7 +87,7 @@ fn claim(log_id: u128, owner: u64, bucket: &dyn Bucket) -> Result<String, Upload
     }
     let body = Bytes::copy_from_slice(&owner.to_le_bytes());
     let key = loop {
-        let key = format!("{prefix}{next:010}");
+        let key = claim_key(log_id, next);
         match bucket.put_if_absent(&key, std::slice::from_ref(&body))? {
             Put::Stored => break key,
             Put::Exists if bucket.get(&key, 0..8)?[..] == body[..] => break key,

@@ -1,0 +1,164 @@
+//! A log that gets another owner while the one before goes on: nothing that was answered is lost, and the former owner answers
+//! for nothing that the log does not have.
+
+use std::panic::catch_unwind;
+use std::sync::Arc;
+
+use disk::SimDisk;
+use objects::BucketError;
+use objects::sim::Faults;
+
+use super::crash::seeds;
+use super::restore::{go_on, patient, restored, snapshot, some_load, stored_of};
+use super::support::{Appended, DISKLESS, Outcome, World};
+use crate::options::Mutation;
+use crate::request::Durability;
+use crate::segment::epochs::Owned;
+use crate::tools::takeover::{TakeOver, TakeOverError};
+
+/// How often what does not always happen did happen.
+#[derive(Default)]
+struct Passed {
+    /// Batches that came along.
+    batches: u64,
+    /// Batches of the diskless stream that the former owner had not answered, and that did not come along.
+    left: usize,
+    /// Takeovers that were given up because of a later one.
+    fenced: u32,
+}
+
+/// Takes the log of `world` over while it works on.
+fn take_over(world: &mut World, epoch: u32, counts: &mut Passed) -> Owned {
+    let bucket = Arc::new(world.store().clone());
+    let log_id = world.options.log_id;
+    let mut earlier = TakeOver::new(bucket.clone(), log_id, epoch - 1);
+    let mut takeover = TakeOver::new(bucket, log_id, epoch);
+    let mut earlier_ended = false;
+    loop {
+        for _ in 0..world.rng.usize(0..6) {
+            one_thing(world);
+        }
+        // Another process takes it over at the same time, in the epoch before. It may be the first to seal.
+        if !earlier_ended && world.rng.bool() {
+            match earlier.step(&|_, _| false) {
+                Ok(owned) => earlier_ended = owned.is_some(),
+                Err(TakeOverError::Bucket(BucketError::Unclear(_))) => {}
+                Err(TakeOverError::Fenced(by)) => {
+                    assert_eq!(by, epoch);
+                    (earlier_ended, counts.fenced) = (true, counts.fenced + 1);
+                }
+                Err(error) => panic!("seed {}: {error}", world.seed),
+            }
+        }
+        match takeover.step(&|_, _| false) {
+            Ok(Some(owned)) => return owned,
+            Ok(None) | Err(TakeOverError::Bucket(BucketError::Unclear(_))) => {}
+            Err(error) => panic!("seed {}: {error}", world.seed),
+        }
+    }
+}
+
+fn one_thing(world: &mut World) {
+    match world.rng.u8(0..10) {
+        0..3 => {
+            let (stream, body) = (world.rng.u64(0..4), world.rng.usize(0..20_000));
+            if world.streams.get(&stream).is_none_or(|model| model.deleted.is_none()) {
+                world.append(stream, body, Durability::Synced);
+            }
+        }
+        3..6 => world.turns(3),
+        6..9 => drop(world.upload()),
+        _ => drop(world.parts.uploader.collect()),
+    }
+}
+
+/// What the former owners still do.
+fn former_go_on(world: &mut World) {
+    let World { former, rng, .. } = world;
+    former.iter_mut().for_each(|former| former.go_on(rng));
+}
+
+/// Loads the log, and passes it on a few times.
+fn pass_on(world: &mut World, counts: &mut Passed) {
+    let mut lost: Vec<Arc<Outcome>> = Vec::new();
+    for round in 1..=world.rng.u32(1..4) {
+        let faults = if world.rng.bool() { Faults::MANY } else { Faults::default() };
+        world.store().set_faults(faults);
+        some_load(world);
+        // Two epochs a round: a process that takes it over in the first of them may meet this one.
+        let owned = take_over(world, 2 * round + 1, counts);
+        for _ in 0..world.rng.usize(0..10) {
+            one_thing(world);
+        }
+        let (known, stored) = (snapshot(world), stored_of(world));
+        world.options.owned = Some(owned);
+        let disk = SimDisk::new(world.rng.u64(..));
+        let seed = world.seed;
+        let log =
+            restored(world, &disk, &known, false).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
+        counts.batches += log.streams.values().map(|stream| stream.batches).sum::<u64>();
+        if let (Some(model), Some(found)) =
+            (world.streams.get(&DISKLESS), log.streams.get(&model::StreamId(DISKLESS)))
+        {
+            let gone = model.appended.iter().filter(|appended| appended.end() > found.next);
+            let gone: Vec<&Appended> = gone.collect();
+            assert!(
+                !gone
+                    .iter()
+                    .any(|gone| gone.outcome.acknowledged() && gone.durability == Durability::Visible),
+                "seed {seed}: an answered batch is lost"
+            );
+            counts.left += gone.len();
+            lost.extend(gone.iter().map(|gone| gone.outcome.clone()));
+        }
+        world.keep_running();
+        go_on(world, disk, &log, &stored);
+        for _ in 0..40 {
+            one_thing(world);
+            former_go_on(world);
+        }
+        world.settle();
+        assert!(
+            !lost.iter().any(|lost| lost.acknowledged()),
+            "seed {seed}: answered after the log had another owner"
+        );
+        world.store().set_faults(Faults::default());
+        world.compare();
+    }
+}
+
+#[test]
+fn a_log_that_gets_another_owner_keeps_what_was_answered() {
+    let mut counts = Passed::default();
+    for seed in seeds(0..200) {
+        let mut world = World::owned(seed, None);
+        if seed % 2 == 1 {
+            world.put_in_parallel();
+        }
+        pass_on(&mut world, &mut counts);
+    }
+    let Passed { batches, left, fenced } = counts;
+    assert!(batches > 2000 && left > 100 && fenced > 20, "{batches} batches, {left} left, {fenced} fenced");
+}
+
+/// An owner that takes any object under its key for its own answers for records that the log does not have.
+#[test]
+fn a_former_owner_that_does_not_look_is_noticed() {
+    let harmed = |seed: u64| {
+        let run = || pass_on(&mut World::owned(seed, Some(Mutation::TrustsTaken)), &mut Passed::default());
+        catch_unwind(run).is_err()
+    };
+    assert!((0..60).any(harmed));
+}
+
+#[test]
+fn an_epoch_has_one_owner() {
+    let world = World::owned(1, None);
+    let bucket = Arc::new(world.store().clone());
+    let log_id = world.options.log_id;
+    let error = TakeOver::new(bucket.clone(), log_id, 1).finish(&patient).unwrap_err();
+    assert!(matches!(error, TakeOverError::Fenced(1)), "{error}");
+    TakeOver::new(bucket.clone(), log_id, 7).finish(&patient).unwrap();
+    let error = TakeOver::new(bucket, log_id, 5).finish(&patient).unwrap_err();
+    assert!(matches!(error, TakeOverError::Fenced(7)), "{error}");
+}

@@ -1,0 +1,133 @@
+//! Takes a log with epochs over, whose owner may still run ([`crate::segment::epochs`]). Afterwards the objects of all
+//! earlier epochs are known for ever, and a restore makes a local log of them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use objects::{Bucket, BucketError, Listed, Put, list_all, patiently};
+
+use super::gather::Pause;
+use crate::format::STORED;
+use crate::segment::epochs::{Epoch, Holds, Owned, SEAL_BYTES, Seal, Step, Walk};
+use crate::segment::fetch::{Expected, fetch};
+use crate::segment::object::{claim_key, epoch_prefix, object_number};
+
+/// Why a log cannot be taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeOverError {
+    /// The object store failed. The same attempt may go on later.
+    #[error(transparent)]
+    Bucket(#[from] BucketError),
+    /// Another attempt has the epoch, or a later one.
+    #[error("epoch {0} of the log has another owner")]
+    Fenced(u32),
+    /// An object that has to say where its epoch ends says something else.
+    #[error("{0}: {1}")]
+    Damaged(String, String),
+}
+
+/// An attempt to take a log over.
+#[derive(Debug)]
+pub struct TakeOver {
+    bucket: Arc<dyn Bucket>,
+    seal: Seal,
+    claimed: bool,
+    walk: Walk,
+}
+
+impl TakeOver {
+    /// Takes the log `log_id` over in `epoch`. Epochs begin at 1. Each attempt needs an epoch of its own, also one of the
+    /// same process: a request of the attempt before may land at any time.
+    pub fn new(bucket: Arc<dyn Bucket>, log_id: u128, epoch: u32) -> TakeOver {
+        let seal = Seal { log_id, epoch, owner: fastrand::u64(1..) };
+        TakeOver { bucket, seal, claimed: false, walk: Walk::new(seal) }
+    }
+
+    /// Goes on until the log is taken over. Repeats requests without a clear outcome while `pause` allows it. Blocks.
+    pub fn finish(&mut self, pause: &Pause) -> Result<Owned, TakeOverError> {
+        loop {
+            if let Some(owned) = self.step(pause)? {
+                return Ok(owned);
+            }
+        }
+    }
+
+    /// One step. Returns the right to put objects after the last one. After an error of the store the step may be
+    /// repeated.
+    pub fn step(&mut self, pause: &Pause) -> Result<Option<Owned>, TakeOverError> {
+        if !self.claimed {
+            let key = claim_key(self.seal.log_id, self.seal.epoch);
+            let owner = self.seal.owner.to_le_bytes();
+            let taken = self.put(&key, &owner, pause)? == Put::Exists;
+            if taken && self.get(&key, owner.len(), pause)?[..] != owner {
+                return Err(TakeOverError::Fenced(self.seal.epoch));
+            }
+            self.claimed = true;
+            return Ok(None);
+        }
+        match self.walk.step() {
+            Step::Look(epoch) => {
+                match self.look(epoch, pause) {
+                    Ok(holds) => self.walk.holds(&holds),
+                    // It was deleted since it was listed, so there is a newer one.
+                    Err(TakeOverError::Bucket(BucketError::NotFound(_))) => {}
+                    Err(error) => return Err(error),
+                }
+                Ok(None)
+            }
+            Step::Seal(epoch, number) => {
+                let key = format!("{}{number:010}", epoch_prefix(self.seal.log_id, epoch.epoch));
+                self.put(&key, &self.seal.encode(), pause)?;
+                self.walk.put();
+                Ok(None)
+            }
+            Step::Owned(epochs) => Ok(Some(Owned { epochs, owner: self.seal.owner })),
+            Step::Fenced(by) => Err(TakeOverError::Fenced(by.epoch)),
+        }
+    }
+
+    fn put(&self, key: &str, bytes: &[u8], pause: &Pause) -> Result<Put, BucketError> {
+        let body = [Bytes::copy_from_slice(bytes)];
+        patiently(|| self.bucket.put_if_absent(key, &body), pause)
+    }
+
+    fn get(&self, key: &str, bytes: usize, pause: &Pause) -> Result<Bytes, BucketError> {
+        patiently(|| self.bucket.get(key, 0..bytes as u64), pause)
+    }
+
+    /// What the store has of an epoch.
+    fn look(&self, epoch: Epoch, pause: &Pause) -> Result<Holds, TakeOverError> {
+        let prefix = epoch_prefix(self.seal.log_id, epoch.epoch);
+        let mut holds = Holds::default();
+        let mut last = None;
+        for object in list_all(&*self.bucket, &prefix, "", pause)? {
+            let Some(number) = object_number(&object.key) else { continue };
+            if object.bytes == SEAL_BYTES as u64 {
+                let bytes = self.get(&object.key, SEAL_BYTES, pause)?;
+                let seal = Seal::decode(&bytes).filter(|seal| seal.log_id == self.seal.log_id);
+                let damaged = || TakeOverError::Damaged(object.key.clone(), "it is a damaged seal".into());
+                // Keys come in the order of their numbers.
+                holds.seal = Some((number, seal.ok_or_else(damaged)?));
+                continue;
+            }
+            holds.numbers.push(number);
+            last = Some((number, object));
+        }
+        if let Some((number, object)) = last.filter(|_| holds.seal.is_none()) {
+            holds.counted = self.counted_by(number, &object, pause)?;
+        }
+        Ok(holds)
+    }
+
+    /// The number below which all objects count, as this one says.
+    fn counted_by(&self, number: u32, object: &Listed, pause: &Pause) -> Result<u32, TakeOverError> {
+        let expected = Expected { log_id: self.seal.log_id, sequence: STORED | number, length: object.bytes };
+        let get =
+            |range: std::ops::Range<u64>| patiently(|| self.bucket.get(&object.key, range.clone()), pause);
+        match fetch(expected, get)? {
+            Ok((described, _)) => Ok(described.counted & !STORED),
+            // Without it nobody knows which gaps are objects that were deleted.
+            Err(what) => Err(TakeOverError::Damaged(object.key.clone(), what)),
+        }
+    }
+}
