@@ -58,11 +58,16 @@ impl TakeOver {
         if !self.claimed {
             let key = claim_key(self.seal.log_id, self.seal.epoch);
             let owner = self.seal.owner.to_le_bytes();
-            let taken = self.put(&key, &owner, pause)? == Put::Exists;
-            if taken && self.get(&key, owner.len(), pause)?[..] != owner {
-                return Err(TakeOverError::Fenced(self.seal.epoch));
-            }
-            self.claimed = true;
+            self.claimed = match self.put(&key, &owner, pause)? {
+                Put::Stored => true,
+                Put::Exists => match self.get(&key, owner.len(), pause) {
+                    Ok(there) if there[..] == owner => true,
+                    Ok(_) => return Err(TakeOverError::Fenced(self.seal.epoch)),
+                    // A request that is on its way was in conflict with this one.
+                    Err(BucketError::NotFound(_)) => false,
+                    Err(error) => return Err(error.into()),
+                },
+            };
             return Ok(None);
         }
         match self.walk.step() {
