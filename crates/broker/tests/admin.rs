@@ -245,8 +245,7 @@ async fn settings_and_special_values_are_refused_as_kafka_refuses_them() {
     };
     for (last, code) in [(-1, ErrorCode::PolicyViolation), (0, ErrorCode::None)] {
         let topics = vec![topic("many", 9_999), topic("few", 1), topic("none", last)];
-        let request =
-            m::CreateTopicsRequest { topics, timeout_ms: 1000, validate_only: true, ..Default::default() };
+        let request = m::CreateTopicsRequest { topics, timeout_ms: 1000, validate_only: true };
         let answer: m::CreateTopicsResponse = call(&mut connection, 7, &request).await;
         assert_eq!(answer.topics.len(), 3);
         let found: Vec<i16> = answer.topics.iter().take(2).map(|topic| topic.error_code).collect();

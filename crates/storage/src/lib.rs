@@ -8,6 +8,7 @@
 //!
 //! No async and no Kafka API. Of Kafka, this crate knows only the batch header and the offsets of a stream.
 
+pub mod epochs;
 pub mod format;
 pub mod index;
 
@@ -45,6 +46,5 @@ pub use request::{
     Admission, AdmitError, Append, AppendError, Committed, Completion, Durability, Listener, NoListener,
     ROOM_PATIENCE, wait_for_room,
 };
-pub use segment::epochs;
 pub use stream::{Bounds, Level, Producer, Producers, REMEMBERED_BATCHES, RememberedBatch, Stream};
 pub use tools::{bucket, examine, restore, salvage, takeover};

@@ -1,6 +1,6 @@
 //! The settings and the clock of a log.
 
-use crate::segment::epochs::Owned;
+use crate::epochs::Owned;
 
 /// Time for the log. The caller hands it in, so that tests control it.
 pub trait Clock: Send + Sync {

@@ -9,7 +9,6 @@
 //! The cleaner makes segments of its own, which are sealed from the beginning.
 
 pub(crate) mod build;
-pub mod epochs;
 pub(crate) mod fetch;
 pub(crate) mod footer;
 mod name;

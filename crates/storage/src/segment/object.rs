@@ -16,7 +16,7 @@ use disk::{Disk, File};
 use objects::{Bucket, BucketError, patiently};
 
 use super::Segment;
-use super::epochs::Epochs;
+use crate::epochs::Epochs;
 use crate::format::{DirectoryRow, SECTOR, STORED, SegmentHeader};
 use crate::stream::{SealedExtent, clamp_timestamp};
 

@@ -1,4 +1,4 @@
-//! Every order in which an owner, two later owners and the store can act, for the fencing of [`crate::segment::epochs`].
+//! Every order in which an owner, two later owners and the store can act, for the fencing of [`crate::epochs`].
 //!
 //! Three owners claim, walk and put objects, the first one two of them at a time. They delete objects of their own epoch,
 //! and later those of earlier epochs. A request that was sent may land at any later time, also twice. An answer may come
@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::segment::epochs::{Epochs, Holds, Seal, Step, Walk};
+use crate::epochs::{Epochs, Holds, Seal, Step, Walk};
 
 /// The objects that the owner of each epoch puts at the most.
 const OBJECTS: [u32; 3] = [2, 1, 1];

@@ -11,9 +11,9 @@ use objects::sim::Faults;
 use super::crash::seeds;
 use super::restore::{go_on, patient, restored, snapshot, some_load, stored_of};
 use super::support::{Appended, DISKLESS, Outcome, World};
+use crate::epochs::Owned;
 use crate::options::Mutation;
 use crate::request::Durability;
-use crate::segment::epochs::Owned;
 use crate::tools::takeover::{TakeOver, TakeOverError};
 
 /// How often what does not always happen did happen.

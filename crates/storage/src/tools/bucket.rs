@@ -20,11 +20,11 @@ use super::finding::{Checked, Finding, Hit, Severity};
 use super::gather::{Asking, Numbered, Outcome, gather, objects_of};
 use super::holdings::{Held, Holdings, KnownBounds};
 use super::walk::{Step, checked_batch, walk};
+use crate::epochs::Epochs;
 use crate::format::{DirectoryRow, EntryKind, RangeBody, SECTOR, STORED, SegmentHeader, index};
 use crate::index::BatchIndex;
 use crate::ranges::OffsetRanges;
 use crate::segment::Segment;
-use crate::segment::epochs::Epochs;
 use crate::segment::fetch::{Described, Expected, describe};
 use crate::segment::object::ObjectKeys;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use objects::{Bucket, BucketError, Listed, list_all, patiently};
 
-use crate::segment::epochs::SEAL_BYTES;
+use crate::epochs::SEAL_BYTES;
 use crate::segment::fetch::{Described, Expected, fetch};
 use crate::segment::object::ObjectKeys;
 

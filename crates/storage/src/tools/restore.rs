@@ -26,11 +26,11 @@ use super::holdings::{Held, Holdings};
 pub use super::holdings::{KnownBounds, RestoredStream};
 pub use super::stored::stored_batches;
 use super::unwritten::Unwritten;
+use crate::epochs::Epochs;
 use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, Lsn, SECTOR, SegmentHeader, length32, sectors, seeded_crc,
 };
 use crate::recovery::{OpenError, recover};
-use crate::segment::epochs::Epochs;
 use crate::segment::fetch::{Described, Expected, describe};
 use crate::segment::footer;
 use crate::segment::object::{ObjectKeys, Places};

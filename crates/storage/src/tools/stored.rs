@@ -10,10 +10,10 @@ use model::{BatchHeader, Offset, StreamId};
 use objects::Bucket;
 
 use super::walk::checked_batch;
+use crate::epochs::Epochs;
 use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, index};
 use crate::recovery::scan::Found;
 use crate::recovery::{OpenError, RecoveryReport, damaged, doing, load_sealed, open_stored};
-use crate::segment::epochs::Epochs;
 use crate::segment::object::Places;
 
 /// Hands out the batches of `streams` that the objects have, which the local files on `disk` name.

@@ -1,4 +1,4 @@
-//! Takes a log with epochs over, whose owner may still run ([`crate::segment::epochs`]). Afterwards the objects of all
+//! Takes a log with epochs over, whose owner may still run ([`crate::epochs`]). Afterwards the objects of all
 //! earlier epochs are known for ever, and a restore makes a local log of them.
 
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use bytes::Bytes;
 use objects::{Bucket, BucketError, Listed, Put, list_all, patiently};
 
 use super::gather::Pause;
+use crate::epochs::{Epoch, Holds, Owned, SEAL_BYTES, Seal, Step, Walk};
 use crate::format::STORED;
-use crate::segment::epochs::{Epoch, Holds, Owned, SEAL_BYTES, Seal, Step, Walk};
 use crate::segment::fetch::{Expected, fetch};
 use crate::segment::object::{claim_key, epoch_prefix, object_number};
 

@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use objects::{Bucket, list_all};
 
 use super::{UploadError, Uploader};
+use crate::epochs::SEAL_BYTES;
 use crate::format::{BLOCK_HEADER_BYTES, BlockHeader, Lsn};
 #[cfg(test)]
 use crate::options::Mutation;
-use crate::segment::epochs::SEAL_BYTES;
 use crate::segment::{Segment, file_name};
 
 impl Uploader {

@@ -9,9 +9,9 @@ use objects::{Bucket, BucketError, Put, patiently};
 
 use super::object::Known;
 use super::{Progress, UploadError, Uploader};
+use crate::epochs::SEAL_BYTES;
 use crate::format::{DirectoryRow, ROW_REPLACES, SECTOR, index};
 use crate::index::{BatchIndex, BatchPlace};
-use crate::segment::epochs::SEAL_BYTES;
 use crate::segment::fetch::{Described, Expected, fetch};
 use crate::stream::Stream;
 use crate::tier::Tier;

@@ -12,8 +12,8 @@ use disk::{AlignedBuffer, Disk};
 use objects::{Bucket, Put};
 
 use super::{UploadError, write_file};
+use crate::epochs::Owned;
 use crate::format::SECTOR;
-use crate::segment::epochs::Owned;
 use crate::segment::object::{claim_key, claim_prefix};
 use crate::shared::Shared;
 
