@@ -236,20 +236,24 @@ async fn settings_and_special_values_are_refused_as_kafka_refuses_them() {
     let answer: m::CreateTopicsResponse = call(&mut connection, 7, &request).await;
     assert_eq!(answer.topics[0].error_code, ErrorCode::RequestTimedOut.code());
 
-    // All topics of a request have no more than 10,000 partitions together, or none is created.
+    // A request names up to 10,000 partitions, and creates up to 10,000 topics and partitions, or nothing.
     let topic = |name, num_partitions| m::create_topics_request::CreatableTopic {
         name: Text::from_static(name),
         num_partitions,
         replication_factor: -1,
         ..Default::default()
     };
-    for (last, code) in [(-1, ErrorCode::PolicyViolation), (0, ErrorCode::None)] {
-        let topics = vec![topic("many", 9_999), topic("few", 1), topic("none", last)];
+    for (first, last, code) in [
+        (9_999, -1, ErrorCode::PolicyViolation),
+        (9_998, 0, ErrorCode::PolicyViolation),
+        (9_997, 0, ErrorCode::None),
+    ] {
+        let topics = vec![topic("many", first), topic("few", 1), topic("none", last)];
         let request = m::CreateTopicsRequest { topics, timeout_ms: 1000, validate_only: true };
         let answer: m::CreateTopicsResponse = call(&mut connection, 7, &request).await;
         assert_eq!(answer.topics.len(), 3);
         let found: Vec<i16> = answer.topics.iter().take(2).map(|topic| topic.error_code).collect();
-        assert_eq!(found, [code.code(); 2], "{last}");
+        assert_eq!(found, [code.code(); 2], "{first} {last}");
     }
 
     create_topic(&mut connection, "in-no-time", 1, &[]).await;

@@ -185,10 +185,11 @@ def topic_names(peer):
         "there is one and a bad setting": {"Topic": "seen.before", **configured({"no.such": "1"})},
         "there is one and no partitions": {"Topic": "seen.before", "NumPartitions": 0},
     })
-    for last in (0, 1, -1):
-        creations(peer, {f"create 10,000 partitions and {last}: first": {"NumPartitions": 9_999},
-                         f"create 10,000 partitions and {last}: second": {"NumPartitions": 1},
-                         f"create 10,000 partitions and {last}: third": {"NumPartitions": last}}, 3)
+    for first, last in ((9_999, 1), (9_999, -1), (9_999, 0), (9_998, 0), (9_997, 0)):
+        creations(peer, {f"create {first} partitions, one and {last}: {place}": {"NumPartitions": count}
+                         for place, count in (("first", first), ("second", 1), ("third", last))}, 3)
+    for count, settings in ((9_999, {}), (9_999, {"retention.ms": "1"}), (10_000, {}), (10_001, {})):
+        creations(peer, {f"create {count} partitions with {settings}": {"NumPartitions": count, **configured(settings)}})
     for version in range(2, 8):
         answer = peer.ask("", CREATE, version, {"TimeoutMillis": 10_000, "ValidateOnly": True, "Topics": [
             {"Topic": "defaults", "NumPartitions": -1, "ReplicationFactor": -1}]}, note=False)

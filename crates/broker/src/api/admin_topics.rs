@@ -58,25 +58,72 @@ fn told_of(failure: &Failure) -> Option<Text> {
     (failure.code != ErrorCode::RequestTimedOut).then(|| failure.text())
 }
 
-/// The partitions that one CreateTopics may create, in all its topics together. Kafka has the same bound.
+/// The partitions that one CreateTopics may name, and the records of metadata that Kafka's controller may write for it: one
+/// for each topic, partition and setting.
 const CREATED_MAX: i64 = 10_000;
+/// Topics that are looked at before other tasks get their turn.
+const LOOKS_BEFORE_YIELD: usize = 1000;
 
-/// Refuses a request with very many new partitions as a whole. `topics` are those that would be created.
-fn check_created<'a>(
-    broker: &Broker,
-    topics: impl Iterator<Item = &'a CreatableTopic>,
-) -> Result<(), Failure> {
-    let partitions = |topic: &CreatableTopic| match (topic.assignments.len(), topic.num_partitions) {
+/// Refuses a request that would create very much, as a whole. `topics` are those that the caller may create.
+async fn check_created(broker: &Broker, topics: &[&CreatableTopic]) -> Result<(), Failure> {
+    let named = |topic: &&CreatableTopic| match (topic.assignments.len(), topic.num_partitions) {
         (0, -1) => i64::from(broker.config.num_partitions),
         (0, partitions) => i64::from(partitions.max(0)),
         (assigned, _) => i64::try_from(assigned).unwrap_or(i64::MAX),
     };
-    match topics.map(partitions).sum::<i64>() {
-        0..=CREATED_MAX => Ok(()),
-        _ => Err(Failure::because(
-            ErrorCode::PolicyViolation,
-            "Excessively large number of partitions per request.",
-        )),
+    let because = |why: &str| Err(Failure::because(ErrorCode::PolicyViolation, why));
+    if topics.iter().map(named).sum::<i64>() > CREATED_MAX {
+        return because("Excessively large number of partitions per request.");
+    }
+    let mut records = 0;
+    for (looked, topic) in topics.iter().enumerate() {
+        if looked % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1 {
+            tokio::task::yield_now().await;
+        }
+        if let Ok(Plan { partitions, configs }) = Plan::of(broker, topic) {
+            records += 1 + i64::from(partitions) + i64::try_from(configs.len()).unwrap_or(i64::MAX);
+        }
+        if records > CREATED_MAX {
+            return because("Unable to perform excessively large batch operation.");
+        }
+    }
+    Ok(())
+}
+
+/// A topic that can be created.
+struct Plan {
+    partitions: i32,
+    configs: BTreeMap<String, String>,
+}
+
+impl Plan {
+    /// Checks what a client asks for. The checks follow Kafka's order, which decides which of several errors is reported.
+    fn of(broker: &Broker, topic: &CreatableTopic) -> Result<Plan, Failure> {
+        broker.topics.check_new(&topic.name)?;
+        let mut configs = BTreeMap::new();
+        for config in &topic.configs {
+            let setting = topic_setting(&config.name);
+            let setting = setting.ok_or_else(|| {
+                Failure::because(
+                    ErrorCode::InvalidConfig,
+                    format!("Unknown topic config name: {}", config.name),
+                )
+            })?;
+            let Some(value) = &config.value else {
+                let why = format!("Null value not supported for topic configs: {}", config.name);
+                return Err(Failure::because(ErrorCode::InvalidConfig, why));
+            };
+            if let Some(problem) = setting.problem(value) {
+                return Err(Failure::because(ErrorCode::InvalidConfig, problem));
+            }
+            configs.insert(config.name.to_string(), value.to_string());
+        }
+        if let Some(why) = conflict(&configs, &broker.configs.now()) {
+            return Err(Failure::because(ErrorCode::InvalidConfig, why));
+        }
+        let partitions = partitions_of(broker, topic)?;
+        broker.topics.check_count(partitions)?;
+        Ok(Plan { partitions, configs })
     }
 }
 
@@ -105,7 +152,8 @@ pub async fn create(
             let (operation, kind) = (Operation::Create, ResourceType::Topic);
             everything || broker.authorizer.shows(&caller, operation, kind, &topic.name)
         });
-        if let Err(failure) = check_created(&broker, created) {
+        let created: Vec<&CreatableTopic> = created.collect();
+        if let Err(failure) = check_created(&broker, &created).await {
             let topics = request.topics.iter().map(|topic| refused(topic, &failure)).collect();
             return CreateTopicsResponse { topics, throttle_time_ms: mutations.throttle_ms };
         }
@@ -138,28 +186,7 @@ async fn create_one(
         let allowed = authorizer.topic(caller, Operation::Create, &topic.name);
         allowed.map_err(|error| Failure::because(error, "Authorization failed."))?;
     }
-    // The checks follow Kafka's order, which decides which of several errors is reported.
-    broker.topics.check_new(&topic.name)?;
-    let mut configs = BTreeMap::new();
-    for config in &topic.configs {
-        let setting = topic_setting(&config.name);
-        let setting = setting.ok_or_else(|| {
-            Failure::because(ErrorCode::InvalidConfig, format!("Unknown topic config name: {}", config.name))
-        })?;
-        let Some(value) = &config.value else {
-            let why = format!("Null value not supported for topic configs: {}", config.name);
-            return Err(Failure::because(ErrorCode::InvalidConfig, why));
-        };
-        if let Some(problem) = setting.problem(value) {
-            return Err(Failure::because(ErrorCode::InvalidConfig, problem));
-        }
-        configs.insert(config.name.to_string(), value.to_string());
-    }
-    if let Some(why) = conflict(&configs, &broker.configs.now()) {
-        return Err(Failure::because(ErrorCode::InvalidConfig, why));
-    }
-    let partitions = partitions_of(broker, topic)?;
-    broker.topics.check_count(partitions)?;
+    let Plan { partitions, configs } = Plan::of(broker, topic)?;
     let described = described_topic_configs(broker, &configs, None);
     mutations.count(partitions)?;
     let id = if validate_only {
