@@ -94,6 +94,8 @@ class Proxy:
         self.server, self.clients = None, set()
         # What is forwarded without a client that waits for it.
         self.held, self.hurry = set(), asyncio.Event()
+        # What is being forwarded for a client that may be gone by now.
+        self.going = set()
 
     async def open(self):
         host, port = self.listen
@@ -119,6 +121,8 @@ class Proxy:
                 await self.open()
         if command.get("settle"):
             self.hurry.set()
+            if self.going:
+                await asyncio.wait(set(self.going))
             while self.held:
                 await asyncio.wait(self.held)
             self.hurry.clear()
@@ -146,8 +150,6 @@ class Proxy:
             return await write(writer, refusal(*BUSY))
         if fault == "conflict":
             return await write(writer, refusal(*CONFLICT))
-        if fault == "slow":
-            await asyncio.sleep(self.rng.uniform(*SLOW_SECONDS))
         if self.mode == "silent":
             # The client sends nothing before it is answered: what can be read is its end.
             try:
@@ -157,11 +159,19 @@ class Proxy:
             raise Gone
         if self.mode == "forgetful" and request.method == "PUT" and request.of_log:
             return await write(writer, b'HTTP/1.1 200 OK\r\nETag: "0"\r\nContent-Length: 0\r\n\r\n')
+        if fault == "slow":
+            await asyncio.sleep(self.rng.uniform(*SLOW_SECONDS))
         if fault == "garbled":
             request = Request(request.head, another_byte(request.body, self.rng))
         if self.mode == "unconditional":
             request = request.unconditional(self.credentials)
-        answer = await self.forward(request)
+        landed = asyncio.get_running_loop().create_future()
+        self.going.add(landed)
+        try:
+            answer = await self.forward(request)
+        finally:
+            self.going.discard(landed)
+            landed.set_result(None)
         if self.mode == "altering" and request.method == "GET" and request.of_log:
             answer = altered(answer, self.rng)
         if fault == "lost":
