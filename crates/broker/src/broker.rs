@@ -11,6 +11,8 @@ use model::Timestamp;
 use objects::{Bucket, CountedBucket};
 use parking_lot::Mutex;
 use storage::{AdmitError, Clock, SystemClock};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::UnboundedReceiver;
 use wire::{ErrorCode, Text};
 
 use crate::compaction::Compactor;
@@ -429,10 +431,11 @@ impl Broker {
         self.clock.now_ms()
     }
 
-    /// Waits until a large request has released its memory since the last call. The allocator may still hold that
-    /// memory.
-    pub async fn memory_freed(&self) {
-        self.turns.freed().await;
+    /// The turns of large requests that have released their memory, for the first caller. The allocator may still hold
+    /// that memory: whoever receives a turn gives it back to the system, and then drops the turn. The next large request
+    /// waits for that.
+    pub fn memory_freed(&self) -> UnboundedReceiver<OwnedSemaphorePermit> {
+        self.turns.freed()
     }
 
     /// Runs blocking work on a thread that may block.

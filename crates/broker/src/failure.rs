@@ -1,14 +1,14 @@
 //! An error in an answer.
 
-use wire::ErrorCode;
+use wire::{ErrorCode, Text};
 
 /// An error in an answer: Kafka's code, and a message if the API has a field for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Kafka's error code.
     pub code: ErrorCode,
-    /// A message for people.
-    pub message: Option<String>,
+    /// A message for people. Many answers may share it.
+    pub message: Option<Text>,
 }
 
 impl Failure {
@@ -18,13 +18,13 @@ impl Failure {
     }
 
     /// A failure with a specific message. [`wire::Writer`] cuts a long message.
-    pub fn because(code: ErrorCode, message: impl Into<String>) -> Failure {
+    pub fn because(code: ErrorCode, message: impl Into<Text>) -> Failure {
         Failure { code, message: Some(message.into()) }
     }
 
     /// The message for the answer. Without a specific message, Kafka's message for the code.
-    pub fn text(&self) -> wire::Text {
-        self.message.clone().map_or_else(|| wire::Text::from_static(self.code.message()), wire::Text::from)
+    pub fn text(&self) -> Text {
+        self.message.clone().unwrap_or(Text::from_static(self.code.message()))
     }
 }
 

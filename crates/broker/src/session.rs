@@ -18,27 +18,23 @@ use crate::caller::{Caller, Principal};
 use crate::partition::Partition;
 use crate::partition::signal::Signal;
 use crate::security::{Authorizer, Operation};
-use crate::topics::Topics;
+use crate::topics::{Topic, Topics};
 
 /// A session used within this time is not evicted for a new one (Kafka's `min.incremental.fetch.session.eviction.ms`).
 const EVICTION_AGE: Duration = Duration::from_secs(120);
 
 /// Approximate bytes of a slot with its table entries, and of a topic without its name.
-const SLOT_BYTES: usize = 320;
-const TOPIC_BYTES: usize = 128;
+const SLOT_BYTES: usize = 192;
+const TOPIC_BYTES: usize = 256;
 /// Bound in bytes of all sessions together. A client that finds no room gets no session and names all its partitions
 /// each time.
-const SESSIONS_BYTES_MAX: usize = 160 * 1024 * 1024;
+const SESSIONS_BYTES_MAX: usize = 96 * 1024 * 1024;
 
 /// One partition that a client reads.
 #[derive(Debug)]
 pub struct Slot {
     /// The topic's number in [`Slots::topic`].
-    pub topic_number: u32,
-    /// The topic's name in the client's requests. Empty if the client uses ids.
-    pub topic: Text,
-    /// The topic's id. Nil if the client uses names.
-    pub topic_id: Uuid,
+    pub topic: u32,
     /// The partition's index.
     pub index: i32,
     /// The partition, if it was found.
@@ -53,10 +49,21 @@ pub struct Slot {
     pub last_fetched_epoch: i32,
     /// The last values sent to the client: high watermark and log start offset.
     pub told: Option<(i64, i64)>,
-    /// The name of the topic that was found. Empty if its id is unknown.
-    pub name: Text,
     /// Whether the client may read the topic.
     pub allowed: bool,
+}
+
+/// A topic as a client names it.
+#[derive(Debug)]
+pub struct AskedTopic {
+    /// Its name in the client's requests. Empty if the client uses ids.
+    pub asked: Text,
+    /// Its id. Nil if the client uses names.
+    pub id: Uuid,
+    /// The name of the topic that was found. Empty if there is none.
+    pub name: Text,
+    /// The number of its slots.
+    pub slots: usize,
 }
 
 /// The slots of a session, or of one fetch without a session.
@@ -66,9 +73,8 @@ pub struct Slots {
     /// Numbers of removed slots, for reuse.
     free: Vec<usize>,
     /// Numbers of topics by name or by id; the other part of the key is empty. Each name is stored once.
-    topics: HashMap<(Text, Uuid), u32>,
-    /// The number of slots of each topic.
-    slots_of: HashMap<u32, usize>,
+    numbers: HashMap<(Text, Uuid), u32>,
+    topics: HashMap<u32, AskedTopic>,
     topics_so_far: u32,
     by_partition: HashMap<(u32, i32), usize>,
     /// Bytes of the topic names.
@@ -85,23 +91,37 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// The number of a topic, and its name as the slots share it.
-    pub fn topic(&mut self, name: &Text, id: Uuid) -> (u32, Text) {
-        let key = (name.clone(), id);
-        if let Some((known, number)) = self.topics.get_key_value(&key) {
-            return (*number, known.0.clone());
+    /// The number of a topic. `found` is the topic, if it exists.
+    pub fn topic(&mut self, asked: &Text, id: Uuid, found: Option<&Topic>) -> u32 {
+        let key = (asked.clone(), id);
+        let number = match self.numbers.get(&key) {
+            Some(number) => *number,
+            None => {
+                let number = self.topics_so_far;
+                self.topics_so_far = number.wrapping_add(1);
+                let asked = asked.detached();
+                self.name_bytes += asked.len();
+                self.numbers.insert((asked.clone(), id), number);
+                self.topics.insert(number, AskedTopic { asked, id, name: Text::EMPTY, slots: 0 });
+                number
+            }
+        };
+        if let Some(topic) = self.topics.get_mut(&number) {
+            topic.name = found.map_or(Text::EMPTY, |found| found.name.clone());
         }
-        let name = name.detached();
-        let number = self.topics_so_far;
-        self.topics_so_far = number.wrapping_add(1);
-        self.name_bytes += name.len();
-        self.topics.insert((name.clone(), id), number);
-        (number, name)
+        number
+    }
+
+    /// Makes room for so many more slots at once.
+    pub fn reserve(&mut self, slots: usize) {
+        self.slots.reserve(slots);
+        self.by_partition.reserve(slots);
+        self.unauthorized.reserve(slots);
     }
 
     /// Adds a slot, or changes an existing one. The slot is dirty afterwards.
     pub fn put(&mut self, slot: Slot) {
-        let key = (slot.topic_number, slot.index);
+        let key = (slot.topic, slot.index);
         let number = match self.by_partition.get(&key) {
             Some(&number) => {
                 let old = self.slots[number].as_mut().expect("a named slot is there");
@@ -110,7 +130,7 @@ impl Slots {
                 old.leader_epoch = slot.leader_epoch;
                 old.last_fetched_epoch = slot.last_fetched_epoch;
                 if let Some(partition) = slot.partition {
-                    self.set_partition(number, partition, slot.name);
+                    self.set_partition(number, partition);
                 }
                 number
             }
@@ -124,7 +144,9 @@ impl Slots {
                 {
                     partition.subscribers.add(&self.signal, number);
                 }
-                *self.slots_of.entry(slot.topic_number).or_default() += 1;
+                if let Some(topic) = self.topics.get_mut(&slot.topic) {
+                    topic.slots += 1;
+                }
                 self.slots[number] = Some(slot);
                 self.by_partition.insert(key, number);
                 number
@@ -144,20 +166,22 @@ impl Slots {
     pub fn find_missing(&mut self, topics: &Topics) {
         for number in std::mem::take(&mut self.missing) {
             let Some(slot) = &self.slots[number] else { continue };
-            let found = match slot.topic_id.is_nil() {
-                true => topics.find(&slot.topic),
-                false => topics.find_id(&slot.topic_id),
+            let Some(asked) = self.topics.get_mut(&slot.topic) else { continue };
+            let found = match asked.id.is_nil() {
+                true => topics.find(&asked.asked),
+                false => topics.find_id(&asked.id),
             };
             if let Some(topic) = found
                 && let Some(partition) = topic.partition(slot.index)
             {
-                self.set_partition(number, partition, topic.name.clone());
+                asked.name = topic.name.clone();
+                self.set_partition(number, partition);
                 self.unauthorized.push(number);
             }
         }
     }
 
-    fn set_partition(&mut self, number: usize, partition: Arc<Partition>, name: Text) {
+    fn set_partition(&mut self, number: usize, partition: Arc<Partition>) {
         let slot = self.slots[number].as_mut().expect("a slot with a partition is there");
         if slot.partition.as_ref().is_some_and(|old| Arc::ptr_eq(old, &partition)) {
             return;
@@ -168,7 +192,7 @@ impl Slots {
                 old.subscribers.remove(&self.signal, number);
             }
         }
-        (slot.partition, slot.name) = (Some(partition), name);
+        slot.partition = Some(partition);
     }
 
     /// Checks which slots the client may read: the new ones, or all of them if the ACLs have changed.
@@ -184,18 +208,19 @@ impl Slots {
             self.authorized = now;
         }
         // Partitions of a topic are mostly adjacent.
-        let mut last: Option<(Text, bool)> = None;
+        let mut last: Option<(u32, bool)> = None;
         for number in numbers {
             let Some(slot) = self.slots[number].as_mut() else { continue };
-            let name = if slot.name.is_empty() { &slot.topic } else { &slot.name };
+            let Some(topic) = self.topics.get(&slot.topic) else { continue };
+            let name = if topic.name.is_empty() { &topic.asked } else { &topic.name };
             // A topic with an unknown id does not exist for any client, so no right is checked.
             let by_unknown_id = name.is_empty();
             let allowed = match &last {
                 _ if by_unknown_id => true,
-                Some((of, allowed)) if of == name => *allowed,
+                Some((of, allowed)) if *of == slot.topic => *allowed,
                 _ => authorizer.topic(caller, Operation::Read, name).is_ok(),
             };
-            last = Some((name.clone(), allowed));
+            last = Some((slot.topic, allowed));
             if slot.allowed != allowed {
                 slot.allowed = allowed;
                 self.signal.mark(number, 0);
@@ -206,7 +231,7 @@ impl Slots {
     /// Removes slots of a topic.
     pub fn remove(&mut self, topic: &Text, topic_id: Uuid, indexes: &[i32]) {
         let key = (topic.clone(), topic_id);
-        let Some(&topic_number) = self.topics.get(&key) else { return };
+        let Some(&topic_number) = self.numbers.get(&key) else { return };
         for index in indexes {
             let Some(number) = self.by_partition.remove(&(topic_number, *index)) else { continue };
             self.free.push(number);
@@ -215,11 +240,11 @@ impl Slots {
             {
                 partition.subscribers.remove(&self.signal, number);
             }
-            let slots = self.slots_of.entry(topic_number).or_default();
-            *slots -= 1;
-            if *slots == 0 {
-                self.slots_of.remove(&topic_number);
-                self.topics.remove(&key);
+            let Some(left) = self.topics.get_mut(&topic_number) else { return };
+            left.slots -= 1;
+            if left.slots == 0 {
+                self.topics.remove(&topic_number);
+                self.numbers.remove(&key);
                 self.name_bytes -= topic.len();
                 return;
             }
@@ -229,6 +254,11 @@ impl Slots {
     /// The slot `number`, if it still exists.
     pub fn slot(&mut self, number: usize) -> Option<&mut Slot> {
         self.slots.get_mut(number)?.as_mut()
+    }
+
+    /// The slot `number`, if it still exists, beside all topics by number.
+    pub fn slot_and_topics(&mut self, number: usize) -> (Option<&mut Slot>, &HashMap<u32, AskedTopic>) {
+        (self.slots.get_mut(number).and_then(Option::as_mut), &self.topics)
     }
 
     /// The numbers of all slots.

@@ -74,7 +74,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(arguments: &ServerArguments) -> ExitCode {
-    disk::allocator::bound_arenas();
+    disk::allocator::bound();
     match Settings::load(arguments, std::env::vars()) {
         Ok(settings) => match serve::run(settings) {
             // Some settings can be checked only once an address is known.

@@ -13,7 +13,8 @@ use broker::{Broker, LogDirectory};
 use disk::DirectoryLock;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::admin::{self, Admin};
 use crate::bucket;
@@ -73,7 +74,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
         std::process::exit(0);
     };
     let broker = opened?;
-    tokio::spawn(give_memory_back(broker.clone()));
+    tokio::spawn(give_memory_back(broker.memory_freed()));
     let broker_seen = broker.clone();
     admin.watch(move || broker_seen.failure());
     let shared = network::share(&settings, &broker);
@@ -167,14 +168,14 @@ async fn open(settings: &Settings, logs: Vec<LogDirectory>) -> anyhow::Result<Ar
     opening.await.context("opening the log ended in a bug")?
 }
 
-/// Returns freed memory to the system whenever the broker has freed much of it.
-async fn give_memory_back(broker: Arc<Broker>) {
-    loop {
-        broker.memory_freed().await;
+/// Returns the memory of every large request to the system before the next one begins.
+async fn give_memory_back(mut freed: UnboundedReceiver<OwnedSemaphorePermit>) {
+    while let Some(turn) = freed.recv().await {
         if tokio::task::spawn_blocking(disk::allocator::give_back).await.is_err() {
             // The runtime is shutting down.
             return;
         }
+        drop(turn);
     }
 }
 

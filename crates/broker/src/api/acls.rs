@@ -20,11 +20,11 @@ const CREATIONS_MAX: usize = 10_000;
 /// Bound in bytes of a name, a principal or a host. They are held in memory.
 const NAME_BYTES_MAX: usize = 1024;
 
-fn invalid(why: impl Into<String>) -> Failure {
+fn invalid(why: impl Into<Text>) -> Failure {
     Failure::because(ErrorCode::InvalidRequest, why)
 }
 
-fn disabled(why: &str) -> Failure {
+fn disabled(why: &'static str) -> Failure {
     Failure::because(ErrorCode::SecurityDisabled, why)
 }
 

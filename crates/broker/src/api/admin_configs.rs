@@ -204,7 +204,7 @@ fn described(
     resource: &DescribeConfigsResource,
     keys: Keys,
 ) -> Result<Vec<Described>, Failure> {
-    let refused = |why: &str| Err(Failure::because(ErrorCode::InvalidRequest, why));
+    let refused = |why: &'static str| Err(Failure::because(ErrorCode::InvalidRequest, why));
     let name = resource.resource_name.as_str();
     match resource.resource_type {
         TOPIC => {

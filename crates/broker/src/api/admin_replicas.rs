@@ -277,7 +277,7 @@ pub async fn alter_reassignments(
             apr::ReassignablePartitionResponse {
                 partition_index: asked.partition_index,
                 error_code: failed.as_ref().map_or(ErrorCode::None, |failure| failure.code).code(),
-                error_message: failed.and_then(|failure| failure.message).map(Text::from),
+                error_message: failed.and_then(|failure| failure.message),
             }
         };
         apr::ReassignableTopicResponse {

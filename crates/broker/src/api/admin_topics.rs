@@ -71,7 +71,7 @@ async fn check_created(broker: &Broker, topics: &[&CreatableTopic]) -> Result<()
         (0, partitions) => i64::from(partitions.max(0)),
         (assigned, _) => i64::try_from(assigned).unwrap_or(i64::MAX),
     };
-    let because = |why: &str| Err(Failure::because(ErrorCode::PolicyViolation, why));
+    let because = |why: &'static str| Err(Failure::because(ErrorCode::PolicyViolation, why));
     if topics.iter().map(named).sum::<i64>() > CREATED_MAX {
         return because("Excessively large number of partitions per request.");
     }
@@ -235,7 +235,7 @@ async fn create_one(
 
 /// The number of partitions of a new topic. The only replica goes to the only server.
 fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure> {
-    let refused = |why: &str| Err(Failure::because(ErrorCode::InvalidRequest, why));
+    let refused = |why: &'static str| Err(Failure::because(ErrorCode::InvalidRequest, why));
     if !topic.assignments.is_empty() {
         if topic.replication_factor != -1 {
             return refused(
@@ -475,7 +475,7 @@ pub async fn create_partitions(
         results.push(CreatePartitionsTopicResult {
             name: topic.name,
             error_code: failure.as_ref().map_or(0, |failure| failure.code.code()),
-            error_message: failure.and_then(|failure| failure.message).map(Text::from),
+            error_message: failure.and_then(|failure| failure.message),
         });
     }
     CreatePartitionsResponse { results, throttle_time_ms: mutations.throttle_ms }

@@ -38,7 +38,7 @@ const VALUE_BYTES_MAX: usize = 8 * 1024;
 /// The message for a resource that is named twice.
 const TWICE: &str = "Each resource must appear at most once.";
 
-fn refused(why: impl Into<String>) -> Failure {
+fn refused(why: impl Into<Text>) -> Failure {
     Failure::because(ErrorCode::InvalidRequest, why)
 }
 

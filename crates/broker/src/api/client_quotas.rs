@@ -25,7 +25,7 @@ const MATCH_EXACT: i8 = 0;
 const MATCH_DEFAULT: i8 = 1;
 const MATCH_SPECIFIED: i8 = 2;
 
-fn refused(why: impl Into<String>) -> Failure {
+fn refused(why: impl Into<Text>) -> Failure {
     Failure::because(ErrorCode::InvalidRequest, why)
 }
 

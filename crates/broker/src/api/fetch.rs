@@ -3,29 +3,18 @@
 //! A fetch looks at every partition only if it begins a session or has none. The later fetches of a session look only
 //! at partitions that have changed. While a fetch waits, commits wake it at most once.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::Offset;
-use storage::{Batches, ReadError, ReadRequest, ReadStep, Stretch};
 use tokio::time::Instant;
+use wire::ErrorCode;
 use wire::messages::FetchRequest;
-use wire::messages::fetch_response::{
-    AbortedTransaction, FetchResponse, FetchableTopicResponse, LeaderIdAndEpoch, PartitionData,
-};
-use wire::{ErrorCode, Records};
+use wire::messages::fetch_response::{FetchResponse, FetchableTopicResponse};
 
-use crate::api::reads::{
-    READ_COMMITTED, check_leader_epoch, leaders_told, read_later, tell_failed_read, unknown_isolation,
-    without_records,
-};
+use crate::api::fetch_looks::{Limits, Look, look_and_wait};
+use crate::api::reads::{READ_COMMITTED, leaders_told, unknown_isolation};
 use crate::broker::Broker;
-use crate::caller::Caller;
-use crate::failure::Failure;
-use crate::partition::log::PartitionLog;
-use crate::placement::Leader;
-use crate::quotas::{Payer, Quota};
+use crate::quotas::Quota;
 use crate::request::Request;
 use crate::session::{Session, Slot, Slots, next_epoch};
 
@@ -46,43 +35,8 @@ const STORAGE_ERROR_FROM_VERSION: i16 = 6;
 /// Approximate bytes of a partition in an answer, without its records.
 const PARTITION_BYTES: usize = 50;
 
-/// A fetch of very many partitions yields the thread after this many.
-const LOOKS_BEFORE_YIELD: usize = 256;
-
 /// A fetch that names more partitions is answered at once, with or without data.
 const WAITING_PARTITIONS_MAX: usize = 10_000;
-
-/// Number of partitions read from disk before the reader serves other requests.
-const COLD_PORTION: usize = 32;
-
-/// The limits and options of one fetch.
-struct Limits {
-    caller: Caller,
-    payer: Payer,
-    bytes_max: usize,
-    bytes_min: usize,
-    deadline: Instant,
-    read_committed: bool,
-    /// Whether topics are named by id.
-    by_id: bool,
-    /// The id of this broker.
-    node: i32,
-    /// Whether the request comes from a replica.
-    by_replica: bool,
-    /// Whether the answer can name the leader of a partition that another broker leads (KIP-951).
-    leader_told: bool,
-    /// An error that replaces the records of every partition.
-    refusal: Option<ErrorCode>,
-}
-
-/// The result of one look at a partition.
-struct Look {
-    slot: usize,
-    data: PartitionData,
-    bytes: usize,
-    /// Whether the partition has more records than the look took.
-    cut_short: bool,
-}
 
 fn refused(error: ErrorCode, session_id: i32) -> FetchResponse {
     FetchResponse { error_code: error.code(), session_id, ..FetchResponse::default() }
@@ -231,18 +185,17 @@ fn whole(value: f64) -> i32 {
 }
 
 fn put_slots(broker: &Broker, slots: &mut Slots, request: &FetchRequest, version: i16) {
-    for topic in &request.topics {
+    slots.reserve(request.topics.iter().map(|topic| topic.partitions.len()).sum());
+    for topic in request.topics.iter().filter(|topic| !topic.partitions.is_empty()) {
         let found = if version >= IDS_FROM_VERSION {
             broker.topics.find_id(&topic.topic_id)
         } else {
             broker.topics.find(&topic.topic)
         };
-        let (number, asked_name) = slots.topic(&topic.topic, topic.topic_id);
+        let number = slots.topic(&topic.topic, topic.topic_id, found.as_deref());
         for partition in &topic.partitions {
             slots.put(Slot {
-                topic_number: number,
-                topic: asked_name.clone(),
-                topic_id: topic.topic_id,
+                topic: number,
                 index: partition.partition,
                 partition: found.as_ref().and_then(|topic| topic.partition(partition.partition)),
                 offset: partition.fetch_offset,
@@ -250,302 +203,8 @@ fn put_slots(broker: &Broker, slots: &mut Slots, request: &FetchRequest, version
                 leader_epoch: partition.current_leader_epoch,
                 last_fetched_epoch: partition.last_fetched_epoch,
                 told: None,
-                name: found.as_ref().map(|topic| topic.name.clone()).unwrap_or_default(),
                 allowed: true,
             });
-        }
-    }
-}
-
-/// Looks at the changed slots, and waits for commits until there are enough bytes, an error, or the deadline has
-/// passed. Returns the last look at each slot that was looked at.
-async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Look> {
-    let mut looks = Looks::default();
-    if !all {
-        slots.subscribe();
-    }
-    let mut subscribed = !all;
-    let mut numbers = slots.signal.take_dirty();
-    loop {
-        let mut urgent = false;
-        let mut cold = Vec::new();
-        // Reserve room for the longest-waiting cold partition, even if later partitions have data in the caches.
-        let mut reserved = 0;
-        for (looked, number) in numbers.into_iter().enumerate() {
-            if looked % LOOKS_BEFORE_YIELD == LOOKS_BEFORE_YIELD - 1 {
-                tokio::task::yield_now().await;
-            }
-            looks.remove(number);
-            let Some(slot) = slots.slot(number) else { continue };
-            match look_at(slot, number, limits, looks.bytes + reserved) {
-                Looked::Done(look) => {
-                    urgent |= look.data.error_code != 0;
-                    looks.add(look);
-                }
-                Looked::Cold(look) => {
-                    if cold.is_empty() {
-                        reserved = usize::try_from(slot.bytes_max).unwrap_or(0);
-                    }
-                    cold.push(look);
-                }
-            }
-        }
-        // A cold read has already waited for the disk, so answer now.
-        urgent |= !cold.is_empty();
-        read_cold(slots, cold, limits, &mut looks).await;
-        let now = Instant::now();
-        // A fetch without partitions is answered at once. Clients close their session with it.
-        if urgent || looks.bytes >= limits.bytes_min || now >= limits.deadline || slots.is_empty() {
-            return looks.taken();
-        }
-        // A look that was cut short makes the answer full enough: batches are whole, and limits may fall inside.
-        if looks.bytes > 0 && looks.any(|look| look.cut_short) {
-            return looks.taken();
-        }
-        if !subscribed {
-            // The first look was made without a subscription. Look once more with it.
-            slots.subscribe();
-            subscribed = true;
-            numbers = slots.numbers();
-            continue;
-        }
-        // A transaction marker is much smaller than the records it makes readable, so wait for one byte only.
-        let held_back = limits.read_committed
-            && looks.any(|look| look.data.last_stable_offset < look.data.high_watermark);
-        let missing = if held_back { 1 } else { limits.bytes_min - looks.bytes };
-        let waited = tokio::time::timeout_at(limits.deadline, slots.signal.wait(missing)).await;
-        numbers = slots.signal.take_dirty();
-        if waited.is_err() && numbers.is_empty() {
-            return looks.taken();
-        }
-    }
-}
-
-/// The last look at each slot, in the order of the looks.
-#[derive(Default)]
-struct Looks {
-    looks: Vec<Option<Look>>,
-    by_slot: HashMap<usize, usize>,
-    bytes: usize,
-}
-
-impl Looks {
-    fn add(&mut self, look: Look) {
-        // Without this, a fetch that is woken again and again would keep an entry for every look.
-        if self.looks.len() > 2 * self.by_slot.len() + 64 {
-            self.looks.retain(Option::is_some);
-            let numbered = self.looks.iter().flatten().enumerate();
-            self.by_slot = numbered.map(|(at, look)| (look.slot, at)).collect();
-        }
-        self.bytes += look.bytes;
-        self.by_slot.insert(look.slot, self.looks.len());
-        self.looks.push(Some(look));
-    }
-
-    fn remove(&mut self, slot: usize) {
-        if let Some(look) = self.by_slot.remove(&slot).and_then(|at| self.looks[at].take()) {
-            self.bytes -= look.bytes;
-        }
-    }
-
-    fn any(&self, what: impl FnMut(&Look) -> bool) -> bool {
-        self.looks.iter().flatten().any(what)
-    }
-
-    fn taken(self) -> Vec<Look> {
-        self.looks.into_iter().flatten().collect()
-    }
-}
-
-/// A look at a partition whose next batch must be read from disk.
-struct ColdLook {
-    look: Look,
-    log: Arc<dyn PartitionLog>,
-    stretch: Stretch,
-    position: u32,
-}
-
-/// The result of a look that does not wait for the disk.
-enum Looked {
-    Done(Look),
-    Cold(ColdLook),
-}
-
-/// Reads from disk for the partitions at the oldest position of their log, so that they stay together and share one
-/// scan, and for the partition that has waited longest. The other partitions are read in a later fetch. If all of them
-/// read at once, each at its own position, they would evict from the cache what the next one needs.
-async fn read_cold(slots: &mut Slots, mut cold: Vec<ColdLook>, limits: &Limits, looks: &mut Looks) {
-    if cold.is_empty() {
-        return;
-    }
-    let log = |cold: &ColdLook| cold.log.log_id();
-    // The longest-waiting partition is read before the others, which may fill the answer.
-    let first = cold.remove(0);
-    cold.sort_by_key(|cold| (log(cold), cold.stretch, cold.position));
-    let mut oldest = HashMap::new();
-    for cold in cold.iter().chain([&first]) {
-        let least = oldest.entry(log(cold)).or_insert(cold.stretch);
-        *least = cold.stretch.min(*least);
-    }
-    let (mut now, later): (Vec<_>, Vec<_>) =
-        cold.into_iter().partition(|cold| oldest[&log(cold)] == cold.stretch);
-    // They come first in this answer, and so they are first in the next fetch.
-    later.into_iter().for_each(|cold| looks.add(cold.look));
-    read_portion(slots, vec![first], limits, looks, true).await;
-    while let Some(next) = now.first() {
-        let of_log = now.iter().take_while(|cold| log(cold) == log(next));
-        let rest = now.split_off(of_log.take(COLD_PORTION).count());
-        read_portion(slots, std::mem::replace(&mut now, rest), limits, looks, false).await;
-    }
-}
-
-/// Reads for partitions of one log. `force` returns at least one batch, even if the answer has no room for it.
-async fn read_portion(
-    slots: &mut Slots,
-    mut cold: Vec<ColdLook>,
-    limits: &Limits,
-    looks: &mut Looks,
-    force: bool,
-) {
-    let mut requests = Vec::with_capacity(cold.len());
-    cold.retain(|ColdLook { look, log, .. }| {
-        let Some(slot) = slots.slot(look.slot) else { return false };
-        let mut request = read_request(slot, &**log, &look.data, limits, looks.bytes);
-        request.at_least_one |= force;
-        requests.push(request);
-        true
-    });
-    let Some(log) = cold.first().map(|cold| cold.log.clone()) else { return };
-    let bytes_max = limits.bytes_max.saturating_sub(looks.bytes);
-    let results = read_later(&*log, requests, bytes_max).await;
-    for (ColdLook { mut look, .. }, result) in cold.into_iter().zip(results) {
-        let slot = slots.slot(look.slot).expect("a fetch removes no slots while it reads");
-        look.put(slot, limits, result);
-        looks.add(look);
-    }
-}
-
-/// Looks at one partition from its slot's offset, without waiting for the disk.
-fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked {
-    let mut look = Look {
-        slot: number,
-        data: PartitionData { aborted_transactions: None, ..without_records(slot.index, ErrorCode::None) },
-        bytes: 0,
-        cut_short: false,
-    };
-    match log_of(slot, limits, &mut look.data) {
-        Ok(log) => match log.read(&read_request(slot, &**log, &look.data, limits, taken)) {
-            Ok(ReadStep::Cold { stretch, position }) => {
-                return Looked::Cold(ColdLook { look, log: log.clone(), stretch, position });
-            }
-            Ok(ReadStep::Ready(batches)) => look.put(slot, limits, Ok(batches)),
-            Err(error) => look.put(slot, limits, Err(error)),
-        },
-        Err(failure) => {
-            look.data.error_code = failure.code.code();
-            // Kafka adds an empty list of aborted transactions for a missing or hidden partition.
-            let unseen = [
-                ErrorCode::UnknownTopicOrPartition,
-                ErrorCode::UnknownTopicId,
-                ErrorCode::TopicAuthorizationFailed,
-            ];
-            look.data.aborted_transactions = unseen.contains(&failure.code).then(Vec::new);
-            let moved = [ErrorCode::NotLeaderOrFollower, ErrorCode::FencedLeaderEpoch];
-            if limits.leader_told
-                && moved.contains(&failure.code)
-                && let Some(partition) = &slot.partition
-            {
-                let Leader { node: leader_id, epoch: leader_epoch } = partition.leader();
-                look.data.current_leader = LeaderIdAndEpoch { leader_id, leader_epoch };
-            }
-        }
-    }
-    Looked::Done(look)
-}
-
-/// The log of the slot's partition. Puts the partition's bounds into `data`.
-fn log_of<'a>(
-    slot: &'a Slot,
-    limits: &Limits,
-    data: &mut PartitionData,
-) -> Result<&'a Arc<dyn PartitionLog>, Failure> {
-    let unknown_id = limits.by_id && slot.name.is_empty();
-    let missing = if unknown_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
-    if !slot.allowed {
-        return Err(ErrorCode::TopicAuthorizationFailed.into());
-    }
-    let partition = slot.partition.as_ref().filter(|partition| !partition.is_deleted()).ok_or(missing)?;
-    // Here any negative epoch means "none".
-    let epoch = partition.leader().epoch;
-    check_leader_epoch(slot.leader_epoch.max(-1), epoch)?;
-    if let Some(error) = limits.refusal {
-        return Err(error.into());
-    }
-    if slot.bytes_max < 0 {
-        return Err(ErrorCode::UnknownServerError.into());
-    }
-    if slot.last_fetched_epoch > epoch {
-        // The client asks for records that were never here.
-        return Err(ErrorCode::OffsetOutOfRange.into());
-    }
-    let log = partition.replica(limits.node)?.log;
-    let bounds = log.bounds();
-    data.high_watermark = bounds.visible.0;
-    data.last_stable_offset = partition.last_stable_offset(bounds.visible).0;
-    data.log_start_offset = bounds.start.0;
-    Ok(log)
-}
-
-fn read_request(
-    slot: &Slot,
-    log: &dyn PartitionLog,
-    data: &PartitionData,
-    limits: &Limits,
-    taken: usize,
-) -> ReadRequest {
-    // Records committed during a read from disk are above the high watermark in the answer, and so are not read.
-    let until = if limits.read_committed { data.last_stable_offset } else { data.high_watermark };
-    let own_max = usize::try_from(slot.bytes_max).unwrap_or(0);
-    let bytes_max = own_max.min(limits.bytes_max.saturating_sub(taken));
-    let request = log.request(Offset(slot.offset), Offset(until), bytes_max);
-    ReadRequest { at_least_one: taken == 0, ..request }
-}
-
-/// The aborted transactions with records from the slot's offset up to `next`, the end of the batches read.
-fn aborted(slot: &Slot, next: Option<Offset>) -> Vec<AbortedTransaction> {
-    let (Some(partition), Some(next)) = (&slot.partition, next) else { return Vec::new() };
-    let told = |transaction: crate::transactions::AbortedTransaction| AbortedTransaction {
-        producer_id: transaction.producer_id,
-        first_offset: transaction.first_offset.0,
-    };
-    partition.aborted_between(Offset(slot.offset), next).into_iter().map(told).collect()
-}
-
-impl Look {
-    fn put(&mut self, slot: &Slot, limits: &Limits, result: Result<Batches, ReadError>) {
-        let data = &mut self.data;
-        match result {
-            Ok(batches) => {
-                self.bytes = batches.bytes;
-                let end = if limits.read_committed { data.last_stable_offset } else { data.high_watermark };
-                self.cut_short = batches.next.map_or(slot.offset, |next| next.0) < end;
-                if limits.read_committed {
-                    data.aborted_transactions = Some(aborted(slot, batches.next));
-                }
-                let mut records = Records::new();
-                batches.chunks.into_iter().for_each(|chunk| records.push(chunk));
-                data.records = Some(records);
-            }
-            Err(error) => {
-                let topic = slot.partition.as_ref().map(|partition| &*partition.topic);
-                tell_failed_read(topic, slot.index, &error);
-                let failure: Failure = error.into();
-                if failure.code == ErrorCode::OffsetOutOfRange {
-                    // As in Kafka, this error comes without offsets.
-                    (data.high_watermark, data.last_stable_offset, data.log_start_offset) = (-1, -1, -1);
-                }
-                data.error_code = failure.code.code();
-            }
         }
     }
 }
@@ -557,11 +216,12 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
     let storage_error = ErrorCode::KafkaStorageError.code();
     let signal = slots.signal.clone();
     let (mut served, mut missing) = (Vec::new(), Vec::new());
-    for mut look in looks {
+    let mut looks = looks.into_iter();
+    while let Some(mut look) = looks.next() {
         if look.data.error_code == storage_error && version < STORAGE_ERROR_FROM_VERSION {
             look.data.error_code = ErrorCode::NotLeaderOrFollower.code();
         }
-        let Some(slot) = slots.slot(look.slot) else { continue };
+        let (Some(slot), topics) = slots.slot_and_topics(look.slot) else { continue };
         let told = Some((look.data.high_watermark, look.data.log_start_offset));
         let failed = look.data.error_code != 0;
         let missing_codes = [ErrorCode::UnknownTopicOrPartition.code(), ErrorCode::UnknownTopicId.code()];
@@ -580,43 +240,21 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
             continue;
         }
         slot.told = told;
-        match responses.last_mut().filter(|_| last == Some(slot.topic_number)) {
-            Some(topic) => topic.partitions.push(look.data),
-            None => responses.push(FetchableTopicResponse {
-                topic: slot.topic.clone(),
-                topic_id: slot.topic_id,
-                partitions: vec![look.data],
-            }),
+        if last != Some(slot.topic) {
+            let Some(asked) = topics.get(&slot.topic) else { continue };
+            responses.push(FetchableTopicResponse {
+                topic: asked.asked.clone(),
+                topic_id: asked.id,
+                partitions: Vec::with_capacity(asked.slots.min(1 + looks.len())),
+            });
         }
-        last = Some(slot.topic_number);
+        last = Some(slot.topic);
+        if let Some(topic) = responses.last_mut() {
+            topic.partitions.push(look.data);
+        }
     }
     // The served slots come behind the slots that got nothing.
     served.into_iter().for_each(|slot| signal.mark(slot, 0));
     slots.missing = missing;
     responses
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn look(slot: usize, bytes: usize) -> Look {
-        Look { slot, data: PartitionData::default(), bytes, cut_short: false }
-    }
-
-    #[test]
-    fn a_fetch_that_is_woken_often_keeps_its_last_looks_only() {
-        let mut looks = Looks::default();
-        (0..3).for_each(|slot| looks.add(look(slot, 1)));
-        for bytes in 0..100_000 {
-            looks.remove(1);
-            looks.add(look(1, bytes));
-            assert!(looks.looks.len() <= 71 && looks.by_slot.len() == 3);
-        }
-        looks.remove(0);
-        looks.add(look(0, 5));
-        assert_eq!(looks.bytes, 1 + 99_999 + 5);
-        let taken: Vec<(usize, usize)> = looks.taken().iter().map(|look| (look.slot, look.bytes)).collect();
-        assert_eq!(taken, [(2, 1), (1, 99_999), (0, 5)]);
-    }
 }

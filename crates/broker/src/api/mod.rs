@@ -13,6 +13,7 @@ pub mod client_telemetry;
 pub mod consumer_groups;
 pub mod delete_records;
 pub mod fetch;
+pub mod fetch_looks;
 pub mod group_membership;
 pub mod init_producer_id;
 pub mod list_offsets;

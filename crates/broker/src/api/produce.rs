@@ -348,6 +348,7 @@ impl Refusal {
                     wrong.len(),
                     first.join(", ")
                 )
+                .into()
             });
         }
         let record = |(batch_index, why): (i32, String)| BatchIndexAndErrorMessage {
@@ -368,7 +369,7 @@ impl<T: Into<Failure>> From<T> for Refusal {
 fn refuse(answer: &mut PartitionProduceResponse, failure: &Failure) {
     answer.error_code = failure.code.code();
     answer.base_offset = -1;
-    answer.error_message = failure.message.clone().map(wire::Text::from);
+    answer.error_message = failure.message.clone();
 }
 
 async fn append(
@@ -448,7 +449,7 @@ async fn append(
 
 /// The only batch in a partition's part of a request.
 fn parse(records: Option<Records>) -> Result<(BatchHeader, Bytes), Failure> {
-    let invalid = |why: &str| Failure::because(ErrorCode::InvalidRecord, why);
+    let invalid = |why: &'static str| Failure::because(ErrorCode::InvalidRecord, why);
     let bytes: Bytes = records.map(|records| records.to_bytes()).unwrap_or_default();
     if bytes.is_empty() {
         return Err(invalid(
@@ -457,7 +458,8 @@ fn parse(records: Option<Records>) -> Result<(BatchHeader, Bytes), Failure> {
     }
     let header = BatchHeader::parse(&bytes).map_err(|error| match error {
         BatchError::Magic(magic) => {
-            invalid(&format!("record batches of magic {magic} are not supported, only 2 is"))
+            let why = format!("record batches of magic {magic} are not supported, only 2 is");
+            Failure::because(ErrorCode::InvalidRecord, why)
         }
         BatchError::Truncated { .. } => invalid(
             "Record batch for partition is cut short: there must be exactly one record batch per partition",
@@ -487,7 +489,7 @@ fn check_header(
     config: &TopicConfig,
     version: i16,
 ) -> Result<(), Failure> {
-    let invalid = |why: &str| Failure::because(ErrorCode::InvalidRecord, why);
+    let invalid = |why: &'static str| Failure::because(ErrorCode::InvalidRecord, why);
     if header.total_bytes > config.message_bytes_max {
         let (have, max) = (header.total_bytes, config.message_bytes_max);
         let why = format!(

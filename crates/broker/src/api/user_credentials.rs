@@ -163,13 +163,16 @@ fn sorted_out(
     (results, changes)
 }
 
+fn unacceptable(why: impl Into<Text>) -> Failure {
+    Failure::because(ErrorCode::UnacceptableCredential, why)
+}
+
 fn check_name(name: &Text, mechanism: i8) -> Result<Hash, Failure> {
-    let unacceptable = |why: &str| Failure::because(ErrorCode::UnacceptableCredential, why);
     if name.is_empty() {
         return Err(unacceptable("Username must not be empty"));
     }
     if name.len() > NAME_BYTES_MAX {
-        return Err(unacceptable(&format!("a user's name may have {NAME_BYTES_MAX} bytes at most")));
+        return Err(unacceptable(format!("a user's name may have {NAME_BYTES_MAX} bytes at most")));
     }
     let why = "Unknown SCRAM mechanism";
     hash_of(mechanism).ok_or_else(|| Failure::because(ErrorCode::UnsupportedSaslMechanism, why))
@@ -190,7 +193,6 @@ fn check_upsertion(
     room: &mut usize,
 ) -> Wanted {
     let hash = check_name(&upsertion.name, upsertion.mechanism)?;
-    let unacceptable = |why: &str| Failure::because(ErrorCode::UnacceptableCredential, why);
     if upsertion.iterations < ITERATIONS_MIN {
         return Err(unacceptable("Too few iterations"));
     }
@@ -206,7 +208,7 @@ fn check_upsertion(
     }
     if !all.contains_key(upsertion.name.as_str()) {
         let why = format!("there are {USERS_MAX} users already: delete some");
-        *room = room.checked_sub(1).ok_or_else(|| unacceptable(&why))?;
+        *room = room.checked_sub(1).ok_or_else(|| unacceptable(why))?;
     }
     let credential = Credential::of_salted(hash, salted, salt.to_vec(), iterations);
     Ok((upsertion.name.to_string(), hash, Some(credential)))

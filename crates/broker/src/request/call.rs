@@ -217,8 +217,9 @@ enum Stage<Q, F, M> {
 /// A call whose answer is still being computed. This is not an async block, which would hold the work two or three
 /// times: several kilobytes to move for each request.
 struct Later<Q, F, M> {
-    call: Call,
+    // Dropped before the call, whose turn ends when the memory is free.
     stage: Stage<Q, F, M>,
+    call: Call,
     request: PhantomData<fn() -> Q>,
 }
 

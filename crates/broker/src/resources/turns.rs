@@ -9,16 +9,21 @@
 //! Middling and large requests are handled beside the threads that serve other connections. An answer that is much
 //! larger than an ordinary frame also reserves memory until its client has received it.
 //!
+//! The allocator keeps freed memory, for each of its arenas. Large requests run on one thread after another, and each
+//! would leave its memory in another arena. The turn of a large request therefore ends only when the allocator has
+//! given that memory back to the system (see [`Turns::freed`]).
+//!
 //! Invariant: bytes of decoded elements and of data derived from them <= [`MIDDLING_TOGETHER_BYTES`] + one large
 //! request + the small requests that threads are working on; bytes of large answers <= [`ANSWERS_TOGETHER_BYTES`] +
 //! one.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wire::{Chunks, DecodeError, Message, Reader};
 
 /// Bound in bytes of the elements of a small request: about a thousand elements, which take about a millisecond.
@@ -44,9 +49,11 @@ pub struct Turns {
     trials: Semaphore,
     large: Arc<Semaphore>,
     answers: Arc<Semaphore>,
-    /// Notified when a large request has released its memory.
-    freed: Arc<Notify>,
+    freed: Freed,
 }
+
+/// Where the turn of a large request goes when the request has released its memory. Without a receiver it ends there.
+type Freed = Arc<OnceLock<UnboundedSender<OwnedSemaphorePermit>>>;
 
 impl Default for Turns {
     fn default() -> Turns {
@@ -64,16 +71,19 @@ impl Default for Turns {
 /// The reservation of a request with many elements, held until the request is answered.
 #[derive(Debug)]
 pub struct Turn {
-    _permit: OwnedSemaphorePermit,
+    permit: Option<OwnedSemaphorePermit>,
     /// Whether this is the turn of a large request.
     pub large: bool,
-    freed: Arc<Notify>,
+    freed: Freed,
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if self.large {
-            self.freed.notify_one();
+        if self.large
+            && let (Some(freed), Some(permit)) = (self.freed.get(), self.permit.take())
+        {
+            // A receiver that is gone gives the permit back with the error, and dropping that ends the turn.
+            drop(freed.send(permit));
         }
     }
 }
@@ -101,13 +111,15 @@ impl Turns {
     }
 
     fn turn(&self, permit: OwnedSemaphorePermit, large: bool) -> Turn {
-        Turn { _permit: permit, large, freed: self.freed.clone() }
+        Turn { permit: Some(permit), large, freed: self.freed.clone() }
     }
 
-    /// Waits until a large request has been answered since the last call. The allocator may still hold the memory of
-    /// that request.
-    pub async fn freed(&self) {
-        self.freed.notified().await;
+    /// The turns of large requests that have released their memory. The allocator may still hold it. A turn ends when
+    /// what is received is dropped, and the next large request begins. Only the first call gets them.
+    pub fn freed(&self) -> UnboundedReceiver<OwnedSemaphorePermit> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let _ = self.freed.set(sender);
+        receiver
     }
 
     /// Reserves memory for an answer. The reservation ends when the last bytes of the answer are dropped.
@@ -155,5 +167,33 @@ pub fn beside<T>(long: bool, work: impl FnOnce() -> T) -> T {
         })
     } else {
         work()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn large(turns: &Turns) -> Turn {
+        turns.turn(take(&turns.large, 1).await, true)
+    }
+
+    #[tokio::test]
+    async fn the_next_large_request_begins_when_the_memory_of_the_last_was_given_back() {
+        let turns = Turns::default();
+        drop(large(&turns).await);
+        // Without a receiver a turn ends at once.
+        assert_eq!(turns.large.available_permits(), 1);
+        let mut freed = turns.freed();
+        let first = large(&turns).await;
+        assert!(turns.large.try_acquire().is_err());
+        drop(first);
+        let held = freed.recv().await.unwrap();
+        assert!(turns.large.try_acquire().is_err(), "the memory is not given back yet");
+        drop(held);
+        let second = large(&turns).await;
+        drop(freed);
+        drop(second);
+        assert_eq!(turns.large.available_permits(), 1, "nobody gives memory back any more");
     }
 }

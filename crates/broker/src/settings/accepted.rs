@@ -197,7 +197,7 @@ mod tests {
         let of =
             |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         let checked = check_accepted(&of(pairs)).and_then(|()| check_threads(&of(pairs), &of(now)));
-        checked.err().and_then(|failure| failure.message)
+        checked.err().and_then(|failure| failure.message).map(String::from)
     }
 
     #[test]

@@ -329,7 +329,7 @@ mod tests {
             ("log.cleanup.policy", "shrink", "String must be one of: compact, delete"),
         ] {
             let expected = format!("Invalid value {value} for configuration {name}: {why}");
-            assert_eq!(problem(&[(name, value)]), Some(expected));
+            assert_eq!(problem(&[(name, value)]), Some(expected.into()));
         }
     }
 }
