@@ -49,6 +49,8 @@ pub struct Slot {
     pub last_fetched_epoch: i32,
     /// The last values sent to the client: high watermark and log start offset.
     pub told: Option<(i64, i64)>,
+    /// Whether the topic was found when the client named the partition.
+    pub known: bool,
     /// Whether the client may read the topic.
     pub allowed: bool,
 }
@@ -60,10 +62,11 @@ pub struct AskedTopic {
     pub asked: Text,
     /// Its id. Nil if the client uses names.
     pub id: Uuid,
-    /// The name of the topic that was found. Empty if there is none.
+    /// The name of the topic that was found. Empty if none was. It stays when the topic is deleted, because the rights to
+    /// the topic still count.
     pub name: Text,
     /// The number of its slots.
-    pub slots: usize,
+    slots: usize,
 }
 
 /// The slots of a session, or of one fetch without a session.
@@ -106,17 +109,10 @@ impl Slots {
                 number
             }
         };
-        if let Some(topic) = self.topics.get_mut(&number) {
-            topic.name = found.map_or(Text::EMPTY, |found| found.name.clone());
+        if let (Some(found), Some(topic)) = (found, self.topics.get_mut(&number)) {
+            topic.name = found.name.clone();
         }
         number
-    }
-
-    /// Makes room for so many more slots at once.
-    pub fn reserve(&mut self, slots: usize) {
-        self.slots.reserve(slots);
-        self.by_partition.reserve(slots);
-        self.unauthorized.reserve(slots);
     }
 
     /// Adds a slot, or changes an existing one. The slot is dirty afterwards.
@@ -192,7 +188,7 @@ impl Slots {
                 old.subscribers.remove(&self.signal, number);
             }
         }
-        slot.partition = Some(partition);
+        (slot.partition, slot.known) = (Some(partition), true);
     }
 
     /// Checks which slots the client may read: the new ones, or all of them if the ACLs have changed.

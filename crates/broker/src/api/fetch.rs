@@ -185,7 +185,6 @@ fn whole(value: f64) -> i32 {
 }
 
 fn put_slots(broker: &Broker, slots: &mut Slots, request: &FetchRequest, version: i16) {
-    slots.reserve(request.topics.iter().map(|topic| topic.partitions.len()).sum());
     for topic in request.topics.iter().filter(|topic| !topic.partitions.is_empty()) {
         let found = if version >= IDS_FROM_VERSION {
             broker.topics.find_id(&topic.topic_id)
@@ -203,6 +202,7 @@ fn put_slots(broker: &Broker, slots: &mut Slots, request: &FetchRequest, version
                 leader_epoch: partition.current_leader_epoch,
                 last_fetched_epoch: partition.last_fetched_epoch,
                 told: None,
+                known: found.is_some(),
                 allowed: true,
             });
         }
@@ -216,8 +216,7 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
     let storage_error = ErrorCode::KafkaStorageError.code();
     let signal = slots.signal.clone();
     let (mut served, mut missing) = (Vec::new(), Vec::new());
-    let mut looks = looks.into_iter();
-    while let Some(mut look) = looks.next() {
+    for mut look in looks {
         if look.data.error_code == storage_error && version < STORAGE_ERROR_FROM_VERSION {
             look.data.error_code = ErrorCode::NotLeaderOrFollower.code();
         }
@@ -245,7 +244,7 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
             responses.push(FetchableTopicResponse {
                 topic: asked.asked.clone(),
                 topic_id: asked.id,
-                partitions: Vec::with_capacity(asked.slots.min(1 + looks.len())),
+                partitions: Vec::new(),
             });
         }
         last = Some(slot.topic);

@@ -82,9 +82,8 @@ pub async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec
                 tokio::task::yield_now().await;
             }
             looks.remove(number);
-            let (Some(slot), topics) = slots.slot_and_topics(number) else { continue };
-            let known = topics.get(&slot.topic).is_some_and(|topic| !topic.name.is_empty());
-            match look_at(slot, number, known, limits, looks.bytes + reserved) {
+            let Some(slot) = slots.slot(number) else { continue };
+            match look_at(slot, number, limits, looks.bytes + reserved) {
                 Looked::Done(look) => {
                     urgent |= look.data.error_code != 0;
                     looks.add(look);
@@ -237,15 +236,15 @@ async fn read_portion(
     }
 }
 
-/// Looks at one partition from its slot's offset, without waiting for the disk. `known` says whether its topic exists.
-fn look_at(slot: &Slot, number: usize, known: bool, limits: &Limits, taken: usize) -> Looked {
+/// Looks at one partition from its slot's offset, without waiting for the disk.
+fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked {
     let mut look = Look {
         slot: number,
         data: PartitionData { aborted_transactions: None, ..without_records(slot.index, ErrorCode::None) },
         bytes: 0,
         cut_short: false,
     };
-    match log_of(slot, known, limits, &mut look.data) {
+    match log_of(slot, limits, &mut look.data) {
         Ok(log) => match log.read(&read_request(slot, &**log, &look.data, limits, taken)) {
             Ok(ReadStep::Cold { stretch, position }) => {
                 return Looked::Cold(ColdLook { look, log: log.clone(), stretch, position });
@@ -278,11 +277,10 @@ fn look_at(slot: &Slot, number: usize, known: bool, limits: &Limits, taken: usiz
 /// The log of the slot's partition. Puts the partition's bounds into `data`.
 fn log_of<'a>(
     slot: &'a Slot,
-    known: bool,
     limits: &Limits,
     data: &mut PartitionData,
 ) -> Result<&'a Arc<dyn PartitionLog>, Failure> {
-    let unknown_id = limits.by_id && !known;
+    let unknown_id = limits.by_id && !slot.known;
     let missing = if unknown_id { ErrorCode::UnknownTopicId } else { ErrorCode::UnknownTopicOrPartition };
     if !slot.allowed {
         return Err(ErrorCode::TopicAuthorizationFailed.into());

@@ -108,10 +108,11 @@ impl Connection {
 
 /// A produce request whose batches are in the log's queue.
 struct Producing {
-    call: Call,
     begun: api::produce::Begun,
     /// The answer, if it waits for room.
     answered: Option<Pin<Box<dyn Future<Output = Chunks> + Send>>>,
+    // Dropped last: its turn ends when the memory is free.
+    call: Call,
 }
 
 impl Future for Producing {
