@@ -9,6 +9,7 @@ pub mod groups;
 mod api;
 mod broker;
 mod caller;
+pub mod cluster;
 mod compaction;
 mod connection;
 mod coordinator;

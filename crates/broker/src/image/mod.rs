@@ -22,7 +22,7 @@ use meta::{Change, Compare, Event, MetaError, Store, Watch, WatchError};
 use parking_lot::{Mutex, RwLock};
 use sasl::scram::Credential;
 
-use self::records::{ClientQuota, TopicRecord};
+use self::records::{BrokerRecord, ClientQuota, ControllerRecord, DrainRecord, OwnerRecord, TopicRecord};
 pub use self::table::{Record, Table};
 use crate::config::resource_setting::Overrides;
 use crate::image::acl::Acl;
@@ -47,6 +47,14 @@ pub struct Image {
     pub acls: Table<Acl>,
     /// Client quotas, by entity.
     pub quotas: Table<ClientQuota>,
+    /// The brokers of a cluster that are alive, by id.
+    pub brokers: Table<BrokerRecord>,
+    /// The brokers that shall own nothing, by id.
+    pub drains: Table<DrainRecord>,
+    /// The controller of a cluster, under the empty name.
+    pub controller: Table<ControllerRecord>,
+    /// The owners of a cluster's logs, by log.
+    pub owners: Table<OwnerRecord>,
 }
 
 /// The names of the entries that differ between an image and its predecessor.
@@ -57,6 +65,10 @@ pub struct Delta {
     pub credentials: BTreeSet<String>,
     pub acls: BTreeSet<String>,
     pub quotas: BTreeSet<String>,
+    pub brokers: BTreeSet<String>,
+    pub drains: BTreeSet<String>,
+    pub controller: BTreeSet<String>,
+    pub owners: BTreeSet<String>,
 }
 
 impl Image {
@@ -79,7 +91,22 @@ impl Image {
         bytes: Option<&[u8]>,
         delta: &mut Delta,
     ) -> Result<(), MetaError> {
-        let Image { revision: _, topics, configs, credentials, acls, quotas } = self;
+        let Image {
+            revision: _,
+            topics,
+            configs,
+            credentials,
+            acls,
+            quotas,
+            brokers,
+            drains,
+            controller,
+            owners,
+        } = self;
+        brokers.follow(key, revision, bytes, &mut delta.brokers)?;
+        drains.follow(key, revision, bytes, &mut delta.drains)?;
+        controller.follow(key, revision, bytes, &mut delta.controller)?;
+        owners.follow(key, revision, bytes, &mut delta.owners)?;
         topics.follow(key, revision, bytes, &mut delta.topics)?;
         configs.follow(key, revision, bytes, &mut delta.configs)?;
         credentials.follow(key, revision, bytes, &mut delta.credentials)?;
@@ -95,15 +122,32 @@ impl Image {
             credentials: self.credentials.differences(&old.credentials),
             acls: self.acls.differences(&old.acls),
             quotas: self.quotas.differences(&old.quotas),
+            brokers: self.brokers.differences(&old.brokers),
+            drains: self.drains.differences(&old.drains),
+            controller: self.controller.differences(&old.controller),
+            owners: self.owners.differences(&old.owners),
         }
     }
 
     /// The revision of a key in one of the tables.
-    fn revision_of(&self, key: &str) -> Option<u64> {
-        let Image { revision: _, topics, configs, credentials, acls, quotas } = self;
+    pub fn revision_of(&self, key: &str) -> Option<u64> {
+        let Image {
+            revision: _,
+            topics,
+            configs,
+            credentials,
+            acls,
+            quotas,
+            brokers,
+            drains,
+            controller,
+            owners,
+        } = self;
         let found = topics.revision_of(key).or_else(|| configs.revision_of(key));
         let found = found.or_else(|| credentials.revision_of(key));
-        found.or_else(|| acls.revision_of(key)).or_else(|| quotas.revision_of(key))
+        let found = found.or_else(|| acls.revision_of(key)).or_else(|| quotas.revision_of(key));
+        let found = found.or_else(|| brokers.revision_of(key)).or_else(|| drains.revision_of(key));
+        found.or_else(|| controller.revision_of(key)).or_else(|| owners.revision_of(key))
     }
 }
 
@@ -205,9 +249,15 @@ impl Metadata {
                     self.catch_up(revision)?;
                     return Ok(result);
                 }
-                Err(MetaError::Conflict { .. }) if tries < TRIES_MAX => {
-                    self.catch_up(image.revision + 1)?;
-                }
+                Err(MetaError::Conflict { key }) if tries < TRIES_MAX => match self.store.find(&key)? {
+                    // The image has passed it over, and would not show it later either.
+                    Some(there) if there.revision <= image.revision => {
+                        let why = "a newer version of this program wrote it".to_owned();
+                        return Err(MetaError::Unreadable { key, why }.into());
+                    }
+                    Some(there) => self.catch_up(there.revision)?,
+                    None => self.catch_up(image.revision + 1)?,
+                },
                 Err(error) => {
                     // The store may have kept the commit although it reports a failure.
                     let _ = self.refresh();

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::table::Record;
 use crate::config::resource_setting::Overrides;
 use crate::image::acl::Acl;
+use crate::placement::Listeners;
 
 /// Decodes JSON.
 fn json<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
@@ -168,5 +169,108 @@ impl Record for ClientQuota {
 
     fn encode(&self) -> Vec<u8> {
         to_json(&self.values)
+    }
+}
+
+/// A broker of a cluster that is alive. The entry ends with the broker's lease.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BrokerRecord {
+    /// The process. A broker that is started again is another one.
+    pub incarnation: Uuid,
+    /// The addresses at which clients and brokers reach it, by listener.
+    pub listeners: Listeners,
+    /// `broker.rack`.
+    pub rack: Option<String>,
+    /// The version of the program.
+    pub version: String,
+}
+
+impl Record for BrokerRecord {
+    const PREFIX: &'static str = "brokers/";
+
+    fn parse(name: &str, bytes: &[u8]) -> Result<BrokerRecord, String> {
+        broker_id(name)?;
+        json(bytes)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        to_json(self)
+    }
+}
+
+/// The wish that a broker owns nothing (`mainstem cluster drain`). It stays while the broker is not alive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainRecord {}
+
+impl Record for DrainRecord {
+    const PREFIX: &'static str = "drains/";
+
+    fn parse(name: &str, bytes: &[u8]) -> Result<DrainRecord, String> {
+        broker_id(name)?;
+        json(bytes)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        to_json(self)
+    }
+}
+
+/// Whether a key says something of the brokers of a cluster as they run. A snapshot leaves it out: after a restore other
+/// processes run.
+pub fn is_of_processes(key: &str) -> bool {
+    let prefixes = [BrokerRecord::PREFIX, DrainRecord::PREFIX, ControllerRecord::PREFIX, OwnerRecord::PREFIX];
+    prefixes.iter().any(|prefix| key.starts_with(prefix))
+}
+
+/// The id of a broker as the last part of a key.
+pub fn broker_id(name: &str) -> Result<i32, String> {
+    name.parse().map_err(|_| format!("{name} is not the id of a broker"))
+}
+
+/// The broker that acts as the controller. The only entry has an empty name, and ends with that broker's lease.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControllerRecord {
+    /// Its id.
+    pub broker: i32,
+    /// Its process.
+    pub incarnation: Uuid,
+}
+
+impl Record for ControllerRecord {
+    const PREFIX: &'static str = "controller";
+
+    fn parse(_name: &str, bytes: &[u8]) -> Result<ControllerRecord, String> {
+        json(bytes)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        to_json(self)
+    }
+}
+
+/// The owner of a log: the one process that may take it over in this epoch. Each epoch has one owner for ever.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnerRecord {
+    /// The broker that gets the log back when it is alive: the preferred leader of the log's partitions.
+    pub home: i32,
+    /// The owner.
+    pub broker: i32,
+    /// The owner's process.
+    pub incarnation: Uuid,
+    /// The epoch of the log, and the leader epoch of its partitions.
+    pub epoch: u32,
+    /// The broker for which the owner closes the log.
+    pub next: Option<i32>,
+}
+
+impl Record for OwnerRecord {
+    const PREFIX: &'static str = "owners/";
+
+    fn parse(_name: &str, bytes: &[u8]) -> Result<OwnerRecord, String> {
+        json(bytes)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        to_json(self)
     }
 }

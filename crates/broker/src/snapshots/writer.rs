@@ -21,6 +21,7 @@ use storage::restore::KnownBounds;
 
 use super::{LogBounds, Snapshot, key_of, number_of, prefix_of};
 use crate::image::Metadata;
+use crate::image::records::is_of_processes;
 use crate::logs::Logs;
 use crate::resources::seldom::Seldom;
 
@@ -248,7 +249,8 @@ impl SnapshotWriter {
     /// The metadata and the bounds now.
     fn take(&self, now_ms: i64) -> Result<Snapshot, MetaError> {
         let listing = self.metadata.store().list("")?;
-        let entries = listing.entries.into_iter().map(|(key, value)| (key, value.bytes)).collect();
+        let entries = listing.entries.into_iter().filter(|(key, _)| !is_of_processes(key));
+        let entries = entries.map(|(key, value)| (key, value.bytes)).collect();
         let logs = self.logs.all().iter().map(|log| {
             let mut streams: Vec<_> = log
                 .log

@@ -1,0 +1,247 @@
+//! The brokers of a cluster, as one of them: it is alive as long as it keeps its lease, it may be the controller, and
+//! it owns logs. What ownership moves in is a log ([0026](../../../../docs/decisions/0026-logs-move.md)).
+//!
+//! Invariants:
+//! - Each epoch of a log belongs to one process for ever: every change of an owner compares the record that it replaces.
+//! - The lease says only who seems alive. That a former owner does no harm is up to the log's epochs and seals.
+
+pub mod ownership;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use meta::{Change, Compare, LeaseId, MetaError, Store};
+use parking_lot::Mutex;
+
+use self::ownership::{Duty, Process, changes, duty, owned};
+use crate::image::records::{BrokerRecord, ControllerRecord, OwnerRecord};
+use crate::image::{Image, Metadata, Record, Update};
+
+/// Changes of owners in one commit. etcd allows 128 operations.
+const CHANGES_MAX: usize = 50;
+
+/// Why a broker is no member of the cluster.
+#[derive(Debug, thiserror::Error)]
+pub enum MemberError {
+    /// The metadata store failed. The member goes on, and tries again.
+    #[error(transparent)]
+    Meta(#[from] MetaError),
+    /// Another process is alive under the id of this broker.
+    #[error("another process is alive as broker {0}")]
+    Duplicate(i32),
+}
+
+/// The logs that a process has open, or takes over at the moment.
+pub trait Holder {
+    /// The logs that are held.
+    fn logs(&self) -> BTreeSet<String>;
+
+    /// The epoch in which a log is held. `None` after an attempt that failed, as soon as another one may begin, and after
+    /// it was closed.
+    fn held(&self, log: &str) -> Option<u32>;
+
+    /// Begins to take a log over.
+    fn take_over(&mut self, log: &str, epoch: u32);
+
+    /// Begins to close a log, which goes on by itself. With `orderly` everything that it has is stored first. Returns
+    /// whether it is closed.
+    fn close(&mut self, log: &str, orderly: bool) -> bool;
+}
+
+/// One broker of a cluster.
+pub struct Member {
+    metadata: Arc<Metadata>,
+    process: Process,
+    record: BrokerRecord,
+    /// How long the broker counts as alive after its last sign of life.
+    ttl: Duration,
+    lease: Mutex<Option<LeaseId>>,
+    /// The last epoch of each log in which this process has tried to take it over.
+    tried: Mutex<BTreeMap<String, u32>>,
+}
+
+impl std::fmt::Debug for Member {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Member")
+            .field("process", &self.process)
+            .field("lease", &*self.lease.lock())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Member {
+    /// A broker that is not alive yet. `record` says who it is.
+    pub fn new(metadata: Arc<Metadata>, broker: i32, record: BrokerRecord, ttl: Duration) -> Member {
+        let process = Process { broker, incarnation: record.incarnation };
+        Member { metadata, process, record, ttl, lease: Mutex::default(), tried: Mutex::default() }
+    }
+
+    /// The broker and its process.
+    pub fn process(&self) -> Process {
+        self.process
+    }
+
+    fn name(&self) -> String {
+        self.process.broker.to_string()
+    }
+
+    fn store(&self) -> &Arc<dyn Store> {
+        self.metadata.store()
+    }
+
+    /// Gives a sign of life, and joins if the broker does not count as alive. A process that takes the place of one that
+    /// was killed is a duplicate until the lease of that one is over. Blocks.
+    pub fn keep_alive(&self) -> Result<(), MemberError> {
+        let mut held = self.lease.lock();
+        if let Some(lease) = *held {
+            match self.store().keep_alive(lease) {
+                Ok(()) => return Ok(()),
+                Err(MetaError::NoLease(_)) => *held = None,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let lease = self.store().grant(self.ttl)?;
+        let key = BrokerRecord::key(&self.name());
+        let put = Change::put_leased(key.clone(), self.record.encode(), lease);
+        match self.store().commit(&[Compare::absent(key.clone())], &[put]) {
+            Ok(_) => {
+                *held = Some(lease);
+                tracing::info!(broker = self.process.broker, "joined the cluster");
+                Ok(())
+            }
+            Err(MetaError::Conflict { .. }) => {
+                // An earlier attempt of this process may have the key, with a lease that is lost and ends by itself.
+                let there = self.store().find(&key)?;
+                let own = there.is_none_or(|there| there.bytes == self.record.encode());
+                let _ = self.store().revoke(lease);
+                match own {
+                    true => Err(MetaError::Conflict { key }.into()),
+                    false => Err(MemberError::Duplicate(self.process.broker)),
+                }
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Ends the broker's life now, so that others take its logs without waiting for the lease. Blocks.
+    pub fn leave(&self) -> Result<(), MetaError> {
+        match self.lease.lock().take() {
+            Some(lease) => self.store().revoke(lease),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether this process is the controller, as the image shows it.
+    pub fn is_controller(&self, image: &Image) -> bool {
+        let record = image.controller.get("");
+        record
+            .is_some_and(|it| it.broker == self.process.broker && it.incarnation == self.process.incarnation)
+    }
+
+    /// Becomes the controller if there is none, and acts as the controller if it is this one. Blocks.
+    pub fn control(&self) -> Result<(), MetaError> {
+        let Some(lease) = *self.lease.lock() else { return Ok(()) };
+        let image = self.metadata.image();
+        if image.controller.get("").is_none() {
+            let Process { broker, incarnation } = self.process;
+            let record = ControllerRecord { broker, incarnation };
+            let key = ControllerRecord::key("");
+            let put = Change::put_leased(key.clone(), record.encode(), lease);
+            return match self.store().commit(&[Compare::absent(key)], &[put]) {
+                // Another broker was faster, or the lease is over.
+                Ok(_) | Err(MetaError::Conflict { .. } | MetaError::NoLease(_)) => self.metadata.refresh(),
+                Err(error) => Err(error),
+            };
+        }
+        self.metadata.update(|image| {
+            if !self.is_controller(image) {
+                return Ok(Update::new(Vec::new(), ()));
+            }
+            let mut compares = vec![compare::<ControllerRecord>(image, "")];
+            let mut all = Vec::new();
+            for (log, owner) in changes(image).into_iter().take(CHANGES_MAX) {
+                // An owner that is alive again by now keeps its log.
+                let old = image.owners.get(&log).map_or(owner.broker, |old| old.broker);
+                let of_old = compare::<BrokerRecord>(image, &old.to_string());
+                if !compares.contains(&of_old) {
+                    compares.push(of_old);
+                }
+                all.push(owner.put(&log));
+            }
+            Ok(Update { compares, changes: all, result: () })
+        })
+    }
+
+    /// Makes this process the owner of a new log, whose home is its broker. Blocks.
+    pub fn add_log(&self, log: &str) -> Result<(), MetaError> {
+        let Process { broker, incarnation } = self.process;
+        let record = OwnerRecord { home: broker, broker, incarnation, epoch: 1, next: None };
+        self.metadata.update(|image| match image.owners.get(log) {
+            None => Ok(Update::new(vec![record.put(log)], ())),
+            Some(_) => Err(MetaError::Conflict { key: OwnerRecord::key(log) }),
+        })
+    }
+
+    /// Takes over, closes and hands over logs as the image says. Blocks.
+    pub fn serve(&self, holder: &mut dyn Holder) -> Result<(), MetaError> {
+        let image = self.metadata.image();
+        let mut logs = holder.logs();
+        logs.extend(image.owners.iter().map(|(log, _)| log.to_owned()));
+        for log in &logs {
+            let held = holder.held(log);
+            match duty(&image, log, self.process, held.is_some()) {
+                None => {}
+                Some(Duty::Leave) => drop(holder.close(log, false)),
+                Some(Duty::Claim) => self.pass_on(log, self.process)?,
+                Some(Duty::HandOver(to)) => {
+                    let closed = held.is_none() || holder.close(log, true);
+                    if closed {
+                        self.pass_on(log, to)?;
+                    }
+                }
+                Some(Duty::Serve(epoch)) => match held {
+                    Some(held) if held == epoch => {}
+                    Some(_) => drop(holder.close(log, false)),
+                    // Each attempt to take a log over needs an epoch of its own.
+                    None if self.tried.lock().get(log) == Some(&epoch) => self.pass_on(log, self.process)?,
+                    None => {
+                        self.tried.lock().insert(log.clone(), epoch);
+                        holder.take_over(log, epoch);
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes `to` the owner of a log in the next epoch, if this process may do that.
+    fn pass_on(&self, log: &str, to: Process) -> Result<(), MetaError> {
+        self.metadata.update(|image| {
+            let ours = image.brokers.get(&self.name());
+            let alive = ours.is_some_and(|it| it.incarnation == self.process.incarnation);
+            let Process { broker, incarnation } = to;
+            let runs = image.brokers.get(&broker.to_string()).is_some_and(|it| it.incarnation == incarnation);
+            let may = |owner: &&Arc<OwnerRecord>| {
+                let wanted = broker == self.process.broker || owner.next == Some(broker);
+                owner.broker == self.process.broker && alive && runs && wanted
+            };
+            let Some(owner) = image.owners.get(log).filter(may) else {
+                return Ok(Update::new(Vec::new(), ()));
+            };
+            let mut compares = vec![compare::<BrokerRecord>(image, &self.name())];
+            if broker != self.process.broker {
+                compares.push(compare::<BrokerRecord>(image, &broker.to_string()));
+            }
+            Ok(Update { compares, changes: vec![owned(owner, to).put(log)], result: () })
+        })
+    }
+}
+
+/// The condition that an entry is as the image shows it.
+fn compare<T: Record>(image: &Image, name: &str) -> Compare {
+    let key = T::key(name);
+    Compare { revision: image.revision_of(&key), key }
+}

@@ -1,0 +1,143 @@
+//! Which broker owns which log, as pure logic: what the controller changes, and what a broker has to do.
+//!
+//! Rules:
+//! - A log whose owner is not alive gets another owner, in the next epoch: its home, or the broker with the fewest logs.
+//! - A log goes back to its home when that is alive, as Kafka's preferred leaders do. Its owner closes it for that.
+//! - A broker that is drained gets no log, and gives away those it has.
+//! - A broker that was started again gives itself a new epoch of each log that it owns.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uuid::Uuid;
+
+use crate::image::Image;
+use crate::image::records::{OwnerRecord, broker_id};
+
+/// A broker with its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Process {
+    /// The broker's id.
+    pub broker: i32,
+    /// The process.
+    pub incarnation: Uuid,
+}
+
+/// What a process has to do with a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Duty {
+    /// Its broker owns the log, in an epoch of an earlier process: the process needs an epoch of its own.
+    Claim,
+    /// Take the log over in this epoch, if it is not open yet, and serve it.
+    Serve(u32),
+    /// Close the log, and give it to this process in the next epoch.
+    HandOver(Process),
+    /// Close the log without another request to the store: it has another owner.
+    Leave,
+}
+
+/// The brokers that are alive, and what each owns or gets.
+struct Brokers {
+    alive: BTreeMap<i32, Uuid>,
+    drained: BTreeSet<i32>,
+    logs: BTreeMap<i32, usize>,
+}
+
+impl Brokers {
+    fn of(image: &Image) -> Brokers {
+        let alive = image.brokers.iter();
+        let alive: BTreeMap<i32, Uuid> =
+            alive.filter_map(|(name, broker)| Some((broker_id(name).ok()?, broker.incarnation))).collect();
+        let drained = image.drains.iter().filter_map(|(name, _)| broker_id(name).ok()).collect();
+        let mut logs: BTreeMap<i32, usize> = BTreeMap::new();
+        for (_, owner) in image.owners.iter() {
+            *logs.entry(owner.next.unwrap_or(owner.broker)).or_default() += 1;
+        }
+        Brokers { alive, drained, logs }
+    }
+
+    /// Whether a broker is alive and may own logs.
+    fn takes(&self, broker: i32) -> bool {
+        self.alive.contains_key(&broker) && !self.drained.contains(&broker)
+    }
+
+    fn process(&self, broker: i32) -> Option<Process> {
+        Some(Process { broker, incarnation: *self.alive.get(&broker)? })
+    }
+
+    /// The broker for a log of `home`. If all brokers that are alive are drained, one of them is as good as another.
+    fn best(&self, home: i32) -> Option<i32> {
+        if self.takes(home) {
+            return Some(home);
+        }
+        let load = |broker: &i32| (self.logs.get(broker).copied().unwrap_or(0), *broker);
+        let alive = || self.alive.keys().copied();
+        alive().filter(|broker| self.takes(*broker)).min_by_key(load).or_else(|| alive().min_by_key(load))
+    }
+
+    /// Where a log belongs whose owner is alive. `best` is what [`Brokers::best`] says.
+    fn target(&self, owner: &OwnerRecord, best: i32) -> i32 {
+        let may_stay = self.takes(owner.broker) && !self.takes(owner.home);
+        if may_stay || !self.takes(best) {
+            return owner.broker;
+        }
+        // A move that has begun goes on, although the loads are others by now.
+        let begun = owner.next.filter(|next| self.takes(*next) && !self.takes(owner.home));
+        begun.unwrap_or(best)
+    }
+
+    fn moves(&mut self, from: i32, to: i32) {
+        if let Some(logs) = self.logs.get_mut(&from) {
+            *logs = logs.saturating_sub(1);
+        }
+        *self.logs.entry(to).or_default() += 1;
+    }
+}
+
+/// The changes that the controller makes next: the logs, each with its new record. Empty if all is as it should be.
+pub fn changes(image: &Image) -> Vec<(String, OwnerRecord)> {
+    let mut brokers = Brokers::of(image);
+    let mut changes = Vec::new();
+    for (log, owner) in image.owners.iter() {
+        let Some(best) = brokers.best(owner.home).and_then(|best| brokers.process(best)) else { break };
+        let changed = if !brokers.alive.contains_key(&owner.broker) {
+            brokers.moves(owner.next.unwrap_or(owner.broker), best.broker);
+            owned(owner, best)
+        } else {
+            let target = brokers.target(owner, best.broker);
+            let next = (target != owner.broker).then_some(target);
+            if next == owner.next {
+                continue;
+            }
+            brokers.moves(owner.next.unwrap_or(owner.broker), target);
+            OwnerRecord { next, ..OwnerRecord::clone(owner) }
+        };
+        changes.push((log.to_owned(), changed));
+    }
+    changes
+}
+
+/// The record of a log that `to` owns next.
+pub fn owned(owner: &OwnerRecord, to: Process) -> OwnerRecord {
+    let Process { broker, incarnation } = to;
+    OwnerRecord { home: owner.home, broker, incarnation, epoch: owner.epoch + 1, next: None }
+}
+
+/// What `process` has to do with a log. `None` for a log that it has nothing to do with.
+pub fn duty(image: &Image, log: &str, process: Process, open: bool) -> Option<Duty> {
+    let otherwise = open.then_some(Duty::Leave);
+    let Some(owner) = image.owners.get(log) else { return otherwise };
+    if owner.broker != process.broker {
+        return otherwise;
+    }
+    if owner.incarnation != process.incarnation {
+        // An earlier process of the broker, or a later one that has taken its place.
+        let current = image.brokers.get(&process.broker.to_string());
+        let is_current = current.is_some_and(|broker| broker.incarnation == process.incarnation);
+        return if is_current { Some(Duty::Claim) } else { otherwise };
+    }
+    let next = owner.next.and_then(|next| {
+        let incarnation = image.brokers.get(&next.to_string())?.incarnation;
+        Some(Process { broker: next, incarnation })
+    });
+    Some(next.map_or(Duty::Serve(owner.epoch), Duty::HandOver))
+}

@@ -1,0 +1,365 @@
+//! Brokers of a simulated cluster, on one store with a clock of its own. Each does a step when it gets a turn. It may get
+//! none for longer than its lease, be killed and started again, and be drained.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use meta::Memory;
+use uuid::Uuid;
+
+use super::*;
+use crate::image::records::DrainRecord;
+
+const TTL: Duration = Duration::from_secs(3);
+const BROKERS: i32 = 4;
+const LOGS_EACH: usize = 2;
+const STEPS: usize = 400;
+
+/// What all processes did, for ever.
+#[derive(Default)]
+struct Seen {
+    /// The process that took a log over in an epoch.
+    taken: BTreeMap<(String, u32), Process>,
+}
+
+/// A process with the logs that it holds.
+struct Running {
+    member: Member,
+    held: BTreeMap<String, u32>,
+    began: Vec<(String, u32)>,
+    /// Logs whose closing has begun.
+    closing: BTreeSet<String>,
+    fails: bool,
+    slow: bool,
+}
+
+impl Running {
+    fn start(world: &World, broker: i32) -> Running {
+        let record = BrokerRecord {
+            incarnation: Uuid::from_u128(u128::from(world.next.fetch_add(1, Ordering::Relaxed))),
+            listeners: BTreeMap::from([("PLAINTEXT".into(), ("b".into(), 9092))]),
+            rack: None,
+            version: "1".into(),
+        };
+        let metadata = Metadata::open(world.store.clone()).unwrap();
+        let member = Member::new(metadata, broker, record, TTL);
+        Running {
+            member,
+            held: BTreeMap::new(),
+            began: Vec::new(),
+            closing: BTreeSet::new(),
+            fails: false,
+            slow: false,
+        }
+    }
+
+    /// One turn. Returns false if the process ends, because another one is alive in its place.
+    fn turn(&mut self, seen: &mut Seen, looks: bool) -> bool {
+        if looks {
+            self.member.metadata.refresh().unwrap();
+        }
+        match self.member.keep_alive() {
+            Ok(()) | Err(MemberError::Meta(MetaError::Conflict { .. })) => {}
+            Err(MemberError::Duplicate(_)) => return false,
+            Err(error) => panic!("{error}"),
+        }
+        self.member.control().unwrap();
+        for closed in std::mem::take(&mut self.closing) {
+            self.held.remove(&closed);
+        }
+        let Running { member, held, began, closing, fails, slow } = self;
+        member.serve(&mut Held { held, began, closing, fails: *fails, slow: *slow }).unwrap();
+        let process = self.member.process();
+        for taken in std::mem::take(&mut self.began) {
+            let other = seen.taken.insert(taken.clone(), process);
+            assert_eq!(other, None, "{taken:?} is taken over twice");
+        }
+        true
+    }
+}
+
+/// The logs of a process, apart from its member.
+struct Held<'a> {
+    held: &'a mut BTreeMap<String, u32>,
+    began: &'a mut Vec<(String, u32)>,
+    closing: &'a mut BTreeSet<String>,
+    fails: bool,
+    slow: bool,
+}
+
+impl Holder for Held<'_> {
+    fn logs(&self) -> BTreeSet<String> {
+        self.held.keys().cloned().collect()
+    }
+
+    fn held(&self, log: &str) -> Option<u32> {
+        self.held.get(log).copied()
+    }
+
+    fn take_over(&mut self, log: &str, epoch: u32) {
+        self.began.push((log.to_owned(), epoch));
+        if !self.fails {
+            self.held.insert(log.to_owned(), epoch);
+        }
+    }
+
+    fn close(&mut self, log: &str, _orderly: bool) -> bool {
+        if self.slow {
+            self.closing.insert(log.to_owned());
+        } else {
+            self.held.remove(log);
+        }
+        !self.slow
+    }
+}
+
+struct World {
+    now_ms: Arc<AtomicU64>,
+    next: AtomicU64,
+    store: Arc<dyn Store>,
+    running: BTreeMap<i32, Running>,
+    /// Processes that others have taken the place of, and that do not know it yet.
+    zombies: Vec<Running>,
+    seen: Seen,
+    log: Commits,
+}
+
+/// Checks every commit: the epochs of a log grow, and a change of the owner is a change of the epoch.
+struct Commits {
+    watch: Box<dyn meta::Watch>,
+    owners: BTreeMap<String, OwnerRecord>,
+}
+
+impl Commits {
+    fn check(&mut self) {
+        loop {
+            let events = self.watch.next(Duration::ZERO).unwrap();
+            if events.changes.is_empty() {
+                return;
+            }
+            for event in events.changes {
+                let Some(log) = event.key.strip_prefix(OwnerRecord::PREFIX) else { continue };
+                let new = OwnerRecord::parse(log, &event.bytes.expect("no owner is deleted")).unwrap();
+                if let Some(old) = self.owners.get(log) {
+                    let same = (old.broker, old.incarnation) == (new.broker, new.incarnation);
+                    assert!(
+                        new.epoch == old.epoch + 1 || (new.epoch == old.epoch && same),
+                        "{old:?} {new:?}"
+                    );
+                }
+                self.owners.insert(log.to_owned(), new);
+            }
+        }
+    }
+}
+
+impl World {
+    fn new(careless: bool) -> World {
+        let now_ms = Arc::new(AtomicU64::new(0));
+        let clock = now_ms.clone();
+        let store = Arc::new(Memory::with_clock(Arc::new(move || {
+            Duration::from_millis(clock.load(Ordering::Relaxed))
+        })));
+        let store: Arc<dyn Store> = if careless { Arc::new(Careless(store)) } else { store };
+        let log = Commits { watch: store.watch("", 0), owners: BTreeMap::new() };
+        let mut world = World {
+            now_ms,
+            next: AtomicU64::new(1),
+            store,
+            running: BTreeMap::new(),
+            zombies: Vec::new(),
+            seen: Seen::default(),
+            log,
+        };
+        for broker in 1..=BROKERS {
+            let mut running = Running::start(&world, broker);
+            assert!(running.turn(&mut world.seen, true));
+            for log in 0..LOGS_EACH {
+                running.member.add_log(&format!("log-{broker}-{log}")).unwrap();
+            }
+            world.running.insert(broker, running);
+        }
+        world
+    }
+
+    fn drain(&self, broker: i32, drained: bool) {
+        let name = broker.to_string();
+        let change = if drained { DrainRecord {}.put(&name) } else { DrainRecord::delete(&name) };
+        self.store.commit(&[], &[change]).unwrap();
+    }
+
+    /// A turn of everybody, until nothing changes any more.
+    fn rest(&mut self) {
+        for mut zombie in std::mem::take(&mut self.zombies) {
+            // If it came back before the process that was to take its place, that one ends.
+            if zombie.turn(&mut self.seen, true) {
+                self.running.insert(zombie.member.process().broker, zombie);
+            }
+        }
+        self.running.values_mut().for_each(|running| running.fails = false);
+        let mut settled = BTreeMap::new();
+        for round in 0..40 {
+            if round == 30 {
+                settled = self.log.owners.clone();
+            }
+            self.now_ms.fetch_add(500, Ordering::Relaxed);
+            for running in self.running.values_mut() {
+                // Another process of the broker may count as alive for the time of a lease.
+                running.turn(&mut self.seen, true);
+            }
+            self.log.check();
+        }
+        assert_eq!(self.log.owners, settled, "logs go from broker to broker");
+    }
+
+    /// The owners as the last commit shows them: broker by log.
+    fn owners(&self) -> BTreeMap<String, i32> {
+        self.log.owners.iter().map(|(log, owner)| (log.clone(), owner.broker)).collect()
+    }
+
+    /// Checks that each log is held by its owner in its epoch and by nobody else.
+    fn check_held(&self) {
+        for (log, owner) in &self.log.owners {
+            let holders: Vec<(i32, u32)> = self
+                .running
+                .iter()
+                .filter_map(|(broker, running)| Some((*broker, *running.held.get(log)?)))
+                .collect();
+            assert_eq!(holders, [(owner.broker, owner.epoch)], "{log}");
+        }
+    }
+}
+
+fn home(log: &str) -> i32 {
+    log.split('-').nth(1).unwrap().parse().unwrap()
+}
+
+/// A store that does not look at the owners that a commit compares.
+#[derive(Debug)]
+struct Careless(Arc<Memory>);
+
+impl Store for Careless {
+    fn find(&self, key: &str) -> Result<Option<meta::Value>, MetaError> {
+        self.0.find(key)
+    }
+
+    fn list(&self, prefix: &str) -> Result<meta::Listing, MetaError> {
+        self.0.list(prefix)
+    }
+
+    fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<u64, MetaError> {
+        let others = compares.iter().filter(|compare| !compare.key.starts_with(OwnerRecord::PREFIX));
+        self.0.commit(&others.cloned().collect::<Vec<_>>(), changes)
+    }
+
+    fn watch(&self, prefix: &str, after: u64) -> Box<dyn meta::Watch> {
+        self.0.watch(prefix, after)
+    }
+
+    fn grant(&self, ttl: Duration) -> Result<LeaseId, MetaError> {
+        self.0.grant(ttl)
+    }
+
+    fn keep_alive(&self, lease: LeaseId) -> Result<(), MetaError> {
+        self.0.keep_alive(lease)
+    }
+
+    fn revoke(&self, lease: LeaseId) -> Result<(), MetaError> {
+        self.0.revoke(lease)
+    }
+}
+
+/// Some hundred things that happen to the brokers, then rest. Everything is checked.
+fn run(seed: u64, careless: bool) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut world = World::new(careless);
+    for _ in 0..STEPS {
+        let broker = random.i32(1..=BROKERS);
+        match random.u32(0..100) {
+            0..60 => {
+                let looks = random.u32(0..4) > 0;
+                if let Some(running) = world.running.get_mut(&broker) {
+                    running.fails = random.u32(0..8) == 0;
+                    running.slow = random.bool();
+                    running.turn(&mut world.seen, looks);
+                }
+            }
+            // Some do not get a turn for longer than their lease.
+            60..85 => drop(world.now_ms.fetch_add(random.u64(0..1500), Ordering::Relaxed)),
+            85..88 => {
+                let old = world.running.remove(&broker);
+                let new = Running::start(&world, broker);
+                world.running.insert(broker, new);
+                // It was killed, or stopped for longer than its lease and goes on later.
+                if random.bool() {
+                    let ttl_ms = u64::try_from(TTL.as_millis()).unwrap();
+                    world.now_ms.fetch_add(ttl_ms, Ordering::Relaxed);
+                    world.zombies.extend(old);
+                }
+            }
+            88..92 => world.drain(broker, random.bool()),
+            92..94 => {
+                if let Some(running) = world.running.get_mut(&broker) {
+                    // The lease may be over already.
+                    let _ = running.member.leave();
+                }
+            }
+            _ => {
+                if !world.zombies.is_empty() {
+                    let at = random.usize(..world.zombies.len());
+                    if !world.zombies[at].turn(&mut world.seen, random.bool()) {
+                        drop(world.zombies.swap_remove(at));
+                    }
+                }
+            }
+        }
+        world.log.check();
+    }
+    (1..=BROKERS).for_each(|broker| world.drain(broker, false));
+    world.rest();
+    world.check_held();
+    let owners = world.owners();
+    assert!(owners.iter().all(|(log, broker)| home(log) == *broker), "seed {seed}: {owners:?}");
+}
+
+#[test]
+fn whatever_happens_to_brokers_each_epoch_has_one_owner_and_all_logs_are_served_in_the_end() {
+    (0..300).for_each(|seed| run(seed, false));
+}
+
+#[test]
+fn a_store_that_does_not_compare_owners_is_found_out() {
+    let red = |seed: &u64| {
+        let problem = std::panic::catch_unwind(|| run(*seed, true)).err();
+        problem.and_then(|problem| problem.downcast::<String>().ok())
+    };
+    let reds: Vec<String> = (0..50).filter_map(|seed| red(&seed).map(|problem| *problem)).collect();
+    assert!(!reds.is_empty());
+    let twice =
+        |problem: &&String| problem.contains("is taken over twice") || problem.contains("OwnerRecord");
+    assert_eq!(reds.iter().filter(twice).count(), reds.len(), "{reds:?}");
+}
+
+#[test]
+fn the_logs_of_a_broker_that_died_are_spread_over_the_others_and_come_back_with_it() {
+    let mut world = World::new(false);
+    world.rest();
+    let dead = world.running.remove(&1);
+    world.rest();
+    drop(dead);
+    let of_dead: Vec<i32> =
+        world.owners().iter().filter(|(log, _)| home(log) == 1).map(|(_, owner)| *owner).collect();
+    assert_eq!(of_dead, [2, 3]);
+    world.drain(2, true);
+    world.rest();
+    assert!(world.owners().values().all(|owner| [3, 4].contains(owner)), "{:?}", world.owners());
+    let again = Running::start(&world, 1);
+    world.running.insert(1, again);
+    world.rest();
+    world.check_held();
+    assert!(world.owners().iter().all(|(log, owner)| *owner != 2 && (home(log) == 2 || home(log) == *owner)));
+    // With all of them drained, every log stays where it is.
+    (1..=BROKERS).for_each(|broker| world.drain(broker, true));
+    let before = world.owners();
+    world.rest();
+    assert_eq!(world.owners(), before);
+}
