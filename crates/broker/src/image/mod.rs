@@ -131,23 +131,12 @@ impl Image {
 
     /// The revision of a key in one of the tables.
     pub fn revision_of(&self, key: &str) -> Option<u64> {
-        let Image {
-            revision: _,
-            topics,
-            configs,
-            credentials,
-            acls,
-            quotas,
-            brokers,
-            drains,
-            controller,
-            owners,
-        } = self;
-        let found = topics.revision_of(key).or_else(|| configs.revision_of(key));
-        let found = found.or_else(|| credentials.revision_of(key));
-        let found = found.or_else(|| acls.revision_of(key)).or_else(|| quotas.revision_of(key));
-        let found = found.or_else(|| brokers.revision_of(key)).or_else(|| drains.revision_of(key));
-        found.or_else(|| controller.revision_of(key)).or_else(|| owners.revision_of(key))
+        let found = self.topics.revision_of(key).or_else(|| self.configs.revision_of(key));
+        let found =
+            found.or_else(|| self.credentials.revision_of(key)).or_else(|| self.acls.revision_of(key));
+        let found = found.or_else(|| self.quotas.revision_of(key)).or_else(|| self.brokers.revision_of(key));
+        let found = found.or_else(|| self.drains.revision_of(key));
+        found.or_else(|| self.controller.revision_of(key)).or_else(|| self.owners.revision_of(key))
     }
 }
 

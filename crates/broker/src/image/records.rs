@@ -22,6 +22,24 @@ fn to_json(record: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(record).expect("texts and finite numbers can be written as JSON")
 }
 
+/// Makes a type the record below a prefix, encoded as JSON. With a check, that is what the name has to be.
+macro_rules! json_record {
+    ($record:ty, $prefix:literal $(, $check:ident)?) => {
+        impl Record for $record {
+            const PREFIX: &'static str = $prefix;
+
+            fn parse(_name: &str, bytes: &[u8]) -> Result<$record, String> {
+                $($check(_name)?;)?
+                json(bytes)
+            }
+
+            fn encode(&self) -> Vec<u8> {
+                to_json(self)
+            }
+        }
+    };
+}
+
 /// A topic.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TopicRecord {
@@ -64,41 +82,11 @@ impl TopicRecord {
     }
 }
 
-impl Record for TopicRecord {
-    const PREFIX: &'static str = "topics/";
+json_record!(TopicRecord, "topics/");
 
-    fn parse(_name: &str, bytes: &[u8]) -> Result<TopicRecord, String> {
-        json(bytes)
-    }
+json_record!(Overrides, "configs/");
 
-    fn encode(&self) -> Vec<u8> {
-        to_json(self)
-    }
-}
-
-impl Record for Overrides {
-    const PREFIX: &'static str = "configs/";
-
-    fn parse(_name: &str, bytes: &[u8]) -> Result<Overrides, String> {
-        json(bytes)
-    }
-
-    fn encode(&self) -> Vec<u8> {
-        to_json(self)
-    }
-}
-
-impl Record for Acl {
-    const PREFIX: &'static str = "acls/";
-
-    fn parse(_name: &str, bytes: &[u8]) -> Result<Acl, String> {
-        json(bytes)
-    }
-
-    fn encode(&self) -> Vec<u8> {
-        to_json(self)
-    }
-}
+json_record!(Acl, "acls/");
 
 /// A credential in its stored form.
 #[derive(Deserialize, Serialize)]
@@ -185,35 +173,13 @@ pub struct BrokerRecord {
     pub version: String,
 }
 
-impl Record for BrokerRecord {
-    const PREFIX: &'static str = "brokers/";
-
-    fn parse(name: &str, bytes: &[u8]) -> Result<BrokerRecord, String> {
-        broker_id(name)?;
-        json(bytes)
-    }
-
-    fn encode(&self) -> Vec<u8> {
-        to_json(self)
-    }
-}
+json_record!(BrokerRecord, "brokers/", broker_id);
 
 /// The wish that a broker owns nothing (`mainstem cluster drain`). It stays while the broker is not alive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainRecord {}
 
-impl Record for DrainRecord {
-    const PREFIX: &'static str = "drains/";
-
-    fn parse(name: &str, bytes: &[u8]) -> Result<DrainRecord, String> {
-        broker_id(name)?;
-        json(bytes)
-    }
-
-    fn encode(&self) -> Vec<u8> {
-        to_json(self)
-    }
-}
+json_record!(DrainRecord, "drains/", broker_id);
 
 /// Whether a key says something of the brokers of a cluster as they run. A snapshot leaves it out: after a restore other
 /// processes run.
@@ -236,17 +202,7 @@ pub struct ControllerRecord {
     pub incarnation: Uuid,
 }
 
-impl Record for ControllerRecord {
-    const PREFIX: &'static str = "controller";
-
-    fn parse(_name: &str, bytes: &[u8]) -> Result<ControllerRecord, String> {
-        json(bytes)
-    }
-
-    fn encode(&self) -> Vec<u8> {
-        to_json(self)
-    }
-}
+json_record!(ControllerRecord, "controller");
 
 /// The owner of a log: the one process that may take it over in this epoch. Each epoch has one owner for ever.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -263,14 +219,4 @@ pub struct OwnerRecord {
     pub next: Option<i32>,
 }
 
-impl Record for OwnerRecord {
-    const PREFIX: &'static str = "owners/";
-
-    fn parse(_name: &str, bytes: &[u8]) -> Result<OwnerRecord, String> {
-        json(bytes)
-    }
-
-    fn encode(&self) -> Vec<u8> {
-        to_json(self)
-    }
-}
+json_record!(OwnerRecord, "owners/");
