@@ -4,19 +4,22 @@
 
 A transfer is two records in two partitions, in one transaction. `direct` makes up its own and aborts every fifth;
 `orders` does what the topic `orders` says and commits the offsets it read in the same transaction. The journal says of
-each transfer that it was begun, and how it ended as far as the client was told.
+each transfer that it was begun, and how it ended as far as the client was told, or that the client hung.
 """
 
 import json
+import os
 import random
 import signal
 import sys
+import threading
 import time
 
 from confluent_kafka import Consumer, KafkaException, Producer
 
 PARTITIONS = 4
 STOP = []
+OFFSETS_SECONDS_MAX = 20
 
 
 def main():
@@ -72,8 +75,7 @@ class Teller:
         if consumer is not None:
             positions = consumer.position(consumer.assignment())
             positions = [position for position in positions if position.offset >= 0]
-            retried(lambda: self.producer.send_offsets_to_transaction(
-                positions, consumer.consumer_group_metadata(), 20))
+            retried(lambda: self.send_offsets(transfer, positions, consumer.consumer_group_metadata()))
         if aborted:
             # What was not sent yet would be dropped by the client itself, and there would be nothing to abort.
             assert self.producer.flush(90) == 0, "the batches were not acknowledged"
@@ -82,6 +84,20 @@ class Teller:
         else:
             retried(lambda: self.producer.commit_transaction(20))
             self.journal.write(f"committed {transfer}\n")
+
+    def send_offsets(self, transfer, positions, group):
+        """Commits offsets in the transaction. Ends the process if the client hangs: librdkafka waits for a coordinator
+        that was away, sends nothing to it when it is back, and forgets its own timeout (its issues 5456 and 5511)."""
+        def end():
+            self.journal.write(f"hung {transfer}\n")
+            os._exit(3)
+
+        timer = threading.Timer(OFFSETS_SECONDS_MAX + 10, end)
+        timer.start()
+        try:
+            self.producer.send_offsets_to_transaction(positions, group, OFFSETS_SECONDS_MAX)
+        finally:
+            timer.cancel()
 
 
 def retried(step):
