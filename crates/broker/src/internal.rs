@@ -178,13 +178,7 @@ mod tests {
             tail_cache_bytes: 4 * MIB,
             ..Config::default()
         };
-        let opening = Opening {
-            config: &config,
-            metrics: &Arc::default(),
-            clock: &Arc::default(),
-            topics: &Arc::default(),
-            bucket: None,
-        };
+        let opening = Opening::of(config);
         let logs = Logs::open(vec![directory], &opening, store, home, &BTreeMap::new()).unwrap();
         let log = logs.all()[0].clone();
         let partition = |index: u64| {

@@ -59,12 +59,14 @@ pub type Listeners = BTreeMap<String, (String, u16)>;
 pub struct Placement {
     local: i32,
     others: RwLock<Arc<BTreeMap<i32, Listeners>>>,
+    /// The elected controller of a cluster.
+    controller: RwLock<Option<i32>>,
 }
 
 impl Placement {
     /// The placement of a broker `local` without other brokers.
     pub fn alone(local: i32) -> Placement {
-        Placement { local, others: RwLock::default() }
+        Placement { local, others: RwLock::default(), controller: RwLock::default() }
     }
 
     /// The id of this broker.
@@ -77,9 +79,15 @@ impl Placement {
         Leader { node: self.local, epoch: FIRST_EPOCH }
     }
 
-    /// The broker that changes the metadata: the one with the lowest id.
+    /// The controller: the elected one, or else the broker with the lowest id.
     pub fn controller(&self) -> i32 {
-        self.others.read().keys().next().map_or(self.local, |first| self.local.min(*first))
+        let lowest = || self.others.read().keys().next().map_or(self.local, |first| self.local.min(*first));
+        self.controller.read().unwrap_or_else(lowest)
+    }
+
+    /// Sets the elected controller.
+    pub fn set_controller(&self, broker: Option<i32>) {
+        *self.controller.write() = broker;
     }
 
     /// Whether a broker with this id exists.

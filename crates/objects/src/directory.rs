@@ -18,6 +18,9 @@ const UNFINISHED: &str = "~";
 #[derive(Debug)]
 pub struct DirectoryBucket {
     root: PathBuf,
+    /// In the names of unfinished files: several brokers may store in one directory, and the ids of their processes may be
+    /// the same (containers).
+    opening: u64,
     unfinished: AtomicU64,
 }
 
@@ -26,7 +29,7 @@ impl DirectoryBucket {
     pub fn open(root: impl Into<PathBuf>) -> io::Result<DirectoryBucket> {
         let root = root.into();
         fs::create_dir_all(&root)?;
-        Ok(DirectoryBucket { root, unfinished: AtomicU64::new(0) })
+        Ok(DirectoryBucket { root, opening: fastrand::u64(..), unfinished: AtomicU64::new(0) })
     }
 
     fn path(&self, key: &str) -> PathBuf {
@@ -38,7 +41,7 @@ impl DirectoryBucket {
         let folder = path.parent().unwrap_or(&self.root);
         create_folders(&self.root, folder)?;
         let number = self.unfinished.fetch_add(1, Ordering::Relaxed);
-        let unfinished = self.root.join(format!("{UNFINISHED}{}-{number}", std::process::id()));
+        let unfinished = self.root.join(format!("{UNFINISHED}{:016x}-{number}", self.opening));
         let written = write_synced(&unfinished, body).and_then(|()| match fs::hard_link(&unfinished, path) {
             Ok(()) => sync_folder(folder).map(|()| Put::Stored),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
@@ -97,7 +100,7 @@ fn create_folders(root: &Path, folder: &Path) -> io::Result<()> {
 }
 
 fn write_synced(path: &Path, body: &[Bytes]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
     body.iter().try_for_each(|part| file.write_all(part))?;
     file.sync_all()
 }

@@ -10,6 +10,7 @@ mod bench;
 mod bucket;
 mod budget;
 mod closing;
+mod cluster;
 mod commands;
 mod config_file;
 mod connection;

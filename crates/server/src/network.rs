@@ -33,6 +33,11 @@ pub struct Bound {
     log_in: Option<LogIn>,
 }
 
+/// The settings of each listener, and its address.
+pub fn addresses(bound: &[Bound]) -> std::io::Result<Vec<(ListenerSettings, SocketAddr)>> {
+    bound.iter().map(|bound| Ok((bound.settings.clone(), bound.socket.local_addr()?))).collect()
+}
+
 /// Binds every listener, and loads its keys.
 pub async fn bind_all(settings: &Settings) -> anyhow::Result<Vec<Bound>> {
     let mut bound = Vec::new();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use broker::{Broker, LogDirectory};
+use broker::{Broker, LogDirectory, Membership};
 use disk::DirectoryLock;
 use tokio::runtime::Handle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -18,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use crate::admin::{self, Admin};
 use crate::bucket;
+use crate::cluster;
 use crate::log_dirs::{self, Locks};
 use crate::process;
 use crate::sasl::Report;
@@ -68,7 +69,9 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let bound = network::bind_all(&settings).await?;
     let admin = Arc::new(Admin::new(&settings.text("admin.token")));
     let admin_address = start_admin(&settings, &admin).await?;
-    let Some(opened) = signals.unless_stopped(open(&settings, logs)).await else {
+    let membership = cluster::membership(&settings, &network::addresses(&bound)?)?;
+    let in_cluster = membership.is_some();
+    let Some(opened) = signals.unless_stopped(open(&settings, logs, membership)).await else {
         tracing::info!("stopped before recovery was done");
         // The recovery's thread cannot be cancelled, and recovery may be cut short at any point.
         std::process::exit(0);
@@ -100,6 +103,14 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let name = signals.next().await;
     tracing::info!(signal = name, "stopping");
     admin.set_ready(false);
+    if in_cluster {
+        // Clients are served until others have the logs.
+        let leaving = broker.clone();
+        let left = tokio::task::spawn_blocking(move || leaving.leave());
+        if signals.unless_stopped(left).await.is_none() {
+            tracing::warn!("a second signal: the others take the logs over when the lease is over");
+        }
+    }
     let _ = stop.send(true);
     let down = async {
         while let Some(ended) = accepting.join_next().await {
@@ -157,13 +168,20 @@ async fn start_admin(settings: &Settings, admin: &Arc<Admin>) -> anyhow::Result<
 }
 
 /// Opens the disks and the broker on a thread that may block.
-async fn open(settings: &Settings, logs: Vec<LogDirectory>) -> anyhow::Result<Arc<Broker>> {
+async fn open(
+    settings: &Settings,
+    logs: Vec<LogDirectory>,
+    membership: Option<Membership>,
+) -> anyhow::Result<Arc<Broker>> {
     let (directory, config) = (settings.data_dir.clone(), settings.broker.clone());
     let runtime = Handle::current();
     let opening = tokio::task::spawn_blocking(move || {
         let bucket = bucket::open(&config, &runtime)?;
-        Broker::open_with_bucket(config, logs, &directory, bucket)
-            .with_context(|| format!("cannot start on the data directory {}", directory.display()))
+        let opened = match (membership, bucket) {
+            (Some(membership), Some(bucket)) => Broker::open_in_cluster(config, membership, bucket),
+            (_, bucket) => Broker::open_with_bucket(config, logs, &directory, bucket),
+        };
+        opened.with_context(|| format!("cannot start on the data directory {}", directory.display()))
     });
     opening.await.context("opening the log ended in a bug")?
 }

@@ -46,7 +46,8 @@ pub async fn alter_replica_log_dirs(
     };
     let mut results: BTreeMap<Text, Vec<ard::AlterReplicaLogDirPartitionResult>> = BTreeMap::new();
     for dir in &request.dirs {
-        let log = broker.logs.all().iter().find(|log| log.path == dir.path.as_str());
+        let logs = broker.logs.all();
+        let log = logs.iter().find(|log| log.path == dir.path.as_str());
         for topic in &dir.topics {
             let found = broker.topics.find(&topic.name);
             let result = |index: &i32| ard::AlterReplicaLogDirPartitionResult {
@@ -142,13 +143,13 @@ pub async fn elect_leaders(request: Request<m::ElectLeadersRequest>) -> m::Elect
             let why = format!("No such partition as {}-{index}", topic.name);
             return (ErrorCode::UnknownTopicOrPartition, why.into());
         };
-        let error = match partition.log() {
-            Ok(_) => {
+        let error = match partition.is_lost() {
+            false => {
                 let why = Text::from_static("Leader election not needed for topic partition.");
                 return (ErrorCode::ElectionNotNeeded, why);
             }
-            Err(_) if request.election_type == PREFERRED => ErrorCode::PreferredLeaderNotAvailable,
-            Err(_) => ErrorCode::EligibleLeadersNotAvailable,
+            true if request.election_type == PREFERRED => ErrorCode::PreferredLeaderNotAvailable,
+            true => ErrorCode::EligibleLeadersNotAvailable,
         };
         (error, Text::from_static(error.message()))
     };
@@ -416,7 +417,7 @@ fn with_partitions(
 }
 
 fn described(partition: &Partition) -> dtp::DescribeTopicPartitionsResponsePartition {
-    let (Leader { node, epoch: leader_epoch }, lost) = (partition.leader(), partition.log().is_err());
+    let (Leader { node, epoch: leader_epoch }, lost) = (partition.leader(), partition.is_lost());
     let error = if lost { ErrorCode::LeaderNotAvailable } else { ErrorCode::None };
     dtp::DescribeTopicPartitionsResponsePartition {
         error_code: error.code(),

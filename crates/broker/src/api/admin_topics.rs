@@ -434,7 +434,7 @@ impl Repeated {
 
 /// The server's own topics cannot be deleted. For such a topic, only its lost partitions are given up.
 async fn give_up_lost(broker: &Arc<Broker>, topic: Arc<Topic>) -> Result<Arc<Topic>, Failure> {
-    if topic.partitions().iter().all(|partition| partition.log().is_ok()) {
+    if !topic.partitions().iter().any(|partition| partition.is_lost()) {
         return Err(Failure::because(
             ErrorCode::InvalidRequest,
             "The server's own topics cannot be deleted.",

@@ -206,7 +206,7 @@ fn described(topic: &Topic, operations: i32) -> MetadataResponseTopic {
             .iter()
             .map(|partition| {
                 // Kafka answers so for the only replica if its log directory is offline (KIP-112, KIP-858).
-                let lost = partition.log().is_err();
+                let lost = partition.is_lost();
                 let error = if lost { ErrorCode::LeaderNotAvailable } else { ErrorCode::None };
                 let Leader { node, epoch: leader_epoch } = partition.leader();
                 MetadataResponsePartition {

@@ -5,7 +5,9 @@
 //! - Each epoch of a log belongs to one process for ever: every change of an owner compares the record that it replaces.
 //! - The lease says only who seems alive. That a former owner does no harm is up to the log's epochs and seals.
 
+pub mod host;
 pub mod ownership;
+pub mod run;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +17,7 @@ use std::time::Duration;
 
 use meta::{Change, Compare, LeaseId, MetaError, Store};
 use parking_lot::Mutex;
+use uuid::Uuid;
 
 use self::ownership::{Duty, Process, changes, duty, owned};
 use crate::image::records::{BrokerRecord, ControllerRecord, OwnerRecord};
@@ -77,11 +80,6 @@ impl Member {
     pub fn new(metadata: Arc<Metadata>, broker: i32, record: BrokerRecord, ttl: Duration) -> Member {
         let process = Process { broker, incarnation: record.incarnation };
         Member { metadata, process, record, ttl, lease: Mutex::default(), tried: Mutex::default() }
-    }
-
-    /// The broker and its process.
-    pub fn process(&self) -> Process {
-        self.process
     }
 
     fn name(&self) -> String {
@@ -183,6 +181,16 @@ impl Member {
             None => Ok(Update::new(vec![record.put(log)], ())),
             Some(_) => Err(MetaError::Conflict { key: OwnerRecord::key(log) }),
         })
+    }
+
+    /// Makes this broker the home of `wanted` logs, if it is alive and the home of fewer. Blocks.
+    pub fn bring_logs(&self, wanted: usize) -> Result<(), MetaError> {
+        if self.lease.lock().is_none() {
+            return Ok(());
+        }
+        let image = self.metadata.image();
+        let home = image.owners.iter().filter(|(_, owner)| owner.home == self.process.broker).count();
+        (home..wanted).try_for_each(|_| self.add_log(&Uuid::new_v4().to_string()))
     }
 
     /// Takes over, closes and hands over logs as the image says. Blocks.

@@ -68,7 +68,7 @@ impl Running {
         }
         let Running { member, held, began, closing, fails, slow } = self;
         member.serve(&mut Held { held, began, closing, fails: *fails, slow: *slow }).unwrap();
-        let process = self.member.process();
+        let process = self.member.process;
         for taken in std::mem::take(&mut self.began) {
             let other = seen.taken.insert(taken.clone(), process);
             assert_eq!(other, None, "{taken:?} is taken over twice");
@@ -192,7 +192,7 @@ impl World {
         for mut zombie in std::mem::take(&mut self.zombies) {
             // If it came back before the process that was to take its place, that one ends.
             if zombie.turn(&mut self.seen, true) {
-                self.running.insert(zombie.member.process().broker, zombie);
+                self.running.insert(zombie.member.process.broker, zombie);
             }
         }
         self.running.values_mut().for_each(|running| running.fails = false);

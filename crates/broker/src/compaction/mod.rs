@@ -94,7 +94,7 @@ impl Compactor {
         // If another run is still in progress, there is nothing to do.
         let Some(_running) = self.running.try_lock() else { return };
         self.failed.lock().retain(|_, until| *until > now_ms);
-        for log in self.logs.all() {
+        for log in self.logs.all().iter() {
             let due = self.due(&log.log, now_ms);
             let is_diskless = |due: &Due| due.stream.level() == Level::Diskless;
             let (diskless, local): (Vec<Due>, Vec<Due>) = due.into_iter().partition(is_diskless);

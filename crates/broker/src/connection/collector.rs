@@ -67,7 +67,7 @@ impl Collector for BrokerCollector {
         let Some(broker) = self.0.upgrade() else { return Ok(()) };
         let topics = broker.topics.all();
         let partitions = topics.iter().map(|topic| topic.partitions().len()).sum::<usize>();
-        let lost = |topic: &Arc<Topic>| topic.partitions().iter().filter(|p| p.log().is_err()).count();
+        let lost = |topic: &Arc<Topic>| topic.partitions().iter().filter(|p| p.is_lost()).count();
         let offline = broker.logs.lost().len() + broker.failed_logs().len();
         let gauges = [
             ("kafka_server_replicamanager_partitioncount", "Partitions", count(partitions)),
@@ -202,13 +202,14 @@ fn encode_logs(broker: &Broker, encoder: &mut DescriptorEncoder) -> Result<(), s
     }
     let help = "1 while appends are refused since the disk is full";
     let mut family = encoder.encode_descriptor("mainstem_log_full", help, None, gauge)?;
-    for log in broker.logs.all() {
+    for log in broker.logs.all().iter() {
         let label = DirLabel { dir: log.path.clone() };
         ConstGauge::new(i64::from(log.log.is_full())).encode(family.encode_family(&label)?)?;
     }
     let (name, help) = ("kafka_log_logmanager_logdirectoryoffline", "1 when a log directory is offline");
     let mut family = encoder.encode_descriptor(name, help, None, gauge)?;
-    let open = broker.logs.all().iter().map(|log| (&log.path, log.failure().is_some()));
+    let logs = broker.logs.all();
+    let open = logs.iter().map(|log| (&log.path, log.failure().is_some()));
     for (path, offline) in open.chain(broker.logs.lost().iter().map(|lost| (&lost.path, true))) {
         let label = LogDirectoryLabel { logdirectory: path.clone() };
         ConstGauge::new(i64::from(offline)).encode(family.encode_family(&label)?)?;

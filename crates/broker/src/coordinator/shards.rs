@@ -18,6 +18,7 @@ use wire::records::RecordView;
 
 use crate::groups::partition_for;
 use crate::internal::read_records;
+use crate::logs::Absent;
 use crate::partition::log::PartitionLog;
 use crate::partition::{Elsewhere, Partition, Replica};
 use crate::resources::blocking::blocking;
@@ -223,9 +224,12 @@ pub fn partition_of<C: Coordinates>(coordinator: &C, key: &str) -> Option<Arc<Pa
 /// The broker that coordinates a key. `None` if no broker does at present.
 pub fn coordinator_of<C: Coordinates>(coordinator: &C, key: &str) -> Option<i32> {
     let partition = partition_of(coordinator, key)?;
-    let works = partition.log().is_ok_and(|log| log.stopped().is_none());
-    let here = works && !coordinator.shards().is_unreadable(&partition);
-    here.then(|| partition.leader().node)
+    let works = match partition.log() {
+        Ok(log) => log.stopped().is_none() && !coordinator.shards().is_unreadable(&partition),
+        Err(Absent::Lost(_)) => false,
+        Err(Absent::Elsewhere) => true,
+    };
+    works.then(|| partition.leader().node)
 }
 
 /// The shard of a key. `None` if the internal topic does not exist yet.

@@ -235,7 +235,7 @@ impl Metadata {
             tries += 1;
             match self.store.commit(&compares, &changes) {
                 Ok(revision) => {
-                    self.catch_up(revision)?;
+                    self.reach(revision)?;
                     return Ok(result);
                 }
                 Err(MetaError::Conflict { key }) if tries < TRIES_MAX => match self.store.find(&key)? {
@@ -244,8 +244,8 @@ impl Metadata {
                         let why = "a newer version of this program wrote it".to_owned();
                         return Err(MetaError::Unreadable { key, why }.into());
                     }
-                    Some(there) => self.catch_up(there.revision)?,
-                    None => self.catch_up(image.revision + 1)?,
+                    Some(there) => self.reach(there.revision)?,
+                    None => self.reach(image.revision + 1)?,
                 },
                 Err(error) => {
                     // The store may have kept the commit although it reports a failure.
@@ -261,8 +261,13 @@ impl Metadata {
         self.step(&mut self.following.lock(), Duration::ZERO)
     }
 
-    /// Applies changes until the image has reached `revision`.
-    fn catch_up(&self, revision: u64) -> Result<(), MetaError> {
+    /// Waits up to `patience` for a change, and applies it. Blocks.
+    pub fn wait(&self, patience: Duration) -> Result<(), MetaError> {
+        self.step(&mut self.following.lock(), patience)
+    }
+
+    /// Applies changes until the image has reached `revision`. Blocks.
+    pub fn reach(&self, revision: u64) -> Result<(), MetaError> {
         let mut following = self.following.lock();
         let begun = std::time::Instant::now();
         while self.image.read().revision < revision {

@@ -4,6 +4,7 @@
 //! offsets is therefore the order in the log. The lock is never held across an await.
 
 pub mod log;
+mod order;
 pub mod sequence;
 pub mod signal;
 
@@ -22,9 +23,10 @@ use wire::Text;
 use wire::records::{TransactionResult, end_transaction_marker};
 
 use self::log::{LocalLog, PartitionLog, Restored};
+pub use self::order::{Marker, Order};
 use self::sequence::{Sequence, SequenceError};
 use self::signal::Subscribers;
-use crate::logs::{Lost, OpenLog};
+use crate::logs::{Absent, Lost, OpenLog};
 use crate::placement::{FIRST_EPOCH, Leader, Leadership};
 use crate::transactions::{AbortedTransaction, Check, PartitionTransactions, TransactionIndex};
 
@@ -37,7 +39,7 @@ pub struct Partition {
     pub index: i32,
     /// The id of the partition's stream. It does not depend on the log.
     pub stream_id: StreamId,
-    log: Result<Arc<dyn PartitionLog>, Arc<Lost>>,
+    log: Result<Arc<dyn PartitionLog>, Absent>,
     leadership: Leadership,
     /// The fetches and other tasks that wait for commits.
     pub subscribers: Subscribers,
@@ -68,75 +70,14 @@ struct State {
     decided: VecDeque<(i64, TransactionResult)>,
 }
 
+/// No broker.
+const NO_LEADER: i32 = -1;
 /// Interval at which a wait for a commit checks whether the log has stopped.
 const STOPPED_CHECK: Duration = Duration::from_millis(500);
 /// Interval at which a thread that waits for a sync looks again.
 const SYNCED_CHECK: Duration = Duration::from_millis(1);
 /// Upper bound in bytes of a transaction marker.
 pub const MARKER_BYTES: usize = 128;
-
-/// The parameters of an append.
-pub struct Order {
-    /// Space in the log for the batch.
-    pub admission: Admission,
-    /// Space for an entry of the transaction index. Required for transactional batches and markers.
-    pub index_room: Option<Admission>,
-    /// Proof that the transaction coordinator was asked. For transactional batches.
-    pub check: Option<Check>,
-    /// Whether the producer uses a new epoch for each transaction, so that its first batch here has sequence 0
-    /// (KIP-890).
-    pub begins_anew: bool,
-    /// The leader epoch in which the batch was admitted. A batch of another epoch is refused. `None` skips this check.
-    pub leader_epoch: Option<i32>,
-    /// The durability at which `done` is called.
-    pub durability: Durability,
-    /// Called once the batch has reached `durability`, or has failed.
-    pub done: Option<Arc<dyn Completion>>,
-    /// Milliseconds since the Unix epoch.
-    pub now_ms: i64,
-}
-
-impl Order {
-    /// The parameters of a marker, with the room for it and for the transaction index.
-    pub fn marker(
-        (admission, index_room): (Admission, Admission),
-        done: Arc<dyn Completion>,
-        now_ms: i64,
-    ) -> Order {
-        let index_room = Some(index_room);
-        Order { index_room, ..Order::plain(admission, Durability::Synced, Some(done), now_ms) }
-    }
-
-    /// The parameters of a batch written by the server itself, without a transaction.
-    pub fn plain(
-        admission: Admission,
-        durability: Durability,
-        done: Option<Arc<dyn Completion>>,
-        now_ms: i64,
-    ) -> Order {
-        Order {
-            admission,
-            index_room: None,
-            check: None,
-            begins_anew: false,
-            leader_epoch: None,
-            durability,
-            done,
-            now_ms,
-        }
-    }
-}
-
-/// The end of a producer's transaction, for each of its partitions.
-#[derive(Clone, Copy, Debug)]
-pub struct Marker {
-    /// The producer's id and epoch.
-    pub producer: (i64, i16),
-    /// Commit or abort.
-    pub result: TransactionResult,
-    /// The leader epoch in which the sender coordinates the producer. Markers of an earlier coordinator are refused.
-    pub coordinator_epoch: i32,
-}
 
 /// A producer of a partition, as DescribeProducers shows it.
 #[derive(Clone, Debug)]
@@ -167,7 +108,7 @@ pub struct Replica<'a> {
 /// The reason why a broker cannot serve a partition.
 #[derive(Clone, Copy, Debug)]
 pub enum Elsewhere<'a> {
-    /// Another broker leads the partition.
+    /// Another broker leads the partition, or this one does not have its log yet.
     Remote,
     /// The partition's log directory is lost.
     Offline(&'a Lost),
@@ -217,13 +158,23 @@ pub struct Placed {
     pub admission: Admission,
 }
 
+/// The epochs of a partition that is opened. Earlier leaders of a partition with records are one epoch, because nobody
+/// has noted where each of them began. No record that a consumer saw is ever cut off, so the end of all of them is the end
+/// of each (KIP-320).
+fn epochs_of(leader: Leader, next_offset: Offset) -> Vec<(i32, Offset)> {
+    match leader.epoch > FIRST_EPOCH && next_offset > Offset::ZERO {
+        true => vec![(FIRST_EPOCH, Offset::ZERO), (leader.epoch, next_offset)],
+        false => vec![(leader.epoch, Offset::ZERO)],
+    }
+}
+
 impl Partition {
-    /// Creates a partition whose records are in the stream `stream_id` of `log`. The log is open or lost.
+    /// Creates a partition whose records are in the stream `stream_id` of `log`.
     pub fn new(
         topic: Text,
         index: i32,
         stream_id: StreamId,
-        log: Result<Arc<OpenLog>, Arc<Lost>>,
+        log: Result<Arc<OpenLog>, Absent>,
         leader: Leader,
     ) -> Partition {
         let log = log.map(|log| Arc::new(LocalLog::new(log, stream_id)) as Arc<dyn PartitionLog>);
@@ -233,7 +184,7 @@ impl Partition {
         };
         let state = State {
             next_offset,
-            epochs: vec![(leader.epoch, Offset::ZERO)],
+            epochs: epochs_of(leader, next_offset),
             producers,
             coordinator_epochs: HashMap::new(),
             decided: transactions.decided,
@@ -262,8 +213,11 @@ impl Partition {
         if leader.node != node {
             return Err(Elsewhere::Remote);
         }
-        let log = self.log().map_err(Elsewhere::Offline)?;
-        Ok(Replica { log, epoch: leader.epoch })
+        match &self.log {
+            Ok(log) => Ok(Replica { log, epoch: leader.epoch }),
+            Err(Absent::Lost(lost)) => Err(Elsewhere::Offline(lost)),
+            Err(Absent::Elsewhere) => Err(Elsewhere::Remote),
+        }
     }
 
     /// Sets a new leader. Batches that an earlier leader admitted and has not appended yet are refused. Waiting fetches
@@ -280,6 +234,12 @@ impl Partition {
         self.leadership.set(leader);
         drop(state);
         self.subscribers.mark(usize::MAX);
+    }
+
+    /// Refuses all further batches, and wakes the fetches that wait. For a partition whose log is about to be closed, and
+    /// in whose place another one stands.
+    pub fn retire(&self) {
+        self.lead(Leader { node: NO_LEADER, epoch: i32::MAX });
     }
 
     /// The end of an epoch (KIP-320): the largest epoch up to `epoch`, and the offset after its last record. For the
@@ -304,9 +264,14 @@ impl Partition {
         state.epochs[next.saturating_sub(1)].0
     }
 
-    /// The partition's log, regardless of the leader. Fails if the log directory is lost.
-    pub fn log(&self) -> Result<&Arc<dyn PartitionLog>, &Lost> {
-        self.log.as_ref().map_err(|lost| &**lost)
+    /// The partition's log, regardless of the leader, if it is open here.
+    pub fn log(&self) -> Result<&Arc<dyn PartitionLog>, &Absent> {
+        self.log.as_ref()
+    }
+
+    /// Whether the partition's log is lost.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.log, Err(Absent::Lost(_)))
     }
 
     /// Appends a batch to `log`, which is this partition's, unless the batch is a duplicate or does not continue its producer's
@@ -596,13 +561,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let disk = disk.clone();
         let directory = LogDirectory::new("a", move |_| Ok(Arc::new(disk.clone()) as Arc<dyn Disk>));
-        let opening = Opening {
-            config: &Config { reserve_bytes: 0, segment_bytes: 1 << 20, ..Config::default() },
-            metrics: &Arc::default(),
-            clock: &Arc::default(),
-            topics: &Arc::default(),
-            bucket: None,
-        };
+        let opening = Opening::of(Config { reserve_bytes: 0, segment_bytes: 1 << 20, ..Config::default() });
         let logs = Logs::open(vec![directory], &opening, store, home.path(), &BTreeMap::new()).unwrap();
         let partition = Partition::new("t".into(), 0, STREAM, Ok(logs.all()[0].clone()), LEADER);
         (logs, partition)

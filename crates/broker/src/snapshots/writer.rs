@@ -251,7 +251,8 @@ impl SnapshotWriter {
         let listing = self.metadata.store().list("")?;
         let entries = listing.entries.into_iter().filter(|(key, _)| !is_of_processes(key));
         let entries = entries.map(|(key, value)| (key, value.bytes)).collect();
-        let logs = self.logs.all().iter().map(|log| {
+        let open = self.logs.all();
+        let logs = open.iter().map(|log| {
             let mut streams: Vec<_> = log
                 .log
                 .streams()

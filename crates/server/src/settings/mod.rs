@@ -22,6 +22,7 @@ use crate::config_file;
 pub use listeners::{
     ClientAuthentication, ListenerSettings, OauthSettings, Pem, SaslSettings, SslSettings, TlsVersion,
 };
+pub use spelling::list;
 use spelling::{host_port, most_similar, toml_value, variable_suffix};
 use table::{HIDDEN, ROWS, Scope, Text, Texts};
 

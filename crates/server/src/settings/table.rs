@@ -130,6 +130,47 @@ pub const ROWS: &[Row] = &[
         natural::<1024>,
         "Largest request before authentication, in bytes.",
     ),
+    row(
+        "etcd.endpoints",
+        "",
+        Scope::Server,
+        anything,
+        "The etcd of the cluster that this server is a broker of: http://host:port or https://host:port, of one or more\n\
+         members, separated by commas. Empty for a server that is in no cluster. A cluster keeps its records in object.store.",
+    ),
+    row("etcd.user", "", Scope::Server, anything, "The user of etcd, if it asks for one."),
+    secret("etcd.password", Scope::Server, anything, "And the password."),
+    row(
+        "etcd.ssl.truststore.location",
+        "",
+        Scope::Server,
+        anything,
+        "File with the certificates of the authorities that etcd's certificate comes from, as PEM. Empty for those of the\n\
+         system.",
+    ),
+    row(
+        "etcd.ssl.certificate.location",
+        "",
+        Scope::Server,
+        anything,
+        "File with the certificate that this server shows to etcd, as PEM.",
+    ),
+    row("etcd.ssl.key.location", "", Scope::Server, anything, "And the private key that belongs to it."),
+    row(
+        "cluster.name",
+        "main",
+        Scope::Server,
+        cluster_name,
+        "The name of the cluster in etcd, which may have several of them.",
+    ),
+    row("broker.rack", "", Scope::Server, anything, "Where the broker is: a rack, a zone or the like."),
+    row(
+        "broker.session.timeout.ms",
+        "3000",
+        Scope::Server,
+        natural::<500>,
+        "A broker of a cluster that gave no sign of life for so many milliseconds loses its logs to the others.",
+    ),
     secret(
         "admin.token",
         Scope::Server,
@@ -383,6 +424,12 @@ fn natural<const MIN: i32>(text: &str) -> Result<(), String> {
 fn natural64<const MIN: i64>(text: &str) -> Result<(), String> {
     let value: i64 = text.parse().map_err(|error: std::num::ParseIntError| error.to_string())?;
     if value < MIN { Err(format!("it must be from {MIN} to {}", i64::MAX)) } else { Ok(()) }
+}
+
+fn cluster_name(text: &str) -> Result<(), String> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let fit = !text.is_empty() && text.len() <= 100 && text.bytes().all(fits);
+    fit.then_some(()).ok_or("it may hold letters, digits and the signs - _ .".into())
 }
 
 fn token(text: &str) -> Result<(), String> {

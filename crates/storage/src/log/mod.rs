@@ -346,12 +346,14 @@ impl Log {
         }
     }
 
-    /// Makes a stream a leading one, and tiered: objects never have a record of another stream without the records of the
+    /// Makes a stream a leading one, and tiered if it is not diskless: objects never have a record of another stream without the records of the
     /// leading streams that come before it in the log. Of all leading streams together, objects have a prefix of the log.
     /// Call this after opening.
     pub fn set_leading(&self, stream: &Arc<Stream>) {
         self.shared.tier.lead(stream);
-        self.set_tiered(stream, true);
+        if stream.level() != Level::Diskless {
+            self.set_tiered(stream, true);
+        }
     }
 
     /// Makes a stream diskless: its records are visible only once they are in the object store. Call this before the

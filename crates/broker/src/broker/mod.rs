@@ -1,4 +1,6 @@
-//! The broker: the state shared by all connections, and the background tasks.
+//! The broker: the state shared by all connections.
+
+mod background;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,25 +9,28 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use meta::{Change, Compare, Embedded, MetaError, Store};
-use model::Timestamp;
 use objects::{Bucket, CountedBucket};
 use parking_lot::Mutex;
 use storage::{AdmitError, Clock, SystemClock};
+use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedReceiver;
+use uuid::Uuid;
 use wire::{ErrorCode, Text};
 
+use crate::cluster::Member;
+use crate::cluster::host::{Directories, Host, Parts};
+use crate::cluster::run::Running;
 use crate::compaction::Compactor;
 use crate::config::Config;
 use crate::coordinator::producer_ids::ProducerIds;
 use crate::coordinator::{Coordinator, Peers, TransactionCoordinator};
 use crate::failure::Failure;
 use crate::groups::GroupConfig;
-use crate::image::Metadata;
-use crate::image::stored;
+use crate::image::records::BrokerRecord;
+use crate::image::{Metadata, stored};
 use crate::logs::{LogDirectory, Logs, LogsError, OpenLog, Opening, Streams};
 use crate::metrics::Metrics;
-use crate::partition::log::PartitionLog;
 use crate::partition::{Elsewhere, Partition, Replica};
 use crate::placement::{Leader, Listeners, Placement};
 use crate::quotas::Quotas;
@@ -36,7 +41,6 @@ use crate::security::Authorizer;
 use crate::session::Sessions;
 use crate::settings::group::ConsumerGroupConfig;
 use crate::settings::resource::{ResourceConfigs, ResourceKind};
-use crate::settings::topic::Tiering;
 use crate::snapshots::writer::SnapshotWriter;
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
@@ -44,8 +48,6 @@ use crate::transactions::TransactionError;
 use crate::users::Users;
 
 const CLUSTER_ID_KEY: &str = "cluster_id";
-/// A metadata snapshot is looked for so often, if the settings do not ask for more.
-const SNAPSHOT_CHECK_MS_MAX: i64 = 1000;
 /// A server that stops waits so long for its last metadata snapshot.
 const LAST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -61,6 +63,30 @@ pub enum OpenError {
     /// The groups or the transactions could not be read.
     #[error("the consumer groups or transactions cannot be read: {0}")]
     Groups(#[from] storage::ReadError),
+    /// A thread could not be started.
+    #[error("a thread cannot be started: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// What a broker is in a cluster.
+#[derive(Debug)]
+pub struct Membership {
+    /// The metadata of all brokers.
+    pub store: Arc<dyn Store>,
+    /// The local directories of the logs that the broker owns.
+    pub directories: Arc<dyn Directories>,
+    /// The addresses at which clients and brokers reach it, by listener.
+    pub listeners: Listeners,
+    /// `broker.rack`.
+    pub rack: Option<String>,
+    /// How long the broker counts as alive after its last sign of life (`broker.session.timeout.ms`).
+    pub session: Duration,
+}
+
+/// Where the metadata and the logs of a broker are.
+enum Place<'a> {
+    Alone { logs: Vec<LogDirectory>, directory: &'a Path },
+    Cluster(Membership),
 }
 
 /// A running broker.
@@ -92,6 +118,8 @@ pub struct Broker {
     pub(crate) snapshots: Option<Arc<SnapshotWriter>>,
     clock: Arc<SystemClock>,
     background: Mutex<Vec<tokio::task::JoinHandle<()>>>,
+    /// The threads of a broker in a cluster.
+    running: Mutex<Option<Running>>,
 }
 
 impl Broker {
@@ -108,26 +136,55 @@ impl Broker {
         directory: &Path,
         bucket: Option<Arc<dyn Bucket>>,
     ) -> Result<Arc<Broker>, OpenError> {
+        Broker::open_at(config, Place::Alone { logs, directory }, bucket)
+    }
+
+    /// Opens a broker of a cluster. All its topics are diskless: `bucket` has their records. It owns no log on return; it
+    /// joins and takes logs over while it runs. Must be called inside a tokio runtime. Blocks.
+    pub fn open_in_cluster(
+        config: Config,
+        membership: Membership,
+        bucket: Arc<dyn Bucket>,
+    ) -> Result<Arc<Broker>, OpenError> {
+        let config = Config { diskless_default: true, ..config };
+        Broker::open_at(config, Place::Cluster(membership), Some(bucket))
+    }
+
+    fn open_at(
+        config: Config,
+        place: Place,
+        bucket: Option<Arc<dyn Bucket>>,
+    ) -> Result<Arc<Broker>, OpenError> {
         let config = Arc::new(config);
         let counted = bucket.map(|bucket| Arc::new(CountedBucket::new(bucket)));
         let bucket = counted.clone().map(|bucket| bucket as Arc<dyn Bucket>);
-        let store: Arc<dyn Store> = Arc::new(Embedded::open(&directory.join(stored::META_FILE))?);
+        let store: Arc<dyn Store> = match &place {
+            Place::Alone { directory, .. } => Arc::new(Embedded::open(&directory.join(stored::META_FILE))?),
+            Place::Cluster(membership) => membership.store.clone(),
+        };
         let cluster_id = cluster_id(&*store)?;
         let metadata = Metadata::open(store.clone())?;
         let metrics = Arc::new(Metrics::default());
         let clock = Arc::new(SystemClock::default());
         let topics_later = Arc::new(OnceLock::new());
         let opening = Opening {
-            config: &config,
-            metrics: &metrics,
-            clock: &clock,
-            topics: &topics_later,
-            bucket: bucket.as_ref(),
+            config: config.clone(),
+            metrics: metrics.clone(),
+            clock: clock.clone(),
+            topics: topics_later.clone(),
+            bucket: bucket.clone(),
         };
-        let placed = Topics::placed(&metadata.image());
-        let logs = Arc::new(Logs::open(logs, &opening, &*store, directory, &placed)?);
+        let (logs, membership) = match place {
+            Place::Alone { logs, directory } => {
+                let placed = Topics::placed(&metadata.image());
+                (Logs::open(logs, &opening, &*store, directory, &placed)?, None)
+            }
+            Place::Cluster(membership) => (Logs::moving(&config), Some(membership)),
+        };
+        let logs = Arc::new(logs);
         metadata.refresh()?;
-        let snapshots = bucket.map(|bucket| {
+        // The metadata of a cluster is kept by its store.
+        let snapshots = bucket.clone().filter(|_| membership.is_none()).map(|bucket| {
             let interval =
                 Duration::from_millis(u64::try_from(config.object_snapshot_interval_ms).unwrap_or(u64::MAX));
             Arc::new(SnapshotWriter::new(bucket, metadata.clone(), logs.clone(), &cluster_id, interval))
@@ -194,6 +251,7 @@ impl Broker {
             snapshots,
             clock,
             background: Mutex::default(),
+            running: Mutex::default(),
         });
         let only_log = broker.logs.all().len() == 1;
         broker.coordinator.load(only_log)?;
@@ -201,86 +259,48 @@ impl Broker {
         // Index entries that a crash left ahead of the data must be corrected before other batches take their offsets.
         broker.maintain_transaction_indexes();
         broker.start_background();
+        if let (Some(membership), Some(bucket)) = (membership, bucket) {
+            broker.join(membership, opening, bucket)?;
+        }
         Ok(broker)
     }
 
-    fn start_background(self: &Arc<Self>) {
-        let every = |ms: fn(&Config) -> i64, work: fn(&Arc<Broker>)| {
-            let broker = Arc::downgrade(self);
-            tokio::spawn(async move {
-                loop {
-                    let begun = tokio::time::Instant::now();
-                    // The wait is divided into steps, because the interval may change in the meantime.
-                    loop {
-                        let Some(ms) = broker.upgrade().map(|broker| ms(&broker.configs.now())) else {
-                            return;
-                        };
-                        let wait = Duration::from_millis(u64::try_from(ms).unwrap_or(1).max(1));
-                        let left = wait.saturating_sub(begun.elapsed());
-                        if left.is_zero() {
-                            break;
-                        }
-                        tokio::time::sleep(left.min(Duration::from_secs(1))).await;
-                    }
-                    let Some(broker) = broker.upgrade() else { return };
-                    broker.blocking(work).await;
-                }
-            })
-        };
-        let compact = |broker: &Arc<Broker>| {
-            if broker.config.cleaner_enable {
-                broker.compactor.run(broker.now_ms());
-            }
-        };
-        let write_snapshot = |broker: &Arc<Broker>| {
-            if let Some(snapshots) = &broker.snapshots {
-                snapshots.turn(broker.now_ms());
-            }
-        };
-        let snapshot_check_ms =
-            |config: &Config| config.object_snapshot_interval_ms.min(SNAPSHOT_CHECK_MS_MAX);
-        let tasks = [
-            every(snapshot_check_ms, write_snapshot),
-            every(|config| config.cleaner_backoff_ms, compact),
-            every(|config| config.retention_check_interval_ms, Broker::apply_retention),
-            every(|config| config.offsets_check_interval_ms, |broker| broker.coordinator.expire()),
-        ];
-        self.background.lock().extend(tasks);
-        self.background.lock().push(self.transactions.watch());
+    /// Begins to live in the cluster.
+    fn join(
+        &self,
+        membership: Membership,
+        opening: Opening,
+        bucket: Arc<dyn Bucket>,
+    ) -> Result<(), OpenError> {
+        let Membership { listeners, rack, session, directories, .. } = membership;
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let record = BrokerRecord { incarnation: Uuid::new_v4(), listeners, rack, version };
+        let member = Member::new(self.metadata.clone(), self.config.node_id, record, session);
+        let host = Host::new(Parts {
+            logs: self.logs.clone(),
+            topics: self.topics.clone(),
+            peers: self.peers.clone(),
+            opening,
+            bucket,
+            directories,
+            runtime: Handle::current(),
+        });
+        *self.running.lock() = Some(Running::start(&self.metadata, &self.placement, member, host)?);
+        Ok(())
     }
 
-    /// Applies every topic's retention, and removes idle producers.
-    fn apply_retention(self: &Arc<Self>) {
-        let now_ms = self.now_ms();
-        self.maintain_transaction_indexes();
-        self.quotas.expire();
-        self.authorizer.audit().expire();
-        for topic in self.topics.all() {
-            let (config, partitions) = (topic.config(), topic.partitions());
-            for partition in partitions.iter() {
-                partition.expire_producers(now_ms - self.config.producer_expiry_ms);
-                if topic.is_internal() {
-                    // Compaction alone keeps internal topics small.
-                    continue;
-                }
-                let oldest = config.retention_ms.map(|ms| Timestamp(now_ms.saturating_sub(ms)));
-                let Ok(log) = partition.log() else { continue };
-                apply_tiering(&**log, config.tiering.as_ref(), now_ms);
-                if let Some(start) = log.retain(oldest, config.retention_bytes) {
-                    tracing::debug!(topic = %topic.name, partition = partition.index, %start, "retention");
-                }
-            }
-        }
+    /// Ends every sign of life and all duties in the cluster, and nothing else. For tests.
+    #[doc(hidden)]
+    pub fn halt(&self) {
+        let running = self.running.lock().take();
+        running.iter().for_each(Running::halt);
     }
 
-    fn maintain_transaction_indexes(&self) {
-        let start_of = |stream| {
-            let partition = self.topics.of_stream(stream)?;
-            Some(partition.log().ok()?.bounds().start)
-        };
-        for log in self.logs.all() {
-            log.transactions.maintain(&log.log, start_of, self.now_ms());
-        }
+    /// Gives all logs to other brokers of the cluster. Clients find those while this broker still answers. Does nothing
+    /// without a cluster. Blocks.
+    pub fn leave(&self) {
+        let running = self.running.lock().take();
+        running.iter().for_each(Running::stop);
     }
 
     /// The users with a password.
@@ -300,14 +320,15 @@ impl Broker {
             Some(error) => Some(error.to_string()),
             None => log.log.is_full().then(|| AdmitError::Full.to_string()),
         };
-        let reasons = self.logs.all().iter().map(|log| Some(format!("{}: {}", log.path, why(log)?)));
+        let logs = self.logs.all();
+        let reasons = logs.iter().map(|log| Some(format!("{}: {}", log.path, why(log)?)));
         reasons.collect::<Option<Vec<String>>>().map(|reasons| reasons.join("; "))
     }
 
     /// The logs that have stopped after an error, each with the reason.
     pub fn failed_logs(&self) -> Vec<String> {
-        let logs = self.logs.all().iter();
-        logs.filter_map(|log| log.failure().map(|error| format!("{}: {error}", log.path))).collect()
+        let logs = self.logs.all();
+        logs.iter().filter_map(|log| log.failure().map(|error| format!("{}: {error}", log.path))).collect()
     }
 
     /// Waits for all work in progress and closes the logs. Nothing acknowledged or admitted is lost. No request may
@@ -316,8 +337,12 @@ impl Broker {
         for task in std::mem::take(&mut *self.background.lock()) {
             task.abort();
         }
-        let logs = self.logs.clone();
-        if let Err(error) = tokio::task::spawn_blocking(move || logs.close()).await {
+        let (logs, running) = (self.logs.clone(), self.running.lock().take());
+        let close = move || {
+            running.iter().for_each(Running::stop);
+            logs.close();
+        };
+        if let Err(error) = tokio::task::spawn_blocking(close).await {
             tracing::error!(%error, "closing the logs failed");
         }
         if let Some(snapshots) = self.snapshots.clone() {
@@ -372,6 +397,7 @@ impl Broker {
             snapshots: None,
             clock: self.clock.clone(),
             background: Mutex::default(),
+            running: Mutex::default(),
         })
     }
 
@@ -513,16 +539,10 @@ fn cluster_id(store: &dyn Store) -> Result<Text, MetaError> {
     let random = uuid::Uuid::new_v4().as_u128();
     let letter = |n: u32| char::from(LETTERS[usize::try_from(random >> (6 * n) & 63).expect("below 64")]);
     let id: String = (0..22).map(|n| if n == 21 { 'A' } else { letter(n) }).collect();
-    store.commit(&[Compare::absent(CLUSTER_ID_KEY)], &[Change::put(CLUSTER_ID_KEY, id.clone())])?;
-    Ok(Text::from(id))
-}
-
-/// Applies what a topic's settings say of the object store.
-fn apply_tiering(log: &dyn PartitionLog, tiering: Option<&Tiering>, now_ms: i64) {
-    let Some(tiering) = tiering else { return log.forget_stored() };
-    log.set_level(tiering.level);
-    let oldest = tiering.local_retention_ms.map(|ms| Timestamp(now_ms.saturating_sub(ms)));
-    if oldest.is_some() || tiering.local_retention_bytes.is_some() {
-        log.retain_locally(oldest, tiering.local_retention_bytes);
+    match store.commit(&[Compare::absent(CLUSTER_ID_KEY)], &[Change::put(CLUSTER_ID_KEY, id.clone())]) {
+        Ok(_) => Ok(Text::from(id)),
+        // Another broker was faster.
+        Err(MetaError::Conflict { .. }) => cluster_id(store),
+        Err(error) => Err(error),
     }
 }

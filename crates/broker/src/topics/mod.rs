@@ -3,17 +3,22 @@
 //! A change is first made durable in the store, and then in memory. If a crash separates the two, opening the broker
 //! completes the change. Stream ids are never used twice.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+mod moving;
+mod names;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use meta::{Change, Compare, MetaError};
 use model::StreamId;
 use parking_lot::{Mutex, RwLock};
-use storage::{Clock, SystemClock};
+use storage::{Clock, Level, SystemClock};
 use uuid::Uuid;
 use wire::Text;
 
+use self::names::Names;
+pub use self::names::{TOPIC_NAME_MAX, check_name};
 use crate::config::resource_setting::Overrides;
 use crate::image::records::TopicRecord;
 use crate::image::stored;
@@ -23,16 +28,12 @@ use crate::partition::Partition;
 use crate::placement::Placement;
 use crate::settings::resource::{ResourceConfigs, ResourceKind};
 use crate::settings::topic::{TopicConfig, settle_diskless};
-use crate::transactions::INDEX_STREAM;
-
 /// The topic of committed offsets and group state.
 pub const OFFSETS_TOPIC: &str = "__consumer_offsets";
 /// The topic of transaction state.
 pub const TRANSACTIONS_TOPIC: &str = "__transaction_state";
 /// The name of the log in which Kafka's controllers keep their metadata.
 const METADATA_TOPIC: &str = "__cluster_metadata";
-/// Maximum length of a topic name.
-pub const TOPIC_NAME_MAX: usize = 249;
 
 /// The key of the first stream id that was never used.
 pub const NEXT_STREAM_KEY: &str = "next_stream";
@@ -113,40 +114,6 @@ fn is_internal(name: &str) -> bool {
     matches!(name, OFFSETS_TOPIC | TRANSACTIONS_TOPIC)
 }
 
-/// Topics by name.
-#[derive(Debug, Default)]
-struct Names {
-    topics: HashMap<Text, Arc<Topic>>,
-    /// Names with a period or an underscore, sorted by metric name. In a metric name, the two are the same.
-    by_metric: BTreeSet<(String, Text)>,
-}
-
-impl Names {
-    fn insert(&mut self, topic: Arc<Topic>) {
-        self.by_metric.extend(metric_of(&topic.name).map(|metric| (metric, topic.name.clone())));
-        self.topics.insert(topic.name.clone(), topic);
-    }
-
-    fn remove(&mut self, name: &Text) {
-        self.topics.remove(name);
-        if let Some(metric) = metric_of(name) {
-            self.by_metric.remove(&(metric, name.clone()));
-        }
-    }
-
-    /// An existing topic whose metrics would have the same name.
-    fn collision(&self, name: &str) -> Option<&Text> {
-        let metric = metric_of(name)?;
-        let first = self.by_metric.range((metric.clone(), Text::default())..).next();
-        first.filter(|(other, _)| *other == metric).map(|(_, name)| name)
-    }
-}
-
-/// The metric name of a topic, if it differs from the topic name or may equal that of another topic.
-fn metric_of(name: &str) -> Option<String> {
-    name.contains(['.', '_']).then(|| name.replace('.', "_"))
-}
-
 /// Streams for new partitions.
 struct NewStreams {
     /// The stream id and the log of each partition.
@@ -176,6 +143,8 @@ pub struct Topics {
     by_stream: RwLock<HashMap<StreamId, Arc<Partition>>>,
     /// Held during a change of a topic.
     change: Mutex<()>,
+    /// Held while topics and partitions are added, replaced and removed in memory.
+    shape: Mutex<()>,
     /// Number of times that a topic was created, was deleted, or got partitions.
     changes: AtomicU64,
 }
@@ -197,27 +166,18 @@ impl Topics {
             by_id: RwLock::default(),
             by_stream: RwLock::default(),
             change: Mutex::default(),
+            shape: Mutex::default(),
             changes: AtomicU64::new(0),
         });
         let image = topics.metadata.image();
         // Internal topics first: nothing of the others goes to the object store before their partitions lead.
         for internal in [true, false] {
             for (name, record) in image.topics.iter().filter(|(name, _)| is_internal(name) == internal) {
-                topics.insert(Text::from(name.to_owned()), record);
+                topics.insert(&image, Text::from(name.to_owned()), record);
             }
         }
-        for log in topics.logs.all() {
-            let orphans = log.log.streams().into_iter().filter(|stream| {
-                stream.id() != INDEX_STREAM && !topics.by_stream.read().contains_key(&stream.id())
-            });
-            for orphan in orphans {
-                tracing::info!(
-                    stream = orphan.id().0,
-                    directory = log.path,
-                    "dropping a stream that no topic owns"
-                );
-                log.log.delete(&orphan, None);
-            }
+        for log in topics.logs.all().iter() {
+            topics.drop_orphans(log, StreamId(u64::MAX));
         }
         let observer = Arc::downgrade(&topics);
         topics.metadata.observe(observer);
@@ -306,7 +266,7 @@ impl Topics {
             if image.topics.get(name).is_some() {
                 return Err(TopicError::Exists(name.to_owned()));
             }
-            let streams = self.new_streams(partitions)?;
+            let streams = self.new_streams(image, partitions)?;
             let mut record = TopicRecord::new(id, configs.clone());
             streams.places.iter().for_each(|place| record.push(*place));
             Ok(streams.taken(record.put(name)))
@@ -324,7 +284,7 @@ impl Topics {
             // Another writer may have added partitions in the meantime.
             let now = i32::try_from(record.streams.len()).unwrap_or(i32::MAX);
             self.check_total(&topic.name, now, total)?;
-            let streams = self.new_streams(total - now)?;
+            let streams = self.new_streams(image, total - now)?;
             streams.places.iter().for_each(|place| record.push(*place));
             Ok(streams.taken(record.put(name)))
         })
@@ -397,13 +357,13 @@ impl Topics {
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
         let partitions = topic.partitions();
         let lost: HashSet<u64> =
-            partitions.iter().filter(|it| it.log().is_err()).map(|it| it.stream_id.0).collect();
+            partitions.iter().filter(|it| it.is_lost()).map(|it| it.stream_id.0).collect();
         let count = self.metadata.update(|image| {
             let mut record = TopicRecord::clone(found(image, name, &topic.id)?);
             // Some partitions may have been replaced in the meantime and have new records.
             let lost: Vec<usize> =
                 (0..record.streams.len()).filter(|at| lost.contains(&record.streams[*at])).collect();
-            let streams = self.new_streams(i32::try_from(lost.len()).unwrap_or(i32::MAX))?;
+            let streams = self.new_streams(image, i32::try_from(lost.len()).unwrap_or(i32::MAX))?;
             for (at, place) in lost.iter().zip(&streams.places) {
                 record.replace(*at, *place);
             }
@@ -436,8 +396,12 @@ impl Topics {
     }
 
     /// Allocates `count` new stream ids and chooses their logs.
-    fn new_streams(&self, count: i32) -> Result<NewStreams, TopicError> {
-        let logs = self.logs.place(usize::try_from(count).unwrap_or(0), || self.held());
+    fn new_streams(&self, image: &Image, count: i32) -> Result<NewStreams, TopicError> {
+        let partitions = usize::try_from(count).unwrap_or(0);
+        let logs = match self.logs.are_moving() {
+            true => Topics::place_in_cluster(image, partitions),
+            false => self.logs.place(partitions, || self.held()),
+        };
         let logs = logs.map_err(TopicError::NoLog)?;
         let next = self.metadata.store().find(NEXT_STREAM_KEY)?;
         let unused =
@@ -450,20 +414,27 @@ impl Topics {
         Ok(NewStreams { places, unused, used: Change::put(NEXT_STREAM_KEY, bytes) })
     }
 
-    fn partition(&self, topic: &Text, index: i32, (stream, log): (StreamId, Uuid)) -> Arc<Partition> {
-        let partition =
-            Partition::new(topic.clone(), index, stream, self.logs.find(log), self.placement.first_leader());
+    fn partition(
+        &self,
+        image: &Image,
+        topic: &Text,
+        index: i32,
+        (stream, log): (StreamId, Uuid),
+    ) -> Arc<Partition> {
+        let leader = self.leader_of(image, log);
+        let partition = Partition::new(topic.clone(), index, stream, self.logs.find(log), leader);
         let partition = Arc::new(partition);
         self.by_stream.write().insert(stream, partition.clone());
         partition
     }
 
-    fn insert(&self, name: Text, record: &Arc<TopicRecord>) {
+    fn insert(&self, image: &Image, name: Text, record: &Arc<TopicRecord>) {
+        let places = (0..).zip(record.places());
         let partitions: Vec<_> =
-            (0..).zip(record.places()).map(|(index, place)| self.partition(&name, index, place)).collect();
+            places.map(|(index, place)| self.partition(image, &name, index, place)).collect();
         let config = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
         // Before anybody finds the topic: a record of a diskless topic must not be visible too early.
-        set_levels(&name, &partitions, &config);
+        set_levels(&name, &partitions, &config, self.logs.are_moving());
         partitions.iter().for_each(|partition| partition.end_decided(SystemClock::default().now_ms()));
         let topic = Arc::new(Topic {
             name: name.clone(),
@@ -495,11 +466,11 @@ impl Topics {
     }
 
     /// Updates a topic to its record in the metadata.
-    fn replace(&self, topic: &Topic, record: &Arc<TopicRecord>) {
+    fn replace(&self, image: &Image, topic: &Topic, record: &Arc<TopicRecord>) {
         let old = std::mem::replace(&mut *topic.record.write(), record.clone());
         if old.configs != record.configs {
             let config = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
-            set_levels(&topic.name, &topic.partitions(), &config);
+            set_levels(&topic.name, &topic.partitions(), &config, self.logs.are_moving());
             *topic.config.write() = config;
         }
         if old.streams == record.streams {
@@ -509,10 +480,10 @@ impl Topics {
         let kept = |index: usize, stream| before.get(index).filter(|old| old.stream_id == stream).cloned();
         let partitions = (0..).zip(record.places()).map(|(index, place)| {
             let at = usize::try_from(index).unwrap_or(usize::MAX);
-            kept(at, place.0).unwrap_or_else(|| self.partition(&topic.name, index, place))
+            kept(at, place.0).unwrap_or_else(|| self.partition(image, &topic.name, index, place))
         });
         let partitions: Arc<[Arc<Partition>]> = partitions.collect();
-        set_levels(&topic.name, &partitions, &topic.config());
+        set_levels(&topic.name, &partitions, &topic.config(), self.logs.are_moving());
         *topic.partitions.write() = partitions.clone();
         let replaced = before.iter().enumerate().filter(|(at, old)| {
             partitions.get(*at).is_none_or(|partition| partition.stream_id != old.stream_id)
@@ -527,20 +498,22 @@ impl Observer for Topics {
         if ResourceKind::Broker.is_in(delta) {
             self.reconfigure();
         }
+        let _one = self.shape.lock();
         for name in &delta.topics {
             let (there, record) = (self.find(name), image.topics.get(name));
             match (there, record) {
-                (Some(topic), Some(record)) if topic.id == record.id => self.replace(&topic, record),
+                (Some(topic), Some(record)) if topic.id == record.id => self.replace(image, &topic, record),
                 (there, record) => {
                     if let Some(topic) = there {
                         self.remove(&topic);
                     }
                     if let Some(record) = record {
-                        self.insert(Text::from(name.clone()), record);
+                        self.insert(image, Text::from(name.clone()), record);
                     }
                 }
             }
         }
+        self.lead(image, delta.owners.iter().filter_map(|log| log.parse().ok()));
     }
 }
 
@@ -558,65 +531,21 @@ impl Streams for Topics {
     }
 }
 
-/// Checks Kafka's rules for topic names.
-pub fn check_name(name: &str) -> Result<(), TopicError> {
-    let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    let problem = if name.is_empty() {
-        "the empty string is not allowed".to_owned()
-    } else if name == "." || name == ".." {
-        format!("'{name}' is not allowed")
-    } else if name.len() > TOPIC_NAME_MAX {
-        format!("the length of '{name}' is longer than the max allowed length {TOPIC_NAME_MAX}")
-    } else if !name.chars().all(legal) {
-        format!("'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'")
-    } else {
-        return Ok(());
-    };
-    Err(TopicError::Name(format!("Topic name is invalid: {problem}")))
-}
-
 /// Tells the logs of a topic's partitions whether their records go to the object store. Those of internal topics do, so
-/// that a lost disk can be replaced: before the records that they tell of.
-fn set_levels(name: &str, partitions: &[Arc<Partition>], config: &TopicConfig) {
+/// that a lost disk can be replaced: before the records that they tell of. If logs are `moving` between brokers, they are
+/// diskless as well: another broker has to find what was acknowledged.
+fn set_levels(name: &str, partitions: &[Arc<Partition>], config: &TopicConfig, moving: bool) {
     for log in partitions.iter().filter_map(|partition| partition.log().ok()) {
         match &config.tiering {
-            _ if is_internal(name) => log.set_leading(),
+            _ if is_internal(name) => {
+                log.set_leading();
+                if moving {
+                    log.set_level(Level::Diskless);
+                }
+            }
             Some(tiering) => log.set_level(tiering.level),
             // What is stored is given up step by step, with the retention checks.
             None => {}
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_whose_metrics_are_the_same_collide() {
-        let topic = |name: &str| {
-            Arc::new(Topic {
-                name: Text::copied(name),
-                id: Uuid::new_v4(),
-                partitions: RwLock::new(Arc::new([])),
-                record: RwLock::new(Arc::new(TopicRecord::new(Uuid::new_v4(), Overrides::new()))),
-                config: RwLock::new(Arc::new(TopicConfig::new(&Overrides::new(), &crate::Config::default()))),
-            })
-        };
-        let mut names = Names::default();
-        for name in ["a.b", "plain", "x_", "x_y.z", "x-y"] {
-            names.insert(topic(name));
-        }
-        for (name, other) in [
-            ("a_b", Some("a.b")),
-            ("x.y_z", Some("x_y.z")),
-            ("x.", Some("x_")),
-            ("plain", None),
-            ("x_y", None),
-        ] {
-            assert_eq!(names.collision(name).map(Text::as_str), other, "{name}");
-        }
-        names.remove(&Text::from_static("a.b"));
-        assert_eq!((names.collision("a_b"), names.topics.len()), (None, 4));
     }
 }

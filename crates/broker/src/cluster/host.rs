@@ -1,0 +1,258 @@
+//! The logs that this process has open. Each is taken over, restored from its objects and opened on a thread of its own,
+//! and closed on one.
+//!
+//! Invariants:
+//! - A log has one thread at a time, so nothing is opened in a directory that is still in use.
+//! - Partitions lead only after their log is open, and refuse batches before it is closed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use disk::Disk;
+use meta::MetaError;
+use model::StreamId;
+use objects::{Bucket, BucketError};
+use parking_lot::Mutex;
+use storage::restore::{Asking, KnownBounds, Restore};
+use storage::takeover::{TakeOver, TakeOverError};
+use tokio::runtime::Handle;
+use uuid::Uuid;
+
+use super::Holder;
+use crate::coordinator::Peers;
+use crate::logs::{Logs, OpenLog, Opening};
+use crate::topics::Topics;
+use crate::transactions::INDEX_STREAM;
+
+/// Another attempt to take a log over begins so long after one that failed.
+const BACKOFF: Duration = Duration::from_secs(1);
+/// Threads that read the objects of a log which is restored.
+const RESTORE_THREADS: usize = 8;
+/// The caches of so many logs share the configured memory: those of this broker, and as many of another.
+const LOGS_EXPECTED: usize = 4;
+/// An orderly close waits so long for the object store.
+const STORED_WITHIN: Duration = Duration::from_secs(10);
+/// Interval at which it looks again.
+const STORED_CHECK: Duration = Duration::from_millis(5);
+
+/// The local directories of logs.
+pub trait Directories: std::fmt::Debug + Send + Sync {
+    /// An empty directory for the log `name`, in place of one that may be there, and how messages call it.
+    fn empty(&self, name: &str) -> io::Result<(String, Arc<dyn Disk>)>;
+}
+
+/// Why a log could not be opened.
+#[derive(Debug, thiserror::Error)]
+enum BringError {
+    #[error("{0} is not the id of a log")]
+    Name(String),
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
+    #[error("its directory: {0}")]
+    Directory(#[from] io::Error),
+    #[error(transparent)]
+    Restore(#[from] storage::restore::RestoreError),
+    #[error(transparent)]
+    Open(#[from] storage::OpenError),
+    #[error("the metadata: {0}")]
+    Meta(#[from] MetaError),
+}
+
+enum State {
+    Opening {
+        /// Set when the log shall be closed instead.
+        unwanted: Arc<AtomicBool>,
+    },
+    Open(Arc<OpenLog>),
+    Closing,
+    /// The last attempt failed. Another one may begin at this time.
+    Failed(Instant),
+}
+
+struct Held {
+    epoch: u32,
+    state: State,
+}
+
+/// The parts of the broker that a host works with.
+pub struct Parts {
+    pub logs: Arc<Logs>,
+    pub topics: Arc<Topics>,
+    pub peers: Arc<Peers>,
+    pub opening: Opening,
+    pub bucket: Arc<dyn Bucket>,
+    pub directories: Arc<dyn Directories>,
+    pub runtime: Handle,
+}
+
+/// The logs that this process has open, takes over or closes.
+#[derive(Clone)]
+pub struct Host(Arc<Shared>);
+
+struct Shared {
+    parts: Parts,
+    held: Mutex<BTreeMap<String, Held>>,
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host").field("logs", &self.logs()).finish_non_exhaustive()
+    }
+}
+
+impl Host {
+    /// A host without logs.
+    pub fn new(parts: Parts) -> Host {
+        Host(Arc::new(Shared { parts, held: Mutex::default() }))
+    }
+
+    /// Closes all logs in an orderly way, and waits for that. Blocks.
+    pub fn close_all(&mut self) {
+        loop {
+            let logs = self.logs();
+            let closed: Vec<bool> = logs.iter().map(|log| self.close(log, true)).collect();
+            if closed.iter().all(|closed| *closed) {
+                return;
+            }
+            std::thread::sleep(STORED_CHECK);
+        }
+    }
+
+    fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) {
+        let shared = self.0.clone();
+        let run = move || {
+            // Coordinators load their partitions in tasks.
+            let _runtime = shared.parts.runtime.enter();
+            work(&shared);
+        };
+        let thread = std::thread::Builder::new().name(format!("log {name}")).spawn(run);
+        thread.expect("the system has another thread");
+    }
+}
+
+impl Holder for Host {
+    fn logs(&self) -> BTreeSet<String> {
+        self.0.held.lock().keys().cloned().collect()
+    }
+
+    fn held(&self, log: &str) -> Option<u32> {
+        let held = self.0.held.lock();
+        let held = held.get(log)?;
+        let again = matches!(held.state, State::Failed(until) if until <= Instant::now());
+        (!again).then_some(held.epoch)
+    }
+
+    fn take_over(&mut self, log: &str, epoch: u32) {
+        let unwanted = Arc::new(AtomicBool::new(false));
+        let state = State::Opening { unwanted: unwanted.clone() };
+        self.0.held.lock().insert(log.to_owned(), Held { epoch, state });
+        let name = log.to_owned();
+        self.spawn(log, move |shared| shared.bring(&name, epoch, &unwanted));
+    }
+
+    fn close(&mut self, log: &str, orderly: bool) -> bool {
+        let mut held = self.0.held.lock();
+        let Some(entry) = held.get_mut(log) else { return true };
+        match &entry.state {
+            State::Opening { unwanted } => {
+                unwanted.store(true, Ordering::Release);
+                false
+            }
+            State::Closing => false,
+            State::Failed(_) => {
+                held.remove(log);
+                true
+            }
+            State::Open(open) => {
+                let (open, name) = (open.clone(), log.to_owned());
+                entry.state = State::Closing;
+                drop(held);
+                self.spawn(log, move |shared| shared.shut(&name, &open, orderly));
+                false
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn bring(&self, name: &str, epoch: u32, unwanted: &AtomicBool) {
+        let begun = Instant::now();
+        let opened = self.open(name, epoch, unwanted);
+        let mut held = self.held.lock();
+        let Some(entry) = held.get_mut(name) else { return };
+        match opened {
+            Ok(open) if unwanted.load(Ordering::Acquire) => {
+                entry.state = State::Closing;
+                drop(held);
+                self.shut(name, &open, false);
+            }
+            Ok(open) => {
+                let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+                tracing::info!(log = name, epoch, millis, "took a log over");
+                entry.state = State::Open(open);
+            }
+            Err(error) => {
+                tracing::warn!(log = name, epoch, %error, "a log could not be taken over; another attempt follows");
+                entry.state = State::Failed(Instant::now() + BACKOFF);
+            }
+        }
+    }
+
+    /// Takes the log over, restores it, opens it, and makes its partitions lead.
+    fn open(&self, name: &str, epoch: u32, unwanted: &AtomicBool) -> Result<Arc<OpenLog>, BringError> {
+        let Parts { logs, topics, opening, bucket, directories, .. } = &self.parts;
+        let id: Uuid = name.parse().map_err(|_| BringError::Name(name.to_owned()))?;
+        let pause = |wait: Duration, _: &BucketError| {
+            std::thread::sleep(wait);
+            !unwanted.load(Ordering::Acquire)
+        };
+        let owned = TakeOver::new(bucket.clone(), id.as_u128(), epoch).finish(&pause)?;
+        // The former owner stores nothing that counts from here on, so every stream with records is known now.
+        let known = topics.streams_of(id)?;
+        let mut streams: HashMap<StreamId, Option<KnownBounds>> =
+            known.owned.iter().map(|id| (*id, None)).collect();
+        streams.insert(INDEX_STREAM, None);
+        let (path, disk) = directories.empty(name)?;
+        let now_ms = storage::Clock::now_ms(&*opening.clock);
+        let asking = Asking { bucket, threads: RESTORE_THREADS, pause: &pause, progress: &|_, _| {} };
+        let (log_id, epochs) = (id.as_u128(), owned.epochs.clone());
+        let request = Restore { asking, log_id, epochs, streams: &streams, accept_loss: false, now_ms };
+        storage::restore::restore(&disk, &request)?;
+        let open = Arc::new(opening.open(&path, disk, LOGS_EXPECTED, Some(owned))?);
+        // Entries of the index that a crash left ahead of the data: before other batches take their offsets.
+        let start_of = |stream| known.owned.contains(&stream).then(|| open.log.stream(stream).bounds().start);
+        open.transactions.maintain(&open.log, start_of, now_ms);
+        logs.add(open.clone());
+        let partitions = topics.opened(&open);
+        topics.drop_orphans(&open, known.next);
+        partitions.iter().for_each(|partition| self.parts.peers.follow(partition));
+        Ok(open)
+    }
+
+    /// Closes a log. Its partitions refuse batches first. `orderly` waits until everything that it has is stored.
+    fn shut(&self, name: &str, open: &Arc<OpenLog>, orderly: bool) {
+        let Parts { logs, topics, peers, .. } = &self.parts;
+        logs.remove(open.id);
+        topics.closed(open.id).iter().for_each(|partition| peers.follow(partition));
+        if orderly {
+            let until = Instant::now() + STORED_WITHIN;
+            let waits = || {
+                let streams = open.log.streams();
+                let behind = streams.iter().any(|stream| {
+                    let bounds = stream.bounds();
+                    bounds.stored.unwrap_or(bounds.start) < bounds.synced
+                });
+                behind && open.log.stopped().is_none() && Instant::now() < until
+            };
+            while waits() {
+                std::thread::sleep(STORED_CHECK);
+            }
+        }
+        open.log.close();
+        self.held.lock().remove(name);
+        tracing::info!(log = name, orderly, "closed a log");
+    }
+}

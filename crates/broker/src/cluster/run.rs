@@ -1,0 +1,183 @@
+//! What a broker of a cluster does all the time: it keeps its lease on one thread, and follows the metadata and does its
+//! duties on another.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::host::Host;
+use super::{Member, MemberError};
+use crate::image::records::broker_id;
+use crate::image::{Delta, Image, Metadata, Observer};
+use crate::placement::Placement;
+
+/// Logs that a broker is the home of. With two, both of two survivors get one of them.
+const LOGS_OF_A_BROKER: usize = 2;
+/// A sign of life is given so often within the time after which a broker counts as dead.
+const SIGNS: u32 = 3;
+/// Longest wait for a change of the metadata before the duties are looked at again: attempts that failed are due again
+/// without any change.
+const LOOK: Duration = Duration::from_millis(200);
+/// Step of a wait that may be cut short.
+const STEP: Duration = Duration::from_millis(20);
+
+/// The threads of a broker in a cluster.
+#[derive(Debug)]
+pub struct Running {
+    member: Arc<Member>,
+    host: Host,
+    lease: Mutex<Option<Worker>>,
+    duties: Mutex<Option<Worker>>,
+    /// Keeps the observer.
+    _view: Arc<View>,
+}
+
+/// A thread that runs until it is told to stop.
+#[derive(Debug)]
+struct Worker {
+    stopping: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Worker {
+    fn start(name: &str, run: impl FnOnce(&AtomicBool) + Send + 'static) -> std::io::Result<Worker> {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let seen = stopping.clone();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&seen))?;
+        Ok(Worker { stopping, thread })
+    }
+
+    fn stop(self) {
+        self.stopping.store(true, Ordering::Release);
+        if self.thread.join().is_err() {
+            tracing::error!("a thread of the cluster panicked");
+        }
+    }
+}
+
+/// Tells the placement which brokers there are.
+#[derive(Debug)]
+struct View {
+    placement: Arc<Placement>,
+}
+
+impl View {
+    fn follow(&self, image: &Image) {
+        let broker = |(name, record): (&str, &Arc<_>)| {
+            let record: &crate::image::records::BrokerRecord = record;
+            Some((broker_id(name).ok()?, record.listeners.clone()))
+        };
+        let mut others: BTreeMap<i32, _> = image.brokers.iter().filter_map(broker).collect();
+        others.remove(&self.placement.local());
+        self.placement.set_others(others);
+        self.placement.set_controller(image.controller.get("").map(|controller| controller.broker));
+    }
+}
+
+impl Observer for View {
+    fn changed(&self, image: &Arc<Image>, delta: &Delta) {
+        if !delta.brokers.is_empty() || !delta.controller.is_empty() {
+            self.follow(image);
+        }
+    }
+}
+
+/// Logs a failure once, until there is none or another one.
+#[derive(Default)]
+struct Said(Option<String>);
+
+impl Said {
+    fn say(&mut self, outcome: Result<(), MemberError>) {
+        let now = outcome.err().map(|error| error.to_string());
+        if let Some(error) = &now
+            && self.0 != now
+        {
+            tracing::warn!(error, "the cluster's metadata cannot be used now");
+        }
+        self.0 = now;
+    }
+}
+
+impl Running {
+    /// Starts the threads.
+    pub fn start(
+        metadata: &Arc<Metadata>,
+        placement: &Arc<Placement>,
+        member: Member,
+        host: Host,
+    ) -> std::io::Result<Running> {
+        let view = Arc::new(View { placement: placement.clone() });
+        let observer: Arc<View> = view.clone();
+        metadata.observe(Arc::downgrade(&observer) as Weak<dyn Observer>);
+        view.follow(&metadata.image());
+        let member = Arc::new(member);
+        let lease = {
+            let member = member.clone();
+            let interval = member.ttl / SIGNS;
+            let mut said = Said::default();
+            Worker::start("lease", move |stopping| {
+                while !stopping.load(Ordering::Acquire) {
+                    let outcome = member.keep_alive();
+                    // A lease that is lost is asked for again soon.
+                    let wait = if outcome.is_ok() { interval } else { interval.min(LOOK) };
+                    said.say(outcome);
+                    rest(wait, stopping);
+                }
+            })?
+        };
+        let duties = {
+            let (member, metadata, mut host) = (member.clone(), metadata.clone(), host.clone());
+            let mut said = Said::default();
+            Worker::start("cluster", move |stopping| {
+                while !stopping.load(Ordering::Acquire) {
+                    let outcome = metadata.wait(LOOK).and_then(|()| {
+                        member.bring_logs(LOGS_OF_A_BROKER)?;
+                        member.control()?;
+                        member.serve(&mut host)
+                    });
+                    let failed = outcome.is_err();
+                    said.say(outcome.map_err(MemberError::from));
+                    if failed {
+                        rest(LOOK, stopping);
+                    }
+                }
+            })?
+        };
+        let (lease, duties) = (Mutex::new(Some(lease)), Mutex::new(Some(duties)));
+        Ok(Running { member, host, lease, duties, _view: view })
+    }
+
+    /// Ends the threads, as if the process had been killed. For tests.
+    pub fn halt(&self) {
+        for worker in [self.duties.lock().take(), self.lease.lock().take()].into_iter().flatten() {
+            worker.stop();
+        }
+    }
+
+    /// Closes all logs in an orderly way, and leaves the cluster, so that others take them over at once. Blocks.
+    pub fn stop(&self) {
+        if let Some(duties) = self.duties.lock().take() {
+            duties.stop();
+        }
+        // The lease goes on until then: nobody has to take the logs over by force.
+        self.host.clone().close_all();
+        if let Some(lease) = self.lease.lock().take() {
+            lease.stop();
+        }
+        if let Err(error) = self.member.leave() {
+            tracing::warn!(%error, "the broker counts as alive until its lease is over");
+        }
+    }
+}
+
+/// Waits, unless the broker stops.
+fn rest(wait: Duration, stopping: &AtomicBool) {
+    let until = std::time::Instant::now() + wait;
+    while std::time::Instant::now() < until && !stopping.load(Ordering::Acquire) {
+        std::thread::sleep(STEP.min(wait));
+    }
+}

@@ -1,0 +1,244 @@
+//! One open log: how it is opened, and whom it tells of its commits.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use disk::Disk;
+use model::StreamId;
+use objects::Bucket;
+use parking_lot::Mutex;
+use storage::epochs::Owned;
+use storage::{AdmitError, AppendError, Committed, Listener, Log, SystemClock};
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::transactions::{StoredTransactions, TransactionIndex};
+
+/// Threads of each log that serve reads that miss the caches.
+const COLD_THREADS: usize = 2;
+/// Threads of each log that read from the object store.
+const OBJECT_THREADS: usize = 8;
+/// Objects of a log that are put at the same time.
+const OBJECT_PUTS: usize = 4;
+/// Memory, besides the caches, for data that readers received and have not consumed yet: the total over all logs, and
+/// the minimum for each log. Data that is being read, written or sent counts as well, even if no reader is slow.
+const READERS_BYTES: usize = 64 * 1024 * 1024;
+const READERS_BYTES_MIN: usize = 16 * 1024 * 1024;
+/// Memory for the batch indexes of sealed segments, over all logs.
+const INDEX_CACHE_BYTES: usize = 32 * 1024 * 1024;
+/// Bytes of the newest records that stay in memory whatever their age, over all logs.
+const TAIL_KEPT_BYTES: usize = 128 * 1024 * 1024;
+/// Minimum size of each cache of a log, however many logs share the configured memory.
+const CACHE_BYTES_MIN: usize = 4 * 1024 * 1024;
+
+/// A log that was opened. It may have stopped since.
+#[derive(Debug)]
+pub struct OpenLog {
+    /// The log's id.
+    pub id: Uuid,
+    /// The log's directory.
+    pub path: String,
+    /// The log.
+    pub log: Arc<Log>,
+    /// Notified when the log has room again.
+    pub room: Arc<Notify>,
+    /// The log's transaction index.
+    pub transactions: TransactionIndex,
+    /// The content of the index at the time of opening, for partitions that are not opened yet.
+    stored_transactions: Mutex<HashMap<StreamId, StoredTransactions>>,
+    disk: Arc<dyn Disk>,
+}
+
+impl OpenLog {
+    /// The error that stopped the log. `None` if it runs or was closed.
+    pub fn failure(&self) -> Option<AppendError> {
+        self.log.stopped().filter(|error| matches!(error, AppendError::Poisoned(_)))
+    }
+
+    /// Takes the stored transactions of a stream. A second call returns nothing.
+    pub fn take_stored_transactions(&self, stream: StreamId) -> StoredTransactions {
+        self.stored_transactions.lock().remove(&stream).unwrap_or_default()
+    }
+
+    /// Size of the log's disk in bytes, if known.
+    pub fn capacity_bytes(&self) -> Option<u64> {
+        self.disk.capacity_bytes().ok()
+    }
+
+    /// Free bytes on the log's disk, if known.
+    pub fn usable_bytes(&self) -> Option<u64> {
+        self.disk.free_bytes().ok()
+    }
+
+    /// Free bytes for the log's records, or the reason why it takes no new partition.
+    pub(super) fn free_bytes(&self) -> Result<u64, String> {
+        match self.log.admit(1) {
+            Ok(_) | Err(AdmitError::Busy) => self.disk.free_bytes().map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// The parameters for opening any log.
+#[derive(Clone)]
+pub struct Opening {
+    /// The broker's settings.
+    pub config: Arc<Config>,
+    /// Counts the commits of all logs.
+    pub metrics: Arc<Metrics>,
+    /// The clock of all logs.
+    pub clock: Arc<SystemClock>,
+    /// Set once the topics are open.
+    pub topics: Arc<OnceLock<Weak<dyn Streams>>>,
+    /// The object store.
+    pub bucket: Option<Arc<dyn Bucket>>,
+}
+
+/// Receives notice of commits, by stream.
+pub trait Streams: std::fmt::Debug + Send + Sync {
+    /// `bytes` more of records are committed in a stream.
+    fn grown(&self, stream: StreamId, bytes: usize);
+}
+
+/// Receives events of one log's writer, and notifies partitions and waiting appends.
+struct LogListener {
+    /// Weak, because the topics hold the logs and a log holds its listener.
+    topics: Arc<OnceLock<Weak<dyn Streams>>>,
+    metrics: Arc<Metrics>,
+    room: Arc<Notify>,
+    path: String,
+    log: OnceLock<Weak<Log>>,
+    told: AtomicBool,
+}
+
+impl Listener for LogListener {
+    fn committed(&self, streams: &[Committed]) {
+        let Some(topics) = self.topics.get().and_then(Weak::upgrade) else { return };
+        for grown in streams {
+            topics.grown(grown.stream.id(), usize::try_from(grown.bytes).unwrap_or(usize::MAX));
+        }
+    }
+
+    fn room(&self) {
+        self.room.notify_waiters();
+        // A log that stops calls this too. The message adds the directory, which the log does not know.
+        let log = self.log.get().and_then(Weak::upgrade);
+        if let Some(AppendError::Poisoned(why)) = log.and_then(|log| log.stopped())
+            && !self.told.swap(true, Ordering::AcqRel)
+        {
+            tracing::error!(
+                directory = self.path,
+                %why,
+                "a log directory failed: its partitions can be read and take no more records, all others go on; \
+                 restart once the disk is well again"
+            );
+        }
+    }
+
+    fn group_commit(&self, bytes: usize, entries: u32, nanos: u64) {
+        self.metrics.commit_bytes.observe(f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)));
+        self.metrics.commit_entries.observe(f64::from(entries));
+        self.metrics.commit_seconds.observe(Duration::from_nanos(nanos).as_secs_f64());
+    }
+}
+
+impl Opening {
+    /// With these settings, and nobody who is told.
+    #[cfg(test)]
+    pub fn of(config: Config) -> Opening {
+        let (metrics, clock, topics) = (Arc::default(), Arc::default(), Arc::default());
+        Opening { config: Arc::new(config), metrics, clock, topics, bucket: None }
+    }
+
+    /// Opens the log in a directory, or begins one there. `share` is the number of logs that share the configured
+    /// memory. `owned` is the right to the log's objects, in a cluster.
+    pub fn open(
+        &self,
+        path: &str,
+        disk: Arc<dyn Disk>,
+        share: usize,
+        owned: Option<Owned>,
+    ) -> Result<OpenLog, storage::OpenError> {
+        let config = &*self.config;
+        let bytes_of = |setting: i64| usize::try_from(setting).unwrap_or(usize::MAX);
+        let share_of = |bytes: usize| (bytes / share).max(CACHE_BYTES_MIN);
+        let options = storage::Options {
+            segment_bytes: segment_bytes(config),
+            tail_cache_bytes: share_of(bytes_of(config.tail_cache_bytes)),
+            tail_kept_bytes: share_of(TAIL_KEPT_BYTES),
+            tail_cache_ms: u64::try_from(config.tail_cache_ms).unwrap_or(0),
+            region_cache_bytes: share_of(bytes_of(config.read_cache_bytes)),
+            readers_bytes: share_of(READERS_BYTES).max(READERS_BYTES_MIN),
+            index_cache_bytes: share_of(INDEX_CACHE_BYTES),
+            producer_expiry_ms: config.producer_expiry_ms,
+            reserve_bytes: u64::try_from(config.reserve_bytes).unwrap_or(0),
+            log_id: Uuid::new_v4().as_u128(),
+            cold_threads: COLD_THREADS,
+            object_threads: OBJECT_THREADS,
+            object_bytes: usize::try_from(config.object_bytes).unwrap_or(usize::MAX),
+            upload_interval_ms: u64::try_from(config.object_interval_ms).unwrap_or(u64::MAX),
+            diskless_interval_ms: u64::try_from(config.diskless_interval_ms).unwrap_or(u64::MAX),
+            diskless_bytes: usize::try_from(config.diskless_bytes).unwrap_or(usize::MAX),
+            diskless_backlog_bytes: u64::try_from(config.diskless_backlog_bytes).unwrap_or(u64::MAX),
+            merged_bytes: usize::try_from(config.merged_bytes).unwrap_or(usize::MAX),
+            object_puts: OBJECT_PUTS,
+            object_grace_ms: u64::try_from(config.object_delete_delay_ms).unwrap_or(u64::MAX),
+            cleaner_patience_ms: config.cleaner_patience_ms,
+            cleaner_bytes_per_second: u64::try_from(config.cleaner_bytes_per_second).unwrap_or(0),
+            owned,
+        };
+        let room = Arc::new(Notify::new());
+        let listener = Arc::new(LogListener {
+            topics: self.topics.clone(),
+            metrics: self.metrics.clone(),
+            room: room.clone(),
+            path: path.to_owned(),
+            log: OnceLock::new(),
+            told: AtomicBool::new(false),
+        });
+        let log = Arc::new(Log::open_tiered(
+            disk.clone(),
+            self.bucket.clone(),
+            options,
+            self.clock.clone(),
+            listener.clone(),
+        )?);
+        assert!(listener.log.set(Arc::downgrade(&log)).is_ok(), "set once");
+        let report = log.recovery();
+        tracing::info!(
+            directory = path,
+            sealed_segments = report.sealed_segments,
+            scanned_segments = report.scanned_segments,
+            scanned_bytes = report.scanned_bytes,
+            end = %report.end,
+            dropped_blocks = report.dropped_blocks,
+            dropped_bytes = report.dropped_bytes,
+            "the log is open; dropped blocks were written but never acknowledged"
+        );
+        let transactions =
+            TransactionIndex::load(&log, storage::Clock::now_ms(&*self.clock)).map_err(|error| {
+                storage::OpenError::Io {
+                    doing: "reading the transaction index".into(),
+                    source: io::Error::other(error),
+                }
+            })?;
+        Ok(OpenLog {
+            id: Uuid::from_u128(log.id()),
+            path: path.to_owned(),
+            log,
+            room,
+            stored_transactions: Mutex::new(transactions.stored()),
+            transactions,
+            disk,
+        })
+    }
+}
+
+pub(super) fn segment_bytes(config: &Config) -> u64 {
+    u64::try_from(config.segment_bytes).unwrap_or(0).next_multiple_of(1024 * 1024)
+}

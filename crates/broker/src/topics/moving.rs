@@ -1,0 +1,157 @@
+//! The partitions of logs that move between the brokers of a cluster: who leads them, and what happens to them when
+//! this broker opens or closes their log.
+
+use std::sync::Arc;
+
+use meta::MetaError;
+use model::StreamId;
+use storage::{Clock, SystemClock};
+use uuid::Uuid;
+
+use super::{NEXT_STREAM_KEY, Topics, is_internal, set_levels};
+use crate::image::records::OwnerRecord;
+use crate::image::{Image, stored};
+use crate::logs::{Absent, OpenLog};
+use crate::partition::Partition;
+use crate::placement::Leader;
+use crate::transactions::INDEX_STREAM;
+
+/// The streams of a log, as the metadata knows them.
+#[derive(Debug)]
+pub struct KnownStreams {
+    /// The streams that a topic owns.
+    pub owned: Vec<StreamId>,
+    /// The first stream that was never given out, as far as the list goes.
+    pub next: StreamId,
+}
+
+impl Topics {
+    /// The leader of the partitions of a log.
+    pub(super) fn leader_of(&self, image: &Image, log: Uuid) -> Leader {
+        let owner = image.owners.get(&log.to_string());
+        owner.map_or_else(|| self.placement.first_leader(), |owner| leader(owner))
+    }
+
+    /// Chooses logs for `count` new partitions of a cluster: the log with the fewest partitions, of those whose owner is
+    /// alive, and of several such logs the one whose owner has the fewest.
+    ///
+    /// # Errors
+    /// The reason, if no log takes a partition.
+    pub(super) fn place_in_cluster(image: &Image, count: usize) -> Result<Vec<Uuid>, String> {
+        let placed = Topics::placed(image);
+        let alive = |owner: &OwnerRecord| image.brokers.get(&owner.broker.to_string()).is_some();
+        let mut logs: Vec<(Uuid, i32, usize)> = Vec::new();
+        for (name, owner) in image.owners.iter().filter(|(_, owner)| alive(owner)) {
+            let Ok(id) = name.parse() else { continue };
+            logs.push((id, owner.broker, placed.get(&id).copied().unwrap_or(0)));
+        }
+        let mut chosen = Vec::with_capacity(count);
+        for _ in 0..count {
+            let of_broker = |broker: i32| -> usize {
+                logs.iter().filter(|(_, owner, _)| *owner == broker).map(|(_, _, count)| count).sum()
+            };
+            let least = (0..logs.len()).min_by_key(|at| (logs[*at].2, of_broker(logs[*at].1), *at));
+            let at = least.ok_or("no broker that is alive owns a log")?;
+            logs[at].2 += 1;
+            chosen.push(logs[at].0);
+        }
+        Ok(chosen)
+    }
+
+    /// The streams of a log. Every stream that has records by now is among them. Blocks.
+    pub fn streams_of(&self, log: Uuid) -> Result<KnownStreams, MetaError> {
+        // A stream gets its topic and its number in one commit, before its first record.
+        let next = self.metadata.store().find(NEXT_STREAM_KEY)?;
+        if let Some(next) = &next {
+            self.metadata.reach(next.revision)?;
+        }
+        let next = next.map_or(Ok(1), |value| stored::read(NEXT_STREAM_KEY, &value))?;
+        let image = self.metadata.image();
+        let places = image.topics.iter().flat_map(|(_, record)| record.places());
+        let owned = places.filter(|(_, of)| *of == log).map(|(stream, _)| stream).collect();
+        Ok(KnownStreams { owned, next: StreamId(next) })
+    }
+
+    /// Drops streams of a log that no topic owns, which a crash during a deletion may have left. Streams from `below` on
+    /// may have an owner that is not known yet.
+    pub fn drop_orphans(&self, log: &OpenLog, below: StreamId) {
+        let owned = self.by_stream.read();
+        let orphan = |id: StreamId| id != INDEX_STREAM && id < below && !owned.contains_key(&id);
+        for stream in log.log.streams().into_iter().filter(|stream| orphan(stream.id())) {
+            tracing::info!(
+                stream = stream.id().0,
+                directory = log.path,
+                "dropping a stream that no topic owns"
+            );
+            log.log.delete(&stream, None);
+        }
+    }
+
+    /// Makes the partitions of a log anew, which this broker has opened and added to its logs. Returns them. Blocks.
+    pub fn opened(&self, log: &Arc<OpenLog>) -> Vec<Arc<Partition>> {
+        self.renew(log.id, |partition| {
+            let local = partition.log().ok().and_then(|held| held.local());
+            local.is_some_and(|local| Arc::ptr_eq(&local.log, log))
+        })
+    }
+
+    /// Makes the partitions of a log anew, which this broker has taken out of its logs. Returns them.
+    pub fn closed(&self, log: Uuid) -> Vec<Arc<Partition>> {
+        self.renew(log, |partition| partition.log().is_err_and(|absent| *absent == Absent::Elsewhere))
+    }
+
+    /// Replaces the partitions of a log, except those that are `right` already.
+    fn renew(&self, log: Uuid, right: impl Fn(&Partition) -> bool) -> Vec<Arc<Partition>> {
+        let _one = self.shape.lock();
+        let image = self.metadata.image();
+        let mut all = self.all();
+        // Internal topics first: nothing of the others goes to the object store before their partitions lead.
+        all.sort_by_key(|topic| !is_internal(&topic.name));
+        let mut renewed = Vec::new();
+        for topic in all {
+            let (record, before) = (topic.record(), topic.partitions());
+            let places: Vec<_> = record.places().collect();
+            let stays = |at: usize| places.get(at).is_none_or(|(_, of)| *of != log) || right(&before[at]);
+            if (0..before.len()).all(stays) {
+                continue;
+            }
+            let partitions: Arc<[Arc<Partition>]> = (0..)
+                .zip(before.iter().enumerate())
+                .map(|(index, (at, old))| match stays(at) {
+                    true => old.clone(),
+                    false => self.partition(&image, &topic.name, index, places[at]),
+                })
+                .collect();
+            let new = partitions.iter().zip(before.iter()).filter(|(new, old)| !Arc::ptr_eq(new, old));
+            let new: Vec<Arc<Partition>> = new.map(|(new, _)| new.clone()).collect();
+            set_levels(&topic.name, &new, &topic.config(), self.logs.are_moving());
+            new.iter().for_each(|partition| partition.end_decided(SystemClock::default().now_ms()));
+            *topic.partitions.write() = partitions;
+            let replaced = (0..before.len()).filter(|at| !stays(*at));
+            replaced.for_each(|at| before[at].retire());
+            renewed.extend(new);
+        }
+        self.note_change();
+        renewed
+    }
+
+    /// Sets the leaders of the partitions of logs that have other owners now.
+    pub(super) fn lead(&self, image: &Image, logs: impl Iterator<Item = Uuid>) {
+        let logs: Vec<Uuid> = logs.collect();
+        if logs.is_empty() {
+            return;
+        }
+        for topic in self.all() {
+            for (partition, (_, log)) in topic.partitions().iter().zip(topic.record().places()) {
+                if logs.contains(&log) {
+                    partition.lead(self.leader_of(image, log));
+                }
+            }
+        }
+        self.note_change();
+    }
+}
+
+fn leader(owner: &OwnerRecord) -> Leader {
+    Leader { node: owner.broker, epoch: i32::try_from(owner.epoch).unwrap_or(i32::MAX) }
+}

@@ -1,0 +1,295 @@
+//! Three brokers with one metadata store and one object store: each owns logs, others take them over when it dies, and
+//! nothing acknowledged is lost.
+
+#![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use broker::{Broker, Config, Connection, Directories, Membership};
+use bytes::Bytes;
+use common::{call, connect, fetch_of, fetch_request, try_create_topic};
+use disk::{Disk, Engine, open_directory};
+use model::{Compression, Timestamp};
+use objects::{Bucket, DirectoryBucket};
+use wire::messages as m;
+use wire::records::{BatchBuilder, records};
+use wire::{ErrorCode, Text};
+
+const TOPIC: &str = "t";
+const PARTITIONS: i32 = 12;
+const SESSION: Duration = Duration::from_millis(600);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+struct Local(PathBuf);
+
+impl Directories for Local {
+    fn empty(&self, name: &str) -> io::Result<(String, Arc<dyn Disk>)> {
+        let path = self.0.join(name);
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path)?;
+        Ok((path.display().to_string(), Arc::new(open_directory(&path, Engine::Plain)?)))
+    }
+}
+
+struct Cluster {
+    home: tempfile::TempDir,
+    store: Arc<meta::Memory>,
+    brokers: BTreeMap<i32, Arc<Broker>>,
+    /// The values that were acknowledged, by partition.
+    acknowledged: Vec<Vec<String>>,
+    sent: usize,
+    starts: usize,
+}
+
+impl Cluster {
+    fn new() -> Cluster {
+        let mut cluster = Cluster {
+            home: tempfile::tempdir().unwrap(),
+            store: Arc::default(),
+            brokers: BTreeMap::new(),
+            acknowledged: vec![Vec::new(); PARTITIONS.unsigned_abs() as usize],
+            sent: 0,
+            starts: 0,
+        };
+        (1..=3).for_each(|node| cluster.start(node));
+        cluster
+    }
+
+    fn start(&mut self, node: i32) {
+        let mut config = Config { node_id: node, ..Config::default() };
+        let bucket = self.home.path().join("bucket");
+        for (name, value) in [
+            ("log.segment.bytes", "1048576"),
+            ("log.reserve.bytes", "0"),
+            ("object.store", bucket.to_str().unwrap()),
+            ("object.store.diskless.interval.ms", "20"),
+            ("group.initial.rebalance.delay.ms", "0"),
+            ("auto.create.topics.enable", "false"),
+        ] {
+            config.set(name, value).unwrap();
+        }
+        self.starts += 1;
+        let membership = Membership {
+            store: self.store.clone(),
+            directories: Arc::new(Local(self.home.path().join(self.starts.to_string()))),
+            listeners: BTreeMap::from([("PLAINTEXT".to_owned(), ("127.0.0.1".to_owned(), 9092))]),
+            rack: None,
+            session: SESSION,
+        };
+        let bucket: Arc<dyn Bucket> = Arc::new(DirectoryBucket::open(bucket).unwrap());
+        let broker = Broker::open_in_cluster(config, membership, bucket).unwrap();
+        self.brokers.insert(node, broker);
+    }
+
+    /// A broker that goes on without being told that it counts as dead: as a process that was stopped for a while.
+    fn stop_signs(&mut self, node: i32) -> Arc<Broker> {
+        let broker = self.brokers.remove(&node).unwrap();
+        broker.halt();
+        broker
+    }
+
+    fn client(&self) -> Connection {
+        connect(self.brokers.values().next().unwrap())
+    }
+
+    /// The leader of each partition, and its epoch.
+    async fn leaders(&self) -> Vec<(i32, i32)> {
+        let answer = metadata(&mut self.client()).await;
+        let partitions = &answer.topics[0].partitions;
+        let mut leaders: Vec<_> =
+            partitions.iter().map(|at| (at.partition_index, (at.leader_id, at.leader_epoch))).collect();
+        leaders.sort_unstable();
+        leaders.into_iter().map(|(_, leader)| leader).collect()
+    }
+
+    /// Appends a record to each partition with acks=all, and finds the leaders again until each has taken it.
+    async fn produce(&mut self) {
+        let until = Instant::now() + PATIENCE;
+        self.sent += 1;
+        let value = format!("record {}", self.sent);
+        for partition in 0..PARTITIONS {
+            loop {
+                assert!(
+                    Instant::now() < until,
+                    "partition {partition} takes no record: {:?}",
+                    self.leaders().await
+                );
+                let (node, _) = self.leaders().await[partition.unsigned_abs() as usize];
+                if let Some(broker) = self.brokers.get(&node) {
+                    let (error, _, _) =
+                        common::produce(&mut connect(broker), TOPIC, partition, -1, batch(&value)).await;
+                    if error == 0 {
+                        break;
+                    }
+                    assert!(may_be_retried(error), "{:?}", ErrorCode::from_code(error));
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            self.acknowledged[partition.unsigned_abs() as usize].push(value.clone());
+        }
+    }
+
+    /// Reads every partition, and compares it with what was acknowledged. Records may come twice, because an append
+    /// whose answer was an error is repeated.
+    async fn read_all(&self) {
+        let until = Instant::now() + PATIENCE;
+        for partition in 0..PARTITIONS {
+            let expected = &self.acknowledged[partition.unsigned_abs() as usize];
+            let found = loop {
+                assert!(Instant::now() < until, "partition {partition} cannot be read");
+                let (node, _) = self.leaders().await[partition.unsigned_abs() as usize];
+                if let Some(broker) = self.brokers.get(&node)
+                    && let Some(found) = read(&mut connect(broker), partition).await
+                {
+                    break found;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            };
+            let mut without_repeats = found.clone();
+            without_repeats.dedup();
+            assert_eq!(&without_repeats, expected, "partition {partition}");
+        }
+    }
+
+    /// Waits until the leaders are as `right` wants them.
+    async fn until(&self, what: &str, right: impl Fn(&[(i32, i32)]) -> bool) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let leaders = self.leaders().await;
+            if right(&leaders) {
+                return;
+            }
+            assert!(Instant::now() < until, "{what}: {leaders:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn until_all_lead(&self) {
+        self.until("every broker leads as many partitions", |leaders| {
+            self.brokers.keys().all(|node| {
+                let led = leaders.iter().filter(|(leader, _)| leader == node).count();
+                led == PARTITIONS.unsigned_abs() as usize / 3
+            })
+        })
+        .await;
+    }
+}
+
+async fn metadata(client: &mut Connection) -> m::MetadataResponse {
+    let topic = m::metadata_request::MetadataRequestTopic {
+        name: Some(Text::from_static(TOPIC)),
+        ..Default::default()
+    };
+    call(client, 12, &m::MetadataRequest { topics: Some(vec![topic]), ..Default::default() }).await
+}
+
+fn batch(value: &str) -> Bytes {
+    let mut builder = BatchBuilder::new(Compression::None);
+    builder.push(Timestamp(1), None, Some(value.as_bytes()));
+    builder.finish()
+}
+
+fn may_be_retried(error: i16) -> bool {
+    matches!(
+        ErrorCode::from_code(error),
+        Some(
+            ErrorCode::NotLeaderOrFollower
+                | ErrorCode::NotEnoughReplicas
+                | ErrorCode::NotEnoughReplicasAfterAppend
+                | ErrorCode::KafkaStorageError
+                | ErrorCode::RequestTimedOut
+        )
+    )
+}
+
+/// All values of a partition. `None` if the broker does not lead it.
+async fn read(client: &mut Connection, partition: i32) -> Option<Vec<String>> {
+    let (mut found, mut next) = (Vec::new(), 0);
+    loop {
+        let request = fetch_request((0, -1), 0, vec![fetch_of(TOPIC, partition, next)]);
+        let answer: m::FetchResponse = call(client, 12, &request).await;
+        let data = &answer.responses[0].partitions[0];
+        if data.error_code != 0 {
+            assert!(may_be_retried(data.error_code), "{:?}", ErrorCode::from_code(data.error_code));
+            return None;
+        }
+        let mut bytes: Bytes = data.records.as_ref().map(|records| records.to_bytes()).unwrap_or_default();
+        if bytes.is_empty() {
+            return Some(found);
+        }
+        while !bytes.is_empty() {
+            let (header, all) = records(&bytes, 1 << 20).unwrap();
+            bytes = bytes.slice(header.total_bytes..);
+            found.extend(
+                all.map(|record| String::from_utf8(record.unwrap().value.unwrap().to_vec()).unwrap()),
+            );
+            next = header.base_offset.0 + header.offset_count();
+        }
+    }
+}
+
+/// Three brokers, and a topic whose partitions are spread over them.
+async fn cluster() -> Cluster {
+    let cluster = Cluster::new();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let mut client = cluster.client();
+        let brokers = metadata(&mut client).await.brokers.len();
+        let owners = {
+            use meta::Store;
+            cluster.store.list("owners/").unwrap().entries.len()
+        };
+        if brokers == 3 && owners == 6 {
+            let created = try_create_topic(&mut client, TOPIC, PARTITIONS, &[]).await;
+            assert_eq!(created.error_code, 0, "{:?}", created.error_message);
+            break;
+        }
+        assert!(Instant::now() < until, "{brokers} brokers found each other, and own {owners} logs");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    cluster.until_all_lead().await;
+    cluster
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_broker_that_dies_loses_its_logs_to_the_others_and_nothing_else() {
+    let mut cluster = cluster().await;
+    for _ in 0..3 {
+        cluster.produce().await;
+    }
+    cluster.read_all().await;
+    let before = cluster.leaders().await;
+    let zombie = cluster.stop_signs(1);
+    cluster.until("the others lead", |leaders| leaders.iter().all(|(node, _)| *node != 1)).await;
+    for _ in 0..3 {
+        cluster.produce().await;
+    }
+    cluster.read_all().await;
+    for ((old, old_epoch), (_, epoch)) in before.iter().zip(cluster.leaders().await) {
+        assert!(if *old == 1 { epoch > *old_epoch } else { epoch == *old_epoch });
+    }
+    // The former owner has its logs open, and answers for nothing that comes behind the seal.
+    for partition in (0..PARTITIONS).filter(|at| before[at.unsigned_abs() as usize].0 == 1) {
+        let (error, _, _) =
+            common::produce(&mut connect(&zombie), TOPIC, partition, -1, batch("too late")).await;
+        assert!(may_be_retried(error), "{error}");
+    }
+    cluster.read_all().await;
+    cluster.start(1);
+    cluster.until_all_lead().await;
+    for _ in 0..3 {
+        cluster.produce().await;
+    }
+    cluster.read_all().await;
+    zombie.close().await;
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}

@@ -1,0 +1,129 @@
+//! A server as a broker of a cluster: how it reaches etcd, what it tells the others, and the local directories of the
+//! logs that come and go.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use broker::{Directories, Membership};
+use disk::{Disk, Engine};
+use etcd::{Etcd, Tls};
+
+use crate::log_dirs;
+use crate::settings::{ListenerSettings, Settings, list};
+
+/// The directory of the logs, below data.dir.
+const LOGS: &str = "cluster";
+/// The keys of a cluster in etcd begin with this and its name.
+const PREFIX: &str = "/mainstem/";
+
+/// The directories of the logs that this broker owns. What is in them is also in the object store.
+#[derive(Debug)]
+struct LocalLogs {
+    root: PathBuf,
+    engine: Engine,
+}
+
+impl Directories for LocalLogs {
+    fn empty(&self, name: &str) -> io::Result<(String, Arc<dyn Disk>)> {
+        let path = self.root.join(name);
+        match std::fs::remove_dir_all(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        log_dirs::create(&path)?;
+        Ok((path.display().to_string(), Arc::new(disk::open_directory(&path, self.engine)?)))
+    }
+}
+
+/// What this server is in a cluster. `None` for a server of its own, which names no etcd. `bound` has the address of each
+/// listener.
+pub fn membership(
+    settings: &Settings,
+    bound: &[(ListenerSettings, SocketAddr)],
+) -> anyhow::Result<Option<Membership>> {
+    let endpoints = settings.text("etcd.endpoints");
+    let endpoints: Vec<String> = list(&endpoints).map(str::to_owned).collect();
+    if endpoints.is_empty() {
+        return Ok(None);
+    }
+    if settings.broker.object_store.get().is_none() {
+        let problem = "a cluster keeps its records in an object store, which object.store has to name";
+        return Err(settings.refuse("etcd.endpoints", problem.into()).into());
+    }
+    let (data, metadata) = (&settings.data_dir, settings.data_dir.join("meta.redb"));
+    if metadata.exists() {
+        bail!(
+            "the data directory {} has the data of a server that is in no cluster; name another one",
+            data.display()
+        );
+    }
+    let file = |name| Some(settings.text(name)).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let client = match (file("etcd.ssl.certificate.location"), file("etcd.ssl.key.location")) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        _ => {
+            let problem = "etcd.ssl.certificate.location and etcd.ssl.key.location belong together";
+            return Err(settings.refuse("etcd.ssl.key.location", problem.into()).into());
+        }
+    };
+    let user = Some(settings.text("etcd.user")).filter(|user| !user.is_empty());
+    let how = etcd::Settings {
+        endpoints,
+        user: user.map(|user| (user, settings.text("etcd.password"))),
+        tls: Tls { ca: file("etcd.ssl.truststore.location"), client },
+    };
+    // Requests to etcd have a thread of their own: signs of life are in time, whatever clients ask for. It lives as long as
+    // the process.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("etcd")
+        .enable_all()
+        .build()
+        .context("the threads for etcd could not be started")?;
+    let runtime = Box::leak(Box::new(runtime)).handle().clone();
+    let prefix = format!("{PREFIX}{}/", settings.text("cluster.name"));
+    let store = Etcd::open(&how, &prefix, runtime).context("etcd.endpoints")?;
+    // Nothing in them counts any more: this process owns no log yet.
+    let root = data.join(LOGS);
+    match std::fs::remove_dir_all(&root) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("{} cannot be emptied", root.display()));
+        }
+        _ => {}
+    }
+    Ok(Some(Membership {
+        store: Arc::new(store),
+        directories: Arc::new(LocalLogs { root, engine: settings.engine }),
+        listeners: listeners(settings, bound)?,
+        rack: Some(settings.text("broker.rack")).filter(|rack| !rack.is_empty()),
+        session: Duration::from_millis(settings.values().number("broker.session.timeout.ms")),
+    }))
+}
+
+/// The addresses at which clients and other brokers reach this one.
+fn listeners(
+    settings: &Settings,
+    bound: &[(ListenerSettings, SocketAddr)],
+) -> anyhow::Result<BTreeMap<String, (String, u16)>> {
+    let mut listeners = BTreeMap::new();
+    for (listener, address) in bound {
+        let advertised = match &listener.advertised {
+            Some(advertised) => advertised.clone(),
+            None if address.ip().is_unspecified() => {
+                let problem = format!(
+                    "the listener {} takes connections at any address; a cluster has to know which of them the others use",
+                    listener.name
+                );
+                return Err(settings.refuse("advertised.listeners", problem).into());
+            }
+            None => (address.ip().to_string(), address.port()),
+        };
+        listeners.insert(listener.name.clone(), advertised);
+    }
+    Ok(listeners)
+}

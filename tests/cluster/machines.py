@@ -1,0 +1,106 @@
+"""A cluster on this machine: etcd, an object store behind its proxy, and brokers as processes."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "compat"), str(HERE.parent / "objects")]
+
+from store import Site, StoredServer  # noqa: E402
+from suite import place  # noqa: E402, F401
+from suite.report import until  # noqa: E402
+
+SESSION_MS = 3000
+# Small, so that a short run has many objects; everything else is as a user has it.
+SETTINGS = [
+    "log.segment.bytes=9437184", "group.initial.rebalance.delay.ms=0", f"broker.session.timeout.ms={SESSION_MS}",
+]
+
+
+class Etcd:
+    """One member, whose data outlives a kill."""
+
+    def __init__(self, directory, client, peer):
+        self.directory, self.endpoint, self.peer = directory, f"http://{client}", f"http://{peer}"
+        self.process = None
+
+    def start(self):
+        command = [
+            "etcd", "--name", "one", "--data-dir", self.directory / "etcd", "--logger", "zap", "--log-level", "error",
+            "--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint,
+            "--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer,
+            "--initial-cluster", f"one={self.peer}",
+        ]
+        with open(self.directory / "etcd.log", "ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        until(self.ready, "etcd")
+
+    def ready(self):
+        assert self.process.poll() is None, f"etcd ended with {self.process.returncode}, see etcd.log"
+        try:
+            with urllib.request.urlopen(f"{self.endpoint}/health", timeout=5) as answer:
+                return json.load(answer).get("health") == "true"
+        except (OSError, ValueError):
+            return False
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def end(self):
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
+
+class Broker(StoredServer):
+    """A broker of the cluster. Its directory stays when it is killed."""
+
+    def __init__(self, cluster, node, settings):
+        directory = cluster.directory / f"broker-{node}"
+        directory.mkdir()
+        super().__init__(cluster.site, directory, "s3://records/cluster", cluster.password)
+        self.node = node
+        self.settings = [*SETTINGS, *settings, f"object.store={self.bucket}", f"node.id={node}",
+                         f"etcd.endpoints={cluster.etcd.endpoint}"]
+
+    @property
+    def running(self):
+        return self.process is not None and self.process.poll() is None
+
+
+class Cluster:
+    """etcd, the store and `count` brokers, which are started."""
+
+    def __init__(self, directory, seed, count=3, settings=()):
+        self.directory, self.seed, self.count, self.settings = directory, seed, count, settings
+        self.site, self.etcd, self.brokers = Site(directory, seed), None, {}
+
+    def __enter__(self):
+        from store import CREDENTIALS
+        self.password = CREDENTIALS.password
+        self.site.__enter__()
+        try:
+            self.site.minio.s3.make_bucket("records")
+            self.etcd = Etcd(self.directory, next(self.site.addresses), next(self.site.addresses))
+            self.etcd.start()
+            for node in range(1, self.count + 1):
+                self.brokers[node] = Broker(self, node, self.settings)
+                self.brokers[node].start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for broker in self.brokers.values():
+            broker.__exit__()
+        if self.etcd is not None:
+            self.etcd.end()
+        self.site.__exit__()
+
+    @property
+    def bootstrap(self):
+        return ",".join(broker.listen for broker in self.brokers.values())
