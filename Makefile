@@ -26,9 +26,9 @@ CACHE := $(or $(MAINSTEM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mainstem)
 KAFKA_CLIENTS := $(CACHE)/java/clients/kafka-clients-4.4.0.jar
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 
-STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction tiered transactions real-input crash objects power hostile bench-load fuzz
+STEPS := toolchain setup build check test-rust compat clients security kafka-tools differential compaction tiered transactions real-input crash objects failover power hostile bench-load fuzz
 
-.PHONY: help run build $(STEPS) test bench-quick bench bench-full soak clean
+.PHONY: help run cluster build $(STEPS) test bench-quick bench bench-full soak clean
 
 help: ## Lists these targets.
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1 \2/p' Makefile | awk '{ t = $$2; $$1 = $$2 = ""; sub(/^ +/, ""); printf "make %-12s %s\n", t, $$0 }'
@@ -36,6 +36,9 @@ help: ## Lists these targets.
 run: toolchain ## Builds the server and runs it; its flags in ARGS="...".
 	@cargo build --release --locked --workspace --bin mainstem
 	@exec $(TARGET_DIR)/release/mainstem serve $(ARGS)
+
+cluster: build ## Three brokers, etcd and MinIO on this machine, until Ctrl-C (docs/cluster.md).
+	@tests/cluster/demo
 
 build: ## Builds the programs for use, optimised.
 	@scripts/toolchain all
@@ -100,6 +103,10 @@ crash: build ## Kills the server while it works; nothing acknowledged may be los
 objects: build ## Tiered topics in MinIO, behind a proxy with faults; both are killed, nothing acknowledged may be lost.
 	@tests/objects/run
 
+failover: build ## Three brokers on etcd and MinIO: brokers, etcd and the store fail under load; nothing acknowledged may be lost.
+	@tests/cluster/run --rounds 6
+	@tests/transactions/run --cluster --crashes 4
+
 power: build ## Cuts the power under load, as root; nothing acknowledged may be lost, and Kafka shows that losses are seen.
 	@tests/power/run
 	@tests/power/run --prove
@@ -138,6 +145,8 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/objects/run --part ledger --rounds 50 --kinds tiered,local
 	@tests/objects/run --part ledger --rounds 50 --kinds diskless,tiered
 	@tests/power/run --rounds 300
+	@tests/cluster/run --rounds 100
+	@tests/transactions/run --cluster --crashes 100
 	@scripts/repeat 5 tests/hostile/run
 	@tests/hostile/adversary
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-storage

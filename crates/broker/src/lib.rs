@@ -38,6 +38,7 @@ pub use cluster::host::Directories;
 pub use config::{Config, ConfigError, Kind, Setting};
 pub use connection::Connection;
 pub use connection::table::{served, waits};
+pub use coordinator::Remote;
 pub use image::offline::{copy_metadata, stream_names};
 pub use logs::{LogDirectory, LogsError};
 pub use quotas::{Rate, Window};

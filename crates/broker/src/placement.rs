@@ -114,6 +114,11 @@ impl Placement {
         nodes
     }
 
+    /// The address of another broker's listener.
+    pub fn address(&self, node: i32, listener: &str) -> Option<(String, u16)> {
+        self.others.read().get(&node)?.get(listener).cloned()
+    }
+
     /// The address at which a client of this origin reaches a broker.
     pub fn endpoint(&self, node: i32, origin: &Origin) -> Option<Endpoint> {
         if node == self.local {

@@ -8,18 +8,20 @@ mod common;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use broker::{Broker, Config, Connection, Directories, Membership};
+use broker::{Broker, Config, Connection, Directories, Membership, Remote};
 use bytes::Bytes;
-use common::{call, connect, fetch_of, fetch_request, try_create_topic};
+use common::transactional::{Producer, V1, V2, read as read_committed};
+use common::{call, connect, fetch_of, fetch_request, try_create_topic, unframed};
 use disk::{Disk, Engine, open_directory};
 use model::{Compression, Timestamp};
 use objects::{Bucket, DirectoryBucket};
 use wire::messages as m;
 use wire::records::{BatchBuilder, records};
-use wire::{ErrorCode, Text};
+use wire::{Chunks, ErrorCode, Text};
 
 const TOPIC: &str = "t";
 const PARTITIONS: i32 = 12;
@@ -46,6 +48,34 @@ struct Cluster {
     acknowledged: Vec<Vec<String>>,
     sent: usize,
     starts: usize,
+    reached: Reached,
+}
+
+/// The brokers by their ports.
+type Reached = Arc<Mutex<BTreeMap<u16, Arc<Broker>>>>;
+
+fn port(node: i32) -> u16 {
+    u16::try_from(9092 + node).unwrap()
+}
+
+/// Requests between the brokers.
+#[derive(Debug)]
+struct Wire(Reached);
+
+impl Remote for Wire {
+    fn call(
+        &self,
+        (_, port): (String, u16),
+        request: Chunks,
+    ) -> Pin<Box<dyn Future<Output = io::Result<Bytes>> + Send + '_>> {
+        Box::pin(async move {
+            let broker =
+                self.0.lock().unwrap().get(&port).cloned().ok_or(io::ErrorKind::ConnectionRefused)?;
+            let answer =
+                connect(&broker).begin(unframed(&request)).await.unwrap().expect("there is an answer");
+            Ok(unframed(&answer.await.map_err(|_| io::ErrorKind::ConnectionReset)?))
+        })
+    }
 }
 
 impl Cluster {
@@ -57,6 +87,7 @@ impl Cluster {
             acknowledged: vec![Vec::new(); PARTITIONS.unsigned_abs() as usize],
             sent: 0,
             starts: 0,
+            reached: Reached::default(),
         };
         (1..=3).for_each(|node| cluster.start(node));
         cluster
@@ -79,12 +110,14 @@ impl Cluster {
         let membership = Membership {
             store: self.store.clone(),
             directories: Arc::new(Local(self.home.path().join(self.starts.to_string()))),
-            listeners: BTreeMap::from([("PLAINTEXT".to_owned(), ("127.0.0.1".to_owned(), 9092))]),
+            listeners: BTreeMap::from([("PLAINTEXT".to_owned(), ("a broker".to_owned(), port(node)))]),
+            inter_broker: ("PLAINTEXT".to_owned(), Arc::new(Wire(self.reached.clone()))),
             rack: None,
             session: SESSION,
         };
         let bucket: Arc<dyn Bucket> = Arc::new(DirectoryBucket::open(bucket).unwrap());
         let broker = Broker::open_in_cluster(config, membership, bucket).unwrap();
+        self.reached.lock().unwrap().insert(port(node), broker.clone());
         self.brokers.insert(node, broker);
     }
 
@@ -247,6 +280,10 @@ async fn cluster() -> Cluster {
             cluster.store.list("owners/").unwrap().entries.len()
         };
         if brokers == 3 && owners == 6 {
+            for config in [("diskless.enable", "false"), ("remote.storage.enable", "true")] {
+                let refused = try_create_topic(&mut client, TOPIC, PARTITIONS, &[config]).await;
+                assert_eq!(refused.error_code, ErrorCode::InvalidConfig.code(), "{config:?}");
+            }
             let created = try_create_topic(&mut client, TOPIC, PARTITIONS, &[]).await;
             assert_eq!(created.error_code, 0, "{:?}", created.error_message);
             break;
@@ -292,4 +329,79 @@ async fn a_broker_that_dies_loses_its_logs_to_the_others_and_nothing_else() {
     for broker in cluster.brokers.values() {
         broker.close().await;
     }
+}
+
+/// A transaction with records in the partitions of all brokers. Its coordinator is one of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn transactions_span_brokers() {
+    let cluster = cluster().await;
+    let mut seen = 0;
+    for (version, committed) in [(V1, true), (V2, true), (V1, false), (V2, false)] {
+        let until = Instant::now() + PATIENCE;
+        let id = if version.end == V1.end { "one" } else { "two" };
+        let mut producer = loop {
+            assert!(Instant::now() < until, "nobody coordinates {id}");
+            if let Some(node) = coordinator(&mut cluster.client(), id).await {
+                let connection = connect(&cluster.brokers[&node]);
+                let sequences = BTreeMap::new();
+                let mut producer =
+                    Producer { connection, version, transactional_id: id, id: -1, epoch: -1, sequences };
+                match ErrorCode::from_code(producer.initialize(60_000).await) {
+                    Some(ErrorCode::None) => break producer,
+                    // It does not know yet that it is the coordinator, or reads its records.
+                    Some(ErrorCode::NotCoordinator | ErrorCode::CoordinatorLoadInProgress) => {}
+                    error => panic!("{error:?}"),
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        let leaders = cluster.leaders().await;
+        for partition in 0..PARTITIONS {
+            let at = partition.unsigned_abs() as usize;
+            if version.produce < V2.produce {
+                assert_eq!(producer.add(TOPIC, partition).await, 0);
+            }
+            let to_coordinator =
+                std::mem::replace(&mut producer.connection, connect(&cluster.brokers[&leaders[at].0]));
+            loop {
+                let error = producer.send_alone(TOPIC, partition, &["in a transaction"]).await;
+                if error == 0 {
+                    break;
+                }
+                assert!(Instant::now() < until && may_be_retried(error), "{:?}", ErrorCode::from_code(error));
+            }
+            producer.connection = to_coordinator;
+        }
+        assert_eq!(producer.end(committed).await, 0);
+        seen += usize::from(committed);
+        for partition in 0..PARTITIONS {
+            let (node, _) = leaders[partition.unsigned_abs() as usize];
+            let mut reader = connect(&cluster.brokers[&node]);
+            loop {
+                let found = read_committed(&mut reader, TOPIC, partition, 0, true).await;
+                // The markers of other brokers come after the answer.
+                if found.last_stable_offset == found.high_watermark && found.values.len() >= seen {
+                    assert_eq!(found.values.len(), seen, "{version:?} {committed}");
+                    break;
+                }
+                assert!(Instant::now() < until, "the transaction stays open: {found:?}");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// The broker that coordinates a transactional id.
+async fn coordinator(client: &mut Connection, id: &'static str) -> Option<i32> {
+    let request = m::FindCoordinatorRequest {
+        key_type: 1,
+        coordinator_keys: vec![Text::from_static(id)],
+        ..Default::default()
+    };
+    let answer: m::FindCoordinatorResponse = call(client, 4, &request).await;
+    let found = &answer.coordinators[0];
+    (found.error_code == 0).then_some(found.node_id)
 }

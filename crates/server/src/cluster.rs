@@ -4,16 +4,18 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use broker::{Directories, Membership};
+use broker::{Directories, Membership, Remote};
+use client::Security;
 use disk::{Disk, Engine};
 use etcd::{Etcd, Tls};
 
 use crate::log_dirs;
+use crate::remote::OtherBrokers;
 use crate::settings::{ListenerSettings, Settings, list};
 
 /// The directory of the logs, below data.dir.
@@ -96,13 +98,33 @@ pub fn membership(
         }
         _ => {}
     }
+    let inter_broker = inter_broker(settings)?;
     Ok(Some(Membership {
+        inter_broker,
         store: Arc::new(store),
         directories: Arc::new(LocalLogs { root, engine: settings.engine }),
         listeners: listeners(settings, bound)?,
         rack: Some(settings.text("broker.rack")).filter(|rack| !rack.is_empty()),
         session: Duration::from_millis(settings.values().number("broker.session.timeout.ms")),
     }))
+}
+
+/// The listener at which brokers reach each other, and how they do that.
+fn inter_broker(settings: &Settings) -> anyhow::Result<(String, Arc<dyn Remote>)> {
+    let named = settings.text("inter.broker.listener.name");
+    let listener = match settings.listeners.iter().find(|listener| listener.name.eq_ignore_ascii_case(&named))
+    {
+        Some(listener) => listener,
+        None if named.is_empty() => &settings.listeners[0],
+        None => {
+            let problem = format!("there is no listener {named} in listeners");
+            return Err(settings.refuse("inter.broker.listener.name", problem).into());
+        }
+    };
+    let file = settings.text("inter.broker.client.config");
+    let named = Some(Path::new(&file)).filter(|_| !file.is_empty());
+    let security = Security::load(named).with_context(|| format!("inter.broker.client.config = {file}"))?;
+    Ok((listener.name.clone(), Arc::new(OtherBrokers::new(security))))
 }
 
 /// The addresses at which clients and other brokers reach this one.

@@ -24,6 +24,7 @@ mod network;
 mod outbound;
 mod principal_mapping;
 mod process;
+mod remote;
 mod sasl;
 mod serve;
 mod settings;

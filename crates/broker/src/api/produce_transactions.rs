@@ -8,7 +8,6 @@ use model::BatchHeader;
 use wire::ErrorCode;
 use wire::messages::ProduceRequest;
 
-use crate::api::transactions::BUMPING;
 use crate::broker::Broker;
 use crate::failure::Failure;
 use crate::partition::Partition;
@@ -97,19 +96,13 @@ impl Transactions {
             }
             Some(producer) if version >= ADDS_FROM_VERSION && !asked.is_empty() => {
                 let partitions = asked.iter().map(Asked::name).collect();
-                let added = match broker.transactions_of(id) {
-                    Ok(transactions) => transactions.add(id, producer, partitions, BUMPING).await,
-                    Err(error) => Err(error),
-                };
+                let added = broker.add_to_transaction(id, producer, partitions).await;
                 let added = added.map_err(|error| refusal(error, version));
                 asked.into_iter().for_each(|asked| answer(asked, producer.0, added.clone()));
             }
             Some(producer) => {
                 for asked in asked {
-                    let verified = match broker.transactions_of(id) {
-                        Ok(transactions) => transactions.verify(id, producer, &asked.name()).await,
-                        Err(error) => Err(error),
-                    };
+                    let verified = broker.verify_in_transaction(id, producer, asked.name()).await;
                     answer(asked, producer.0, verified.map_err(|error| refusal(error, version)));
                 }
             }

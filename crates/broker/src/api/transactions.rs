@@ -18,7 +18,7 @@ use wire::records::TransactionResult;
 use wire::{ErrorCode, Text};
 
 use crate::api::offsets::{Asked, Committed, group_for_commit, name_of, readable};
-use crate::broker::Broker;
+use crate::broker::{BUMPING, Broker};
 use crate::coordinator::{Transactional, Unserved};
 use crate::failure::Failure;
 use crate::groups::{CommitRequest, GroupError, OffsetCommit};
@@ -39,7 +39,6 @@ const COMMIT_ADDS_FROM_VERSION: i16 = 5;
 const COMMIT_ABORTABLE_FROM_VERSION: i16 = 4;
 const COMMIT_IDS_FROM_VERSION: i16 = 6;
 /// `transaction.version` of these clients, and of the others.
-pub const BUMPING: i16 = 2;
 const NOT_BUMPING: i16 = 1;
 
 fn code(error: TransactionError, version: i16) -> ErrorCode {
@@ -179,7 +178,10 @@ async fn add_one(
         }
     } else {
         let partitions: Vec<TopicPartition> = named.iter().map(|(at, index)| name(*at, *index)).collect();
-        let added = broker.transactions.add(&asked.transactional_id, producer, partitions, NOT_BUMPING).await;
+        // As in Kafka: brokers ask in these versions, for clients that bump their epoch with each transaction.
+        let client_version = if version >= BATCHED_FROM_VERSION { BUMPING } else { NOT_BUMPING };
+        let added =
+            broker.transactions.add(&asked.transactional_id, producer, partitions, client_version).await;
         let error = added.map_or_else(|error| code(error, version), |()| ErrorCode::None);
         outcomes.resize(named.len(), error);
     }
@@ -333,13 +335,10 @@ async fn commit_all(
     let check = partition.begin_check((producer_id, epoch));
     let of = (OFFSETS_TOPIC.to_owned(), partition.index);
     let (id, producer) = (request.transactional_id.as_str(), (producer_id, epoch));
-    let result = match broker.transactions_of(id) {
-        Err(error) => Err(error),
-        Ok(transactions) if check.is_some() && version >= COMMIT_ADDS_FROM_VERSION => {
-            transactions.add(id, producer, vec![of], BUMPING).await
-        }
+    let result = match check.is_some() && version >= COMMIT_ADDS_FROM_VERSION {
+        true => broker.add_to_transaction(id, producer, vec![of]).await,
         // The check is needed even if a transaction is open, because it may belong to a newer instance of the producer.
-        Ok(transactions) => transactions.verify(id, producer, &of).await,
+        false => broker.verify_in_transaction(id, producer, of).await,
     };
     if let (Err(_), Some(check)) = (&result, check) {
         partition.cancel_check(producer_id, check);

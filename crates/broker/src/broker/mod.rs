@@ -1,6 +1,7 @@
 //! The broker: the state shared by all connections.
 
 mod background;
+mod transactions;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,13 +19,14 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use uuid::Uuid;
 use wire::{ErrorCode, Text};
 
+pub use self::transactions::BUMPING;
 use crate::cluster::Member;
 use crate::cluster::host::{Directories, Host, Parts};
 use crate::cluster::run::Running;
 use crate::compaction::Compactor;
 use crate::config::Config;
 use crate::coordinator::producer_ids::ProducerIds;
-use crate::coordinator::{Coordinator, Peers, TransactionCoordinator};
+use crate::coordinator::{Coordinator, Peers, Remote, TransactionCoordinator};
 use crate::failure::Failure;
 use crate::groups::GroupConfig;
 use crate::image::records::BrokerRecord;
@@ -44,7 +46,6 @@ use crate::settings::resource::{ResourceConfigs, ResourceKind};
 use crate::snapshots::writer::SnapshotWriter;
 use crate::telemetry::Telemetry;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
-use crate::transactions::TransactionError;
 use crate::users::Users;
 
 const CLUSTER_ID_KEY: &str = "cluster_id";
@@ -77,6 +78,8 @@ pub struct Membership {
     pub directories: Arc<dyn Directories>,
     /// The addresses at which clients and brokers reach it, by listener.
     pub listeners: Listeners,
+    /// The listener at which brokers reach each other, and how.
+    pub inter_broker: (String, Arc<dyn Remote>),
     /// `broker.rack`.
     pub rack: Option<String>,
     /// How long the broker counts as alive after its last sign of life (`broker.session.timeout.ms`).
@@ -272,7 +275,9 @@ impl Broker {
         opening: Opening,
         bucket: Arc<dyn Bucket>,
     ) -> Result<(), OpenError> {
-        let Membership { listeners, rack, session, directories, .. } = membership;
+        let Membership { listeners, inter_broker: (listener, remote), rack, session, directories, .. } =
+            membership;
+        self.peers.reach_others(&self.placement, listener, remote);
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let record = BrokerRecord { incarnation: Uuid::new_v4(), listeners, rack, version };
         let member = Member::new(self.metadata.clone(), self.config.node_id, record, session);
@@ -437,19 +442,6 @@ impl Broker {
     /// The partition, if this broker leads it.
     pub(crate) fn replica<'a>(&self, partition: &'a Partition) -> Result<Replica<'a>, Elsewhere<'a>> {
         partition.replica(self.placement.local())
-    }
-
-    /// The transaction coordinator of a transactional id. It may belong to another broker.
-    ///
-    /// # Errors
-    /// `NotAvailable` if the coordinator's broker does not run in this process.
-    pub(crate) fn transactions_of(&self, id: &str) -> Result<Arc<TransactionCoordinator>, TransactionError> {
-        match self.transactions.served_by(id) {
-            Some(node) if node != self.placement.local() => {
-                self.peers.transactions(node).ok_or(TransactionError::NotAvailable)
-            }
-            _ => Ok(self.transactions.clone()),
-        }
     }
 
     /// Milliseconds since the Unix epoch.

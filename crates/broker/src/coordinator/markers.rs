@@ -1,16 +1,20 @@
 //! The markers that end a transaction in each of its partitions (KIP-98).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 
 use model::Offset;
 use storage::{Admission, AppendError};
 use tokio::sync::oneshot;
 use uuid::Uuid;
+use wire::messages::write_txn_markers_request::{WritableTxnMarker, WritableTxnMarkerTopic};
+use wire::messages::{WriteTxnMarkersRequest, WriteTxnMarkersResponse};
 use wire::records::TransactionResult;
+use wire::{ErrorCode, Text};
 
 use super::Peers;
 use crate::internal::Told;
+use crate::logs::Absent;
 use crate::partition::log::PartitionLog;
 use crate::partition::sequence::SequenceError;
 use crate::partition::{MARKER_BYTES, Marker, Order, Partition};
@@ -36,6 +40,12 @@ pub(super) struct MarkerSender {
     peers: Arc<Peers>,
 }
 
+/// Partitions by the broker that leads them.
+type Remotes = BTreeMap<i32, BTreeSet<TopicPartition>>;
+
+/// The version of WriteTxnMarkers between brokers.
+const MARKERS_VERSION: i16 = 1;
+
 /// A partition that gets a marker, with the space reserved for the marker.
 struct Target {
     partition: Arc<Partition>,
@@ -48,6 +58,8 @@ struct Target {
 pub(super) struct Markers {
     marker: Marker,
     targets: Vec<Target>,
+    /// Partitions that brokers in other processes lead, by broker.
+    remote: Remotes,
     /// Partitions that cannot take a marker now, because their log is lost, stopped or full.
     pub offline: BTreeSet<TopicPartition>,
 }
@@ -55,15 +67,15 @@ pub(super) struct Markers {
 impl Markers {
     /// Whether all markers go into the log with this id.
     pub fn are_all_in(&self, log_id: Uuid) -> bool {
-        self.targets.iter().all(|target| target.log.log_id() == log_id)
+        self.remote.is_empty() && self.targets.iter().all(|target| target.log.log_id() == log_id)
     }
 }
 
 /// Markers that are queued and not yet known to be durable.
 pub(super) struct Sent {
-    producer_id: i64,
-    result: TransactionResult,
+    marker: Marker,
     markers: Vec<(Arc<Partition>, Offset, Landed)>,
+    remote: Remotes,
     /// Partitions that did not take their marker now, because they have no room to end earlier transactions.
     pub refused: BTreeSet<TopicPartition>,
 }
@@ -81,10 +93,16 @@ impl MarkerSender {
         let topics = self.topics.upgrade().ok_or(TransactionError::NotAvailable)?;
         let result = of.status.ending().ok_or(TransactionError::InvalidState)?;
         let marker = Marker { producer: (of.producer_id, of.epoch), result, coordinator_epoch };
-        let mut markers = Markers { marker, targets: Vec::new(), offline: BTreeSet::new() };
+        let (targets, remote, offline) = (Vec::new(), BTreeMap::new(), BTreeSet::new());
+        let mut markers = Markers { marker, targets, remote, offline };
         for (topic, index) in &of.partitions {
             let partition = topics.find(topic).and_then(|topic| topic.partition(*index));
             let Some(partition) = partition.filter(|partition| !partition.is_deleted()) else { continue };
+            if matches!(partition.log(), Err(Absent::Elsewhere)) {
+                let leader = partition.leader().node;
+                markers.remote.entry(leader).or_default().insert((topic.clone(), *index));
+                continue;
+            }
             match target(partition).await {
                 Some(target) => markers.targets.push(target),
                 None => {
@@ -114,26 +132,92 @@ impl MarkerSender {
                 }
             }
         }
-        Sent { producer_id: of.marker.producer.0, result: of.marker.result, markers, refused }
+        Sent { marker: of.marker, markers, remote: of.remote, refused }
     }
 
-    /// Waits until all markers are durable, and applies the markers in `__consumer_offsets` to the groups.
-    pub async fn finish(&self, sent: Sent) -> Result<(), TransactionError> {
-        let mut outcome = Ok(());
+    /// Waits until all markers are durable, and applies the markers in `__consumer_offsets` to the groups. Returns the
+    /// partitions of other brokers that did not take theirs.
+    pub async fn finish(&self, sent: Sent) -> Result<BTreeSet<TopicPartition>, TransactionError> {
+        let Marker { producer: (producer_id, _), result, .. } = sent.marker;
+        let asked: Vec<_> = sent
+            .remote
+            .into_iter()
+            .map(|(node, partitions)| {
+                let (peers, marker) = (self.peers.clone(), sent.marker);
+                tokio::spawn(async move { write_elsewhere(&peers, node, marker, partitions).await })
+            })
+            .collect();
+        let mut outcome = Ok(BTreeSet::new());
         for (partition, offset, marked) in sent.markers {
             match landed(marked).await {
                 Ok(()) if partition.topic.as_str() == OFFSETS_TOPIC => {
                     if let Some(groups) = self.peers.groups(partition.leader().node) {
-                        let committed = sent.result == TransactionResult::Commit;
-                        groups.end_transaction(partition.index, sent.producer_id, committed, offset);
+                        let committed = result == TransactionResult::Commit;
+                        groups.end_transaction(partition.index, producer_id, committed, offset);
                     }
                 }
                 Ok(()) => {}
                 Err(error) => outcome = Err(error),
             }
         }
+        for asked in asked {
+            match (asked.await, &mut outcome) {
+                (Ok(mut refused), Ok(all)) => all.append(&mut refused),
+                (Ok(_), Err(_)) => {}
+                (Err(_), _) => outcome = Err(TransactionError::NotAvailable),
+            }
+        }
         outcome
     }
+}
+
+/// Lets another broker write a marker into its partitions. Returns those that have none for sure.
+async fn write_elsewhere(
+    peers: &Peers,
+    node: i32,
+    marker: Marker,
+    partitions: BTreeSet<TopicPartition>,
+) -> BTreeSet<TopicPartition> {
+    let mut topics: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
+    for (topic, index) in &partitions {
+        topics.entry(topic).or_default().push(*index);
+    }
+    let topic = |(name, partition_indexes): (&str, Vec<i32>)| WritableTxnMarkerTopic {
+        name: Text::copied(name),
+        partition_indexes,
+    };
+    let request = WriteTxnMarkersRequest {
+        markers: vec![WritableTxnMarker {
+            producer_id: marker.producer.0,
+            producer_epoch: marker.producer.1,
+            transaction_result: marker.result == TransactionResult::Commit,
+            topics: topics.into_iter().map(topic).collect(),
+            coordinator_epoch: marker.coordinator_epoch,
+            ..WritableTxnMarker::default()
+        }],
+    };
+    let answer: Option<WriteTxnMarkersResponse> = peers.ask(node, MARKERS_VERSION, &request).await;
+    let results = answer.into_iter().flat_map(|answer| answer.markers).flat_map(|marker| marker.topics);
+    let written: BTreeSet<TopicPartition> = results
+        .flat_map(|topic| {
+            let name = topic.name.to_string();
+            topic.partitions.into_iter().map(move |of| (name.clone(), of))
+        })
+        .filter(|(topic, of)| {
+            let error = ErrorCode::from_code(of.error_code);
+            // A newer producer, or another coordinator, has ended the transaction in this partition.
+            let ended = matches!(
+                error,
+                Some(ErrorCode::InvalidProducerEpoch | ErrorCode::TransactionCoordinatorFenced)
+            );
+            if ended {
+                tracing::warn!(topic, partition = of.partition_index, ?error, "no marker was written");
+            }
+            ended || of.error_code == 0
+        })
+        .map(|(topic, of)| (topic, of.partition_index))
+        .collect();
+    partitions.into_iter().filter(|partition| !written.contains(partition)).collect()
 }
 
 async fn target(partition: Arc<Partition>) -> Option<Target> {

@@ -1,16 +1,37 @@
-//! The coordinators of all brokers in this process, by broker id.
+//! The coordinators and leaders of other brokers, as the coordinators of this one ask them.
 //!
-//! The leader of a partition asks the transaction coordinator whether a transaction contains the partition. A group
-//! coordinator has to learn how transactions end. A process with a single broker finds only that broker here.
+//! The leader of a partition asks the transaction coordinator whether a transaction contains the partition. A transaction
+//! coordinator sends markers to the leaders of a transaction's partitions. A group coordinator has to learn how
+//! transactions end. Other brokers are other processes, except in tests: there, a process has several.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::RwLock;
+use wire::{ApiKey, Bytes, Chunks, Message, Reader, Text, frame};
 
 use super::{Coordinator, TransactionCoordinator};
 use crate::partition::Partition;
+use crate::placement::Placement;
 use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};
+
+/// The client id of requests between brokers.
+const CLIENT: &str = "mainstem-broker";
+
+/// Sends requests to other brokers.
+pub trait Remote: fmt::Debug + Send + Sync {
+    /// Sends a request to the broker at `address` (host, port), and returns the answer without its size. Both have the
+    /// correlation id 0. A request may arrive twice.
+    fn call(
+        &self,
+        address: (String, u16),
+        request: Chunks,
+    ) -> Pin<Box<dyn Future<Output = io::Result<Bytes>> + Send + '_>>;
+}
 
 #[derive(Debug, Default)]
 struct Peer {
@@ -18,22 +39,40 @@ struct Peer {
     transactions: Weak<TransactionCoordinator>,
 }
 
-/// The coordinators, by broker id.
+/// How brokers in other processes are reached.
+#[derive(Debug)]
+struct Others {
+    placement: Arc<Placement>,
+    /// The listener that other brokers use.
+    listener: String,
+    remote: Arc<dyn Remote>,
+}
+
+/// The other brokers.
 #[derive(Debug, Default)]
-pub struct Peers(RwLock<BTreeMap<i32, Peer>>);
+pub struct Peers {
+    here: RwLock<BTreeMap<i32, Peer>>,
+    others: OnceLock<Others>,
+}
 
 impl Peers {
-    /// Adds the coordinators of a broker.
+    /// Adds the coordinators of a broker in this process.
     pub fn add(&self, node: i32, groups: &Arc<Coordinator>, transactions: &Arc<TransactionCoordinator>) {
         let peer = Peer { groups: Arc::downgrade(groups), transactions: Arc::downgrade(transactions) };
-        self.0.write().insert(node, peer);
+        self.here.write().insert(node, peer);
+    }
+
+    /// Says how brokers in other processes are reached: at their listeners of this name. Only the first call counts.
+    pub fn reach_others(&self, placement: &Arc<Placement>, listener: String, remote: Arc<dyn Remote>) {
+        let placement = placement.clone();
+        let _ = self.others.set(Others { placement, listener, remote });
     }
 
     /// Makes every coordinator load or unload a partition of an internal topic, depending on the leader of the
     /// partition.
     pub fn follow(&self, partition: &Arc<Partition>) {
         let topic = partition.topic.as_str();
-        for Peer { groups, transactions } in self.0.read().values() {
+        for Peer { groups, transactions } in self.here.read().values() {
             match (topic, groups.upgrade(), transactions.upgrade()) {
                 (OFFSETS_TOPIC, Some(groups), _) => groups.follow(partition),
                 (TRANSACTIONS_TOPIC, _, Some(transactions)) => transactions.follow(partition),
@@ -42,13 +81,32 @@ impl Peers {
         }
     }
 
-    /// The group coordinator of a broker.
+    /// The group coordinator of a broker in this process.
     pub fn groups(&self, node: i32) -> Option<Arc<Coordinator>> {
-        self.0.read().get(&node)?.groups.upgrade()
+        self.here.read().get(&node)?.groups.upgrade()
     }
 
-    /// The transaction coordinator of a broker.
+    /// The transaction coordinator of a broker in this process.
     pub fn transactions(&self, node: i32) -> Option<Arc<TransactionCoordinator>> {
-        self.0.read().get(&node)?.transactions.upgrade()
+        self.here.read().get(&node)?.transactions.upgrade()
+    }
+
+    /// The answer of a broker in another process. `None` if it does not answer.
+    pub async fn ask<Q: Message, A: Message>(&self, node: i32, version: i16, request: &Q) -> Option<A> {
+        let Others { placement, listener, remote } = self.others.get()?;
+        let address = placement.address(node, listener)?;
+        let asked = async {
+            let api = Q::KEY.and_then(ApiKey::from_i16).ok_or(io::ErrorKind::Unsupported)?;
+            let client = Text::from_static(CLIENT);
+            let request = frame::encode_request(api, version, 0, Some(&client), request);
+            let answer = remote.call(address, request.map_err(io::Error::other)?).await?;
+            let mut reader = Reader::new(answer);
+            frame::decode_response_header(&mut reader, api, version).map_err(io::Error::other)?;
+            A::decode(&mut reader, version).map_err(io::Error::other)
+        };
+        let answer = asked.await;
+        answer
+            .inspect_err(|error| tracing::debug!(broker = node, %error, "another broker did not answer"))
+            .ok()
     }
 }

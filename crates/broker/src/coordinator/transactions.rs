@@ -428,7 +428,7 @@ impl TransactionCoordinator {
         }
         let marked = self.markers.finish(sent).await;
         all_landed(&mut own).await?;
-        marked?;
+        offline.append(&mut marked?);
         if !offline.is_empty() {
             // Only these partitions still need a marker.
             entry.set(&mut state, Transaction { partitions: offline, ..prepared });

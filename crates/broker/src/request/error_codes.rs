@@ -100,6 +100,7 @@ impl From<TopicError> for Failure {
             TopicError::Name(_) => ErrorCode::InvalidTopicException,
             TopicError::Prohibited => ErrorCode::InvalidRequest,
             TopicError::Partitions(_) => ErrorCode::InvalidPartitions,
+            TopicError::Config(_) => ErrorCode::InvalidConfig,
             TopicError::NoLog(_) | TopicError::Offsets => ErrorCode::KafkaStorageError,
             TopicError::Meta(error) => return error.into(),
         };

@@ -279,6 +279,21 @@ pub fn wrong_local_retention((local_name, local): (&str, i64), (name, all): (&st
     }
 }
 
+/// Makes a new topic diskless: in a cluster, all are.
+///
+/// # Errors
+/// The settings say something else.
+pub fn only_diskless(overrides: &mut BTreeMap<String, String>) -> Result<(), &'static str> {
+    let says = |name: &str, value: &str| overrides.get(name).is_some_and(|given| given == value);
+    if says(DISKLESS, "false") || says("remote.storage.enable", "true") {
+        return Err(
+            "The topics of a cluster are diskless: diskless.enable can only be true, and remote.storage.enable false.",
+        );
+    }
+    overrides.insert(DISKLESS.to_owned(), "true".to_owned());
+    Ok(())
+}
+
 /// Notes in the settings of a new topic whether it is diskless, if they do not say so: the server's default may change
 /// later.
 pub fn settle_diskless(overrides: &mut BTreeMap<String, String>, config: &Config) {

@@ -27,7 +27,7 @@ use crate::logs::{Held, Logs, Streams};
 use crate::partition::Partition;
 use crate::placement::Placement;
 use crate::settings::resource::{ResourceConfigs, ResourceKind};
-use crate::settings::topic::{TopicConfig, settle_diskless};
+use crate::settings::topic::{TopicConfig, only_diskless, settle_diskless};
 /// The topic of committed offsets and group state.
 pub const OFFSETS_TOPIC: &str = "__consumer_offsets";
 /// The topic of transaction state.
@@ -56,6 +56,9 @@ pub enum TopicError {
     /// The number of partitions is not possible.
     #[error("{0}")]
     Partitions(String),
+    /// A setting is not possible in a cluster.
+    #[error("{0}")]
+    Config(String),
     /// No log takes the new partitions.
     #[error("no log directory takes new partitions: {0}")]
     NoLog(String),
@@ -252,7 +255,9 @@ impl Topics {
         mut configs: Overrides,
         forget: impl FnOnce() -> bool,
     ) -> Result<Arc<Topic>, TopicError> {
-        if !is_internal(name) {
+        if !is_internal(name) && self.logs.are_moving() {
+            only_diskless(&mut configs).map_err(|why| TopicError::Config(why.to_owned()))?;
+        } else if !is_internal(name) {
             settle_diskless(&mut configs, &self.configs.now());
         }
         let _one = self.change.lock();

@@ -16,7 +16,7 @@ const NONE: i16 = 0;
 pub const V1: Version = Version { produce: 11, end: 4, commit: 4 };
 pub const V2: Version = Version { produce: 12, end: 5, commit: 5 };
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Version {
     pub produce: i16,
     pub end: i16,

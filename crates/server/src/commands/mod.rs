@@ -10,7 +10,7 @@ mod member;
 mod names;
 mod objects;
 mod partitioner;
-mod peer;
+pub mod peer;
 mod produce;
 mod restore;
 mod storage;

@@ -14,11 +14,19 @@ use rustls::{ClientConnection, StreamOwned};
 use wire::{Bytes, Chunks, EncodeError, ErrorCode};
 
 const SOFTWARE: Software = Software { name: "mainstem-cli", version: env!("CARGO_PKG_VERSION") };
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longer than any intended wait by the server: a join may take the group's rebalance time-out.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+/// The time-outs of commands. Longer than any intended wait by the server: a join may take the group's rebalance time-out.
+const PATIENCE: Patience = Patience { connect: Duration::from_secs(10), answer: Duration::from_secs(90) };
 /// Larger answers are refused.
 const ANSWER_BYTES_MAX: usize = 512 * 1024 * 1024;
+
+/// The time-outs of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For the connection.
+    pub connect: Duration,
+    /// For each answer.
+    pub answer: Duration,
+}
 
 /// The reason why a command cannot continue.
 #[derive(Debug, thiserror::Error)]
@@ -27,8 +35,8 @@ pub enum ClientError {
     Connect { address: String, error: io::Error },
     #[error("lost the connection to {address}: {error}")]
     Lost { address: String, error: io::Error },
-    #[error("{address} did not answer in {} s", ANSWER_TIMEOUT.as_secs())]
-    Silent { address: String },
+    #[error("{address} did not answer in {seconds} s")]
+    Silent { address: String, seconds: u64 },
     #[error("{address} {error}")]
     Session { address: String, error: SessionError },
     #[error("the request cannot be written in the server's version: {0}")]
@@ -63,7 +71,16 @@ pub struct Peer {
 impl Peer {
     /// Connects, asks for the versions that the server supports, and logs in if the settings require it.
     pub fn connect(address: &str, security: &Security) -> Result<Peer, ClientError> {
-        let mut channel = Channel::connect(address, security)?;
+        Peer::connect_within(address, security, PATIENCE)
+    }
+
+    /// As [`Peer::connect`], with these time-outs.
+    pub fn connect_within(
+        address: &str,
+        security: &Security,
+        patience: Patience,
+    ) -> Result<Peer, ClientError> {
+        let mut channel = Channel::connect(address, security, patience)?;
         let failed = |error| ClientError::of(address, error);
         let (mut opening, mut frame) = Opening::new(SOFTWARE, security.log_in.clone()).map_err(failed)?;
         loop {
@@ -86,6 +103,12 @@ impl Peer {
         self.channel.send(&frame)?;
         let answer = self.channel.receive()?;
         self.session.answer::<Q>(answer).map_err(|error| self.failed(error))
+    }
+
+    /// Sends a frame with a request, and returns the frame of the answer without its size.
+    pub fn exchange(&mut self, request: &Chunks) -> Result<Bytes, ClientError> {
+        self.channel.send(request)?;
+        self.channel.receive()
     }
 
     /// Sends a request without an answer (`acks=0`).
@@ -145,21 +168,22 @@ impl Write for Stream {
 #[derive(Debug)]
 struct Channel {
     address: String,
+    patience: Patience,
     stream: Stream,
 }
 
 impl Channel {
-    fn connect(address: &str, security: &Security) -> Result<Channel, ClientError> {
+    fn connect(address: &str, security: &Security, patience: Patience) -> Result<Channel, ClientError> {
         let failed = |error| ClientError::Connect { address: address.into(), error };
         let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
         for candidate in address.to_socket_addrs().map_err(failed)? {
-            match TcpStream::connect_timeout(&candidate, CONNECT_TIMEOUT) {
+            match TcpStream::connect_timeout(&candidate, patience.connect) {
                 Ok(stream) => {
                     stream.set_nodelay(true).map_err(failed)?;
-                    stream.set_read_timeout(Some(ANSWER_TIMEOUT)).map_err(failed)?;
-                    stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(failed)?;
+                    stream.set_read_timeout(Some(patience.answer)).map_err(failed)?;
+                    stream.set_write_timeout(Some(patience.answer)).map_err(failed)?;
                     let stream = Stream::new(stream, address, security).map_err(failed)?;
-                    return Ok(Channel { address: address.into(), stream });
+                    return Ok(Channel { address: address.into(), patience, stream });
                 }
                 Err(error) => last = error,
             }
@@ -193,7 +217,9 @@ impl Channel {
     fn lost(&self, error: io::Error) -> ClientError {
         let address = self.address.clone();
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Silent { address },
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                ClientError::Silent { address, seconds: self.patience.answer.as_secs() }
+            }
             io::ErrorKind::UnexpectedEof => {
                 ClientError::Lost { address, error: io::Error::other("the server closed it") }
             }

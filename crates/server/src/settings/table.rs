@@ -157,6 +157,21 @@ pub const ROWS: &[Row] = &[
     ),
     row("etcd.ssl.key.location", "", Scope::Server, anything, "And the private key that belongs to it."),
     row(
+        "inter.broker.listener.name",
+        "",
+        Scope::Server,
+        anything,
+        "The listener at which the brokers of a cluster reach each other. Empty for the first one of listeners.",
+    ),
+    row(
+        "inter.broker.client.config",
+        "",
+        Scope::Server,
+        anything,
+        "How they do that, a file as Kafka's tools take it (client.properties): security.protocol, and the settings of ssl and\n\
+         sasl. Empty for plain text. The user needs the right ClusterAction.",
+    ),
+    row(
         "cluster.name",
         "main",
         Scope::Server,
