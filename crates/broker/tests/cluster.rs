@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use broker::{Broker, Config, Connection, Directories, Membership, Remote};
 use bytes::Bytes;
-use common::transactional::{Producer, V1, V2, read as read_committed};
+use common::transactional::{Producer, V1, V2, now_ms, read as read_committed};
 use common::{call, connect, fetch_of, fetch_request, try_create_topic, unframed};
 use disk::{Disk, Engine, open_directory};
 use model::{Compression, Timestamp};
@@ -24,6 +24,7 @@ use wire::records::{BatchBuilder, records};
 use wire::{Chunks, ErrorCode, Text};
 
 const TOPIC: &str = "t";
+const SHORT: &str = "short";
 const PARTITIONS: i32 = 12;
 const SESSION: Duration = Duration::from_millis(600);
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -103,6 +104,9 @@ impl Cluster {
             ("object.store.diskless.interval.ms", "20"),
             ("group.initial.rebalance.delay.ms", "0"),
             ("auto.create.topics.enable", "false"),
+            ("log.retention.check.interval.ms", "10"),
+            ("object.store.delete.delay.ms", "0"),
+            ("log.cleaner.backoff.ms", "50"),
         ] {
             config.set(name, value).unwrap();
         }
@@ -225,7 +229,7 @@ async fn metadata(client: &mut Connection) -> m::MetadataResponse {
 
 fn batch(value: &str) -> Bytes {
     let mut builder = BatchBuilder::new(Compression::None);
-    builder.push(Timestamp(1), None, Some(value.as_bytes()));
+    builder.push(Timestamp(now_ms()), None, Some(value.as_bytes()));
     builder.finish()
 }
 
@@ -326,6 +330,51 @@ async fn a_broker_that_dies_loses_its_logs_to_the_others_and_nothing_else() {
     }
     cluster.read_all().await;
     zombie.close().await;
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn offsets_go_on_where_all_records_are_expired() {
+    let mut cluster = cluster().await;
+    let created = try_create_topic(&mut cluster.client(), SHORT, PARTITIONS, &[("retention.ms", "1")]).await;
+    assert_eq!(created.error_code, 0);
+    let until = Instant::now() + PATIENCE;
+    let mut next = [0_i64; PARTITIONS.unsigned_abs() as usize];
+    for round in 0..6 {
+        if round == 3 {
+            // Everything that is expired is deleted by now, also in the store.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            cluster.stop_signs(1).close().await;
+        }
+        for partition in 0..PARTITIONS {
+            let next = &mut next[partition.unsigned_abs() as usize];
+            loop {
+                assert!(Instant::now() < until, "partition {partition} takes no record");
+                // Partitions of both topics with one index are not in one log.
+                let mut found = None;
+                for broker in cluster.brokers.values() {
+                    let (error, base, _) =
+                        common::produce(&mut connect(broker), SHORT, partition, -1, batch("short")).await;
+                    if error == 0 {
+                        found = Some(base);
+                        break;
+                    }
+                    assert!(may_be_retried(error), "{:?}", ErrorCode::from_code(error));
+                }
+                if let Some(base) = found {
+                    assert!(
+                        base >= *next,
+                        "partition {partition}: {base} was given out before, {next} is next"
+                    );
+                    *next = base + 1;
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
     for broker in cluster.brokers.values() {
         broker.close().await;
     }

@@ -11,7 +11,7 @@ use broker::Remote;
 use client::{Security, address};
 use wire::{Bytes, Chunks};
 
-use crate::commands::peer::{Patience, Peer};
+use crate::commands::peer::{ClientError, Patience, Peer};
 
 /// A broker that is away must not hold up what waits for others.
 const PATIENCE: Patience = Patience { connect: Duration::from_secs(2), answer: Duration::from_secs(10) };
@@ -63,7 +63,8 @@ fn ask(address: &str, security: &Security, idle: &Idle, request: &Chunks) -> io:
         let asked = peer.and_then(|mut peer| Ok((peer.exchange(request)?, peer)));
         match asked {
             Ok(asked) => break asked,
-            Err(_) if was_open => {}
+            // The other broker has closed it since. One that does not answer does not answer on another connection either.
+            Err(ClientError::Lost { .. }) if was_open => {}
             Err(error) => return Err(io::Error::other(error)),
         }
     };

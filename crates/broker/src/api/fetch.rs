@@ -223,7 +223,12 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
         let (Some(slot), topics) = slots.slot_and_topics(look.slot) else { continue };
         let told = Some((look.data.high_watermark, look.data.log_start_offset));
         let failed = look.data.error_code != 0;
-        let missing_codes = [ErrorCode::UnknownTopicOrPartition.code(), ErrorCode::UnknownTopicId.code()];
+        // Another partition may stand in the place of this one, because the topic is new, or its log has moved.
+        let missing_codes = [
+            ErrorCode::UnknownTopicOrPartition.code(),
+            ErrorCode::UnknownTopicId.code(),
+            ErrorCode::NotLeaderOrFollower.code(),
+        ];
         if missing_codes.contains(&look.data.error_code) {
             missing.push(look.slot);
         }

@@ -326,6 +326,10 @@ impl Broker {
             None => log.log.is_full().then(|| AdmitError::Full.to_string()),
         };
         let logs = self.logs.all();
+        if logs.is_empty() {
+            // A broker of a cluster that owns no log at the moment.
+            return None;
+        }
         let reasons = logs.iter().map(|log| Some(format!("{}: {}", log.path, why(log)?)));
         reasons.collect::<Option<Vec<String>>>().map(|reasons| reasons.join("; "))
     }

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -59,6 +60,10 @@ enum BringError {
     Open(#[from] storage::OpenError),
     #[error("the metadata: {0}")]
     Meta(#[from] MetaError),
+    #[error("it has another owner by now")]
+    Unwanted,
+    #[error("a bug, which is in the log")]
+    Bug,
 }
 
 enum State {
@@ -141,8 +146,12 @@ impl Holder for Host {
     fn held(&self, log: &str) -> Option<u32> {
         let held = self.0.held.lock();
         let held = held.get(log)?;
-        let again = matches!(held.state, State::Failed(until) if until <= Instant::now());
-        (!again).then_some(held.epoch)
+        match &held.state {
+            State::Failed(until) if *until <= Instant::now() => None,
+            // It is of no use: it is closed, and taken over anew. Epochs begin at 1.
+            State::Open(open) if open.log.stopped().is_some() || open.log.is_fenced() => Some(0),
+            _ => Some(held.epoch),
+        }
     }
 
     fn take_over(&mut self, log: &str, epoch: u32) {
@@ -180,7 +189,8 @@ impl Holder for Host {
 impl Shared {
     fn bring(&self, name: &str, epoch: u32, unwanted: &AtomicBool) {
         let begun = Instant::now();
-        let opened = self.open(name, epoch, unwanted);
+        let opened = catch_unwind(AssertUnwindSafe(|| self.open(name, epoch, unwanted)));
+        let opened = opened.unwrap_or(Err(BringError::Bug));
         let mut held = self.held.lock();
         let Some(entry) = held.get_mut(name) else { return };
         match opened {
@@ -225,6 +235,10 @@ impl Shared {
         // Entries of the index that a crash left ahead of the data: before other batches take their offsets.
         let start_of = |stream| known.owned.contains(&stream).then(|| open.log.stream(stream).bounds().start);
         open.transactions.maintain(&open.log, start_of, now_ms);
+        if unwanted.load(Ordering::Acquire) {
+            open.log.close();
+            return Err(BringError::Unwanted);
+        }
         logs.add(open.clone());
         let partitions = topics.opened(&open);
         topics.drop_orphans(&open, known.next);

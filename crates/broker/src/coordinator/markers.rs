@@ -76,7 +76,7 @@ pub(super) struct Sent {
     marker: Marker,
     markers: Vec<(Arc<Partition>, Offset, Landed)>,
     remote: Remotes,
-    /// Partitions that did not take their marker now, because they have no room to end earlier transactions.
+    /// Partitions that did not take their marker now: they have no room to end earlier transactions, or their log moves.
     pub refused: BTreeSet<TopicPartition>,
 }
 
@@ -122,7 +122,7 @@ impl MarkerSender {
             let order = Order::marker((room, index_room), Arc::new(Told::new(sender)), now_ms);
             match partition.append_marker(&*log, of.marker, order) {
                 Ok(offset) => markers.push((partition, offset, marked)),
-                Err(SequenceError::Undecided) => {
+                Err(SequenceError::Undecided | SequenceError::Moved) => {
                     refused.insert((partition.topic.to_string(), partition.index));
                 }
                 // A newer producer, or another coordinator, has ended the transaction in this partition.

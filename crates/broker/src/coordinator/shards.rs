@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use model::BatchHeader;
 use parking_lot::Mutex;
@@ -46,6 +47,9 @@ pub trait Coordinates: Send + Sync + Sized + 'static {
     /// Called when a shard was unloaded and is gone. Its partition may have another shard by then.
     fn unloaded(self: &Arc<Self>) {}
 }
+
+/// A partition whose log moves between brokers is read again so long after an attempt that failed.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why this broker does not serve a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -250,6 +254,12 @@ pub fn follow<C: Coordinates>(
     let replica = partition.replica(shards.node);
     let (found, gone) = {
         let mut slots = shards.slots.lock();
+        let topic = shards.topics().and_then(|topics| topics.find(C::TOPIC));
+        let current = topic.and_then(|topic| topic.partition(partition.index));
+        if current.is_some_and(|current| !Arc::ptr_eq(&current, partition)) {
+            // Another partition stands in its place since the caller has looked, perhaps with a shard of the same epoch.
+            return Err(Unserved::Elsewhere);
+        }
         let stays = |slot: &Slot<C::Entry>| {
             replica.as_ref().is_ok_and(|replica| slot.place().is_of(partition, replica.epoch))
         };
@@ -300,13 +310,19 @@ async fn load<C: Coordinates>(
     place: Place,
 ) {
     // The load runs in a task of its own. A panic must not leave the partition in the state Loading for ever.
-    let read = tokio::spawn(read(coordinator.clone(), partition.clone(), log, place.clone())).await;
-    let slot = match read.map_err(|error| error.to_string()).flatten() {
-        Ok(shard) => Slot::Ready(shard),
-        Err(error) => {
-            report_unreadable(&partition, &error);
-            Slot::Unreadable(place)
+    let slot = loop {
+        let read =
+            tokio::spawn(read(coordinator.clone(), partition.clone(), log.clone(), place.clone())).await;
+        match read.map_err(|error| error.to_string()).flatten() {
+            Ok(shard) => break Slot::Ready(shard),
+            Err(error) => report_unreadable(&partition, &error),
         }
+        // The records of a log that has moved are in the object store alone, which may be away for a while.
+        let again = partition.moves() && partition.replica(coordinator.shards().node).is_ok();
+        if !again || coordinator.shards().are_abandoned() || log.stopped().is_some() {
+            break Slot::Unreadable(place);
+        }
+        tokio::time::sleep(RELOAD_INTERVAL).await;
     };
     finish_loading(&coordinator, &partition, slot);
 }

@@ -43,6 +43,8 @@ pub struct OpenLog {
     pub id: Uuid,
     /// The log's directory.
     pub path: String,
+    /// The epoch in which this broker owns the log, in a cluster.
+    pub epoch: Option<u32>,
     /// The log.
     pub log: Arc<Log>,
     /// Notified when the log has room again.
@@ -165,6 +167,7 @@ impl Opening {
         owned: Option<Owned>,
     ) -> Result<OpenLog, storage::OpenError> {
         let config = &*self.config;
+        let epoch = owned.as_ref().and_then(|owned| owned.epochs.newest()).map(|newest| newest.epoch);
         let bytes_of = |setting: i64| usize::try_from(setting).unwrap_or(usize::MAX);
         let share_of = |bytes: usize| (bytes / share).max(CACHE_BYTES_MIN);
         let options = storage::Options {
@@ -229,6 +232,7 @@ impl Opening {
             })?;
         Ok(OpenLog {
             id: Uuid::from_u128(log.id()),
+            epoch,
             path: path.to_owned(),
             log,
             room,

@@ -40,6 +40,10 @@ pub struct Partition {
     /// The id of the partition's stream. It does not depend on the log.
     pub stream_id: StreamId,
     log: Result<Arc<dyn PartitionLog>, Absent>,
+    /// The only leader epoch in which the log may be used, if its owners change.
+    epoch: Option<i32>,
+    /// Another partition stands in the place of this one, whose log is about to be closed.
+    retired: AtomicBool,
     leadership: Leadership,
     /// The fetches and other tasks that wait for commits.
     pub subscribers: Subscribers,
@@ -70,8 +74,6 @@ struct State {
     decided: VecDeque<(i64, TransactionResult)>,
 }
 
-/// No broker.
-const NO_LEADER: i32 = -1;
 /// Interval at which a wait for a commit checks whether the log has stopped.
 const STOPPED_CHECK: Duration = Duration::from_millis(500);
 /// Interval at which a thread that waits for a sync looks again.
@@ -177,6 +179,8 @@ impl Partition {
         log: Result<Arc<OpenLog>, Absent>,
         leader: Leader,
     ) -> Partition {
+        let epoch = log.as_ref().ok().and_then(|log| log.epoch);
+        let epoch = epoch.map(|epoch| i32::try_from(epoch).unwrap_or(i32::MAX));
         let log = log.map(|log| Arc::new(LocalLog::new(log, stream_id)) as Arc<dyn PartitionLog>);
         let (next_offset, Restored { producers, transactions }) = match &log {
             Ok(log) => (log.bounds().synced, log.take_restored()),
@@ -195,6 +199,8 @@ impl Partition {
             index,
             stream_id,
             log,
+            epoch,
+            retired: AtomicBool::new(false),
             leadership: Leadership::new(leader),
             subscribers: Subscribers::default(),
             state: Mutex::new(state),
@@ -210,7 +216,9 @@ impl Partition {
     /// The partition for use by its leader. Fails if the broker `node` does not lead the partition.
     pub fn replica(&self, node: i32) -> Result<Replica<'_>, Elsewhere<'_>> {
         let leader = self.leader();
-        if leader.node != node {
+        // A log that was opened in an earlier epoch may lack what another owner acknowledged since.
+        let outdated = self.epoch.is_some_and(|epoch| epoch != leader.epoch);
+        if leader.node != node || outdated || self.is_retired() {
             return Err(Elsewhere::Remote);
         }
         match &self.log {
@@ -239,7 +247,19 @@ impl Partition {
     /// Refuses all further batches, and wakes the fetches that wait. For a partition whose log is about to be closed, and
     /// in whose place another one stands.
     pub fn retire(&self) {
-        self.lead(Leader { node: NO_LEADER, epoch: i32::MAX });
+        let state = self.state.lock();
+        self.retired.store(true, Ordering::Release);
+        drop(state);
+        self.subscribers.mark(usize::MAX);
+    }
+
+    /// Whether the owners of the partition's log change.
+    pub fn moves(&self) -> bool {
+        self.epoch.is_some()
+    }
+
+    fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Acquire)
     }
 
     /// The end of an epoch (KIP-320): the largest epoch up to `epoch`, and the offset after its last record. For the
@@ -284,7 +304,7 @@ impl Partition {
     ) -> Result<Appended, SequenceError> {
         let mut state = self.state.lock();
         let leader_epoch = self.leader().epoch;
-        if order.leader_epoch.is_some_and(|epoch| epoch != leader_epoch) {
+        if self.is_retired() || order.leader_epoch.is_some_and(|epoch| epoch != leader_epoch) {
             return Err(SequenceError::Moved);
         }
         let producer_id = batch.header.producer_id;
@@ -332,6 +352,9 @@ impl Partition {
         order: Order,
     ) -> Result<Offset, SequenceError> {
         let mut state = self.state.lock();
+        if self.is_retired() {
+            return Err(SequenceError::Moved);
+        }
         let leader_epoch = self.leader().epoch;
         state.end_decided(log, leader_epoch, order.now_ms).map_err(|_| SequenceError::Undecided)?;
         state.mark(log, marker, leader_epoch, order)

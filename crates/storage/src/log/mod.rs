@@ -320,7 +320,7 @@ impl Log {
     }
 
     /// Applies `retention.ms` (as the oldest timestamp to keep) and `retention.bytes` to a stream. Returns the new
-    /// start if it moves.
+    /// start if it moves. Of a log whose owner changes, the records that were stored last stay.
     pub fn retain(
         &self,
         stream: &Arc<Stream>,
@@ -329,7 +329,11 @@ impl Log {
     ) -> Option<Offset> {
         let to = {
             let state = stream.lock();
-            let to = state.retained_from(oldest, bytes_max);
+            let mut to = state.retained_from(oldest, bytes_max);
+            if self.shared.options.owned.is_some() {
+                // Where a stream ends is known to the next owner from its records alone.
+                to = to.min(state.last_stored().unwrap_or(state.start));
+            }
             (to > state.trimming && to > state.start).then_some(to)?
         };
         self.trim(stream, to, None);
