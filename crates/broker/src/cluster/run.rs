@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::host::Host;
 use super::{Member, MemberError};
-use crate::image::records::broker_id;
+use crate::image::records::{BrokerRecord, broker_id};
 use crate::image::{Delta, Image, Metadata, Observer};
 use crate::placement::Placement;
 
@@ -67,8 +67,7 @@ struct View {
 
 impl View {
     fn follow(&self, image: &Image) {
-        let broker = |(name, record): (&str, &Arc<_>)| {
-            let record: &crate::image::records::BrokerRecord = record;
+        let broker = |(name, record): (&str, &Arc<BrokerRecord>)| {
             Some((broker_id(name).ok()?, record.listeners.clone()))
         };
         let mut others: BTreeMap<i32, _> = image.brokers.iter().filter_map(broker).collect();
@@ -111,8 +110,7 @@ impl Running {
         host: Host,
     ) -> std::io::Result<Running> {
         let view = Arc::new(View { placement: placement.clone() });
-        let observer: Arc<View> = view.clone();
-        metadata.observe(Arc::downgrade(&observer) as Weak<dyn Observer>);
+        metadata.observe(Arc::downgrade(&view) as Weak<dyn Observer>);
         view.follow(&metadata.image());
         let member = Arc::new(member);
         let lease = {

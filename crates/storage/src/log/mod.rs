@@ -350,9 +350,9 @@ impl Log {
         }
     }
 
-    /// Makes a stream a leading one, and tiered if it is not diskless: objects never have a record of another stream without the records of the
-    /// leading streams that come before it in the log. Of all leading streams together, objects have a prefix of the log.
-    /// Call this after opening.
+    /// Makes a stream a leading one, and tiered if it is not diskless: objects never have a record of another stream
+    /// without the records of the leading streams that come before it in the log. Of all leading streams together, objects
+    /// have a prefix of the log. Call this after opening.
     pub fn set_leading(&self, stream: &Arc<Stream>) {
         self.shared.tier.lead(stream);
         if stream.level() != Level::Diskless {
