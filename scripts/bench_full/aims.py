@@ -18,7 +18,7 @@ from .runs import KAFKA, OURS, RETENTION_AT_ONCE, SMOKE_SECONDS, WORKLOADS, Chan
 
 PART1_4, PART1_50 = "small/part1-4-producers.yaml", "small/part1-50-producers.yaml"
 MESSAGE_BYTES, PARTITIONS, BATCH_BYTES_MAX = 1024, 288, 131072
-# Bounded in the server, not by a setting: INDEX_CACHE_BYTES in crates/broker/src/logs.rs.
+# Bounded in the server, not by a setting: INDEX_CACHE_BYTES of the broker.
 INDEX_CACHE_BYTES = 32 * 1024 * 1024
 BOUNDS = ("log.tail.cache.bytes", "log.read.cache.bytes", "queued.max.request.bytes")
 BESIDE_BOUNDS = 150e6

@@ -124,10 +124,12 @@ def check_failures(load):
 
 def check_constants(_load):
     """What is bounded in the server's source and by no setting."""
-    source = (place.ROOT / "crates" / "broker" / "src" / "logs.rs").read_text()
-    found = re.search(r"^const INDEX_CACHE_BYTES: usize = (\d+) \* 1024 \* 1024;", source, re.M)
-    assert found and int(found[1]) << 20 == aims.INDEX_CACHE_BYTES, "INDEX_CACHE_BYTES is not that of the server"
-    return f"{found[1]} MiB for indexes"
+    definition = re.compile(r"^const INDEX_CACHE_BYTES: usize = (\d+) \* 1024 \* 1024;", re.M)
+    found = [mebibytes for source in sorted((place.ROOT / "crates").rglob("*.rs"))
+             for mebibytes in definition.findall(source.read_text())]
+    assert [int(mebibytes) << 20 for mebibytes in found] == [aims.INDEX_CACHE_BYTES], \
+        f"the server's INDEX_CACHE_BYTES is {found} MiB, not that of aims.py"
+    return f"{found[0]} MiB for indexes"
 
 
 def bench_full(load, name, *arguments, server=None):
