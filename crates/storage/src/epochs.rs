@@ -15,10 +15,13 @@
 //!   never an object of an owner without successor.
 //! - Later owners delete objects before a seal. A put of a slow walk may land there, as a second seal of the epoch. The seal
 //!   with the highest number is the first that landed, so it alone counts. A walk looks again after its own put.
+//! - For the same reason, a walk may learn all seals in one look after its claim: an epoch that has one keeps the one that
+//!   counts.
 //! - The epochs in the chain rise. A walk that meets its own epoch of another owner, or a later one, ends.
 //! - Each opening of a log has an epoch and an owner of its own: a request of an earlier opening may land at any time.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::format::Fields;
@@ -129,6 +132,8 @@ pub struct Holds {
 /// What a walk does next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
+    /// Tell the seals of all epochs ([`Walk::seals`]).
+    Seals,
     /// Tell what this epoch has ([`Walk::holds`]). If an object is deleted meanwhile, look again.
     Look(Epoch),
     /// Put the seal of the walk under this number of the epoch, if absent ([`Walk::put`]). An unclear outcome is
@@ -146,11 +151,17 @@ pub struct Walk {
     seal: Seal,
     /// The epochs so far, without the one before all.
     passed: Vec<Epoch>,
+    /// The seals of epochs that are not passed yet, as far as they are known.
+    known: Seals,
     at: At,
 }
 
+/// The seal of each epoch that has one: that with the highest number, and the number.
+pub type Seals = BTreeMap<u32, (u32, Seal)>;
+
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum At {
+    Beginning,
     Looking(Epoch),
     Sealing(Epoch, u32),
     Owned,
@@ -160,12 +171,13 @@ enum At {
 impl Walk {
     /// The walk of the owner that `seal` names. Its claim must have been put before.
     pub fn new(seal: Seal) -> Walk {
-        Walk { seal, passed: Vec::new(), at: At::Looking(BEFORE_ALL) }
+        Walk { seal, passed: Vec::new(), known: Seals::new(), at: At::Beginning }
     }
 
     /// What to do next.
     pub fn step(&self) -> Step {
         match &self.at {
+            At::Beginning => Step::Seals,
             At::Looking(epoch) => Step::Look(*epoch),
             At::Sealing(epoch, number) => Step::Seal(*epoch, *number),
             At::Owned => Step::Owned(Epochs(self.passed.clone().into())),
@@ -173,11 +185,31 @@ impl Walk {
         }
     }
 
+    /// Goes on with the seals that [`Step::Seals`] asks for.
+    pub fn seals(&mut self, seals: Seals) {
+        self.known = seals;
+        self.look(BEFORE_ALL);
+    }
+
+    /// Goes along the known seals, from this epoch on.
+    fn look(&mut self, mut epoch: Epoch) {
+        self.at = At::Looking(epoch);
+        while let Some((number, seal)) = self.known.remove(&epoch.epoch) {
+            self.pass(epoch, number, seal);
+            let At::Looking(next) = self.at else { return };
+            epoch = next;
+        }
+    }
+
     /// Goes on with what the epoch has that [`Step::Look`] named.
     pub fn holds(&mut self, holds: &Holds) {
         let At::Looking(epoch) = self.at else { return };
         if let Some((number, seal)) = holds.seal {
-            return self.pass(epoch, number, seal);
+            self.pass(epoch, number, seal);
+            if let At::Looking(next) = self.at {
+                self.look(next);
+            }
+            return;
         }
         // Objects that count may be deleted. Any other gap was never filled, or is filled at this moment: the put decides.
         let mut free = epoch.first.max(holds.counted);
@@ -231,9 +263,15 @@ mod tests {
         let seal = |epoch, owner| Seal { log_id: 1, epoch, owner };
         let after = |seals: &[Seal]| {
             let mut walk = Walk::new(seal(3, 7));
+            walk.seals(Seals::new());
             for (number, seal) in (1..).zip(seals) {
                 walk.holds(&Holds { seal: Some((number, *seal)), ..Holds::default() });
             }
+            // The same when all of them are known at the beginning.
+            let mut knowing = Walk::new(walk.seal);
+            let from = std::iter::once(0).chain(seals.iter().map(|seal| seal.epoch));
+            knowing.seals(from.zip((1..).zip(seals.iter().copied())).collect());
+            assert_eq!(knowing.step(), walk.step());
             walk.step()
         };
         assert!(matches!(after(&[seal(3, 7)]), Step::Owned(_)));

@@ -102,6 +102,8 @@ pub(crate) enum Mutation {
     IgnoresLeading,
     /// A dead object goes although those behind it do not say yet that they count without it.
     DeletesLinks,
+    /// A dead object goes although it alone records the bounds of a stream.
+    ForgetsBounds,
 }
 
 impl Default for Options {

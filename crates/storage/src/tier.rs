@@ -1,7 +1,7 @@
 //! What waits to be stored in the object store: which streams have records for it, how many bytes, and since when. Also
 //! the puts that have ended.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -106,9 +106,23 @@ struct News {
     /// Puts that have ended, by their numbers.
     ended: Vec<(u64, Result<Put, BucketError>)>,
     replacements: VecDeque<Replacement>,
+    /// The streams whose bounds the next object records.
+    to_record: BTreeMap<StreamId, Arc<Stream>>,
+    /// When the first of them was to be recorded that does not wait for an object with records.
+    record_since: Option<u64>,
+    /// Records are due as soon as they are synced.
+    hurry: bool,
     /// Why nothing more is stored.
     fenced: Option<Arc<str>>,
     stop: bool,
+}
+
+impl News {
+    /// The nanoseconds until the records of a class with `limit` are due; zero if they are.
+    fn due_in(&self, class: usize, limit: Limit, now_ns: u64) -> Option<u64> {
+        let due = self.waiting[class].due_in(limit, now_ns);
+        if self.hurry { due.map(|_| 0) } else { due }
+    }
 }
 
 /// Streams whose records reach the store no later than the records of other streams that were appended behind them.
@@ -272,13 +286,53 @@ impl Tier {
     /// Takes the waiting streams of one class, if they have enough records for an object, or have them for long enough.
     pub fn take_waiting(&self, now_ns: u64) -> Vec<Arc<Stream>> {
         let mut news = self.news.lock();
-        for (waiting, limit) in news.waiting.iter_mut().zip(self.limits) {
-            if waiting.due_in(limit, now_ns) == Some(0) {
+        for (class, limit) in self.limits.into_iter().enumerate() {
+            if news.due_in(class, limit, now_ns) == Some(0) {
+                let waiting = &mut news.waiting[class];
                 (waiting.bytes, waiting.since) = (0, None);
                 return std::mem::take(&mut waiting.streams);
             }
         }
         Vec::new()
+    }
+
+    /// Lets the next object record the bounds of `streams`. With the time `since`, as with records of diskless streams there is
+    /// an object after a while, also if there are no records for it.
+    pub fn record(&self, streams: Vec<Arc<Stream>>, since: Option<u64>) {
+        if streams.is_empty() {
+            return;
+        }
+        let mut news = self.news.lock();
+        news.to_record.extend(streams.into_iter().map(|stream| (stream.id(), stream)));
+        if let Some(since) = since {
+            let first = news.record_since.is_none();
+            news.record_since.get_or_insert(since);
+            if first {
+                self.wake.notify_one();
+            }
+        }
+    }
+
+    /// Takes the streams whose bounds are to be recorded, if there is an object with records, or they waited for long enough.
+    pub fn take_to_record(&self, now_ns: u64, with_records: bool) -> Vec<Arc<Stream>> {
+        let mut news = self.news.lock();
+        if !with_records && self.record_due_in(&news, now_ns) != Some(0) {
+            return Vec::new();
+        }
+        news.record_since = None;
+        std::mem::take(&mut news.to_record).into_values().collect()
+    }
+
+    /// The nanoseconds until bounds are to be recorded.
+    fn record_due_in(&self, news: &News, now_ns: u64) -> Option<u64> {
+        let wait = if news.hurry { 0 } else { self.limits[Class::Diskless as usize].nanos };
+        Some(news.record_since?.saturating_add(wait).saturating_sub(now_ns))
+    }
+
+    /// From now on, records go to the store as soon as they are synced.
+    pub fn hurry(&self) {
+        self.news.lock().hurry = true;
+        self.wake.notify_one();
     }
 
     /// The right to replace ranges, unless somebody has it.
@@ -355,7 +409,9 @@ impl Tier {
     /// `now_ns` is the time of the log's clock. Returns false once the log is closed.
     pub fn wait(&self, may_begin: bool, now_ns: u64, time: Duration) -> bool {
         let mut news = self.news.lock();
-        let due = news.waiting.iter().zip(self.limits).filter_map(|(w, limit)| w.due_in(limit, now_ns)).min();
+        let limits = self.limits.into_iter().enumerate();
+        let due = limits.filter_map(|(class, limit)| news.due_in(class, limit, now_ns));
+        let due = due.chain(self.record_due_in(&news, now_ns)).min();
         let due = if news.replacements.is_empty() { due } else { Some(0) };
         let time = match due {
             Some(nanos) if may_begin => time.min(Duration::from_nanos(nanos)),

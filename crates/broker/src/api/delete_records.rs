@@ -1,17 +1,20 @@
 //! DeleteRecords (KIP-107): moves the start of partitions forward.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::Offset;
 use parking_lot::Mutex;
 use storage::{AppendError, Completion};
 use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
 use wire::ErrorCode;
 use wire::messages::delete_records_response::{
     DeleteRecordsPartitionResult, DeleteRecordsResponse, DeleteRecordsTopicResult,
 };
 use wire::messages::{DeleteRecordsRequest, delete_records_request::DeleteRecordsPartition};
 
+use crate::api::produce::DISK_PATIENCE;
 use crate::broker::Broker;
 use crate::failure::Failure;
 use crate::partition::log::PartitionLog;
@@ -34,10 +37,12 @@ impl Completion for Trimmed {
     }
 }
 
-/// Answers DeleteRecords once the new starts are durable.
+/// Answers DeleteRecords once the new starts are durable: in a cluster, once the object store has them.
 pub async fn answer(
     Request { broker, caller, body: request, .. }: Request<DeleteRecordsRequest>,
 ) -> DeleteRecordsResponse {
+    let patience = Duration::from_millis(u64::try_from(request.timeout_ms).unwrap_or(0)).max(DISK_PATIENCE);
+    let deadline = Instant::now() + patience;
     let mut topics = Vec::with_capacity(request.topics.len());
     for asked in request.topics {
         let allowed = broker.authorizer.topic(&caller, Operation::Delete, &asked.name);
@@ -53,7 +58,10 @@ pub async fn answer(
         let mut partitions = Vec::with_capacity(begun.len());
         for (asked, begun) in asked.partitions.iter().zip(begun) {
             let result = match begun {
-                Ok(begun) => begun.finish().await,
+                Ok(begun) => {
+                    let finished = timeout_at(deadline, begun.finish()).await;
+                    finished.unwrap_or(Err(ErrorCode::RequestTimedOut.into()))
+                }
                 Err(failure) => Err(failure),
             };
             let (low_watermark, code) =

@@ -33,7 +33,7 @@ use crate::caller::{Caller, Endpoint};
 use crate::failure::Failure;
 use crate::partition::log::PartitionLog;
 use crate::partition::{Appended, Checked, Order, Partition, Replica};
-use crate::placement::Leader;
+use crate::placement::{Leader, Node};
 use crate::security::Operation;
 use crate::settings::topic::TopicConfig;
 use crate::topics::Topic;
@@ -54,7 +54,7 @@ const RECORD_BYTES_MIN: usize = 7;
 /// The first version whose answer can name the leader of a partition that another broker leads (KIP-951).
 const LEADER_TOLD_FROM_VERSION: i16 = 10;
 /// Minimum time to wait for a batch on its way to the disk, even if the client's timeout is shorter.
-const DISK_PATIENCE: Duration = Duration::from_secs(5);
+pub const DISK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One partition's part of a request whose batch is queued.
 struct Part {
@@ -210,8 +210,9 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
         response.responses.push(TopicProduceResponse { name, topic_id, partition_responses: answers });
     }
     let endpoint = |node_id: i32| {
-        let Endpoint { host, port } = broker.placement.endpoint(node_id, &caller.origin)?;
-        Some(NodeEndpoint { node_id, host, port, rack: None })
+        let Node { endpoint: Endpoint { host, port }, rack, .. } =
+            broker.placement.node(node_id, &caller.origin)?;
+        Some(NodeEndpoint { node_id, host, port, rack })
     };
     response.node_endpoints = elsewhere.into_iter().filter_map(endpoint).collect();
     tally.finish_one();

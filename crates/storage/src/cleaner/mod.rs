@@ -25,9 +25,8 @@ pub use self::rewrite::{Rewriter, Rewritten};
 use self::source::RangePlan;
 pub(crate) use self::source::{Source, load, offset_count};
 pub(crate) use self::stored::Merged;
-use crate::format::{CLEANED, DIRECTORY_ROW_BYTES, index};
+use crate::format::CLEANED;
 use crate::pacer::Pacer;
-use crate::segment::footer;
 use crate::segment::{Segment, is_stored, is_written};
 use crate::shared::Shared;
 use crate::stream::Stream;
@@ -208,17 +207,11 @@ impl Cleaner {
 
     /// The live extents of one segment.
     fn sources(&self, victim: &Arc<Segment>) -> Result<Vec<(Arc<Stream>, Source)>, RewriteError> {
-        let Some(footer) = victim.footer() else { return Ok(Vec::new()) };
-        let trailer = footer.trailer;
-        let length = index(trailer.rows) * DIRECTORY_ROW_BYTES;
-        let bytes = match &footer.payload {
-            Some((at, payload)) => payload.slice(index(trailer.directory_position - at)..).slice(..length),
-            None => {
-                let read = victim.read(trailer.directory_position, length);
-                read.inspect_err(|_| self.shared.avoid(victim))?
-            }
-        };
-        let Some(rows) = footer::decode_directory(&bytes, &trailer, victim.generation) else {
+        if victim.footer().is_none() {
+            return Ok(Vec::new());
+        }
+        let rows = victim.load_directory().inspect_err(|_| self.shared.avoid(victim))?;
+        let Some(rows) = rows else {
             victim.avoid_for_good();
             return Err(RewriteError::Rewriter(format!("the directory of {} is damaged", victim.name())));
         };

@@ -267,11 +267,7 @@ impl Shared {
 
     fn directory(&self, segment: &Segment) -> Result<Vec<DirectoryRow>, RewriteError> {
         let damaged = || RewriteError::Rewriter(format!("the directory of {} is damaged", segment.name()));
-        let footer = segment.footer().ok_or_else(damaged)?;
-        let bytes = index(footer.trailer.rows) * crate::format::DIRECTORY_ROW_BYTES;
-        let bytes = segment.read(footer.trailer.directory_position, bytes)?;
-        crate::segment::footer::decode_directory(&bytes, &footer.trailer, segment.generation)
-            .ok_or_else(damaged)
+        segment.load_directory()?.ok_or_else(damaged)
     }
 }
 

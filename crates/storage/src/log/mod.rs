@@ -4,6 +4,7 @@
 //! the cold readers do the work, each on threads of its own.
 
 mod background;
+mod recorded;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use objects::Bucket;
 use parking_lot::Mutex;
 
 use self::background::{run_cleaner, run_merger, run_preparer, run_uploader};
+use self::recorded::StartRecorded;
 use crate::cleaner::{Cleaner, CompactError, Compaction, RewriteReport};
 use crate::format::Lsn;
 use crate::index::BatchPlace;
@@ -308,7 +310,8 @@ impl Log {
         self.shared.queue.push(Request::Append(append));
     }
 
-    /// Moves the start of a stream up to `to`, at most to its committed end. `done` is called when the trim is durable.
+    /// Moves the start of a stream up to `to`, at most to its committed end. `done` is called when the trim is durable: in a
+    /// log whose owner changes, when an object records it.
     pub fn trim(&self, stream: &Arc<Stream>, to: Offset, done: Option<Arc<dyn Completion>>) {
         let to = {
             let mut state = stream.lock();
@@ -316,11 +319,15 @@ impl Log {
             state.trimming = state.trimming.max(to);
             to
         };
+        let done = match self.shared.options.owned {
+            Some(_) => done.map(|done| StartRecorded::then(done, &self.shared, stream, to)),
+            None => done,
+        };
         self.shared.queue.push(Request::Trim { stream: stream.clone(), to, done });
     }
 
     /// Applies `retention.ms` (as the oldest timestamp to keep) and `retention.bytes` to a stream. Returns the new
-    /// start if it moves. Of a log whose owner changes, the records that were stored last stay.
+    /// start if it moves.
     pub fn retain(
         &self,
         stream: &Arc<Stream>,
@@ -329,11 +336,7 @@ impl Log {
     ) -> Option<Offset> {
         let to = {
             let state = stream.lock();
-            let mut to = state.retained_from(oldest, bytes_max);
-            if self.shared.options.owned.is_some() {
-                // Where a stream ends is known to the next owner from its records alone.
-                to = to.min(state.last_stored().unwrap_or(state.start));
-            }
+            let to = state.retained_from(oldest, bytes_max);
             (to > state.trimming && to > state.start).then_some(to)?
         };
         self.trim(stream, to, None);
@@ -500,6 +503,12 @@ impl Log {
         self.shared.tier.fenced().is_some()
     }
 
+    /// From now on, records of tiered and diskless streams go to the object store as soon as they are synced. For a log
+    /// that is to be closed once everything is stored.
+    pub fn store_at_once(&self) {
+        self.shared.tier.hurry();
+    }
+
     /// The error for which the log takes no more appends, if any.
     pub fn stopped(&self) -> Option<AppendError> {
         self.shared.queue.stopped()
@@ -555,8 +564,12 @@ impl Log {
         }
         for stream in self.shared.streams() {
             // Their records are on the disk, and go to the object store after the next opening.
-            let waiters = stream.lock().waiters.take();
+            let (waiters, mut recorded) = {
+                let mut state = stream.lock();
+                (state.waiters.take(), std::mem::take(&mut state.recorded))
+            };
             Waiter::fail_all(waiters, &AppendError::Closed);
+            recorded.fail(&AppendError::Closed);
         }
     }
 

@@ -171,17 +171,31 @@ impl Segment {
         Ok(buffer.into_bytes().slice(skip..skip + length))
     }
 
-    /// Loads the batch index in row `row` of the directory. Returns `None` if the footer is damaged.
-    pub fn load_index(&self, row: u32) -> std::io::Result<Option<BatchIndex>> {
-        let Some(footer) = self.footer() else { return Ok(None) };
-        let fetch = |position: u32, length: usize| match &footer.payload {
+    /// A part of the footer; nothing if it is not in the footer.
+    fn read_footer(&self, footer: &Footer, position: u32, length: usize) -> std::io::Result<Bytes> {
+        match &footer.payload {
             Some((at, payload)) => {
                 let from = position.checked_sub(*at).map(index);
                 let inside = from.filter(|from| from + length <= payload.len());
                 Ok(inside.map_or(Bytes::new(), |from| payload.slice(from..from + length)))
             }
             None => self.read(position, length),
-        };
+        }
+    }
+
+    /// Loads the directory. Returns `None` if the footer is damaged.
+    pub fn load_directory(&self) -> std::io::Result<Option<Vec<DirectoryRow>>> {
+        let Some(footer) = self.footer() else { return Ok(None) };
+        let trailer = &footer.trailer;
+        let length = index(trailer.rows) * DIRECTORY_ROW_BYTES;
+        let bytes = self.read_footer(&footer, trailer.directory_position, length)?;
+        Ok(footer::decode_directory(&bytes, trailer, self.generation))
+    }
+
+    /// Loads the batch index in row `row` of the directory. Returns `None` if the footer is damaged.
+    pub fn load_index(&self, row: u32) -> std::io::Result<Option<BatchIndex>> {
+        let Some(footer) = self.footer() else { return Ok(None) };
+        let fetch = |position: u32, length: usize| self.read_footer(&footer, position, length);
         if row >= footer.trailer.rows {
             return Ok(None);
         }

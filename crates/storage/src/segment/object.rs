@@ -68,13 +68,19 @@ pub(crate) fn claim_key(log_id: u128, number: u32) -> String {
     format!("{}{number:010}", claim_prefix(log_id))
 }
 
-fn log_prefix(log_id: u128) -> String {
+/// The keys of all objects of a log begin so.
+pub(crate) fn log_prefix(log_id: u128) -> String {
     format!("logs/{log_id:032x}/")
 }
 
 /// The keys of all objects of an epoch begin so.
 pub(crate) fn epoch_prefix(log_id: u128, epoch: u32) -> String {
     format!("{}{epoch:010}/", log_prefix(log_id))
+}
+
+/// The epoch of an object of a log with epochs, by its key.
+pub(crate) fn object_epoch(key: &str) -> Option<u32> {
+    key.rsplit('/').nth(1)?.parse().ok()
 }
 
 /// The number of an object, by its key.

@@ -41,9 +41,11 @@ pub(crate) fn delete(stream: &Stream, segments: &Segments) {
         state.sealed.drain(..).map(|extent| (extent.segment, extent.bytes)).collect();
     state.drop_stored(|sequence, bytes| dropped.push((sequence, bytes)));
     let waiters = state.waiters.take();
+    let mut recorded = std::mem::take(&mut state.recorded);
     drop(state);
     release(&dropped, segments);
     Waiter::fail_all(waiters, &deleted());
+    recorded.fail(&deleted());
 }
 
 /// The outcome of an append that waited to be stored when its stream was deleted.

@@ -6,6 +6,7 @@
 //! active one.
 
 mod producers;
+mod recorded;
 mod stored;
 mod waiters;
 
@@ -18,6 +19,7 @@ use model::{Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
 
 pub use self::producers::{Producer, Producers, REMEMBERED_BATCHES, RememberedBatch};
+pub(crate) use self::recorded::Recorded;
 use self::stored::Stored;
 pub(crate) use self::waiters::{Waiter, Waiters};
 use crate::index::{BatchIndex, BatchPlace};
@@ -83,6 +85,8 @@ pub(crate) struct StreamState {
     pub stored_bytes: u64,
     /// Records below are stored, or in an object that is being put.
     pub uploading: Offset,
+    /// The objects that record its bounds, in a log whose owner changes.
+    pub recorded: Recorded,
     /// The appends whose completion waits until their records are visible.
     pub waiters: Waiters,
     /// Records below are compacted.

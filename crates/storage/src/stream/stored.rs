@@ -45,11 +45,6 @@ impl StreamState {
         self.stored.as_ref().map(|stored| stored.to)
     }
 
-    /// Where the last stored extent begins.
-    pub fn last_stored(&self) -> Option<Offset> {
-        self.stored.as_ref()?.extents.back().map(|extent| extent.base_offset)
-    }
-
     /// The stored extent that holds `offset` and its end, if `offset` has no local copy.
     pub(super) fn stored_at(&self, offset: Offset) -> Option<(SealedExtent, Offset)> {
         let stored = self.stored.as_ref()?;

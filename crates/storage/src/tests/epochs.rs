@@ -166,6 +166,10 @@ impl State {
             next.push(self.with(|state| state.actors[at] = Actor::Walks(walk)));
         };
         match walk.step() {
+            Step::Seals => go(&|walk| {
+                let of = |epoch| Some((epoch, self.holds(epoch, mistake).seal?));
+                walk.seals((0..).take(OBJECTS.len() + 1).filter_map(of).collect());
+            }),
             Step::Look(of) if mistake == Some(Mistake::BeginsUnsealed) && self.store.is_empty() => {
                 // As if the seal of the epoch before were there.
                 go(&|walk| walk.holds(&Holds { seal: Some((of.first, seal(epoch))), ..Holds::default() }));

@@ -199,7 +199,7 @@ pub struct StreamModel {
 
 impl StreamModel {
     /// Lower bound of the start.
-    fn trimmed(&self) -> Offset {
+    pub fn trimmed(&self) -> Offset {
         self.trims.iter().filter(|(_, done)| done.acknowledged()).map(|(to, _)| *to).max().unwrap_or_default()
     }
     /// Upper bound of the start.
@@ -216,14 +216,15 @@ impl StreamModel {
         self.appended.iter().filter(|a| a.outcome.acknowledged()).map(Appended::end).max().unwrap_or_default()
     }
     /// Everything below was acknowledged as visible, and stays so.
-    fn visible(&self) -> Offset {
+    pub fn visible(&self) -> Offset {
         let visible = |a: &&Appended| a.outcome.acknowledged() && a.durability == Durability::Visible;
         self.appended.iter().filter(visible).map(Appended::end).max().unwrap_or_default()
     }
-    /// Whether the disk has something to do. Appends that wait for the object store do not count.
-    fn pending(&self) -> bool {
+    /// Whether the disk has something to do. What waits for the object store does not count: appends, and trims of a log
+    /// whose owner changes.
+    fn pending(&self, owned: bool) -> bool {
         self.appended.iter().any(|a| a.outcome.pending() && a.durability != Durability::Visible)
-            || self.trims.iter().any(|(_, done)| done.pending())
+            || !owned && self.trims.iter().any(|(_, done)| done.pending())
             || self.deleted.as_ref().is_some_and(|done| done.pending())
     }
 }
@@ -637,7 +638,7 @@ impl World {
     /// Works until every request is complete.
     pub fn settle(&mut self) {
         for _ in 0..20_000 {
-            if !self.streams.values().any(StreamModel::pending) {
+            if !self.streams.values().any(|model| model.pending(self.options.owned.is_some())) {
                 return;
             }
             while self.parts.preparer.turn() {}

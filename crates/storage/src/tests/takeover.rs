@@ -1,15 +1,17 @@
 //! A log that gets another owner while the one before goes on: nothing that was answered is lost, and the former owner answers
 //! for nothing that the log does not have.
 
+use std::collections::BTreeMap;
 use std::panic::catch_unwind;
 use std::sync::Arc;
 
 use disk::SimDisk;
+use model::{Offset, StreamId};
 use objects::BucketError;
 use objects::sim::Faults;
 
 use super::crash::seeds;
-use super::restore::{go_on, patient, restored, snapshot, some_load, stored_of};
+use super::restore::{Snapshot, go_on, patient, restored, snapshot, some_load, stored_of};
 use super::support::{Appended, DISKLESS, Outcome, World};
 use crate::epochs::Owned;
 use crate::options::Mutation;
@@ -81,6 +83,8 @@ fn former_go_on(world: &mut World) {
 /// Loads the log, and passes it on a few times.
 fn pass_on(world: &mut World, counts: &mut Passed) {
     let mut lost: Vec<Arc<Outcome>> = Vec::new();
+    // No offset below is given out again.
+    let mut ends: BTreeMap<u64, Offset> = BTreeMap::new();
     for round in 1..=world.rng.u32(1..4) {
         let faults = if world.rng.bool() { Faults::MANY } else { Faults::default() };
         world.store().set_faults(faults);
@@ -94,11 +98,21 @@ fn pass_on(world: &mut World, counts: &mut Passed) {
         world.options.owned = Some(owned);
         let disk = SimDisk::new(world.rng.u64(..));
         let seed = world.seed;
+        // Only the objects know the bounds.
+        let unknown: Snapshot = known.keys().map(|id| (*id, None)).collect();
         let log =
-            restored(world, &disk, &known, false).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
+            restored(world, &disk, &unknown, false).unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
+        ends.retain(|id, _| log.streams.contains_key(&StreamId(*id)));
+        for (id, found) in &log.streams {
+            let (model, end) = (&world.streams[&id.0], ends.entry(id.0).or_default());
+            *end = (*end).max(model.visible());
+            assert!(found.next >= *end, "seed {seed}: {id} goes on at {}, not at {end}", found.next);
+            assert!(found.start >= model.trimmed(), "seed {seed}: records of {id} come back");
+            *end = found.next;
+        }
         counts.batches += log.streams.values().map(|stream| stream.batches).sum::<u64>();
         if let (Some(model), Some(found)) =
-            (world.streams.get(&DISKLESS), log.streams.get(&model::StreamId(DISKLESS)))
+            (world.streams.get(&DISKLESS), log.streams.get(&StreamId(DISKLESS)))
         {
             let gone = model.appended.iter().filter(|appended| appended.end() > found.next);
             let gone: Vec<&Appended> = gone.collect();
@@ -149,6 +163,16 @@ fn a_former_owner_that_does_not_look_is_noticed() {
         catch_unwind(run).is_err()
     };
     assert!((0..60).any(harmed));
+}
+
+/// An object of which nothing is live may be the only one that says where a stream begins and ends.
+#[test]
+fn bounds_that_go_with_a_dead_object_are_missed() {
+    let harmed = |seed: u64| {
+        let run = || pass_on(&mut World::owned(seed, Some(Mutation::ForgetsBounds)), &mut Passed::default());
+        catch_unwind(run).is_err()
+    };
+    assert!((0..200).any(harmed));
 }
 
 #[test]

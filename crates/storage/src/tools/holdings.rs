@@ -49,6 +49,8 @@ pub(crate) struct Held {
     extents: u64,
     /// The highest start that an object knows.
     start: Option<Offset>,
+    /// The highest end that an object knows.
+    next: Offset,
     /// Each producer as of the highest end at which an object knows it.
     producers: HashMap<i64, (Offset, Producer)>,
     /// What the last objects hold, by their numbers.
@@ -168,7 +170,7 @@ impl Holdings {
                 held.late.entry(sequence).or_default().table = Some((next, producers));
                 continue;
             }
-            held.note_producers(next, &producers);
+            held.note_end(next, &producers);
         }
     }
 
@@ -193,12 +195,13 @@ impl Held {
     fn count(&mut self, late: Late) {
         late.ranges.into_iter().for_each(|range| self.ranges.add(range));
         if let Some((next, producers)) = late.table {
-            self.note_producers(next, &producers);
+            self.note_end(next, &producers);
         }
     }
 
-    /// Notes the producers that an object knows as of its end of the stream.
-    fn note_producers(&mut self, next: Offset, producers: &Producers) {
+    /// Notes an object's end of the stream, and the producers that it knows as of this end.
+    fn note_end(&mut self, next: Offset, producers: &Producers) {
+        self.next = self.next.max(next);
         for (id, producer) in producers.iter() {
             let rank = |next: Offset, producer: &Producer| (next, producer.batches.len());
             let known = self.producers.get(&id);
@@ -216,7 +219,7 @@ impl Held {
         mut lost: impl FnMut(Offset, Offset),
     ) -> RestoredStream {
         let told = self.start.max(known.map(|known| known.start)).unwrap_or_default();
-        let end = known.map(|known| known.next).unwrap_or_default();
+        let end = known.map(|known| known.next).unwrap_or_default().max(self.next);
         let mut restored = RestoredStream {
             batches: self.batches,
             bytes: self.bytes,

@@ -1,16 +1,17 @@
 //! Takes a log with epochs over, whose owner may still run ([`crate::epochs`]). Afterwards the objects of all
 //! earlier epochs are known for ever, and a restore makes a local log of them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use objects::{Bucket, BucketError, Listed, Put, list_all, patiently};
 
 use super::gather::Pause;
-use crate::epochs::{Epoch, Holds, Owned, SEAL_BYTES, Seal, Step, Walk};
+use crate::epochs::{Epoch, Holds, Owned, SEAL_BYTES, Seal, Seals, Step, Walk};
 use crate::format::STORED;
 use crate::segment::fetch::{Expected, fetch};
-use crate::segment::object::{claim_key, epoch_prefix, object_number};
+use crate::segment::object::{claim_key, epoch_prefix, log_prefix, object_epoch, object_number};
 
 /// Why a log cannot be taken over.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +34,8 @@ pub struct TakeOver {
     seal: Seal,
     claimed: bool,
     walk: Walk,
+    /// Requests at the same time.
+    threads: usize,
 }
 
 impl TakeOver {
@@ -40,7 +43,14 @@ impl TakeOver {
     /// same process: a request of the attempt before may land at any time.
     pub fn new(bucket: Arc<dyn Bucket>, log_id: u128, epoch: u32) -> TakeOver {
         let seal = Seal { log_id, epoch, owner: fastrand::u64(1..) };
-        TakeOver { bucket, seal, claimed: false, walk: Walk::new(seal) }
+        TakeOver { bucket, seal, claimed: false, walk: Walk::new(seal), threads: 1 }
+    }
+
+    /// Makes up to `threads` requests at the same time.
+    #[must_use]
+    pub fn with_threads(mut self, threads: usize) -> TakeOver {
+        self.threads = threads.max(1);
+        self
     }
 
     /// Goes on until the log is taken over. Repeats requests without a clear outcome while `pause` allows it. Blocks.
@@ -71,6 +81,11 @@ impl TakeOver {
             return Ok(None);
         }
         match self.walk.step() {
+            Step::Seals => {
+                let seals = self.seals(pause)?;
+                self.walk.seals(seals);
+                Ok(None)
+            }
             Step::Look(epoch) => {
                 match self.look(epoch, pause) {
                     Ok(holds) => self.walk.holds(&holds),
@@ -100,6 +115,42 @@ impl TakeOver {
         patiently(|| self.bucket.get(key, 0..bytes as u64), pause)
     }
 
+    fn read_seal(&self, key: &str, pause: &Pause) -> Result<Seal, TakeOverError> {
+        let bytes = self.get(key, SEAL_BYTES, pause)?;
+        let seal = Seal::decode(&bytes).filter(|seal| seal.log_id == self.seal.log_id);
+        seal.ok_or_else(|| TakeOverError::Damaged(key.to_owned(), "it is a damaged seal".into()))
+    }
+
+    /// The seals of all epochs, several requests at a time. Otherwise a walk would take longer with each change of the owner.
+    fn seals(&self, pause: &Pause) -> Result<Seals, TakeOverError> {
+        let mut found: BTreeMap<u32, (u32, String)> = BTreeMap::new();
+        for object in list_all(&*self.bucket, &log_prefix(self.seal.log_id), "", pause)? {
+            if object.bytes == SEAL_BYTES as u64
+                && let (Some(epoch), Some(number)) = (object_epoch(&object.key), object_number(&object.key))
+            {
+                // Keys come in the order of their numbers.
+                found.insert(epoch, (number, object.key));
+            }
+        }
+        let found: Vec<(u32, (u32, String))> = found.into_iter().collect();
+        let read = |(epoch, (number, key)): &(u32, (u32, String))| {
+            Ok((*epoch, (*number, self.read_seal(key, pause)?)))
+        };
+        if self.threads == 1 {
+            return found.iter().map(read).collect();
+        }
+        let each = found.len().div_ceil(self.threads).max(1);
+        std::thread::scope(|scope| {
+            let part = |part| scope.spawn(move || <[_]>::iter(part).map(read).collect::<Vec<_>>());
+            let parts: Vec<_> = found.chunks(each).map(part).collect();
+            let joined = parts.into_iter().flat_map(|part| match part.join() {
+                Ok(read) => read,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            joined.collect()
+        })
+    }
+
     /// What the store has of an epoch.
     fn look(&self, epoch: Epoch, pause: &Pause) -> Result<Holds, TakeOverError> {
         let prefix = epoch_prefix(self.seal.log_id, epoch.epoch);
@@ -108,11 +159,8 @@ impl TakeOver {
         for object in list_all(&*self.bucket, &prefix, "", pause)? {
             let Some(number) = object_number(&object.key) else { continue };
             if object.bytes == SEAL_BYTES as u64 {
-                let bytes = self.get(&object.key, SEAL_BYTES, pause)?;
-                let seal = Seal::decode(&bytes).filter(|seal| seal.log_id == self.seal.log_id);
-                let damaged = || TakeOverError::Damaged(object.key.clone(), "it is a damaged seal".into());
                 // Keys come in the order of their numbers.
-                holds.seal = Some((number, seal.ok_or_else(damaged)?));
+                holds.seal = Some((number, self.read_seal(&object.key, pause)?));
                 continue;
             }
             holds.numbers.push(number);

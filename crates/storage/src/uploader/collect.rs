@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use model::Offset;
 use objects::{Bucket, list_all};
 
 use super::{UploadError, Uploader};
@@ -40,6 +41,7 @@ impl Uploader {
                 due.push(segment.sequence);
             }
         }
+        self.keep_recorders(&mut due);
         if due.is_empty() && self.doomed.is_empty() {
             return Ok(None);
         }
@@ -59,6 +61,62 @@ impl Uploader {
             shared.tier.counters.deleted.fetch_add(1, Ordering::Relaxed);
         }
         Ok(None)
+    }
+
+    /// Takes those objects out of `due` that are still needed in a log whose owner changes: those that alone record the bounds
+    /// of a stream, and those with records below a start that no object records, whose place would look like one of lost
+    /// records. A later object records these bounds.
+    fn keep_recorders(&self, due: &mut Vec<u32>) {
+        let shared = &self.shared;
+        if shared.options.owned.is_none() || due.is_empty() {
+            return;
+        }
+        #[cfg(test)]
+        if shared.options.mutation == Some(Mutation::ForgetsBounds) {
+            return;
+        }
+        let doomed: BTreeSet<u32> = due.iter().copied().collect();
+        let (mut kept, mut needed) = (BTreeSet::new(), Vec::new());
+        for stream in shared.streams() {
+            let state = stream.lock();
+            if state.deleted || state.next == Offset::ZERO || !state.recorded.needs(|of| doomed.contains(&of))
+            {
+                continue;
+            }
+            match state.recorded.is_unknown() {
+                true => kept.extend(&doomed),
+                false => {
+                    kept.extend(doomed.iter().filter(|object| state.recorded.needs(|of| of == **object)))
+                }
+            }
+            drop(state);
+            needed.push(stream);
+        }
+        for sequence in &doomed {
+            let segment = shared.segments.find(*sequence);
+            let rows = segment.and_then(|segment| segment.load_directory().ok().flatten());
+            let Some(rows) = rows else {
+                kept.insert(*sequence);
+                continue;
+            };
+            for row in rows {
+                let Some(stream) = shared.find_stream(row.stream) else { continue };
+                let state = stream.lock();
+                if !state.deleted && state.recorded.start() < state.start.min(row.next_offset) {
+                    drop(state);
+                    kept.insert(*sequence);
+                    needed.push(stream);
+                }
+            }
+        }
+        // An object that never had a record has nothing else to give free. The next object with records makes it needless.
+        let has_records = |sequence: &u32| {
+            let footer = shared.segments.find(*sequence).and_then(|segment| segment.footer());
+            footer.is_some_and(|footer| footer.trailer.rows > 0)
+        };
+        let since = kept.iter().any(has_records).then(|| shared.clock.nanos());
+        due.retain(|sequence| !kept.contains(sequence));
+        shared.tier.record(needed, since);
     }
 
     /// Deletes the objects that a restore did not count: a crash had left them without those before them. Objects that are

@@ -76,11 +76,12 @@ impl Uploader {
                 Ok(fetched) => fetched,
                 Err(why) => return differs(why),
             };
-        let Described { header, trailer, rows, counted, .. } = described;
+        let Described { header, trailer, rows, table, counted } = described;
         if !self.owners.has(trailer.epoch) {
             return differs("another server put it, which has a copy of this log".to_owned());
         }
-        Ok(Ok(Known { header, trailer, rows, local, counted }))
+        let bounds = table.into_iter().map(|(id, row)| (id, row.start, row.next)).collect();
+        Ok(Ok(Known { header, trailer, rows, local, bounds, counted }))
     }
 
     /// Whether each range of the object continues what is stored of its stream. If not, the object is of no use: it

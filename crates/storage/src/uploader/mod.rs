@@ -28,7 +28,7 @@ use objects::{Bucket, BucketError, Put};
 use self::object::{Built, Identity, Known, Replaces, Unreadable, Wish, of_replacement, of_streams};
 use self::owner::Owners;
 use crate::cleaner::RewriteError;
-use crate::completion::AppendError;
+use crate::completion::{AppendError, Completion};
 use crate::format::{DirectoryRow, ROW_COMPACTED, ROW_REPLACES, STORED, length32};
 use crate::reader::Job;
 use crate::request::Committed;
@@ -272,7 +272,8 @@ impl Uploader {
                 Ok((body, known)) => {
                     self.replaced = true;
                     let replaces = Some(Replaces::of(replacement));
-                    Ok(Some(Built { body, known, streams: Vec::new(), replaces }))
+                    let (streams, recorded) = (Vec::new(), Vec::new());
+                    Ok(Some(Built { body, known, streams, recorded, replaces }))
                 }
                 Err(error @ UploadError::Source(_)) => Err(error),
                 Err(error) => {
@@ -281,8 +282,10 @@ impl Uploader {
                 }
             };
         }
-        let waiting = shared.tier.take_waiting(shared.clock.nanos());
-        if waiting.is_empty() {
+        let now = shared.clock.nanos();
+        let waiting = shared.tier.take_waiting(now);
+        let recorded = shared.tier.take_to_record(now, !waiting.is_empty());
+        if waiting.is_empty() && recorded.is_empty() {
             return Ok(None);
         }
         // Before their ends are looked at: what comes later makes them wait again.
@@ -293,11 +296,12 @@ impl Uploader {
             Ok(identity) => identity,
             Err(error) => {
                 waiting.iter().for_each(|stream| shared.store_later(stream));
+                shared.tier.record(recorded, Some(now));
                 return Err(error);
             }
         };
         let wish = Wish::new(&shared, waiting);
-        let built = of_streams(&shared, identity, &wish).map(|newest| {
+        let built = of_streams(&shared, identity, &wish, &recorded).map(|newest| {
             newest.unreadable.into_iter().for_each(|unreadable| self.put_aside(unreadable));
             newest.object
         });
@@ -315,11 +319,14 @@ impl Uploader {
                     }
                 }
             }
-            Ok(None) | Err(_) => shared.tier.recount(),
+            Ok(None) | Err(_) => {
+                shared.tier.recount();
+                shared.tier.record(recorded.clone(), Some(now));
+            }
         }
         // A part may be left, because the object was full.
         streams.iter().for_each(|stream| shared.store_later(stream));
-        Ok(built?.map(|(body, known)| Built { body, known, streams, replaces: None }))
+        Ok(built?.map(|(body, known)| Built { body, known, streams, recorded, replaces: None }))
     }
 
     /// Lets a stream wait apart from the others.
@@ -408,10 +415,12 @@ impl Uploader {
     fn discard(&mut self) {
         // They may still land under the next numbers. Objects that are put meanwhile would have to give way again.
         self.confirmed = false;
-        let mut streams: Vec<Arc<Stream>> = Vec::new();
+        let (mut streams, mut recorded): (Vec<Arc<Stream>>, Vec<Arc<Stream>>) = Default::default();
         for pending in self.pending.drain(..) {
             streams.extend(pending.built.streams);
+            recorded.extend(pending.built.recorded);
         }
+        self.shared.tier.record(recorded, Some(self.shared.clock.nanos()));
         for stream in &streams {
             stream.lock().uploading = Offset::ZERO;
         }
@@ -426,8 +435,13 @@ impl Uploader {
         self.pending.clear();
         self.left = None;
         for stream in self.shared.streams() {
-            let waiters = stream.lock().waiters.take();
-            Waiter::fail_all(waiters, &AppendError::Unstored(why.clone()));
+            let error = AppendError::Unstored(why.clone());
+            let (waiters, mut recorded) = {
+                let mut state = stream.lock();
+                (state.waiters.take(), std::mem::take(&mut state.recorded))
+            };
+            Waiter::fail_all(waiters, &error);
+            recorded.fail(&error);
         }
         why
     }
@@ -455,14 +469,30 @@ impl Uploader {
                 segment.release(stored_extent(row, &segment, at).bytes);
             }
         }
+        let recorded = self.note_bounds(known);
         segment.release(0);
         // The listener comes before the completions, as in the writer.
         if !grown.is_empty() {
             self.shared.listener.committed(&grown);
         }
         visible.into_iter().for_each(|waiter: Waiter| waiter.done.complete(Ok(())));
+        recorded.into_iter().for_each(|done| done.complete(Ok(())));
         self.shared.wake_preparer();
         Ok(())
+    }
+
+    /// Lets the streams know that an object records their bounds. Returns those who waited for it.
+    fn note_bounds(&self, known: &Known) -> Vec<Arc<dyn Completion>> {
+        if self.shared.options.owned.is_none() {
+            return Vec::new();
+        }
+        let mut done = Vec::new();
+        for (id, start, next) in &known.bounds {
+            if let Some(stream) = self.shared.find_stream(*id) {
+                done.extend(stream.lock().recorded.note(*start, *next, known.header.sequence));
+            }
+        }
+        done
     }
 
     /// Lets the stream of the directory's row number `at` know of it; `old` are the extents that it replaces. Returns false if the stream does not need it.

@@ -1,6 +1,6 @@
 //! Builds objects: of what tiered and diskless streams have gained, and of ranges that replace older ones.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -33,6 +33,8 @@ pub(super) struct Built {
     pub known: Known,
     /// The streams whose newest records it has.
     pub streams: Vec<Arc<Stream>>,
+    /// The streams whose bounds it was to record.
+    pub recorded: Vec<Arc<Stream>>,
     /// What the object takes the place of.
     pub replaces: Option<Replaces>,
 }
@@ -62,6 +64,8 @@ pub(super) struct Known {
     pub rows: Vec<DirectoryRow>,
     /// Header, footer and trailer.
     pub local: Vec<u8>,
+    /// The bounds in its stream table.
+    pub bounds: Vec<(StreamId, Offset, Offset)>,
     /// As in [`Identity::counted`].
     pub counted: u32,
 }
@@ -139,6 +143,20 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
+    /// Records the bounds of those streams of which the object has no range.
+    fn record(&mut self, streams: &[Arc<Stream>]) {
+        let there: HashSet<StreamId> = self.table.iter().map(|(id, _)| *id).collect();
+        for stream in streams.iter().filter(|stream| !there.contains(&stream.id())) {
+            let state = stream.lock();
+            if !state.deleted {
+                // All below is in the objects before this one, or deleted.
+                let next = state.upload_from();
+                let row = TableRow { start: state.start, next, producers: state.producers.below(next) };
+                self.table.push((stream.id(), row));
+            }
+        }
+    }
+
     fn push(&mut self, batch: &Bytes) -> Result<(), RewriteError> {
         let header =
             BatchHeader::parse_header(batch).map_err(|error| RewriteError::Rewriter(error.to_string()))?;
@@ -163,7 +181,8 @@ impl<'a> Draft<'a> {
         let [first, .., footer, trailer] = &body.0[..] else { unreachable!("an object has a footer") };
         let local = [&first[..], footer, trailer].concat();
         let counted = self.builder.synced().sequence();
-        let known = Known { header, trailer: built.trailer, rows: built.rows, local, counted };
+        let bounds = self.table.iter().map(|(id, row)| (*id, row.start, row.next)).collect();
+        let known = Known { header, trailer: built.trailer, rows: built.rows, local, bounds, counted };
         Ok((body, known))
     }
 }
@@ -251,7 +270,7 @@ fn is_of_records(error: &RewriteError) -> bool {
     matches!(error, RewriteError::Read(ReadError::Damaged { .. } | ReadError::Io(_)))
 }
 
-/// The object with the records of `wish`; some of them if it is full.
+/// The object with the records of `wish`, some of them if it is full, and with the bounds of the streams `recorded`.
 ///
 /// # Errors
 /// Records of a leading stream cannot be read: others must not be stored before them.
@@ -259,12 +278,13 @@ pub(super) fn of_streams(
     shared: &Arc<Shared>,
     identity: Identity,
     wish: &Wish,
+    recorded: &[Arc<Stream>],
 ) -> Result<Newest, UploadError> {
     let mut pacer = Pacer::new(shared.clone(), false);
     let bytes_max = shared.options.object_bytes;
     let (mut leading_room, mut room) = (wish.leading_room, bytes_max);
     let mut draft = Draft::new(shared, identity);
-    let (mut empty, mut unreadable) = (true, Vec::new());
+    let (mut empty, mut unreadable) = (recorded.is_empty(), Vec::new());
     for Wanted { stream, end, leads } in &wish.wanted {
         let room = if *leads { &mut leading_room } else { &mut room };
         if *room == 0 {
@@ -286,6 +306,7 @@ pub(super) fn of_streams(
         }
         *room = room.saturating_sub(draft.builder.bytes() - before);
     }
+    draft.record(recorded);
     let object = if empty { None } else { Some(draft.finish()?) };
     Ok(Newest { object, unreadable })
 }
