@@ -1,6 +1,7 @@
 """A cluster on this machine: etcd, an object store behind its proxy, and brokers as processes."""
 
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -12,6 +13,7 @@ sys.path[:0] = [str(HERE.parent / "compat"), str(HERE.parent / "objects")]
 from store import Site, StoredServer  # noqa: E402
 from suite import place  # noqa: E402, F401
 from suite.report import until  # noqa: E402
+from suite.server import environment  # noqa: E402
 
 SESSION_MS = 3000
 # Small, so that a short run has many objects; everything else is as a user has it.
@@ -63,8 +65,12 @@ class Broker(StoredServer):
         directory.mkdir()
         super().__init__(cluster.site, directory, "s3://records/cluster", cluster.password)
         self.node = node
+        self.program = cluster.program
         self.settings = [*SETTINGS, *settings, f"object.store={self.bucket}", f"node.id={node}",
-                         f"etcd.endpoints={cluster.etcd.endpoint}"]
+                         f"etcd.endpoints={cluster.etcd.endpoint}", f"broker.rack=rack-{node}"]
+
+    def command(self):
+        return [self.program, *super().command()[1:]]
 
     @property
     def running(self):
@@ -74,8 +80,9 @@ class Broker(StoredServer):
 class Cluster:
     """etcd, the store and `count` brokers, which are started."""
 
-    def __init__(self, directory, seed, count=3, settings=()):
+    def __init__(self, directory, seed, count=3, settings=(), program=None):
         self.directory, self.seed, self.count, self.settings = directory, seed, count, settings
+        self.program = program or place.MAINSTEM
         self.site, self.etcd, self.brokers = Site(directory, seed), None, {}
 
     def __enter__(self):
@@ -100,6 +107,32 @@ class Cluster:
         if self.etcd is not None:
             self.etcd.end()
         self.site.__exit__()
+
+    def tell(self, *words):
+        """Runs `mainstem cluster`: what it printed."""
+        command = [place.MAINSTEM, "cluster", "--etcd", self.etcd.endpoint, *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
+        assert done.returncode == 0, f"{' '.join(map(str, words))}: {done.stderr.strip()}"
+        return done.stdout
+
+    def status(self):
+        """The brokers and the logs, as `mainstem cluster status` shows them: a dictionary by heading for each."""
+        def rows(text):
+            heading, *lines = text.splitlines()
+            columns = [found.span() for found in re.finditer(r"\S+( \S+)*\s*", heading)]
+            names = [heading[start:end].strip() for start, end in columns]
+            ends = [end for _, end in columns[:-1]] + [None]
+            return [{name: line[start:end].strip() for name, (start, _), end in zip(names, columns, ends)} for line in lines]
+        brokers, logs = self.tell("status").strip().split("\n\n")
+        return rows(brokers), rows(logs)
+
+    def at_home(self):
+        """Waits until every log is where it belongs, and no broker is drained."""
+        def settled():
+            brokers, logs = self.status()
+            return (len(brokers) == self.count and all("alive" in of["STATE"] for of in brokers)
+                    and all(log["OWNER"] == log["HOME"] and log["MOVES TO"] == "-" for log in logs))
+        until(settled, "every log to be at home")
 
     @property
     def bootstrap(self):

@@ -34,6 +34,7 @@ pub mod users;
 
 pub use broker::{Broker, Membership, OpenError};
 pub use caller::{Listener, Origin, Principal};
+pub use cluster::admin::{AdminError, BrokerState, ClusterAdmin, ClusterState, LogState};
 pub use cluster::host::Directories;
 pub use config::{Config, ConfigError, Kind, Setting};
 pub use connection::Connection;

@@ -54,19 +54,41 @@ impl fmt::Debug for Leadership {
 /// The listeners of a broker by name, with the addresses at which clients reach them.
 pub type Listeners = BTreeMap<String, (String, u16)>;
 
+/// What is known of another broker.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Where it is reached.
+    pub listeners: Listeners,
+    /// `broker.rack`.
+    pub rack: Option<String>,
+}
+
+/// A broker as a client is told of it.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Its id.
+    pub id: i32,
+    /// The address for this client.
+    pub endpoint: Endpoint,
+    /// `broker.rack`.
+    pub rack: Option<Text>,
+}
+
 /// The brokers of the cluster, as one of them sees them.
 #[derive(Debug)]
 pub struct Placement {
     local: i32,
-    others: RwLock<Arc<BTreeMap<i32, Listeners>>>,
+    rack: Option<Text>,
+    others: RwLock<Arc<BTreeMap<i32, Known>>>,
     /// The elected controller of a cluster.
     controller: RwLock<Option<i32>>,
 }
 
 impl Placement {
-    /// The placement of a broker `local` without other brokers.
-    pub fn alone(local: i32) -> Placement {
-        Placement { local, others: RwLock::default(), controller: RwLock::default() }
+    /// The placement of a broker `local` in `rack` without other brokers.
+    pub fn alone(local: i32, rack: Option<&str>) -> Placement {
+        let rack = rack.map(Text::copied);
+        Placement { local, rack, others: RwLock::default(), controller: RwLock::default() }
     }
 
     /// The id of this broker.
@@ -96,35 +118,42 @@ impl Placement {
     }
 
     /// Replaces the other brokers.
-    pub fn set_others(&self, others: BTreeMap<i32, Listeners>) {
+    pub fn set_others(&self, others: BTreeMap<i32, Known>) {
         *self.others.write() = Arc::new(others);
     }
 
     /// The brokers that a client of this origin can reach, by id. This broker has the address that the client reached.
     /// The other brokers have their listeners of the same name.
-    pub fn nodes(&self, origin: &Origin) -> Vec<(i32, Endpoint)> {
+    pub fn nodes(&self, origin: &Origin) -> Vec<Node> {
         let others = self.others.read().clone();
-        let endpoint = |listeners: &Listeners| {
-            let (host, port) = listeners.get(&origin.listener.name)?;
-            Some(Endpoint { host: Text::copied(host), port: i32::from(*port) })
-        };
-        let others = others.iter().filter_map(|(node, listeners)| Some((*node, endpoint(listeners)?)));
-        let mut nodes: Vec<_> = std::iter::once((self.local, origin.endpoint())).chain(others).collect();
-        nodes.sort_unstable_by_key(|(node, _)| *node);
+        let others = others.keys().filter_map(|id| self.other(&others, *id, origin));
+        let mut nodes: Vec<Node> = std::iter::once(self.own(origin)).chain(others).collect();
+        nodes.sort_unstable_by_key(|node| node.id);
         nodes
+    }
+
+    /// A broker, if a client of this origin can reach it.
+    pub fn node(&self, id: i32, origin: &Origin) -> Option<Node> {
+        if id == self.local {
+            return Some(self.own(origin));
+        }
+        self.other(&self.others.read(), id, origin)
+    }
+
+    fn own(&self, origin: &Origin) -> Node {
+        Node { id: self.local, endpoint: origin.endpoint(), rack: self.rack.clone() }
+    }
+
+    fn other(&self, others: &BTreeMap<i32, Known>, id: i32, origin: &Origin) -> Option<Node> {
+        let Known { listeners, rack } = others.get(&id)?;
+        let (host, port) = listeners.get(&origin.listener.name)?;
+        let endpoint = Endpoint { host: Text::copied(host), port: i32::from(*port) };
+        Some(Node { id, endpoint, rack: rack.as_deref().map(Text::copied) })
     }
 
     /// The address of another broker's listener.
     pub fn address(&self, node: i32, listener: &str) -> Option<(String, u16)> {
-        self.others.read().get(&node)?.get(listener).cloned()
-    }
-
-    /// The address at which a client of this origin reaches a broker.
-    pub fn endpoint(&self, node: i32, origin: &Origin) -> Option<Endpoint> {
-        if node == self.local {
-            return Some(origin.endpoint());
-        }
-        self.nodes(origin).into_iter().find(|(id, _)| *id == node).map(|(_, endpoint)| endpoint)
+        self.others.read().get(&node)?.listeners.get(listener).cloned()
     }
 }
 

@@ -25,6 +25,7 @@ use wire::{Chunks, ErrorCode, Text};
 
 const TOPIC: &str = "t";
 const SHORT: &str = "short";
+const LONG: &str = "long";
 const PARTITIONS: i32 = 12;
 const SESSION: Duration = Duration::from_millis(600);
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -106,6 +107,7 @@ impl Cluster {
             ("auto.create.topics.enable", "false"),
             ("log.retention.check.interval.ms", "10"),
             ("object.store.delete.delay.ms", "0"),
+            ("broker.rack", &format!("rack {node}")),
             ("log.cleaner.backoff.ms", "50"),
         ] {
             config.set(name, value).unwrap();
@@ -116,7 +118,6 @@ impl Cluster {
             directories: Arc::new(Local(self.home.path().join(self.starts.to_string()))),
             listeners: BTreeMap::from([("PLAINTEXT".to_owned(), ("a broker".to_owned(), port(node)))]),
             inter_broker: ("PLAINTEXT".to_owned(), Arc::new(Wire(self.reached.clone()))),
-            rack: None,
             session: SESSION,
         };
         let bucket: Arc<dyn Bucket> = Arc::new(DirectoryBucket::open(bucket).unwrap());
@@ -204,6 +205,22 @@ impl Cluster {
                 return;
             }
             assert!(Instant::now() < until, "{what}: {leaders:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Asks one broker after the other, until one of them leads the partition: `ask` returns error code and result.
+    async fn any_broker<T>(&self, what: &str, ask: impl AsyncFn(&mut Connection) -> (i16, T)) -> T {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            assert!(Instant::now() < until, "nobody answers for {what}");
+            for broker in self.brokers.values() {
+                let (error, found) = ask(&mut connect(broker)).await;
+                if error == 0 {
+                    return found;
+                }
+                assert!(may_be_retried(error), "{:?}", ErrorCode::from_code(error));
+            }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -329,55 +346,91 @@ async fn a_broker_that_dies_loses_its_logs_to_the_others_and_nothing_else() {
         cluster.produce().await;
     }
     cluster.read_all().await;
+    let told = metadata(&mut cluster.client()).await.brokers;
+    let racks: Vec<_> = told.iter().map(|broker| (broker.node_id, broker.rack.as_deref())).collect();
+    assert_eq!(racks, [(1, Some("rack 1")), (2, Some("rack 2")), (3, Some("rack 3"))]);
+    // Nobody is ended who is alive, or whom nobody knows.
+    for (broker_id, expected) in [(1, ErrorCode::InvalidRequest), (7, ErrorCode::BrokerIdNotRegistered)] {
+        let request = m::UnregisterBrokerRequest { broker_id };
+        let answer: m::UnregisterBrokerResponse = call(&mut cluster.client(), 0, &request).await;
+        assert_eq!(answer.error_code, expected.code());
+    }
     zombie.close().await;
     for broker in cluster.brokers.values() {
         broker.close().await;
     }
 }
 
+/// Whoever knows the end of a stream from its records alone gives offsets out twice once they are deleted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn offsets_go_on_where_all_records_are_expired() {
+async fn offsets_go_on_where_all_records_are_deleted() {
     let mut cluster = cluster().await;
-    let created = try_create_topic(&mut cluster.client(), SHORT, PARTITIONS, &[("retention.ms", "1")]).await;
-    assert_eq!(created.error_code, 0);
-    let until = Instant::now() + PATIENCE;
-    let mut next = [0_i64; PARTITIONS.unsigned_abs() as usize];
+    for (name, settings) in [(SHORT, &[("retention.ms", "1")][..]), (LONG, &[])] {
+        let created = try_create_topic(&mut cluster.client(), name, PARTITIONS, settings).await;
+        assert_eq!(created.error_code, 0);
+    }
+    let mut ends = [[0_i64; PARTITIONS.unsigned_abs() as usize]; 2];
     for round in 0..6 {
         if round == 3 {
+            for (partition, end) in (0..).zip(ends[1]) {
+                delete_records(&cluster, LONG, partition, end).await;
+            }
             // Everything that is expired is deleted by now, also in the store.
             tokio::time::sleep(Duration::from_millis(500)).await;
             cluster.stop_signs(1).close().await;
+            for (partition, end) in (0..).zip(ends[1]) {
+                assert_eq!(start_of(&cluster, LONG, partition).await, end, "records came back");
+            }
         }
-        for partition in 0..PARTITIONS {
-            let next = &mut next[partition.unsigned_abs() as usize];
-            loop {
-                assert!(Instant::now() < until, "partition {partition} takes no record");
-                // Partitions of both topics with one index are not in one log.
-                let mut found = None;
-                for broker in cluster.brokers.values() {
-                    let (error, base, _) =
-                        common::produce(&mut connect(broker), SHORT, partition, -1, batch("short")).await;
-                    if error == 0 {
-                        found = Some(base);
-                        break;
-                    }
-                    assert!(may_be_retried(error), "{:?}", ErrorCode::from_code(error));
-                }
-                if let Some(base) = found {
-                    assert!(
-                        base >= *next,
-                        "partition {partition}: {base} was given out before, {next} is next"
-                    );
-                    *next = base + 1;
-                    break;
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
+        for (name, ends) in [SHORT, LONG].into_iter().zip(&mut ends) {
+            for (partition, end) in (0..).zip(ends) {
+                let base = cluster
+                    .any_broker(name, async |client| {
+                        let (error, base, _) =
+                            common::produce(client, name, partition, -1, batch("short")).await;
+                        (error, base)
+                    })
+                    .await;
+                assert_eq!(
+                    base, *end,
+                    "an offset of {name}-{partition} was left out, or was given out before"
+                );
+                *end = base + 1;
             }
         }
     }
     for broker in cluster.brokers.values() {
         broker.close().await;
     }
+}
+
+async fn delete_records(cluster: &Cluster, name: &'static str, partition: i32, offset: i64) {
+    use m::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
+    let partitions = vec![DeleteRecordsPartition { partition_index: partition, offset }];
+    let topics = vec![DeleteRecordsTopic { name: Text::from_static(name), partitions }];
+    let request = m::DeleteRecordsRequest { topics, timeout_ms: 10_000 };
+    let start = cluster
+        .any_broker(name, async |client| {
+            let answer: m::DeleteRecordsResponse = call(client, 2, &request).await;
+            let partition = &answer.topics[0].partitions[0];
+            (partition.error_code, partition.low_watermark)
+        })
+        .await;
+    assert_eq!(start, offset);
+}
+
+async fn start_of(cluster: &Cluster, name: &'static str, partition: i32) -> i64 {
+    use m::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+    let asked = ListOffsetsPartition { partition_index: partition, timestamp: -2, ..Default::default() };
+    let topics = vec![ListOffsetsTopic { name: Text::from_static(name), partitions: vec![asked] }];
+    let request = m::ListOffsetsRequest { replica_id: -1, topics, ..Default::default() };
+    cluster
+        .any_broker(name, async |client| {
+            let answer: m::ListOffsetsResponse = call(client, 5, &request).await;
+            let partition = &answer.topics[0].partitions[0];
+            (partition.error_code, partition.offset)
+        })
+        .await
 }
 
 /// A transaction with records in the partitions of all brokers. Its coordinator is one of them.

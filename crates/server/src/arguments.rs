@@ -65,6 +65,13 @@ pub enum Command {
         #[command(subcommand)]
         verb: StorageVerb,
     },
+    /// Look at a cluster, drain brokers and move logs, by way of etcd.
+    Cluster {
+        #[command(flatten)]
+        arguments: ClusterArguments,
+        #[command(subcommand)]
+        verb: ClusterVerb,
+    },
     /// Make a new data directory of what is in a bucket, in place of one that was lost.
     Restore(RestoreArguments),
     /// Measure the log on a directory, without network and protocol.
@@ -398,6 +405,44 @@ pub struct StatusArguments {
     /// Price of a GB that leaves the store; 0 within its region.
     #[arg(long, value_name = "PRICE", default_value_t = 0.0)]
     pub transfer_price: f64,
+}
+
+/// Where the cluster is.
+#[derive(Args, Debug)]
+pub struct ClusterArguments {
+    /// Members of its etcd, separated by commas (etcd.endpoints).
+    #[arg(long, value_name = "URL,URL", global = true)]
+    pub etcd: Option<String>,
+    /// The configuration file of a broker, which says how etcd is reached.
+    #[arg(long, value_name = "FILE", global = true)]
+    pub config: Option<PathBuf>,
+    /// Any setting of a broker, such as cluster.name; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = key_value, global = true)]
+    pub settings: Vec<(String, String)>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ClusterVerb {
+    /// Show the brokers and who owns which log.
+    Status,
+    /// Take all logs from a broker, and give it none until --undo.
+    Drain {
+        broker: i32,
+        /// Let it own logs again.
+        #[arg(long)]
+        undo: bool,
+        /// How long to wait until it owns nothing.
+        #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+        wait: u32,
+    },
+    /// Make a broker the home of a log, which moves there.
+    Move {
+        log: String,
+        broker: i32,
+        /// How long to wait until it is there.
+        #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+        wait: u32,
+    },
 }
 
 #[derive(Args, Debug)]

@@ -13,6 +13,7 @@ use broker::{Directories, Membership, Remote};
 use client::Security;
 use disk::{Disk, Engine};
 use etcd::{Etcd, Tls};
+use meta::Store;
 
 use crate::log_dirs;
 use crate::remote::OtherBrokers;
@@ -48,9 +49,7 @@ pub fn membership(
     settings: &Settings,
     bound: &[(ListenerSettings, SocketAddr)],
 ) -> anyhow::Result<Option<Membership>> {
-    let endpoints = settings.text("etcd.endpoints");
-    let endpoints: Vec<String> = list(&endpoints).map(str::to_owned).collect();
-    if endpoints.is_empty() {
+    if settings.text("etcd.endpoints").is_empty() {
         return Ok(None);
     }
     if settings.broker.object_store.get().is_none() {
@@ -63,6 +62,32 @@ pub fn membership(
             "the data directory {} has the data of a server that is in no cluster; name another one",
             data.display()
         );
+    }
+    let Some(store) = store(settings)? else { return Ok(None) };
+    // Nothing in them counts any more: this process owns no log yet.
+    let root = data.join(LOGS);
+    match std::fs::remove_dir_all(&root) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("{} cannot be emptied", root.display()));
+        }
+        _ => {}
+    }
+    let inter_broker = inter_broker(settings)?;
+    Ok(Some(Membership {
+        inter_broker,
+        store,
+        directories: Arc::new(LocalLogs { root, engine: settings.engine }),
+        listeners: listeners(settings, bound)?,
+        session: Duration::from_millis(settings.values().number("broker.session.timeout.ms")),
+    }))
+}
+
+/// The metadata of the cluster in etcd. `None` if no etcd is named.
+pub fn store(settings: &Settings) -> anyhow::Result<Option<Arc<dyn Store>>> {
+    let endpoints = settings.text("etcd.endpoints");
+    let endpoints: Vec<String> = list(&endpoints).map(str::to_owned).collect();
+    if endpoints.is_empty() {
+        return Ok(None);
     }
     let file = |name| Some(settings.text(name)).filter(|path| !path.is_empty()).map(PathBuf::from);
     let client = match (file("etcd.ssl.certificate.location"), file("etcd.ssl.key.location")) {
@@ -89,24 +114,7 @@ pub fn membership(
         .context("the threads for etcd could not be started")?;
     let runtime = Box::leak(Box::new(runtime)).handle().clone();
     let prefix = format!("{PREFIX}{}/", settings.text("cluster.name"));
-    let store = Etcd::open(&how, &prefix, runtime).context("etcd.endpoints")?;
-    // Nothing in them counts any more: this process owns no log yet.
-    let root = data.join(LOGS);
-    match std::fs::remove_dir_all(&root) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("{} cannot be emptied", root.display()));
-        }
-        _ => {}
-    }
-    let inter_broker = inter_broker(settings)?;
-    Ok(Some(Membership {
-        inter_broker,
-        store: Arc::new(store),
-        directories: Arc::new(LocalLogs { root, engine: settings.engine }),
-        listeners: listeners(settings, bound)?,
-        rack: Some(settings.text("broker.rack")).filter(|rack| !rack.is_empty()),
-        session: Duration::from_millis(settings.values().number("broker.session.timeout.ms")),
-    }))
+    Ok(Some(Arc::new(Etcd::open(&how, &prefix, runtime).context("etcd.endpoints")?)))
 }
 
 /// The listener at which brokers reach each other, and how they do that.

@@ -63,6 +63,7 @@ fn main() -> ExitCode {
             Ok(code) => code,
             Err(error) => failed(error, ExitCode::from(EXIT_CONFIGURATION)),
         },
+        Some(Command::Cluster { arguments, verb }) => ended(commands::cluster(&arguments, verb)),
         Some(Command::Storage { verb }) => ended(commands::storage(&verb)),
         Some(Command::Restore(arguments)) => match commands::restore(&arguments) {
             Ok(code) => code,

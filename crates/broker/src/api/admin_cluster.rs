@@ -12,6 +12,8 @@ use wire::messages::{
 use wire::{ErrorCode, Text};
 
 use super::api_versions::FEATURES;
+use crate::cluster::admin::unregister;
+use crate::failure::Failure;
 use crate::request::Request;
 
 /// Kafka's log of the cluster's metadata. Here the metadata store takes its place, with revisions as offsets.
@@ -125,18 +127,29 @@ pub async fn update_features(request: Request<UpdateFeaturesRequest>) -> UpdateF
     response
 }
 
-/// Answers UnregisterBroker. The only broker cannot be unregistered.
-pub async fn unregister_broker(request: Request<UnregisterBrokerRequest>) -> UnregisterBrokerResponse {
-    let Request { broker, body: request, .. } = &request;
-    let (error, why) = match request.broker_id {
-        id if id == broker.placement.local() => {
-            (ErrorCode::InvalidRequest, "The only broker of a cluster cannot be unregistered.".to_owned())
+/// Answers UnregisterBroker. A broker that is alive has to be stopped first; the only broker cannot be unregistered.
+pub async fn unregister_broker(
+    Request { ref broker, body: request, .. }: Request<UnregisterBrokerRequest>,
+) -> UnregisterBrokerResponse {
+    let id = request.broker_id;
+    let alone = id == broker.placement.local() && broker.metadata.image().brokers.iter().next().is_none();
+    let done = match alone {
+        true => {
+            let why = "The only broker of a cluster cannot be unregistered.".to_owned();
+            Err(Failure::because(ErrorCode::InvalidRequest, why))
         }
-        id => (ErrorCode::BrokerIdNotRegistered, format!("Broker ID {id} is not currently registered")),
+        false => {
+            let done = broker.blocking(move |broker| unregister(&broker.metadata, id)).await;
+            done.map_err(Failure::from)
+        }
+    };
+    let (code, message) = match done {
+        Ok(()) => (ErrorCode::None, None),
+        Err(failure) => (failure.code, failure.message),
     };
     UnregisterBrokerResponse {
-        error_code: error.code(),
-        error_message: Some(why.into()),
+        error_code: code.code(),
+        error_message: message,
         ..UnregisterBrokerResponse::default()
     }
 }

@@ -14,7 +14,7 @@ use wire::{ErrorCode, Text};
 use crate::broker::Broker;
 use crate::caller::{Caller, Endpoint};
 use crate::failure::Failure;
-use crate::placement::Leader;
+use crate::placement::{Leader, Node};
 use crate::request::Request;
 use crate::security::acl::CLUSTER_NAME;
 use crate::security::{Operation, ResourceType, audit};
@@ -89,8 +89,12 @@ pub async fn answer(
             found
         }
     };
-    let node =
-        |(node_id, Endpoint { host, port })| MetadataResponseBroker { node_id, host, port, rack: None };
+    let node = |Node { id: node_id, endpoint: Endpoint { host, port }, rack }| MetadataResponseBroker {
+        node_id,
+        host,
+        port,
+        rack,
+    };
     MetadataResponse {
         brokers: broker.placement.nodes(&caller.origin).into_iter().map(node).collect(),
         cluster_id: Some(broker.cluster_id.clone()),
@@ -248,11 +252,11 @@ pub async fn describe_cluster(request: Request<DescribeClusterRequest>) -> Descr
             ..DescribeClusterResponse::default()
         };
     }
-    let node = |(broker_id, Endpoint { host, port })| DescribeClusterBroker {
+    let node = |Node { id: broker_id, endpoint: Endpoint { host, port }, rack }| DescribeClusterBroker {
         broker_id,
         host,
         port,
-        rack: None,
+        rack,
         is_fenced: false,
     };
     DescribeClusterResponse {

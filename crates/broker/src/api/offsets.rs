@@ -73,8 +73,8 @@ pub async fn find_coordinator(
             Err(error) => Err(error),
             Ok(node) => {
                 let node = node.filter(|_| ready);
-                let place =
-                    node.and_then(|node| Some((node, broker.placement.endpoint(node, &caller.origin)?)));
+                let place = node.and_then(|node| broker.placement.node(node, &caller.origin));
+                let place = place.map(|node| (node.id, node.endpoint));
                 place.ok_or(ErrorCode::CoordinatorNotAvailable)
             }
         };

@@ -12,6 +12,7 @@ use wire::{ErrorCode, Records};
 use crate::broker::Broker;
 use crate::caller::{Caller, Endpoint};
 use crate::partition::log::PartitionLog;
+use crate::placement::Node;
 use crate::resources::seldom::Seldom;
 
 /// The `isolation_level` of consumers that see no records of open or aborted transactions. It is the largest level.
@@ -109,8 +110,9 @@ pub fn leaders_told(
     let told = partitions.map(|partition| partition.current_leader.leader_id).filter(|node| *node >= 0);
     let told: BTreeSet<i32> = told.collect();
     let endpoint = |node_id: i32| {
-        let Endpoint { host, port } = broker.placement.endpoint(node_id, &caller.origin)?;
-        Some(NodeEndpoint { node_id, host, port, rack: None })
+        let Node { endpoint: Endpoint { host, port }, rack, .. } =
+            broker.placement.node(node_id, &caller.origin)?;
+        Some(NodeEndpoint { node_id, host, port, rack })
     };
     told.into_iter().filter_map(endpoint).collect()
 }

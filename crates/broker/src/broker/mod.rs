@@ -34,7 +34,7 @@ use crate::image::{Metadata, stored};
 use crate::logs::{LogDirectory, Logs, LogsError, OpenLog, Opening, Streams};
 use crate::metrics::Metrics;
 use crate::partition::{Elsewhere, Partition, Replica};
-use crate::placement::{Leader, Listeners, Placement};
+use crate::placement::{Known, Leader, Listeners, Placement};
 use crate::quotas::Quotas;
 use crate::resources::blocking::blocking;
 use crate::resources::turns::Turns;
@@ -80,8 +80,6 @@ pub struct Membership {
     pub listeners: Listeners,
     /// The listener at which brokers reach each other, and how.
     pub inter_broker: (String, Arc<dyn Remote>),
-    /// `broker.rack`.
-    pub rack: Option<String>,
     /// How long the broker counts as alive after its last sign of life (`broker.session.timeout.ms`).
     pub session: Duration,
 }
@@ -192,7 +190,7 @@ impl Broker {
                 Duration::from_millis(u64::try_from(config.object_snapshot_interval_ms).unwrap_or(u64::MAX));
             Arc::new(SnapshotWriter::new(bucket, metadata.clone(), logs.clone(), &cluster_id, interval))
         });
-        let placement = Arc::new(Placement::alone(config.node_id));
+        let placement = Arc::new(Placement::alone(config.node_id, config.rack.get()));
         let configs = ResourceConfigs::new(metadata.clone(), config.clone());
         let topics = Topics::open(metadata.clone(), logs.clone(), configs.clone(), placement.clone());
         assert!(topics_later.set(Arc::downgrade(&topics) as Weak<dyn Streams>).is_ok(), "set once");
@@ -275,10 +273,10 @@ impl Broker {
         opening: Opening,
         bucket: Arc<dyn Bucket>,
     ) -> Result<(), OpenError> {
-        let Membership { listeners, inter_broker: (listener, remote), rack, session, directories, .. } =
-            membership;
+        let Membership { listeners, inter_broker: (listener, remote), session, directories, .. } = membership;
         self.peers.reach_others(&self.placement, listener, remote);
         let version = env!("CARGO_PKG_VERSION").to_owned();
+        let rack = self.config.rack.get().map(str::to_owned);
         let record = BrokerRecord { incarnation: Uuid::new_v4(), listeners, rack, version };
         let member = Member::new(self.metadata.clone(), self.config.node_id, record, session);
         let host = Host::new(Parts {
@@ -392,7 +390,7 @@ impl Broker {
             metadata: self.metadata.clone(),
             logs: self.logs.clone(),
             topics: self.topics.clone(),
-            placement: Arc::new(Placement::alone(node)),
+            placement: Arc::new(Placement::alone(node, None)),
             sessions: Sessions::new(usize::try_from(self.config.fetch_sessions_max).unwrap_or(0)),
             coordinator,
             producer_ids: self.producer_ids.clone(),
@@ -413,7 +411,8 @@ impl Broker {
     /// Replaces the other brokers' ids and their listeners by name. For tests.
     #[doc(hidden)]
     pub fn set_others(&self, others: BTreeMap<i32, Listeners>) {
-        self.placement.set_others(others);
+        let known = others.into_iter().map(|(node, listeners)| (node, Known { listeners, rack: None }));
+        self.placement.set_others(known.collect());
     }
 
     /// Sets the leader of every partition. `choose` gets the topic, the index and the current leader, and returns the

@@ -126,6 +126,12 @@ impl Host {
         }
     }
 
+    /// Whether a log is being opened or closed.
+    pub fn is_busy(&self) -> bool {
+        let held = self.0.held.lock();
+        held.values().any(|log| matches!(log.state, State::Opening { .. } | State::Closing))
+    }
+
     fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) {
         let shared = self.0.clone();
         let run = move || {
@@ -219,7 +225,9 @@ impl Shared {
             std::thread::sleep(wait);
             !unwanted.load(Ordering::Acquire)
         };
-        let owned = TakeOver::new(bucket.clone(), id.as_u128(), epoch).finish(&pause)?;
+        let owned = TakeOver::new(bucket.clone(), id.as_u128(), epoch)
+            .with_threads(RESTORE_THREADS)
+            .finish(&pause)?;
         // The former owner stores nothing that counts from here on, so every stream with records is known now.
         let known = topics.streams_of(id)?;
         let mut streams: HashMap<StreamId, Option<KnownBounds>> =
@@ -252,6 +260,7 @@ impl Shared {
         logs.remove(open.id);
         topics.closed(open.id).iter().for_each(|partition| peers.follow(partition));
         if orderly {
+            open.log.store_at_once();
             let until = Instant::now() + STORED_WITHIN;
             let waits = || {
                 let streams = open.log.streams();

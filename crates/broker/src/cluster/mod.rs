@@ -5,6 +5,7 @@
 //! - Each epoch of a log belongs to one process for ever: every change of an owner compares the record that it replaces.
 //! - The lease says only who seems alive. That a former owner does no harm is up to the log's epochs and seals.
 
+pub mod admin;
 pub mod host;
 pub mod ownership;
 pub mod run;

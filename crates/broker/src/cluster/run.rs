@@ -13,7 +13,7 @@ use super::host::Host;
 use super::{Member, MemberError};
 use crate::image::records::{BrokerRecord, broker_id};
 use crate::image::{Delta, Image, Metadata, Observer};
-use crate::placement::Placement;
+use crate::placement::{Known, Placement};
 
 /// Logs that a broker is the home of. With two, both of two survivors get one of them.
 const LOGS_OF_A_BROKER: usize = 2;
@@ -22,6 +22,8 @@ const SIGNS: u32 = 3;
 /// Longest wait for a change of the metadata before the duties are looked at again: attempts that failed are due again
 /// without any change.
 const LOOK: Duration = Duration::from_millis(200);
+/// The same while a log is opened or closed.
+const BUSY_LOOK: Duration = Duration::from_millis(10);
 /// Step of a wait that may be cut short.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -68,7 +70,8 @@ struct View {
 impl View {
     fn follow(&self, image: &Image) {
         let broker = |(name, record): (&str, &Arc<BrokerRecord>)| {
-            Some((broker_id(name).ok()?, record.listeners.clone()))
+            let known = Known { listeners: record.listeners.clone(), rack: record.rack.clone() };
+            Some((broker_id(name).ok()?, known))
         };
         let mut others: BTreeMap<i32, _> = image.brokers.iter().filter_map(broker).collect();
         others.remove(&self.placement.local());
@@ -132,7 +135,9 @@ impl Running {
             let mut said = Said::default();
             Worker::start("cluster", move |stopping| {
                 while !stopping.load(Ordering::Acquire) {
-                    let outcome = metadata.wait(LOOK).and_then(|()| {
+                    // What is opened or closed has no change of the metadata to tell of its end.
+                    let patience = if host.is_busy() { BUSY_LOOK } else { LOOK };
+                    let outcome = metadata.wait(patience).and_then(|()| {
                         member.bring_logs(LOGS_OF_A_BROKER)?;
                         member.control()?;
                         member.serve(&mut host)

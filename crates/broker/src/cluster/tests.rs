@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use meta::Memory;
 use uuid::Uuid;
 
+use super::admin::{AdminError, ClusterAdmin, unregister};
 use super::*;
 use crate::image::records::DrainRecord;
 
@@ -362,4 +363,43 @@ fn the_logs_of_a_broker_that_died_are_spread_over_the_others_and_come_back_with_
     let before = world.owners();
     world.rest();
     assert_eq!(world.owners(), before);
+}
+
+#[test]
+fn administrators_move_logs_drain_brokers_and_end_them() {
+    let mut world = World::new(false);
+    world.rest();
+    let admin = ClusterAdmin::open(world.store.clone()).unwrap();
+    admin.move_log("log-1-0", 2).unwrap();
+    world.rest();
+    assert_eq!(world.owners()["log-1-0"], 2);
+    assert!(matches!(admin.move_log("log-9-9", 2), Err(AdminError::NoLog(_))));
+    assert!(matches!(admin.move_log("log-1-0", 9), Err(AdminError::NotRegistered(9))));
+    assert!(matches!(admin.drain(9, true), Err(AdminError::NotRegistered(9))));
+
+    admin.drain(3, true).unwrap();
+    assert!(matches!(admin.move_log("log-1-0", 3), Err(AdminError::Drained(3))));
+    world.rest();
+    let state = admin.state().unwrap();
+    let logs: Vec<usize> = state.brokers.values().map(|broker| broker.logs).collect();
+    // Its logs went to the brokers with the fewest.
+    assert_eq!(logs, [3, 3, 0, 2]);
+    assert!(state.brokers[&3].drained && state.brokers[&3].alive && state.logs["log-3-0"].home == 3);
+
+    let metadata = Metadata::open(world.store.clone()).unwrap();
+    assert!(matches!(unregister(&metadata, 3), Err(AdminError::Alive(3))));
+    assert!(matches!(unregister(&metadata, 9), Err(AdminError::NotRegistered(9))));
+    drop(world.running.remove(&3));
+    world.rest();
+    assert!(matches!(admin.move_log("log-1-0", 3), Err(AdminError::NotAlive(3))));
+    let before = world.owners();
+    metadata.refresh().unwrap();
+    unregister(&metadata, 3).unwrap();
+    assert!(matches!(unregister(&metadata, 3), Err(AdminError::NotRegistered(3))));
+    world.rest();
+    let state = admin.state().unwrap();
+    assert_eq!(state.brokers.keys().copied().collect::<Vec<_>>(), [1, 2, 4]);
+    assert!(state.logs.values().all(|log| log.owner == log.home), "{state:?}");
+    assert_eq!(world.owners(), before, "they stay where they are");
+    world.check_held();
 }

@@ -130,7 +130,7 @@ impl Typed for SuperUsers {
     const KIND: Kind = Kind::String;
 }
 
-impl Typed for BucketAddress {
+impl Typed for OptionalText {
     const KIND: Kind = Kind::String;
 }
 
@@ -304,33 +304,33 @@ impl Display for SuperUsers {
     }
 }
 
-/// The address of the object store's bucket. Whoever opens the bucket checks it.
+/// A text that says nothing if it is empty.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct BucketAddress(String);
+pub struct OptionalText(String);
 
-impl BucketAddress {
-    /// The address; `None` if there is no bucket.
+impl OptionalText {
+    /// The text; `None` if it is empty.
     pub fn get(&self) -> Option<&str> {
-        Some(&*self.0).filter(|address| !address.is_empty())
+        Some(&*self.0).filter(|text| !text.is_empty())
     }
 }
 
 /// As for [`SuperUsers`].
-impl PartialOrd for BucketAddress {
-    fn partial_cmp(&self, _: &BucketAddress) -> Option<std::cmp::Ordering> {
+impl PartialOrd for OptionalText {
+    fn partial_cmp(&self, _: &OptionalText) -> Option<std::cmp::Ordering> {
         None
     }
 }
 
-impl FromStr for BucketAddress {
+impl FromStr for OptionalText {
     type Err = std::convert::Infallible;
 
-    fn from_str(text: &str) -> Result<BucketAddress, Self::Err> {
-        Ok(BucketAddress(text.to_owned()))
+    fn from_str(text: &str) -> Result<OptionalText, Self::Err> {
+        Ok(OptionalText(text.to_owned()))
     }
 }
 
-impl Display for BucketAddress {
+impl Display for OptionalText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
@@ -395,6 +395,8 @@ macro_rules! settings {
 settings! {
     /// Id of this server in Metadata.
     node_id: i32 = 1, "node.id", 0, i32::MAX;
+    /// Where the server is: a rack, a zone or the like. Metadata has it.
+    rack: OptionalText = OptionalText::default(), "broker.rack", OptionalText::default(), OptionalText::default();
     /// Whether a topic is created when a client first asks for it.
     auto_create_topics: bool = true, "auto.create.topics.enable", false, true;
     /// Partitions of a new topic when the client does not say.
@@ -477,7 +479,7 @@ settings! {
     read_cache_bytes: i64 = 67_108_864, "log.read.cache.bytes", 4_194_304, i64::MAX;
     /// The bucket that keeps the records of tiered topics: s3://NAME/PREFIX, gs://NAME/PREFIX, az://NAME/PREFIX or the
     /// path of a directory; empty for none. Credentials come from the variables that the tools of each cloud read.
-    object_store: BucketAddress = BucketAddress::default(), "object.store", BucketAddress::default(), BucketAddress::default();
+    object_store: OptionalText = OptionalText::default(), "object.store", OptionalText::default(), OptionalText::default();
     /// Bytes of records in one object.
     object_bytes: i32 = 33_554_432, "object.store.object.bytes", 65_536, 268_435_456;
     /// Records of tiered topics go to the object store after so many milliseconds at the latest.

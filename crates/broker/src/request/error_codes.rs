@@ -3,6 +3,7 @@
 use storage::{AdmitError, AppendError, ReadError};
 use wire::ErrorCode;
 
+use crate::cluster::admin::AdminError;
 use crate::coordinator::Unserved;
 use crate::failure::Failure;
 use crate::groups::GroupError;
@@ -113,6 +114,21 @@ impl From<meta::MetaError> for Failure {
         let message = error.to_string();
         tracing::error!(message, "a change of the metadata failed");
         Failure::because(ErrorCode::KafkaStorageError, message)
+    }
+}
+
+impl From<AdminError> for Failure {
+    fn from(error: AdminError) -> Failure {
+        let message = error.to_string();
+        let code = match error {
+            AdminError::NotRegistered(_) => ErrorCode::BrokerIdNotRegistered,
+            AdminError::Meta(error) => return error.into(),
+            AdminError::Alive(_)
+            | AdminError::NotAlive(_)
+            | AdminError::Drained(_)
+            | AdminError::NoLog(_) => ErrorCode::InvalidRequest,
+        };
+        Failure::because(code, message)
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod assignor;
 mod cluster;
+mod cluster_admin;
 mod consume;
 mod group;
 mod log;
@@ -21,6 +22,7 @@ mod user;
 use std::io::{self, Write};
 
 pub use self::storage::storage;
+pub use cluster_admin::cluster;
 pub use consume::consume;
 pub use group::group;
 pub use log::log;

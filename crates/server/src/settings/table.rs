@@ -178,7 +178,6 @@ pub const ROWS: &[Row] = &[
         cluster_name,
         "The name of the cluster in etcd, which may have several of them.",
     ),
-    row("broker.rack", "", Scope::Server, anything, "Where the broker is: a rack, a zone or the like."),
     row(
         "broker.session.timeout.ms",
         "3000",
