@@ -103,9 +103,10 @@ crash: build ## Kills the server while it works; nothing acknowledged may be los
 objects: build ## Tiered topics in MinIO, behind a proxy with faults; both are killed, nothing acknowledged may be lost.
 	@tests/objects/run
 
-failover: build ## Three brokers on etcd and MinIO: brokers, etcd and the store fail under load; nothing acknowledged may be lost.
-	@tests/cluster/run --rounds 6
+failover: build ## Three brokers on etcd and MinIO: brokers, etcd and the store fail under load; nothing acknowledged may be lost. Clients on them.
+	@tests/cluster/run --rounds 9
 	@tests/transactions/run --cluster --crashes 4
+	@tests/clients/run --cluster --short
 
 power: build ## Cuts the power under load, as root; nothing acknowledged may be lost, and Kafka shows that losses are seen.
 	@tests/power/run
@@ -146,7 +147,11 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/objects/run --part ledger --rounds 50 --kinds diskless,tiered
 	@tests/power/run --rounds 300
 	@tests/cluster/run --rounds 100
+	@tests/cluster/run --rounds 2 --outage 60 --only "etcd is away,the store is away"
 	@tests/transactions/run --cluster --crashes 100
+	@tests/clients/run --cluster
+	@tests/compat/run --cluster
+	@tests/compat/kafka-tools --cluster
 	@scripts/repeat 5 tests/hostile/run
 	@tests/hostile/adversary
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-storage

@@ -1,6 +1,7 @@
 """A cluster on this machine: etcd, an object store behind its proxy, and brokers as processes."""
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -20,6 +21,9 @@ SESSION_MS = 3000
 SETTINGS = [
     "log.segment.bytes=9437184", "group.initial.rebalance.delay.ms=0", f"broker.session.timeout.ms={SESSION_MS}",
 ]
+# Some clients have little patience: poll() of kafka-python 3 returns before a SyncGroup that takes longer than 200 ms is answered, and a
+# commit after it fails.
+QUICK = "object.store.diskless.interval.ms=50"
 
 
 class Etcd:
@@ -137,3 +141,26 @@ class Cluster:
     @property
     def bootstrap(self):
         return ",".join(broker.listen for broker in self.brokers.values())
+
+
+class InPlaceOfServer:
+    """A cluster for tests that start a server otherwise."""
+
+    own = True
+
+    def __init__(self, directory, settings=(), seed=None):
+        seed = random.randrange(1 << 32) if seed is None else seed
+        self.cluster = Cluster(directory, seed, settings=[QUICK, "log.segment.bytes=67108864", *settings])
+
+    def __enter__(self):
+        self.cluster.__enter__()
+        self.cluster.at_home()
+        self.bootstrap = self.cluster.brokers[1].listen
+        return self
+
+    def __exit__(self, *_):
+        self.cluster.__exit__()
+
+    def stop(self):
+        """Stops one after the other: the longest time that one took."""
+        return max(broker.stop() for broker in self.cluster.brokers.values())

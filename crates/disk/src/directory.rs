@@ -43,6 +43,8 @@ pub struct DirectoryDisk {
     /// Never `Auto`.
     engine: Engine,
     read_only: bool,
+    /// Nothing has to outlive a crash of the system.
+    scratch: bool,
 }
 
 /// Opens an existing directory. With [`Engine::Auto`], a feature that the system refuses is logged once and not used.
@@ -73,13 +75,19 @@ pub fn open_directory(path: &Path, engine: Engine) -> io::Result<DirectoryDisk> 
             }
         },
     };
-    Ok(DirectoryDisk { path: path.to_owned(), directory, engine, read_only: false })
+    Ok(DirectoryDisk { path: path.to_owned(), directory, engine, read_only: false, scratch: false })
 }
 
 /// Opens an existing directory for reading: through the page cache, without a test of writes, and with files that
 /// cannot be written.
 pub fn read_directory(path: &Path) -> io::Result<DirectoryDisk> {
     Ok(DirectoryDisk { read_only: true, ..open_directory(path, Engine::Plain)? })
+}
+
+/// Opens an existing directory for files that are worth nothing after a crash of the system. Syncs may do nothing, and
+/// neither new files nor their names are synced.
+pub fn scratch_directory(path: &Path, engine: Engine) -> io::Result<DirectoryDisk> {
+    Ok(DirectoryDisk { scratch: true, ..open_directory(path, engine)? })
 }
 
 impl DirectoryDisk {
@@ -114,6 +122,16 @@ impl DirectoryDisk {
     fn direct(&self) -> bool {
         self.engine == Engine::Uring
     }
+
+    fn file(&self, file: fs::File, path: PathBuf, length: u64) -> DirectoryFile {
+        let file = DirectoryFile::new(file, path, length, self.direct());
+        if self.scratch { file.without_sync() } else { file }
+    }
+
+    /// Syncs the names.
+    fn sync_names(&self) -> io::Result<()> {
+        if self.scratch { Ok(()) } else { self.directory.sync_all() }
+    }
 }
 
 impl Disk for DirectoryDisk {
@@ -137,11 +155,12 @@ impl Disk for DirectoryDisk {
         assert!(length.is_multiple_of(SECTOR as u64), "length {length} is not a multiple of a sector");
         let path = self.path_of(name);
         let file = self.options().create_new(true).open(&path).map_err(full)?;
-        if let Err(error) = allocate(&file, length).and_then(|()| file.sync_all()) {
+        let synced = |()| if self.scratch { Ok(()) } else { file.sync_all() };
+        if let Err(error) = allocate(&file, length).and_then(synced) {
             fs::remove_file(&path)?;
             return Err(full(error));
         }
-        Ok(Arc::new(DirectoryFile::new(file, path, length, self.direct())))
+        Ok(Arc::new(self.file(file, path, length)))
     }
 
     fn shorten(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>> {
@@ -150,7 +169,7 @@ impl Disk for DirectoryDisk {
         let file = self.options().open(&path)?;
         assert!(length <= file.metadata()?.len(), "a file is only made shorter");
         file.set_len(length)?;
-        Ok(Arc::new(DirectoryFile::new(file, path, length, self.direct())))
+        Ok(Arc::new(self.file(file, path, length)))
     }
 
     fn lengthen(&self, name: &str, length: u64) -> io::Result<Arc<dyn File>> {
@@ -159,24 +178,24 @@ impl Disk for DirectoryDisk {
         let file = self.options().open(&path)?;
         assert!(length >= file.metadata()?.len(), "a file is only made longer");
         allocate(&file, length).map_err(full)?;
-        Ok(Arc::new(DirectoryFile::new(file, path, length, self.direct())))
+        Ok(Arc::new(self.file(file, path, length)))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
         let path = self.path_of(name);
         let file = self.options().open(&path)?;
         let length = file.metadata()?.len();
-        Ok(Arc::new(DirectoryFile::new(file, path, length, self.direct())))
+        Ok(Arc::new(self.file(file, path, length)))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         fs::rename(self.path_of(from), self.path_of(to))?;
-        self.directory.sync_all()
+        self.sync_names()
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
         fs::remove_file(self.path_of(name))?;
-        self.directory.sync_all()
+        self.sync_names()
     }
 
     fn free_bytes(&self) -> io::Result<u64> {

@@ -28,11 +28,17 @@ pub(crate) struct DirectoryFile {
     path: PathBuf,
     length: u64,
     direct: bool,
+    scratch: bool,
 }
 
 impl DirectoryFile {
     pub(crate) fn new(file: fs::File, path: PathBuf, length: u64, direct: bool) -> Self {
-        Self { file, path, length, direct }
+        Self { file, path, length, direct, scratch: false }
+    }
+
+    /// The same file. [`File::sync`] does nothing.
+    pub(crate) fn without_sync(self) -> Self {
+        Self { scratch: true, ..self }
     }
 
     /// The file behind a handle that a queue received. Panics on a file of another kind of disk.
@@ -119,7 +125,7 @@ impl File for DirectoryFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+        if self.scratch { Ok(()) } else { self.file.sync_data() }
     }
 
     fn is_allocated(&self) -> bool {

@@ -28,7 +28,8 @@ use bytes::Bytes;
 
 pub use buffer::{AlignedBuffer, BufferPool, FillBuffer};
 pub use directory::{
-    DirectoryDisk, DirectoryLock, Engine, lock_directory, open_directory, read_directory, share_directory,
+    DirectoryDisk, DirectoryLock, Engine, lock_directory, open_directory, read_directory, scratch_directory,
+    share_directory,
 };
 pub use sim::SimDisk;
 

@@ -39,7 +39,7 @@ impl Directories for LocalLogs {
             _ => {}
         }
         log_dirs::create(&path)?;
-        Ok((path.display().to_string(), Arc::new(disk::open_directory(&path, self.engine)?)))
+        Ok((path.display().to_string(), Arc::new(disk::scratch_directory(&path, self.engine)?)))
     }
 }
 

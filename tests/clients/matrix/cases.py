@@ -248,7 +248,7 @@ def repeated(program, operation, **arguments):
         try:
             return program.call(operation, **arguments)
         except RequestFailed as error:
-            if program.brokers == 1 or not any(code in str(error) for code in MOVED):
+            if not program.moving or not any(code in str(error) for code in MOVED):
                 raise
             if "FENCED_LEADER_EPOCH" in str(error):
                 # The admin client of librdkafka goes on with the epoch that it knows until something else asks for metadata.

@@ -18,8 +18,8 @@ NOT_MOVING = {"groups"}
 class Matrix:
     """`cells` is {client: {case: OK, ABSENT or what went wrong}}."""
 
-    def __init__(self, server, bootstrap, directory, token, report, brokers=1):
-        self.brokers = brokers
+    def __init__(self, server, bootstrap, directory, token, report, brokers=1, moving=False):
+        self.brokers, self.moving = brokers, moving
         self.server, self.bootstrap, self.directory = server, bootstrap, directory
         self.token, self.report = token, report
         self.cells = {}
@@ -39,13 +39,13 @@ class Matrix:
         slug = "".join(c if c.isalnum() or c == "." else "-" for c in client.name)
         log = self.directory / f"{slug}-{self.server}.log"
         program = Program(client.name, setup.command(client, self.bootstrap), log, self.token)
-        program.brokers = self.brokers
+        program.brokers, program.moving = self.brokers, self.moving
         cells = self.cells[client] = {}
         try:
             if not self.case(client, "starts", 30, program.learn):
                 return
             for case in CASES:
-                if self.brokers > 1 and case.name in NOT_MOVING:
+                if self.moving and case.name in NOT_MOVING:
                     continue
                 if not case.offered_by(program):
                     cells[case.name] = ABSENT
