@@ -53,6 +53,16 @@ impl Epochs {
         self.0.get(behind.saturating_sub(1)).map(|epoch| epoch.epoch)
     }
 
+    /// The epochs that these seals lead to. The last one may go on.
+    pub fn along(seals: &Seals) -> Epochs {
+        let (mut passed, mut at) = (Vec::new(), BEFORE_ALL);
+        while let Some((number, seal)) = seals.get(&at.epoch).filter(|(_, seal)| seal.epoch > at.epoch) {
+            at = Epoch { epoch: seal.epoch, first: number + 1 };
+            passed.push(at);
+        }
+        Epochs(passed.into())
+    }
+
     /// The epochs.
     pub fn all(&self) -> &[Epoch] {
         &self.0
@@ -274,6 +284,11 @@ mod tests {
             assert_eq!(knowing.step(), walk.step());
             walk.step()
         };
+        let seals = Seals::from([(0, (1, seal(2, 1))), (2, (4, seal(5, 1))), (7, (9, seal(8, 1)))]);
+        let along: Vec<_> =
+            Epochs::along(&seals).all().iter().map(|epoch| (epoch.epoch, epoch.first)).collect();
+        assert_eq!(along, [(2, 2), (5, 5)]);
+        assert_eq!(Epochs::along(&Seals::from([(0, (1, seal(0, 1)))])).all(), []);
         assert!(matches!(after(&[seal(3, 7)]), Step::Owned(_)));
         assert_eq!(after(&[seal(3, 8)]), Step::Fenced(seal(3, 8)));
         assert_eq!(after(&[seal(1, 1), seal(4, 1)]), Step::Fenced(seal(4, 1)));

@@ -123,7 +123,7 @@ def client_compatibility(cluster, tools):
     tool = tools.start(
         "compatibility", "tools.ClientCompatibilityTest", "--bootstrap-server", cluster.bootstrap, "--topic", topic,
         "--offsets-for-times-supported", "true", "--cluster-id-supported", "true",
-        "--expect-record-too-large-exception", "false", "--num-cluster-nodes", "1", "--create-topics-supported", "true",
+        "--expect-record-too-large-exception", "false", "--num-cluster-nodes", str(cluster.brokers), "--create-topics-supported", "true",
         "--describe-acls-supported", "true", "--describe-configs-supported", "true",
         "--idempotent-producer-supported", "true",
     )

@@ -277,7 +277,7 @@ impl Broker {
         self.peers.reach_others(&self.placement, listener, remote);
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let rack = self.config.rack.get().map(str::to_owned);
-        let record = BrokerRecord { incarnation: Uuid::new_v4(), listeners, rack, version };
+        let record = BrokerRecord { incarnation: Uuid::new_v4(), listeners, rack, version, leaving: false };
         let member = Member::new(self.metadata.clone(), self.config.node_id, record, session);
         let host = Host::new(Parts {
             logs: self.logs.clone(),

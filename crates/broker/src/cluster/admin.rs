@@ -44,6 +44,8 @@ pub struct BrokerState {
     pub controller: bool,
     /// Whether it shall own nothing.
     pub drained: bool,
+    /// Whether it is about to end.
+    pub leaving: bool,
     /// `broker.rack`. Unknown while it is not alive, as the next two.
     pub rack: Option<String>,
     /// The version of the program.
@@ -97,6 +99,7 @@ impl ClusterState {
                     alive: alive.is_some(),
                     controller: image.controller.get("").is_some_and(|controller| controller.broker == id),
                     drained: image.drains.get(&id.to_string()).is_some(),
+                    leaving: alive.is_some_and(|broker| broker.leaving),
                     rack: alive.and_then(|broker| broker.rack.clone()),
                     version: alive.map(|broker| broker.version.clone()),
                     listeners: alive.map(|broker| broker.listeners.clone()).unwrap_or_default(),

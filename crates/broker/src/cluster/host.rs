@@ -2,7 +2,8 @@
 //! and closed on one.
 //!
 //! Invariants:
-//! - A log has one thread at a time, so nothing is opened in a directory that is still in use.
+//! - A log has one thread at a time, so nothing is opened in a directory that is still in use. A thread that prefetches has
+//!   ended before the log is opened.
 //! - Partitions lead only after their log is open, and refuse batches before it is closed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -17,7 +18,7 @@ use meta::MetaError;
 use model::StreamId;
 use objects::{Bucket, BucketError};
 use parking_lot::Mutex;
-use storage::restore::{Asking, KnownBounds, Restore};
+use storage::restore::{Asking, KnownBounds, Restore, prefetch};
 use storage::takeover::{TakeOver, TakeOverError};
 use tokio::runtime::Handle;
 use uuid::Uuid;
@@ -36,6 +37,8 @@ const RESTORE_THREADS: usize = 8;
 const LOGS_EXPECTED: usize = 4;
 /// An orderly close waits so long for the object store.
 const STORED_WITHIN: Duration = Duration::from_secs(10);
+/// The owner of a log waits no longer for what the next one prefetches.
+const PREFETCH_WITHIN: Duration = Duration::from_secs(10);
 /// Interval at which it looks again.
 const STORED_CHECK: Duration = Duration::from_millis(5);
 
@@ -66,6 +69,21 @@ enum BringError {
     Bug,
 }
 
+/// Why nothing was prefetched.
+#[derive(Debug, thiserror::Error)]
+enum PrefetchError {
+    #[error("{0} is not the id of a log")]
+    Name(String),
+    #[error(transparent)]
+    Look(#[from] TakeOverError),
+    #[error("its directory: {0}")]
+    Directory(#[from] io::Error),
+    #[error(transparent)]
+    Restore(#[from] storage::restore::RestoreError),
+    #[error("a bug, which is in the log")]
+    Bug,
+}
+
 enum State {
     Opening {
         /// Set when the log shall be closed instead.
@@ -75,6 +93,16 @@ enum State {
     Closing,
     /// The last attempt failed. Another one may begin at this time.
     Failed(Instant),
+}
+
+/// What was fetched of a log whose owner goes on.
+enum Prefetched {
+    Going {
+        /// Set when it shall end.
+        unwanted: Arc<AtomicBool>,
+    },
+    /// The directory with it. `None` if that failed.
+    Ended(Option<(String, Arc<dyn Disk>)>),
 }
 
 struct Held {
@@ -100,6 +128,7 @@ pub struct Host(Arc<Shared>);
 struct Shared {
     parts: Parts,
     held: Mutex<BTreeMap<String, Held>>,
+    prefetched: Mutex<BTreeMap<String, Prefetched>>,
 }
 
 impl std::fmt::Debug for Host {
@@ -111,7 +140,7 @@ impl std::fmt::Debug for Host {
 impl Host {
     /// A host without logs.
     pub fn new(parts: Parts) -> Host {
-        Host(Arc::new(Shared { parts, held: Mutex::default() }))
+        Host(Arc::new(Shared { parts, held: Mutex::default(), prefetched: Mutex::default() }))
     }
 
     /// Closes all logs in an orderly way, and waits for that. Blocks.
@@ -126,10 +155,11 @@ impl Host {
         }
     }
 
-    /// Whether a log is being opened or closed.
+    /// Whether a log is being opened, closed or prefetched.
     pub fn is_busy(&self) -> bool {
-        let held = self.0.held.lock();
-        held.values().any(|log| matches!(log.state, State::Opening { .. } | State::Closing))
+        let going = |of: &Prefetched| matches!(of, Prefetched::Going { .. });
+        let moves = |log: &Held| matches!(log.state, State::Opening { .. } | State::Closing);
+        self.0.held.lock().values().any(moves) || self.0.prefetched.lock().values().any(going)
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) {
@@ -158,6 +188,21 @@ impl Holder for Host {
             State::Open(open) if open.log.stopped().is_some() || open.log.is_fenced() => Some(0),
             _ => Some(held.epoch),
         }
+    }
+
+    fn prepare(&mut self, log: &str) -> bool {
+        let mut prefetched = self.0.prefetched.lock();
+        match prefetched.get(log) {
+            Some(Prefetched::Ended(_)) => return true,
+            Some(Prefetched::Going { .. }) => return false,
+            None => {}
+        }
+        let unwanted = Arc::new(AtomicBool::new(false));
+        prefetched.insert(log.to_owned(), Prefetched::Going { unwanted: unwanted.clone() });
+        drop(prefetched);
+        let name = log.to_owned();
+        self.spawn(log, move |shared| shared.prefetch(&name, &unwanted));
+        false
     }
 
     fn take_over(&mut self, log: &str, epoch: u32) {
@@ -217,9 +262,62 @@ impl Shared {
         }
     }
 
+    fn prefetch(&self, name: &str, unwanted: &AtomicBool) {
+        let begun = Instant::now();
+        let fetched = catch_unwind(AssertUnwindSafe(|| self.fetch(name, unwanted, begun)));
+        let fetched = match fetched.unwrap_or(Err(PrefetchError::Bug)) {
+            Ok((objects, directory)) => {
+                let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+                tracing::info!(log = name, objects, millis, "is ready for a log");
+                Some(directory)
+            }
+            Err(error) => {
+                tracing::warn!(log = name, %error, "a log will take longer to be taken over");
+                None
+            }
+        };
+        self.prefetched.lock().insert(name.to_owned(), Prefetched::Ended(fetched));
+    }
+
+    /// Fetches what the log will need into an empty directory.
+    fn fetch(
+        &self,
+        name: &str,
+        unwanted: &AtomicBool,
+        begun: Instant,
+    ) -> Result<(usize, (String, Arc<dyn Disk>)), PrefetchError> {
+        let Parts { bucket, directories, .. } = &self.parts;
+        let id: Uuid = name.parse().map_err(|_| PrefetchError::Name(name.to_owned()))?;
+        let pause = |wait: Duration, _: &BucketError| {
+            std::thread::sleep(wait);
+            !unwanted.load(Ordering::Acquire) && begun.elapsed() < PREFETCH_WITHIN
+        };
+        let look = TakeOver::new(bucket.clone(), id.as_u128(), 1).with_threads(RESTORE_THREADS);
+        let epochs = look.epochs(&pause)?;
+        let (path, disk) = directories.empty(name)?;
+        let asking = Asking { bucket, threads: RESTORE_THREADS, pause: &pause, progress: &|_, _| {} };
+        let objects = prefetch(&disk, &asking, id.as_u128(), epochs)?;
+        Ok((objects, (path, disk)))
+    }
+
+    /// The directory for the log `name`: with what was prefetched, or else empty.
+    fn directory(&self, name: &str) -> io::Result<(String, Arc<dyn Disk>)> {
+        loop {
+            match self.prefetched.lock().get(name) {
+                Some(Prefetched::Going { unwanted }) => unwanted.store(true, Ordering::Release),
+                Some(Prefetched::Ended(_)) | None => break,
+            }
+            std::thread::sleep(STORED_CHECK);
+        }
+        match self.prefetched.lock().remove(name) {
+            Some(Prefetched::Ended(Some(directory))) => Ok(directory),
+            _ => self.parts.directories.empty(name),
+        }
+    }
+
     /// Takes the log over, restores it, opens it, and makes its partitions lead.
     fn open(&self, name: &str, epoch: u32, unwanted: &AtomicBool) -> Result<Arc<OpenLog>, BringError> {
-        let Parts { logs, topics, opening, bucket, directories, .. } = &self.parts;
+        let Parts { logs, topics, opening, bucket, .. } = &self.parts;
         let id: Uuid = name.parse().map_err(|_| BringError::Name(name.to_owned()))?;
         let pause = |wait: Duration, _: &BucketError| {
             std::thread::sleep(wait);
@@ -233,7 +331,7 @@ impl Shared {
         let mut streams: HashMap<StreamId, Option<KnownBounds>> =
             known.owned.iter().map(|id| (*id, None)).collect();
         streams.insert(INDEX_STREAM, None);
-        let (path, disk) = directories.empty(name)?;
+        let (path, disk) = self.directory(name)?;
         let now_ms = storage::Clock::now_ms(&*opening.clock);
         let asking = Asking { bucket, threads: RESTORE_THREADS, pause: &pause, progress: &|_, _| {} };
         let (log_id, epochs) = (id.as_u128(), owned.epochs.clone());

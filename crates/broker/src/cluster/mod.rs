@@ -47,6 +47,10 @@ pub trait Holder {
     /// it was closed.
     fn held(&self, log: &str) -> Option<u32>;
 
+    /// Begins to fetch what taking the log over will need, while its owner goes on. Returns whether that has ended, with
+    /// whatever outcome.
+    fn prepare(&mut self, log: &str) -> bool;
+
     /// Begins to take a log over.
     fn take_over(&mut self, log: &str, epoch: u32);
 
@@ -59,7 +63,7 @@ pub trait Holder {
 pub struct Member {
     metadata: Arc<Metadata>,
     process: Process,
-    record: BrokerRecord,
+    record: Mutex<BrokerRecord>,
     /// How long the broker counts as alive after its last sign of life.
     ttl: Duration,
     lease: Mutex<Option<LeaseId>>,
@@ -80,6 +84,7 @@ impl Member {
     /// A broker that is not alive yet. `record` says who it is.
     pub fn new(metadata: Arc<Metadata>, broker: i32, record: BrokerRecord, ttl: Duration) -> Member {
         let process = Process { broker, incarnation: record.incarnation };
+        let record = Mutex::new(record);
         Member { metadata, process, record, ttl, lease: Mutex::default(), tried: Mutex::default() }
     }
 
@@ -104,7 +109,8 @@ impl Member {
         }
         let lease = self.store().grant(self.ttl)?;
         let key = BrokerRecord::key(&self.name());
-        let put = Change::put_leased(key.clone(), self.record.encode(), lease);
+        let record = self.record.lock().encode();
+        let put = Change::put_leased(key.clone(), record.clone(), lease);
         match self.store().commit(&[Compare::absent(key.clone())], &[put]) {
             Ok(_) => {
                 *held = Some(lease);
@@ -114,7 +120,7 @@ impl Member {
             Err(MetaError::Conflict { .. }) => {
                 // An earlier attempt of this process may have the key, with a lease that is lost and ends by itself.
                 let there = self.store().find(&key)?;
-                let own = there.is_none_or(|there| there.bytes == self.record.encode());
+                let own = there.is_none_or(|there| there.bytes == record);
                 let _ = self.store().revoke(lease);
                 match own {
                     true => Err(MetaError::Conflict { key }.into()),
@@ -123,6 +129,33 @@ impl Member {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Says that the broker is about to end, so that others take its logs while it still serves them. Blocks.
+    pub fn announce_leaving(&self) -> Result<(), MetaError> {
+        let lease = self.lease.lock();
+        let record = {
+            let mut record = self.record.lock();
+            record.leaving = true;
+            record.encode()
+        };
+        let Some(lease) = *lease else { return Ok(()) };
+        self.metadata.update(|image| {
+            let ours = image.brokers.get(&self.name());
+            let alive = ours.is_some_and(|it| it.incarnation == self.process.incarnation);
+            let put = Change::put_leased(BrokerRecord::key(&self.name()), record.clone(), lease);
+            Ok(Update::new(if alive { vec![put] } else { Vec::new() }, ()))
+        })
+    }
+
+    /// Whether this process owns a log that another broker could take.
+    pub fn gives_away(&self) -> bool {
+        let image = self.metadata.image();
+        let ours = |owner: &OwnerRecord| owner.broker == self.process.broker;
+        let takes = |(name, broker): (&str, &Arc<BrokerRecord>)| {
+            name != self.name() && !broker.leaving && image.drains.get(name).is_none()
+        };
+        image.owners.iter().any(|(_, owner)| ours(owner)) && image.brokers.iter().any(takes)
     }
 
     /// Ends the broker's life now, so that others take its logs without waiting for the lease. Blocks.
@@ -177,7 +210,7 @@ impl Member {
     /// Makes this process the owner of a new log, whose home is its broker. Blocks.
     pub fn add_log(&self, log: &str) -> Result<(), MetaError> {
         let Process { broker, incarnation } = self.process;
-        let record = OwnerRecord { home: broker, broker, incarnation, epoch: 1, next: None };
+        let record = OwnerRecord { home: broker, broker, incarnation, epoch: 1, next: None, ready: None };
         self.metadata.update(|image| match image.owners.get(log) {
             None => Ok(Update::new(vec![record.put(log)], ())),
             Some(_) => Err(MetaError::Conflict { key: OwnerRecord::key(log) }),
@@ -204,6 +237,11 @@ impl Member {
             match duty(&image, log, self.process, held.is_some()) {
                 None => {}
                 Some(Duty::Leave) => drop(holder.close(log, false)),
+                Some(Duty::Prepare) => {
+                    if holder.prepare(log) {
+                        self.note_ready(log)?;
+                    }
+                }
                 Some(Duty::Claim) => self.pass_on(log, self.process)?,
                 Some(Duty::HandOver(to)) => {
                     let closed = held.is_none() || holder.close(log, true);
@@ -224,6 +262,19 @@ impl Member {
             }
         }
         Ok(())
+    }
+
+    /// Tells the owner of a log that this process is ready to get it.
+    fn note_ready(&self, log: &str) -> Result<(), MetaError> {
+        self.metadata.update(|image| {
+            let waits = |owner: &&Arc<OwnerRecord>| {
+                owner.next == Some(self.process.broker) && owner.ready != Some(self.process.incarnation)
+            };
+            let owner = image.owners.get(log).filter(waits);
+            let ready = Some(self.process.incarnation);
+            let changes = owner.map(|owner| OwnerRecord { ready, ..OwnerRecord::clone(owner) }.put(log));
+            Ok(Update::new(changes.into_iter().collect(), ()))
+        })
     }
 
     /// Makes `to` the owner of a log in the next epoch, if this process may do that.

@@ -3,7 +3,8 @@
 //! Rules:
 //! - A log whose owner is not alive gets another owner, in the next epoch: its home, or the broker with the fewest logs.
 //! - A log goes back to its home when that is alive, as Kafka's preferred leaders do. Its owner closes it for that.
-//! - A broker that is drained gets no log, and gives away those it has.
+//! - A broker that is drained or about to end gets no log, and gives away those it has.
+//! - Before an owner closes a log for another broker, that one fetches what it can.
 //! - A broker that was started again gives itself a new epoch of each log that it owns.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +30,8 @@ pub enum Duty {
     Claim,
     /// Take the log over in this epoch, if it is not open yet, and serve it.
     Serve(u32),
+    /// Fetch what can be fetched before the owner closes the log for this process.
+    Prepare,
     /// Close the log, and give it to this process in the next epoch.
     HandOver(Process),
     /// Close the log without another request to the store: it has another owner.
@@ -47,7 +50,9 @@ impl Brokers {
         let alive = image.brokers.iter();
         let alive: BTreeMap<i32, Uuid> =
             alive.filter_map(|(name, broker)| Some((broker_id(name).ok()?, broker.incarnation))).collect();
-        let drained = image.drains.iter().filter_map(|(name, _)| broker_id(name).ok()).collect();
+        let drained = image.drains.iter().map(|(name, _)| name);
+        let leaving = image.brokers.iter().filter(|(_, broker)| broker.leaving).map(|(name, _)| name);
+        let drained = drained.chain(leaving).filter_map(|name| broker_id(name).ok()).collect();
         let mut logs: BTreeMap<i32, usize> = BTreeMap::new();
         for (_, owner) in image.owners.iter() {
             *logs.entry(owner.next.unwrap_or(owner.broker)).or_default() += 1;
@@ -109,7 +114,7 @@ pub fn changes(image: &Image) -> Vec<(String, OwnerRecord)> {
                 continue;
             }
             brokers.moves(owner.next.unwrap_or(owner.broker), target);
-            OwnerRecord { next, ..OwnerRecord::clone(owner) }
+            OwnerRecord { next, ready: None, ..OwnerRecord::clone(owner) }
         };
         changes.push((log.to_owned(), changed));
     }
@@ -119,25 +124,26 @@ pub fn changes(image: &Image) -> Vec<(String, OwnerRecord)> {
 /// The record of a log that `to` owns next.
 pub fn owned(owner: &OwnerRecord, to: Process) -> OwnerRecord {
     let Process { broker, incarnation } = to;
-    OwnerRecord { home: owner.home, broker, incarnation, epoch: owner.epoch + 1, next: None }
+    OwnerRecord { home: owner.home, broker, incarnation, epoch: owner.epoch + 1, next: None, ready: None }
 }
 
 /// What `process` has to do with a log. `None` for a log that it has nothing to do with.
 pub fn duty(image: &Image, log: &str, process: Process, open: bool) -> Option<Duty> {
     let otherwise = open.then_some(Duty::Leave);
     let Some(owner) = image.owners.get(log) else { return otherwise };
+    // It may also be an earlier process of the broker, or a later one that has taken its place.
+    let current = image.brokers.get(&process.broker.to_string());
+    let is_current = current.is_some_and(|broker| broker.incarnation == process.incarnation);
     if owner.broker != process.broker {
-        return otherwise;
+        let gets_it = owner.next == Some(process.broker) && is_current && !open;
+        return if gets_it { Some(Duty::Prepare) } else { otherwise };
     }
     if owner.incarnation != process.incarnation {
-        // An earlier process of the broker, or a later one that has taken its place.
-        let current = image.brokers.get(&process.broker.to_string());
-        let is_current = current.is_some_and(|broker| broker.incarnation == process.incarnation);
         return if is_current { Some(Duty::Claim) } else { otherwise };
     }
     let next = owner.next.and_then(|next| {
         let incarnation = image.brokers.get(&next.to_string())?.incarnation;
-        Some(Process { broker: next, incarnation })
+        (owner.ready == Some(incarnation)).then_some(Process { broker: next, incarnation })
     });
     Some(next.map_or(Duty::Serve(owner.epoch), Duty::HandOver))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -24,6 +24,8 @@ const SIGNS: u32 = 3;
 const LOOK: Duration = Duration::from_millis(200);
 /// The same while a log is opened or closed.
 const BUSY_LOOK: Duration = Duration::from_millis(10);
+/// A broker that is about to end waits so long until others have its logs.
+const GIVE_AWAY_WITHIN: Duration = Duration::from_secs(10);
 /// Step of a wait that may be cut short.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -161,8 +163,17 @@ impl Running {
         }
     }
 
-    /// Closes all logs in an orderly way, and leaves the cluster, so that others take them over at once. Blocks.
+    /// Gives all logs to other brokers, closes those that nobody takes, and leaves the cluster. Blocks.
     pub fn stop(&self) {
+        match self.member.announce_leaving() {
+            Ok(()) => {
+                let until = Instant::now() + GIVE_AWAY_WITHIN;
+                while self.member.gives_away() && Instant::now() < until {
+                    std::thread::sleep(STEP);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the logs cannot be given away before they are closed"),
+        }
         if let Some(duties) = self.duties.lock().take() {
             duties.stop();
         }
@@ -179,8 +190,8 @@ impl Running {
 
 /// Waits, unless the broker stops.
 fn rest(wait: Duration, stopping: &AtomicBool) {
-    let until = std::time::Instant::now() + wait;
-    while std::time::Instant::now() < until && !stopping.load(Ordering::Acquire) {
+    let until = Instant::now() + wait;
+    while Instant::now() < until && !stopping.load(Ordering::Acquire) {
         std::thread::sleep(STEP.min(wait));
     }
 }

@@ -40,6 +40,7 @@ impl Running {
             listeners: BTreeMap::from([("PLAINTEXT".into(), ("b".into(), 9092))]),
             rack: None,
             version: "1".into(),
+            leaving: false,
         };
         let metadata = Metadata::open(world.store.clone()).unwrap();
         let member = Member::new(metadata, broker, record, TTL);
@@ -94,6 +95,10 @@ impl Holder for Held<'_> {
 
     fn held(&self, log: &str) -> Option<u32> {
         self.held.get(log).copied()
+    }
+
+    fn prepare(&mut self, _: &str) -> bool {
+        !self.slow
     }
 
     fn take_over(&mut self, log: &str, epoch: u32) {
@@ -196,7 +201,7 @@ impl World {
                 self.running.insert(zombie.member.process.broker, zombie);
             }
         }
-        self.running.values_mut().for_each(|running| running.fails = false);
+        self.running.values_mut().for_each(|running| (running.fails, running.slow) = (false, false));
         let mut settled = BTreeMap::new();
         for round in 0..40 {
             if round == 30 {
@@ -303,6 +308,24 @@ fn run(seed: u64, careless: bool) {
                     // The lease may be over already.
                     let _ = running.member.leave();
                 }
+            }
+            94 => {
+                // It ends as soon as it owns nothing, and is started again.
+                let Some(mut running) = world.running.remove(&broker) else { continue };
+                let _ = running.member.announce_leaving();
+                for _ in 0..random.usize(0..40) {
+                    world.now_ms.fetch_add(100, Ordering::Relaxed);
+                    let gone = !running.turn(&mut world.seen, true);
+                    if gone || !running.member.gives_away() {
+                        break;
+                    }
+                    for other in world.running.values_mut() {
+                        other.turn(&mut world.seen, random.bool());
+                    }
+                }
+                let _ = running.member.leave();
+                let again = Running::start(&world, broker);
+                world.running.insert(broker, again);
             }
             _ => {
                 if !world.zombies.is_empty() {

@@ -171,6 +171,9 @@ pub struct BrokerRecord {
     pub rack: Option<String>,
     /// The version of the program.
     pub version: String,
+    /// The broker is about to end: it gives its logs away.
+    #[serde(default)]
+    pub leaving: bool,
 }
 
 json_record!(BrokerRecord, "brokers/", broker_id);
@@ -215,8 +218,11 @@ pub struct OwnerRecord {
     pub incarnation: Uuid,
     /// The epoch of the log, and the leader epoch of its partitions.
     pub epoch: u32,
-    /// The broker for which the owner closes the log.
+    /// The broker for which the owner closes the log, as soon as that is ready.
     pub next: Option<i32>,
+    /// The process of the next broker, once it has fetched what can be fetched before.
+    #[serde(default)]
+    pub ready: Option<Uuid>,
 }
 
 json_record!(OwnerRecord, "owners/");

@@ -75,6 +75,7 @@ fn described(state: &ClusterState) -> String {
             (true, if broker.alive { "alive" } else { "gone" }),
             (broker.controller, "controller"),
             (broker.drained, "drained"),
+            (broker.leaving, "leaving"),
         ];
         let words = words.into_iter().filter(|(applies, _)| *applies).map(|(_, word)| word);
         let listeners = broker.listeners.iter().map(|(name, (host, port))| format!("{name}://{host}:{port}"));

@@ -58,8 +58,15 @@ pub(crate) fn fetch(
         return Ok(Err(format!("an object cannot be {length} bytes long")));
     }
     let tail_from = (length.saturating_sub(TAIL_BYTES) / sector * sector).max(sector);
-    let mut local = get(0..sector)?.to_vec();
-    let tail = get(tail_from..length)?;
+    let (mut local, tail) = match tail_from == sector {
+        // One request for all of it.
+        true => {
+            let all = get(0..length)?;
+            let head = all.len().min(SECTOR);
+            (all[..head].to_vec(), all.slice(head..))
+        }
+        false => (get(0..sector)?.to_vec(), get(tail_from..length)?),
+    };
     let header = SegmentHeader::decode(&local);
     let trailer = tail.len().checked_sub(TRAILER_BYTES).map(|at| &tail[at..]);
     let trailer = header.ok().zip(trailer);

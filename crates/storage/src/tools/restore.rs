@@ -165,6 +165,30 @@ pub fn restore(target: &Arc<dyn Disk>, restore: &Restore) -> Result<RestoredLog,
     Ok(sum.end(found))
 }
 
+/// Fetches into `target` what a restore of the log will need, of the objects that are there now. The owner of the log may go
+/// on. The restore then fetches only the objects that were put since. Returns the number of objects. Blocks.
+///
+/// `epochs` are those of the log so far: the local file of an object has no epoch, and objects outside the chain of epochs
+/// have the numbers of others.
+pub fn prefetch(
+    target: &Arc<dyn Disk>,
+    asking: &Asking,
+    log_id: u128,
+    epochs: Epochs,
+) -> Result<usize, RestoreError> {
+    prepare(target)?;
+    let objects = objects_of(asking, &ObjectKeys::new(log_id, epochs), "")?;
+    remove_strangers(target, &objects)?;
+    let known = |expected| whole_local(target, expected);
+    gather(asking, log_id, &objects, &known, |at, outcome| match outcome {
+        Outcome::Whole(_, Some(bytes)) => write_local(target, objects[at].0, &bytes),
+        Outcome::Failed(error) => Err(error.into()),
+        // The restore says what is wrong.
+        Outcome::Whole(_, None) | Outcome::Damaged(_) | Outcome::Gone => Ok(()),
+    })?;
+    Ok(objects.len())
+}
+
 /// Takes back the last step of a restore, so that it may be run again. Only for a directory in which no server has
 /// opened the log since.
 pub fn take_back(target: &dyn Disk) -> io::Result<()> {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use objects::{Bucket, BucketError, Listed, Put, list_all, patiently};
 
 use super::gather::Pause;
-use crate::epochs::{Epoch, Holds, Owned, SEAL_BYTES, Seal, Seals, Step, Walk};
+use crate::epochs::{Epoch, Epochs, Holds, Owned, SEAL_BYTES, Seal, Seals, Step, Walk};
 use crate::format::STORED;
 use crate::segment::fetch::{Expected, fetch};
 use crate::segment::object::{claim_key, epoch_prefix, log_prefix, object_epoch, object_number};
@@ -104,6 +104,11 @@ impl TakeOver {
             Step::Owned(epochs) => Ok(Some(Owned { epochs, owner: self.seal.owner })),
             Step::Fenced(by) => Err(TakeOverError::Fenced(by.epoch)),
         }
+    }
+
+    /// The epochs of the log so far, while its owner goes on. A look that changes nothing.
+    pub fn epochs(&self, pause: &Pause) -> Result<Epochs, TakeOverError> {
+        Ok(Epochs::along(&self.seals(pause)?))
     }
 
     fn put(&self, key: &str, bytes: &[u8], pause: &Pause) -> Result<Put, BucketError> {
