@@ -259,6 +259,9 @@ fn may_be_retried(error: i16) -> bool {
                 | ErrorCode::NotEnoughReplicasAfterAppend
                 | ErrorCode::KafkaStorageError
                 | ErrorCode::RequestTimedOut
+                | ErrorCode::NotCoordinator
+                | ErrorCode::CoordinatorLoadInProgress
+                | ErrorCode::CoordinatorNotAvailable
         )
     )
 }
@@ -404,6 +407,87 @@ async fn offsets_go_on_where_all_records_are_deleted() {
     }
 }
 
+/// Whichever broker deletes a topic, the coordinators of all groups forget its offsets.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn offsets_of_a_deleted_topic_are_forgotten_by_all_brokers() {
+    const GROUPS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+    let cluster = cluster().await;
+    assert_eq!(try_create_topic(&mut cluster.client(), LONG, 1, &[]).await.error_code, 0);
+    let mut coordinators = std::collections::BTreeSet::new();
+    for group in GROUPS {
+        use m::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
+        // The coordinator's partition is made, and opened.
+        let until = Instant::now() + PATIENCE;
+        let node = loop {
+            assert!(Instant::now() < until, "nobody coordinates {group}");
+            match coordinator(&mut cluster.client(), GROUP, group).await {
+                Some(node) => break node,
+                None => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        };
+        coordinators.insert(node);
+        let partitions = vec![OffsetCommitRequestPartition { committed_offset: 5, ..Default::default() }];
+        let topic =
+            OffsetCommitRequestTopic { name: Text::from_static(LONG), partitions, ..Default::default() };
+        let request = m::OffsetCommitRequest {
+            group_id: Text::from_static(group),
+            generation_id_or_member_epoch: -1,
+            topics: vec![topic],
+            ..Default::default()
+        };
+        cluster
+            .any_broker(group, async |client| {
+                let answer: m::OffsetCommitResponse = call(client, 8, &request).await;
+                (answer.topics[0].partitions[0].error_code, ())
+            })
+            .await;
+        assert_eq!(committed(&cluster, group).await, 5);
+    }
+    assert_eq!(coordinators.len(), 3, "every broker coordinates a group");
+    let request = m::DeleteTopicsRequest {
+        topic_names: vec![Text::from_static(LONG)],
+        timeout_ms: 10_000,
+        ..Default::default()
+    };
+    let answer: m::DeleteTopicsResponse = call(&mut cluster.client(), 5, &request).await;
+    assert_eq!(answer.responses[0].error_code, 0);
+    assert_eq!(try_create_topic(&mut cluster.client(), LONG, 1, &[]).await.error_code, 0);
+    let until = Instant::now() + PATIENCE;
+    for group in GROUPS {
+        while committed(&cluster, group).await != -1 {
+            assert!(Instant::now() < until, "{group} has an offset of a topic that is gone");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// The committed offset of a group in `LONG`.
+async fn committed(cluster: &Cluster, group: &'static str) -> i64 {
+    use m::offset_fetch_request::{OffsetFetchRequestGroup, OffsetFetchRequestTopics};
+    let topic = OffsetFetchRequestTopics {
+        name: Text::from_static(LONG),
+        partition_indexes: vec![0],
+        ..Default::default()
+    };
+    let of_group = OffsetFetchRequestGroup {
+        group_id: Text::from_static(group),
+        topics: Some(vec![topic]),
+        ..Default::default()
+    };
+    let request = m::OffsetFetchRequest { groups: vec![of_group], ..Default::default() };
+    cluster
+        .any_broker(group, async |client| {
+            let answer: m::OffsetFetchResponse = call(client, 8, &request).await;
+            let group = &answer.groups[0];
+            let offset = group.topics.first().map_or(-1, |topic| topic.partitions[0].committed_offset);
+            (group.error_code, offset)
+        })
+        .await
+}
+
 async fn delete_records(cluster: &Cluster, name: &'static str, partition: i32, offset: i64) {
     use m::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
     let partitions = vec![DeleteRecordsPartition { partition_index: partition, offset }];
@@ -443,7 +527,7 @@ async fn transactions_span_brokers() {
         let id = if version.end == V1.end { "one" } else { "two" };
         let mut producer = loop {
             assert!(Instant::now() < until, "nobody coordinates {id}");
-            if let Some(node) = coordinator(&mut cluster.client(), id).await {
+            if let Some(node) = coordinator(&mut cluster.client(), TRANSACTION, id).await {
                 let connection = connect(&cluster.brokers[&node]);
                 let sequences = BTreeMap::new();
                 let mut producer =
@@ -497,9 +581,12 @@ async fn transactions_span_brokers() {
 }
 
 /// The broker that coordinates a transactional id.
-async fn coordinator(client: &mut Connection, id: &'static str) -> Option<i32> {
+const GROUP: i8 = 0;
+const TRANSACTION: i8 = 1;
+
+async fn coordinator(client: &mut Connection, key_type: i8, id: &'static str) -> Option<i32> {
     let request = m::FindCoordinatorRequest {
-        key_type: 1,
+        key_type,
         coordinator_keys: vec![Text::from_static(id)],
         ..Default::default()
     };

@@ -11,6 +11,7 @@ mod bucket;
 mod budget;
 mod closing;
 mod cluster;
+mod cluster_store;
 mod commands;
 mod config_file;
 mod connection;

@@ -45,7 +45,7 @@ use crate::settings::group::ConsumerGroupConfig;
 use crate::settings::resource::{ResourceConfigs, ResourceKind};
 use crate::snapshots::writer::SnapshotWriter;
 use crate::telemetry::Telemetry;
-use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
+use crate::topics::{OFFSETS_TOPIC, Removals, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::users::Users;
 
 const CLUSTER_ID_KEY: &str = "cluster_id";
@@ -223,6 +223,7 @@ impl Broker {
                 clock.clone(),
             )),
         );
+        topics.tell_removals(Arc::downgrade(&coordinator) as Weak<dyn Removals>);
         peers.add(node, &coordinator, &transactions);
         let walks = Arc::new(Walks::default());
         let compactor =
@@ -378,6 +379,7 @@ impl Broker {
             self.config.clone(),
             self.clock.clone(),
         ));
+        self.topics.tell_removals(Arc::downgrade(&coordinator) as Weak<dyn Removals>);
         self.peers.add(node, &coordinator, &transactions);
         Arc::new(Broker {
             config: self.config.clone(),
@@ -505,11 +507,9 @@ impl Broker {
 
     pub(crate) async fn delete_topic(self: &Arc<Self>, topic: &Arc<Topic>) -> Result<(), Failure> {
         let topic = topic.clone();
-        self.blocking(move |broker| {
-            broker.topics.delete(&topic, |name| broker.coordinator.forget_topic(name.into()))
-        })
-        .await
-        .map_err(|error: TopicError| error.into())
+        self.blocking(move |broker| broker.topics.delete(&topic))
+            .await
+            .map_err(|error: TopicError| error.into())
     }
 
     /// The topic of committed offsets, created on first use.

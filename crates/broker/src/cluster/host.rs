@@ -42,10 +42,13 @@ const PREFETCH_WITHIN: Duration = Duration::from_secs(10);
 /// Interval at which it looks again.
 const STORED_CHECK: Duration = Duration::from_millis(5);
 
+/// A directory, and how messages call it.
+pub type LocalDirectory = (String, Arc<dyn Disk>);
+
 /// The local directories of logs.
 pub trait Directories: std::fmt::Debug + Send + Sync {
-    /// An empty directory for the log `name`, in place of one that may be there, and how messages call it.
-    fn empty(&self, name: &str) -> io::Result<(String, Arc<dyn Disk>)>;
+    /// An empty directory for the log `name`, in place of one that may be there.
+    fn empty(&self, name: &str) -> io::Result<LocalDirectory>;
 }
 
 /// Why a log could not be opened.
@@ -102,7 +105,7 @@ enum Prefetched {
         unwanted: Arc<AtomicBool>,
     },
     /// The directory with it. `None` if that failed.
-    Ended(Option<(String, Arc<dyn Disk>)>),
+    Ended(Option<LocalDirectory>),
 }
 
 struct Held {
@@ -285,7 +288,7 @@ impl Shared {
         name: &str,
         unwanted: &AtomicBool,
         begun: Instant,
-    ) -> Result<(usize, (String, Arc<dyn Disk>)), PrefetchError> {
+    ) -> Result<(usize, LocalDirectory), PrefetchError> {
         let Parts { bucket, directories, .. } = &self.parts;
         let id: Uuid = name.parse().map_err(|_| PrefetchError::Name(name.to_owned()))?;
         let pause = |wait: Duration, _: &BucketError| {
@@ -301,7 +304,7 @@ impl Shared {
     }
 
     /// The directory for the log `name`: with what was prefetched, or else empty.
-    fn directory(&self, name: &str) -> io::Result<(String, Arc<dyn Disk>)> {
+    fn directory(&self, name: &str) -> io::Result<LocalDirectory> {
         loop {
             match self.prefetched.lock().get(name) {
                 Some(Prefetched::Going { unwanted }) => unwanted.store(true, Ordering::Release),

@@ -235,13 +235,9 @@ impl Member {
         for log in &logs {
             let held = holder.held(log);
             match duty(&image, log, self.process, held.is_some()) {
-                None => {}
+                Some(Duty::Prepare) if holder.prepare(log) => self.note_ready(log)?,
+                None | Some(Duty::Prepare) => {}
                 Some(Duty::Leave) => drop(holder.close(log, false)),
-                Some(Duty::Prepare) => {
-                    if holder.prepare(log) {
-                        self.note_ready(log)?;
-                    }
-                }
                 Some(Duty::Claim) => self.pass_on(log, self.process)?,
                 Some(Duty::HandOver(to)) => {
                     let closed = held.is_none() || holder.close(log, true);

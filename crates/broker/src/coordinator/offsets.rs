@@ -11,6 +11,7 @@ use crate::groups::{
     encode_offset_key,
 };
 use crate::partition::Partition;
+use crate::topics::Removals;
 use crate::transactions::Check;
 
 /// Upper bound in bytes of an offset's record, without its group, its topic and the client's metadata.
@@ -174,8 +175,14 @@ impl Coordinator {
     /// Drops the committed offsets of a deleted topic, unless a topic of this name exists again.
     pub fn forget_topic(self: &Arc<Self>, topic: Arc<str>) {
         let topics = self.shards.topics();
-        let begun = self
-            .begin_to_forget(&topic, || topics.as_ref().is_none_or(|topics| topics.find(&topic).is_none()));
+        self.forget_topic_if(&topic, || topics.as_ref().is_none_or(|topics| topics.find(&topic).is_none()));
+    }
+
+    fn forget_topic_if(self: &Arc<Self>, topic: &Arc<str>, may: impl Fn() -> bool) {
+        let (begun, topic) = (self.begin_to_forget(topic, may), topic.clone());
+        if begun.is_empty() {
+            return;
+        }
         let this = self.clone();
         self.runtime.spawn(async move {
             for (entry, settled) in begun {
@@ -247,5 +254,12 @@ impl Coordinator {
         if state.group.offset_keys(|key| *key.topic == *topic).is_empty() {
             self.committed_topics.unlist(entry, &mut state.topics, topic);
         }
+    }
+}
+
+impl Removals for Coordinator {
+    fn removed(self: Arc<Self>, name: &str) {
+        // Nobody on this broker knows another topic of this name yet.
+        self.forget_topic_if(&Arc::from(name), || true);
     }
 }

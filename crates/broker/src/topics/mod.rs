@@ -7,8 +7,8 @@ mod moving;
 mod names;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use meta::{Change, Compare, MetaError};
 use model::StreamId;
@@ -134,6 +134,12 @@ impl NewStreams {
     }
 }
 
+/// Learns of topics that are gone, also of those that another broker deletes.
+pub trait Removals: std::fmt::Debug + Send + Sync {
+    /// The topic `name` is gone. Another one may have the name already.
+    fn removed(self: Arc<Self>, name: &str);
+}
+
 /// All topics.
 #[derive(Debug)]
 pub struct Topics {
@@ -148,6 +154,7 @@ pub struct Topics {
     change: Mutex<()>,
     /// Held while topics and partitions are added, replaced and removed in memory.
     shape: Mutex<()>,
+    removals: RwLock<Vec<Weak<dyn Removals>>>,
     /// Number of times that a topic was created, was deleted, or got partitions.
     changes: AtomicU64,
 }
@@ -170,6 +177,7 @@ impl Topics {
             by_stream: RwLock::default(),
             change: Mutex::default(),
             shape: Mutex::default(),
+            removals: RwLock::default(),
             changes: AtomicU64::new(0),
         });
         let image = topics.metadata.image();
@@ -185,6 +193,11 @@ impl Topics {
         let observer = Arc::downgrade(&topics);
         topics.metadata.observe(observer);
         topics
+    }
+
+    /// Tells `removals` of every topic that is gone from now on, before the caller that deleted it continues.
+    pub fn tell_removals(&self, removals: Weak<dyn Removals>) {
+        self.removals.write().push(removals);
     }
 
     /// The topic of this name.
@@ -340,7 +353,7 @@ impl Topics {
 
     /// Deletes a topic and its records. `forget` removes what other modules keep under its name, before a new topic can
     /// take the name. The deletion is durable on return. Blocks.
-    pub fn delete(&self, topic: &Topic, forget: impl FnOnce(&str)) -> Result<(), TopicError> {
+    pub fn delete(&self, topic: &Topic) -> Result<(), TopicError> {
         let _one = self.change.lock();
         // The name may belong to another topic by now.
         let topic = self.find_id(&topic.id).ok_or(TopicError::Unknown)?;
@@ -349,7 +362,6 @@ impl Topics {
             found(image, name, &topic.id)?;
             Ok::<_, TopicError>(Update::new(vec![TopicRecord::delete(name)], ()))
         })?;
-        forget(name);
         tracing::info!(topic = name, "deleted a topic");
         Ok(())
     }
@@ -503,7 +515,8 @@ impl Observer for Topics {
         if ResourceKind::Broker.is_in(delta) {
             self.reconfigure();
         }
-        let _one = self.shape.lock();
+        let mut removed = Vec::new();
+        let shape = self.shape.lock();
         for name in &delta.topics {
             let (there, record) = (self.find(name), image.topics.get(name));
             match (there, record) {
@@ -511,11 +524,18 @@ impl Observer for Topics {
                 (there, record) => {
                     if let Some(topic) = there {
                         self.remove(&topic);
+                        removed.push(name);
                     }
                     if let Some(record) = record {
                         self.insert(image, Text::from(name.clone()), record);
                     }
                 }
+            }
+        }
+        drop(shape);
+        if !removed.is_empty() {
+            for told in self.removals.read().iter().filter_map(Weak::upgrade) {
+                removed.iter().for_each(|name| told.clone().removed(name));
             }
         }
         self.lead(image, delta.owners.iter().filter_map(|log| log.parse().ok()));

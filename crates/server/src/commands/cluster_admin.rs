@@ -7,7 +7,7 @@ use broker::{ClusterAdmin, ClusterState};
 
 use super::{Table, print};
 use crate::arguments::{ClusterArguments, ClusterVerb, ServerArguments};
-use crate::cluster;
+use crate::cluster_store;
 use crate::settings::Settings;
 
 /// Interval at which a move is looked at.
@@ -19,8 +19,8 @@ pub fn cluster(arguments: &ClusterArguments, verb: ClusterVerb) -> anyhow::Resul
     given.settings.clone_from(&arguments.settings);
     given.settings.extend(arguments.etcd.iter().map(|etcd| ("etcd.endpoints".to_owned(), etcd.clone())));
     let settings = Settings::load(&given, std::env::vars())?;
-    let store =
-        cluster::store(&settings)?.context("--etcd or etcd.endpoints has to name the etcd of the cluster")?;
+    let store = cluster_store::open(&settings)?
+        .context("--etcd or etcd.endpoints has to name the etcd of the cluster")?;
     let admin = ClusterAdmin::open(store).context("the metadata of the cluster")?;
     match verb {
         ClusterVerb::Status => print(&described(&admin.state()?)),
