@@ -13,6 +13,7 @@ sys.path[:0] = [str(HERE.parent / "compat"), str(HERE.parent / "objects")]
 
 from store import Site, StoredServer  # noqa: E402
 from suite import place  # noqa: E402, F401
+from suite.certificates import Certificates  # noqa: E402
 from suite.report import until  # noqa: E402
 from suite.server import environment  # noqa: E402
 
@@ -69,12 +70,39 @@ class Broker(StoredServer):
         directory.mkdir()
         super().__init__(cluster.site, directory, "s3://records/cluster", cluster.password)
         self.node = node
-        self.program = cluster.program
+        self.program, self.cluster_secured = cluster.program, cluster.certificates is not None
         self.settings = [*SETTINGS, *settings, f"object.store={self.bucket}", f"node.id={node}",
                          f"etcd.endpoints={cluster.etcd.endpoint}", f"broker.rack=rack-{node}"]
 
+        if cluster.certificates:
+            self.settings += self.secured(cluster.certificates, next(cluster.site.addresses))
+
+    def secured(self, certificates, internal):
+        """The settings for TLS between brokers, with a certificate of each; clients go on in plain text."""
+        properties = self.directory / "brokers.properties"
+        properties.write_text("".join(f"{name}={value}\n" for name, value in {
+            "security.protocol": "SSL",
+            "ssl.truststore.type": "PEM", "ssl.truststore.location": certificates.authority,
+            "ssl.keystore.type": "PEM", "ssl.keystore.location": certificates.server,
+        }.items()))
+        of_listener = {
+            "ssl.keystore.type": "PEM", "ssl.keystore.location": certificates.server, "ssl.client.auth": "required",
+            "ssl.truststore.type": "PEM", "ssl.truststore.location": certificates.authority,
+        }
+        return [
+            f"listeners=PLAINTEXT://{self.listen},INTERNAL://{internal}",
+            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,INTERNAL:SSL",
+            *(f"listener.name.internal.{name}={value}" for name, value in of_listener.items()),
+            "inter.broker.listener.name=INTERNAL", f"inter.broker.client.config={properties}",
+        ]
+
     def command(self):
-        return [self.program, *super().command()[1:]]
+        command = [self.program, *super().command()[1:]]
+        if self.cluster_secured:
+            # Its listeners are in the settings.
+            at = command.index("--listen")
+            del command[at:at + 2]
+        return command
 
     @property
     def running(self):
@@ -84,9 +112,10 @@ class Broker(StoredServer):
 class Cluster:
     """etcd, the store and `count` brokers, which are started."""
 
-    def __init__(self, directory, seed, count=3, settings=(), program=None):
+    def __init__(self, directory, seed, count=3, settings=(), program=None, secured=False):
         self.directory, self.seed, self.count, self.settings = directory, seed, count, settings
         self.program = program or place.MAINSTEM
+        self.certificates = Certificates(directory / "certificates") if secured else None
         self.site, self.etcd, self.brokers = Site(directory, seed), None, {}
 
     def __enter__(self):
@@ -95,6 +124,8 @@ class Cluster:
         self.site.__enter__()
         try:
             self.site.minio.s3.make_bucket("records")
+            if self.certificates:
+                self.certificates.make_all()
             self.etcd = Etcd(self.directory, next(self.site.addresses), next(self.site.addresses))
             self.etcd.start()
             for node in range(1, self.count + 1):
@@ -148,9 +179,10 @@ class InPlaceOfServer:
 
     own = True
 
-    def __init__(self, directory, settings=(), seed=None):
+    def __init__(self, directory, settings=(), seed=None, secured=False):
         seed = random.randrange(1 << 32) if seed is None else seed
-        self.cluster = Cluster(directory, seed, settings=[QUICK, "log.segment.bytes=67108864", *settings])
+        settings = [QUICK, "log.segment.bytes=67108864", *settings]
+        self.cluster = Cluster(directory, seed, settings=settings, secured=secured)
 
     def __enter__(self):
         self.cluster.__enter__()

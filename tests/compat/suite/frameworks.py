@@ -36,7 +36,7 @@ def streams_settings(cluster, name):
 
 
 def streams_smoke(cluster, tools):
-    """Of two instances one is killed in the middle, and both when all is sent: the driver finds each result right."""
+    """Of two instances one is killed in the middle, and a broker of a cluster, and both when all is sent: the driver finds each result right."""
     cluster.topics.create(*SMOKE_TOPICS, partitions=SMOKE_PARTITIONS)
     settings = tools.properties("smoke", streams_settings(cluster, "smoke"))
 
@@ -50,6 +50,7 @@ def streams_smoke(cluster, tools):
     driver.until(lambda: f" {SMOKE_RECORDS // 2} records produced" in driver.text(), "half of the records")
     instances.pop(0).kill()
     instances.append(start("instance-2"))
+    cluster.kill_a_broker()
     driver.until(lambda: f" {SMOKE_RECORDS} records produced" in driver.text(), "the records")
     # The driver now waits until no transaction is open, and fails when one ends between its two looks at a partition,
     # the end first and then what is committed. So nothing runs, and the server has to end what the dead left open.
