@@ -12,7 +12,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use broker::{Broker, Config, Connection, Directories, Membership, Remote};
+use broker::{Broker, ClusterAdmin, Config, Connection, Directories, Membership, Remote};
 use bytes::Bytes;
 use common::transactional::{Producer, V1, V2, now_ms, read as read_committed};
 use common::{call, connect, fetch_of, fetch_request, try_create_topic, unframed};
@@ -359,6 +359,32 @@ async fn a_broker_that_dies_loses_its_logs_to_the_others_and_nothing_else() {
         assert_eq!(answer.error_code, expected.code());
     }
     zombie.close().await;
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// As one whose disk is full or broken. It is alive, and would be the home of its logs for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_broker_whose_disk_takes_no_log_gives_its_logs_away() {
+    let mut cluster = cluster().await;
+    cluster.produce().await;
+    cluster.stop_signs(1).close().await;
+    cluster.until("the others lead", |leaders| leaders.iter().all(|(node, _)| *node != 1)).await;
+    // A file has the name of its directory.
+    std::fs::write(cluster.home.path().join((cluster.starts + 1).to_string()), "").unwrap();
+    cluster.start(1);
+    let admin = ClusterAdmin::open(cluster.store.clone()).unwrap();
+    let until = Instant::now() + PATIENCE;
+    while !admin.state().unwrap().brokers[&1].leaving {
+        assert!(Instant::now() < until, "the broker keeps trying");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    cluster.until("the others lead", |leaders| leaders.iter().all(|(node, _)| *node != 1)).await;
+    for _ in 0..3 {
+        cluster.produce().await;
+    }
+    cluster.read_all().await;
     for broker in cluster.brokers.values() {
         broker.close().await;
     }

@@ -115,11 +115,6 @@ fn begin(broker: &Broker, topic: Option<&Topic>, asked: &DeleteRecordsPartition)
     }
     let (sender, done) = oneshot::channel();
     let trimmed = Trimmed(Mutex::new(Some(sender)));
-    if to <= bounds.start {
-        // The start only moves once that is durable, so there is nothing to do.
-        trimmed.complete(Ok(()));
-    } else {
-        log.trim(to, Arc::new(trimmed));
-    }
+    log.trim(to, Arc::new(trimmed));
     Ok(Begun { log: log.clone(), done })
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use disk::Disk;
@@ -18,7 +18,8 @@ use meta::MetaError;
 use model::StreamId;
 use objects::{Bucket, BucketError};
 use parking_lot::Mutex;
-use storage::restore::{Asking, KnownBounds, Restore, prefetch};
+use storage::OpenError;
+use storage::restore::{Asking, Epochs, KnownBounds, Restore, RestoreError, keep_prefetched, prefetch};
 use storage::takeover::{TakeOver, TakeOverError};
 use tokio::runtime::Handle;
 use uuid::Uuid;
@@ -37,7 +38,9 @@ const RESTORE_THREADS: usize = 8;
 const LOGS_EXPECTED: usize = 4;
 /// An orderly close waits so long for the object store.
 const STORED_WITHIN: Duration = Duration::from_secs(10);
-/// The owner of a log waits no longer for what the next one prefetches.
+/// A broker gives its logs to others after its disk refused so many, one after the other.
+const REFUSED_MAX: u32 = 5;
+/// A prefetch ends after so long. The restore fetches the rest.
 const PREFETCH_WITHIN: Duration = Duration::from_secs(10);
 /// Interval at which it looks again.
 const STORED_CHECK: Duration = Duration::from_millis(5);
@@ -72,6 +75,19 @@ enum BringError {
     Bug,
 }
 
+impl BringError {
+    /// Whether the disk of this broker is the problem. Another broker may open the log.
+    fn is_local(&self) -> bool {
+        match self {
+            BringError::Directory(_) | BringError::Restore(RestoreError::Local(..)) => true,
+            BringError::Restore(RestoreError::Open(error)) | BringError::Open(error) => {
+                matches!(error, OpenError::Io { .. })
+            }
+            _ => false,
+        }
+    }
+}
+
 /// Why nothing was prefetched.
 #[derive(Debug, thiserror::Error)]
 enum PrefetchError {
@@ -85,6 +101,13 @@ enum PrefetchError {
     Restore(#[from] storage::restore::RestoreError),
     #[error("a bug, which is in the log")]
     Bug,
+}
+
+impl PrefetchError {
+    /// Whether the disk of this broker is the problem.
+    fn is_local(&self) -> bool {
+        matches!(self, PrefetchError::Directory(_) | PrefetchError::Restore(RestoreError::Local(..)))
+    }
 }
 
 enum State {
@@ -104,8 +127,10 @@ enum Prefetched {
         /// Set when it shall end.
         unwanted: Arc<AtomicBool>,
     },
-    /// The directory with it. `None` if that failed.
-    Ended(Option<LocalDirectory>),
+    /// The directory with it, and the epochs of the log at that time.
+    Ended(LocalDirectory, Epochs),
+    /// The disk refused it. Another attempt may begin at this time.
+    Failed(Instant),
 }
 
 struct Held {
@@ -132,6 +157,8 @@ struct Shared {
     parts: Parts,
     held: Mutex<BTreeMap<String, Held>>,
     prefetched: Mutex<BTreeMap<String, Prefetched>>,
+    /// Logs that the disk of this broker did not take, one after the other.
+    refused: AtomicU32,
 }
 
 impl std::fmt::Debug for Host {
@@ -143,7 +170,12 @@ impl std::fmt::Debug for Host {
 impl Host {
     /// A host without logs.
     pub fn new(parts: Parts) -> Host {
-        Host(Arc::new(Shared { parts, held: Mutex::default(), prefetched: Mutex::default() }))
+        Host(Arc::new(Shared {
+            parts,
+            held: Mutex::default(),
+            prefetched: Mutex::default(),
+            refused: AtomicU32::new(0),
+        }))
     }
 
     /// Closes all logs in an orderly way, and waits for that. Blocks.
@@ -156,6 +188,11 @@ impl Host {
             }
             std::thread::sleep(STORED_CHECK);
         }
+    }
+
+    /// Whether the disk of this broker takes no log.
+    pub fn is_unfit(&self) -> bool {
+        self.0.refused.load(Ordering::Acquire) >= REFUSED_MAX
     }
 
     /// Whether a log is being opened, closed or prefetched.
@@ -196,9 +233,10 @@ impl Holder for Host {
     fn prepare(&mut self, log: &str) -> bool {
         let mut prefetched = self.0.prefetched.lock();
         match prefetched.get(log) {
-            Some(Prefetched::Ended(_)) => return true,
+            Some(Prefetched::Ended(..)) => return true,
             Some(Prefetched::Going { .. }) => return false,
-            None => {}
+            Some(Prefetched::Failed(until)) if Instant::now() < *until => return false,
+            Some(Prefetched::Failed(_)) | None => {}
         }
         let unwanted = Arc::new(AtomicBool::new(false));
         prefetched.insert(log.to_owned(), Prefetched::Going { unwanted: unwanted.clone() });
@@ -256,9 +294,11 @@ impl Shared {
             Ok(open) => {
                 let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
                 tracing::info!(log = name, epoch, millis, "took a log over");
+                self.refused.store(0, Ordering::Release);
                 entry.state = State::Open(open);
             }
             Err(error) => {
+                self.refused.fetch_add(u32::from(error.is_local()), Ordering::AcqRel);
                 tracing::warn!(log = name, epoch, %error, "a log could not be taken over; another attempt follows");
                 entry.state = State::Failed(Instant::now() + BACKOFF);
             }
@@ -268,54 +308,66 @@ impl Shared {
     fn prefetch(&self, name: &str, unwanted: &AtomicBool) {
         let begun = Instant::now();
         let fetched = catch_unwind(AssertUnwindSafe(|| self.fetch(name, unwanted, begun)));
-        let fetched = match fetched.unwrap_or(Err(PrefetchError::Bug)) {
-            Ok((objects, directory)) => {
+        let outcome = match fetched.unwrap_or(Err(PrefetchError::Bug)) {
+            Ok((objects, directory, epochs)) => {
                 let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
                 tracing::info!(log = name, objects, millis, "is ready for a log");
-                Some(directory)
+                Prefetched::Ended(directory, epochs)
             }
             Err(error) => {
-                tracing::warn!(log = name, %error, "a log will take longer to be taken over");
-                None
+                self.refused.fetch_add(u32::from(error.is_local()), Ordering::AcqRel);
+                tracing::warn!(log = name, %error, "a log cannot be prepared for; another attempt follows");
+                Prefetched::Failed(Instant::now() + BACKOFF)
             }
         };
-        self.prefetched.lock().insert(name.to_owned(), Prefetched::Ended(fetched));
+        self.prefetched.lock().insert(name.to_owned(), outcome);
     }
 
-    /// Fetches what the log will need into an empty directory.
+    /// Fetches what the log will need into an empty directory. Also returns the epochs so far.
     fn fetch(
         &self,
         name: &str,
         unwanted: &AtomicBool,
         begun: Instant,
-    ) -> Result<(usize, LocalDirectory), PrefetchError> {
+    ) -> Result<(usize, LocalDirectory, Epochs), PrefetchError> {
         let Parts { bucket, directories, .. } = &self.parts;
         let id: Uuid = name.parse().map_err(|_| PrefetchError::Name(name.to_owned()))?;
+        let goes_on = || !unwanted.load(Ordering::Acquire) && begun.elapsed() < PREFETCH_WITHIN;
         let pause = |wait: Duration, _: &BucketError| {
             std::thread::sleep(wait);
-            !unwanted.load(Ordering::Acquire) && begun.elapsed() < PREFETCH_WITHIN
+            goes_on()
         };
         let look = TakeOver::new(bucket.clone(), id.as_u128(), 1).with_threads(RESTORE_THREADS);
         let epochs = look.epochs(&pause)?;
         let (path, disk) = directories.empty(name)?;
         let asking = Asking { bucket, threads: RESTORE_THREADS, pause: &pause, progress: &|_, _| {} };
-        let objects = prefetch(&disk, &asking, id.as_u128(), epochs)?;
-        Ok((objects, (path, disk)))
+        let objects = prefetch(&disk, &asking, id.as_u128(), epochs.clone(), &goes_on)?;
+        Ok((objects, (path, disk), epochs))
     }
 
-    /// The directory for the log `name`: with what was prefetched, or else empty.
-    fn directory(&self, name: &str) -> io::Result<LocalDirectory> {
+    /// The directory for the log `name`, which was taken over: with what was prefetched of it, or else empty.
+    fn directory(
+        &self,
+        name: &str,
+        taken: &Epochs,
+        unwanted: &AtomicBool,
+    ) -> Result<LocalDirectory, BringError> {
         loop {
             match self.prefetched.lock().get(name) {
                 Some(Prefetched::Going { unwanted }) => unwanted.store(true, Ordering::Release),
-                Some(Prefetched::Ended(_)) | None => break,
+                _ => break,
+            }
+            if unwanted.load(Ordering::Acquire) {
+                return Err(BringError::Unwanted);
             }
             std::thread::sleep(STORED_CHECK);
         }
-        match self.prefetched.lock().remove(name) {
-            Some(Prefetched::Ended(Some(directory))) => Ok(directory),
-            _ => self.parts.directories.empty(name),
+        if let Some(Prefetched::Ended(directory, along)) = self.prefetched.lock().remove(name)
+            && keep_prefetched(&directory.1, &along, taken)?
+        {
+            return Ok(directory);
         }
+        Ok(self.parts.directories.empty(name)?)
     }
 
     /// Takes the log over, restores it, opens it, and makes its partitions lead.
@@ -334,7 +386,7 @@ impl Shared {
         let mut streams: HashMap<StreamId, Option<KnownBounds>> =
             known.owned.iter().map(|id| (*id, None)).collect();
         streams.insert(INDEX_STREAM, None);
-        let (path, disk) = self.directory(name)?;
+        let (path, disk) = self.directory(name, &owned.epochs, unwanted)?;
         let now_ms = storage::Clock::now_ms(&*opening.clock);
         let asking = Asking { bucket, threads: RESTORE_THREADS, pause: &pause, progress: &|_, _| {} };
         let (log_id, epochs) = (id.as_u128(), owned.epochs.clone());

@@ -14,7 +14,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use meta::{Change, Compare, LeaseId, MetaError, Store};
 use parking_lot::Mutex;
@@ -24,6 +24,8 @@ use self::ownership::{Duty, Process, changes, duty, owned};
 use crate::image::records::{BrokerRecord, ControllerRecord, OwnerRecord};
 use crate::image::{Image, Metadata, Record, Update};
 
+/// An owner waits so long until the broker that is to get a log is ready.
+const READY_WITHIN: Duration = Duration::from_secs(30);
 /// Changes of owners in one commit. etcd allows 128 operations.
 const CHANGES_MAX: usize = 50;
 
@@ -47,8 +49,7 @@ pub trait Holder {
     /// it was closed.
     fn held(&self, log: &str) -> Option<u32>;
 
-    /// Begins to fetch what taking the log over will need, while its owner goes on. Returns whether that has ended, with
-    /// whatever outcome.
+    /// Begins to fetch what taking the log over will need, while its owner goes on. Returns whether that is done.
     fn prepare(&mut self, log: &str) -> bool;
 
     /// Begins to take a log over.
@@ -67,6 +68,10 @@ pub struct Member {
     /// How long the broker counts as alive after its last sign of life.
     ttl: Duration,
     lease: Mutex<Option<LeaseId>>,
+    /// Logs that the broker is still to bring. Not known before it has joined.
+    missing: Mutex<Option<usize>>,
+    /// Since when each log of this process waits for the broker that is to get it.
+    promised: Mutex<BTreeMap<String, (i32, Instant)>>,
     /// The last epoch of each log in which this process has tried to take it over.
     tried: Mutex<BTreeMap<String, u32>>,
 }
@@ -85,7 +90,16 @@ impl Member {
     pub fn new(metadata: Arc<Metadata>, broker: i32, record: BrokerRecord, ttl: Duration) -> Member {
         let process = Process { broker, incarnation: record.incarnation };
         let record = Mutex::new(record);
-        Member { metadata, process, record, ttl, lease: Mutex::default(), tried: Mutex::default() }
+        Member {
+            metadata,
+            process,
+            record,
+            ttl,
+            lease: Mutex::default(),
+            missing: Mutex::default(),
+            promised: Mutex::default(),
+            tried: Mutex::default(),
+        }
     }
 
     fn name(&self) -> String {
@@ -133,19 +147,24 @@ impl Member {
 
     /// Says that the broker is about to end, so that others take its logs while it still serves them. Blocks.
     pub fn announce_leaving(&self) -> Result<(), MetaError> {
-        let lease = self.lease.lock();
         let record = {
             let mut record = self.record.lock();
             record.leaving = true;
             record.encode()
         };
-        let Some(lease) = *lease else { return Ok(()) };
+        // Signs of life go on meanwhile.
+        let Some(lease) = *self.lease.lock() else { return Ok(()) };
         self.metadata.update(|image| {
             let ours = image.brokers.get(&self.name());
             let alive = ours.is_some_and(|it| it.incarnation == self.process.incarnation);
             let put = Change::put_leased(BrokerRecord::key(&self.name()), record.clone(), lease);
             Ok(Update::new(if alive { vec![put] } else { Vec::new() }, ()))
         })
+    }
+
+    /// Whether the broker gives its logs away.
+    pub fn is_leaving(&self) -> bool {
+        self.record.lock().leaving
     }
 
     /// Whether this process owns a log that another broker could take.
@@ -217,14 +236,22 @@ impl Member {
         })
     }
 
-    /// Makes this broker the home of `wanted` logs, if it is alive and the home of fewer. Blocks.
+    /// Makes this broker the home of `wanted` new logs, if it is alive and was the home of none when this process joined. Later
+    /// its logs may be moved away. Blocks.
     pub fn bring_logs(&self, wanted: usize) -> Result<(), MetaError> {
-        if self.lease.lock().is_none() {
+        let mut missing = self.missing.lock();
+        if *missing == Some(0) || self.lease.lock().is_none() {
             return Ok(());
         }
-        let image = self.metadata.image();
-        let home = image.owners.iter().filter(|(_, owner)| owner.home == self.process.broker).count();
-        (home..wanted).try_for_each(|_| self.add_log(&Uuid::new_v4().to_string()))
+        let home = |image: &Image| image.owners.iter().any(|(_, owner)| owner.home == self.process.broker);
+        let mut left = missing.unwrap_or_else(|| if home(&self.metadata.image()) { 0 } else { wanted });
+        while left > 0 {
+            *missing = Some(left);
+            self.add_log(&Uuid::new_v4().to_string())?;
+            left -= 1;
+        }
+        *missing = Some(0);
+        Ok(())
     }
 
     /// Takes over, closes and hands over logs as the image says. Blocks.
@@ -234,7 +261,9 @@ impl Member {
         logs.extend(image.owners.iter().map(|(log, _)| log.to_owned()));
         for log in &logs {
             let held = holder.held(log);
-            match duty(&image, log, self.process, held.is_some()) {
+            let ready = duty(&image, log, self.process, held.is_some());
+            let overdue = || self.overdue(&image, log).map(Duty::HandOver);
+            match ready.map(|duty| if let Duty::Serve(_) = duty { overdue().unwrap_or(duty) } else { duty }) {
                 Some(Duty::Prepare) if holder.prepare(log) => self.note_ready(log)?,
                 None | Some(Duty::Prepare) => {}
                 Some(Duty::Leave) => drop(holder.close(log, false)),
@@ -258,6 +287,21 @@ impl Member {
             }
         }
         Ok(())
+    }
+
+    /// The process that was to get this log long ago and is not ready: an older program does not say so.
+    fn overdue(&self, image: &Image, log: &str) -> Option<Process> {
+        let mut promised = self.promised.lock();
+        let Some(next) = image.owners.get(log).and_then(|owner| owner.next) else {
+            promised.remove(log);
+            return None;
+        };
+        let (of, since) = promised.entry(log.to_owned()).or_insert_with(|| (next, Instant::now()));
+        if *of != next {
+            (*of, *since) = (next, Instant::now());
+        }
+        let incarnation = image.brokers.get(&next.to_string())?.incarnation;
+        (since.elapsed() > READY_WITHIN).then_some(Process { broker: next, incarnation })
     }
 
     /// Tells the owner of a log that this process is ready to get it.

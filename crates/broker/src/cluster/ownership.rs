@@ -105,8 +105,11 @@ pub fn changes(image: &Image) -> Vec<(String, OwnerRecord)> {
     for (log, owner) in image.owners.iter() {
         let Some(best) = brokers.best(owner.home).and_then(|best| brokers.process(best)) else { break };
         let changed = if !brokers.alive.contains_key(&owner.broker) {
-            brokers.moves(owner.next.unwrap_or(owner.broker), best.broker);
-            owned(owner, best)
+            // The broker that was to get it may have fetched some of it.
+            let begun = owner.next.filter(|next| brokers.takes(*next) && !brokers.takes(owner.home));
+            let to = begun.and_then(|next| brokers.process(next)).unwrap_or(best);
+            brokers.moves(owner.next.unwrap_or(owner.broker), to.broker);
+            owned(owner, to)
         } else {
             let target = brokers.target(owner, best.broker);
             let next = (target != owner.broker).then_some(target);

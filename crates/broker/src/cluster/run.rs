@@ -142,6 +142,12 @@ impl Running {
                     let outcome = metadata.wait(patience).and_then(|()| {
                         member.bring_logs(LOGS_OF_A_BROKER)?;
                         member.control()?;
+                        if host.is_unfit() && !member.is_leaving() {
+                            tracing::error!(
+                                "the disk of this broker takes no log: other brokers get them until it is started again"
+                            );
+                            member.announce_leaving()?;
+                        }
                         member.serve(&mut host)
                     });
                     let failed = outcome.is_err();

@@ -69,7 +69,33 @@ impl Collector for BrokerCollector {
         let partitions = topics.iter().map(|topic| topic.partitions().len()).sum::<usize>();
         let lost = |topic: &Arc<Topic>| topic.partitions().iter().filter(|p| p.is_lost()).count();
         let offline = broker.logs.lost().len() + broker.failed_logs().len();
+        let image = broker.metadata.image();
+        let local = broker.placement.local();
+        let owned = || image.owners.iter().filter(|(_, owner)| owner.broker == local);
+        let is_closed = |log: &str| log.parse().map_or(true, |id| broker.logs.find(id).is_err());
+        let closed = owned().filter(|(log, _)| is_closed(log));
         let gauges = [
+            (
+                "kafka_controller_kafkacontroller_activecontrollercount",
+                "1 if this broker is the controller",
+                i64::from(broker.placement.controller() == local),
+            ),
+            (
+                "kafka_controller_kafkacontroller_activebrokercount",
+                "Brokers that are alive",
+                // A server in no cluster has no record of itself.
+                count(image.brokers.iter().count().max(1)),
+            ),
+            (
+                "mainstem_cluster_logs_owned",
+                "Logs of a cluster that this broker owns",
+                count(owned().count()),
+            ),
+            (
+                "mainstem_cluster_logs_closed",
+                "Logs of a cluster that this broker owns and has not open: their partitions have no leader",
+                count(closed.count()),
+            ),
             ("kafka_server_replicamanager_partitioncount", "Partitions", count(partitions)),
             ("kafka_controller_kafkacontroller_globaltopiccount", "Topics", count(topics.len())),
             (

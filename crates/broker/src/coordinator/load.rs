@@ -140,5 +140,7 @@ impl Coordinator {
             }
             self.arm(&entry, &mut state);
         }
+        // Topics that were deleted while nobody coordinated these groups.
+        self.forget_missing(topics);
     }
 }

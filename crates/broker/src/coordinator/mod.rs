@@ -286,9 +286,7 @@ impl Coordinator {
     /// deletion, the log may have refused the tombstones.
     pub fn expire(self: &Arc<Self>) {
         if let Some(topics) = self.shards.topics() {
-            for topic in self.committed_topics.topics(|name| topics.find(name).is_none()) {
-                self.forget_topic(topic);
-            }
+            self.forget_missing(&topics);
         }
         for entry in self.shards.entries() {
             let mut state = entry.state.lock();

@@ -11,7 +11,7 @@ use crate::groups::{
     encode_offset_key,
 };
 use crate::partition::Partition;
-use crate::topics::Removals;
+use crate::topics::{Removals, Topics};
 use crate::transactions::Check;
 
 /// Upper bound in bytes of an offset's record, without its group, its topic and the client's metadata.
@@ -176,6 +176,13 @@ impl Coordinator {
     pub fn forget_topic(self: &Arc<Self>, topic: Arc<str>) {
         let topics = self.shards.topics();
         self.forget_topic_if(&topic, || topics.as_ref().is_none_or(|topics| topics.find(&topic).is_none()));
+    }
+
+    /// Drops the committed offsets of all topics that do not exist.
+    pub(super) fn forget_missing(self: &Arc<Self>, topics: &Topics) {
+        for topic in self.committed_topics.topics(|name| topics.find(name).is_none()) {
+            self.forget_topic(topic);
+        }
     }
 
     fn forget_topic_if(self: &Arc<Self>, topic: &Arc<str>, may: impl Fn() -> bool) {

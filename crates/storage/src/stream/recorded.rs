@@ -65,6 +65,11 @@ impl Recorded {
         [self.start, self.next].into_iter().any(|bound| bound.object == 0 || gone(bound.object))
     }
 
+    /// The objects that are known to record a bound.
+    pub fn objects(&self) -> [u32; 2] {
+        [self.start.object, self.next.object]
+    }
+
     /// The highest start that an object records.
     pub fn start(&self) -> Offset {
         self.start.offset

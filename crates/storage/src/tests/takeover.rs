@@ -5,17 +5,20 @@ use std::collections::BTreeMap;
 use std::panic::catch_unwind;
 use std::sync::Arc;
 
-use disk::SimDisk;
+use disk::{Disk, SimDisk};
 use model::{Offset, StreamId};
-use objects::BucketError;
 use objects::sim::Faults;
+use objects::{Bucket, BucketError};
 
 use super::crash::seeds;
 use super::restore::{Snapshot, go_on, patient, restored, snapshot, some_load, stored_of};
 use super::support::{Appended, DISKLESS, Outcome, World};
-use crate::epochs::Owned;
+use crate::epochs::{Epochs, Owned, Seal};
+use crate::format::STORED;
 use crate::options::Mutation;
 use crate::request::Durability;
+use crate::segment::file_name;
+use crate::tools::restore::{Asking, keep_prefetched, prefetch};
 use crate::tools::takeover::{TakeOver, TakeOverError};
 
 /// How often what does not always happen did happen.
@@ -27,6 +30,8 @@ struct Passed {
     left: usize,
     /// Takeovers that were given up because of a later one.
     fenced: u32,
+    /// Takeovers that used what was fetched before.
+    prefetched: u32,
 }
 
 /// Takes the log of `world` over while it works on.
@@ -69,9 +74,30 @@ fn one_thing(world: &mut World) {
             }
         }
         3..6 => world.turns(3),
-        6..9 => drop(world.upload()),
+        6..8 => drop(world.upload()),
+        8 => {
+            // The same trim again: the start has moved by now, and perhaps no object says so.
+            let last = world.streams.iter().filter(|(_, model)| model.deleted.is_none());
+            let last = last.filter_map(|(id, model)| Some((*id, model.trims.last()?.0))).next_back();
+            last.into_iter().for_each(|(id, to)| world.trim_to(id, to));
+        }
         _ => drop(world.parts.uploader.collect()),
     }
+}
+
+/// What a process fetched before it takes the log over, perhaps long before: its disk, and the epochs of that time.
+type Prefetched = Option<(SimDisk, Epochs)>;
+
+fn fetch_before(world: &mut World) -> Prefetched {
+    let bucket: Arc<dyn Bucket> = Arc::new(world.store().clone());
+    let epochs = TakeOver::new(bucket.clone(), world.options.log_id, 1).epochs(&|_, _| false).ok()?;
+    let disk = SimDisk::new(world.rng.u64(..));
+    let target: Arc<dyn Disk> = Arc::new(disk.clone());
+    let asking = Asking { bucket: &bucket, threads: 1, pause: &|_, _| false, progress: &|_, _| {} };
+    let left = std::cell::Cell::new(world.rng.usize(0..40));
+    let goes_on = || left.replace(left.get().saturating_sub(1)) > 0;
+    prefetch(&target, &asking, world.options.log_id, epochs.clone(), &goes_on).ok()?;
+    Some((disk, epochs))
 }
 
 /// What the former owners still do.
@@ -85,18 +111,29 @@ fn pass_on(world: &mut World, counts: &mut Passed) {
     let mut lost: Vec<Arc<Outcome>> = Vec::new();
     // No offset below is given out again.
     let mut ends: BTreeMap<u64, Offset> = BTreeMap::new();
+    let mut prefetched: Prefetched = None;
     for round in 1..=world.rng.u32(1..4) {
         let faults = if world.rng.bool() { Faults::MANY } else { Faults::default() };
         world.store().set_faults(faults);
         some_load(world);
+        if prefetched.is_none() || world.rng.bool() {
+            prefetched = fetch_before(world);
+        }
         // Two epochs a round: a process that takes it over in the first of them may meet this one.
         let owned = take_over(world, 2 * round + 1, counts);
         for _ in 0..world.rng.usize(0..10) {
             one_thing(world);
         }
         let (known, stored) = (snapshot(world), stored_of(world));
+        // Some use it only in a later epoch.
+        let used = if world.rng.u8(0..3) == 0 { None } else { prefetched.take() };
+        let used = used.filter(|(disk, along)| {
+            let target: Arc<dyn Disk> = Arc::new(disk.clone());
+            keep_prefetched(&target, along, &owned.epochs).unwrap()
+        });
+        counts.prefetched += u32::from(used.is_some());
         world.options.owned = Some(owned);
-        let disk = SimDisk::new(world.rng.u64(..));
+        let disk = used.map_or_else(|| SimDisk::new(world.rng.u64(..)), |(disk, _)| disk);
         let seed = world.seed;
         // Only the objects know the bounds.
         let unknown: Snapshot = known.keys().map(|id| (*id, None)).collect();
@@ -151,8 +188,11 @@ fn a_log_that_gets_another_owner_keeps_what_was_answered() {
         }
         pass_on(&mut world, &mut counts);
     }
-    let Passed { batches, left, fenced } = counts;
-    assert!(batches > 2000 && left > 100 && fenced > 20, "{batches} batches, {left} left, {fenced} fenced");
+    let Passed { batches, left, fenced, prefetched } = counts;
+    assert!(
+        batches > 2000 && left > 100 && fenced > 20 && prefetched > 50,
+        "{batches} batches, {left} left, {fenced} fenced, {prefetched} prefetched"
+    );
 }
 
 /// An owner that takes any object under its key for its own answers for records that the log does not have.
@@ -173,6 +213,26 @@ fn bounds_that_go_with_a_dead_object_are_missed() {
         catch_unwind(run).is_err()
     };
     assert!((0..200).any(harmed));
+}
+
+/// They have the numbers of objects of later epochs.
+#[test]
+fn what_was_fetched_behind_a_seal_is_of_no_use() {
+    let epochs = |seals: &[(u32, u32, u32)]| {
+        let seal = |epoch| Seal { log_id: 1, epoch, owner: 1 };
+        Epochs::along(&seals.iter().map(|(of, number, next)| (*of, (*number, seal(*next)))).collect())
+    };
+    let disk: Arc<dyn Disk> = Arc::new(SimDisk::new(1));
+    for number in 2..=8 {
+        disk.create(&file_name(STORED | number), 4096).unwrap();
+    }
+    let along = epochs(&[(0, 1, 1)]);
+    assert!(!keep_prefetched(&disk, &along, &epochs(&[(0, 1, 2), (2, 5, 3)])).unwrap(), "another chain");
+    assert!(!keep_prefetched(&disk, &along, &along).unwrap(), "no epoch behind");
+    assert!(keep_prefetched(&disk, &along, &epochs(&[(0, 1, 1), (1, 5, 3), (3, 6, 4)])).unwrap());
+    let mut left = disk.list().unwrap();
+    left.sort_unstable();
+    assert_eq!(left, [2, 3, 4].map(|number| file_name(STORED | number)));
 }
 
 #[test]

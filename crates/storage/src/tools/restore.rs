@@ -26,9 +26,10 @@ use super::holdings::{Held, Holdings};
 pub use super::holdings::{KnownBounds, RestoredStream};
 pub use super::stored::stored_batches;
 use super::unwritten::Unwritten;
-use crate::epochs::Epochs;
+pub use crate::epochs::Epochs;
 use crate::format::{
-    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, Lsn, SECTOR, SegmentHeader, length32, sectors, seeded_crc,
+    BLOCK_HEADER_BYTES, BlockHeader, BlockKind, Lsn, SECTOR, STORED, SegmentHeader, length32, sectors,
+    seeded_crc,
 };
 use crate::recovery::{OpenError, recover};
 use crate::segment::fetch::{Described, Expected, describe};
@@ -168,25 +169,55 @@ pub fn restore(target: &Arc<dyn Disk>, restore: &Restore) -> Result<RestoredLog,
 /// Fetches into `target` what a restore of the log will need, of the objects that are there now. The owner of the log may go
 /// on. The restore then fetches only the objects that were put since. Returns the number of objects. Blocks.
 ///
+/// Ends early, without an error, when `goes_on` says so or the store fails: the restore fetches the rest.
+///
 /// `epochs` are those of the log so far: the local file of an object has no epoch, and objects outside the chain of epochs
-/// have the numbers of others.
+/// have the numbers of others. [`keep_prefetched`] has to be asked before the restore.
 pub fn prefetch(
     target: &Arc<dyn Disk>,
     asking: &Asking,
     log_id: u128,
     epochs: Epochs,
+    goes_on: &dyn Fn() -> bool,
 ) -> Result<usize, RestoreError> {
     prepare(target)?;
     let objects = objects_of(asking, &ObjectKeys::new(log_id, epochs), "")?;
-    remove_strangers(target, &objects)?;
     let known = |expected| whole_local(target, expected);
-    gather(asking, log_id, &objects, &known, |at, outcome| match outcome {
-        Outcome::Whole(_, Some(bytes)) => write_local(target, objects[at].0, &bytes),
-        Outcome::Failed(error) => Err(error.into()),
-        // The restore says what is wrong.
-        Outcome::Whole(_, None) | Outcome::Damaged(_) | Outcome::Gone => Ok(()),
-    })?;
-    Ok(objects.len())
+    let mut fetched = 0;
+    let ended = gather(asking, log_id, &objects, &known, |at, outcome| {
+        if !goes_on() {
+            return Err(None);
+        }
+        match outcome {
+            Outcome::Whole(_, Some(bytes)) => {
+                write_local(target, objects[at].0, &bytes).map_err(Some)?;
+                fetched += 1;
+            }
+            // The restore says what is wrong.
+            Outcome::Whole(_, None) | Outcome::Damaged(_) | Outcome::Gone | Outcome::Failed(_) => {}
+        }
+        Ok(())
+    });
+    match ended {
+        Err(Some(error)) => Err(error),
+        Ok(()) | Err(None) => Ok(fetched),
+    }
+}
+
+/// Removes the local files that [`prefetch`] fetched along `along` and that do not belong to the log as it was taken over:
+/// objects of the last epoch that lie behind its seal. Returns false if `taken` does not go on where `along` ended; then
+/// nothing in `target` is of use.
+pub fn keep_prefetched(target: &Arc<dyn Disk>, along: &Epochs, taken: &Epochs) -> Result<bool, RestoreError> {
+    let known = along.all().len();
+    let Some(next) = taken.all().get(known).filter(|_| taken.all().starts_with(along.all())) else {
+        return Ok(false);
+    };
+    for name in target.list().map_err(local("listing the new directory"))? {
+        if stored_sequence_of(&name).is_some_and(|sequence| sequence & !STORED >= next.first - 1) {
+            target.remove(&name).map_err(local(format!("removing {name}")))?;
+        }
+    }
+    Ok(true)
 }
 
 /// Takes back the last step of a restore, so that it may be run again. Only for a directory in which no server has

@@ -76,23 +76,25 @@ impl Uploader {
             return;
         }
         let doomed: BTreeSet<u32> = due.iter().copied().collect();
-        let (mut kept, mut needed) = (BTreeSet::new(), Vec::new());
+        let (mut kept, mut needed, mut keeps_all) = (BTreeSet::new(), Vec::new(), false);
         for stream in shared.streams() {
             let state = stream.lock();
             if state.deleted || state.next == Offset::ZERO || !state.recorded.needs(|of| doomed.contains(&of))
             {
                 continue;
             }
-            match state.recorded.is_unknown() {
-                true => kept.extend(&doomed),
-                false => {
-                    kept.extend(doomed.iter().filter(|object| state.recorded.needs(|of| of == **object)))
-                }
-            }
+            keeps_all |= state.recorded.is_unknown();
+            kept.extend(state.recorded.objects().into_iter().filter(|object| doomed.contains(object)));
             drop(state);
             needed.push(stream);
         }
-        for sequence in &doomed {
+        if keeps_all {
+            // After an opening.
+            kept.clone_from(&doomed);
+        }
+        // Those that are kept already need not be read.
+        let undecided: Vec<u32> = doomed.difference(&kept).copied().collect();
+        for sequence in &undecided {
             let segment = shared.segments.find(*sequence);
             let rows = segment.and_then(|segment| segment.load_directory().ok().flatten());
             let Some(rows) = rows else {
