@@ -313,17 +313,15 @@ impl Log {
     /// Moves the start of a stream up to `to`, at most to its committed end. `done` is called when the trim is durable: in a
     /// log whose owner changes, when an object records it.
     pub fn trim(&self, stream: &Arc<Stream>, to: Offset, done: Option<Arc<dyn Completion>>) {
-        let (to, is_start) = {
+        let to = {
             let mut state = stream.lock();
             let to = to.min(state.committed);
             state.trimming = state.trimming.max(to);
-            (to, to <= state.start)
+            to
         };
-        let done = match (done, &self.shared.options.owned) {
-            // The start moves when that is durable, and is recorded later.
-            (Some(done), Some(_)) => Some(StartRecorded::then(done, &self.shared, stream, to)),
-            (Some(done), None) if is_start => return done.complete(Ok(())),
-            (done, _) => done,
+        let done = match self.shared.options.owned {
+            Some(_) => done.map(|done| StartRecorded::then(done, &self.shared, stream, to)),
+            None => done,
         };
         self.shared.queue.push(Request::Trim { stream: stream.clone(), to, done });
     }
