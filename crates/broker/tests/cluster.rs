@@ -250,6 +250,7 @@ fn batch(value: &str) -> Bytes {
     builder.finish()
 }
 
+/// What clients repeat. A broker that has not heard of a new topic answers `UnknownTopicOrPartition`, as in Kafka.
 fn may_be_retried(error: i16) -> bool {
     matches!(
         ErrorCode::from_code(error),
@@ -262,6 +263,7 @@ fn may_be_retried(error: i16) -> bool {
                 | ErrorCode::NotCoordinator
                 | ErrorCode::CoordinatorLoadInProgress
                 | ErrorCode::CoordinatorNotAvailable
+                | ErrorCode::UnknownTopicOrPartition
         )
     )
 }
@@ -560,8 +562,13 @@ async fn transactions_span_brokers() {
                     Producer { connection, version, transactional_id: id, id: -1, epoch: -1, sequences };
                 match ErrorCode::from_code(producer.initialize(60_000).await) {
                     Some(ErrorCode::None) => break producer,
-                    // It does not know yet that it is the coordinator, or reads its records.
-                    Some(ErrorCode::NotCoordinator | ErrorCode::CoordinatorLoadInProgress) => {}
+                    // It does not know yet that it is the coordinator, reads its records, or waits for the answers
+                    // to the markers of the transaction before.
+                    Some(
+                        ErrorCode::NotCoordinator
+                        | ErrorCode::CoordinatorLoadInProgress
+                        | ErrorCode::ConcurrentTransactions,
+                    ) => {}
                     error => panic!("{error:?}"),
                 }
             }
