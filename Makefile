@@ -156,6 +156,7 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/hostile/adversary
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-storage
 	@MAINSTEM_SEEDS=0..4000 cargo test --locked -p mainstem-broker --test consumer_groups_model --test transactions_model
+	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-broker --lib cluster::tests
 	@$(MAKE) fuzz FUZZ_SECONDS=900
 
 clean: ## Removes what was built and what failed tests left; the cache of the set-up stays.

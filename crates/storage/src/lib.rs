@@ -25,6 +25,8 @@ mod recovery;
 mod request;
 mod segment;
 mod shared;
+#[cfg(feature = "stepped")]
+pub mod stepped;
 mod stream;
 mod tier;
 mod tools;
@@ -39,6 +41,8 @@ mod tests;
 pub use cache::Stretch;
 pub use cleaner::{CompactError, Compaction, RewriteError, RewriteReport, Rewriter, Rewritten};
 pub use log::{Log, Statistics};
+#[cfg(feature = "stepped")]
+pub use options::Mutation;
 pub use options::{Clock, Options, SystemClock};
 pub use reader::{Batches, ReadDone, ReadError, ReadRequest, ReadStep};
 pub use recovery::{OpenError, RecoveryReport};

@@ -84,14 +84,14 @@ pub struct Options {
     /// The epoch in which this process owns the log, of a log with epochs.
     pub owned: Option<Owned>,
     /// A fault in the log itself.
-    #[cfg(test)]
-    pub(crate) mutation: Option<Mutation>,
+    #[cfg(any(test, feature = "stepped"))]
+    pub mutation: Option<Mutation>,
 }
 
 /// A fault that a test plants in the log, to see that the tests notice it.
-#[cfg(test)]
+#[cfg(any(test, feature = "stepped"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mutation {
+pub enum Mutation {
     /// Records of diskless streams are acknowledged and visible before the store has them.
     VisibleWhenSynced,
     /// An object whose put has an unknown outcome is deleted, and then put again.
@@ -132,7 +132,7 @@ impl Default for Options {
             object_puts: 4,
             object_grace_ms: 60_000,
             owned: None,
-            #[cfg(test)]
+            #[cfg(any(test, feature = "stepped"))]
             mutation: None,
         }
     }

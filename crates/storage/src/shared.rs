@@ -14,11 +14,11 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use crate::cache::{Indexes, Regions, Runs, TailBounds, TailCache};
 use crate::format::{BLOCK_HEADER_BYTES, Lsn, SECTOR, sectors};
 use crate::options::{Clock, Options};
-use crate::request::{Listener, Queue, Room};
+use crate::request::{AppendError, Listener, Queue, Room};
 use crate::segment::build::BLOCK_BYTES;
 use crate::segment::object::ObjectKeys;
 use crate::segment::{self, Segment, Segments};
-use crate::stream::Stream;
+use crate::stream::{Stream, Waiter};
 use crate::tier::Tier;
 
 /// The pool keeps so many unused buffers: new memory costs more than the copy into it.
@@ -173,6 +173,18 @@ impl Shared {
 
     pub fn streams(&self) -> Vec<Arc<Stream>> {
         self.streams.read().values().cloned().collect()
+    }
+
+    /// Fails whatever waits for the object store.
+    pub fn fail_waiters(&self, error: &AppendError) {
+        for stream in self.streams() {
+            let (waiters, mut recorded) = {
+                let mut state = stream.lock();
+                (state.waiters.take(), std::mem::take(&mut state.recorded))
+            };
+            Waiter::fail_all(waiters, error);
+            recorded.fail(error);
+        }
     }
 
     /// The stream `id`, if it is known.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use meta::{Change, Compare, Embedded, MetaError, Store};
 use objects::{Bucket, CountedBucket};
 use parking_lot::Mutex;
-use storage::{AdmitError, Clock, SystemClock};
+use storage::{AdmitError, Clock, Log, SystemClock};
 use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -23,6 +23,7 @@ pub use self::transactions::BUMPING;
 use crate::cluster::Member;
 use crate::cluster::host::{Directories, Host, Parts};
 use crate::cluster::run::Running;
+use crate::cluster::threads::SystemThreads;
 use crate::compaction::Compactor;
 use crate::config::Config;
 use crate::coordinator::producer_ids::ProducerIds;
@@ -172,6 +173,7 @@ impl Broker {
             config: config.clone(),
             metrics: metrics.clone(),
             clock: clock.clone(),
+            open_storage: Arc::new(Log::open_tiered),
             topics: topics_later.clone(),
             bucket: bucket.clone(),
         };
@@ -287,7 +289,7 @@ impl Broker {
             opening,
             bucket,
             directories,
-            runtime: Handle::current(),
+            threads: Arc::new(SystemThreads::new(Handle::current())),
         });
         *self.running.lock() = Some(Running::start(&self.metadata, &self.placement, member, host)?);
         Ok(())

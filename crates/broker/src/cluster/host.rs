@@ -11,7 +11,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use disk::Disk;
 use meta::MetaError;
@@ -21,10 +21,10 @@ use parking_lot::Mutex;
 use storage::OpenError;
 use storage::restore::{Asking, Epochs, KnownBounds, Restore, RestoreError, keep_prefetched, prefetch};
 use storage::takeover::{TakeOver, TakeOverError};
-use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::Holder;
+use super::threads::Threads;
 use crate::coordinator::Peers;
 use crate::logs::{Logs, OpenLog, Opening};
 use crate::topics::Topics;
@@ -32,8 +32,6 @@ use crate::transactions::INDEX_STREAM;
 
 /// Another attempt to take a log over begins so long after one that failed.
 const BACKOFF: Duration = Duration::from_secs(1);
-/// Threads that read the objects of a log which is restored.
-const RESTORE_THREADS: usize = 8;
 /// The caches of so many logs share the configured memory: those of this broker, and as many of another.
 const LOGS_EXPECTED: usize = 4;
 /// An orderly close waits so long for the object store.
@@ -118,7 +116,7 @@ enum State {
     Open(Arc<OpenLog>),
     Closing,
     /// The last attempt failed. Another one may begin at this time.
-    Failed(Instant),
+    Failed(Duration),
 }
 
 /// What was fetched of a log whose owner goes on.
@@ -130,7 +128,7 @@ enum Prefetched {
     /// The directory with it, and the epochs of the log at that time.
     Ended(LocalDirectory, Epochs),
     /// The disk refused it. Another attempt may begin at this time.
-    Failed(Instant),
+    Failed(Duration),
 }
 
 struct Held {
@@ -146,7 +144,7 @@ pub struct Parts {
     pub opening: Opening,
     pub bucket: Arc<dyn Bucket>,
     pub directories: Arc<dyn Directories>,
-    pub runtime: Handle,
+    pub threads: Arc<dyn Threads>,
 }
 
 /// The logs that this process has open, takes over or closes.
@@ -186,7 +184,7 @@ impl Host {
             if closed.iter().all(|closed| *closed) {
                 return;
             }
-            std::thread::sleep(STORED_CHECK);
+            self.threads().sleep(STORED_CHECK);
         }
     }
 
@@ -202,15 +200,13 @@ impl Host {
         self.0.held.lock().values().any(moves) || self.0.prefetched.lock().values().any(going)
     }
 
+    fn threads(&self) -> &dyn Threads {
+        &*self.0.parts.threads
+    }
+
     fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) {
         let shared = self.0.clone();
-        let run = move || {
-            // Coordinators load their partitions in tasks.
-            let _runtime = shared.parts.runtime.enter();
-            work(&shared);
-        };
-        let thread = std::thread::Builder::new().name(format!("log {name}")).spawn(run);
-        thread.expect("the system has another thread");
+        self.threads().spawn(&format!("log {name}"), Box::new(move || work(&shared)));
     }
 }
 
@@ -223,7 +219,7 @@ impl Holder for Host {
         let held = self.0.held.lock();
         let held = held.get(log)?;
         match &held.state {
-            State::Failed(until) if *until <= Instant::now() => None,
+            State::Failed(until) if *until <= self.threads().now() => None,
             // It is of no use: it is closed, and taken over anew. Epochs begin at 1.
             State::Open(open) if open.log.stopped().is_some() || open.log.is_fenced() => Some(0),
             _ => Some(held.epoch),
@@ -235,7 +231,7 @@ impl Holder for Host {
         match prefetched.get(log) {
             Some(Prefetched::Ended(..)) => return true,
             Some(Prefetched::Going { .. }) => return false,
-            Some(Prefetched::Failed(until)) if Instant::now() < *until => return false,
+            Some(Prefetched::Failed(until)) if self.threads().now() < *until => return false,
             Some(Prefetched::Failed(_)) | None => {}
         }
         let unwanted = Arc::new(AtomicBool::new(false));
@@ -279,8 +275,12 @@ impl Holder for Host {
 }
 
 impl Shared {
+    fn millis_since(&self, begun: Duration) -> u64 {
+        u64::try_from((self.parts.threads.now() - begun).as_millis()).unwrap_or(u64::MAX)
+    }
+
     fn bring(&self, name: &str, epoch: u32, unwanted: &AtomicBool) {
-        let begun = Instant::now();
+        let begun = self.parts.threads.now();
         let opened = catch_unwind(AssertUnwindSafe(|| self.open(name, epoch, unwanted)));
         let opened = opened.unwrap_or(Err(BringError::Bug));
         let mut held = self.held.lock();
@@ -292,7 +292,7 @@ impl Shared {
                 self.shut(name, &open, false);
             }
             Ok(open) => {
-                let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+                let millis = self.millis_since(begun);
                 tracing::info!(log = name, epoch, millis, "took a log over");
                 self.refused.store(0, Ordering::Release);
                 entry.state = State::Open(open);
@@ -300,24 +300,24 @@ impl Shared {
             Err(error) => {
                 self.refused.fetch_add(u32::from(error.is_local()), Ordering::AcqRel);
                 tracing::warn!(log = name, epoch, %error, "a log could not be taken over; another attempt follows");
-                entry.state = State::Failed(Instant::now() + BACKOFF);
+                entry.state = State::Failed(self.parts.threads.now() + BACKOFF);
             }
         }
     }
 
     fn prefetch(&self, name: &str, unwanted: &AtomicBool) {
-        let begun = Instant::now();
+        let begun = self.parts.threads.now();
         let fetched = catch_unwind(AssertUnwindSafe(|| self.fetch(name, unwanted, begun)));
         let outcome = match fetched.unwrap_or(Err(PrefetchError::Bug)) {
             Ok((objects, directory, epochs)) => {
-                let millis = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+                let millis = self.millis_since(begun);
                 tracing::info!(log = name, objects, millis, "is ready for a log");
                 Prefetched::Ended(directory, epochs)
             }
             Err(error) => {
                 self.refused.fetch_add(u32::from(error.is_local()), Ordering::AcqRel);
                 tracing::warn!(log = name, %error, "a log cannot be prepared for; another attempt follows");
-                Prefetched::Failed(Instant::now() + BACKOFF)
+                Prefetched::Failed(self.parts.threads.now() + BACKOFF)
             }
         };
         self.prefetched.lock().insert(name.to_owned(), outcome);
@@ -328,19 +328,19 @@ impl Shared {
         &self,
         name: &str,
         unwanted: &AtomicBool,
-        begun: Instant,
+        begun: Duration,
     ) -> Result<(usize, LocalDirectory, Epochs), PrefetchError> {
-        let Parts { bucket, directories, .. } = &self.parts;
+        let Parts { bucket, directories, threads, .. } = &self.parts;
         let id: Uuid = name.parse().map_err(|_| PrefetchError::Name(name.to_owned()))?;
-        let goes_on = || !unwanted.load(Ordering::Acquire) && begun.elapsed() < PREFETCH_WITHIN;
+        let goes_on = || !unwanted.load(Ordering::Acquire) && threads.now() - begun < PREFETCH_WITHIN;
         let pause = |wait: Duration, _: &BucketError| {
-            std::thread::sleep(wait);
+            threads.sleep(wait);
             goes_on()
         };
-        let look = TakeOver::new(bucket.clone(), id.as_u128(), 1).with_threads(RESTORE_THREADS);
+        let look = TakeOver::new(bucket.clone(), id.as_u128(), 1).with_threads(threads.of_a_restore());
         let epochs = look.epochs(&pause)?;
         let (path, disk) = directories.empty(name)?;
-        let asking = Asking { bucket, threads: RESTORE_THREADS, pause: &pause, progress: &|_, _| {} };
+        let asking = Asking { bucket, threads: threads.of_a_restore(), pause: &pause, progress: &|_, _| {} };
         let objects = prefetch(&disk, &asking, id.as_u128(), epochs.clone(), &goes_on)?;
         Ok((objects, (path, disk), epochs))
     }
@@ -360,7 +360,7 @@ impl Shared {
             if unwanted.load(Ordering::Acquire) {
                 return Err(BringError::Unwanted);
             }
-            std::thread::sleep(STORED_CHECK);
+            self.parts.threads.sleep(STORED_CHECK);
         }
         if let Some(Prefetched::Ended(directory, along)) = self.prefetched.lock().remove(name)
             && keep_prefetched(&directory.1, &along, taken)?
@@ -372,14 +372,14 @@ impl Shared {
 
     /// Takes the log over, restores it, opens it, and makes its partitions lead.
     fn open(&self, name: &str, epoch: u32, unwanted: &AtomicBool) -> Result<Arc<OpenLog>, BringError> {
-        let Parts { logs, topics, opening, bucket, .. } = &self.parts;
+        let Parts { logs, topics, opening, bucket, threads, .. } = &self.parts;
         let id: Uuid = name.parse().map_err(|_| BringError::Name(name.to_owned()))?;
         let pause = |wait: Duration, _: &BucketError| {
-            std::thread::sleep(wait);
+            threads.sleep(wait);
             !unwanted.load(Ordering::Acquire)
         };
         let owned = TakeOver::new(bucket.clone(), id.as_u128(), epoch)
-            .with_threads(RESTORE_THREADS)
+            .with_threads(threads.of_a_restore())
             .finish(&pause)?;
         // The former owner stores nothing that counts from here on, so every stream with records is known now.
         let known = topics.streams_of(id)?;
@@ -387,8 +387,8 @@ impl Shared {
             known.owned.iter().map(|id| (*id, None)).collect();
         streams.insert(INDEX_STREAM, None);
         let (path, disk) = self.directory(name, &owned.epochs, unwanted)?;
-        let now_ms = storage::Clock::now_ms(&*opening.clock);
-        let asking = Asking { bucket, threads: RESTORE_THREADS, pause: &pause, progress: &|_, _| {} };
+        let now_ms = opening.clock.now_ms();
+        let asking = Asking { bucket, threads: threads.of_a_restore(), pause: &pause, progress: &|_, _| {} };
         let (log_id, epochs) = (id.as_u128(), owned.epochs.clone());
         let request = Restore { asking, log_id, epochs, streams: &streams, accept_loss: false, now_ms };
         storage::restore::restore(&disk, &request)?;
@@ -409,22 +409,22 @@ impl Shared {
 
     /// Closes a log. Its partitions refuse batches first. `orderly` waits until everything that it has is stored.
     fn shut(&self, name: &str, open: &Arc<OpenLog>, orderly: bool) {
-        let Parts { logs, topics, peers, .. } = &self.parts;
+        let Parts { logs, topics, peers, threads, .. } = &self.parts;
         logs.remove(open.id);
         topics.closed(open.id).iter().for_each(|partition| peers.follow(partition));
         if orderly {
             open.log.store_at_once();
-            let until = Instant::now() + STORED_WITHIN;
+            let until = threads.now() + STORED_WITHIN;
             let waits = || {
                 let streams = open.log.streams();
                 let behind = streams.iter().any(|stream| {
                     let bounds = stream.bounds();
                     bounds.stored.unwrap_or(bounds.start) < bounds.synced
                 });
-                behind && open.log.stopped().is_none() && Instant::now() < until
+                behind && open.log.stopped().is_none() && threads.now() < until
             };
             while waits() {
-                std::thread::sleep(STORED_CHECK);
+                threads.sleep(STORED_CHECK);
             }
         }
         open.log.close();

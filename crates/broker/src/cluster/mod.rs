@@ -11,6 +11,7 @@ pub mod ownership;
 pub mod run;
 #[cfg(test)]
 mod tests;
+pub mod threads;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

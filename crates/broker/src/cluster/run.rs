@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use meta::MetaError;
 use parking_lot::Mutex;
 
 use super::host::Host;
@@ -141,14 +142,7 @@ impl Running {
                     let patience = if host.is_busy() { BUSY_LOOK } else { LOOK };
                     let outcome = metadata.wait(patience).and_then(|()| {
                         member.bring_logs(LOGS_OF_A_BROKER)?;
-                        member.control()?;
-                        if host.is_unfit() && !member.is_leaving() {
-                            tracing::error!(
-                                "the disk of this broker takes no log: other brokers get them until it is started again"
-                            );
-                            member.announce_leaving()?;
-                        }
-                        member.serve(&mut host)
+                        duties(&member, &mut host)
                     });
                     let failed = outcome.is_err();
                     said.say(outcome.map_err(MemberError::from));
@@ -192,6 +186,18 @@ impl Running {
             tracing::warn!(%error, "the broker counts as alive until its lease is over");
         }
     }
+}
+
+/// One round of what a broker does for the cluster, besides its signs of life. Blocks.
+pub fn duties(member: &Member, host: &mut Host) -> Result<(), MetaError> {
+    member.control()?;
+    if host.is_unfit() && !member.is_leaving() {
+        tracing::error!(
+            "the disk of this broker takes no log: other brokers get them until it is started again"
+        );
+        member.announce_leaving()?;
+    }
+    member.serve(host)
 }
 
 /// Waits, unless the broker stops.

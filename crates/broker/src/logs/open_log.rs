@@ -10,8 +10,10 @@ use disk::Disk;
 use model::StreamId;
 use objects::Bucket;
 use parking_lot::Mutex;
+#[cfg(test)]
+use storage::SystemClock;
 use storage::epochs::Owned;
-use storage::{AdmitError, AppendError, Committed, Listener, Log, SystemClock};
+use storage::{AdmitError, AppendError, Clock, Committed, Listener, Log};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -86,6 +88,17 @@ impl OpenLog {
     }
 }
 
+/// Opens the log on a disk and starts its threads. Blocks during recovery.
+pub type OpenStorage = dyn Fn(
+        Arc<dyn Disk>,
+        Option<Arc<dyn Bucket>>,
+        storage::Options,
+        Arc<dyn Clock>,
+        Arc<dyn Listener>,
+    ) -> Result<Log, storage::OpenError>
+    + Send
+    + Sync;
+
 /// The parameters for opening any log.
 #[derive(Clone)]
 pub struct Opening {
@@ -94,7 +107,9 @@ pub struct Opening {
     /// Counts the commits of all logs.
     pub metrics: Arc<Metrics>,
     /// The clock of all logs.
-    pub clock: Arc<SystemClock>,
+    pub clock: Arc<dyn Clock>,
+    /// [`Log::open_tiered`], except in a simulation.
+    pub open_storage: Arc<OpenStorage>,
     /// Set once the topics are open.
     pub topics: Arc<OnceLock<Weak<dyn Streams>>>,
     /// The object store.
@@ -153,8 +168,10 @@ impl Opening {
     /// With these settings, and nobody who is told.
     #[cfg(test)]
     pub fn of(config: Config) -> Opening {
-        let (metrics, clock, topics) = (Arc::default(), Arc::default(), Arc::default());
-        Opening { config: Arc::new(config), metrics, clock, topics, bucket: None }
+        let (metrics, topics) = (Arc::default(), Arc::default());
+        let clock = Arc::new(SystemClock::default());
+        let open_storage = Arc::new(Log::open_tiered);
+        Opening { config: Arc::new(config), metrics, clock, open_storage, topics, bucket: None }
     }
 
     /// Opens the log in a directory, or begins one there. `share` is the number of logs that share the configured
@@ -170,6 +187,7 @@ impl Opening {
         let epoch = owned.as_ref().and_then(|owned| owned.epochs.newest()).map(|newest| newest.epoch);
         let bytes_of = |setting: i64| usize::try_from(setting).unwrap_or(usize::MAX);
         let share_of = |bytes: usize| (bytes / share).max(CACHE_BYTES_MIN);
+        #[allow(clippy::needless_update, reason = "simulations have a field more")]
         let options = storage::Options {
             segment_bytes: segment_bytes(config),
             tail_cache_bytes: share_of(bytes_of(config.tail_cache_bytes)),
@@ -194,6 +212,7 @@ impl Opening {
             cleaner_patience_ms: config.cleaner_patience_ms,
             cleaner_bytes_per_second: u64::try_from(config.cleaner_bytes_per_second).unwrap_or(0),
             owned,
+            ..storage::Options::default()
         };
         let room = Arc::new(Notify::new());
         let listener = Arc::new(LogListener {
@@ -204,7 +223,7 @@ impl Opening {
             log: OnceLock::new(),
             told: AtomicBool::new(false),
         });
-        let log = Arc::new(Log::open_tiered(
+        let log = Arc::new((self.open_storage)(
             disk.clone(),
             self.bucket.clone(),
             options,
@@ -224,11 +243,9 @@ impl Opening {
             "the log is open; dropped blocks were written but never acknowledged"
         );
         let transactions =
-            TransactionIndex::load(&log, storage::Clock::now_ms(&*self.clock)).map_err(|error| {
-                storage::OpenError::Io {
-                    doing: "reading the transaction index".into(),
-                    source: io::Error::other(error),
-                }
+            TransactionIndex::load(&log, self.clock.now_ms()).map_err(|error| storage::OpenError::Io {
+                doing: "reading the transaction index".into(),
+                source: io::Error::other(error),
             })?;
         Ok(OpenLog {
             id: Uuid::from_u128(log.id()),

@@ -31,7 +31,7 @@ use crate::segment;
 use crate::segment::Segment;
 use crate::segment::object::Places;
 use crate::shared::{Left, Shared};
-use crate::stream::{Level, Stream, Waiter};
+use crate::stream::{Level, Stream};
 use crate::uploader::Uploader;
 use crate::writer::{Patience, Position, QUEUE_DEPTH, WRITE_BUFFER_BYTES, Writer};
 
@@ -562,15 +562,8 @@ impl Log {
                 tracing::error!("a thread of the log panicked");
             }
         }
-        for stream in self.shared.streams() {
-            // Their records are on the disk, and go to the object store after the next opening.
-            let (waiters, mut recorded) = {
-                let mut state = stream.lock();
-                (state.waiters.take(), std::mem::take(&mut state.recorded))
-            };
-            Waiter::fail_all(waiters, &AppendError::Closed);
-            recorded.fail(&AppendError::Closed);
-        }
+        // Their records are on the disk, and go to the object store after the next opening.
+        self.shared.fail_waiters(&AppendError::Closed);
     }
 
     /// Asks the writer to end, without waiting for it.

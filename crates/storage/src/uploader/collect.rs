@@ -10,7 +10,7 @@ use objects::{Bucket, list_all};
 use super::{UploadError, Uploader};
 use crate::epochs::SEAL_BYTES;
 use crate::format::{BLOCK_HEADER_BYTES, BlockHeader, Lsn};
-#[cfg(test)]
+#[cfg(any(test, feature = "stepped"))]
 use crate::options::Mutation;
 use crate::segment::{Segment, file_name};
 
@@ -34,7 +34,7 @@ impl Uploader {
             // An object that nobody says to count is still needed as a link: a restore would take those behind it for
             // objects that were put without it.
             let linked = segment.sequence >= self.counted;
-            #[cfg(test)]
+            #[cfg(any(test, feature = "stepped"))]
             let linked = linked && shared.options.mutation != Some(Mutation::DeletesLinks);
             // One reference is the map's, one is ours.
             if !linked && now.saturating_sub(since) >= grace && Arc::strong_count(&segment) <= 2 {
@@ -71,7 +71,7 @@ impl Uploader {
         if shared.options.owned.is_none() || due.is_empty() {
             return;
         }
-        #[cfg(test)]
+        #[cfg(any(test, feature = "stepped"))]
         if shared.options.mutation == Some(Mutation::ForgetsBounds) {
             return;
         }

@@ -11,7 +11,7 @@
 
 mod collect;
 mod existing;
-#[cfg(test)]
+#[cfg(any(test, feature = "stepped"))]
 mod mutations;
 mod object;
 mod owner;
@@ -199,7 +199,7 @@ impl Uploader {
                 }
             };
         }
-        #[cfg(test)]
+        #[cfg(any(test, feature = "stepped"))]
         self.mutate(&*bucket, failed.is_some());
         let settled = self.settle(&*bucket);
         match (settled, begun, failed) {
@@ -434,15 +434,7 @@ impl Uploader {
         self.shared.tier.fence(why.clone());
         self.pending.clear();
         self.left = None;
-        for stream in self.shared.streams() {
-            let error = AppendError::Unstored(why.clone());
-            let (waiters, mut recorded) = {
-                let mut state = stream.lock();
-                (state.waiters.take(), std::mem::take(&mut state.recorded))
-            };
-            Waiter::fail_all(waiters, &error);
-            recorded.fail(&error);
-        }
+        self.shared.fail_waiters(&AppendError::Unstored(why.clone()));
         why
     }
 

@@ -12,7 +12,7 @@ use crate::format::{
     DirectoryRow, ENTRY_HEADER_BYTES, Lsn, ROW_REPLACES, SECTOR, SegmentHeader, Trailer, index,
 };
 use crate::index::BatchPlace;
-#[cfg(test)]
+#[cfg(any(test, feature = "stepped"))]
 use crate::options::Mutation;
 use crate::pacer::Pacer;
 use crate::reader::ReadError;
@@ -206,7 +206,7 @@ impl Wish {
     /// The newest records of `waiting`, and of all leading streams.
     pub fn new(shared: &Shared, waiting: Vec<Arc<Stream>>) -> Wish {
         let ignores = false;
-        #[cfg(test)]
+        #[cfg(any(test, feature = "stepped"))]
         let ignores = ignores || shared.options.mutation == Some(Mutation::IgnoresLeading);
         let synced = |leads: bool| {
             move |stream: Arc<Stream>| {

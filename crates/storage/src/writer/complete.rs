@@ -9,7 +9,7 @@ use super::block::{Effect, InFlight, Progress};
 use super::pace::Wait;
 use super::{BYTES_MEANWHILE, IDLE_MARK_AFTER, Patience, Writer};
 use crate::format::Lsn;
-#[cfg(test)]
+#[cfg(any(test, feature = "stepped"))]
 use crate::options::Mutation;
 use crate::request::{AppendError, Completion, Enough};
 use crate::segment::deleted;
@@ -144,7 +144,7 @@ impl Writer {
                     Effect::Grew { committed } => {
                         let level = committed.stream.level();
                         let visible = level != Level::Diskless;
-                        #[cfg(test)]
+                        #[cfg(any(test, feature = "stepped"))]
                         let visible =
                             visible || self.shared.options.mutation == Some(Mutation::VisibleWhenSynced);
                         {

@@ -59,7 +59,7 @@ const IDLE_MARK_AFTER: Duration = Duration::from_millis(500);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Patience {
     /// Not at all: for tests that drive the writer by hand.
-    #[cfg(any(test, feature = "fuzzing"))]
+    #[cfg(any(test, feature = "fuzzing", feature = "stepped"))]
     None,
     /// Until an operation finishes or a request comes.
     Block,

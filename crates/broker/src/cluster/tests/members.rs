@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use meta::Memory;
 use uuid::Uuid;
 
-use super::admin::{AdminError, ClusterAdmin, unregister};
-use super::*;
+use crate::cluster::admin::{AdminError, ClusterAdmin, unregister};
+use crate::cluster::*;
 use crate::image::records::DrainRecord;
 
 const TTL: Duration = Duration::from_secs(3);
@@ -241,7 +241,7 @@ fn home(log: &str) -> i32 {
 
 /// A store that does not look at the owners that a commit compares.
 #[derive(Debug)]
-struct Careless(Arc<Memory>);
+pub(super) struct Careless(pub(super) Arc<Memory>);
 
 impl Store for Careless {
     fn find(&self, key: &str) -> Result<Option<meta::Value>, MetaError> {

@@ -1,0 +1,140 @@
+//! Whole clusters, simulated: the broker's own code from membership to logs, on disks, clocks, an object store and an etcd
+//! that a seed decides about. Processes are killed, stopped and started, and lose their connections, while clients
+//! produce, consume, and delete records and topics.
+//!
+//! What must hold:
+//! - A batch that was answered, or that a consumer saw, is at its offset for ever, and nowhere else.
+//! - An epoch of a log belongs to one process.
+//! - With everything mended, each log is open at its home, and whatever waits is answered.
+//!
+//! Not simulated: connections of clients, coordinators of groups and transactions.
+
+mod clients;
+mod links;
+mod process;
+mod tasks;
+mod world;
+
+use std::ops::Range;
+use std::panic::catch_unwind;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use storage::Mutation;
+
+use self::world::{Flaw, Passed, World};
+
+/// Things that happen.
+const STEPS: usize = 1500;
+/// Steps until the weather may change.
+const PHASE: usize = 150;
+
+/// Some hundred things that happen to a cluster, then rest. Everything is checked.
+fn run(seed: u64, flaw: Flaw) -> Passed {
+    // Pauses of those who repeat a request are random.
+    fastrand::seed(seed);
+    let mut world = World::new(seed, flaw);
+    let mut owners = world.owners();
+    let mut calm = true;
+    for step in 0..STEPS {
+        if step % PHASE == 0 {
+            calm = world.rng.bool();
+            if calm {
+                world.calm_down();
+            }
+        }
+        world.step(calm);
+        let now = world.owners();
+        for (log, owner) in &now {
+            let before = &owners[log];
+            let same = (before.broker, before.incarnation) == (owner.broker, owner.incarnation);
+            assert!(
+                owner.epoch == before.epoch && same || owner.epoch > before.epoch,
+                "an epoch has two owners: {before:?} {owner:?}"
+            );
+            world.passed.owners += u64::from(!same);
+        }
+        owners = now;
+    }
+    world.rest();
+    world.check();
+    let numbers: Vec<u64> = world.processes.keys().copied().collect();
+    let passed = world.passed;
+    numbers.into_iter().for_each(|number| world.kill(number));
+    passed
+}
+
+/// `MAINSTEM_SEEDS=from..to` selects other seeds than the default ones.
+fn seeds(default: Range<u64>) -> Range<u64> {
+    let Ok(range) = std::env::var("MAINSTEM_SEEDS") else { return default };
+    let (from, to) = range.split_once("..").expect("MAINSTEM_SEEDS is FROM..TO");
+    from.parse().expect("a number")..to.parse().expect("a number")
+}
+
+/// Runs with all seeds, on all processors.
+fn passed(seeds: &Range<u64>, flaw: Flaw) -> Result<Passed, String> {
+    let (next, failed) = (AtomicU64::new(seeds.start), AtomicBool::new(false));
+    let work = || {
+        let mut all = Passed::default();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end || failed.load(Ordering::Relaxed) {
+                return Ok(all);
+            }
+            match catch_unwind(|| run(seed, flaw)) {
+                Ok(passed) => all.add(passed),
+                Err(problem) => {
+                    failed.store(true, Ordering::Relaxed);
+                    let problem =
+                        problem.downcast::<String>().map_or_else(|_| "a panic".into(), |text| *text);
+                    return Err(format!("seed {seed}: {problem}"));
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let mut all = Passed::default();
+        for thread in threads {
+            all.add(thread.join().unwrap()?);
+        }
+        Ok(all)
+    })
+}
+
+#[test]
+fn whatever_happens_to_a_cluster_what_was_answered_stays() {
+    let seeds = seeds(0..2000);
+    let all = passed(&seeds, Flaw::None).unwrap();
+    let count = seeds.end - seeds.start;
+    let Passed { answered, repeated, failed, reads, trims, owners, kills, .. } = all;
+    assert!(
+        answered > 20 * count && repeated > 5 * count && failed > 20 * count && reads > 10 * count,
+        "{all:?}"
+    );
+    assert!(trims > count && owners > 2 * count && kills > 2 * count, "{all:?}");
+}
+
+/// Whoever finds a fault with a seed finds it again.
+#[test]
+fn a_seed_decides_everything() {
+    for seed in 0..20 {
+        assert_eq!(run(seed, Flaw::None), run(seed, Flaw::None), "seed {seed}");
+    }
+}
+
+#[test]
+fn planted_faults_are_found() {
+    let flaws = [
+        Flaw::Overwrites,
+        Flaw::Careless,
+        Flaw::DeletesSeals,
+        Flaw::Log(Mutation::VisibleWhenSynced),
+        Flaw::Log(Mutation::TrustsTaken),
+        Flaw::Log(Mutation::DeletesLinks),
+    ];
+    for flaw in flaws {
+        let found = passed(&(0..1000), flaw).expect_err("no seed notices it");
+        println!("{flaw:?}: {found}");
+    }
+}

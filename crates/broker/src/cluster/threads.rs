@@ -1,0 +1,59 @@
+//! The threads of a host, and the time in which they wait.
+
+use std::fmt::Debug;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+
+/// Threads and their time. A simulation has its own.
+pub trait Threads: Debug + Send + Sync {
+    /// Does `work` on a thread of its own, where tasks may be begun.
+    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>);
+
+    /// Waits. Called by threads of [`Threads::spawn`], and by others that may block.
+    fn sleep(&self, time: Duration);
+
+    /// The time since some moment.
+    fn now(&self) -> Duration;
+
+    /// The number of threads with which one of them restores a log.
+    fn of_a_restore(&self) -> usize;
+}
+
+/// Threads of the system.
+#[derive(Debug)]
+pub struct SystemThreads {
+    /// Coordinators load their partitions in tasks.
+    runtime: Handle,
+    began: Instant,
+}
+
+impl SystemThreads {
+    pub fn new(runtime: Handle) -> SystemThreads {
+        SystemThreads { runtime, began: Instant::now() }
+    }
+}
+
+impl Threads for SystemThreads {
+    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) {
+        let runtime = self.runtime.clone();
+        let run = move || {
+            let _runtime = runtime.enter();
+            work();
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+        thread.expect("the system has another thread");
+    }
+
+    fn sleep(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn of_a_restore(&self) -> usize {
+        8
+    }
+}
