@@ -21,7 +21,7 @@ use meta::{Change, Compare, LeaseId, MetaError, Store};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use self::ownership::{Duty, Process, changes, duty, owned};
+use self::ownership::{Duty, Process, changes, duty, others_take, owned};
 use crate::image::records::{BrokerRecord, ControllerRecord, OwnerRecord};
 use crate::image::{Image, Metadata, Record, Update};
 
@@ -146,8 +146,10 @@ impl Member {
         }
     }
 
-    /// Says that the broker is about to end, so that others take its logs while it still serves them. Blocks.
+    /// Says that the broker is about to end, so that others take its logs while it still serves them. After an error it may
+    /// be said again. Blocks.
     pub fn announce_leaving(&self) -> Result<(), MetaError> {
+        // Whenever it joins from now on, it says so.
         let record = {
             let mut record = self.record.lock();
             record.leaving = true;
@@ -155,12 +157,16 @@ impl Member {
         };
         // Signs of life go on meanwhile.
         let Some(lease) = *self.lease.lock() else { return Ok(()) };
-        self.metadata.update(|image| {
+        let announced = self.metadata.update(|image| {
             let ours = image.brokers.get(&self.name());
             let alive = ours.is_some_and(|it| it.incarnation == self.process.incarnation);
             let put = Change::put_leased(BrokerRecord::key(&self.name()), record.clone(), lease);
             Ok(Update::new(if alive { vec![put] } else { Vec::new() }, ()))
-        })
+        });
+        if announced.is_err() {
+            self.record.lock().leaving = false;
+        }
+        announced
     }
 
     /// Whether the broker gives its logs away.
@@ -172,10 +178,7 @@ impl Member {
     pub fn gives_away(&self) -> bool {
         let image = self.metadata.image();
         let ours = |owner: &OwnerRecord| owner.broker == self.process.broker;
-        let takes = |(name, broker): (&str, &Arc<BrokerRecord>)| {
-            name != self.name() && !broker.leaving && image.drains.get(name).is_none()
-        };
-        image.owners.iter().any(|(_, owner)| ours(owner)) && image.brokers.iter().any(takes)
+        image.owners.iter().any(|(_, owner)| ours(owner)) && others_take(&image, self.process.broker)
     }
 
     /// Ends the broker's life now, so that others take its logs without waiting for the lease. Blocks.

@@ -124,6 +124,12 @@ pub fn changes(image: &Image) -> Vec<(String, OwnerRecord)> {
     changes
 }
 
+/// Whether a broker other than `broker` may own logs.
+pub fn others_take(image: &Image, broker: i32) -> bool {
+    let brokers = Brokers::of(image);
+    brokers.alive.keys().any(|other| *other != broker && brokers.takes(*other))
+}
+
 /// The record of a log that `to` owns next.
 pub fn owned(owner: &OwnerRecord, to: Process) -> OwnerRecord {
     let Process { broker, incarnation } = to;

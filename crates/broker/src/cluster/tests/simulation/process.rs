@@ -95,6 +95,8 @@ pub struct Process {
     opened: Arc<Mutex<Vec<Opened>>>,
     /// Another process of this broker was started.
     pub former: bool,
+    /// It is about to end.
+    pub ends: bool,
     /// It does nothing until then, in milliseconds.
     pub stopped_until: u64,
     now_ms: Arc<AtomicU64>,
@@ -175,6 +177,7 @@ impl Process {
             disks,
             opened,
             former: false,
+            ends: false,
             stopped_until: 0,
             now_ms: ground.now_ms.clone(),
         }

@@ -422,7 +422,10 @@ impl World {
                 // The broker may be away, or drained.
                 let _ = ClusterAdmin::open(self.ground.store.clone()).unwrap().move_log(&log, to);
             }
-            990..993 => drop(process.member.announce_leaving()),
+            990..993 => {
+                process.ends = true;
+                let _ = process.member.announce_leaving();
+            }
             993..996 => self.create_topic(),
             996..997 => self.delete_topic(),
             997..999 if !self.left.is_empty() => {
@@ -484,7 +487,7 @@ impl World {
         for number in numbers {
             let process = &self.processes[&number];
             let (broker, former) = (process.broker, process.former);
-            if former || process.member.is_leaving() {
+            if former || process.ends || process.member.is_leaving() {
                 self.kill(number);
                 if !former {
                     self.start(broker);
