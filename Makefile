@@ -105,6 +105,7 @@ objects: build ## Tiered topics in MinIO, behind a proxy with faults; both are k
 
 failover: build ## Three brokers on etcd and MinIO: brokers, etcd and the store fail under load; nothing acknowledged may be lost. Clients on them.
 	@tests/cluster/run --rounds 9
+	@tests/cluster/scale --partitions 500 --kills 1
 	@tests/transactions/run --cluster --crashes 4
 	@tests/clients/run --cluster --short
 
@@ -147,6 +148,7 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/objects/run --part ledger --rounds 50 --kinds diskless,tiered
 	@tests/power/run --rounds 300
 	@tests/cluster/run --rounds 100
+	@tests/cluster/scale
 	@tests/cluster/run --rounds 2 --outage 60 --only "etcd is away,the store is away"
 	@tests/transactions/run --cluster --crashes 100
 	@tests/clients/run --cluster
