@@ -20,7 +20,7 @@ use crate::writer::{Patience, Writer};
 /// A put that was begun, for any thread.
 pub type Put = Box<dyn FnOnce() + Send>;
 
-/// The work of a log's threads.
+/// The work of a log's threads, without the cleaner and the merger.
 pub struct Steps {
     shared: Arc<Shared>,
     writer: Writer,
@@ -80,11 +80,12 @@ impl Steps {
         self.begun.try_iter().collect()
     }
 
-    /// Deletes objects of which nothing is needed any more. Does nothing once the log is closed.
-    pub fn collect(&mut self) {
+    /// Deletes objects of which nothing is needed any more, and with `orphans` those that are not of the log. Does nothing once
+    /// the log is closed.
+    pub fn collect(&mut self, orphans: bool) {
         if self.uploader.rest(Duration::ZERO) {
             // What fails is tried again by a later call.
-            let _ = self.uploader.collect();
+            let _ = if orphans { self.uploader.delete_orphans() } else { self.uploader.collect() };
         }
     }
 }

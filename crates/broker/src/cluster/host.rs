@@ -38,8 +38,10 @@ const LOGS_EXPECTED: usize = 4;
 const STORED_WITHIN: Duration = Duration::from_secs(10);
 /// A broker gives its logs to others after its disk refused so many, one after the other.
 const REFUSED_MAX: u32 = 5;
-/// A prefetch ends after so long. The restore fetches the rest.
-const PREFETCH_WITHIN: Duration = Duration::from_secs(10);
+/// A prefetch ends after so long. The restore fetches the rest. The owner goes on meanwhile, and waits a little longer.
+const PREFETCH_WITHIN: Duration = Duration::from_secs(300);
+/// Whoever stands by for a log looks for new objects so often.
+const STAND_BY_EVERY: Duration = Duration::from_secs(10);
 /// Interval at which it looks again.
 const STORED_CHECK: Duration = Duration::from_millis(5);
 
@@ -125,10 +127,27 @@ enum Prefetched {
         /// Set when it shall end.
         unwanted: Arc<AtomicBool>,
     },
-    /// The directory with it, and the epochs of the log at that time.
-    Ended(LocalDirectory, Epochs),
+    Ended(Ready),
     /// The disk refused it. Another attempt may begin at this time.
     Failed(Duration),
+}
+
+/// A directory with what taking a log over will need.
+#[derive(Clone)]
+struct Ready {
+    directory: LocalDirectory,
+    /// The epochs of the log at that time.
+    along: Epochs,
+    /// Everything up to this key is there.
+    last: String,
+    at: Duration,
+}
+
+impl Ready {
+    /// Whether the owner of the log is the same as it was then.
+    fn is_of(&self, epoch: u32) -> bool {
+        self.along.newest().is_some_and(|newest| newest.epoch == epoch)
+    }
 }
 
 struct Held {
@@ -204,6 +223,15 @@ impl Host {
         &*self.0.parts.threads
     }
 
+    /// `before` is what was fetched before, and the epoch of the log's owner.
+    fn begin_prefetch(&self, log: &str, before: Option<(Ready, u32)>) {
+        let unwanted = Arc::new(AtomicBool::new(false));
+        let going = Prefetched::Going { unwanted: unwanted.clone() };
+        self.0.prefetched.lock().insert(log.to_owned(), going);
+        let name = log.to_owned();
+        self.spawn(log, move |shared| shared.prefetch(&name, &unwanted, before));
+    }
+
     fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) {
         let shared = self.0.clone();
         self.threads().spawn(&format!("log {name}"), Box::new(move || work(&shared)));
@@ -227,19 +255,26 @@ impl Holder for Host {
     }
 
     fn prepare(&mut self, log: &str) -> bool {
-        let mut prefetched = self.0.prefetched.lock();
-        match prefetched.get(log) {
-            Some(Prefetched::Ended(..)) => return true,
+        match self.0.prefetched.lock().get(log) {
+            Some(Prefetched::Ended(_)) => return true,
             Some(Prefetched::Going { .. }) => return false,
             Some(Prefetched::Failed(until)) if self.threads().now() < *until => return false,
             Some(Prefetched::Failed(_)) | None => {}
         }
-        let unwanted = Arc::new(AtomicBool::new(false));
-        prefetched.insert(log.to_owned(), Prefetched::Going { unwanted: unwanted.clone() });
-        drop(prefetched);
-        let name = log.to_owned();
-        self.spawn(log, move |shared| shared.prefetch(&name, &unwanted));
+        self.begin_prefetch(log, None);
         false
+    }
+
+    fn stand_by(&mut self, log: &str, epoch: u32) {
+        let now = self.threads().now();
+        let before = match self.0.prefetched.lock().get(log) {
+            Some(Prefetched::Going { .. }) => return,
+            Some(Prefetched::Failed(until)) if now < *until => return,
+            Some(Prefetched::Ended(ready)) if now < ready.at + STAND_BY_EVERY => return,
+            Some(Prefetched::Ended(ready)) => Some((ready.clone(), epoch)),
+            Some(Prefetched::Failed(_)) | None => None,
+        };
+        self.begin_prefetch(log, before);
     }
 
     fn take_over(&mut self, log: &str, epoch: u32) {
@@ -305,16 +340,24 @@ impl Shared {
         }
     }
 
-    fn prefetch(&self, name: &str, unwanted: &AtomicBool) {
+    fn prefetch(&self, name: &str, unwanted: &AtomicBool, before: Option<(Ready, u32)>) {
         let begun = self.parts.threads.now();
-        let fetched = catch_unwind(AssertUnwindSafe(|| self.fetch(name, unwanted, begun)));
-        let outcome = match fetched.unwrap_or(Err(PrefetchError::Bug)) {
-            Ok((objects, directory, epochs)) => {
+        let fetched = catch_unwind(AssertUnwindSafe(|| self.fetch(name, unwanted, begun, before.as_ref())));
+        let outcome = match (fetched.unwrap_or(Err(PrefetchError::Bug)), before) {
+            (Ok((objects, ready)), before) => {
+                self.refused.store(0, Ordering::Release);
                 let millis = self.millis_since(begun);
-                tracing::info!(log = name, objects, millis, "is ready for a log");
-                Prefetched::Ended(directory, epochs)
+                match before {
+                    None => tracing::info!(log = name, objects, millis, "is ready for a log"),
+                    Some(_) => tracing::debug!(log = name, objects, millis, "is still ready for a log"),
+                }
+                Prefetched::Ended(ready)
             }
-            Err(error) => {
+            (Err(error), Some((ready, _))) if !error.is_local() => {
+                tracing::debug!(log = name, %error, "what is new of a log cannot be fetched; another attempt follows");
+                Prefetched::Ended(Ready { at: self.parts.threads.now(), ..ready })
+            }
+            (Err(error), _) => {
                 self.refused.fetch_add(u32::from(error.is_local()), Ordering::AcqRel);
                 tracing::warn!(log = name, %error, "a log cannot be prepared for; another attempt follows");
                 Prefetched::Failed(self.parts.threads.now() + BACKOFF)
@@ -323,13 +366,15 @@ impl Shared {
         self.prefetched.lock().insert(name.to_owned(), outcome);
     }
 
-    /// Fetches what the log will need into an empty directory. Also returns the epochs so far.
+    /// Fetches what the log will need: what is new since `before`, or all of it into an empty directory. Also returns the
+    /// number of objects.
     fn fetch(
         &self,
         name: &str,
         unwanted: &AtomicBool,
         begun: Duration,
-    ) -> Result<(usize, LocalDirectory, Epochs), PrefetchError> {
+        before: Option<&(Ready, u32)>,
+    ) -> Result<(usize, Ready), PrefetchError> {
         let Parts { bucket, directories, threads, .. } = &self.parts;
         let id: Uuid = name.parse().map_err(|_| PrefetchError::Name(name.to_owned()))?;
         let goes_on = || !unwanted.load(Ordering::Acquire) && threads.now() - begun < PREFETCH_WITHIN;
@@ -337,12 +382,34 @@ impl Shared {
             threads.sleep(wait);
             goes_on()
         };
-        let look = TakeOver::new(bucket.clone(), id.as_u128(), 1).with_threads(threads.of_a_restore());
-        let epochs = look.epochs(&pause)?;
-        let (path, disk) = directories.empty(name)?;
+        let mut ready = match before {
+            Some((ready, epoch)) if ready.is_of(*epoch) => ready.clone(),
+            before => {
+                let look =
+                    TakeOver::new(bucket.clone(), id.as_u128(), 1).with_threads(threads.of_a_restore());
+                let along = look.epochs(&pause)?;
+                let kept = match before {
+                    Some((ready, _)) if ready.along.all() == along.all() => {
+                        Some((ready.directory.clone(), ready.last.clone()))
+                    }
+                    Some((ready, _)) if keep_prefetched(&ready.directory.1, &ready.along, &along)? => {
+                        Some((ready.directory.clone(), String::new()))
+                    }
+                    _ => None,
+                };
+                let (directory, last) = match kept {
+                    Some(kept) => kept,
+                    None => (directories.empty(name)?, String::new()),
+                };
+                Ready { directory, along, last, at: begun }
+            }
+        };
         let asking = Asking { bucket, threads: threads.of_a_restore(), pause: &pause, progress: &|_, _| {} };
-        let objects = prefetch(&disk, &asking, id.as_u128(), epochs.clone(), &goes_on)?;
-        Ok((objects, (path, disk), epochs))
+        let from = (ready.along.clone(), ready.last.as_str());
+        let fetched = prefetch(&ready.directory.1, &asking, id.as_u128(), from, &goes_on)?;
+        ready.last = fetched.last.unwrap_or(ready.last);
+        ready.at = threads.now();
+        Ok((fetched.objects, ready))
     }
 
     /// The directory for the log `name`, which was taken over: with what was prefetched of it, or else empty.
@@ -362,10 +429,10 @@ impl Shared {
             }
             self.parts.threads.sleep(STORED_CHECK);
         }
-        if let Some(Prefetched::Ended(directory, along)) = self.prefetched.lock().remove(name)
-            && keep_prefetched(&directory.1, &along, taken)?
+        if let Some(Prefetched::Ended(ready)) = self.prefetched.lock().remove(name)
+            && keep_prefetched(&ready.directory.1, &ready.along, taken)?
         {
-            return Ok(directory);
+            return Ok(ready.directory);
         }
         Ok(self.parts.directories.empty(name)?)
     }

@@ -21,12 +21,12 @@ use meta::{Change, Compare, LeaseId, MetaError, Store};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use self::ownership::{Duty, Process, changes, duty, others_take, owned};
+use self::ownership::{Duty, Process, changes, duty, others_take, owned, successors};
 use crate::image::records::{BrokerRecord, ControllerRecord, OwnerRecord};
 use crate::image::{Image, Metadata, Record, Update};
 
-/// An owner waits so long until the broker that is to get a log is ready.
-const READY_WITHIN: Duration = Duration::from_secs(30);
+/// An owner that is not about to end waits so long until the broker that is to get a log is ready.
+const READY_WITHIN: Duration = Duration::from_secs(330);
 /// Changes of owners in one commit. etcd allows 128 operations.
 const CHANGES_MAX: usize = 50;
 
@@ -53,6 +53,10 @@ pub trait Holder {
     /// Begins to fetch what taking the log over will need, while its owner goes on. Returns whether that is done.
     fn prepare(&mut self, log: &str) -> bool;
 
+    /// Begins to fetch what taking over a log will need if its owner dies, or what is new of that since the last call. `epoch`
+    /// is that of the owner.
+    fn stand_by(&mut self, log: &str, epoch: u32);
+
     /// Begins to take a log over.
     fn take_over(&mut self, log: &str, epoch: u32);
 
@@ -75,6 +79,8 @@ pub struct Member {
     promised: Mutex<BTreeMap<String, (i32, Instant)>>,
     /// The last epoch of each log in which this process has tried to take it over.
     tried: Mutex<BTreeMap<String, u32>>,
+    /// The logs that this broker gets if their owners die, with their epochs, as of a revision of the image.
+    stands_by: Mutex<(u64, Vec<(String, u32)>)>,
 }
 
 impl std::fmt::Debug for Member {
@@ -100,6 +106,7 @@ impl Member {
             missing: Mutex::default(),
             promised: Mutex::default(),
             tried: Mutex::default(),
+            stands_by: Mutex::default(),
         }
     }
 
@@ -146,25 +153,24 @@ impl Member {
         }
     }
 
-    /// Says that the broker is about to end, so that others take its logs while it still serves them. After an error it may
-    /// be said again. Blocks.
-    pub fn announce_leaving(&self) -> Result<(), MetaError> {
-        // Whenever it joins from now on, it says so.
-        let record = {
+    /// Says that the broker is about to end, so that others take its logs while it still serves them. Returns whether that is
+    /// known now, or will be as soon as the broker joins. Otherwise it may be said again. Blocks.
+    pub fn announce_leaving(&self) -> Result<bool, MetaError> {
+        let (before, record) = {
             let mut record = self.record.lock();
-            record.leaving = true;
-            record.encode()
+            (std::mem::replace(&mut record.leaving, true), record.encode())
         };
         // Signs of life go on meanwhile.
-        let Some(lease) = *self.lease.lock() else { return Ok(()) };
+        let Some(lease) = *self.lease.lock() else { return Ok(true) };
         let announced = self.metadata.update(|image| {
             let ours = image.brokers.get(&self.name());
+            // The image may not show yet that it has joined.
             let alive = ours.is_some_and(|it| it.incarnation == self.process.incarnation);
             let put = Change::put_leased(BrokerRecord::key(&self.name()), record.clone(), lease);
-            Ok(Update::new(if alive { vec![put] } else { Vec::new() }, ()))
+            Ok(Update::new(if alive { vec![put] } else { Vec::new() }, alive))
         });
-        if announced.is_err() {
-            self.record.lock().leaving = false;
+        if !matches!(announced, Ok(true)) {
+            self.record.lock().leaving = before;
         }
         announced
     }
@@ -290,7 +296,26 @@ impl Member {
                 },
             }
         }
+        let mut stands_by = self.stands_by.lock();
+        if stands_by.0 != image.revision {
+            *stands_by = (image.revision, self.inheritance(&image));
+        }
+        for (log, epoch) in &stands_by.1 {
+            // It may have the log open, and not know yet that it has lost it.
+            if holder.held(log).is_none() {
+                holder.stand_by(log, *epoch);
+            }
+        }
         Ok(())
+    }
+
+    /// The logs of others that this process gets if their owners die, with their epochs.
+    fn inheritance(&self, image: &Image) -> Vec<(String, u32)> {
+        let Process { broker, incarnation } = self.process;
+        let current = image.brokers.get(&self.name()).is_some_and(|ours| ours.incarnation == incarnation);
+        let others = |log: &str| image.owners.get(log).filter(|owner| owner.broker != broker).cloned();
+        let all = successors(image).into_iter().filter(|(_, to)| current && *to == broker);
+        all.filter_map(|(log, _)| others(&log).map(|owner| (log, owner.epoch))).collect()
     }
 
     /// The process that was to get this log long ago and is not ready: an older program does not say so.

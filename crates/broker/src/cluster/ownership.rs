@@ -5,6 +5,7 @@
 //! - A log goes back to its home when that is alive, as Kafka's preferred leaders do. Its owner closes it for that.
 //! - A broker that is drained or about to end gets no log, and gives away those it has.
 //! - Before an owner closes a log for another broker, that one fetches what it can.
+//! - The broker that gets a log if its owner dies fetches all the time what it will need then.
 //! - A broker that was started again gives itself a new epoch of each log that it owns.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -100,7 +101,24 @@ impl Brokers {
 
 /// The changes that the controller makes next: the logs, each with its new record. Empty if all is as it should be.
 pub fn changes(image: &Image) -> Vec<(String, OwnerRecord)> {
-    let mut brokers = Brokers::of(image);
+    decide(image, Brokers::of(image))
+}
+
+/// The broker that each log gets if its owner dies now.
+pub fn successors(image: &Image) -> BTreeMap<String, i32> {
+    let owners: BTreeSet<i32> = image.owners.iter().map(|(_, owner)| owner.broker).collect();
+    let mut successors = BTreeMap::new();
+    for owner in owners {
+        let mut left = Brokers::of(image);
+        left.alive.remove(&owner);
+        let of_owner = |log: &str| image.owners.get(log).is_some_and(|record| record.broker == owner);
+        let taken = decide(image, left).into_iter().filter(|(log, _)| of_owner(log));
+        successors.extend(taken.map(|(log, record)| (log, record.broker)));
+    }
+    successors
+}
+
+fn decide(image: &Image, mut brokers: Brokers) -> Vec<(String, OwnerRecord)> {
     let mut changes = Vec::new();
     for (log, owner) in image.owners.iter() {
         let Some(best) = brokers.best(owner.home).and_then(|best| brokers.process(best)) else { break };

@@ -166,7 +166,7 @@ impl Running {
     /// Gives all logs to other brokers, closes those that nobody takes, and leaves the cluster. Blocks.
     pub fn stop(&self) {
         match self.member.announce_leaving() {
-            Ok(()) => {
+            Ok(_) => {
                 let until = Instant::now() + GIVE_AWAY_WITHIN;
                 while self.member.gives_away() && Instant::now() < until {
                     std::thread::sleep(STEP);
@@ -191,11 +191,10 @@ impl Running {
 /// One round of what a broker does for the cluster, besides its signs of life. Blocks.
 pub fn duties(member: &Member, host: &mut Host) -> Result<(), MetaError> {
     member.control()?;
-    if host.is_unfit() && !member.is_leaving() {
+    if host.is_unfit() && !member.is_leaving() && member.announce_leaving()? {
         tracing::error!(
             "the disk of this broker takes no log: other brokers get them until it is started again"
         );
-        member.announce_leaving()?;
     }
     member.serve(host)
 }

@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
+/// Each waits for the store most of the time, and holds one object's footer.
+const RESTORE_THREADS: usize = 32;
+
 /// Threads and their time. A simulation has its own.
 pub trait Threads: Debug + Send + Sync {
     /// Does `work` on a thread of its own, where tasks may be begun.
@@ -13,7 +16,7 @@ pub trait Threads: Debug + Send + Sync {
     /// Waits. Called by threads of [`Threads::spawn`], and by others that may block.
     fn sleep(&self, time: Duration);
 
-    /// The time since some moment.
+    /// The time since some moment. It never goes back.
     fn now(&self) -> Duration;
 
     /// The number of threads with which one of them restores a log.
@@ -54,6 +57,6 @@ impl Threads for SystemThreads {
     }
 
     fn of_a_restore(&self) -> usize {
-        8
+        RESTORE_THREADS
     }
 }

@@ -96,7 +96,7 @@ fn fetch_before(world: &mut World) -> Prefetched {
     let asking = Asking { bucket: &bucket, threads: 1, pause: &|_, _| false, progress: &|_, _| {} };
     let left = std::cell::Cell::new(world.rng.usize(0..40));
     let goes_on = || left.replace(left.get().saturating_sub(1)) > 0;
-    prefetch(&target, &asking, world.options.log_id, epochs.clone(), &goes_on).ok()?;
+    prefetch(&target, &asking, world.options.log_id, (epochs.clone(), ""), &goes_on).ok()?;
     Some((disk, epochs))
 }
 

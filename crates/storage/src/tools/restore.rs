@@ -166,8 +166,17 @@ pub fn restore(target: &Arc<dyn Disk>, restore: &Restore) -> Result<RestoredLog,
     Ok(sum.end(found))
 }
 
-/// Fetches into `target` what a restore of the log will need, of the objects that are there now. The owner of the log may go
-/// on. The restore then fetches only the objects that were put since. Returns the number of objects. Blocks.
+/// What [`prefetch`] has fetched.
+#[derive(Debug)]
+pub struct Fetched {
+    /// The number of objects.
+    pub objects: usize,
+    /// Everything up to this key is there. `None` if something could not be fetched.
+    pub last: Option<String>,
+}
+
+/// Fetches into `target` what a restore of the log will need, of the objects behind the key `after` that are there now. The owner
+/// of the log may go on. The restore then fetches only the objects that were put since. Blocks.
 ///
 /// Ends early, without an error, when `goes_on` says so or the store fails: the restore fetches the rest.
 ///
@@ -177,13 +186,13 @@ pub fn prefetch(
     target: &Arc<dyn Disk>,
     asking: &Asking,
     log_id: u128,
-    epochs: Epochs,
+    (epochs, after): (Epochs, &str),
     goes_on: &dyn Fn() -> bool,
-) -> Result<usize, RestoreError> {
+) -> Result<Fetched, RestoreError> {
     prepare(target)?;
-    let objects = objects_of(asking, &ObjectKeys::new(log_id, epochs), "")?;
+    let objects = objects_of(asking, &ObjectKeys::new(log_id, epochs), after)?;
     let known = |expected| whole_local(target, expected);
-    let mut fetched = 0;
+    let (mut fetched, mut complete) = (0, true);
     let ended = gather(asking, log_id, &objects, &known, |at, outcome| {
         if !goes_on() {
             return Err(None);
@@ -193,14 +202,17 @@ pub fn prefetch(
                 write_local(target, objects[at].0, &bytes).map_err(Some)?;
                 fetched += 1;
             }
+            Outcome::Failed(_) => complete = false,
             // The restore says what is wrong.
-            Outcome::Whole(_, None) | Outcome::Damaged(_) | Outcome::Gone | Outcome::Failed(_) => {}
+            Outcome::Whole(_, None) | Outcome::Damaged(_) | Outcome::Gone => {}
         }
         Ok(())
     });
+    let last = objects.last().map_or(after, |(_, object)| &object.key);
     match ended {
         Err(Some(error)) => Err(error),
-        Ok(()) | Err(None) => Ok(fetched),
+        Ok(()) if complete => Ok(Fetched { objects: fetched, last: Some(last.to_owned()) }),
+        Ok(()) | Err(None) => Ok(Fetched { objects: fetched, last: None }),
     }
 }
 

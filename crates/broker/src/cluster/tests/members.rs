@@ -101,6 +101,10 @@ impl Holder for Held<'_> {
         !self.slow
     }
 
+    fn stand_by(&mut self, log: &str, epoch: u32) {
+        assert!(!self.held.contains_key(log) && epoch > 0, "{log} is held, or has no owner");
+    }
+
     fn take_over(&mut self, log: &str, epoch: u32) {
         self.began.push((log.to_owned(), epoch));
         if !self.fails {

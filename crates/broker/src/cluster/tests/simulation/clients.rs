@@ -72,6 +72,9 @@ impl Expected {
         let below = self.batches.range(..offset).next_back();
         let overlaps = below.filter(|(at, (_, count))| **at + i64::from(*count) > offset);
         assert!(overlaps.is_none(), "{how}: {id} at {offset} is in {overlaps:?}");
+        let above = self.batches.range(offset + 1..).next();
+        let overlaps = above.filter(|(at, _)| **at < offset + i64::from(count));
+        assert!(overlaps.is_none(), "{how}: {overlaps:?} is in {id} at {offset}");
     }
 
     /// The end of the last batch that is known.

@@ -221,7 +221,7 @@ impl Process {
                     log.puts.swap_remove(put)();
                 }
             }
-            _ => log.steps.collect(),
+            _ => log.steps.collect(rng.bool()),
         }
         if log.closed && log.puts.is_empty() {
             opened.swap_remove(at);
@@ -239,6 +239,7 @@ impl Process {
                 log.puts.extend(log.steps.puts());
                 log.puts.drain(..).for_each(|put| put());
                 log.steps.upload();
+                log.steps.collect(rng.bool());
             }
             if !stepped {
                 break;

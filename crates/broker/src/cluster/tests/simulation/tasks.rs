@@ -1,11 +1,11 @@
 //! The threads of a simulated process. One of them runs at a time, and nothing runs beside it: it goes on when it is its
 //! turn, and until it asks the object store or waits.
 
-use std::cell::RefCell;
-use std::panic::resume_unwind;
-use std::sync::Arc;
+use std::cell::{Cell, RefCell};
+use std::panic::{resume_unwind, set_hook, take_hook};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -16,6 +16,20 @@ use crate::cluster::threads::Threads;
 
 thread_local! {
     static THIS: RefCell<Option<This>> = const { RefCell::new(None) };
+    /// The code under test catches panics. Those that end a killed task call no hook.
+    static PANICKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Notes panics of tasks from now on.
+fn note_panics() {
+    static NOTED: Once = Once::new();
+    NOTED.call_once(|| {
+        let before = take_hook();
+        set_hook(Box::new(move |panic| {
+            PANICKED.set(true);
+            before(panic);
+        }));
+    });
 }
 
 /// A task, as its own thread has it.
@@ -70,6 +84,7 @@ impl std::fmt::Debug for Task {
 
 impl Tasks {
     pub fn new(now_ms: Arc<AtomicU64>, runtime: Handle, rng: fastrand::Rng) -> Tasks {
+        note_panics();
         Tasks { now_ms, runtime, rng: Mutex::new(rng), waiting: Mutex::default() }
     }
 
@@ -116,6 +131,7 @@ impl Threads for Tasks {
             THIS.set(Some(This { resumed, pauses: paused }));
             let _runtime = runtime.enter();
             work();
+            assert!(!PANICKED.get(), "a thread of a broker panicked");
         };
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run).unwrap();
         let goes_on_at = self.now();

@@ -102,6 +102,8 @@ pub struct World {
     trims: Vec<Trim>,
     /// Puts of processes that were killed. They may land at any time.
     left: Vec<Put>,
+    /// The owners of all logs after the last step.
+    seen: BTreeMap<String, OwnerRecord>,
     pub passed: Passed,
 }
 
@@ -134,6 +136,7 @@ impl World {
             attempts: Vec::new(),
             trims: Vec::new(),
             left: Vec::new(),
+            seen: BTreeMap::new(),
             passed: Passed::default(),
         };
         for broker in 1..=BROKERS {
@@ -160,7 +163,7 @@ impl World {
         number
     }
 
-    pub fn kill(&mut self, number: u64) {
+    fn kill(&mut self, number: u64) {
         // What it had answered until now counts.
         self.proceed_all(Some(number));
         self.attempts.retain(|attempt| attempt.process != number);
@@ -385,11 +388,17 @@ impl World {
                 self.bucket.set_faults(many);
             }
             950..956 => {
-                // Killed, or stopped for longer than its lease. It may go on later.
+                // Killed, or stopped for longer than its lease: it goes on later.
                 let (broker, former) = (process.broker, process.former);
-                let stopped = self.rng.bool();
-                if !stopped {
-                    self.kill(number);
+                match self.rng.u8(0..3) {
+                    0 => self.kill(number),
+                    1 => {
+                        let ttl_ms = u64::try_from(TTL.as_millis()).unwrap();
+                        let now = self.ground.now_ms.load(Ordering::Relaxed);
+                        process.stopped_until = now + ttl_ms + self.rng.u64(0..12_000);
+                    }
+                    // Two processes with one id.
+                    _ => {}
                 }
                 if !former {
                     self.start(broker);
@@ -450,14 +459,16 @@ impl World {
         for process in self.processes.values_mut() {
             process.weather.clear();
             process.set_disk_fails(false);
-            process.stopped_until = 0;
+            if !process.former {
+                process.stopped_until = 0;
+            }
         }
         self.bucket.set_away(false);
         self.bucket.set_faults(Faults::default());
     }
 
     /// The owners of all logs.
-    pub fn owners(&self) -> BTreeMap<String, OwnerRecord> {
+    fn owners(&self) -> BTreeMap<String, OwnerRecord> {
         let listing = self.ground.store.list(OwnerRecord::PREFIX).unwrap();
         let parse = |(key, value): (String, meta::Value)| {
             let log = key.strip_prefix(OwnerRecord::PREFIX).unwrap().to_owned();
@@ -477,7 +488,10 @@ impl World {
         };
         let waits =
             |producer: &Producer| producer.current.is_some() && self.expected.contains_key(&producer.place);
-        self.owners().iter().all(opened) && self.attempts.is_empty() && !self.producers.iter().any(waits)
+        self.owners().iter().all(opened)
+            && self.trims.is_empty()
+            && self.attempts.is_empty()
+            && !self.producers.iter().any(waits)
     }
 
     /// Mends everything, and settles.
@@ -510,6 +524,7 @@ impl World {
                 process.turn(true);
                 process.work_off(&mut self.rng);
             }
+            self.check_owners();
             self.proceed_all(None);
             if self.attempts.is_empty() {
                 self.send_all();
@@ -521,6 +536,33 @@ impl World {
         let attempts: Vec<String> = self.attempts.iter().map(Attempt::to_string).collect();
         let held: Vec<_> = self.processes.values().map(|process| (process.broker, &process.host)).collect();
         panic!("no rest: {:?}, {held:?}, {attempts:?}", self.owners());
+    }
+
+    /// Kills all processes, and starts the brokers again. They have nothing but what is in the bucket.
+    pub fn restart_all(&mut self) {
+        self.kill_all();
+        for broker in 1..=BROKERS {
+            self.start(broker);
+        }
+    }
+
+    pub fn kill_all(&mut self) {
+        let numbers: Vec<u64> = self.processes.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.kill(number));
+    }
+
+    /// Checks that no epoch has had two owners.
+    pub fn check_owners(&mut self) {
+        for (log, owner) in self.owners() {
+            let before = self.seen.insert(log, owner.clone());
+            let Some(before) = before else { continue };
+            let same = (before.broker, before.incarnation) == (owner.broker, owner.incarnation);
+            assert!(
+                owner.epoch == before.epoch && same || owner.epoch > before.epoch,
+                "an epoch has two owners: {before:?} {owner:?}"
+            );
+            self.passed.owners += u64::from(!same);
+        }
     }
 
     /// Reads all that there is.
