@@ -42,6 +42,10 @@ const REFUSED_MAX: u32 = 5;
 const PREFETCH_WITHIN: Duration = Duration::from_secs(300);
 /// Whoever stands by for a log looks for new objects so often.
 const STAND_BY_EVERY: Duration = Duration::from_secs(10);
+/// Each so many times it looks for those that are no more, too.
+const ROUNDS: u32 = 60;
+/// Logs for which new objects are fetched at the same time.
+const STAND_BY_AT_ONCE: usize = 2;
 /// Interval at which it looks again.
 const STORED_CHECK: Duration = Duration::from_millis(5);
 
@@ -138,9 +142,10 @@ struct Ready {
     directory: LocalDirectory,
     /// The epochs of the log at that time.
     along: Epochs,
-    /// Everything up to this key is there.
+    /// The next look begins behind this key. Objects that land late may lie before it: the restore fetches them.
     last: String,
     at: Duration,
+    rounds: u32,
 }
 
 impl Ready {
@@ -223,13 +228,13 @@ impl Host {
         &*self.0.parts.threads
     }
 
-    /// `before` is what was fetched before, and the epoch of the log's owner.
-    fn begin_prefetch(&self, log: &str, before: Option<(Ready, u32)>) {
+    /// `before` is what was fetched before, and the epoch of the log's owner. `needed` says whether an owner waits for it.
+    fn begin_prefetch(&self, log: &str, before: Option<(Ready, u32)>, needed: bool) {
         let unwanted = Arc::new(AtomicBool::new(false));
         let going = Prefetched::Going { unwanted: unwanted.clone() };
         self.0.prefetched.lock().insert(log.to_owned(), going);
         let name = log.to_owned();
-        self.spawn(log, move |shared| shared.prefetch(&name, &unwanted, before));
+        self.spawn(log, move |shared| shared.prefetch(&name, &unwanted, before, needed));
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) {
@@ -255,26 +260,35 @@ impl Holder for Host {
     }
 
     fn prepare(&mut self, log: &str) -> bool {
-        match self.0.prefetched.lock().get(log) {
-            Some(Prefetched::Ended(_)) => return true,
+        let now = self.threads().now();
+        let before = match self.0.prefetched.lock().get(log) {
+            Some(Prefetched::Ended(ready)) if now < ready.at + 2 * STAND_BY_EVERY => return true,
+            // It stood by for the log long ago. No owner has this epoch.
+            Some(Prefetched::Ended(ready)) => Some((ready.clone(), 0)),
             Some(Prefetched::Going { .. }) => return false,
-            Some(Prefetched::Failed(until)) if self.threads().now() < *until => return false,
-            Some(Prefetched::Failed(_)) | None => {}
-        }
-        self.begin_prefetch(log, None);
+            Some(Prefetched::Failed(until)) if now < *until => return false,
+            Some(Prefetched::Failed(_)) | None => None,
+        };
+        self.begin_prefetch(log, before, true);
         false
     }
 
     fn stand_by(&mut self, log: &str, epoch: u32) {
         let now = self.threads().now();
-        let before = match self.0.prefetched.lock().get(log) {
+        let prefetched = self.0.prefetched.lock();
+        let going = |of: &&Prefetched| matches!(of, Prefetched::Going { .. });
+        if prefetched.values().filter(going).count() >= STAND_BY_AT_ONCE {
+            return;
+        }
+        let before = match prefetched.get(log) {
             Some(Prefetched::Going { .. }) => return,
             Some(Prefetched::Failed(until)) if now < *until => return,
             Some(Prefetched::Ended(ready)) if now < ready.at + STAND_BY_EVERY => return,
             Some(Prefetched::Ended(ready)) => Some((ready.clone(), epoch)),
             Some(Prefetched::Failed(_)) | None => None,
         };
-        self.begin_prefetch(log, before);
+        drop(prefetched);
+        self.begin_prefetch(log, before, false);
     }
 
     fn take_over(&mut self, log: &str, epoch: u32) {
@@ -340,12 +354,11 @@ impl Shared {
         }
     }
 
-    fn prefetch(&self, name: &str, unwanted: &AtomicBool, before: Option<(Ready, u32)>) {
+    fn prefetch(&self, name: &str, unwanted: &AtomicBool, before: Option<(Ready, u32)>, needed: bool) {
         let begun = self.parts.threads.now();
         let fetched = catch_unwind(AssertUnwindSafe(|| self.fetch(name, unwanted, begun, before.as_ref())));
         let outcome = match (fetched.unwrap_or(Err(PrefetchError::Bug)), before) {
             (Ok((objects, ready)), before) => {
-                self.refused.store(0, Ordering::Release);
                 let millis = self.millis_since(begun);
                 match before {
                     None => tracing::info!(log = name, objects, millis, "is ready for a log"),
@@ -358,7 +371,7 @@ impl Shared {
                 Prefetched::Ended(Ready { at: self.parts.threads.now(), ..ready })
             }
             (Err(error), _) => {
-                self.refused.fetch_add(u32::from(error.is_local()), Ordering::AcqRel);
+                self.refused.fetch_add(u32::from(needed && error.is_local()), Ordering::AcqRel);
                 tracing::warn!(log = name, %error, "a log cannot be prepared for; another attempt follows");
                 Prefetched::Failed(self.parts.threads.now() + BACKOFF)
             }
@@ -401,9 +414,13 @@ impl Shared {
                     Some(kept) => kept,
                     None => (directories.empty(name)?, String::new()),
                 };
-                Ready { directory, along, last, at: begun }
+                Ready { directory, along, last, at: begun, rounds: 0 }
             }
         };
+        ready.rounds += 1;
+        if ready.rounds.is_multiple_of(ROUNDS) {
+            ready.last.clear();
+        }
         let asking = Asking { bucket, threads: threads.of_a_restore(), pause: &pause, progress: &|_, _| {} };
         let from = (ready.along.clone(), ready.last.as_str());
         let fetched = prefetch(&ready.directory.1, &asking, id.as_u128(), from, &goes_on)?;

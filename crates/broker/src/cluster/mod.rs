@@ -27,6 +27,8 @@ use crate::image::{Image, Metadata, Record, Update};
 
 /// An owner that is not about to end waits so long until the broker that is to get a log is ready.
 const READY_WITHIN: Duration = Duration::from_secs(330);
+/// A broker stands by for so many logs: those of two others. In a large cluster most would choose the same one.
+const STANDS_BY_MAX: usize = 4;
 /// Changes of owners in one commit. etcd allows 128 operations.
 const CHANGES_MAX: usize = 50;
 
@@ -315,7 +317,7 @@ impl Member {
         let current = image.brokers.get(&self.name()).is_some_and(|ours| ours.incarnation == incarnation);
         let others = |log: &str| image.owners.get(log).filter(|owner| owner.broker != broker).cloned();
         let all = successors(image).into_iter().filter(|(_, to)| current && *to == broker);
-        all.filter_map(|(log, _)| others(&log).map(|owner| (log, owner.epoch))).collect()
+        all.filter_map(|(log, _)| others(&log).map(|owner| (log, owner.epoch))).take(STANDS_BY_MAX).collect()
     }
 
     /// The process that was to get this log long ago and is not ready: an older program does not say so.

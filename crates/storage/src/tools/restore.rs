@@ -171,14 +171,15 @@ pub fn restore(target: &Arc<dyn Disk>, restore: &Restore) -> Result<RestoredLog,
 pub struct Fetched {
     /// The number of objects.
     pub objects: usize,
-    /// Everything up to this key is there. `None` if something could not be fetched.
+    /// The last key that was there. `None` if something could not be fetched.
     pub last: Option<String>,
 }
 
 /// Fetches into `target` what a restore of the log will need, of the objects behind the key `after` that are there now. The owner
 /// of the log may go on. The restore then fetches only the objects that were put since. Blocks.
 ///
-/// Ends early, without an error, when `goes_on` says so or the store fails: the restore fetches the rest.
+/// Ends early, without an error, when `goes_on` says so or the store fails: the restore fetches the rest. With an empty `after`
+/// also removes what is there of objects that are no more.
 ///
 /// `epochs` are those of the log so far: the local file of an object has no epoch, and objects outside the chain of epochs
 /// have the numbers of others. [`keep_prefetched`] has to be asked before the restore.
@@ -191,6 +192,9 @@ pub fn prefetch(
 ) -> Result<Fetched, RestoreError> {
     prepare(target)?;
     let objects = objects_of(asking, &ObjectKeys::new(log_id, epochs), after)?;
+    if after.is_empty() {
+        remove_strangers(target, &objects)?;
+    }
     let known = |expected| whole_local(target, expected);
     let (mut fetched, mut complete) = (0, true);
     let ended = gather(asking, log_id, &objects, &known, |at, outcome| {
