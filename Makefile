@@ -154,6 +154,7 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/clients/run --cluster
 	@tests/compat/run --cluster
 	@tests/compat/kafka-tools --cluster
+	@tests/compat/client-suites --cluster
 	@scripts/repeat 5 tests/hostile/run
 	@tests/hostile/adversary
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-storage

@@ -11,7 +11,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "compat"), str(HERE.parent / "objects")]
 
-from store import Site, StoredServer  # noqa: E402
+import network as networks  # noqa: E402
+from store import Site, StoredServer, at  # noqa: E402
 from suite import place  # noqa: E402, F401
 from suite.certificates import Certificates  # noqa: E402
 from suite.report import until  # noqa: E402
@@ -70,12 +71,30 @@ class Broker(StoredServer):
         directory.mkdir()
         super().__init__(cluster.site, directory, "s3://records/cluster", cluster.password)
         self.node = node
-        self.program, self.cluster_secured = cluster.program, cluster.certificates is not None
+        self.machine = cluster.network and cluster.network.machine(node)
+        if node == 1 and cluster.first:
+            self.listen = cluster.first
+        if self.machine:
+            self.listen = at(self.machine.address, self.listen)
+        self.program = cluster.program
+        # Its listeners are in the settings then.
+        self.two_listeners = cluster.certificates is not None or node in cluster.proxies
         self.settings = [*SETTINGS, *settings, f"object.store={self.bucket}", f"node.id={node}",
                          f"etcd.endpoints={cluster.etcd.endpoint}", f"broker.rack=rack-{node}"]
-
+        internal = next(cluster.site.addresses) if self.two_listeners else None
         if cluster.certificates:
-            self.settings += self.secured(cluster.certificates, next(cluster.site.addresses))
+            self.settings += self.secured(cluster.certificates, internal)
+        elif self.two_listeners:
+            self.settings += self.proxied(cluster.proxies[node], internal)
+
+    def proxied(self, proxy, internal):
+        """The settings for a proxy between clients and the broker. The brokers find each other without one."""
+        return [
+            f"listeners=PLAINTEXT://{self.listen},INTERNAL://{internal}",
+            f"advertised.listeners=PLAINTEXT://{proxy},INTERNAL://{internal}",
+            "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,INTERNAL:PLAINTEXT",
+            "inter.broker.listener.name=INTERNAL",
+        ]
 
     def secured(self, certificates, internal):
         """The settings for TLS between brokers, with a certificate of each; clients go on in plain text."""
@@ -98,11 +117,10 @@ class Broker(StoredServer):
 
     def command(self):
         command = [self.program, *super().command()[1:]]
-        if self.cluster_secured:
-            # Its listeners are in the settings.
-            at = command.index("--listen")
-            del command[at:at + 2]
-        return command
+        if self.two_listeners:
+            first = command.index("--listen")
+            del command[first:first + 2]
+        return (self.machine.prefix() if self.machine else []) + command
 
     @property
     def running(self):
@@ -112,11 +130,19 @@ class Broker(StoredServer):
 class Cluster:
     """etcd, the store and `count` brokers, which are started."""
 
-    def __init__(self, directory, seed, count=3, settings=(), program=None, secured=False):
+    # How topics are created here: the object store has the copies.
+    topic = {"replication_factor": 1}
+
+    def __init__(self, directory, seed, count=3, settings=(), program=None, secured=False, apart=False, first=None,
+                 proxies=None):
+        """With `apart`, each broker has a network of its own. `first` is the address of broker 1, if that is fixed; `proxies` are
+        the addresses that clients are told, by broker."""
+        self.first, self.proxies = first, proxies or {}
+        self.network = networks.Network() if apart else None
         self.directory, self.seed, self.count, self.settings = directory, seed, count, settings
         self.program = program or place.MAINSTEM
         self.certificates = Certificates(directory / "certificates") if secured else None
-        self.site, self.etcd, self.brokers = Site(directory, seed), None, {}
+        self.site, self.etcd, self.brokers = Site(directory, seed, networks.STORE if apart else None), None, {}
 
     def __enter__(self):
         from store import CREDENTIALS
@@ -126,7 +152,8 @@ class Cluster:
             self.site.minio.s3.make_bucket("records")
             if self.certificates:
                 self.certificates.make_all()
-            self.etcd = Etcd(self.directory, next(self.site.addresses), next(self.site.addresses))
+            client = at(self.network and networks.ETCD, next(self.site.addresses))
+            self.etcd = Etcd(self.directory, client, next(self.site.addresses))
             self.etcd.start()
             for node in range(1, self.count + 1):
                 self.brokers[node] = Broker(self, node, self.settings)
@@ -142,6 +169,8 @@ class Cluster:
         if self.etcd is not None:
             self.etcd.end()
         self.site.__exit__()
+        if self.network:
+            self.network.end()
 
     def tell(self, *words):
         """Runs `mainstem cluster`: what it printed."""
@@ -179,10 +208,10 @@ class InPlaceOfServer:
 
     own = True
 
-    def __init__(self, directory, settings=(), seed=None, secured=False):
+    def __init__(self, directory, settings=(), seed=None, **options):
         seed = random.randrange(1 << 32) if seed is None else seed
         settings = [QUICK, "log.segment.bytes=67108864", *settings]
-        self.cluster = Cluster(directory, seed, settings=settings, secured=secured)
+        self.cluster = Cluster(directory, seed, settings=settings, **options)
 
     def __enter__(self):
         self.cluster.__enter__()

@@ -40,6 +40,11 @@ def free_addresses(rng):
         yield f"127.0.0.1:{port}"
 
 
+def at(host, address):
+    """The address on another host, if there is one."""
+    return f"{host}:{address.rpartition(':')[2]}" if host else address
+
+
 class Minio:
     def __init__(self, directory, address):
         self.directory, self.address = directory, address
@@ -116,8 +121,9 @@ class Proxy:
 class Site:
     """A store with its proxy, and room for servers that use it."""
 
-    def __init__(self, directory, seed):
-        self.directory, self.seed = directory, seed
+    def __init__(self, directory, seed, host=None):
+        """`host` is where servers find the store, if it is not this machine."""
+        self.directory, self.seed, self.host = directory, seed, host
         self.addresses = free_addresses(random.Random(f"{seed} addresses"))
 
     def __enter__(self):
@@ -125,7 +131,8 @@ class Site:
         self.proxy = None
         try:
             self.minio.start()
-            self.proxy = Proxy(self.directory, next(self.addresses), self.minio.address, self.seed)
+            address = at(self.host, next(self.addresses))
+            self.proxy = Proxy(self.directory, address, self.minio.address, self.seed)
         except BaseException:
             self.__exit__()
             raise

@@ -613,6 +613,51 @@ async fn transactions_span_brokers() {
     }
 }
 
+/// A coordinator that lost its partition may still send markers. Whoever leads a partition later refuses them as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn whoever_leads_next_knows_the_coordinator_of_the_last_marker() {
+    let mut cluster = cluster().await;
+    assert_eq!(end_by_marker(&cluster, 7).await, ErrorCode::None);
+    for _ in 0..2 {
+        let (leader, _) = cluster.leaders().await[0];
+        cluster.stop_signs(leader).close().await;
+        cluster.until("another leads", |leaders| leaders[0].0 != leader).await;
+        assert_eq!(end_by_marker(&cluster, 6).await, ErrorCode::TransactionCoordinatorFenced);
+        // A record behind the marker: the object with the marker is not the newest one.
+        cluster.produce().await;
+        cluster.start(leader);
+        cluster.until("it leads again", |leaders| leaders[0].0 == leader).await;
+        assert_eq!(end_by_marker(&cluster, 6).await, ErrorCode::TransactionCoordinatorFenced);
+    }
+    assert_eq!(end_by_marker(&cluster, 7).await, ErrorCode::None);
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// Ends a transaction of a producer in partition 0, as the coordinator of an epoch does.
+async fn end_by_marker(cluster: &Cluster, coordinator_epoch: i32) -> ErrorCode {
+    use m::write_txn_markers_request::{WritableTxnMarker, WritableTxnMarkerTopic};
+    let topics = vec![WritableTxnMarkerTopic { name: Text::from_static(TOPIC), partition_indexes: vec![0] }];
+    let marker = WritableTxnMarker {
+        producer_id: 77,
+        producer_epoch: 3,
+        coordinator_epoch,
+        topics,
+        ..Default::default()
+    };
+    let request = m::WriteTxnMarkersRequest { markers: vec![marker] };
+    let refused = ErrorCode::TransactionCoordinatorFenced.code();
+    let error = cluster
+        .any_broker(TOPIC, async |client| {
+            let answer: m::WriteTxnMarkersResponse = call(client, 1, &request).await;
+            let error = answer.markers[0].topics[0].partitions[0].error_code;
+            if error == refused { (0, error) } else { (error, error) }
+        })
+        .await;
+    ErrorCode::from_code(error).unwrap()
+}
+
 /// The broker that coordinates a transactional id.
 const GROUP: i8 = 0;
 const TRANSACTION: i8 = 1;

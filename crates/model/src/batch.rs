@@ -296,6 +296,16 @@ pub fn empty_like(header: &BatchHeader) -> Vec<u8> {
     out
 }
 
+/// The epoch of the coordinator in the transaction marker `batch`, whose header is `header` (KIP-98). `None` for other batches,
+/// and for a marker that no coordinator wrote.
+pub fn coordinator_epoch(batch: &[u8], header: &BatchHeader) -> Option<i32> {
+    let marker = header.is_control() && header.is_transactional() && header.count == 1;
+    // The value ends the record, but for the number of its headers, which is 0, and the epoch ends the value.
+    let end = header.total_bytes.checked_sub(1).filter(|end| marker && *end >= HEADER_BYTES + 4)?;
+    let epoch = batch.get(end - 4..end)?;
+    Some(i32::from_be_bytes(field(epoch, 0))).filter(|epoch| *epoch >= 0)
+}
+
 /// `sequence + count`, wrapping from `i32::MAX` to 0 as producers count (KIP-98).
 pub fn add_sequence(sequence: i32, count: i32) -> i32 {
     if sequence > i32::MAX - count { count - (i32::MAX - sequence) - 1 } else { sequence + count }

@@ -11,6 +11,7 @@ mod paced;
 mod patience;
 mod probe;
 pub mod sim;
+mod watched;
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -24,6 +25,7 @@ pub use self::paced::PacedBucket;
 pub use self::patience::{Patience, patiently};
 pub use self::probe::{ProbeError, probe};
 pub use self::sim::SimBucket;
+pub use self::watched::{Now, WatchedBucket};
 
 /// The outcome of a put that reached the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -612,6 +612,9 @@ mod tests {
             assert!(header.is_control() && header.is_transactional());
             assert_eq!((header.producer_id, header.producer_epoch, header.base_sequence), (77, 3, -1));
             assert_eq!(transaction_result(&bytes).unwrap(), Some((result, 12)));
+            assert_eq!(model::batch::coordinator_epoch(&bytes, &header), Some(12));
+            let nobodys = end_transaction_marker(77, 3, result, -1, Timestamp(5));
+            assert_eq!(model::batch::coordinator_epoch(&nobodys, &header), None);
         }
     }
 }

@@ -37,25 +37,31 @@ class KafkaProcess:
         logging = f"-Dlog4j2.configurationFile={self.logging}"
         return [*place.JVM, "-cp", self.class_path, logging, *arguments]
 
-    def format(self, *more):
-        """Makes its data directory, as its configuration names it."""
+    def format(self, *more, how=("--standalone",)):
+        """Makes its data directory, as its configuration names it. `how` says who the first controllers are, if that does not."""
         path = self.directory / "format.log"
-        command = self.java("kafka.tools.StorageTool", "format", "--standalone", "-t", CLUSTER_ID, "-c", self.config)
+        command = self.java("kafka.tools.StorageTool", "format", *how, "-t", CLUSTER_ID, "-c", self.config)
         with open(path, "wb") as output:
             done = subprocess.run([*command, *more], stdout=output, stderr=output)
         assert done.returncode == 0, path.read_text()[-600:]
 
     def start(self):
         """Starts it, at first or again; seconds until it is ready."""
-        begun = time.monotonic()
+        self.spawn()
+        return self.until_started()
+
+    def spawn(self):
+        self.begun = time.monotonic()
         with open(self.log_path, "ab") as output:
-            said = output.tell()
+            self.said = output.tell()
             self.process = subprocess.Popen(self.java("kafka.Kafka", self.config), stdout=output, stderr=output)
-        while "Kafka Server started" not in self._log_from(said):
-            if self.process.poll() is not None or time.monotonic() - begun > READY_SECONDS:
+
+    def until_started(self):
+        while "Kafka Server started" not in self._log_from(self.said):
+            if self.process.poll() is not None or time.monotonic() - self.begun > READY_SECONDS:
                 raise ServerFailed(f"Kafka did not start, see {self.log_path}")
             time.sleep(0.1)
-        return time.monotonic() - begun
+        return time.monotonic() - self.begun
 
     def _log_from(self, position):
         with open(self.log_path, errors="replace") as log:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import xml.etree.ElementTree
 
-from . import place
+from . import place, toxiproxy
 
 RDKAFKA = place.CACHE / "rdkafka"
 KAFKA_PYTHON = place.CACHE / "kafka-python"
@@ -31,6 +31,8 @@ class Client:
     listen: str | None = None
     # What makes the suites ready to run, if that is long.
     build: object = None
+    # The suites want a cluster of so many brokers, each behind a proxy.
+    proxied_brokers: int = 0
 
 
 def clients(records):
@@ -57,6 +59,7 @@ def clients(records):
                 "group.initial.rebalance.delay.ms=0",
             ),
         ),
+        "sarama": Client({"sarama": sarama}, ("auto.create.topics.enable=false",), proxied_brokers=len(toxiproxy.PORTS)),
     }
 
 
@@ -66,6 +69,26 @@ def franz(records, package, pattern, bootstrap, log):
         "KGO_SEEDS": bootstrap, "KGO_TEST_RF": "1", "KGO_TEST_RECORDS": str(records), "KGO_TEST_UNSAFE": "1",
         "KGO_TEST_MAX_TOPIC_PARTS": "11",
     })
+    return go_outcomes(log)
+
+
+def fetch_sarama():
+    """Fetches sarama with its tests, and builds the proxy that they want."""
+    for command in (["go", "mod", "download"],
+                    ["go", "build", "-o", place.CACHE / "bin" / "toxiproxy", "github.com/Shopify/toxiproxy/v2/cmd/server"]):
+        subprocess.run(command, cwd=place.COMPAT / "sarama", check=True)
+
+
+def sarama(_, log):
+    command = ["go", "test", "-tags=functional", "github.com/IBM/sarama", "-run=^TestFunc", "-count=1", "-json", "-timeout=900s"]
+    execute(command, log, place.COMPAT / "sarama", {
+        "TOXIPROXY_ADDR": f"http://{toxiproxy.CONTROL}", "KAFKA_VERSION": "4.1.0",
+    })
+    return go_outcomes(log)
+
+
+def go_outcomes(log):
+    """What `go test -json` printed, case by case."""
     outcomes = {}
     for line in log.read_text().splitlines():
         try:

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use meta::{Change, Compare, Embedded, MetaError, Store};
-use objects::{Bucket, CountedBucket};
+use objects::{Bucket, CountedBucket, WatchedBucket};
 use parking_lot::Mutex;
 use storage::{AdmitError, Clock, Log, SystemClock};
 use tokio::runtime::Handle;
@@ -159,7 +159,10 @@ impl Broker {
     ) -> Result<Arc<Broker>, OpenError> {
         let config = Arc::new(config);
         let counted = bucket.map(|bucket| Arc::new(CountedBucket::new(bucket)));
-        let bucket = counted.clone().map(|bucket| bucket as Arc<dyn Bucket>);
+        let began = Instant::now();
+        let watch = |bucket| Arc::new(WatchedBucket::new(bucket, Box::new(move || began.elapsed())));
+        let watched = counted.clone().map(|bucket| watch(bucket as Arc<dyn Bucket>));
+        let bucket = watched.clone().map(|bucket| bucket as Arc<dyn Bucket>);
         let store: Arc<dyn Store> = match &place {
             Place::Alone { directory, .. } => Arc::new(Embedded::open(&directory.join(stored::META_FILE))?),
             Place::Cluster(membership) => membership.store.clone(),
@@ -263,7 +266,7 @@ impl Broker {
         // Index entries that a crash left ahead of the data must be corrected before other batches take their offsets.
         broker.maintain_transaction_indexes();
         broker.start_background();
-        if let (Some(membership), Some(bucket)) = (membership, bucket) {
+        if let (Some(membership), Some(bucket)) = (membership, watched) {
             broker.join(membership, opening, bucket)?;
         }
         Ok(broker)
@@ -274,13 +277,20 @@ impl Broker {
         &self,
         membership: Membership,
         opening: Opening,
-        bucket: Arc<dyn Bucket>,
+        bucket: Arc<WatchedBucket>,
     ) -> Result<(), OpenError> {
         let Membership { listeners, inter_broker: (listener, remote), session, directories, .. } = membership;
         self.peers.reach_others(&self.placement, listener, remote);
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let rack = self.config.rack.get().map(str::to_owned);
-        let record = BrokerRecord { incarnation: Uuid::new_v4(), listeners, rack, version, leaving: false };
+        let record = BrokerRecord {
+            incarnation: Uuid::new_v4(),
+            listeners,
+            rack,
+            version,
+            leaving: false,
+            without_store: false,
+        };
         let member = Member::new(self.metadata.clone(), self.config.node_id, record, session);
         let host = Host::new(Parts {
             logs: self.logs.clone(),

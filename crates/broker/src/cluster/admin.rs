@@ -46,6 +46,8 @@ pub struct BrokerState {
     pub drained: bool,
     /// Whether it is about to end.
     pub leaving: bool,
+    /// Whether the object store does not answer it.
+    pub without_store: bool,
     /// `broker.rack`. Unknown while it is not alive, as the next two.
     pub rack: Option<String>,
     /// The version of the program.
@@ -100,6 +102,7 @@ impl ClusterState {
                     controller: image.controller.get("").is_some_and(|controller| controller.broker == id),
                     drained: image.drains.get(&id.to_string()).is_some(),
                     leaving: alive.is_some_and(|broker| broker.leaving),
+                    without_store: alive.is_some_and(|broker| broker.without_store),
                     rack: alive.and_then(|broker| broker.rack.clone()),
                     version: alive.map(|broker| broker.version.clone()),
                     listeners: alive.map(|broker| broker.listeners.clone()).unwrap_or_default(),

@@ -16,7 +16,7 @@ use std::time::Duration;
 use disk::Disk;
 use meta::MetaError;
 use model::StreamId;
-use objects::{Bucket, BucketError};
+use objects::{Bucket, BucketError, WatchedBucket};
 use parking_lot::Mutex;
 use storage::OpenError;
 use storage::restore::{Asking, Epochs, KnownBounds, Restore, RestoreError, keep_prefetched, prefetch};
@@ -38,6 +38,10 @@ const LOGS_EXPECTED: usize = 4;
 const STORED_WITHIN: Duration = Duration::from_secs(10);
 /// A broker gives its logs to others after its disk refused so many, one after the other.
 const REFUSED_MAX: u32 = 5;
+/// A broker gives its logs to others after the object store has not answered it for so long.
+const STORE_AWAY: Duration = Duration::from_secs(15);
+/// It asks the store so often then, whether it answers again.
+const ASK_EVERY: Duration = Duration::from_millis(500);
 /// A prefetch ends after so long. The restore fetches the rest. The owner goes on meanwhile, and waits a little longer.
 const PREFETCH_WITHIN: Duration = Duration::from_secs(300);
 /// Whoever stands by for a log looks for new objects so often.
@@ -166,7 +170,7 @@ pub struct Parts {
     pub topics: Arc<Topics>,
     pub peers: Arc<Peers>,
     pub opening: Opening,
-    pub bucket: Arc<dyn Bucket>,
+    pub bucket: Arc<WatchedBucket>,
     pub directories: Arc<dyn Directories>,
     pub threads: Arc<dyn Threads>,
 }
@@ -181,6 +185,16 @@ struct Shared {
     prefetched: Mutex<BTreeMap<String, Prefetched>>,
     /// Logs that the disk of this broker did not take, one after the other.
     refused: AtomicU32,
+    store: Mutex<StoreState>,
+}
+
+/// Whether the object store answers this broker.
+#[derive(Default)]
+struct StoreState {
+    away: bool,
+    asks: bool,
+    /// When it may be asked again.
+    next: Duration,
 }
 
 impl std::fmt::Debug for Host {
@@ -197,6 +211,7 @@ impl Host {
             held: Mutex::default(),
             prefetched: Mutex::default(),
             refused: AtomicU32::new(0),
+            store: Mutex::default(),
         }))
     }
 
@@ -234,13 +249,17 @@ impl Host {
         let going = Prefetched::Going { unwanted: unwanted.clone() };
         self.0.prefetched.lock().insert(log.to_owned(), going);
         let name = log.to_owned();
-        self.spawn(log, move |shared| shared.prefetch(&name, &unwanted, before, needed));
+        self.spawn(&thread_of(log), move |shared| shared.prefetch(&name, &unwanted, before, needed));
     }
 
     fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) {
         let shared = self.0.clone();
-        self.threads().spawn(&format!("log {name}"), Box::new(move || work(&shared)));
+        self.threads().spawn(name, Box::new(move || work(&shared)));
     }
+}
+
+fn thread_of(log: &str) -> String {
+    format!("log {log}")
 }
 
 impl Holder for Host {
@@ -296,7 +315,24 @@ impl Holder for Host {
         let state = State::Opening { unwanted: unwanted.clone() };
         self.0.held.lock().insert(log.to_owned(), Held { epoch, state });
         let name = log.to_owned();
-        self.spawn(log, move |shared| shared.bring(&name, epoch, &unwanted));
+        self.spawn(&thread_of(log), move |shared| shared.bring(&name, epoch, &unwanted));
+    }
+
+    /// A broker without logs has nothing to ask the store for, so this asks whether it answers again.
+    fn lacks_store(&self) -> bool {
+        let away_for = self.0.parts.bucket.away_for();
+        let mut store = self.0.store.lock();
+        store.away = !away_for.is_zero() && (store.away || away_for >= STORE_AWAY);
+        let now = self.threads().now();
+        if store.away && !store.asks && now >= store.next {
+            (store.asks, store.next) = (true, now + ASK_EVERY);
+            self.spawn("asks the store", |shared| {
+                // The bucket notes the answer.
+                drop(shared.parts.bucket.list("logs/", "", 1));
+                shared.store.lock().asks = false;
+            });
+        }
+        store.away
     }
 
     fn close(&mut self, log: &str, orderly: bool) -> bool {
@@ -316,7 +352,7 @@ impl Holder for Host {
                 let (open, name) = (open.clone(), log.to_owned());
                 entry.state = State::Closing;
                 drop(held);
-                self.spawn(log, move |shared| shared.shut(&name, &open, orderly));
+                self.spawn(&thread_of(log), move |shared| shared.shut(&name, &open, orderly));
                 false
             }
         }
@@ -388,7 +424,8 @@ impl Shared {
         begun: Duration,
         before: Option<&(Ready, u32)>,
     ) -> Result<(usize, Ready), PrefetchError> {
-        let Parts { bucket, directories, threads, .. } = &self.parts;
+        let Parts { directories, threads, .. } = &self.parts;
+        let bucket: Arc<dyn Bucket> = self.parts.bucket.clone();
         let id: Uuid = name.parse().map_err(|_| PrefetchError::Name(name.to_owned()))?;
         let goes_on = || !unwanted.load(Ordering::Acquire) && threads.now() - begun < PREFETCH_WITHIN;
         let pause = |wait: Duration, _: &BucketError| {
@@ -421,7 +458,8 @@ impl Shared {
         if ready.rounds.is_multiple_of(ROUNDS) {
             ready.last.clear();
         }
-        let asking = Asking { bucket, threads: threads.of_a_restore(), pause: &pause, progress: &|_, _| {} };
+        let asking =
+            Asking { bucket: &bucket, threads: threads.of_a_restore(), pause: &pause, progress: &|_, _| {} };
         let from = (ready.along.clone(), ready.last.as_str());
         let fetched = prefetch(&ready.directory.1, &asking, id.as_u128(), from, &goes_on)?;
         ready.last = fetched.last.unwrap_or(ready.last);
@@ -456,7 +494,8 @@ impl Shared {
 
     /// Takes the log over, restores it, opens it, and makes its partitions lead.
     fn open(&self, name: &str, epoch: u32, unwanted: &AtomicBool) -> Result<Arc<OpenLog>, BringError> {
-        let Parts { logs, topics, opening, bucket, threads, .. } = &self.parts;
+        let Parts { logs, topics, opening, threads, .. } = &self.parts;
+        let bucket: Arc<dyn Bucket> = self.parts.bucket.clone();
         let id: Uuid = name.parse().map_err(|_| BringError::Name(name.to_owned()))?;
         let pause = |wait: Duration, _: &BucketError| {
             threads.sleep(wait);
@@ -472,7 +511,8 @@ impl Shared {
         streams.insert(INDEX_STREAM, None);
         let (path, disk) = self.directory(name, &owned.epochs, unwanted)?;
         let now_ms = opening.clock.now_ms();
-        let asking = Asking { bucket, threads: threads.of_a_restore(), pause: &pause, progress: &|_, _| {} };
+        let asking =
+            Asking { bucket: &bucket, threads: threads.of_a_restore(), pause: &pause, progress: &|_, _| {} };
         let (log_id, epochs) = (id.as_u128(), owned.epochs.clone());
         let request = Restore { asking, log_id, epochs, streams: &streams, accept_loss: false, now_ms };
         storage::restore::restore(&disk, &request)?;
@@ -505,7 +545,8 @@ impl Shared {
                     let bounds = stream.bounds();
                     bounds.stored.unwrap_or(bounds.start) < bounds.synced
                 });
-                behind && open.log.stopped().is_none() && threads.now() < until
+                let may = open.log.stopped().is_none() && !self.store.lock().away;
+                behind && may && threads.now() < until
             };
             while waits() {
                 threads.sleep(STORED_CHECK);

@@ -62,6 +62,9 @@ pub trait Holder {
     /// Begins to take a log over.
     fn take_over(&mut self, log: &str, epoch: u32);
 
+    /// Whether the object store has not answered for a while.
+    fn lacks_store(&self) -> bool;
+
     /// Begins to close a log, which goes on by itself. With `orderly` everything that it has is stored first. Returns
     /// whether it is closed.
     fn close(&mut self, log: &str, orderly: bool) -> bool;
@@ -134,7 +137,7 @@ impl Member {
         let lease = self.store().grant(self.ttl)?;
         let key = BrokerRecord::key(&self.name());
         let record = self.record.lock().encode();
-        let put = Change::put_leased(key.clone(), record.clone(), lease);
+        let put = Change::put_leased(key.clone(), record, lease);
         match self.store().commit(&[Compare::absent(key.clone())], &[put]) {
             Ok(_) => {
                 *held = Some(lease);
@@ -144,7 +147,8 @@ impl Member {
             Err(MetaError::Conflict { .. }) => {
                 // An earlier attempt of this process may have the key, with a lease that is lost and ends by itself.
                 let there = self.store().find(&key)?;
-                let own = there.is_none_or(|there| there.bytes == record);
+                let there = there.and_then(|there| BrokerRecord::parse(&self.name(), &there.bytes).ok());
+                let own = there.is_none_or(|there| there.incarnation == self.process.incarnation);
                 let _ = self.store().revoke(lease);
                 match own {
                     true => Err(MetaError::Conflict { key }.into()),
@@ -158,21 +162,43 @@ impl Member {
     /// Says that the broker is about to end, so that others take its logs while it still serves them. Returns whether that is
     /// known now, or will be as soon as the broker joins. Otherwise it may be said again. Blocks.
     pub fn announce_leaving(&self) -> Result<bool, MetaError> {
-        let (before, record) = {
-            let mut record = self.record.lock();
-            (std::mem::replace(&mut record.leaving, true), record.encode())
-        };
+        self.announce(|record| &mut record.leaving, true)
+    }
+
+    /// Says whether the object store does not answer this broker, if the others do not know it. Blocks.
+    fn announce_store(&self, away: bool) -> Result<(), MetaError> {
+        let image = self.metadata.image();
+        let ours = image.brokers.get(&self.name());
+        let there = ours.filter(|ours| ours.incarnation == self.process.incarnation);
+        // The outcome of an earlier commit may be unknown.
+        let known = there.map_or_else(|| self.record.lock().without_store, |there| there.without_store);
+        if known == away || !self.announce(|record| &mut record.without_store, away)? {
+            return Ok(());
+        }
+        match away {
+            true => tracing::error!(
+                "the object store does not answer this broker: others get its logs until it does; check the network \
+                 and the credentials"
+            ),
+            false => tracing::info!("the object store answers this broker again"),
+        }
+        Ok(())
+    }
+
+    fn announce(&self, field: fn(&mut BrokerRecord) -> &mut bool, value: bool) -> Result<bool, MetaError> {
+        let before = std::mem::replace(field(&mut self.record.lock()), value);
         // Signs of life go on meanwhile.
         let Some(lease) = *self.lease.lock() else { return Ok(true) };
         let announced = self.metadata.update(|image| {
             let ours = image.brokers.get(&self.name());
             // The image may not show yet that it has joined.
             let alive = ours.is_some_and(|it| it.incarnation == self.process.incarnation);
-            let put = Change::put_leased(BrokerRecord::key(&self.name()), record.clone(), lease);
+            let record = self.record.lock().encode();
+            let put = Change::put_leased(BrokerRecord::key(&self.name()), record, lease);
             Ok(Update::new(if alive { vec![put] } else { Vec::new() }, alive))
         });
         if !matches!(announced, Ok(true)) {
-            self.record.lock().leaving = before;
+            *field(&mut self.record.lock()) = before;
         }
         announced
     }
@@ -268,6 +294,7 @@ impl Member {
 
     /// Takes over, closes and hands over logs as the image says. Blocks.
     pub fn serve(&self, holder: &mut dyn Holder) -> Result<(), MetaError> {
+        self.announce_store(holder.lacks_store())?;
         let image = self.metadata.image();
         let mut logs = holder.logs();
         logs.extend(image.owners.iter().map(|(log, _)| log.to_owned()));

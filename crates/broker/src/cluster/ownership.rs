@@ -3,7 +3,7 @@
 //! Rules:
 //! - A log whose owner is not alive gets another owner, in the next epoch: its home, or the broker with the fewest logs.
 //! - A log goes back to its home when that is alive, as Kafka's preferred leaders do. Its owner closes it for that.
-//! - A broker that is drained or about to end gets no log, and gives away those it has.
+//! - A broker that is drained, about to end, or without the object store gets no log, and gives away those it has.
 //! - Before an owner closes a log for another broker, that one fetches what it can.
 //! - The broker that gets a log if its owner dies fetches all the time what it will need then.
 //! - A broker that was started again gives itself a new epoch of each log that it owns.
@@ -52,8 +52,9 @@ impl Brokers {
         let alive: BTreeMap<i32, Uuid> =
             alive.filter_map(|(name, broker)| Some((broker_id(name).ok()?, broker.incarnation))).collect();
         let drained = image.drains.iter().map(|(name, _)| name);
-        let leaving = image.brokers.iter().filter(|(_, broker)| broker.leaving).map(|(name, _)| name);
-        let drained = drained.chain(leaving).filter_map(|name| broker_id(name).ok()).collect();
+        let unfit = image.brokers.iter().filter(|(_, broker)| broker.leaving || broker.without_store);
+        let drained =
+            drained.chain(unfit.map(|(name, _)| name)).filter_map(|name| broker_id(name).ok()).collect();
         let mut logs: BTreeMap<i32, usize> = BTreeMap::new();
         for (_, owner) in image.owners.iter() {
             *logs.entry(owner.next.unwrap_or(owner.broker)).or_default() += 1;

@@ -335,7 +335,7 @@ mod tests {
                 hasher.write(&record.key.unwrap());
                 keys.put(hasher.finish(), header.base_offset + i64::from(record.offset_delta));
             }
-            producers.record(&header, header.base_offset, 0);
+            producers.record(&header, bytes, header.base_offset, 0);
             known_until = header.next_offset();
         }
         Filter {

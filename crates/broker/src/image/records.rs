@@ -174,6 +174,9 @@ pub struct BrokerRecord {
     /// The broker is about to end: it gives its logs away.
     #[serde(default)]
     pub leaving: bool,
+    /// The object store does not answer the broker: it gives its logs away until it does.
+    #[serde(default)]
+    pub without_store: bool,
 }
 
 json_record!(BrokerRecord, "brokers/", broker_id);

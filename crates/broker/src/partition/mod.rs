@@ -8,7 +8,7 @@ mod order;
 pub mod sequence;
 pub mod signal;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -68,8 +68,6 @@ struct State {
     epochs: Vec<(i32, Offset)>,
     producers: Producers,
     transactions: PartitionTransactions,
-    /// The epochs of the coordinators that ended transactions here last, by producer.
-    coordinator_epochs: HashMap<i64, i32>,
     /// Open transactions whose end was decided, and whose markers are lost.
     decided: VecDeque<(i64, TransactionResult)>,
 }
@@ -190,7 +188,6 @@ impl Partition {
             next_offset,
             epochs: epochs_of(leader, next_offset),
             producers,
-            coordinator_epochs: HashMap::new(),
             decided: transactions.decided,
             transactions: PartitionTransactions::restored(&transactions.open, transactions.aborted),
         };
@@ -463,7 +460,7 @@ impl Partition {
             last_sequence: producer.batches.back().map_or(-1, RememberedBatch::last_sequence),
             last_append_ms: producer.last_append_ms,
             first_offset: state.transactions.first_offset(id),
-            coordinator_epoch: state.coordinator_epochs.get(&id).copied(),
+            coordinator_epoch: producer.coordinator_epoch,
         };
         state.producers.iter().map(active).collect()
     }
@@ -471,9 +468,8 @@ impl Partition {
     /// Removes producers whose last append was before `oldest_ms` and that have no open transaction.
     pub fn expire_producers(&self, oldest_ms: i64) {
         let mut state = self.state.lock();
-        let State { producers, transactions, coordinator_epochs, .. } = &mut *state;
+        let State { producers, transactions, .. } = &mut *state;
         producers.expire_unless(oldest_ms, |id| transactions.first_offset(id).is_some());
-        coordinator_epochs.retain(|id, _| producers.find(*id).is_some());
         if let Ok(log) = &self.log {
             let bounds = log.bounds();
             transactions.forget_below(bounds.start);
@@ -514,10 +510,12 @@ impl State {
         while let Some((producer_id, result)) = self.decided.front().copied() {
             let admission = log.admit_own(MARKER_BYTES)?;
             let index_room = Some(log.admit_own(TransactionIndex::RECORD_BYTES)?);
-            let epoch = self.producers.find(producer_id).map_or(0, |producer| producer.epoch);
-            let marker = Marker { producer: (producer_id, epoch), result, coordinator_epoch: FIRST_EPOCH };
+            let producer = self.producers.find(producer_id);
+            let epoch = producer.map_or(0, |producer| producer.epoch);
+            let coordinator_epoch = producer.and_then(|it| it.coordinator_epoch).unwrap_or(FIRST_EPOCH);
+            let marker = Marker { producer: (producer_id, epoch), result, coordinator_epoch };
             let order = Order { index_room, ..Order::plain(admission, Durability::Written, None, now_ms) };
-            // Nobody has appended anything since: neither a newer epoch nor another coordinator is known.
+            // Nobody has appended anything since, so no newer epoch is known.
             if let Err(error) = self.mark(log, marker, leader_epoch, order) {
                 tracing::error!(producer_id, %error, "no marker was written");
             }
@@ -533,17 +531,14 @@ impl State {
         leader_epoch: i32,
         mut order: Order,
     ) -> Result<Offset, SequenceError> {
-        if let Some(current) = self.producers.find(producer_id).map(|producer| producer.epoch)
-            && epoch < current
-        {
-            return Err(SequenceError::Epoch { producer_id, found: epoch, current });
+        if let Some(known) = self.producers.find(producer_id) {
+            if epoch < known.epoch {
+                return Err(SequenceError::Epoch { producer_id, found: epoch, current: known.epoch });
+            }
+            if let Some(current) = known.coordinator_epoch.filter(|current| coordinator_epoch < *current) {
+                return Err(SequenceError::Coordinator { producer_id, found: coordinator_epoch, current });
+            }
         }
-        if let Some(current) = self.coordinator_epochs.get(&producer_id).copied()
-            && coordinator_epoch < current
-        {
-            return Err(SequenceError::Coordinator { producer_id, found: coordinator_epoch, current });
-        }
-        self.coordinator_epochs.insert(producer_id, coordinator_epoch);
         let offset = self.next_offset;
         if let Some(first) = self.transactions.end(producer_id, offset, result) {
             let room = order.index_room.take().expect("a marker comes with room for the index");
@@ -560,7 +555,7 @@ impl State {
         let Order { admission, durability, done, now_ms, .. } = order;
         let base_offset = self.next_offset;
         self.next_offset = base_offset + batch.header.offset_count();
-        self.producers.record(&batch.header, base_offset, now_ms);
+        self.producers.record(&batch.header, &batch.bytes, base_offset, now_ms);
         log.append(Placed { batch, base_offset, leader_epoch, durability, done, admission });
     }
 }

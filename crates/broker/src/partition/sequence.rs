@@ -161,7 +161,7 @@ mod tests {
         for n in 0..7 {
             let header = batch(0, n * 10, 10);
             assert_eq!(check(&producers, &header, false), Ok(Sequence::Next));
-            producers.record(&header, Offset(i64::from(n) * 10), 0);
+            producers.record(&header, &[], Offset(i64::from(n) * 10), 0);
         }
         assert!(
             matches!(check(&producers, &batch(0, 30, 10), false), Ok(Sequence::Duplicate(b)) if b.base_offset == Offset(30))
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(check(&producers, &batch(0, 70, 1), false), Ok(Sequence::Next));
         assert_eq!(check(&producers, &batch(1, 0, 1), false), Ok(Sequence::Next));
         assert!(check(&producers, &batch(1, 5, 1), false).is_err());
-        producers.record(&batch(1, 0, 1), Offset(70), 0);
+        producers.record(&batch(1, 0, 1), &[], Offset(70), 0);
         assert!(matches!(
             check(&producers, &batch(0, 70, 1), false),
             Err(SequenceError::Epoch { found: 0, current: 1, .. })
@@ -185,9 +185,9 @@ mod tests {
     #[test]
     fn sequences_wrap() {
         let mut producers = Producers::default();
-        producers.record(&batch(0, i32::MAX - 4, 5), Offset(0), 0);
+        producers.record(&batch(0, i32::MAX - 4, 5), &[], Offset(0), 0);
         assert_eq!(check(&producers, &batch(0, 0, 3), false), Ok(Sequence::Next));
-        producers.record(&batch(0, i32::MAX - 1, 4), Offset(0), 0);
+        producers.record(&batch(0, i32::MAX - 1, 4), &[], Offset(0), 0);
         assert_eq!(check(&producers, &batch(0, 2, 3), false), Ok(Sequence::Next));
     }
 }

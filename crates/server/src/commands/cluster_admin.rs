@@ -76,6 +76,7 @@ fn described(state: &ClusterState) -> String {
             (broker.controller, "controller"),
             (broker.drained, "drained"),
             (broker.leaving, "leaving"),
+            (broker.without_store, "without the object store"),
         ];
         let words = words.into_iter().filter(|(applies, _)| *applies).map(|(_, word)| word);
         let listeners = broker.listeners.iter().map(|(name, (host, port))| format!("{name}://{host}:{port}"));

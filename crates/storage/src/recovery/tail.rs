@@ -185,7 +185,7 @@ fn apply(
             state.place(segment.sequence, place);
             (state.synced, state.committed) = (state.next, state.next);
             coverage.add(id, place.base_offset, place.next_offset());
-            state.producers.record(&header, place.base_offset, now_ms);
+            state.producers.record(&header, found.body, place.base_offset, now_ms);
         }
         EntryKind::Trim => {
             if let Some(stream) = streams.get(&id) {

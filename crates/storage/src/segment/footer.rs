@@ -19,14 +19,15 @@ use crate::format::{DirectoryRow, Trailer, index, length32, put_varint, seeded_c
 use crate::index::BatchIndex;
 use crate::stream::{Producers, Stream};
 
-const TABLE_VERSION: u8 = 1;
+/// The version of a table in which no producer has a coordinator epoch, and of one in which some have.
+const TABLE_VERSIONS: [u8; 2] = [1, 2];
 /// Bytes of the footer for one more stream in the segment: directory row and head of its index.
 pub(crate) const STREAM_FOOTER_BYTES: usize = crate::format::DIRECTORY_ROW_BYTES + 8;
 /// Upper bound of the bytes of the stream table for one stream.
 pub(crate) const TABLE_STREAM_BYTES: usize = 10 + 10 + 10 + 10;
 /// Upper bound of the bytes of the stream table for one producer on one stream.
 pub(crate) const TABLE_PRODUCER_BYTES: usize =
-    10 + 3 + 10 + 1 + crate::stream::REMEMBERED_BATCHES * (5 + 10 + 5 + 10);
+    10 + 3 + 10 + 5 + crate::stream::REMEMBERED_BATCHES * (5 + 10 + 5 + 10);
 /// The last bytes of a footer's payload repeat the trailer, in case the sector at the end of the file was not written.
 pub(crate) const TRAILER_COPY_BYTES: usize = 60;
 
@@ -158,7 +159,7 @@ pub(crate) fn encode_table(
     streams.sort_unstable_by_key(|stream| stream.id());
     let mut oldest_ms = oldest_producer_ms;
     loop {
-        let mut out = vec![TABLE_VERSION];
+        let mut out = vec![TABLE_VERSIONS[0]];
         put_varint(&mut out, streams.len() as u64);
         let (mut appended_ms, mut producer_bytes) = (Vec::new(), 0);
         for stream in streams.iter() {
@@ -169,7 +170,7 @@ pub(crate) fn encode_table(
             put_varint(&mut out, state.placed_start.0.cast_unsigned());
             put_varint(&mut out, state.next.0.cast_unsigned());
             let before = out.len();
-            state.producers.encode(&mut out);
+            encode_producers(&state.producers, &mut out);
             producer_bytes += out.len() - before;
         }
         if producer_bytes <= producer_bytes_max + streams.len() || appended_ms.is_empty() {
@@ -187,15 +188,22 @@ pub(crate) fn encode_table(
 
 /// The stream table with these rows, sorted by id.
 pub(crate) fn encode_rows(rows: &[(StreamId, TableRow)]) -> Vec<u8> {
-    let mut out = vec![TABLE_VERSION];
+    let mut out = vec![TABLE_VERSIONS[0]];
     put_varint(&mut out, rows.len() as u64);
     for (id, row) in rows {
         put_varint(&mut out, id.0);
         put_varint(&mut out, row.start.0.cast_unsigned());
         put_varint(&mut out, row.next.0.cast_unsigned());
-        row.producers.encode(&mut out);
+        encode_producers(&row.producers, &mut out);
     }
     out
+}
+
+fn encode_producers(producers: &Producers, table: &mut Vec<u8>) {
+    producers.encode(table);
+    if producers.iter().any(|(_, producer)| producer.coordinator_epoch.is_some()) {
+        table[0] = TABLE_VERSIONS[1];
+    }
 }
 
 /// A row of a stream table.
@@ -209,7 +217,7 @@ pub(crate) struct TableRow {
 /// Reads a stream table whose CRC was checked. Returns `None` if it contradicts itself.
 pub(crate) fn decode_table(bytes: &[u8]) -> Option<HashMap<StreamId, TableRow>> {
     let (&version, mut rest) = bytes.split_first()?;
-    if version != TABLE_VERSION {
+    if !TABLE_VERSIONS.contains(&version) {
         return None;
     }
     let mut streams = HashMap::new();

@@ -5,19 +5,23 @@
 //!
 //! ```text
 //! stored form  | producer count varint | producer… |
-//! producer     | id zigzag | epoch zigzag | last append ms zigzag | batch count varint | batch… |
+//! producer     | id zigzag | epoch zigzag | last append ms zigzag | counts varint | batch… |
 //! batch        | base sequence zigzag | base offset zigzag | offset count varint | timestamp zigzag |
 //! ```
+//!
+//! The lowest three bits of the counts are the number of batches. The others are the coordinator epoch plus one, or zero.
 
 use std::collections::{HashMap, VecDeque};
 
-use model::batch::add_sequence;
+use model::batch::{add_sequence, coordinator_epoch};
 use model::{BatchHeader, Offset, Timestamp};
 
 use crate::format::{put_signed, put_varint, take_signed, take_varint};
 
 /// Batches remembered of each producer: a producer may have five requests in flight (KIP-98).
 pub const REMEMBERED_BATCHES: usize = 5;
+/// Bits of their number in the stored form.
+const BATCHES_BITS: u32 = 3;
 
 /// One remembered batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,6 +50,8 @@ pub struct Producer {
     pub epoch: i16,
     /// The time of its last append, in milliseconds since the Unix epoch.
     pub last_append_ms: i64,
+    /// The epoch of the coordinator that wrote its last transaction marker. `None` if it has none, or one of nobody's.
+    pub coordinator_epoch: Option<i32>,
     /// Its last batches in this epoch, oldest first, without transaction markers.
     pub batches: VecDeque<RememberedBatch>,
 }
@@ -75,9 +81,9 @@ impl Producers {
         self.0.is_empty()
     }
 
-    /// Records an appended batch with base offset `base_offset`. Returns true if its producer is new to the stream. A
-    /// batch without a producer changes nothing.
-    pub fn record(&mut self, header: &BatchHeader, base_offset: Offset, now_ms: i64) -> bool {
+    /// Records an appended batch, the bytes `batch`, with base offset `base_offset`. Returns true if its producer is new to
+    /// the stream. A batch without a producer changes nothing.
+    pub fn record(&mut self, header: &BatchHeader, batch: &[u8], base_offset: Offset, now_ms: i64) -> bool {
         if !header.is_idempotent() {
             return false;
         }
@@ -85,6 +91,7 @@ impl Producers {
         let producer = self.0.entry(header.producer_id).or_insert_with(|| Producer {
             epoch: header.producer_epoch,
             last_append_ms: now_ms,
+            coordinator_epoch: None,
             batches: VecDeque::with_capacity(REMEMBERED_BATCHES),
         });
         if producer.epoch != header.producer_epoch {
@@ -92,6 +99,9 @@ impl Producers {
             producer.batches.clear();
         }
         producer.last_append_ms = now_ms;
+        if header.is_control() {
+            producer.coordinator_epoch = coordinator_epoch(batch, header).or(producer.coordinator_epoch);
+        }
         if header.is_control() || header.base_sequence < 0 {
             // A transaction marker has an epoch but no sequence. The same is true of a coordinator's batches.
             return self.0.len() > before;
@@ -121,21 +131,22 @@ impl Producers {
     }
 
     /// The producers as they were before any batch at or above `end`, as far as that is known: those with a remembered
-    /// batch below.
+    /// batch below, and those of which only a marker is known.
     pub fn below(&self, end: Offset) -> Producers {
         let below = self.0.iter().filter_map(|(id, producer)| {
             let batches: VecDeque<_> =
                 producer.batches.iter().copied().filter(|batch| batch.base_offset < end).collect();
-            (!batches.is_empty()).then(|| (*id, Producer { batches, ..producer.clone() }))
+            let known = !batches.is_empty() || producer.batches.is_empty();
+            known.then(|| (*id, Producer { batches, ..producer.clone() }))
         });
         Producers(below.collect())
     }
 
     /// Like [`Producers::record`], unless the batch or a later one of its producer is remembered.
-    pub fn record_newer(&mut self, header: &BatchHeader, base_offset: Offset, now_ms: i64) {
+    pub fn record_newer(&mut self, header: &BatchHeader, batch: &[u8], base_offset: Offset, now_ms: i64) {
         let last = self.0.get(&header.producer_id).and_then(|producer| producer.batches.back());
         if last.is_none_or(|last| last.base_offset < base_offset) {
-            self.record(header, base_offset, now_ms);
+            self.record(header, batch, base_offset, now_ms);
         }
     }
 
@@ -149,7 +160,9 @@ impl Producers {
             put_signed(out, id);
             put_signed(out, i64::from(producer.epoch));
             put_signed(out, producer.last_append_ms);
-            put_varint(out, producer.batches.len() as u64);
+            let coordinator = producer.coordinator_epoch.and_then(|epoch| u64::try_from(epoch).ok());
+            let coordinator = coordinator.map_or(0, |epoch| epoch + 1);
+            put_varint(out, coordinator << BATCHES_BITS | producer.batches.len() as u64);
             for batch in &producer.batches {
                 put_signed(out, i64::from(batch.base_sequence));
                 put_signed(out, batch.base_offset.0);
@@ -167,10 +180,16 @@ impl Producers {
             let epoch = i16::try_from(take_signed(bytes)?).ok()?;
             let last_append_ms = take_signed(bytes)?;
             let mut batches = VecDeque::with_capacity(REMEMBERED_BATCHES);
-            for _ in 0..take_varint(bytes)? {
-                if batches.len() == REMEMBERED_BATCHES {
-                    return None;
-                }
+            let counts = take_varint(bytes)?;
+            let (coordinator, count) = (counts >> BATCHES_BITS, counts & ((1 << BATCHES_BITS) - 1));
+            if count > REMEMBERED_BATCHES as u64 {
+                return None;
+            }
+            let coordinator_epoch = match coordinator.checked_sub(1) {
+                Some(epoch) => Some(i32::try_from(epoch).ok()?),
+                None => None,
+            };
+            for _ in 0..count {
                 batches.push_back(RememberedBatch {
                     base_sequence: i32::try_from(take_signed(bytes)?).ok()?,
                     base_offset: Offset(take_signed(bytes)?),
@@ -178,7 +197,7 @@ impl Producers {
                     timestamp: Timestamp(take_signed(bytes)?),
                 });
             }
-            producers.insert(id, Producer { epoch, last_append_ms, batches });
+            producers.insert(id, Producer { epoch, last_append_ms, coordinator_epoch, batches });
         }
         Some(Producers(producers))
     }
@@ -214,11 +233,11 @@ mod tests {
     #[test]
     fn the_last_five_batches_of_the_last_epoch_are_remembered_and_stored() {
         let mut producers = Producers::default();
-        assert!(!producers.record(&batch(-1, -1, -1), Offset(0), 1));
+        assert!(!producers.record(&batch(-1, -1, -1), &[], Offset(0), 1));
         for n in 0..7 {
-            producers.record(&batch(4, 0, n * 10), Offset(i64::from(n) * 10), 100);
+            producers.record(&batch(4, 0, n * 10), &[], Offset(i64::from(n) * 10), 100);
         }
-        producers.record(&batch(9, 3, 0), Offset(70), 200);
+        producers.record(&batch(9, 3, 0), &[], Offset(70), 200);
         assert_eq!(producers.find(4).unwrap().batches.len(), REMEMBERED_BATCHES);
         assert_eq!(producers.find(4).unwrap().batches[0].base_sequence, 20);
         let mut stored = Vec::new();
@@ -227,8 +246,17 @@ mod tests {
         for cut in 0..stored.len() {
             assert_eq!(Producers::decode(&mut &stored[..cut]), None);
         }
-        producers.record(&batch(4, 1, 0), Offset(80), 300);
+        producers.record(&batch(4, 1, 0), &[], Offset(80), 300);
         assert_eq!(producers.find(4).unwrap().batches.len(), 1);
+        let coordinated = |epoch| {
+            let one = |(id, it): (i64, &Producer)| (id, Producer { coordinator_epoch: epoch, ..it.clone() });
+            producers.iter().map(one).collect::<Producers>()
+        };
+        for epoch in [0, 1, i32::MAX].map(Some) {
+            let (mut stored, producers) = (Vec::new(), coordinated(epoch));
+            producers.encode(&mut stored);
+            assert_eq!(Producers::decode(&mut &stored[..]), Some(producers));
+        }
         assert_eq!(producers.expire(250), 1);
         assert_eq!(producers.len(), 1);
     }

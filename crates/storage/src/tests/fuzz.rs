@@ -50,7 +50,12 @@ fn decoders() {
                 let mut producers = Producers::default();
                 for n in 0..rng.i32(0..9) {
                     let batch = batch(rng, 5, 0, 7, Some((i64::from(n % 3), n)));
-                    producers.record(&model::BatchHeader::parse(&batch).unwrap(), Offset(i64::from(n)), 5);
+                    producers.record(
+                        &model::BatchHeader::parse(&batch).unwrap(),
+                        &batch,
+                        Offset(i64::from(n)),
+                        5,
+                    );
                 }
                 if table == 2 {
                     // Version, one stream, id 7, start 0, next 9.

@@ -389,7 +389,9 @@ mod tests {
 
     /// One producer without batches.
     fn remembered(id: i64) -> Producers {
-        [(id, Producer { epoch: 0, last_append_ms: 5, batches: [].into() })].into_iter().collect()
+        [(id, Producer { epoch: 0, last_append_ms: 5, coordinator_epoch: None, batches: [].into() })]
+            .into_iter()
+            .collect()
     }
 
     fn bare() -> (SegmentHeader, Trailer) {

@@ -247,7 +247,7 @@ impl Survey {
                     if !cleaned {
                         let known = self.streams.entry(id).or_default();
                         known.next = known.next.max(place.next_offset());
-                        known.producers.record(&header, place.base_offset, 0);
+                        known.producers.record(&header, found.body, place.base_offset, 0);
                     }
                 }
                 Err(what) => {

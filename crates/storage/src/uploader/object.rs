@@ -161,7 +161,7 @@ impl<'a> Draft<'a> {
         let header =
             BatchHeader::parse_header(batch).map_err(|error| RewriteError::Rewriter(error.to_string()))?;
         if let Some((_, row)) = self.table.last_mut() {
-            row.producers.record_newer(&header, header.base_offset, self.shared.clock.now_ms());
+            row.producers.record_newer(&header, batch, header.base_offset, self.shared.clock.now_ms());
         }
         self.builder.push(&mut self.body, &header, offset_count(&header)?, batch)
     }

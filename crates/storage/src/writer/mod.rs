@@ -389,7 +389,8 @@ impl Writer {
         let known_before = state.next > Offset::ZERO;
         let (first, index_bytes) = state.place(self.segment.sequence, place);
         let header = model::BatchHeader { max_timestamp: entry.max_timestamp, ..append.header };
-        let new_producer = state.producers.record(&header, append.base_offset, self.shared.clock.now_ms());
+        let new_producer =
+            state.producers.record(&header, &append.batch, append.base_offset, self.shared.clock.now_ms());
         drop(state);
         self.table.streams += usize::from(!known_before);
         self.table.producers += usize::from(new_producer);

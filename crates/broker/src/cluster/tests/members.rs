@@ -31,6 +31,8 @@ struct Running {
     closing: BTreeSet<String>,
     fails: bool,
     slow: bool,
+    /// The object store does not answer it.
+    away: bool,
 }
 
 impl Running {
@@ -41,6 +43,7 @@ impl Running {
             rack: None,
             version: "1".into(),
             leaving: false,
+            without_store: false,
         };
         let metadata = Metadata::open(world.store.clone()).unwrap();
         let member = Member::new(metadata, broker, record, TTL);
@@ -51,6 +54,7 @@ impl Running {
             closing: BTreeSet::new(),
             fails: false,
             slow: false,
+            away: false,
         }
     }
 
@@ -68,8 +72,8 @@ impl Running {
         for closed in std::mem::take(&mut self.closing) {
             self.held.remove(&closed);
         }
-        let Running { member, held, began, closing, fails, slow } = self;
-        member.serve(&mut Held { held, began, closing, fails: *fails, slow: *slow }).unwrap();
+        let Running { member, held, began, closing, fails, slow, away } = self;
+        member.serve(&mut Held { held, began, closing, fails: *fails, slow: *slow, away: *away }).unwrap();
         let process = self.member.process;
         for taken in std::mem::take(&mut self.began) {
             let other = seen.taken.insert(taken.clone(), process);
@@ -86,9 +90,14 @@ struct Held<'a> {
     closing: &'a mut BTreeSet<String>,
     fails: bool,
     slow: bool,
+    away: bool,
 }
 
 impl Holder for Held<'_> {
+    fn lacks_store(&self) -> bool {
+        self.away
+    }
+
     fn logs(&self) -> BTreeSet<String> {
         self.held.keys().cloned().collect()
     }
@@ -200,6 +209,7 @@ impl World {
     /// A turn of everybody, until nothing changes any more.
     fn rest(&mut self) {
         for mut zombie in std::mem::take(&mut self.zombies) {
+            zombie.away = false;
             // If it came back before the process that was to take its place, that one ends.
             if zombie.turn(&mut self.seen, true) {
                 self.running.insert(zombie.member.process.broker, zombie);
@@ -306,7 +316,12 @@ fn run(seed: u64, careless: bool) {
                     world.zombies.extend(old);
                 }
             }
-            88..92 => world.drain(broker, random.bool()),
+            88..91 => world.drain(broker, random.bool()),
+            91 => {
+                if let Some(running) = world.running.get_mut(&broker) {
+                    running.away = random.bool();
+                }
+            }
             92..94 => {
                 if let Some(running) = world.running.get_mut(&broker) {
                     // The lease may be over already.
@@ -343,6 +358,7 @@ fn run(seed: u64, careless: bool) {
         world.log.check();
     }
     (1..=BROKERS).for_each(|broker| world.drain(broker, false));
+    world.running.values_mut().for_each(|running| running.away = false);
     world.rest();
     world.check_held();
     let owners = world.owners();
@@ -390,6 +406,27 @@ fn the_logs_of_a_broker_that_died_are_spread_over_the_others_and_come_back_with_
     let before = world.owners();
     world.rest();
     assert_eq!(world.owners(), before);
+}
+
+#[test]
+fn a_broker_without_the_object_store_gives_its_logs_away_until_it_answers() {
+    let mut world = World::new(false);
+    world.rest();
+    let set_away = |world: &mut World, brokers: std::ops::RangeInclusive<i32>, away: bool| {
+        brokers.for_each(|broker| world.running.get_mut(&broker).unwrap().away = away);
+        world.rest();
+    };
+    set_away(&mut world, 1..=1, true);
+    assert!(
+        world.owners().iter().all(|(log, owner)| (home(log) == 1) == (home(log) != *owner) && *owner != 1)
+    );
+    // Where it answers nobody, nothing moves.
+    let before = world.owners();
+    set_away(&mut world, 1..=BROKERS, true);
+    assert_eq!(world.owners(), before);
+    set_away(&mut world, 1..=BROKERS, false);
+    assert!(world.owners().iter().all(|(log, owner)| home(log) == *owner));
+    world.check_held();
 }
 
 #[test]

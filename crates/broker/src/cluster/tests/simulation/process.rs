@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use disk::{Disk, SimDisk};
 use meta::Store;
-use objects::Bucket;
+use objects::{Bucket, WatchedBucket};
 use parking_lot::Mutex;
 use storage::stepped::{Put, Steps};
 use storage::{Clock, Log, Mutation};
@@ -21,6 +21,7 @@ use super::world::{START_MS, TTL};
 use crate::cluster::Member;
 use crate::cluster::host::{Directories, Host, LocalDirectory, Parts};
 use crate::cluster::run::duties;
+use crate::cluster::threads::Threads;
 use crate::config::Config;
 use crate::image::Metadata;
 use crate::image::records::BrokerRecord;
@@ -120,8 +121,10 @@ impl Process {
             diskless_default: true,
             ..Config::default()
         });
-        let bucket: Arc<dyn Bucket> =
-            Arc::new(ToStore { bucket: ground.bucket.clone(), weather: weather.clone() });
+        let tasks = Arc::new(Tasks::new(ground.now_ms.clone(), ground.runtime.clone(), rng.fork()));
+        let to_store = ToStore { bucket: ground.bucket.clone(), weather: weather.clone() };
+        let time = tasks.clone();
+        let bucket = Arc::new(WatchedBucket::new(Arc::new(to_store), Box::new(move || time.now())));
         let clock = Arc::new(MachineClock {
             now_ms: ground.now_ms.clone(),
             off_ms: AtomicI64::new(0),
@@ -131,7 +134,7 @@ impl Process {
         let (kept, mutation) = (opened.clone(), ground.mutation);
         let opening = Opening {
             clock: clock.clone(),
-            bucket: Some(bucket.clone()),
+            bucket: Some(bucket.clone() as Arc<dyn Bucket>),
             open_storage: Arc::new(move |disk, bucket, mut options, clock, listener| {
                 options.mutation = mutation;
                 let (log, steps) = Log::open_stepped(disk, bucket, options, clock, listener)?;
@@ -146,7 +149,6 @@ impl Process {
         let topics = Topics::open(metadata.clone(), logs.clone(), configs, placement);
         let streams: Arc<dyn Streams> = topics.clone();
         assert!(opening.topics.set(Arc::downgrade(&streams)).is_ok());
-        let tasks = Arc::new(Tasks::new(ground.now_ms.clone(), ground.runtime.clone(), rng.fork()));
         let disks = Arc::new(Disks { rng: Mutex::new(rng.fork()), fails: AtomicBool::new(false) });
         let host = Host::new(Parts {
             logs,
@@ -163,6 +165,7 @@ impl Process {
             rack: None,
             version: "1".into(),
             leaving: false,
+            without_store: false,
         };
         let member = Member::new(metadata.clone(), broker, record, TTL);
         Process {
