@@ -81,6 +81,8 @@ class Broker(StoredServer):
         self.two_listeners = cluster.certificates is not None or node in cluster.proxies
         self.settings = [*SETTINGS, *settings, f"object.store={self.bucket}", f"node.id={node}",
                          f"etcd.endpoints={cluster.etcd.endpoint}", f"broker.rack=rack-{node}"]
+        if self.machine:
+            self.settings.append("allow.insecure.listeners=true")
         internal = next(cluster.site.addresses) if self.two_listeners else None
         if cluster.certificates:
             self.settings += self.secured(cluster.certificates, internal)

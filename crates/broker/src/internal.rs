@@ -183,7 +183,13 @@ mod tests {
         let log = logs.all()[0].clone();
         let partition = |index: u64| {
             let topic = Text::from_static("__consumer_offsets");
-            Partition::new(topic, i32::try_from(index).unwrap(), StreamId(index + 1), Ok(log.clone()), LEADER)
+            Partition::new(
+                topic,
+                i32::try_from(index).unwrap(),
+                (StreamId(index + 1), 0),
+                Ok(log.clone()),
+                LEADER,
+            )
         };
         (logs, (0..PARTITIONS).map(partition).collect())
     }

@@ -117,6 +117,11 @@ impl Placement {
         node == self.local || self.others.read().contains_key(&node)
     }
 
+    /// The number of brokers.
+    pub fn count(&self) -> i32 {
+        i32::try_from(self.others.read().len()).unwrap_or(i32::MAX).saturating_add(1)
+    }
+
     /// Replaces the other brokers.
     pub fn set_others(&self, others: BTreeMap<i32, Known>) {
         *self.others.write() = Arc::new(others);

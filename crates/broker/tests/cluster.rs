@@ -177,6 +177,11 @@ impl Cluster {
     /// Reads every partition, and compares it with what was acknowledged. Records may come twice, because an append
     /// whose answer was an error is repeated.
     async fn read_all(&self) {
+        self.read_all_but(&[]).await;
+    }
+
+    /// The same, where other producers wrote `others`.
+    async fn read_all_but(&self, others: &[&str]) {
         let until = Instant::now() + PATIENCE;
         for partition in 0..PARTITIONS {
             let expected = &self.acknowledged[partition.unsigned_abs() as usize];
@@ -191,6 +196,7 @@ impl Cluster {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             };
             let mut without_repeats = found.clone();
+            without_repeats.retain(|value| !others.contains(&value.as_str()));
             without_repeats.dedup();
             assert_eq!(&without_repeats, expected, "partition {partition}");
         }
@@ -286,9 +292,8 @@ async fn read(client: &mut Connection, partition: i32) -> Option<Vec<String>> {
         while !bytes.is_empty() {
             let (header, all) = records(&bytes, 1 << 20).unwrap();
             bytes = bytes.slice(header.total_bytes..);
-            found.extend(
-                all.map(|record| String::from_utf8(record.unwrap().value.unwrap().to_vec()).unwrap()),
-            );
+            let values = all.filter(|_| !header.is_control()).map(|record| record.unwrap().value.unwrap());
+            found.extend(values.map(|value| String::from_utf8(value.to_vec()).unwrap()));
             next = header.base_offset.0 + header.offset_count();
         }
     }
@@ -401,6 +406,13 @@ async fn offsets_go_on_where_all_records_are_deleted() {
         assert_eq!(created.error_code, 0);
     }
     let mut ends = [[0_i64; PARTITIONS.unsigned_abs() as usize]; 2];
+    // A record that was answered with acks=1 may be named at once.
+    let appended = async |client: &mut Connection| {
+        let (error, base, _) = common::produce(client, LONG, 0, 1, batch("short")).await;
+        (error, base)
+    };
+    ends[1][0] = cluster.any_broker(LONG, appended).await + 1;
+    delete_records(&cluster, LONG, 0, ends[1][0]).await;
     for round in 0..6 {
         if round == 3 {
             for (partition, end) in (0..).zip(ends[1]) {
@@ -443,32 +455,7 @@ async fn offsets_of_a_deleted_topic_are_forgotten_by_all_brokers() {
     assert_eq!(try_create_topic(&mut cluster.client(), LONG, 1, &[]).await.error_code, 0);
     let mut coordinators = std::collections::BTreeSet::new();
     for group in GROUPS {
-        use m::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
-        // The coordinator's partition is made, and opened.
-        let until = Instant::now() + PATIENCE;
-        let node = loop {
-            assert!(Instant::now() < until, "nobody coordinates {group}");
-            match coordinator(&mut cluster.client(), GROUP, group).await {
-                Some(node) => break node,
-                None => tokio::time::sleep(Duration::from_millis(10)).await,
-            }
-        };
-        coordinators.insert(node);
-        let partitions = vec![OffsetCommitRequestPartition { committed_offset: 5, ..Default::default() }];
-        let topic =
-            OffsetCommitRequestTopic { name: Text::from_static(LONG), partitions, ..Default::default() };
-        let request = m::OffsetCommitRequest {
-            group_id: Text::from_static(group),
-            generation_id_or_member_epoch: -1,
-            topics: vec![topic],
-            ..Default::default()
-        };
-        cluster
-            .any_broker(group, async |client| {
-                let answer: m::OffsetCommitResponse = call(client, 8, &request).await;
-                (answer.topics[0].partitions[0].error_code, ())
-            })
-            .await;
+        coordinators.insert(commit(&cluster, group, 5).await);
         assert_eq!(committed(&cluster, group).await, 5);
     }
     assert_eq!(coordinators.len(), 3, "every broker coordinates a group");
@@ -490,6 +477,35 @@ async fn offsets_of_a_deleted_topic_are_forgotten_by_all_brokers() {
     for broker in cluster.brokers.values() {
         broker.close().await;
     }
+}
+
+/// Commits an offset of a group in `LONG`. Returns the group's coordinator.
+async fn commit(cluster: &Cluster, group: &'static str, committed_offset: i64) -> i32 {
+    use m::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
+    // The coordinator's partition is made, and opened.
+    let until = Instant::now() + PATIENCE;
+    let node = loop {
+        assert!(Instant::now() < until, "nobody coordinates {group}");
+        match coordinator(&mut cluster.client(), GROUP, group).await {
+            Some(node) => break node,
+            None => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    };
+    let partitions = vec![OffsetCommitRequestPartition { committed_offset, ..Default::default() }];
+    let topic = OffsetCommitRequestTopic { name: Text::from_static(LONG), partitions, ..Default::default() };
+    let request = m::OffsetCommitRequest {
+        group_id: Text::from_static(group),
+        generation_id_or_member_epoch: -1,
+        topics: vec![topic],
+        ..Default::default()
+    };
+    cluster
+        .any_broker(group, async |client| {
+            let answer: m::OffsetCommitResponse = call(client, 8, &request).await;
+            (answer.topics[0].partitions[0].error_code, ())
+        })
+        .await;
+    node
 }
 
 /// The committed offset of a group in `LONG`.
@@ -608,6 +624,257 @@ async fn transactions_span_brokers() {
             }
         }
     }
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// A partition moves with its records, start, producers and transactions, while clients go on, and whichever brokers die.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_partition_moves_to_another_broker_with_everything_that_it_has() {
+    let mut cluster = cluster().await;
+    for _ in 0..5 {
+        cluster.produce().await;
+    }
+    // A partition with a start, one of whose records is left, and one of which none is.
+    let created = try_create_topic(&mut cluster.client(), LONG, 2, &[]).await;
+    assert_eq!(created.error_code, 0);
+    let mut last = [0; 2];
+    for (sequence, value) in (0..).zip(["a", "b", "c"]) {
+        for partition in 0..2 {
+            last[partition as usize] = idempotent(&cluster, partition, sequence, value).await;
+        }
+    }
+    delete_records(&cluster, LONG, 0, 2).await;
+    delete_records(&cluster, LONG, 1, 3).await;
+    // It moves although nothing is in it.
+    for to in [1, 2] {
+        assert_eq!(reassign(&cluster, LONG, 1, Some(to)).await, ErrorCode::None);
+        let until = Instant::now() + PATIENCE;
+        while !reassigning(&cluster).await.is_empty() {
+            assert!(Instant::now() < until, "an empty partition does not move");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(start_of(&cluster, LONG, 1).await, 3);
+    }
+    // As in Kafka, a producer is known by its records, and none is left.
+    last[1] = idempotent(&cluster, 1, 2, "c").await;
+    assert_eq!(last[1], 3);
+    // An open transaction.
+    let mut producer = transactional(&cluster, "one").await;
+    assert_eq!(producer.add(TOPIC, 0).await, 0);
+    send(&cluster, &mut producer, "in a transaction").await;
+
+    for (round, kill) in [None, Some(true), Some(false), None].into_iter().enumerate() {
+        let leaders = cluster.leaders().await;
+        let (leader, epoch) = leaders[0];
+        let to = leader % 3 + 1;
+        for (topic, partition) in [(TOPIC, 0), (LONG, 0), (LONG, 1)] {
+            assert_eq!(
+                reassign(&cluster, topic, partition, Some(to)).await,
+                ErrorCode::None,
+                "round {round}"
+            );
+        }
+        if round == 0 {
+            assert_eq!(reassign(&cluster, TOPIC, 1, Some(9)).await, ErrorCode::InvalidReplicaAssignment);
+            assert_eq!(reassign(&cluster, TOPIC, 1, None).await, ErrorCode::NoReassignmentInProgress);
+        }
+        let dead = match kill {
+            Some(true) => Some(leader),
+            Some(false) => Some(to),
+            None => None,
+        };
+        if let Some(dead) = dead {
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            cluster.stop_signs(dead).close().await;
+        }
+        for _ in 0..3 {
+            cluster.produce().await;
+        }
+        if let Some(dead) = dead {
+            cluster.start(dead);
+        }
+        let until = Instant::now() + PATIENCE;
+        while !reassigning(&cluster).await.is_empty() {
+            assert!(Instant::now() < until, "{:?} still move", reassigning(&cluster).await);
+            cluster.produce().await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        cluster.until("the other broker leads", |leaders| leaders[0].0 == to && leaders[0].1 > epoch).await;
+        cluster.produce().await;
+        cluster.read_all_but(&["in a transaction"]).await;
+        assert_eq!((start_of(&cluster, LONG, 0).await, start_of(&cluster, LONG, 1).await), (2, 3));
+        // The last batch of the producer is a duplicate, and its next one goes on.
+        for partition in 0..2 {
+            let at = last[partition as usize];
+            let sequence = 2 + i32::try_from(round).unwrap();
+            assert_eq!(
+                idempotent(&cluster, partition, sequence, "c").await,
+                at,
+                "a duplicate of {LONG}-{partition}"
+            );
+            let next = idempotent(&cluster, partition, sequence + 1, "next").await;
+            assert_eq!(next, at + 1);
+            last[partition as usize] = next;
+        }
+    }
+    // The transaction is still open, and is aborted where its partition is now.
+    let (leader, _) = cluster.leaders().await[0];
+    let mut reader = connect(&cluster.brokers[&leader]);
+    let found = read_committed(&mut reader, TOPIC, 0, 0, true).await;
+    assert!(found.last_stable_offset < found.high_watermark, "{found:?}");
+    let until = Instant::now() + PATIENCE;
+    loop {
+        producer.connection = coordinator_of(&cluster, "one").await;
+        let error = producer.end(false).await;
+        if error == 0 {
+            break;
+        }
+        assert!(Instant::now() < until && may_be_retried(error), "{:?}", ErrorCode::from_code(error));
+    }
+    loop {
+        let found = read_committed(&mut reader, TOPIC, 0, 0, true).await;
+        if found.last_stable_offset == found.high_watermark {
+            assert!(!found.values.iter().any(|value| *value == "in a transaction"), "{found:?}");
+            break;
+        }
+        assert!(Instant::now() < until, "the transaction stays open: {found:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // A move that is given up leaves the partition where it is.
+    let (leader, _) = cluster.leaders().await[0];
+    assert_eq!(reassign(&cluster, TOPIC, 0, Some(leader % 3 + 1)).await, ErrorCode::None);
+    let given_up = reassign(&cluster, TOPIC, 0, None).await;
+    assert!(matches!(given_up, ErrorCode::None | ErrorCode::NoReassignmentInProgress), "{given_up:?}");
+    cluster.produce().await;
+    cluster.read_all_but(&["in a transaction"]).await;
+    assert!(reassigning(&cluster).await.is_empty());
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// Asks a broker to move a partition to another one, or to give the move up.
+async fn reassign(cluster: &Cluster, topic: &'static str, partition: i32, to: Option<i32>) -> ErrorCode {
+    use m::alter_partition_reassignments_request::{ReassignablePartition, ReassignableTopic};
+    let partitions =
+        vec![ReassignablePartition { partition_index: partition, replicas: to.map(|to| vec![to]) }];
+    let topics = vec![ReassignableTopic { name: Text::from_static(topic), partitions }];
+    let request = m::AlterPartitionReassignmentsRequest { timeout_ms: 10_000, topics, ..Default::default() };
+    let answer: m::AlterPartitionReassignmentsResponse = call(&mut cluster.client(), 1, &request).await;
+    assert_eq!(answer.error_code, 0);
+    ErrorCode::from_code(answer.responses[0].partitions[0].error_code).unwrap()
+}
+
+/// The partitions that move, as a broker lists them.
+async fn reassigning(cluster: &Cluster) -> Vec<(String, i32)> {
+    let request = m::ListPartitionReassignmentsRequest { timeout_ms: 10_000, ..Default::default() };
+    let answer: m::ListPartitionReassignmentsResponse = call(&mut cluster.client(), 0, &request).await;
+    let of = |topic: &m::list_partition_reassignments_response::OngoingTopicReassignment| {
+        let indexes = topic.partitions.iter().map(|partition| partition.partition_index);
+        indexes.map(|index| (topic.name.to_string(), index)).collect::<Vec<_>>()
+    };
+    answer.topics.iter().flat_map(of).collect()
+}
+
+/// Appends a record of an idempotent producer to `LONG`. Returns its offset.
+async fn idempotent(cluster: &Cluster, partition: i32, sequence: i32, value: &str) -> i64 {
+    let mut builder = BatchBuilder::new(Compression::None).producer(4711, 0, sequence);
+    builder.push(Timestamp(now_ms()), None, Some(value.as_bytes()));
+    let batch = builder.finish();
+    cluster
+        .any_broker(LONG, async |client| {
+            let (error, base, _) = common::produce(client, LONG, partition, -1, batch.clone()).await;
+            (error, base)
+        })
+        .await
+}
+
+/// A transactional producer, with a connection to its coordinator.
+async fn transactional(cluster: &Cluster, id: &'static str) -> Producer {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        assert!(Instant::now() < until, "nobody coordinates {id}");
+        let (connection, sequences) = (coordinator_of(cluster, id).await, BTreeMap::new());
+        let mut producer =
+            Producer { connection, version: V1, transactional_id: id, id: -1, epoch: -1, sequences };
+        match ErrorCode::from_code(producer.initialize(60_000).await) {
+            Some(ErrorCode::None) => return producer,
+            Some(ErrorCode::NotCoordinator | ErrorCode::CoordinatorLoadInProgress) => {}
+            error => panic!("{error:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn coordinator_of(cluster: &Cluster, id: &'static str) -> Connection {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        assert!(Instant::now() < until, "nobody coordinates {id}");
+        let node = coordinator(&mut cluster.client(), TRANSACTION, id).await;
+        if let Some(broker) = node.and_then(|node| cluster.brokers.get(&node)) {
+            return connect(broker);
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Appends a record of a transaction to partition 0 of `TOPIC`.
+async fn send(cluster: &Cluster, producer: &mut Producer, value: &'static str) {
+    let until = Instant::now() + PATIENCE;
+    let (leader, _) = cluster.leaders().await[0];
+    let to_coordinator = std::mem::replace(&mut producer.connection, connect(&cluster.brokers[&leader]));
+    loop {
+        let error = producer.send_alone(TOPIC, 0, &[value]).await;
+        if error == 0 {
+            break;
+        }
+        assert!(Instant::now() < until && may_be_retried(error), "{:?}", ErrorCode::from_code(error));
+    }
+    producer.connection = to_coordinator;
+}
+
+/// The partitions of internal topics move, too, and their coordinators with them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn coordinators_follow_the_partitions_that_move() {
+    let cluster = cluster().await;
+    assert_eq!(try_create_topic(&mut cluster.client(), LONG, 1, &[]).await.error_code, 0);
+    commit(&cluster, "a", 5).await;
+    let mut producer = transactional(&cluster, "one").await;
+    for (topic, key_type, id) in
+        [("__consumer_offsets", GROUP, "a"), ("__transaction_state", TRANSACTION, "one")]
+    {
+        let Some(before) = coordinator(&mut cluster.client(), key_type, id).await else {
+            panic!("nobody coordinates {id}")
+        };
+        let to = before % 3 + 1;
+        for partition in 0..50 {
+            assert_eq!(reassign(&cluster, topic, partition, Some(to)).await, ErrorCode::None);
+        }
+        let until = Instant::now() + PATIENCE;
+        while !reassigning(&cluster).await.is_empty() {
+            assert!(Instant::now() < until, "{:?} still move", reassigning(&cluster).await);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        while coordinator(&mut cluster.client(), key_type, id).await != Some(to) {
+            assert!(Instant::now() < until, "{id} is coordinated elsewhere");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    assert_eq!(committed(&cluster, "a").await, 5);
+    commit(&cluster, "a", 6).await;
+    assert_eq!(committed(&cluster, "a").await, 6);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        producer.connection = coordinator_of(&cluster, "one").await;
+        let error = producer.add(TOPIC, 0).await;
+        if error == 0 {
+            break;
+        }
+        assert!(Instant::now() < until && may_be_retried(error), "{:?}", ErrorCode::from_code(error));
+    }
+    assert_eq!(producer.end(true).await, 0);
     for broker in cluster.brokers.values() {
         broker.close().await;
     }

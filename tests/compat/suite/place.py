@@ -60,5 +60,6 @@ def tool_command(tool, *arguments):
         "kafka-console-producer": "ConsoleProducer",
         "kafka-console-consumer": "consumer.ConsoleConsumer",
         "kafka-consumer-groups": "consumer.group.ConsumerGroupCommand",
+        "kafka-reassign-partitions": "reassign.ReassignPartitionsCommand",
     }[tool]
     return [*JVM, "-cp", f"{CACHE}/java/tools/*", f"org.apache.kafka.tools.{name}", *arguments]

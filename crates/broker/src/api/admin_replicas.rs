@@ -1,11 +1,10 @@
-//! The location and the leader of partitions, for a single server: DescribeLogDirs (KIP-113), ElectLeaders (KIP-460),
-//! partition reassignments (KIP-455), DescribeTopicPartitions (KIP-966).
+//! The location and the leader of partitions: DescribeLogDirs (KIP-113), ElectLeaders (KIP-460), DescribeTopicPartitions
+//! (KIP-966).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use wire::messages as m;
-use wire::messages::alter_partition_reassignments_response as apr;
 use wire::messages::describe_log_dirs_response as dld;
 use wire::messages::describe_topic_partitions_response as dtp;
 use wire::messages::elect_leaders_response as el;
@@ -21,7 +20,7 @@ use crate::security::{Operation, ResourceType};
 use crate::topics::{TOPIC_NAME_MAX, Topic, check_name};
 
 /// If a request names more partitions of a missing topic, the error of each partition leaves out the topic's name.
-const NAMED_MAX: usize = 1000;
+pub(super) const NAMED_MAX: usize = 1000;
 /// The size of a log directory if it is unknown (KIP-827).
 const UNKNOWN_BYTES: i64 = -1;
 /// Bound of the partitions in one answer of DescribeTopicPartitions (`max.request.partition.size.limit`).
@@ -228,82 +227,6 @@ fn elected_nothing(request: &m::ElectLeadersRequest, version: i16) -> m::ElectLe
     }
 }
 
-/// Answers AlterPartitionReassignments. Every partition stays on the only server.
-pub async fn alter_reassignments(
-    Request { ref broker, body: request, .. }: Request<m::AlterPartitionReassignmentsRequest>,
-) -> m::AlterPartitionReassignmentsResponse {
-    if request.timeout_ms <= 0 {
-        return m::AlterPartitionReassignmentsResponse {
-            error_code: ErrorCode::RequestTimedOut.code(),
-            error_message: None,
-            ..m::AlterPartitionReassignmentsResponse::default()
-        };
-    }
-    let too_many = request.topics.iter().any(|topic| topic.partitions.len() > NAMED_MAX);
-    let reassign = |name: &Text, found: Option<&Topic>, index: i32, replicas: Option<&[i32]>| {
-        let unknown = |what: String| Err(Failure::because(ErrorCode::UnknownTopicOrPartition, what));
-        let Some(found) = found else {
-            if too_many {
-                return Err(ErrorCode::UnknownTopicOrPartition.into());
-            }
-            return unknown(format!("Unable to find a topic named {}.", shown(name)));
-        };
-        let Some(partition) = found.partition(index) else {
-            return unknown(format!("Unable to find partition {name}:{index}."));
-        };
-        let led_by = partition.leader().node;
-        let invalid = |why: String| Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why));
-        match replicas {
-            None => Err(ErrorCode::NoReassignmentInProgress.into()),
-            Some([]) => invalid("The manual partition assignment includes an empty replica list.".into()),
-            Some(replicas) => match replicas.iter().find(|replica| !broker.placement.has(**replica)) {
-                Some(other) => invalid(format!(
-                    "The manual partition assignment includes broker {other}, but no such broker is registered."
-                )),
-                None if replicas.iter().any(|replica| *replica != replicas[0]) || replicas[0] != led_by => {
-                    invalid("Partitions cannot be moved to other brokers by this request.".into())
-                }
-                None if replicas.len() > 1 => invalid(format!(
-                    "The manual partition assignment includes the broker {led_by} more than once."
-                )),
-                None => Ok(()),
-            },
-        }
-    };
-    let topic = |topic: m::alter_partition_reassignments_request::ReassignableTopic| {
-        let found = broker.topics.find(&topic.name);
-        let partition = |asked: &m::alter_partition_reassignments_request::ReassignablePartition| {
-            let (index, replicas) = (asked.partition_index, asked.replicas.as_deref());
-            let failed = reassign(&topic.name, found.as_deref(), index, replicas).err();
-            apr::ReassignablePartitionResponse {
-                partition_index: asked.partition_index,
-                error_code: failed.as_ref().map_or(ErrorCode::None, |failure| failure.code).code(),
-                error_message: failed.and_then(|failure| failure.message),
-            }
-        };
-        apr::ReassignableTopicResponse {
-            partitions: topic.partitions.iter().map(partition).collect(),
-            name: topic.name,
-        }
-    };
-    m::AlterPartitionReassignmentsResponse {
-        allow_replication_factor_change: request.allow_replication_factor_change,
-        error_message: None,
-        responses: request.topics.into_iter().map(topic).collect(),
-        ..m::AlterPartitionReassignmentsResponse::default()
-    }
-}
-
-/// Answers ListPartitionReassignments. The list is always empty.
-pub async fn list_reassignments(
-    _: Request<m::ListPartitionReassignmentsRequest>,
-) -> m::ListPartitionReassignmentsResponse {
-    m::ListPartitionReassignmentsResponse {
-        error_message: None,
-        ..m::ListPartitionReassignmentsResponse::default()
-    }
-}
-
 /// Answers DescribeTopicPartitions: topics by name, a limited number of partitions, and a cursor for the next request.
 pub async fn describe_topic_partitions(
     Request { ref broker, ref caller, body: request, .. }: Request<m::DescribeTopicPartitionsRequest>,
@@ -389,7 +312,7 @@ pub async fn describe_topic_partitions(
 
 /// The name, cut to the length of a topic name. The client may have sent a longer one, and the answer repeats it for
 /// many partitions.
-fn shown(name: &str) -> &str {
+pub(super) fn shown(name: &str) -> &str {
     &name[..name.floor_char_boundary(TOPIC_NAME_MAX)]
 }
 

@@ -200,6 +200,8 @@ async fn create_one(
         let details = format!("partitions {partitions}, settings {configs:?}");
         let created = broker.create_topic(&topic.name, partitions, configs).await?;
         audit::changed(&caller.origin, "created topic", &topic.name, &details);
+        let chosen = topic.assignments.iter().map(|of| (of.partition_index, of.broker_ids.first().copied()));
+        place(broker, &created, chosen.collect()).await;
         created.id
     };
     if !authorizer.shows(caller, Operation::DescribeConfigs, ResourceType::Topic, &topic.name) {
@@ -233,7 +235,24 @@ async fn create_one(
     })
 }
 
-/// The number of partitions of a new topic. The only replica goes to the only server.
+/// Lets new partitions go to the brokers that were chosen for them.
+async fn place(broker: &Arc<Broker>, topic: &Arc<Topic>, chosen: Vec<(i32, Option<i32>)>) {
+    if !broker.logs.are_moving() || chosen.is_empty() {
+        return;
+    }
+    let name = topic.name.clone();
+    let topic = topic.clone();
+    let placed = broker.blocking(move |broker| broker.topics.alter_moves(&topic, &chosen)).await;
+    let failed = match placed {
+        Ok(placed) => placed.into_iter().find_map(Result::err).map(|error| error.to_string()),
+        Err(error) => Some(error.to_string()),
+    };
+    if let Some(error) = failed {
+        tracing::warn!(topic = %name, error, "partitions are not at the brokers that were chosen for them");
+    }
+}
+
+/// The number of partitions of a new topic. In a cluster, the object store keeps the replicas, however many are asked for.
 fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure> {
     let refused = |why: &'static str| Err(Failure::because(ErrorCode::InvalidRequest, why));
     if !topic.assignments.is_empty() {
@@ -269,15 +288,16 @@ fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure
         let why = "Number of partitions was set to an invalid non-positive value.";
         return Err(Failure::because(ErrorCode::InvalidPartitions, why));
     }
+    let brokers = broker.placement.count();
     match topic.replication_factor {
-        -1 | 1 => {}
+        factor if factor == -1 || (1..=brokers).contains(&i32::from(factor)) => {}
         factor if factor < 1 => {
             let why = "Replication factor must be larger than 0, or -1 to use the default value.";
             return Err(Failure::because(ErrorCode::InvalidReplicationFactor, why));
         }
         factor => {
             let why = format!(
-                "Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be reached because only 1 broker(s) are registered."
+                "Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be reached because only {brokers} broker(s) are registered."
             );
             return Err(Failure::because(ErrorCode::InvalidReplicationFactor, why));
         }
@@ -285,20 +305,22 @@ fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure
     Ok(if topic.num_partitions == -1 { broker.config.num_partitions } else { topic.num_partitions })
 }
 
-/// Checks the replicas that a client chose for a partition. The only server must be the only replica.
+/// Checks the replicas that a client chose for a partition.
 fn check_replicas(broker: &Broker, replicas: &[i32]) -> Result<(), Failure> {
-    let node = broker.placement.local();
+    let mut sorted = replicas.to_vec();
+    sorted.sort_unstable();
+    let twice = sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
     let invalid = |why: String| {
         let why = format!("The manual partition assignment includes {why}");
         Err(Failure::because(ErrorCode::InvalidReplicaAssignment, why))
     };
-    match replicas.iter().find(|replica| **replica != node) {
+    match (replicas.iter().find(|replica| !broker.placement.has(**replica)), twice) {
         _ if replicas.is_empty() => invalid("an empty replica list.".into()),
-        _ if replicas.iter().filter(|replica| **replica == node).count() > 1 => {
-            invalid(format!("the broker {node} more than once."))
+        (_, Some(twice)) if broker.placement.has(twice) => {
+            invalid(format!("the broker {twice} more than once."))
         }
-        Some(other) => invalid(format!("broker {other}, but no such broker is registered.")),
-        None => Ok(()),
+        (Some(other), _) => invalid(format!("broker {other}, but no such broker is registered.")),
+        _ => Ok(()),
     }
 }
 
@@ -514,5 +536,9 @@ async fn create_partitions_of(
         return Ok(());
     }
     let (name, total) = (asked.name.to_string(), asked.count);
-    Ok(broker.blocking(move |broker| broker.topics.add_partitions(&name, total)).await?)
+    broker.blocking(move |broker| broker.topics.add_partitions(&name, total)).await?;
+    let chosen = (now..).zip(asked.assignments.iter().flatten());
+    let chosen = chosen.map(|(index, of)| (index, of.broker_ids.first().copied())).collect();
+    place(broker, &topic, chosen).await;
+    Ok(())
 }

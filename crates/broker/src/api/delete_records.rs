@@ -47,6 +47,10 @@ pub async fn answer(
     for asked in request.topics {
         let allowed = broker.authorizer.topic(&caller, Operation::Delete, &asked.name);
         let topic = broker.topics.find(&asked.name);
+        if let (Some(topic), Ok(())) = (&topic, allowed) {
+            // What is not visible by then is out of range.
+            let _ = timeout_at(deadline, until_visible(&broker, topic, &asked.partitions)).await;
+        }
         // All trims of a topic are started before the first is awaited.
         let begun: Vec<_> = asked
             .partitions
@@ -86,6 +90,21 @@ pub async fn answer(
     DeleteRecordsResponse { topics, ..DeleteRecordsResponse::default() }
 }
 
+/// Waits until the records are visible that were answered before the request came (acks=1): a client that names one of them
+/// was told that it exists.
+async fn until_visible(broker: &Broker, topic: &Topic, asked: &[DeleteRecordsPartition]) {
+    for of in asked {
+        let Some(partition) = topic.partition(of.partition_index) else { continue };
+        let Ok(replica) = broker.replica(&partition) else { continue };
+        let next = partition.next_offset();
+        let to = if of.offset == ALL { next } else { Offset(of.offset) };
+        if to <= next && to > replica.log.bounds().visible {
+            // A log that has stopped is an error of what follows.
+            let _ = partition.committed(&**replica.log, to).await;
+        }
+    }
+}
+
 struct Begun {
     log: Arc<dyn PartitionLog>,
     done: oneshot::Receiver<Result<(), AppendError>>,
@@ -119,7 +138,7 @@ fn begin(broker: &Broker, topic: Option<&Topic>, asked: &DeleteRecordsPartition)
         // The start has moved once that was durable. In a cluster, the object store may not have it yet.
         trimmed.complete(Ok(()));
     } else {
-        log.trim(to, Arc::new(trimmed));
+        partition.trim(&**log, to, Arc::new(trimmed))?;
     }
     Ok(Begun { log: log.clone(), done })
 }

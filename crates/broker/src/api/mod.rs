@@ -23,6 +23,7 @@ pub mod produce;
 pub mod produce_records;
 pub mod produce_transactions;
 pub mod reads;
+pub mod reassignments;
 pub mod sasl;
 pub mod transaction_markers;
 pub mod transactions;

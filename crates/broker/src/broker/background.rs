@@ -75,6 +75,10 @@ impl Broker {
                 }
                 let oldest = config.retention_ms.map(|ms| Timestamp(now_ms.saturating_sub(ms)));
                 let Ok(log) = partition.log() else { continue };
+                if partition.is_sealed() {
+                    // Its bounds are named.
+                    continue;
+                }
                 apply_tiering(&**log, config.tiering.as_ref(), now_ms);
                 if let Some(start) = log.retain(oldest, config.retention_bytes) {
                     tracing::debug!(topic = %topic.name, partition = partition.index, %start, "retention");
@@ -86,8 +90,7 @@ impl Broker {
     pub(super) fn maintain_transaction_indexes(&self) {
         for log in self.logs.all().iter() {
             // A partition may not have been made anew yet with a log that was just opened.
-            let start_of =
-                |stream| self.topics.of_stream(stream).map(|_| log.log.stream(stream).bounds().start);
+            let start_of = |stream| self.topics.knows(stream).then(|| log.log.stream(stream).bounds().start);
             log.transactions.maintain(&log.log, start_of, self.now_ms());
         }
     }

@@ -22,6 +22,7 @@ use wire::{ErrorCode, Text};
 pub use self::transactions::BUMPING;
 use crate::cluster::Member;
 use crate::cluster::host::{Directories, Host, Parts};
+use crate::cluster::reassign::{Moves, PeerLeaders};
 use crate::cluster::run::Running;
 use crate::cluster::threads::SystemThreads;
 use crate::compaction::Compactor;
@@ -229,6 +230,7 @@ impl Broker {
             )),
         );
         topics.tell_removals(Arc::downgrade(&coordinator) as Weak<dyn Removals>);
+        topics.tell_removals(Arc::downgrade(&peers) as Weak<dyn Removals>);
         peers.add(node, &coordinator, &transactions);
         let walks = Arc::new(Walks::default());
         let compactor =
@@ -292,6 +294,19 @@ impl Broker {
             without_store: false,
         };
         let member = Member::new(self.metadata.clone(), self.config.node_id, record, session);
+        let threads = Arc::new(SystemThreads::new(Handle::current()));
+        let moves = Moves {
+            topics: self.topics.clone(),
+            leaders: Arc::new(PeerLeaders {
+                local: self.config.node_id,
+                peers: self.peers.clone(),
+                runtime: Handle::current(),
+            }),
+            local: self.config.node_id,
+            threads: threads.clone(),
+            clock: self.clock.clone(),
+            busy: Arc::default(),
+        };
         let host = Host::new(Parts {
             logs: self.logs.clone(),
             topics: self.topics.clone(),
@@ -299,9 +314,9 @@ impl Broker {
             opening,
             bucket,
             directories,
-            threads: Arc::new(SystemThreads::new(Handle::current())),
+            threads,
         });
-        *self.running.lock() = Some(Running::start(&self.metadata, &self.placement, member, host)?);
+        *self.running.lock() = Some(Running::start(&self.metadata, &self.placement, member, host, moves)?);
         Ok(())
     }
 

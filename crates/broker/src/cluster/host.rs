@@ -40,7 +40,9 @@ const STORED_WITHIN: Duration = Duration::from_secs(10);
 const REFUSED_MAX: u32 = 5;
 /// A broker gives its logs to others after the object store has not answered it for so long.
 const STORE_AWAY: Duration = Duration::from_secs(15);
-/// It asks the store so often then, whether it answers again.
+/// After so long it asks, since one request may fail although the store answers others, ...
+const ASK_AFTER: Duration = Duration::from_secs(1);
+/// ... and so often.
 const ASK_EVERY: Duration = Duration::from_millis(500);
 /// A prefetch ends after so long. The restore fetches the rest. The owner goes on meanwhile, and waits a little longer.
 const PREFETCH_WITHIN: Duration = Duration::from_secs(300);
@@ -324,7 +326,7 @@ impl Holder for Host {
         let mut store = self.0.store.lock();
         store.away = !away_for.is_zero() && (store.away || away_for >= STORE_AWAY);
         let now = self.threads().now();
-        if store.away && !store.asks && now >= store.next {
+        if away_for >= ASK_AFTER && !store.asks && now >= store.next {
             (store.asks, store.next) = (true, now + ASK_EVERY);
             self.spawn("asks the store", |shared| {
                 // The bucket notes the answer.

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use meta::MetaError;
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 
 use super::host::Host;
+use super::reassign::Moves;
 use super::{Member, MemberError};
 use crate::image::records::{BrokerRecord, broker_id};
 use crate::image::{Delta, Image, Metadata, Observer};
@@ -114,6 +116,7 @@ impl Running {
         placement: &Arc<Placement>,
         member: Member,
         host: Host,
+        moves: Moves,
     ) -> std::io::Result<Running> {
         let view = Arc::new(View { placement: placement.clone() });
         metadata.observe(Arc::downgrade(&view) as Weak<dyn Observer>);
@@ -136,7 +139,10 @@ impl Running {
         let duties = {
             let (member, metadata, mut host) = (member.clone(), metadata.clone(), host.clone());
             let mut said = Said::default();
+            let runtime = Handle::current();
             Worker::start("cluster", move |stopping| {
+                // Coordinators load partitions that have moved here in tasks.
+                let _runtime = runtime.enter();
                 while !stopping.load(Ordering::Acquire) {
                     // What is opened or closed has no change of the metadata to tell of its end.
                     let patience = if host.is_busy() { BUSY_LOOK } else { LOOK };
@@ -144,6 +150,7 @@ impl Running {
                         member.bring_logs(LOGS_OF_A_BROKER)?;
                         duties(&member, &mut host)
                     });
+                    moves.turn();
                     let failed = outcome.is_err();
                     said.say(outcome.map_err(MemberError::from));
                     if failed {

@@ -7,8 +7,8 @@ use wire::ApiKey;
 use crate::api::{
     acls, admin_cluster, admin_configs, admin_groups, admin_replicas, admin_topics, alter_configs,
     api_versions, client_quotas, client_telemetry, consumer_groups, delete_records, fetch, group_membership,
-    init_producer_id, list_offsets, metadata, offsets, sasl, transaction_markers, transactions,
-    user_credentials,
+    init_producer_id, list_offsets, metadata, offsets, reassignments, sasl, transaction_markers,
+    transactions, user_credentials,
 };
 use crate::quotas::Quota;
 use crate::request::call::api::{Api, Handler, Memory, Right, Versions};
@@ -132,10 +132,10 @@ static APIS: &[Api] = &[
         ..Api::new(ApiKey::IncrementalAlterConfigs, |call| call.answer(alter_configs::alter))
     },
     Api::of_cluster(ApiKey::AlterPartitionReassignments, Operation::Alter, |call| {
-        call.answer_for_cluster(admin_replicas::alter_reassignments)
+        call.answer_for_cluster(reassignments::alter_reassignments)
     }),
     Api::of_cluster(ApiKey::ListPartitionReassignments, Operation::Describe, |call| {
-        call.answer_for_cluster(admin_replicas::list_reassignments)
+        call.answer_for_cluster(reassignments::list_reassignments)
     }),
     Api { carried_through: true, ..Api::new(ApiKey::OffsetDelete, |call| call.answer(offsets::delete)) },
     Api::of_cluster(ApiKey::DescribeClientQuotas, Operation::DescribeConfigs, |call| {

@@ -17,7 +17,7 @@ use wire::{ApiKey, Bytes, Chunks, Message, Reader, Text, frame};
 use super::{Coordinator, TransactionCoordinator};
 use crate::partition::Partition;
 use crate::placement::Placement;
-use crate::topics::{OFFSETS_TOPIC, TRANSACTIONS_TOPIC};
+use crate::topics::{OFFSETS_TOPIC, Removals, TRANSACTIONS_TOPIC};
 
 /// The client id of requests between brokers.
 const CLIENT: &str = "mainstem-broker";
@@ -108,5 +108,11 @@ impl Peers {
         answer
             .inspect_err(|error| tracing::debug!(broker = node, %error, "another broker did not answer"))
             .ok()
+    }
+}
+
+impl Removals for Peers {
+    fn moved(&self, partition: &Arc<Partition>) {
+        self.follow(partition);
     }
 }

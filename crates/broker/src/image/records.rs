@@ -48,20 +48,68 @@ pub struct TopicRecord {
     /// The log of each stream. Records from the time of a single log have no entries. A nil id stands for that log.
     #[serde(default)]
     pub logs: Vec<Uuid>,
+    /// The leader epoch of each partition is this and the epoch of its log. Partitions that have always been in their log have
+    /// no entries, and 0.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub epochs: Vec<i32>,
+    /// The partitions that move to another log, by index.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub moves: BTreeMap<i32, Move>,
     #[serde(default)]
     pub configs: Overrides,
+}
+
+/// A partition that moves to another log (KIP-455). Its records are copied into a new stream there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Move {
+    /// The new stream.
+    pub stream: u64,
+    /// The log of that.
+    pub log: Uuid,
+    /// As in [`TopicRecord::epochs`], for the partition in the new log.
+    pub epoch: i32,
+    /// The copy has no records below: they were being deleted when it began.
+    #[serde(default)]
+    pub from: i64,
+    /// The copy has almost all records: the leader takes no more of them.
+    #[serde(default)]
+    pub ready: bool,
+    /// The offset of the first record and the one after the last, once neither changes any more.
+    #[serde(default)]
+    pub bounds: Option<(i64, i64)>,
 }
 
 impl TopicRecord {
     /// Creates a topic without partitions.
     pub fn new(id: Uuid, configs: Overrides) -> TopicRecord {
-        TopicRecord { id, streams: Vec::new(), logs: Vec::new(), configs }
+        TopicRecord {
+            id,
+            streams: Vec::new(),
+            logs: Vec::new(),
+            epochs: Vec::new(),
+            moves: BTreeMap::new(),
+            configs,
+        }
     }
 
     /// The stream and the log of each partition.
     pub fn places(&self) -> impl Iterator<Item = (StreamId, Uuid)> {
         let logs = self.logs.iter().copied().chain(std::iter::repeat(Uuid::nil()));
         self.streams.iter().map(|stream| StreamId(*stream)).zip(logs)
+    }
+
+    /// As in [`TopicRecord::epochs`], for the partition `index`.
+    pub fn epoch_base(&self, index: i32) -> i32 {
+        let at = usize::try_from(index).ok();
+        at.and_then(|at| self.epochs.get(at)).copied().unwrap_or(0)
+    }
+
+    /// Ends the move of a partition: it is in the new log from now on.
+    pub fn finish_move(&mut self, index: i32) {
+        let (Some(of), Ok(at)) = (self.moves.remove(&index), usize::try_from(index)) else { return };
+        self.replace(at, (StreamId(of.stream), of.log));
+        self.epochs.resize(self.streams.len().max(self.epochs.len()), 0);
+        self.epochs[at] = of.epoch;
     }
 
     /// Adds a partition.

@@ -4,6 +4,7 @@
 //! offsets is therefore the order in the log. The lock is never held across an await.
 
 pub mod log;
+mod moving;
 mod order;
 pub mod sequence;
 pub mod signal;
@@ -44,6 +45,8 @@ pub struct Partition {
     epoch: Option<i32>,
     /// Another partition stands in the place of this one, whose log is about to be closed.
     retired: AtomicBool,
+    /// The partition is about to move to another log, and takes no more records.
+    sealed: AtomicBool,
     leadership: Leadership,
     /// The fetches and other tasks that wait for commits.
     pub subscribers: Subscribers,
@@ -169,16 +172,17 @@ fn epochs_of(leader: Leader, next_offset: Offset) -> Vec<(i32, Offset)> {
 }
 
 impl Partition {
-    /// Creates a partition whose records are in the stream `stream_id` of `log`.
+    /// Creates a partition whose records are in the stream `stream_id` of `log`. Its leader epoch is that of the log and
+    /// `epoch_base`.
     pub fn new(
         topic: Text,
         index: i32,
-        stream_id: StreamId,
+        (stream_id, epoch_base): (StreamId, i32),
         log: Result<Arc<OpenLog>, Absent>,
         leader: Leader,
     ) -> Partition {
         let epoch = log.as_ref().ok().and_then(|log| log.epoch);
-        let epoch = epoch.map(|epoch| i32::try_from(epoch).unwrap_or(i32::MAX));
+        let epoch = epoch.map(|epoch| i32::try_from(epoch).unwrap_or(i32::MAX).saturating_add(epoch_base));
         let log = log.map(|log| Arc::new(LocalLog::new(log, stream_id)) as Arc<dyn PartitionLog>);
         let (next_offset, Restored { producers, transactions }) = match &log {
             Ok(log) => (log.bounds().synced, log.take_restored()),
@@ -198,6 +202,7 @@ impl Partition {
             log,
             epoch,
             retired: AtomicBool::new(false),
+            sealed: AtomicBool::new(false),
             leadership: Leadership::new(leader),
             subscribers: Subscribers::default(),
             state: Mutex::new(state),
@@ -255,8 +260,18 @@ impl Partition {
         self.epoch.is_some()
     }
 
-    fn is_retired(&self) -> bool {
+    /// Whether another partition stands in the place of this one.
+    pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
+    }
+
+    fn takes_nothing(&self) -> bool {
+        self.is_retired() || self.is_sealed()
+    }
+
+    /// The epoch of this log in which the partition was opened here. `None` where the owners of logs do not change.
+    pub fn opened_in(&self) -> Option<i32> {
+        self.epoch
     }
 
     /// The end of an epoch (KIP-320): the largest epoch up to `epoch`, and the offset after its last record. For the
@@ -301,7 +316,7 @@ impl Partition {
     ) -> Result<Appended, SequenceError> {
         let mut state = self.state.lock();
         let leader_epoch = self.leader().epoch;
-        if self.is_retired() || order.leader_epoch.is_some_and(|epoch| epoch != leader_epoch) {
+        if self.takes_nothing() || order.leader_epoch.is_some_and(|epoch| epoch != leader_epoch) {
             return Err(SequenceError::Moved);
         }
         let producer_id = batch.header.producer_id;
@@ -341,6 +356,22 @@ impl Partition {
         Ok(Appended::New { base_offset })
     }
 
+    /// Deletes the records of `log`, which is this partition's, below `to`.
+    pub fn trim(
+        &self,
+        log: &dyn PartitionLog,
+        to: Offset,
+        done: Arc<dyn Completion>,
+    ) -> Result<(), SequenceError> {
+        // A partition that is sealed names its start.
+        let _state = self.state.lock();
+        if self.takes_nothing() {
+            return Err(SequenceError::Moved);
+        }
+        log.trim(to, done);
+        Ok(())
+    }
+
     /// Appends the marker that ends a producer's transaction, if one is open. Returns the offset of the marker.
     pub fn append_marker(
         &self,
@@ -349,7 +380,7 @@ impl Partition {
         order: Order,
     ) -> Result<Offset, SequenceError> {
         let mut state = self.state.lock();
-        if self.is_retired() {
+        if self.takes_nothing() {
             return Err(SequenceError::Moved);
         }
         let leader_epoch = self.leader().epoch;
@@ -581,7 +612,7 @@ mod tests {
         let directory = LogDirectory::new("a", move |_| Ok(Arc::new(disk.clone()) as Arc<dyn Disk>));
         let opening = Opening::of(Config { reserve_bytes: 0, segment_bytes: 1 << 20, ..Config::default() });
         let logs = Logs::open(vec![directory], &opening, store, home.path(), &BTreeMap::new()).unwrap();
-        let partition = Partition::new("t".into(), 0, STREAM, Ok(logs.all()[0].clone()), LEADER);
+        let partition = Partition::new("t".into(), 0, (STREAM, 0), Ok(logs.all()[0].clone()), LEADER);
         (logs, partition)
     }
 

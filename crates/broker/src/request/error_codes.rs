@@ -10,7 +10,7 @@ use crate::groups::GroupError;
 use crate::logs::Lost;
 use crate::partition::Elsewhere;
 use crate::partition::sequence::SequenceError;
-use crate::topics::TopicError;
+use crate::topics::{MoveError, TopicError};
 use crate::transactions::TransactionError;
 
 impl From<AdmitError> for Failure {
@@ -106,6 +106,17 @@ impl From<TopicError> for Failure {
             TopicError::Meta(error) => return error.into(),
         };
         Failure::because(code, message)
+    }
+}
+
+impl From<MoveError> for Failure {
+    fn from(error: MoveError) -> Failure {
+        let message = error.to_string();
+        match error {
+            MoveError::Topic(error) => error.into(),
+            MoveError::NoLog(_) => Failure::because(ErrorCode::InvalidReplicaAssignment, message),
+            MoveError::NoMove => ErrorCode::NoReassignmentInProgress.into(),
+        }
     }
 }
 

@@ -5,8 +5,9 @@
 
 mod moving;
 mod names;
+mod reassigning;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -19,6 +20,7 @@ use wire::Text;
 
 use self::names::Names;
 pub use self::names::{TOPIC_NAME_MAX, check_name};
+pub use self::reassigning::{MoveError, Moving};
 use crate::config::resource_setting::Overrides;
 use crate::image::records::TopicRecord;
 use crate::image::stored;
@@ -134,10 +136,13 @@ impl NewStreams {
     }
 }
 
-/// Learns of topics that are gone, also of those that another broker deletes.
+/// Learns of topics that are gone and of partitions that have moved, also where another broker has changed that.
 pub trait Removals: std::fmt::Debug + Send + Sync {
     /// The topic `name` is gone. Another one may have the name already.
-    fn removed(self: Arc<Self>, name: &str);
+    fn removed(self: Arc<Self>, _name: &str) {}
+
+    /// A partition has moved: another one stands in its place.
+    fn moved(&self, _partition: &Arc<Partition>) {}
 }
 
 /// All topics.
@@ -155,6 +160,8 @@ pub struct Topics {
     /// Held while topics and partitions are added, replaced and removed in memory.
     shape: Mutex<()>,
     removals: RwLock<Vec<Weak<dyn Removals>>>,
+    /// Topics with partitions that move to other logs.
+    moving: Mutex<BTreeSet<String>>,
     /// Number of times that a topic was created, was deleted, or got partitions.
     changes: AtomicU64,
 }
@@ -178,6 +185,7 @@ impl Topics {
             change: Mutex::default(),
             shape: Mutex::default(),
             removals: RwLock::default(),
+            moving: Mutex::default(),
             changes: AtomicU64::new(0),
         });
         let image = topics.metadata.image();
@@ -412,20 +420,24 @@ impl Topics {
         all
     }
 
-    /// Allocates `count` new stream ids and chooses their logs.
+    /// Chooses logs for `count` new streams, and allocates their ids.
     fn new_streams(&self, image: &Image, count: i32) -> Result<NewStreams, TopicError> {
         let partitions = usize::try_from(count).unwrap_or(0);
         let logs = match self.logs.are_moving() {
             true => Topics::place_in_cluster(image, partitions),
             false => self.logs.place(partitions, || self.held()),
         };
-        let logs = logs.map_err(TopicError::NoLog)?;
+        self.streams_in(logs.map_err(TopicError::NoLog)?)
+    }
+
+    /// Allocates the ids of new streams in these logs.
+    fn streams_in(&self, logs: Vec<Uuid>) -> Result<NewStreams, TopicError> {
         let next = self.metadata.store().find(NEXT_STREAM_KEY)?;
         let unused =
             Compare { key: NEXT_STREAM_KEY.into(), revision: next.as_ref().map(|value| value.revision) };
         let next = next.map(|value| stored::read(NEXT_STREAM_KEY, &value)).transpose()?;
         let first: u64 = next.unwrap_or(1);
-        let next = first + u64::from(count.unsigned_abs());
+        let next = first + logs.len() as u64;
         let bytes = serde_json::to_vec(&next).expect("a number can be written as JSON");
         let places = (first..next).map(StreamId).zip(logs).collect();
         Ok(NewStreams { places, unused, used: Change::put(NEXT_STREAM_KEY, bytes) })
@@ -435,11 +447,16 @@ impl Topics {
         &self,
         image: &Image,
         topic: &Text,
+        record: &TopicRecord,
         index: i32,
         (stream, log): (StreamId, Uuid),
     ) -> Arc<Partition> {
-        let leader = self.leader_of(image, log);
-        let partition = Partition::new(topic.clone(), index, stream, self.logs.find(log), leader);
+        let base = record.epoch_base(index);
+        let leader = self.leader_of(image, log, base);
+        let partition = Partition::new(topic.clone(), index, (stream, base), self.logs.find(log), leader);
+        if record.moves.get(&index).is_some_and(|of| of.ready) {
+            partition.seal(true);
+        }
         let partition = Arc::new(partition);
         self.by_stream.write().insert(stream, partition.clone());
         partition
@@ -448,7 +465,7 @@ impl Topics {
     fn insert(&self, image: &Image, name: Text, record: &Arc<TopicRecord>) {
         let places = (0..).zip(record.places());
         let partitions: Vec<_> =
-            places.map(|(index, place)| self.partition(image, &name, index, place)).collect();
+            places.map(|(index, place)| self.partition(image, &name, record, index, place)).collect();
         let config = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
         // Before anybody finds the topic: a record of a diskless topic must not be visible too early.
         set_levels(&name, &partitions, &config, self.logs.are_moving());
@@ -461,8 +478,11 @@ impl Topics {
             config: RwLock::new(config),
         });
         self.by_id.write().insert(record.id, topic.clone());
-        self.by_name.write().insert(topic);
+        self.by_name.write().insert(topic.clone());
         self.note_change();
+        if !record.moves.is_empty() {
+            self.follow_moves(&topic, record, record);
+        }
     }
 
     fn remove(&self, topic: &Topic) {
@@ -470,6 +490,8 @@ impl Topics {
         self.by_id.write().remove(&topic.id);
         self.note_change();
         topic.partitions().iter().for_each(|partition| self.close(partition));
+        topic.record().moves.values().for_each(|of| self.drop_copy(of));
+        self.moving.lock().remove(topic.name.as_str());
     }
 
     /// Closes a partition whose records are no longer needed.
@@ -481,33 +503,6 @@ impl Topics {
             log.delete();
         }
     }
-
-    /// Updates a topic to its record in the metadata.
-    fn replace(&self, image: &Image, topic: &Topic, record: &Arc<TopicRecord>) {
-        let old = std::mem::replace(&mut *topic.record.write(), record.clone());
-        if old.configs != record.configs {
-            let config = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
-            set_levels(&topic.name, &topic.partitions(), &config, self.logs.are_moving());
-            *topic.config.write() = config;
-        }
-        if old.streams == record.streams {
-            return;
-        }
-        let before = topic.partitions();
-        let kept = |index: usize, stream| before.get(index).filter(|old| old.stream_id == stream).cloned();
-        let partitions = (0..).zip(record.places()).map(|(index, place)| {
-            let at = usize::try_from(index).unwrap_or(usize::MAX);
-            kept(at, place.0).unwrap_or_else(|| self.partition(image, &topic.name, index, place))
-        });
-        let partitions: Arc<[Arc<Partition>]> = partitions.collect();
-        set_levels(&topic.name, &partitions, &topic.config(), self.logs.are_moving());
-        *topic.partitions.write() = partitions.clone();
-        let replaced = before.iter().enumerate().filter(|(at, old)| {
-            partitions.get(*at).is_none_or(|partition| partition.stream_id != old.stream_id)
-        });
-        replaced.for_each(|(_, old)| self.close(old));
-        self.note_change();
-    }
 }
 
 impl Observer for Topics {
@@ -515,12 +510,14 @@ impl Observer for Topics {
         if ResourceKind::Broker.is_in(delta) {
             self.reconfigure();
         }
-        let mut removed = Vec::new();
+        let (mut removed, mut moved) = (Vec::new(), Vec::new());
         let shape = self.shape.lock();
         for name in &delta.topics {
             let (there, record) = (self.find(name), image.topics.get(name));
             match (there, record) {
-                (Some(topic), Some(record)) if topic.id == record.id => self.replace(image, &topic, record),
+                (Some(topic), Some(record)) if topic.id == record.id => {
+                    moved.extend(self.replace(image, &topic, record));
+                }
                 (there, record) => {
                     if let Some(topic) = there {
                         self.remove(&topic);
@@ -533,9 +530,10 @@ impl Observer for Topics {
             }
         }
         drop(shape);
-        if !removed.is_empty() {
+        if !removed.is_empty() || !moved.is_empty() {
             for told in self.removals.read().iter().filter_map(Weak::upgrade) {
                 removed.iter().for_each(|name| told.clone().removed(name));
+                moved.iter().for_each(|partition| told.moved(partition));
             }
         }
         self.lead(image, delta.owners.iter().filter_map(|log| log.parse().ok()));

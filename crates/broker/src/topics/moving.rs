@@ -1,6 +1,7 @@
 //! The partitions of logs that move between the brokers of a cluster: who leads them, and what happens to them when
 //! this broker opens or closes their log.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use meta::MetaError;
@@ -8,12 +9,13 @@ use model::StreamId;
 use storage::{Clock, SystemClock};
 use uuid::Uuid;
 
-use super::{NEXT_STREAM_KEY, Topics, is_internal, set_levels};
-use crate::image::records::OwnerRecord;
+use super::{NEXT_STREAM_KEY, Topic, Topics, is_internal, set_levels};
+use crate::image::records::{OwnerRecord, TopicRecord};
 use crate::image::{Image, stored};
 use crate::logs::{Absent, OpenLog};
 use crate::partition::Partition;
 use crate::placement::Leader;
+use crate::settings::topic::TopicConfig;
 use crate::transactions::INDEX_STREAM;
 
 /// The streams of a log, as the metadata knows them.
@@ -26,10 +28,10 @@ pub struct KnownStreams {
 }
 
 impl Topics {
-    /// The leader of the partitions of a log.
-    pub(super) fn leader_of(&self, image: &Image, log: Uuid) -> Leader {
+    /// The leader of a partition of a log. `base` is as in [`TopicRecord::epochs`].
+    pub(super) fn leader_of(&self, image: &Image, log: Uuid, base: i32) -> Leader {
         let owner = image.owners.get(&log.to_string());
-        owner.map_or_else(|| self.placement.first_leader(), |owner| leader(owner))
+        owner.map_or_else(|| self.placement.first_leader(), |owner| leader(owner, base))
     }
 
     /// Chooses logs for `count` new partitions of a cluster: the log with the fewest partitions, of those whose owner is
@@ -67,8 +69,15 @@ impl Topics {
         }
         let next = next.map_or(Ok(1), |value| stored::read(NEXT_STREAM_KEY, &value))?;
         let image = self.metadata.image();
-        let places = image.topics.iter().flat_map(|(_, record)| record.places());
-        let owned = places.filter(|(_, of)| *of == log).map(|(stream, _)| stream).collect();
+        // The topics here may not show the end of a move yet that the image shows.
+        let mut owned = BTreeSet::new();
+        let records: Vec<Arc<TopicRecord>> = self.all().iter().map(|topic| topic.record()).collect();
+        for record in image.topics.iter().map(|(_, record)| record).chain(&records) {
+            let copies = record.moves.values().map(|of| (StreamId(of.stream), of.log));
+            let places = record.places().chain(copies);
+            owned.extend(places.filter(|(_, of)| *of == log).map(|(stream, _)| stream));
+        }
+        let owned = owned.into_iter().collect();
         Ok(KnownStreams { owned, next: StreamId(next) })
     }
 
@@ -97,6 +106,11 @@ impl Topics {
 
     /// Makes the partitions of a log anew, which this broker has taken out of its logs. Returns them.
     pub fn closed(&self, log: Uuid) -> Vec<Arc<Partition>> {
+        let shape = self.shape.lock();
+        for moving in self.moves() {
+            self.close_copies(&moving.topic, log);
+        }
+        drop(shape);
         self.renew(log, |partition| partition.log().is_err_and(|absent| *absent == Absent::Elsewhere))
     }
 
@@ -111,6 +125,8 @@ impl Topics {
         for topic in all {
             let (record, before) = (topic.record(), topic.partitions());
             let places: Vec<_> = record.places().collect();
+            let copies = record.moves.iter().filter(|(_, of)| of.log == log);
+            copies.for_each(|(index, of)| self.open_copy(&topic, *index, of));
             let stays = |at: usize| places.get(at).is_none_or(|(_, of)| *of != log) || right(&before[at]);
             if (0..before.len()).all(stays) {
                 continue;
@@ -119,7 +135,7 @@ impl Topics {
                 .zip(before.iter().enumerate())
                 .map(|(index, (at, old))| match stays(at) {
                     true => old.clone(),
-                    false => self.partition(&image, &topic.name, index, places[at]),
+                    false => self.partition(&image, &topic.name, &record, index, places[at]),
                 })
                 .collect();
             let new = partitions.iter().zip(before.iter()).filter(|(new, old)| !Arc::ptr_eq(new, old));
@@ -135,6 +151,63 @@ impl Topics {
         renewed
     }
 
+    /// Updates a topic to its record in the metadata. Returns the partitions that have moved.
+    pub(super) fn replace(
+        &self,
+        image: &Image,
+        topic: &Topic,
+        record: &Arc<TopicRecord>,
+    ) -> Vec<Arc<Partition>> {
+        let old = std::mem::replace(&mut *topic.record.write(), record.clone());
+        if old.configs != record.configs {
+            let config = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
+            set_levels(&topic.name, &topic.partitions(), &config, self.logs.are_moving());
+            *topic.config.write() = config;
+        }
+        if old.streams == record.streams {
+            if old.moves != record.moves {
+                self.follow_moves(topic, &old, record);
+            }
+            return Vec::new();
+        }
+        let before = topic.partitions();
+        let kept = |index: usize, stream| before.get(index).filter(|old| old.stream_id == stream).cloned();
+        let partitions = (0..).zip(record.places()).map(|(index, place)| {
+            let at = usize::try_from(index).unwrap_or(usize::MAX);
+            kept(at, place.0)
+                .or_else(|| self.copied(image, record, index, place))
+                .unwrap_or_else(|| self.partition(image, &topic.name, record, index, place))
+        });
+        let partitions: Arc<[Arc<Partition>]> = partitions.collect();
+        set_levels(&topic.name, &partitions, &topic.config(), self.logs.are_moving());
+        *topic.partitions.write() = partitions.clone();
+        let replaced = before.iter().enumerate().filter(|(at, old)| {
+            partitions.get(*at).is_none_or(|partition| partition.stream_id != old.stream_id)
+        });
+        let (mut gone, mut moved) = (Vec::new(), Vec::new());
+        for (at, old) in replaced {
+            gone.push(old);
+            moved.extend(partitions.get(at).cloned());
+        }
+        for old in gone {
+            if !self.logs.are_moving() {
+                self.close(old);
+                continue;
+            }
+            // It has moved. Clients that ask for it are to look for its leader.
+            self.by_stream.write().remove(&old.stream_id);
+            old.retire();
+            if let Ok(log) = old.log() {
+                log.delete();
+            }
+        }
+        self.note_change();
+        if !old.moves.is_empty() || !record.moves.is_empty() {
+            self.follow_moves(topic, &old, record);
+        }
+        moved
+    }
+
     /// Sets the leaders of the partitions of logs that have other owners now.
     pub(super) fn lead(&self, image: &Image, logs: impl Iterator<Item = Uuid>) {
         let logs: Vec<Uuid> = logs.collect();
@@ -142,9 +215,10 @@ impl Topics {
             return;
         }
         for topic in self.all() {
-            for (partition, (_, log)) in topic.partitions().iter().zip(topic.record().places()) {
+            let record = topic.record();
+            for (partition, (_, log)) in topic.partitions().iter().zip(record.places()) {
                 if logs.contains(&log) {
-                    partition.lead(self.leader_of(image, log));
+                    partition.lead(self.leader_of(image, log, record.epoch_base(partition.index)));
                 }
             }
         }
@@ -152,6 +226,7 @@ impl Topics {
     }
 }
 
-fn leader(owner: &OwnerRecord) -> Leader {
-    Leader { node: owner.broker, epoch: i32::try_from(owner.epoch).unwrap_or(i32::MAX) }
+fn leader(owner: &OwnerRecord, base: i32) -> Leader {
+    let epoch = i32::try_from(owner.epoch).unwrap_or(i32::MAX).saturating_add(base);
+    Leader { node: owner.broker, epoch }
 }

@@ -39,7 +39,8 @@ impl Weather {
         self.failures.store(0, Ordering::Relaxed);
     }
 
-    fn strikes(&self) -> bool {
+    /// Whether something fails now.
+    pub fn strikes(&self) -> bool {
         self.rng.lock().u8(..) < self.failures.load(Ordering::Relaxed)
     }
 

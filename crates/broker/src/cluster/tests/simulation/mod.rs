@@ -1,6 +1,6 @@
 //! Whole clusters, simulated: the broker's own code from membership to logs, on disks, clocks, an object store and an etcd
 //! that a seed decides about. Processes are killed, stopped and started, and lose their connections, while clients
-//! produce, consume, and delete records and topics.
+//! produce, consume, and delete records and topics, and partitions move from log to log.
 //!
 //! What must hold:
 //! - A batch that was answered, or that a consumer saw, is at its offset for ever, and nowhere else.
@@ -98,12 +98,13 @@ fn whatever_happens_to_a_cluster_what_was_answered_stays() {
     let seeds = seeds(0..2000);
     let all = passed(&seeds, Flaw::None).unwrap();
     let count = seeds.end - seeds.start;
-    let Passed { answered, repeated, failed, reads, trims, owners, kills, .. } = all;
+    let Passed { answered, repeated, failed, reads, trims, owners, kills, moves, moved, .. } = all;
     assert!(
         answered > 20 * count && repeated > 5 * count && failed > 20 * count && reads > 10 * count,
         "{all:?}"
     );
     assert!(trims > count && owners > 2 * count && kills > 2 * count, "{all:?}");
+    assert!(moves > count && 5 * moved > count, "{all:?}");
 }
 
 /// A seed that fails once fails again.
@@ -120,6 +121,7 @@ fn planted_faults_are_found() {
         Flaw::Overwrites,
         Flaw::Careless,
         Flaw::DeletesSeals,
+        Flaw::TakesThoughSealed,
         Flaw::Log(Mutation::VisibleWhenSynced),
         Flaw::Log(Mutation::TrustsTaken),
         Flaw::Log(Mutation::DeletesLinks),

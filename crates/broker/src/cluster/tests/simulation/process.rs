@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use disk::{Disk, SimDisk};
 use meta::Store;
+use model::Offset;
 use objects::{Bucket, WatchedBucket};
 use parking_lot::Mutex;
 use storage::stepped::{Put, Steps};
@@ -16,10 +18,11 @@ use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::links::{ToEtcd, ToStore, Weather};
-use super::tasks::Tasks;
+use super::tasks::{Tasks, pause, without_pauses};
 use super::world::{START_MS, TTL};
 use crate::cluster::Member;
 use crate::cluster::host::{Directories, Host, LocalDirectory, Parts};
+use crate::cluster::reassign::{Fetched, JobError, Leaders, Moves, fetch_here};
 use crate::cluster::run::duties;
 use crate::cluster::threads::Threads;
 use crate::config::Config;
@@ -28,7 +31,7 @@ use crate::image::records::BrokerRecord;
 use crate::logs::{Logs, Opening, Streams};
 use crate::placement::Placement;
 use crate::settings::resource::ResourceConfigs;
-use crate::topics::Topics;
+use crate::topics::{Moving, Topics};
 
 /// What all processes share.
 pub struct Ground {
@@ -36,6 +39,7 @@ pub struct Ground {
     pub runtime: Handle,
     pub store: Arc<dyn Store>,
     pub bucket: Arc<dyn Bucket>,
+    pub running: Running,
     pub mutation: Option<Mutation>,
 }
 
@@ -56,6 +60,32 @@ impl Clock for MachineClock {
 
     fn nanos(&self) -> u64 {
         self.now_ms.load(Ordering::Relaxed) * 1_000_000 + self.ticks.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// The processes of all brokers, the youngest last.
+pub type Running = Arc<Mutex<Vec<(i32, Weak<Topics>)>>>;
+
+/// The way to other brokers.
+#[derive(Debug)]
+struct Neighbours {
+    running: Running,
+    weather: Arc<Weather>,
+}
+
+impl Leaders for Neighbours {
+    fn fetch(&self, moving: &Moving, leader: i32, from: Offset) -> Result<Fetched, JobError> {
+        pause(Duration::ZERO);
+        let all: Vec<_> =
+            self.running.lock().iter().filter(|(broker, _)| *broker == leader).cloned().collect();
+        let found = all.iter().rev().find_map(|(_, topics)| topics.upgrade()).ok_or(JobError::Away)?;
+        if self.weather.strikes() {
+            return Err(JobError::Away);
+        }
+        let partition = found.find_id(&moving.topic.id).and_then(|topic| topic.partition(moving.index));
+        let partition = partition.ok_or(JobError::Away)?;
+        // The clients of the simulation read in no task, and may wait for a read of this one.
+        without_pauses(|| fetch_here(&partition, leader, from, 1 << 12))
     }
 }
 
@@ -91,6 +121,7 @@ pub struct Process {
     pub weather: Arc<Weather>,
     pub clock: Arc<MachineClock>,
     pub host: Host,
+    moves: Moves,
     tasks: Arc<Tasks>,
     disks: Arc<Disks>,
     opened: Arc<Mutex<Vec<Opened>>>,
@@ -150,6 +181,16 @@ impl Process {
         let streams: Arc<dyn Streams> = topics.clone();
         assert!(opening.topics.set(Arc::downgrade(&streams)).is_ok());
         let disks = Arc::new(Disks { rng: Mutex::new(rng.fork()), fails: AtomicBool::new(false) });
+        ground.running.lock().push((broker, Arc::downgrade(&topics)));
+        let leaders = Neighbours { running: ground.running.clone(), weather: weather.clone() };
+        let moves = Moves {
+            topics: topics.clone(),
+            leaders: Arc::new(leaders),
+            local: broker,
+            threads: tasks.clone(),
+            clock: clock.clone(),
+            busy: Arc::default(),
+        };
         let host = Host::new(Parts {
             logs,
             topics: topics.clone(),
@@ -176,6 +217,7 @@ impl Process {
             weather,
             clock,
             host,
+            moves,
             tasks,
             disks,
             opened,
@@ -198,6 +240,7 @@ impl Process {
         }
         let _ = self.member.keep_alive();
         let _ = duties(&self.member, &mut self.host);
+        self.moves.turn();
     }
 
     /// Lets one of the threads that open or close logs go on.

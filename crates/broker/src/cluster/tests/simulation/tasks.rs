@@ -49,6 +49,14 @@ pub fn pause(time: Duration) {
     });
 }
 
+/// Does something in which nobody else goes on.
+pub fn without_pauses<T>(work: impl FnOnce() -> T) -> T {
+    let this = THIS.take();
+    let done = work();
+    THIS.set(this);
+    done
+}
+
 struct Task {
     /// Dropped to end the task where it stands.
     resume: Option<Sender<()>>,

@@ -24,6 +24,7 @@ use crate::cluster::tests::members::Careless;
 use crate::config::resource_setting::Overrides;
 use crate::image::Record;
 use crate::image::records::{DrainRecord, OwnerRecord};
+use crate::topics::Topic;
 
 pub const TTL: Duration = Duration::from_secs(3);
 const BROKERS: i32 = 3;
@@ -46,6 +47,8 @@ pub enum Flaw {
     Careless,
     /// Now and then, a seal is deleted.
     DeletesSeals,
+    /// A partition that is about to move goes on taking records.
+    TakesThoughSealed,
 }
 
 /// How often what does not always happen did happen.
@@ -61,11 +64,16 @@ pub struct Passed {
     pub trims: u64,
     pub owners: u64,
     pub kills: u64,
+    /// Partitions that were to move.
+    pub moves: u64,
+    /// Partitions that have moved, in the end.
+    pub moved: u64,
 }
 
 impl Passed {
     pub fn add(&mut self, other: Passed) {
-        let Passed { answered, repeated, failed, out_of_order, reads, trims, owners, kills } = other;
+        let Passed { answered, repeated, failed, out_of_order, reads, trims, owners, kills, moves, moved } =
+            other;
         self.answered += answered;
         self.repeated += repeated;
         self.failed += failed;
@@ -74,6 +82,8 @@ impl Passed {
         self.trims += trims;
         self.owners += owners;
         self.kills += kills;
+        self.moves += moves;
+        self.moved += moved;
     }
 }
 
@@ -120,7 +130,8 @@ impl World {
         bucket.set_overwrites(flaw == Flaw::Overwrites);
         let mutation = if let Flaw::Log(mutation) = flaw { Some(mutation) } else { None };
         let shared: Arc<dyn Bucket> = Arc::new(bucket.clone());
-        let ground = Ground { now_ms, runtime: RUNTIME.handle().clone(), store, bucket: shared, mutation };
+        let runtime = RUNTIME.handle().clone();
+        let ground = Ground { now_ms, runtime, store, bucket: shared, running: Arc::default(), mutation };
         let mut world = World {
             flaw,
             rng,
@@ -334,8 +345,23 @@ impl World {
         let outcome = Arc::new(Outcome::default());
         let expected = self.expected.get_mut(&place).unwrap();
         expected.start_max = expected.start_max.max(to);
-        replica.log.trim(Offset(to), outcome.clone());
+        if partition.trim(&**replica.log, Offset(to), outcome.clone()).is_err() {
+            return;
+        }
         self.trims.push(Trim { place, to, process, outcome });
+    }
+
+    /// Lets a partition move to some broker, or gives its move up.
+    fn reassign(&mut self) {
+        let place = self.place();
+        let number = self.any();
+        let there = &self.processes[&number].topics;
+        let Some(topic) = there.find(&topic_name(place.0)) else { return };
+        let to = (self.rng.u8(0..4) > 0).then(|| self.rng.i32(1..=BROKERS));
+        // Nobody may move, and the broker may own nothing.
+        if topic.partition(place.1).is_some() && there.alter_moves(&topic, &[(place.1, to)]).is_ok() {
+            self.passed.moves += 1;
+        }
     }
 
     fn consume(&mut self) {
@@ -425,21 +451,27 @@ impl World {
                 let change = if drained { DrainRecord {}.put(&name) } else { DrainRecord::delete(&name) };
                 self.ground.store.commit(&[], &[change]).unwrap();
             }
-            987..990 => {
+            987..989 => {
                 let log = Uuid::from_u128(self.rng.u128(1..=3)).to_string();
                 let to = self.rng.i32(1..=BROKERS);
                 // The broker may be away, or drained.
                 let _ = ClusterAdmin::open(self.ground.store.clone()).unwrap().move_log(&log, to);
             }
+            989 => self.reassign(),
             990..993 => {
                 process.ends = true;
                 let _ = process.member.announce_leaving();
             }
-            993..996 => self.create_topic(),
+            993..994 => self.create_topic(),
+            994..996 => self.reassign(),
             996..997 => self.delete_topic(),
             997..999 if !self.left.is_empty() => {
                 let at = self.rng.usize(..self.left.len());
                 self.left.swap_remove(at)();
+            }
+            _ if self.flaw == Flaw::TakesThoughSealed => {
+                let named = process.topics.moves().into_iter().filter(|moving| moving.of.bounds.is_some());
+                named.filter_map(|moving| moving.partition()).for_each(|partition| partition.seal(false));
             }
             _ if self.flaw == Flaw::DeletesSeals => {
                 let keys = self.bucket.keys();
@@ -488,7 +520,9 @@ impl World {
         };
         let waits =
             |producer: &Producer| producer.current.is_some() && self.expected.contains_key(&producer.place);
+        let moves = self.processes.values().any(|process| !process.topics.moves().is_empty());
         self.owners().iter().all(opened)
+            && !moves
             && self.trims.is_empty()
             && self.attempts.is_empty()
             && !self.producers.iter().any(waits)
@@ -568,6 +602,10 @@ impl World {
     /// Reads all that there is.
     pub fn check(&mut self) {
         let owners = self.owners();
+        let topics = self.processes.values().next().map(|process| process.topics.all());
+        let moved =
+            |topic: &Arc<Topic>| topic.record().epochs.iter().filter(|base| **base > 0).count() as u64;
+        self.passed.moved = topics.iter().flatten().map(moved).sum();
         for (place, expected) in &mut self.expected {
             let process = self.processes.values().find(|process| {
                 let topic = process.topics.find(&topic_name(place.0));

@@ -1,0 +1,87 @@
+//! A partition that moves to another log: it is sealed in the old one, and copied into the new one.
+
+use std::sync::atomic::Ordering;
+
+use model::{BatchHeader, Offset};
+use wire::records::transaction_result;
+
+use super::log::PartitionLog;
+use super::sequence::SequenceError;
+use super::{Checked, Order, Partition, epochs_of};
+use crate::placement::Leader;
+
+impl Partition {
+    /// Says whether the partition takes no more records because it moves to another log.
+    pub fn seal(&self, sealed: bool) {
+        let state = self.state.lock();
+        self.sealed.store(sealed, Ordering::Release);
+        drop(state);
+    }
+
+    /// The offset after the last record that a sealed partition has taken in `log`, which is this partition's. `None` if it takes
+    /// records, or has no room to end transactions that were decided.
+    pub fn sealed_end(&self, log: &dyn PartitionLog, now_ms: i64) -> Option<Offset> {
+        let mut state = self.state.lock();
+        let leader_epoch = self.leader().epoch;
+        let ended = self.is_sealed() && state.end_decided(log, leader_epoch, now_ms).is_ok();
+        ended.then_some(state.next_offset)
+    }
+
+    /// Whether the partition takes no more records because it moves to another log.
+    pub fn is_sealed(&self) -> bool {
+        self.sealed.load(Ordering::Acquire)
+    }
+
+    /// Appends a batch of another log's copy of this partition, with the offsets and the leader epoch that it has there. A batch
+    /// that the partition has is passed over. A partition that is copied has no leader yet.
+    ///
+    /// # Errors
+    /// [`SequenceError::Moved`] if the partition is no more to be copied here, or has a part of the batch.
+    pub fn append_copy(
+        &self,
+        log: &dyn PartitionLog,
+        batch: Checked,
+        mut order: Order,
+    ) -> Result<(), SequenceError> {
+        let mut state = self.state.lock();
+        if self.is_retired() {
+            return Err(SequenceError::Moved);
+        }
+        let BatchHeader { base_offset, leader_epoch, producer_id, .. } = batch.header;
+        if batch.header.next_offset() <= state.next_offset {
+            return Ok(());
+        }
+        if base_offset < state.next_offset {
+            return Err(SequenceError::Moved);
+        }
+        state.next_offset = base_offset;
+        let room = order.index_room.take();
+        let ended =
+            if batch.header.is_control() { transaction_result(&batch.bytes).ok().flatten() } else { None };
+        if let Some((result, _)) = ended {
+            // A crash may have cut off the marker behind its record in the transaction index.
+            state.decided.retain(|(id, _)| *id != producer_id);
+            if let (Some(first), Some(room)) =
+                (state.transactions.end(producer_id, base_offset, result), room)
+            {
+                log.end_transaction((producer_id, first), (base_offset, result), room, order.now_ms);
+            }
+        } else if batch.header.is_transactional()
+            && !batch.header.is_control()
+            && let (true, Some(room)) = (state.transactions.begin(producer_id, base_offset), room)
+        {
+            log.begin_transaction((producer_id, base_offset), room, order.now_ms);
+        }
+        state.place(log, batch, leader_epoch, order);
+        Ok(())
+    }
+
+    /// Lets the partition lead, whose records were copied. Those are of one earlier epoch.
+    pub fn begin_to_lead(&self, leader: Leader) {
+        let mut state = self.state.lock();
+        state.epochs = epochs_of(leader, state.next_offset);
+        self.leadership.set(leader);
+        drop(state);
+        self.subscribers.mark(usize::MAX);
+    }
+}
