@@ -80,7 +80,7 @@ impl Broker {
                     continue;
                 }
                 apply_tiering(&**log, config.tiering.as_ref(), now_ms);
-                if let Some(start) = log.retain(oldest, config.retention_bytes) {
+                if let Some(start) = partition.retain(&**log, oldest, config.retention_bytes) {
                     tracing::debug!(topic = %topic.name, partition = partition.index, %start, "retention");
                 }
             }

@@ -306,6 +306,8 @@ impl Broker {
             threads: threads.clone(),
             clock: self.clock.clone(),
             busy: Arc::default(),
+            sealed: Arc::default(),
+            turns: Arc::default(),
         };
         let host = Host::new(Parts {
             logs: self.logs.clone(),

@@ -309,7 +309,7 @@ impl Member {
                 Some(Duty::Leave) => drop(holder.close(log, false)),
                 Some(Duty::Claim) => self.pass_on(log, self.process)?,
                 Some(Duty::HandOver(to)) => {
-                    // Without the store, closing may take as long as its requests. What is not stored was not answered.
+                    // Without the store, closing may take as long as its requests.
                     let closed = held.is_none() || holder.close(log, true) || holder.lacks_store();
                     if closed {
                         self.pass_on(log, to)?;

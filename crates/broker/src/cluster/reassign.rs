@@ -4,8 +4,9 @@
 //! A job has a thread of its own, and ends as soon as the move is another one, or the broker has lost the log. Whoever owns
 //! the logs then goes on with what is there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,7 +28,9 @@ use crate::partition::{Checked, Order, Partition};
 use crate::topics::{MoveError, Moving, Topics};
 use crate::transactions::TransactionIndex;
 
-/// Moves at which a broker works at the same time.
+/// A partition takes no records for so long at the most.
+const SEALED_WITHIN: Duration = Duration::from_secs(20);
+/// Partitions that a broker copies at the same time.
 const AT_ONCE: usize = 4;
 /// Bytes that are fetched at once.
 const FETCH_BYTES: i32 = 1024 * 1024;
@@ -95,6 +98,9 @@ pub struct Moves {
     pub clock: Arc<dyn Clock>,
     /// The new streams of moves for which a thread is at work, each with whether it copies.
     pub busy: Arc<Mutex<BTreeSet<(u64, bool)>>>,
+    /// Since when this broker leads partitions that take no records, by the new streams of their moves.
+    pub sealed: Arc<Mutex<BTreeMap<u64, Duration>>>,
+    pub turns: Arc<AtomicUsize>,
 }
 
 /// The outcome of a trim, once there is one.
@@ -122,26 +128,50 @@ impl Drop for Busy {
 impl Moves {
     /// Begins what is to be done. The jobs go on by themselves.
     pub fn turn(&self) {
-        for moving in self.topics.moves() {
-            if self.topics.copy_of(&moving.of).is_some_and(|copy| !copy.is_retired()) {
-                self.begin(moving.clone(), true);
+        let mut all = self.topics.moves();
+        // None waits for ever behind others that fail.
+        let first = self.turns.fetch_add(1, Ordering::Relaxed);
+        let first = if all.is_empty() { 0 } else { first % all.len() };
+        all.rotate_left(first);
+        let at_work = |of: &&Moving| !of.of.ready && self.busy.lock().contains(&(of.of.stream, true));
+        let mut copies = all.iter().filter(at_work).count();
+        for moving in &all {
+            let copy = self.topics.copy_of(&moving.of);
+            // Whoever waits for the last records does not keep others from copying.
+            if copy.is_some_and(|copy| !copy.is_retired()) && (moving.of.ready || copies < AT_ONCE) {
+                copies += usize::from(self.begin(moving.clone(), true));
             }
             let leads = moving.partition().is_some_and(|it| it.replica(self.local).is_ok());
-            if leads && moving.of.ready && moving.of.bounds.is_none() {
-                self.begin(moving, false);
+            if leads && moving.of.ready {
+                if moving.of.bounds.is_none() {
+                    self.begin(moving.clone(), false);
+                }
+                self.watch(moving);
             }
+        }
+        let streams: BTreeSet<u64> = all.iter().map(|moving| moving.of.stream).collect();
+        self.sealed.lock().retain(|stream, _| streams.contains(stream));
+    }
+
+    /// Lets a partition take records again that has waited too long for the end of its move. The copy begins anew.
+    fn watch(&self, moving: &Moving) {
+        let now = self.threads.now();
+        let since = *self.sealed.lock().entry(moving.of.stream).or_insert(now);
+        if now - since < SEALED_WITHIN {
+            return;
+        }
+        let (topic, partition) = (&moving.topic.name, moving.index);
+        tracing::warn!(%topic, partition, "the move of a partition does not end: its copy begins anew");
+        if let Err(error) = self.topics.copy_anew(moving) {
+            tracing::debug!(%topic, partition, %error, "another attempt follows");
         }
     }
 
-    fn begin(&self, moving: Moving, copies: bool) {
+    /// Returns whether a thread was begun.
+    fn begin(&self, moving: Moving, copies: bool) -> bool {
         let key = (moving.of.stream, copies);
-        {
-            let mut busy = self.busy.lock();
-            // What is sealed waits for nobody, so that others who copy it get on.
-            let full = copies && busy.iter().filter(|(_, copies)| *copies).count() >= AT_ONCE;
-            if full || !busy.insert(key) {
-                return;
-            }
+        if !self.busy.lock().insert(key) {
+            return false;
         }
         let moves = self.clone();
         let work = move || {
@@ -154,6 +184,7 @@ impl Moves {
             }
         };
         self.threads.spawn("partition move", Box::new(work));
+        true
     }
 
     /// The same move as the metadata shows it now.
@@ -222,8 +253,11 @@ impl Moves {
                 return Err(JobError::Lost);
             }
             let next = copy.next_offset();
-            if moving.of.bounds.is_some_and(|(_, end)| next >= Offset(end)) {
-                return self.finish(&moving, &copy);
+            if moving.of.bounds.is_some_and(|bounds| next >= Offset(bounds.end)) {
+                match self.finish(&moving, &copy)? {
+                    true => return Ok(()),
+                    false => continue,
+                }
             }
             let from = Offset(moving.of.from);
             let fetched = self.fetch(&moving, next.max(from).max(start))?;
@@ -242,8 +276,8 @@ impl Moves {
             let all = copy.next_offset().max(start).max(from) >= fetched.end;
             match moving.of.bounds {
                 // The last ones are deleted there. A leader that has lost the log knows a lower end.
-                Some((_, end)) if all && none && fetched.end >= Offset(end) => {
-                    self.append(&copy, &**log, nothing_before(Offset(end)))?;
+                Some(bounds) if all && none && fetched.end >= Offset(bounds.end) => {
+                    self.append(&copy, &**log, nothing_before(Offset(bounds.end)))?;
                 }
                 None if all && !moving.of.ready => self.topics.note_ready(&moving)?,
                 _ if all => self.threads.sleep(LOOK),
@@ -252,15 +286,18 @@ impl Moves {
         }
     }
 
-    fn finish(&self, moving: &Moving, copy: &Partition) -> Result<(), JobError> {
+    /// Ends the move, unless the bounds are to be named again.
+    fn finish(&self, moving: &Moving, copy: &Partition) -> Result<bool, JobError> {
         let log = copy.log().map_err(|_| JobError::Lost)?;
         self.wait_until_visible(copy, &**log, copy.next_offset())?;
-        let (start, _) = moving.of.bounds.ok_or(MoveError::NoMove)?;
-        self.trim(copy, &**log, Offset(start.max(moving.of.from)))?;
-        self.topics.finish_move(moving, copy)?;
-        let (topic, partition) = (&moving.topic.name, moving.index);
-        tracing::info!(%topic, partition, end = %copy.next_offset(), "a partition has moved to this broker");
-        Ok(())
+        let bounds = moving.of.bounds.ok_or(MoveError::NoMove)?;
+        self.trim(copy, &**log, Offset(bounds.start.max(moving.of.from)))?;
+        let moved = self.topics.finish_move(moving, copy)?;
+        if moved {
+            let (topic, partition) = (&moving.topic.name, moving.index);
+            tracing::info!(%topic, partition, end = %copy.next_offset(), "a partition has moved to this broker");
+        }
+        Ok(moved)
     }
 
     /// Calls `attempt` until it finds room, for at most [`ROOM_PATIENCE`].

@@ -131,7 +131,12 @@ impl Compactor {
                 true => INTERNAL_DIRTY_BYTES_ENOUGH,
                 false => config.segment_bytes.min(DIRTY_BYTES_ENOUGH),
             };
+            let record = topic.record();
             for partition in topic.partitions().iter() {
+                if record.moves.contains_key(&partition.index) {
+                    // Its copy may have records of a transaction, and not the marker yet.
+                    continue;
+                }
                 let Some(LocalLog { stream, .. }) = partition
                     .log()
                     .ok()

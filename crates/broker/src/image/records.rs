@@ -74,9 +74,20 @@ pub struct Move {
     /// The copy has almost all records: the leader takes no more of them.
     #[serde(default)]
     pub ready: bool,
-    /// The offset of the first record and the one after the last, once neither changes any more.
+    /// Once neither end changes any more.
     #[serde(default)]
-    pub bounds: Option<(i64, i64)>,
+    pub bounds: Option<SealedBounds>,
+}
+
+/// The bounds of a partition that is sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SealedBounds {
+    /// The offset of the first record.
+    pub start: i64,
+    /// The offset after the last record.
+    pub end: i64,
+    /// The leader epoch in which they were named. A later owner of the log names them again.
+    pub epoch: i32,
 }
 
 impl TopicRecord {

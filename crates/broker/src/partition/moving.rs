@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use model::{BatchHeader, Offset};
+use model::{BatchHeader, Offset, Timestamp};
 use wire::records::transaction_result;
 
 use super::log::PartitionLog;
@@ -83,5 +83,16 @@ impl Partition {
         self.leadership.set(leader);
         drop(state);
         self.subscribers.mark(usize::MAX);
+    }
+
+    /// Applies retention to `log`, which is this partition's. Returns the new start. A sealed partition keeps what it has.
+    pub fn retain(
+        &self,
+        log: &dyn PartitionLog,
+        oldest: Option<Timestamp>,
+        bytes_max: Option<u64>,
+    ) -> Option<Offset> {
+        let _state = self.state.lock();
+        if self.is_sealed() { None } else { log.retain(oldest, bytes_max) }
     }
 }

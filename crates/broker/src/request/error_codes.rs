@@ -114,7 +114,9 @@ impl From<MoveError> for Failure {
         let message = error.to_string();
         match error {
             MoveError::Topic(error) => error.into(),
-            MoveError::NoLog(_) => Failure::because(ErrorCode::InvalidReplicaAssignment, message),
+            MoveError::NoLog(_) | MoveError::Epochs => {
+                Failure::because(ErrorCode::InvalidReplicaAssignment, message)
+            }
             MoveError::NoMove => ErrorCode::NoReassignmentInProgress.into(),
         }
     }

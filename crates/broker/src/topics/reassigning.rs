@@ -19,7 +19,7 @@ use model::{Offset, StreamId};
 use uuid::Uuid;
 
 use super::{Topic, TopicError, Topics, found, set_levels};
-use crate::image::records::{Move, OwnerRecord, TopicRecord};
+use crate::image::records::{Move, OwnerRecord, SealedBounds, TopicRecord};
 use crate::image::{Image, Record, Update};
 use crate::partition::Partition;
 
@@ -35,6 +35,9 @@ pub enum MoveError {
     /// The broker owns no log of its own now.
     #[error("broker {0} has no log of its own at the moment")]
     NoLog(i32),
+    /// The log that the partition leaves has had too many owners meanwhile.
+    #[error("the leader epoch would go back")]
+    Epochs,
     /// The partition does not move.
     #[error("No partition reassignment is in progress.")]
     NoMove,
@@ -107,11 +110,11 @@ impl Topics {
         Some((owner(&image, from)?.home, owner(&image, moving.of.log)?.home))
     }
 
-    /// Whether a stream has the records of a partition, or a copy of them.
+    /// Whether a stream has the records of a partition, or a copy of them. The transaction index asks while it is locked.
     pub fn knows(&self, stream: StreamId) -> bool {
-        // The copy may not be open yet, or any more.
-        let copied = || self.moves().iter().any(|moving| moving.of.stream == stream.0);
-        self.by_stream.read().contains_key(&stream) || copied()
+        let open = self.by_stream.read().contains_key(&stream);
+        // A copy may not be open yet, or any more.
+        open || self.moves().iter().any(|moving| moving.of.stream == stream.0)
     }
 
     /// Lets partitions of a topic move, each to a broker: to the log of that broker with the fewest partitions. Those that
@@ -197,35 +200,41 @@ impl Topics {
             let (place, base) = (place(record, moving.index)?, record.epoch_base(moving.index));
             let of = current(record, moving)?;
             let owned = owner(image, place.1).filter(|owner| owner.broker == local);
-            let same =
-                owned.is_some_and(|owner| Some(epoch_of(owner).saturating_add(base)) == sealed.opened_in());
-            if !same || place.0 != sealed.stream_id || of.bounds.is_some() {
+            let epoch = owned.map(|owner| epoch_of(owner).saturating_add(base));
+            let Some(epoch) = epoch.filter(|epoch| Some(*epoch) == sealed.opened_in()) else {
+                return Err(MoveError::NoMove);
+            };
+            if place.0 != sealed.stream_id || of.bounds.is_some() {
                 return Err(MoveError::NoMove);
             }
-            of.bounds = Some((start.0, end.0));
+            of.bounds = Some(SealedBounds { start: start.0, end: end.0, epoch });
             Ok(vec![same_owner(image, place.1)])
         })
     }
 
-    /// Ends a move: `copy` has every record and is stored. This broker owns its log in the epoch of `copy`. Blocks.
-    pub fn finish_move(&self, moving: &Moving, copy: &Partition) -> Result<(), MoveError> {
+    /// Ends a move: `copy` has every record and is stored. This broker owns its log in the epoch of `copy`. Returns false if the
+    /// bounds are to be named again, because the old log has another owner by now. Blocks.
+    pub fn finish_move(&self, moving: &Moving, copy: &Partition) -> Result<bool, MoveError> {
         let local = self.placement.local();
-        self.change_move(&moving.topic, moving.index, |image, record| {
-            let (place, base) = (place(record, moving.index)?, record.epoch_base(moving.index));
-            let of = current(record, moving)?;
+        let name = moving.topic.name.as_str();
+        self.metadata.update(|image| {
+            let mut record = TopicRecord::clone(found(image, name, &moving.topic.id)?);
+            let (place, base) = (place(&record, moving.index)?, record.epoch_base(moving.index));
+            let of = current(&mut record, moving)?;
             let owned = owner(image, of.log).filter(|owner| owner.broker == local);
             let next = owned.map(|owner| epoch_of(owner).saturating_add(of.epoch));
-            if next.is_none() || next != copy.opened_in() || of.bounds.is_none() {
-                return Err(MoveError::NoMove);
-            }
-            let compares = vec![same_owner(image, place.1), same_owner(image, of.log)];
+            let next = next.filter(|next| Some(*next) == copy.opened_in()).ok_or(MoveError::NoMove)?;
+            let bounds = of.bounds.ok_or(MoveError::NoMove)?;
             let before = owner(image, place.1).map_or(0, epoch_of).saturating_add(base);
-            match next.is_some_and(|next| next > before) {
-                true => record.finish_move(moving.index),
+            let compares = vec![same_owner(image, place.1), same_owner(image, of.log)];
+            let moves = bounds.epoch == before;
+            match moves {
                 // Epochs may not go back. The administrator asks again.
-                false => drop(record.moves.remove(&moving.index)),
+                true if next <= before => return Err(MoveError::Epochs),
+                true => record.finish_move(moving.index),
+                false => of.bounds = None,
             }
-            Ok(compares)
+            Ok(Update { compares, changes: vec![record.put(name)], result: moves })
         })
     }
 
@@ -308,9 +317,9 @@ impl Topics {
     /// The log of copies was closed here.
     pub(super) fn close_copies(&self, topic: &Topic, log: Uuid) {
         for of in topic.record().moves.values().filter(|of| of.log == log) {
-            if let Some(copy) = self.by_stream.write().remove(&StreamId(of.stream)) {
-                copy.retire();
-            }
+            // The lock is not held while the partition's is taken: whoever has that may wait for the transaction index.
+            let copy = self.by_stream.write().remove(&StreamId(of.stream));
+            copy.iter().for_each(|copy| copy.retire());
         }
     }
 }
@@ -333,11 +342,13 @@ fn plan(
         record.moves.remove(&index);
         return Ok(None);
     }
+    // One that others have at the moment comes back, and the move goes on wherever it is.
     let at_home = |(log, owner): (&str, &Arc<OwnerRecord>)| {
         let log: Uuid = log.parse().ok()?;
-        (owner.home == to && owner.broker == to).then_some((placed.get(&log).copied().unwrap_or(0), log))
+        let partitions = placed.get(&log).copied().unwrap_or(0);
+        (owner.home == to).then_some((owner.broker != to, partitions, log))
     };
-    let (_, log) = image.owners.iter().filter_map(at_home).min().ok_or(MoveError::NoLog(to))?;
+    let (.., log) = image.owners.iter().filter_map(at_home).min().ok_or(MoveError::NoLog(to))?;
     *placed.entry(log).or_default() += 1;
     record.moves.remove(&index);
     let [old, new] = [from, log].map(|log| owner(image, log).map_or(0, epoch_of));

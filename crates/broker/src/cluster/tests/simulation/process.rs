@@ -190,6 +190,8 @@ impl Process {
             threads: tasks.clone(),
             clock: clock.clone(),
             busy: Arc::default(),
+            sealed: Arc::default(),
+            turns: Arc::default(),
         };
         let host = Host::new(Parts {
             logs,
