@@ -12,7 +12,7 @@ use wire::{ErrorCode, Text};
 
 use crate::api::metadata::NO_LEADER;
 use crate::failure::Failure;
-use crate::logs::OpenLog;
+use crate::logs::{Absent, OpenLog};
 use crate::partition::Partition;
 use crate::placement::Leader;
 use crate::request::Request;
@@ -40,7 +40,8 @@ pub async fn alter_replica_log_dirs(
         match partition.log() {
             Ok(held) if held.log_id() == log.id => Ok(()),
             Ok(_) => Err(ErrorCode::InvalidReplicaAssignment),
-            Err(_) => Err(ErrorCode::KafkaStorageError),
+            Err(Absent::Elsewhere) => Err(ErrorCode::ReplicaNotAvailable),
+            Err(Absent::Lost(_)) => Err(ErrorCode::KafkaStorageError),
         }
     };
     let mut results: BTreeMap<Text, Vec<ard::AlterReplicaLogDirPartitionResult>> = BTreeMap::new();
