@@ -148,6 +148,7 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/objects/run --part ledger --rounds 50 --kinds diskless,tiered
 	@tests/power/run --rounds 300
 	@tests/cluster/run --rounds 100
+	@tests/cluster/run --rounds 20 --kafka
 	@tests/cluster/scale
 	@tests/cluster/run --rounds 2 --outage 60 --only "etcd is away,the store is away"
 	@tests/transactions/run --cluster --crashes 100
