@@ -62,6 +62,8 @@ struct World {
     clients: Vec<Client>,
     transactions: Vec<Transaction>,
     next: i64,
+    /// No partition had a higher leader epoch so far.
+    highest_epoch: i32,
 }
 
 /// Another broker has it now, or will have it in a moment.
@@ -109,6 +111,7 @@ impl World {
             clients: Vec::new(),
             transactions: Vec::new(),
             next: 0,
+            highest_epoch: 0,
         };
         world.start();
         create_topic(&mut connect(&world.brokers[0]), TOPIC, PARTITIONS, &[]).await;
@@ -134,6 +137,9 @@ impl World {
         one.set_others(BTreeMap::from([(2, listeners())]));
         other.set_others(BTreeMap::from([(1, listeners())]));
         self.brokers = vec![one, other];
+        // Producers keep the epoch of the coordinator that ended their last transaction: a lower one is refused.
+        self.highest_epoch += 1;
+        self.brokers[0].continue_at(self.highest_epoch);
     }
 
     /// A new instance of the producer: what the one before left open is aborted, or ends as it was decided.
@@ -236,6 +242,7 @@ impl World {
 
     /// Coordinators more often than others.
     fn move_partitions(&mut self) {
+        self.highest_epoch += 1;
         let rng = &mut self.rng;
         self.brokers[0].place(|topic, _, node| {
             let moves = rng.f64() < if topic == TOPIC { 0.3 } else { 0.6 };

@@ -462,6 +462,17 @@ impl Broker {
         }
     }
 
+    /// Gives every partition the leader epoch `epoch`, as a cluster does after a restart: its epochs never fall. For tests.
+    #[doc(hidden)]
+    pub fn continue_at(&self, epoch: i32) {
+        for topic in self.topics.all() {
+            for partition in topic.partitions().iter() {
+                partition.lead(Leader { epoch, ..partition.leader() });
+                self.peers.follow(partition);
+            }
+        }
+    }
+
     /// The settings at the start.
     pub fn config(&self) -> &Config {
         &self.config

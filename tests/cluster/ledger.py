@@ -1,0 +1,253 @@
+"""The load on a cluster and what it was promised: numbered records of an idempotent producer, groups that follow them."""
+
+import collections
+import threading
+import time
+
+TOPIC, PARTITIONS = "ledger", 12
+# Records that are sent and not acknowledged yet, over all partitions.
+IN_FLIGHT_MAX = 600
+ANSWER_SECONDS_MAX = 60
+
+
+class Ledger:
+    """Everything under load. The transactions have a topic of their own."""
+
+    def __init__(self, cluster, transfers):
+        self.cluster, self.transfers = cluster, transfers
+        self.stopping, self.lock = threading.Event(), threading.Lock()
+        self.acknowledged = collections.defaultdict(list)
+        # When each partition answered last, and the longest time without an answer that one of them had.
+        self.last_answer, self.longest = {}, 0
+        self.failed, self.in_flight = [], 0
+        # Seconds until all partitions answered, for each broker that was killed.
+        self.after_kills = []
+        # Each protocol of groups, and a group that reads what is committed.
+        self.groups = [
+            Group(cluster, "classic", TOPIC, PARTITIONS, {"session.timeout.ms": 10_000}),
+            Group(cluster, "consumer", TOPIC, PARTITIONS, {"group.protocol": "consumer"}),
+            Group(cluster, "committed", transfers.topic, transfers.partitions,
+                  {"session.timeout.ms": 10_000, "isolation.level": "read_committed"}, transfers.saw),
+        ]
+        self.threads = []
+
+    def begin(self):
+        from confluent_kafka.admin import AdminClient, NewTopic
+        admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0})
+        deadline = time.monotonic() + 30
+        missing = {TOPIC: PARTITIONS, self.transfers.topic: self.transfers.partitions}
+        while missing:
+            topic, partitions = next(iter(missing.items()))
+            # A broker that has just joined owns no log yet.
+            try:
+                admin.create_topics([NewTopic(topic, partitions, **self.cluster.topic)])[topic].result(20)
+                del missing[topic]
+            except Exception:
+                assert time.monotonic() < deadline, f"the topic {topic} could not be created"
+                time.sleep(0.2)
+        work = [self.produce, self.transfers.produce]
+        work += [run for group in self.groups for run in (group.follow, group.watch)]
+        self.threads = [threading.Thread(target=run, args=(self.stopping,), daemon=True) for run in work]
+        for thread in self.threads:
+            thread.start()
+        return told(self.answers())
+
+    def produce(self, stopping):
+        from confluent_kafka import Producer
+        producer = Producer({
+            "bootstrap.servers": self.cluster.bootstrap, "enable.idempotence": True, "linger.ms": 5,
+            "message.timeout.ms": 300_000, "reconnect.backoff.max.ms": 500, "retry.backoff.max.ms": 500, "log_level": 0,
+            # A broker that is paused holds its requests for so long.
+            "socket.timeout.ms": 6000,
+        })
+
+        def answered(partition, number):
+            def note(error, _):
+                with self.lock:
+                    self.in_flight -= 1
+                    if error is None:
+                        self.acknowledged[partition].append(number)
+                        now = time.monotonic()
+                        self.longest = max(self.longest, now - self.last_answer.get(partition, now))
+                        self.last_answer[partition] = now
+                    else:
+                        self.failed.append(f"{partition}: {number}: {error}")
+            return note
+
+        number = 0
+        while not stopping.is_set():
+            if self.in_flight < IN_FLIGHT_MAX:
+                number += 1
+                for partition in range(PARTITIONS):
+                    with self.lock:
+                        self.in_flight += 1
+                    producer.produce(TOPIC, str(number), partition=partition, on_delivery=answered(partition, number))
+            producer.poll(0.01)
+        assert producer.flush(120) == 0
+
+    def answers(self, since=None, within=ANSWER_SECONDS_MAX):
+        """Waits until every partition has answered to something after `since`: the seconds that the last one took."""
+        since = since or time.monotonic()
+        deadline = since + within
+        while True:
+            with self.lock:
+                late = [p for p in range(PARTITIONS) if self.last_answer.get(p, 0) <= since]
+                assert not self.failed, f"{len(self.failed)} records were refused: {self.failed[:3]}"
+            if not late:
+                return time.monotonic() - since
+            assert time.monotonic() < deadline, f"partitions {late} do not answer any more"
+            time.sleep(0.02)
+
+    def goes_on(self):
+        """Waits until partitions answer, a transaction is committed, and every group has committed offsets."""
+        since = time.monotonic()
+        self.answers(since)
+        self.transfers.goes_on(since, ANSWER_SECONDS_MAX)
+        for group in self.groups:
+            group.goes_on(since, ANSWER_SECONDS_MAX)
+
+    def gap_of(self, event):
+        """Does `event` until all partitions answer again: the longest time without an answer that one of them had."""
+        with self.lock:
+            self.longest = 0
+        event()
+        self.answers()
+        with self.lock:
+            return f"the longest gap is {self.longest:.2f} s"
+
+    def settle(self):
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join(150)
+            assert not thread.is_alive(), "the load does not end"
+        assert not self.failed, f"{len(self.failed)} records were refused: {self.failed[:3]}"
+        found = read(self.cluster, TOPIC, PARTITIONS)
+        total = check(found, self.acknowledged)
+        transferred = read(self.cluster, self.transfers.topic, self.transfers.partitions, "read_committed")
+        outcome = self.transfers.check(transferred)
+        for group in self.groups:
+            group.check(found if group.topic == TOPIC else transferred)
+        return f"{total} records acknowledged and read, {outcome}; {len(self.groups)} groups"
+
+    def end(self):
+        self.stopping.set()
+
+
+class Group:
+    """A consumer group with one member, and whoever looks at its committed offsets: they never go back."""
+
+    def __init__(self, cluster, name, topic, partitions, options, saw=lambda message: None):
+        self.cluster, self.name, self.topic, self.partitions = cluster, name, topic, partitions
+        self.options, self.saw = options, saw
+        self.committed, self.went_back, self.last_commit = {}, [], 0
+
+    def follow(self, stopping):
+        from confluent_kafka import Consumer, KafkaException
+        consumer = Consumer({
+            "bootstrap.servers": self.cluster.bootstrap, "group.id": self.name, "auto.offset.reset": "earliest",
+            "enable.auto.commit": False, "reconnect.backoff.max.ms": 500, "log_level": 0, **self.options,
+        })
+        consumer.subscribe([self.topic])
+        while not stopping.is_set():
+            messages = [message for message in consumer.consume(2000, 0.5) if message.error() is None]
+            for message in messages:
+                self.saw(message)
+            if messages:
+                try:
+                    consumer.commit(asynchronous=False)
+                    self.last_commit = time.monotonic()
+                except KafkaException:
+                    # The group has another generation, or its coordinator moves.
+                    continue
+        consumer.close()
+
+    def watch(self, stopping):
+        from confluent_kafka import Consumer, KafkaException, TopicPartition
+        looker = Consumer({"bootstrap.servers": self.cluster.bootstrap, "group.id": self.name, "log_level": 0,
+                           "reconnect.backoff.max.ms": 500})
+        partitions = [TopicPartition(self.topic, partition) for partition in range(self.partitions)]
+        while not stopping.is_set():
+            try:
+                self.look(looker.committed(partitions, 5))
+            except KafkaException:
+                pass
+            time.sleep(0.1)
+        looker.close()
+
+    def look(self, committed):
+        for found in committed:
+            # Below 0: nothing is committed.
+            before = self.committed.get(found.partition, found.offset)
+            if found.offset < before:
+                self.went_back.append((found.partition, before, found.offset))
+            if found.offset >= 0:
+                self.committed[found.partition] = found.offset
+
+    def goes_on(self, since, within):
+        while self.last_commit <= since:
+            assert time.monotonic() < since + within, f"the group {self.name} does not commit any more"
+            time.sleep(0.02)
+
+    def check(self, found):
+        assert not self.went_back, f"group {self.name}: committed offsets went back: {self.went_back[:3]}"
+        # One more for the marker of a transaction.
+        behind = [p for p in range(self.partitions) if self.committed.get(p, 0) > found[p][-1][0] + 2]
+        assert not behind, f"group {self.name}: committed offsets lie behind the end: {behind}"
+        assert len(self.committed) == self.partitions, f"the group {self.name} did not commit"
+
+
+def read(cluster, topic, partitions, isolation="read_uncommitted"):
+    """Every partition from its beginning to its end: (offset, number) of each record."""
+    from confluent_kafka import Consumer, TopicPartition
+    reader = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "reader", "log_level": 0,
+                       "enable.partition.eof": True, "auto.offset.reset": "earliest", "isolation.level": isolation})
+    reader.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    found, ended = collections.defaultdict(list), set()
+    deadline = time.monotonic() + 120
+    while len(ended) < partitions:
+        assert time.monotonic() < deadline, f"{topic}: only {sorted(ended)} could be read to their end"
+        for message in reader.consume(5000, 1):
+            if message.error():
+                ended.add(message.partition())
+            else:
+                found[message.partition()].append((message.offset(), int(message.value())))
+    reader.close()
+    return found
+
+
+def told(seconds):
+    return f"all partitions answer after {seconds:.1f} s"
+
+
+def check(found, acknowledged):
+    """That each partition has every acknowledged record once, in the order in which they were sent."""
+    total = 0
+    for partition in range(PARTITIONS):
+        numbers = [number for _, number in found[partition]]
+        offsets = [offset for offset, _ in found[partition]]
+        assert offsets == list(range(len(offsets))), f"partition {partition} has holes"
+        wrong = [(a, b) for a, b in zip(numbers, numbers[1:]) if b <= a]
+        assert not wrong, f"partition {partition}: {len(wrong)} records are doubled or out of order: {wrong[:3]}"
+        lost = sorted(set(acknowledged[partition]) - set(numbers))
+        assert not lost, f"partition {partition}: {len(lost)} acknowledged records are lost: {lost[:5]}"
+        total += len(acknowledged[partition])
+    assert total, "nothing was acknowledged"
+    return total
+
+
+def selftest():
+    def of(*numbers):
+        return {partition: list(enumerate(numbers)) for partition in range(PARTITIONS)}
+
+    acknowledged = {partition: [1, 3] for partition in range(PARTITIONS)}
+    assert check(of(1, 2, 3), acknowledged) == 2 * PARTITIONS
+    for what, found in {
+        "lost": of(1, 2), "doubled": of(1, 2, 2, 3), "out of order": of(1, 3, 2),
+        "holes": {partition: [(0, 1), (2, 3)] for partition in range(PARTITIONS)},
+    }.items():
+        try:
+            check(found, acknowledged)
+        except AssertionError as error:
+            assert what in str(error), f"{what}: {error}"
+            continue
+        raise AssertionError(f"not found: {what}")
