@@ -371,6 +371,40 @@ async fn a_broker_that_dies_loses_its_logs_to_the_others_and_nothing_else() {
     }
 }
 
+/// Whoever still asks the old leader waits until there is another one, and is told who: no client looks for a leader that does
+/// not lead yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn producers_are_led_to_the_next_leader_of_a_log_that_moves() {
+    // More than a request waits.
+    const HELD: Duration = Duration::from_secs(1);
+    let cluster = cluster().await;
+    let admin = ClusterAdmin::open(cluster.store.clone()).unwrap();
+    let mut leaders: Vec<i32> = cluster.leaders().await.into_iter().map(|(node, _)| node).collect();
+    let (mut followed, until) = (0, Instant::now() + PATIENCE);
+    admin.drain(1, true).unwrap();
+    while leaders.contains(&1) {
+        assert!(Instant::now() < until, "{leaders:?} lead");
+        for (partition, leader) in (0..).zip(&mut leaders) {
+            let (mut client, asked) = (connect(&cluster.brokers[leader]), Instant::now());
+            let said = common::try_produce(&mut client, TOPIC, partition, -1, batch("value")).await;
+            if said.error_code == 0 {
+                continue;
+            }
+            assert_eq!(said.error_code, ErrorCode::NotLeaderOrFollower.code(), "{said:?}");
+            let next = said.current_leader.leader_id;
+            if next >= 0 && next != *leader {
+                (*leader, followed) = (next, followed + 1);
+            } else {
+                assert!(asked.elapsed() >= HELD, "refused after {:?} without a leader", asked.elapsed());
+            }
+        }
+    }
+    assert!(followed >= 4, "{followed} leaders were followed");
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
 /// As one whose disk is full or broken. It is alive, and would be the home of its logs for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_broker_whose_disk_takes_no_log_gives_its_logs_away() {

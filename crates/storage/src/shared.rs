@@ -114,7 +114,7 @@ impl Shared {
         let has_bucket = left.bucket.is_some();
         Shared {
             announcing: Mutex::default(),
-            tier: Tier::new(left.bucket, &options),
+            tier: Tier::new(left.bucket, &options, clock.nanos()),
             tail: TailCache::new(TailBounds {
                 bytes_max: options.tail_cache_bytes,
                 bytes_kept: options.tail_kept_bytes,

@@ -73,6 +73,11 @@ pub(crate) struct Replacement {
     pub done: Sender<()>,
 }
 
+/// After a log has got another owner, whoever writes to it has waited for that: for so many nanoseconds, ...
+const MOVED_LATELY: u64 = 1_000_000_000;
+/// ... records wait for others to share an object with for so many.
+const SOON: u64 = 10_000_000;
+
 /// When records of a class are due.
 #[derive(Clone, Copy, Debug)]
 struct Limit {
@@ -86,6 +91,8 @@ pub(crate) struct Tier {
     pub counters: Counters,
     /// By [`Class`].
     limits: [Limit; 2],
+    /// Until this time of the log's clock, records of diskless streams wait for [`SOON`] only.
+    soon_until: u64,
     /// Bytes of diskless streams that may wait.
     backlog_bytes: u64,
     replacing: Arc<AtomicBool>,
@@ -168,7 +175,7 @@ impl Waiting {
 }
 
 impl Tier {
-    pub fn new(bucket: Option<Arc<dyn Bucket>>, options: &Options) -> Tier {
+    pub fn new(bucket: Option<Arc<dyn Bucket>>, options: &Options, now_ns: u64) -> Tier {
         let limit =
             |bytes: usize, ms: u64| Limit { bytes: bytes as u64, nanos: ms.saturating_mul(1_000_000) };
         let diskless = limit(options.diskless_bytes.min(options.object_bytes), options.diskless_interval_ms);
@@ -177,6 +184,7 @@ impl Tier {
             bucket,
             counters: Counters::default(),
             limits: [diskless, tiered],
+            soon_until: options.owned.as_ref().map_or(0, |_| now_ns.saturating_add(MOVED_LATELY)),
             backlog_bytes: options.diskless_backlog_bytes,
             replacing: Arc::default(),
             leading: Mutex::default(),
@@ -277,8 +285,11 @@ impl Tier {
         }
         waiting.bytes += bytes;
         let first = waiting.since.is_none();
-        waiting.since.get_or_insert(now_ns);
-        if first || waiting.bytes >= self.limits[class as usize].bytes {
+        let limit = self.limits[class as usize];
+        let soon = class == Class::Diskless && now_ns < self.soon_until;
+        let spared = if soon { limit.nanos.saturating_sub(SOON) } else { 0 };
+        waiting.since.get_or_insert(now_ns.saturating_sub(spared));
+        if first || waiting.bytes >= limit.bytes {
             self.wake.notify_one();
         }
     }
@@ -448,6 +459,22 @@ impl Tier {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::epochs::{Epochs, Owned};
+
+    #[test]
+    fn records_of_a_log_that_moved_lately_are_due_soon() {
+        let owned = Some(Owned { epochs: Epochs::along(&BTreeMap::new()), owner: 1 });
+        let options = Options { owned, diskless_interval_ms: 250, ..Options::default() };
+        let begin = 5_000_000_000;
+        let tier = Tier::new(None, &options, begin);
+        let stream = Arc::new(Stream::new(StreamId(1)));
+        for (at, due) in [(begin, begin + SOON), (begin + MOVED_LATELY, begin + MOVED_LATELY + 250_000_000)] {
+            tier.grew(Class::Diskless, &stream, 1, at);
+            assert!(tier.take_waiting(due - 1).is_empty());
+            assert_eq!(tier.take_waiting(due).len(), 1);
+            stream.note_awaits_upload(false);
+        }
+    }
 
     #[test]
     fn records_are_due_by_bytes_or_by_time_and_diskless_ones_first() {
@@ -458,7 +485,7 @@ mod tests {
             diskless_interval_ms: 1,
             ..Options::default()
         };
-        let tier = Tier::new(None, &options);
+        let tier = Tier::new(None, &options, 0);
         let [a, b] = [1, 2].map(|id| Arc::new(Stream::new(StreamId(id))));
         tier.grew(Class::Tiered, &a, 999, 0);
         tier.grew(Class::Diskless, &b, 99, 9_500_000);

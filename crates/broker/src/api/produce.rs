@@ -382,7 +382,8 @@ async fn append(
     transaction: Option<Result<Option<Check>, Failure>>,
     naming: &mut Naming,
 ) -> Result<(Arc<Partition>, Arc<dyn PartitionLog>, Appended, Option<Timestamp>), Refusal> {
-    let partition = topic.partition(data.index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let partition = broker.topics.settled(topic, data.index).await;
+    let partition = partition.ok_or(ErrorCode::UnknownTopicOrPartition)?;
     if topic.is_internal() {
         return Err(ErrorCode::InvalidTopicException.into());
     }

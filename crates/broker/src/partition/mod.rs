@@ -12,7 +12,7 @@ pub mod signal;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use model::{BatchHeader, Offset, StreamId, Timestamp};
@@ -48,6 +48,8 @@ pub struct Partition {
     /// The partition is about to move to another log, and takes no more records.
     sealed: AtomicBool,
     leadership: Leadership,
+    /// When the leader, or whether the partition takes records, has changed last.
+    changed: Mutex<Instant>,
     /// The fetches and other tasks that wait for commits.
     pub subscribers: Subscribers,
     state: Mutex<State>,
@@ -204,6 +206,7 @@ impl Partition {
             retired: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
             leadership: Leadership::new(leader),
+            changed: Mutex::new(Instant::now()),
             subscribers: Subscribers::default(),
             state: Mutex::new(state),
             deleted: AtomicBool::new(false),
@@ -241,7 +244,7 @@ impl Partition {
         // As in Kafka, an epoch without records is removed.
         state.epochs.retain(|(_, began)| *began < next_offset);
         state.epochs.push((leader.epoch, next_offset));
-        self.leadership.set(leader);
+        self.set_leader(leader);
         drop(state);
         self.subscribers.mark(usize::MAX);
     }

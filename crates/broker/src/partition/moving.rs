@@ -1,6 +1,7 @@
 //! A partition that moves to another log: it is sealed in the old one, and copied into the new one.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use model::{BatchHeader, Offset, Timestamp};
 use wire::records::transaction_result;
@@ -8,13 +9,34 @@ use wire::records::transaction_result;
 use super::log::PartitionLog;
 use super::sequence::SequenceError;
 use super::{Checked, Order, Partition, epochs_of};
+use crate::logs::Absent;
 use crate::placement::Leader;
 
+/// A change of leaders that was planned takes less.
+const PASSING: Duration = Duration::from_secs(1);
+
 impl Partition {
+    pub(super) fn set_leader(&self, leader: Leader) {
+        *self.changed.lock() = Instant::now();
+        self.leadership.set(leader);
+    }
+
+    /// Whether the broker `node` leads the partition, and is about to take records again or to have another broker lead it: its
+    /// log is being opened or closed there, or it moves to another log. Returns how much longer that is worth a wait.
+    pub fn passes(&self, node: i32) -> Option<Duration> {
+        let takes_records = self.log.is_ok() && !self.takes_nothing();
+        let absent = matches!(self.log, Err(Absent::Elsewhere));
+        if takes_records || self.is_deleted() || self.leader().node != node || !(absent || self.is_sealed()) {
+            return None;
+        }
+        PASSING.checked_sub(self.changed.lock().elapsed()).filter(|left| !left.is_zero())
+    }
+
     /// Says whether the partition takes no more records because it moves to another log.
     pub fn seal(&self, sealed: bool) {
         let state = self.state.lock();
         self.sealed.store(sealed, Ordering::Release);
+        *self.changed.lock() = Instant::now();
         drop(state);
     }
 
@@ -80,7 +102,7 @@ impl Partition {
     pub fn begin_to_lead(&self, leader: Leader) {
         let mut state = self.state.lock();
         state.epochs = epochs_of(leader, state.next_offset);
-        self.leadership.set(leader);
+        self.set_leader(leader);
         drop(state);
         self.subscribers.mark(usize::MAX);
     }

@@ -8,13 +8,13 @@ mod names;
 mod reassigning;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use meta::{Change, Compare, MetaError};
 use model::StreamId;
 use parking_lot::{Mutex, RwLock};
 use storage::{Clock, Level, SystemClock};
+use tokio::sync::watch;
 use uuid::Uuid;
 use wire::Text;
 
@@ -163,7 +163,7 @@ pub struct Topics {
     /// Topics with partitions that move to other logs.
     moving: Mutex<BTreeSet<String>>,
     /// Number of times that a topic was created, was deleted, or got partitions.
-    changes: AtomicU64,
+    changes: watch::Sender<u64>,
 }
 
 impl Topics {
@@ -186,7 +186,7 @@ impl Topics {
             shape: Mutex::default(),
             removals: RwLock::default(),
             moving: Mutex::default(),
-            changes: AtomicU64::new(0),
+            changes: watch::Sender::new(0),
         });
         let image = topics.metadata.image();
         // Internal topics first: nothing of the others goes to the object store before their partitions lead.
@@ -220,13 +220,13 @@ impl Topics {
         self.by_id.read().get(id).cloned()
     }
 
-    /// A number that changes whenever a topic is created, is deleted, or gets partitions.
+    /// A number that changes whenever a topic is created, is deleted, or gets partitions, and when partitions move.
     pub fn changes(&self) -> u64 {
-        self.changes.load(Ordering::Acquire)
+        *self.changes.borrow()
     }
 
     fn note_change(&self) {
-        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.changes.send_modify(|changes| *changes += 1);
     }
 
     /// The partition that owns `stream`.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use meta::MetaError;
 use model::StreamId;
 use storage::{Clock, SystemClock};
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::{NEXT_STREAM_KEY, Topic, Topics, is_internal, set_levels};
@@ -58,6 +59,21 @@ impl Topics {
             chosen.push(logs[at].0);
         }
         Ok(chosen)
+    }
+
+    /// A partition of `topic`. While this broker leads it and its log is being opened or closed here, this waits a moment
+    /// ([`Partition::passes`]): a client that was refused would look for the leader again and again until there is one.
+    pub async fn settled(&self, topic: &Topic, index: i32) -> Option<Arc<Partition>> {
+        let mut changes: Option<watch::Receiver<u64>> = None;
+        loop {
+            let partition = topic.partition(index)?;
+            let Some(left) = partition.passes(self.placement.local()) else { return Some(partition) };
+            match &mut changes {
+                // What changes in between is seen at the next look.
+                None => changes = Some(self.changes.subscribe()),
+                Some(changes) => drop(tokio::time::timeout(left, changes.changed()).await),
+            }
+        }
     }
 
     /// The streams of a log. Every stream that has records by now is among them. Blocks.

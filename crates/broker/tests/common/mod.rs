@@ -140,6 +140,18 @@ pub async fn produce(
     acks: i16,
     batch: Bytes,
 ) -> (i16, i64, i64) {
+    let answer = try_produce(connection, topic, partition, acks, batch).await;
+    (answer.error_code, answer.base_offset, answer.log_append_time_ms)
+}
+
+/// Sends one batch; returns all that is said of it.
+pub async fn try_produce(
+    connection: &mut Connection,
+    topic: &'static str,
+    partition: i32,
+    acks: i16,
+    batch: Bytes,
+) -> m::produce_response::PartitionProduceResponse {
     let data = m::produce_request::PartitionProduceData { index: partition, records: Some(batch.into()) };
     let topic = m::produce_request::TopicProduceData {
         name: Text::from_static(topic),
@@ -148,9 +160,8 @@ pub async fn produce(
     };
     let request =
         m::ProduceRequest { acks, timeout_ms: 5000, topic_data: vec![topic], transactional_id: None };
-    let answer: m::ProduceResponse = call(connection, 12, &request).await;
-    let answer = &answer.responses[0].partition_responses[0];
-    (answer.error_code, answer.base_offset, answer.log_append_time_ms)
+    let mut answer: m::ProduceResponse = call(connection, 12, &request).await;
+    answer.responses.remove(0).partition_responses.remove(0)
 }
 
 /// A fetch of one partition.
