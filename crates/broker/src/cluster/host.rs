@@ -48,6 +48,8 @@ const ASK_EVERY: Duration = Duration::from_millis(500);
 const PREFETCH_WITHIN: Duration = Duration::from_secs(300);
 /// Whoever stands by for a log looks for new objects so often.
 const STAND_BY_EVERY: Duration = Duration::from_secs(10);
+/// It begins so long after the log has got its owner, which takes the log over at first: both would be slower.
+const STAND_BY_AFTER: Duration = Duration::from_secs(3);
 /// Each so many times it looks for those that are no more, too.
 const ROUNDS: u32 = 60;
 /// Logs for which new objects are fetched at the same time.
@@ -185,6 +187,8 @@ struct Shared {
     parts: Parts,
     held: Mutex<BTreeMap<String, Held>>,
     prefetched: Mutex<BTreeMap<String, Prefetched>>,
+    /// The epochs of logs that this process stands by for, and since when it knows of them.
+    seen: Mutex<BTreeMap<String, (u32, Duration)>>,
     /// Logs that the disk of this broker did not take, one after the other.
     refused: AtomicU32,
     store: Mutex<StoreState>,
@@ -212,6 +216,7 @@ impl Host {
             parts,
             held: Mutex::default(),
             prefetched: Mutex::default(),
+            seen: Mutex::default(),
             refused: AtomicU32::new(0),
             store: Mutex::default(),
         }))
@@ -296,6 +301,15 @@ impl Holder for Host {
 
     fn stand_by(&mut self, log: &str, epoch: u32) {
         let now = self.threads().now();
+        let mut seen = self.0.seen.lock();
+        let (of, since) = seen.entry(log.to_owned()).or_insert((epoch, now));
+        if *of != epoch {
+            (*of, *since) = (epoch, now);
+        }
+        if now < *since + STAND_BY_AFTER {
+            return;
+        }
+        drop(seen);
         let prefetched = self.0.prefetched.lock();
         let going = |of: &&Prefetched| matches!(of, Prefetched::Going { .. });
         if prefetched.values().filter(going).count() >= STAND_BY_AT_ONCE {

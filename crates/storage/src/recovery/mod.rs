@@ -29,7 +29,7 @@ pub(crate) use self::outcome::{damaged, doing};
 pub(crate) use self::sealed::load_sealed;
 use self::sealed::load_table;
 use self::state::State;
-pub(crate) use self::stored::{open_stored, stored_ranges};
+pub(crate) use self::stored::{StoredSegment, open_stored, stored_ranges};
 use crate::format::{
     CLEANED, DirectoryRow, SEGMENT_HEADER_BYTES, STORED, SegmentHeader, TRAILER_BYTES, Trailer, index,
 };
@@ -67,10 +67,11 @@ pub(crate) struct Recovered {
 pub(crate) fn recover(disk: &dyn Disk, places: Option<&Places>, now_ms: i64) -> Result<Recovered, OpenError> {
     let mut opened = open_segments(disk)?;
     let mut report = RecoveryReport::default();
-    let stored = open_stored(disk, places)?;
-    let all = opened.iter().chain(&stored);
-    let next_generation = all.map(|(segment, _)| segment.generation).max().unwrap_or(0) + 1;
-    let next_stored = stored.last().map_or(STORED + 1, |(segment, _)| segment.sequence + 1);
+    let stored = open_stored(disk, places, &mut report)?;
+    let segments = opened.iter().map(|(segment, _)| segment);
+    let all = segments.chain(stored.iter().map(|stored| &stored.segment));
+    let next_generation = all.map(|segment| segment.generation).max().unwrap_or(0) + 1;
+    let next_stored = stored.last().map_or(STORED + 1, |last| last.segment.sequence + 1);
     let log_id = opened.first().map(|(_, header)| header.log_id);
     let cleaned = opened.split_off(opened.partition_point(|(segment, _)| !is_cleaned(segment.sequence)));
     let next_sequence = opened.last().map_or(FIRST_SEQUENCE, |(segment, _)| segment.sequence + 1);
@@ -124,10 +125,10 @@ pub(crate) fn recover(disk: &dyn Disk, places: Option<&Places>, now_ms: i64) -> 
     let mut next_generation = next_generation;
     let (active, prepared) = state.scan_tail(&tail, &mut epoch, log_id, &mut next_generation)?;
     state.overlay(cleaned.into_iter().map(|(segment, _)| segment).collect())?;
-    if let Some((segment, _)) = stored.iter().find(|(_, header)| log_id != Some(header.log_id)) {
-        return Err(damaged(segment.sequence, 32, "it belongs to another log"));
+    if let Some(stranger) = stored.iter().find(|stored| log_id != Some(stored.header.log_id)) {
+        return Err(damaged(stranger.segment.sequence, 32, "it belongs to another log"));
     }
-    state.add_stored(stored.into_iter().map(|(segment, _)| segment).collect())?;
+    state.add_stored(stored)?;
     state.coverage.check(&state.streams)?;
     Ok(Recovered {
         streams: state.streams,

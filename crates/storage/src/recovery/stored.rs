@@ -10,34 +10,53 @@ use super::outcome::{OpenError, RecoveryReport, damaged, doing};
 use super::overlay::bytes_between;
 use super::sealed::load_sealed;
 use super::state::State;
-use crate::format::{ROW_COMPACTED, SECTOR, SegmentHeader};
+use crate::format::{DirectoryRow, ROW_COMPACTED, SECTOR, SegmentHeader};
 use crate::ranges::OffsetRanges;
 use crate::segment::object::{Local, ObjectFile, ObjectKeys, Places, stored_extent};
 use crate::segment::{Segment, Segments, stored_sequence_of};
 use crate::stream::SealedExtent;
 
-/// Opens the local files of the segments in the object store, in the order of their sequence numbers. Without `places`,
-/// only footers can be read.
+/// A segment in the object store, as its local file describes it.
+pub(crate) struct StoredSegment {
+    pub segment: Arc<Segment>,
+    pub header: SegmentHeader,
+    /// `None` without a valid trailer.
+    pub rows: Option<Vec<DirectoryRow>>,
+}
+
+impl StoredSegment {
+    /// The rows of its directory.
+    pub fn into_rows(self) -> Result<(Arc<Segment>, Vec<DirectoryRow>), OpenError> {
+        let what = || damaged(self.segment.sequence, self.segment.data_end(), "its trailer is damaged");
+        let rows = self.rows.ok_or_else(what)?;
+        Ok((self.segment, rows))
+    }
+}
+
+/// Reads the local files of the segments in the object store, in the order of their sequence numbers. Without `places`,
+/// only footers can be read later.
 pub(crate) fn open_stored(
     disk: &dyn Disk,
     places: Option<&Places>,
-) -> Result<Vec<(Arc<Segment>, SegmentHeader)>, OpenError> {
+    report: &mut RecoveryReport,
+) -> Result<Vec<StoredSegment>, OpenError> {
     let mut opened = Vec::new();
     for name in disk.list().map_err(doing("listing the data directory"))? {
         let Some(sequence) = stored_sequence_of(&name) else { continue };
         let local = disk.open(&name).map_err(doing(format!("opening {name}")))?;
-        let mut sector = AlignedBuffer::zeroed(SECTOR);
-        local.read_at(0, &mut sector).map_err(doing(format!("reading {name}")))?;
-        let header =
-            SegmentHeader::decode(&sector).map_err(|error| damaged(sequence, 0, error.to_string()))?;
-        let possible = header.length <= u64::from(u32::MAX)
-            && header.length >= local.length()
-            && local.length() >= 3 * SECTOR as u64;
+        let length = local.length();
+        if !(3 * SECTOR as u64..=u64::from(u32::MAX)).contains(&length) {
+            return Err(damaged(sequence, 0, format!("it cannot be {length} bytes long")));
+        }
+        let mut bytes = AlignedBuffer::zeroed(usize::try_from(length).unwrap_or(SECTOR));
+        local.read_at(0, &mut bytes).map_err(doing(format!("reading {name}")))?;
+        let header = SegmentHeader::decode(&bytes[..SECTOR])
+            .map_err(|error| damaged(sequence, 0, error.to_string()))?;
+        let possible = header.length <= u64::from(u32::MAX) && header.length >= length;
         if header.sequence != sequence || !possible {
             let what = format!("its header says segment {}, {} bytes", header.sequence, header.length);
             return Err(damaged(sequence, 0, what));
         }
-        let length = local.length();
         let (local, object) = match places {
             Some(Places { disk, bucket, epochs }) => {
                 let key = ObjectKeys::new(header.log_id, epochs.clone()).key(sequence);
@@ -45,20 +64,22 @@ pub(crate) fn open_stored(
             }
             None => (Local::Open(local), None),
         };
-        let file = ObjectFile::new(object, &header, local, length);
-        opened.push((Arc::new(Segment::new(sequence, header.generation, Arc::new(file))), header));
+        let file = Arc::new(ObjectFile::new(object, &header, local, length));
+        file.keep(Some(bytes));
+        let segment = Arc::new(Segment::new(sequence, header.generation, file.clone()));
+        let rows = load_sealed(&segment, report)?.map(|(_, rows)| rows);
+        file.keep(None);
+        opened.push(StoredSegment { segment, header, rows });
     }
-    opened.sort_by_key(|(segment, _)| segment.sequence);
+    opened.sort_by_key(|stored| stored.segment.sequence);
     Ok(opened)
 }
 
 /// The records of each stream that are in the object store, according to the local files of the objects.
 pub(crate) fn stored_ranges(disk: &dyn Disk) -> Result<HashMap<StreamId, OffsetRanges>, OpenError> {
     let mut ranges: HashMap<StreamId, OffsetRanges> = HashMap::new();
-    for (segment, _) in open_stored(disk, None)? {
-        let (_, rows) = load_sealed(&segment, &mut RecoveryReport::default())?
-            .ok_or_else(|| damaged(segment.sequence, segment.data_end(), "its trailer is damaged"))?;
-        for row in rows {
+    for stored in open_stored(disk, None, &mut RecoveryReport::default())? {
+        for row in stored.into_rows()?.1 {
             ranges.entry(row.stream).or_default().add((row.base_offset, row.next_offset));
         }
     }
@@ -103,12 +124,10 @@ impl State {
     /// Of rows that overlap, the newest counts: compaction and merging replace rows, and copies that were given up may be
     /// stored again. Of what is left, only the newest run without a gap counts, and only if it begins at or below the
     /// stream's start. What does not count must be there locally, or opening refuses the log.
-    pub fn add_stored(&mut self, segments: Vec<Arc<Segment>>) -> Result<(), OpenError> {
+    pub fn add_stored(&mut self, segments: Vec<StoredSegment>) -> Result<(), OpenError> {
         let mut found: HashMap<StreamId, Vec<StoredRow>> = HashMap::new();
-        for segment in segments {
-            let Some((_, rows)) = load_sealed(&segment, &mut self.report)? else {
-                return Err(damaged(segment.sequence, segment.data_end(), "its trailer is damaged"));
-            };
+        for stored in segments {
+            let (segment, rows) = stored.into_rows()?;
             for (row, at) in rows.iter().zip(0..) {
                 let Some(stream) = self.streams.get(&row.stream) else { continue };
                 let (start, next) = {

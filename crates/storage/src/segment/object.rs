@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use disk::{Disk, File};
+use disk::{AlignedBuffer, Disk, File};
 use objects::{Bucket, BucketError, patiently};
+use parking_lot::Mutex;
 
 use super::Segment;
 use crate::epochs::Epochs;
@@ -107,6 +108,8 @@ pub(crate) struct ObjectFile {
     local: Local,
     local_length: u64,
     length: u64,
+    /// The bytes of the local file, while the log is opened.
+    kept: Mutex<Option<AlignedBuffer>>,
 }
 
 /// Where the segments in the object store are: their local files, and their objects.
@@ -136,7 +139,12 @@ impl ObjectFile {
         local: Local,
         local_length: u64,
     ) -> ObjectFile {
-        ObjectFile { object, local, local_length, length: header.length }
+        ObjectFile { object, local, local_length, length: header.length, kept: Mutex::default() }
+    }
+
+    /// Keeps the bytes of the local file, or forgets them. Opening a log reads each local file once.
+    pub fn keep(&self, bytes: Option<AlignedBuffer>) {
+        *self.kept.lock() = bytes;
     }
 
     /// Where the footer begins, in the object.
@@ -145,6 +153,12 @@ impl ObjectFile {
     }
 
     fn read_local(&self, position: u64, into: &mut [u8]) -> io::Result<()> {
+        if let Some(kept) = &*self.kept.lock() {
+            let from = usize::try_from(position).unwrap_or(usize::MAX);
+            let there = kept.get(from..).and_then(|kept| kept.get(..into.len()));
+            into.copy_from_slice(there.ok_or(io::ErrorKind::UnexpectedEof)?);
+            return Ok(());
+        }
         match &self.local {
             Local::Open(file) => file.read_at(position, into),
             Local::Named(disk, name) => disk.open(name)?.read_at(position, into),

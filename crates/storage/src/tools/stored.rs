@@ -13,7 +13,7 @@ use super::walk::checked_batch;
 use crate::epochs::Epochs;
 use crate::format::{ENTRY_HEADER_BYTES, EntryHeader, index};
 use crate::recovery::scan::Found;
-use crate::recovery::{OpenError, RecoveryReport, damaged, doing, load_sealed, open_stored};
+use crate::recovery::{OpenError, RecoveryReport, StoredSegment, damaged, doing, open_stored};
 use crate::segment::object::Places;
 
 /// Hands out the batches of `streams` that the objects have, which the local files on `disk` name.
@@ -24,8 +24,8 @@ pub fn stored_batches(
     mut each: impl FnMut(StreamId, BatchHeader, Bytes),
 ) -> Result<(), OpenError> {
     let places = Places { disk: disk.clone(), bucket: bucket.clone(), epochs: Epochs::default() };
-    for (segment, _) in open_stored(&**disk, Some(&places))? {
-        let Some((_, rows)) = load_sealed(&segment, &mut RecoveryReport::default())? else { continue };
+    for stored in open_stored(&**disk, Some(&places), &mut RecoveryReport::default())? {
+        let StoredSegment { segment, rows: Some(rows), .. } = stored else { continue };
         for (at, row) in (0..).zip(&rows).filter(|(_, row)| streams.contains(&row.stream)) {
             let reading = || doing(format!("reading {}", segment.name()));
             let places = segment.load_index(at).map_err(reading())?;
