@@ -29,7 +29,7 @@ class Ledger:
             Group(cluster, "committed", transfers.topic, transfers.partitions,
                   {"session.timeout.ms": 10_000, "isolation.level": "read_committed"}, transfers.saw),
         ]
-        self.threads = []
+        self.threads, self.broken = [], []
 
     def begin(self):
         from confluent_kafka.admin import AdminClient, NewTopic
@@ -47,10 +47,17 @@ class Ledger:
                 time.sleep(0.2)
         work = [self.produce, self.transfers.produce]
         work += [run for group in self.groups for run in (group.follow, group.watch)]
-        self.threads = [threading.Thread(target=run, args=(self.stopping,), daemon=True) for run in work]
+        self.threads = [threading.Thread(target=self.work, args=(run,), daemon=True) for run in work]
         for thread in self.threads:
             thread.start()
         return told(self.answers())
+
+    def work(self, run):
+        try:
+            run(self.stopping)
+        except Exception as error:
+            self.broken.append(f"{run.__qualname__}: {error!r}")
+            raise
 
     def produce(self, stopping):
         from confluent_kafka import Producer
@@ -120,6 +127,7 @@ class Ledger:
         for thread in self.threads:
             thread.join(150)
             assert not thread.is_alive(), "the load does not end"
+        assert not self.broken, f"a part of the load ended: {self.broken}"
         assert not self.failed, f"{len(self.failed)} records were refused: {self.failed[:3]}"
         found = read(self.cluster, TOPIC, PARTITIONS)
         total = check(found, self.acknowledged)

@@ -379,27 +379,38 @@ async fn producers_are_led_to_the_next_leader_of_a_log_that_moves() {
     const HELD: Duration = Duration::from_secs(1);
     let cluster = cluster().await;
     let admin = ClusterAdmin::open(cluster.store.clone()).unwrap();
-    let mut leaders: Vec<i32> = cluster.leaders().await.into_iter().map(|(node, _)| node).collect();
-    let (mut followed, until) = (0, Instant::now() + PATIENCE);
+    let now = Instant::now();
+    // Who leads each partition, as its client knows it, and when it asked for what was taken last.
+    let mut known: Vec<(i32, Instant)> =
+        cluster.leaders().await.into_iter().map(|(node, _)| (node, now)).collect();
+    let (until, mut taken) = (now + PATIENCE, BTreeMap::new());
     admin.drain(1, true).unwrap();
-    while leaders.contains(&1) {
-        assert!(Instant::now() < until, "{leaders:?} lead");
-        for (partition, leader) in (0..).zip(&mut leaders) {
+    // Until the partitions of broker 1 have other leaders, and each has taken a record from its last one.
+    while known.iter().any(|(node, _)| *node == 1) || taken.len() < known.len() {
+        assert!(Instant::now() < until, "{known:?} lead, {taken:?} took a record");
+        for (partition, (leader, last)) in (0..).zip(&mut known) {
             let (mut client, asked) = (connect(&cluster.brokers[leader]), Instant::now());
             let said = common::try_produce(&mut client, TOPIC, partition, -1, batch("value")).await;
+            let next = said.current_leader.leader_id;
             if said.error_code == 0 {
+                *last = asked;
+                taken.insert(partition, *leader);
                 continue;
             }
             assert_eq!(said.error_code, ErrorCode::NotLeaderOrFollower.code(), "{said:?}");
-            let next = said.current_leader.leader_id;
+            taken.remove(&partition);
             if next >= 0 && next != *leader {
-                (*leader, followed) = (next, followed + 1);
+                *leader = next;
             } else {
-                assert!(asked.elapsed() >= HELD, "refused after {:?} without a leader", asked.elapsed());
+                // On a slow machine, a log is closed or opened for longer than a request waits.
+                let passed = last.elapsed();
+                assert!(
+                    passed >= HELD,
+                    "partition {partition}: no next leader {passed:?} after {leader} led"
+                );
             }
         }
     }
-    assert!(followed >= 4, "{followed} leaders were followed");
     for broker in cluster.brokers.values() {
         broker.close().await;
     }

@@ -20,6 +20,7 @@ pub mod list_offsets;
 pub mod metadata;
 pub mod offsets;
 pub mod produce;
+pub mod produce_leaders;
 pub mod produce_records;
 pub mod produce_transactions;
 pub mod reads;

@@ -26,6 +26,7 @@ use wire::messages::produce_response::{
 use wire::records::{RecordView, records};
 use wire::{ErrorCode, Records};
 
+use crate::api::produce_leaders::Patience;
 use crate::api::produce_records::{believed, check_records, out_of_range, undecodable, walk_records};
 use crate::api::produce_transactions::{ADDS_FROM_VERSION, Transactions};
 use crate::broker::Broker;
@@ -143,6 +144,8 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
         0 => Ok(None),
         _ => Err(Failure::new(ErrorCode::InvalidRequiredAcks)),
     };
+    let patience = Patience::new(broker, &request);
+    patience.begin(broker, &request, &topics).await;
     let transactions = match &durability {
         Ok(_) => Transactions::begin(broker, &request, &topics, version).await,
         Err(_) => Transactions::default(),
@@ -192,11 +195,14 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
                     if refusal.failure.code == ErrorCode::NotLeaderOrFollower
                         && version >= LEADER_TOLD_FROM_VERSION
                         && let Ok(topic) = topic
-                        && let Some(partition) = topic.partition(index)
                     {
-                        let Leader { node, epoch: leader_epoch } = partition.leader();
-                        // A log that is being closed has no other leader to name.
-                        if node != broker.placement.local() {
+                        // The log may have been closed since.
+                        patience.settle(broker, &[(topic.clone(), index)]).await;
+                        let leader = topic.partition(index).map(|partition| partition.leader());
+                        // A log that is being closed may have no other leader to name.
+                        if let Some(Leader { node, epoch: leader_epoch }) = leader
+                            && node != broker.placement.local()
+                        {
                             answer.current_leader = LeaderIdAndEpoch { leader_id: node, leader_epoch };
                             elsewhere.insert(node);
                         }
@@ -382,8 +388,7 @@ async fn append(
     transaction: Option<Result<Option<Check>, Failure>>,
     naming: &mut Naming,
 ) -> Result<(Arc<Partition>, Arc<dyn PartitionLog>, Appended, Option<Timestamp>), Refusal> {
-    let partition = broker.topics.settled(topic, data.index).await;
-    let partition = partition.ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let partition = topic.partition(data.index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     if topic.is_internal() {
         return Err(ErrorCode::InvalidTopicException.into());
     }

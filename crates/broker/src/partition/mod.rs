@@ -4,7 +4,7 @@
 //! offsets is therefore the order in the log. The lock is never held across an await.
 
 pub mod log;
-mod moving;
+pub mod moving;
 mod order;
 pub mod sequence;
 pub mod signal;

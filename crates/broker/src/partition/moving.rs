@@ -13,11 +13,14 @@ use crate::logs::Absent;
 use crate::placement::Leader;
 
 /// A change of leaders that was planned takes less.
-const PASSING: Duration = Duration::from_secs(1);
+pub const PASSING: Duration = Duration::from_secs(1);
 
 impl Partition {
     pub(super) fn set_leader(&self, leader: Leader) {
-        *self.changed.lock() = Instant::now();
+        // A leader that tries again to open the log has had its time.
+        if leader.node != self.leader().node {
+            *self.changed.lock() = Instant::now();
+        }
         self.leadership.set(leader);
     }
 
@@ -35,8 +38,9 @@ impl Partition {
     /// Says whether the partition takes no more records because it moves to another log.
     pub fn seal(&self, sealed: bool) {
         let state = self.state.lock();
-        self.sealed.store(sealed, Ordering::Release);
-        *self.changed.lock() = Instant::now();
+        if self.sealed.swap(sealed, Ordering::AcqRel) != sealed {
+            *self.changed.lock() = Instant::now();
+        }
         drop(state);
     }
 

@@ -14,7 +14,7 @@ use meta::{Change, Compare, MetaError};
 use model::StreamId;
 use parking_lot::{Mutex, RwLock};
 use storage::{Clock, Level, SystemClock};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use uuid::Uuid;
 use wire::Text;
 
@@ -164,6 +164,8 @@ pub struct Topics {
     moving: Mutex<BTreeSet<String>>,
     /// Number of times that a topic was created, was deleted, or got partitions.
     changes: watch::Sender<u64>,
+    /// Bytes of requests that may still wait for leaders.
+    settling: Semaphore,
 }
 
 impl Topics {
@@ -187,6 +189,7 @@ impl Topics {
             removals: RwLock::default(),
             moving: Mutex::default(),
             changes: watch::Sender::new(0),
+            settling: Semaphore::new(moving::SETTLING_BYTES_MAX),
         });
         let image = topics.metadata.image();
         // Internal topics first: nothing of the others goes to the object store before their partitions lead.
@@ -488,8 +491,8 @@ impl Topics {
     fn remove(&self, topic: &Topic) {
         self.by_name.write().remove(&topic.name);
         self.by_id.write().remove(&topic.id);
-        self.note_change();
         topic.partitions().iter().for_each(|partition| self.close(partition));
+        self.note_change();
         topic.record().moves.values().for_each(|of| self.drop_copy(of));
         self.moving.lock().remove(topic.name.as_str());
     }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use meta::MetaError;
 use model::StreamId;
@@ -18,6 +19,13 @@ use crate::partition::Partition;
 use crate::placement::Leader;
 use crate::settings::topic::TopicConfig;
 use crate::transactions::INDEX_STREAM;
+
+/// Bytes of requests that wait for leaders. Others are refused, and clients repeat them.
+pub(super) const SETTLING_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// Of one request.
+const SETTLING_BYTES_EACH: u32 = 1024 * 1024;
+/// A request counts as so many at least.
+const SETTLING_BYTES_MIN: usize = 4096;
 
 /// The streams of a log, as the metadata knows them.
 #[derive(Debug)]
@@ -61,19 +69,34 @@ impl Topics {
         Ok(chosen)
     }
 
-    /// A partition of `topic`. While this broker leads it and its log is being opened or closed here, this waits a moment
-    /// ([`Partition::passes`]): a client that was refused would look for the leader again and again until there is one.
-    pub async fn settled(&self, topic: &Topic, index: i32) -> Option<Arc<Partition>> {
-        let mut changes: Option<watch::Receiver<u64>> = None;
-        loop {
-            let partition = topic.partition(index)?;
-            let Some(left) = partition.passes(self.placement.local()) else { return Some(partition) };
-            match &mut changes {
-                // What changes in between is seen at the next look.
-                None => changes = Some(self.changes.subscribe()),
-                Some(changes) => drop(tokio::time::timeout(left, changes.changed()).await),
+    /// Whether partitions have other leaders now and then.
+    pub fn may_move(&self) -> bool {
+        self.logs.are_moving()
+    }
+
+    /// Waits until no partition of `all` is about to have another leader ([`Partition::passes`]), or until `until`. `bytes` is
+    /// what the caller holds meanwhile: it does not wait with many, or where many wait.
+    pub async fn settle(&self, all: &[(Arc<Topic>, i32)], bytes: usize, until: Instant) {
+        let bytes = u32::try_from(bytes.max(SETTLING_BYTES_MIN)).unwrap_or(u32::MAX);
+        let waits = (bytes <= SETTLING_BYTES_EACH).then(|| self.settling.try_acquire_many(bytes));
+        let Some(Ok(_waits)) = waits else { return };
+        for (topic, index) in all {
+            let mut changes: Option<watch::Receiver<u64>> = None;
+            while let Some(left) = self.passes(topic, *index) {
+                let left = left.min(until.saturating_duration_since(Instant::now()));
+                match &mut changes {
+                    _ if left.is_zero() => break,
+                    // What changes in between is seen at the next look.
+                    None => changes = Some(self.changes.subscribe()),
+                    Some(changes) => drop(tokio::time::timeout(left, changes.changed()).await),
+                }
             }
         }
+    }
+
+    /// As [`Partition::passes`], for a partition that this broker may lead.
+    pub fn passes(&self, topic: &Topic, index: i32) -> Option<Duration> {
+        topic.partition(index)?.passes(self.placement.local())
     }
 
     /// The streams of a log. Every stream that has records by now is among them. Blocks.
@@ -183,6 +206,7 @@ impl Topics {
         if old.streams == record.streams {
             if old.moves != record.moves {
                 self.follow_moves(topic, &old, record);
+                self.note_change();
             }
             return Vec::new();
         }
@@ -217,10 +241,10 @@ impl Topics {
                 log.delete();
             }
         }
-        self.note_change();
         if !old.moves.is_empty() || !record.moves.is_empty() {
             self.follow_moves(topic, &old, record);
         }
+        self.note_change();
         moved
     }
 

@@ -67,12 +67,12 @@ pub(crate) struct Recovered {
 pub(crate) fn recover(disk: &dyn Disk, places: Option<&Places>, now_ms: i64) -> Result<Recovered, OpenError> {
     let mut opened = open_segments(disk)?;
     let mut report = RecoveryReport::default();
-    let stored = open_stored(disk, places, &mut report)?;
+    let log_id = opened.first().map(|(_, header)| header.log_id);
+    let stored = open_stored(disk, places, log_id, &mut report)?;
     let segments = opened.iter().map(|(segment, _)| segment);
     let all = segments.chain(stored.iter().map(|stored| &stored.segment));
     let next_generation = all.map(|segment| segment.generation).max().unwrap_or(0) + 1;
     let next_stored = stored.last().map_or(STORED + 1, |last| last.segment.sequence + 1);
-    let log_id = opened.first().map(|(_, header)| header.log_id);
     let cleaned = opened.split_off(opened.partition_point(|(segment, _)| !is_cleaned(segment.sequence)));
     let next_sequence = opened.last().map_or(FIRST_SEQUENCE, |(segment, _)| segment.sequence + 1);
     let next_cleaned = cleaned.last().map_or(CLEANED + 1, |(segment, _)| segment.sequence + 1);
@@ -125,8 +125,8 @@ pub(crate) fn recover(disk: &dyn Disk, places: Option<&Places>, now_ms: i64) -> 
     let mut next_generation = next_generation;
     let (active, prepared) = state.scan_tail(&tail, &mut epoch, log_id, &mut next_generation)?;
     state.overlay(cleaned.into_iter().map(|(segment, _)| segment).collect())?;
-    if let Some(stranger) = stored.iter().find(|stored| log_id != Some(stored.header.log_id)) {
-        return Err(damaged(stranger.segment.sequence, 32, "it belongs to another log"));
+    if let Some(first) = stored.first().filter(|_| log_id.is_none()) {
+        return Err(damaged(first.segment.sequence, 32, "it belongs to another log"));
     }
     state.add_stored(stored)?;
     state.coverage.check(&state.streams)?;

@@ -16,10 +16,12 @@ use crate::segment::object::{Local, ObjectFile, ObjectKeys, Places, stored_exten
 use crate::segment::{Segment, Segments, stored_sequence_of};
 use crate::stream::SealedExtent;
 
+/// A local file of more bytes is mostly the index of its batches, which opening does not need.
+const READ_WHOLE_MAX: usize = 128 * 1024;
+
 /// A segment in the object store, as its local file describes it.
 pub(crate) struct StoredSegment {
     pub segment: Arc<Segment>,
-    pub header: SegmentHeader,
     /// `None` without a valid trailer.
     pub rows: Option<Vec<DirectoryRow>>,
 }
@@ -38,6 +40,7 @@ impl StoredSegment {
 pub(crate) fn open_stored(
     disk: &dyn Disk,
     places: Option<&Places>,
+    log_id: Option<u128>,
     report: &mut RecoveryReport,
 ) -> Result<Vec<StoredSegment>, OpenError> {
     let mut opened = Vec::new();
@@ -45,10 +48,11 @@ pub(crate) fn open_stored(
         let Some(sequence) = stored_sequence_of(&name) else { continue };
         let local = disk.open(&name).map_err(doing(format!("opening {name}")))?;
         let length = local.length();
-        if !(3 * SECTOR as u64..=u64::from(u32::MAX)).contains(&length) {
+        if length < 3 * SECTOR as u64 || !length.is_multiple_of(SECTOR as u64) {
             return Err(damaged(sequence, 0, format!("it cannot be {length} bytes long")));
         }
-        let mut bytes = AlignedBuffer::zeroed(usize::try_from(length).unwrap_or(SECTOR));
+        let whole = usize::try_from(length).ok().filter(|length| *length <= READ_WHOLE_MAX);
+        let mut bytes = AlignedBuffer::zeroed(whole.unwrap_or(SECTOR));
         local.read_at(0, &mut bytes).map_err(doing(format!("reading {name}")))?;
         let header = SegmentHeader::decode(&bytes[..SECTOR])
             .map_err(|error| damaged(sequence, 0, error.to_string()))?;
@@ -56,6 +60,9 @@ pub(crate) fn open_stored(
         if header.sequence != sequence || !possible {
             let what = format!("its header says segment {}, {} bytes", header.sequence, header.length);
             return Err(damaged(sequence, 0, what));
+        }
+        if log_id.is_some_and(|log_id| log_id != header.log_id) {
+            return Err(damaged(sequence, 32, "it belongs to another log"));
         }
         let (local, object) = match places {
             Some(Places { disk, bucket, epochs }) => {
@@ -65,11 +72,11 @@ pub(crate) fn open_stored(
             None => (Local::Open(local), None),
         };
         let file = Arc::new(ObjectFile::new(object, &header, local, length));
-        file.keep(Some(bytes));
+        file.keep(whole.map(|_| bytes));
         let segment = Arc::new(Segment::new(sequence, header.generation, file.clone()));
         let rows = load_sealed(&segment, report)?.map(|(_, rows)| rows);
         file.keep(None);
-        opened.push(StoredSegment { segment, header, rows });
+        opened.push(StoredSegment { segment, rows });
     }
     opened.sort_by_key(|stored| stored.segment.sequence);
     Ok(opened)
@@ -78,7 +85,7 @@ pub(crate) fn open_stored(
 /// The records of each stream that are in the object store, according to the local files of the objects.
 pub(crate) fn stored_ranges(disk: &dyn Disk) -> Result<HashMap<StreamId, OffsetRanges>, OpenError> {
     let mut ranges: HashMap<StreamId, OffsetRanges> = HashMap::new();
-    for stored in open_stored(disk, None, &mut RecoveryReport::default())? {
+    for stored in open_stored(disk, None, None, &mut RecoveryReport::default())? {
         for row in stored.into_rows()?.1 {
             ranges.entry(row.stream).or_default().add((row.base_offset, row.next_offset));
         }

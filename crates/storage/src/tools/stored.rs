@@ -24,8 +24,8 @@ pub fn stored_batches(
     mut each: impl FnMut(StreamId, BatchHeader, Bytes),
 ) -> Result<(), OpenError> {
     let places = Places { disk: disk.clone(), bucket: bucket.clone(), epochs: Epochs::default() };
-    for stored in open_stored(&**disk, Some(&places), &mut RecoveryReport::default())? {
-        let StoredSegment { segment, rows: Some(rows), .. } = stored else { continue };
+    for stored in open_stored(&**disk, Some(&places), None, &mut RecoveryReport::default())? {
+        let StoredSegment { segment, rows: Some(rows) } = stored else { continue };
         for (at, row) in (0..).zip(&rows).filter(|(_, row)| streams.contains(&row.stream)) {
             let reading = || doing(format!("reading {}", segment.name()));
             let places = segment.load_index(at).map_err(reading())?;
