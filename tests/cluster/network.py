@@ -9,7 +9,8 @@ import subprocess
 from suite import network
 
 CLIENTS, ETCD, STORE = "10.77.0.1", "10.77.0.2", "10.77.0.3"
-BRIDGE, NOBODY = "hub", "02:00:00:00:00:99"
+# A bridge without an address of its own takes the lowest of its ports. When a port joins, those who know the old one reach nobody.
+BRIDGE, BRIDGE_ADDRESS, NOBODY = "hub", "02:00:00:00:00:01", "02:00:00:00:00:99"
 
 
 def enter():
@@ -19,7 +20,7 @@ def enter():
     try:
         why = network.is_own() or "no right to network namespaces"
         if why is True:
-            run("ip", "link", "add", BRIDGE, "type", "bridge")
+            run("ip", "link", "add", BRIDGE, "address", BRIDGE_ADDRESS, "type", "bridge")
             return True
     except (AssertionError, OSError) as error:
         why = error

@@ -6,8 +6,10 @@
 //! Invariants:
 //! - All state is here and none is in the futures: dropping [`Inbound::next`] at any point loses nothing.
 //! - Memory for a frame is covered by its share of the [`Budget`] before it is allocated.
-//! - Between frames there is no buffer.
+//! - Between frames there is no buffer. Those of all connections of a thread are used again: an allocation of this size for
+//!   every read would cost more than the read of a small request does.
 
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::task::ready;
 use std::time::Instant;
@@ -28,6 +30,26 @@ const TRUSTED_STEP_BYTES_MAX: usize = 1024 * 1024;
 /// occasional byte.
 const PROGRESS_BYTES: usize = 16 * 1024;
 const SIZE_BYTES: usize = 4;
+/// The most buffers that a thread keeps while no connection needs them.
+const SPARE_BUFFERS_MAX: usize = 4;
+
+thread_local! {
+    /// Empty buffers of [`BUFFER_BYTES`].
+    static SPARE_BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+fn take_buffer() -> Vec<u8> {
+    SPARE_BUFFERS.with_borrow_mut(Vec::pop).unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES))
+}
+
+fn give_back(mut buffer: Vec<u8>) {
+    SPARE_BUFFERS.with_borrow_mut(|spare| {
+        if buffer.capacity() > 0 && spare.len() < SPARE_BUFFERS_MAX {
+            buffer.clear();
+            spare.push(buffer);
+        }
+    });
+}
 
 /// The result of [`Inbound::next`].
 #[derive(Debug)]
@@ -223,7 +245,7 @@ impl Inbound {
 
     fn free_if_empty(&mut self) {
         if self.taken == self.buffer.len() {
-            self.buffer = Vec::new();
+            give_back(std::mem::take(&mut self.buffer));
             self.taken = 0;
         }
     }
@@ -256,12 +278,12 @@ impl Inbound {
             // The buffer is allocated only when there is something to read.
             ready!(reader.poll_ready(cx))?;
             if self.buffer.capacity() == 0 {
-                self.buffer.reserve_exact(BUFFER_BYTES);
+                self.buffer = take_buffer();
             }
             let room = BUFFER_BYTES - self.buffer.len();
             let polled = reader.poll_read(cx, &mut self.buffer, room);
             if polled.is_pending() && self.buffer.is_empty() {
-                self.buffer = Vec::new();
+                give_back(std::mem::take(&mut self.buffer));
             }
             polled
         });

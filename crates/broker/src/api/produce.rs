@@ -147,8 +147,8 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
     let patience = Patience::new(broker, &request);
     patience.begin(broker, &request, &topics).await;
     let transactions = match &durability {
-        Ok(_) => Transactions::begin(broker, &request, &topics, version).await,
-        Err(_) => Transactions::default(),
+        Ok(_) if id.is_some() => Box::pin(Transactions::begin(broker, &request, &topics, version)).await,
+        _ => Transactions::default(),
     };
     let tally = Arc::new(Tally {
         caller: Arc::as_ptr(&caller.origin).addr() as u64,

@@ -36,7 +36,7 @@ pub(super) async fn walk_records(
             walked => return walked,
         }
     }
-    walks.run(DECOMPRESSED_BYTES_MAX, move |limits| wire::walk(&header, &packed, limits)).await
+    Box::pin(walks.run(DECOMPRESSED_BYTES_MAX, move |limits| wire::walk(&header, &packed, limits))).await
 }
 
 /// The failure for records that cannot be decoded. Producers do not retry on any of these codes.

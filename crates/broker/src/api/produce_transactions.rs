@@ -1,7 +1,7 @@
 //! The transactional batches of a produce request: asks the coordinator whether each batch may be appended to its
 //! partition.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use model::BatchHeader;
@@ -26,7 +26,7 @@ pub const ADDS_FROM_VERSION: i16 = 12;
 pub struct Transactions {
     /// Whether the request names a transactional id.
     named: bool,
-    checks: HashMap<(usize, usize), Result<Check, Failure>>,
+    checks: BTreeMap<(usize, usize), Result<Check, Failure>>,
 }
 
 /// A batch that needs an answer of the coordinator.
@@ -77,7 +77,7 @@ impl Transactions {
                 }
             }
         }
-        let mut checks = HashMap::new();
+        let mut checks = BTreeMap::new();
         let mut answer = |asked: Asked, producer_id, result: Result<(), Failure>| {
             if result.is_err() {
                 asked.partition.cancel_check(producer_id, asked.check);

@@ -152,6 +152,14 @@ pub trait PartitionLog: std::fmt::Debug + Send + Sync {
 impl dyn PartitionLog + '_ {
     /// Reserves room for a batch of `bytes`. Waits for it, for at most [`ROOM_PATIENCE`].
     pub async fn reserve(&self, bytes: usize) -> Result<Admission, AdmitError> {
+        match self.admit(bytes) {
+            // The wait is apart, because its state makes every future large that may wait.
+            Err(AdmitError::Busy) => Box::pin(self.reserve_later(bytes)).await,
+            admitted => admitted,
+        }
+    }
+
+    async fn reserve_later(&self, bytes: usize) -> Result<Admission, AdmitError> {
         let deadline = tokio::time::Instant::now() + ROOM_PATIENCE;
         loop {
             let room = self.room().notified();

@@ -31,6 +31,7 @@ use crate::format::{
     length32, sectors, seeded_crc,
 };
 use crate::index::{BATCH_INDEX_BYTES_MAX, BatchPlace};
+use crate::options::Clock;
 use crate::request::{AppendError, Committed, Durability, Request, Room};
 use crate::segment::Segment;
 use crate::segment::footer::{
@@ -74,6 +75,21 @@ pub(crate) struct Position {
     pub touched: Vec<Arc<Stream>>,
     /// Recovery found the blocks below this position.
     pub synced: Lsn,
+}
+
+/// One reading of the log's clocks.
+#[derive(Clone, Copy)]
+struct Now {
+    /// Milliseconds since the Unix epoch.
+    ms: i64,
+    /// Nanoseconds of the clock that never goes back.
+    nanos: u64,
+}
+
+impl Now {
+    fn of(clock: &dyn Clock) -> Now {
+        Now { ms: clock.now_ms(), nanos: clock.nanos() }
+    }
 }
 
 pub(crate) struct Writer {
@@ -235,6 +251,7 @@ impl Writer {
     /// Moves requests into the open block, and submits the block if the group-commit rule says so. Otherwise returns
     /// what the block waits for besides writes in flight.
     fn gather(&mut self) -> Option<Wait> {
+        let mut now = None;
         while let Some(request) = self.requests.pop_front() {
             let body = match &request {
                 Request::Append(append) => append.batch.len(),
@@ -256,7 +273,11 @@ impl Writer {
                         done.complete(Ok(()));
                     }
                 }
-                Request::Append(append) => self.place_batch(append),
+                Request::Append(append) => {
+                    // A reading for each append would cost a tenth of the writer's time.
+                    let now = *now.get_or_insert_with(|| Now::of(&*self.shared.clock));
+                    self.place_batch(append, now);
+                }
                 Request::Trim { stream, to, done } => {
                     self.place_event(&stream, to, EntryKind::Trim);
                     let mut state = stream.lock();
@@ -351,7 +372,7 @@ impl Writer {
         }
     }
 
-    fn place_batch(&mut self, append: crate::request::Append) {
+    fn place_batch(&mut self, append: crate::request::Append, now: Now) {
         let stream = append.stream;
         match &mut self.open.admission {
             Some(admission) => admission.absorb(append.admission),
@@ -368,7 +389,7 @@ impl Writer {
         };
         assert_eq!(append.batch.len(), append.header.total_bytes, "the caller hands over one whole batch");
         if let Some(done) = &append.done {
-            self.pace.append(done.caller(), append.batch.len(), self.shared.clock.nanos());
+            self.pace.append(done.caller(), append.batch.len(), now.nanos);
         }
         let position = self.position + length32(self.open.bytes);
         let body = self.place(&entry, append.batch.len());
@@ -389,8 +410,7 @@ impl Writer {
         let known_before = state.next > Offset::ZERO;
         let (first, index_bytes) = state.place(self.segment.sequence, place);
         let header = model::BatchHeader { max_timestamp: entry.max_timestamp, ..append.header };
-        let new_producer =
-            state.producers.record(&header, &append.batch, append.base_offset, self.shared.clock.now_ms());
+        let new_producer = state.producers.record(&header, &append.batch, append.base_offset, now.ms);
         drop(state);
         self.table.streams += usize::from(!known_before);
         self.table.producers += usize::from(new_producer);
