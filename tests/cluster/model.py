@@ -14,6 +14,11 @@ ETCD_BYTES, MEMORY_BYTES = 50, 14_000
 # Requests of a takeover that come one after the other, those for each object, those that are made at once, objects that one LIST names, and
 # the time of a request.
 STEPS, OF_AN_OBJECT, AT_ONCE, LISTED, LATENCY = 10, 2, 32, 1000, 0.02
+# Numbers of a manifest of each level, and bytes of a part; the newest objects are in none.
+SHORT, LONG, PART_BYTES = 64, 4096, 8 << 20
+# About: bytes of an object's local file, without streams and for each; bytes a second that a store gives to 32 requests (assumed); seconds to
+# write one such file and sync it.
+LOCAL_BYTES, LOCAL_STREAM_BYTES, STORE_RATE, LOCAL_SECONDS = 12_288, 150, 200 * MB, 0.0004
 WRITE_PRICE, READ_PRICE, STORAGE_PRICE = 0.005 / 1000, 0.0004 / 1000, 0.023 / GB
 MONTH = 30 * 86400
 
@@ -51,8 +56,22 @@ class Cluster:
 
     @property
     def failover(self):
-        """Seconds until a log of a broker that was killed answers again: its session, the steps, its list, and the footer of each object."""
-        return SESSION + LATENCY * (STEPS + self.objects / LISTED + OF_AN_OBJECT * self.objects / AT_ONCE)
+        """Seconds until a log of a broker that was killed answers again: its session, the steps, the lists, the manifests, the objects that are
+        in none, and the local file of each object."""
+        manifests = self.manifests
+        requests = STEPS + (self.objects + manifests) / LISTED + (manifests + OF_AN_OBJECT * 2 * SHORT) / AT_ONCE
+        return SESSION + LATENCY * requests + self.objects * (self.local_bytes / STORE_RATE + LOCAL_SECONDS)
+
+    @property
+    def local_bytes(self):
+        """Bytes of the local file of a merged object, which has all streams of its log."""
+        return LOCAL_BYTES + LOCAL_STREAM_BYTES * self.partitions / self.logs
+
+    @property
+    def manifests(self):
+        """Parts of manifests of a log: each stretch has one at least, and the newest stretches are short."""
+        numbers = (self.puts + self.merges) / self.logs * self.days * 86400
+        return max(numbers / LONG, self.objects * self.local_bytes / PART_BYTES) + LONG / SHORT
 
     @property
     def requests_price(self):

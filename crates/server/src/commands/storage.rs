@@ -35,11 +35,13 @@ pub fn storage(verb: &StorageVerb) -> anyhow::Result<()> {
     // Asked first, so that a wrong address is known before many objects are read.
     let requests = arguments.metrics.as_deref().map(requests_of).transpose()?;
     let (mut all, mut others) = (Part::default(), Part::default());
-    let mut snapshots = Part::default();
+    let (mut snapshots, mut manifests) = (Part::default(), Part::default());
     for object in list_all(&*store.bucket, "", "", pause)? {
         all.add(object.bytes);
         if object.key.starts_with("metadata/") {
             snapshots.add(object.bytes);
+        } else if object.key.starts_with("manifests/") {
+            manifests.add(object.bytes);
         } else if !object.key.starts_with("logs/") {
             others.add(object.bytes);
         }
@@ -64,6 +66,7 @@ pub fn storage(verb: &StorageVerb) -> anyhow::Result<()> {
         [what.to_owned(), part.objects.to_string(), part.bytes.to_string(), "-".into(), "-".into()]
     };
     table.row(row("metadata snapshots", &snapshots));
+    table.row(row("manifests", &manifests));
     if others.objects > 0 {
         table.row(row("others", &others));
     }

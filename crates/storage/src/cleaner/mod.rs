@@ -7,6 +7,7 @@
 //! come in. On a full disk it does not rest: then its copies make room, and the preparer has left some space for them.
 
 mod compact;
+mod manifests;
 mod outcome;
 mod rewrite;
 mod source;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use model::{Offset, StreamId};
 
 pub use self::compact::{CompactError, Compaction};
+pub(crate) use self::manifests::Manifests;
 pub use self::outcome::{RewriteError, RewriteReport};
 use self::rewrite::Output;
 pub use self::rewrite::{Rewriter, Rewritten};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use model::StreamId;
 use objects::{BucketError, Patience};
 
-use crate::cleaner::{Cleaner, LOOK_EVERY, Merged, Turn};
+use crate::cleaner::{Cleaner, LOOK_EVERY, Manifests, Merged, Turn};
 use crate::pacer::{Pacer, REST_AFTER_FAILURE_MAX};
 use crate::preparer::{PREPARED_TARGET, Preparer};
 use crate::shared::Shared;
@@ -158,8 +158,11 @@ const MERGE_EVERY: Duration = Duration::from_secs(10);
 
 pub(super) fn run_merger(shared: &Arc<Shared>) {
     let mut pacer = Pacer::new(shared.clone(), true);
+    let mut manifests = Manifests::new(shared.clone());
     let mut rest = MERGE_EVERY;
     while shared.tier.rest(rest) {
+        // What fails is tried again. The uploader says what is wrong with the store.
+        while matches!(manifests.turn(), Ok(true)) && shared.tier.rest(Duration::ZERO) {}
         rest = match shared.merge_objects(&mut pacer) {
             Ok(Merged::Nothing) => MERGE_EVERY,
             Ok(Merged::Queued(outcome)) => match shared.await_replaced(&outcome) {

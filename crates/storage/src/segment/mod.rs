@@ -11,6 +11,7 @@
 pub(crate) mod build;
 pub(crate) mod fetch;
 pub(crate) mod footer;
+pub(crate) mod manifest;
 mod name;
 pub(crate) mod object;
 mod release;

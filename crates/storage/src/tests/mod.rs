@@ -4,6 +4,7 @@ mod crash;
 mod epochs;
 mod fuzz;
 mod long;
+mod manifests;
 mod restore;
 mod rewrite;
 mod space;

@@ -14,7 +14,7 @@ use objects::{Bucket, BucketError};
 use super::crash::seeds;
 use super::support::{Appended, DISKLESS, LEADING, Left, Outcome, StreamModel, World};
 use super::tier::{rest, world_of, world_with_an_object_in_the_way};
-use crate::cleaner::Merged;
+use crate::cleaner::{Manifests, Merged};
 use crate::epochs::Epochs;
 use crate::pacer::Pacer;
 use crate::request::Durability;
@@ -52,7 +52,8 @@ pub fn some_load(world: &mut World) {
             55..70 => drop(world.upload()),
             70..75 => world.evict(stream),
             75..79 => world.trim(stream),
-            79..82 => drop(world.parts.uploader.collect()),
+            79..81 => drop(world.parts.uploader.collect()),
+            81 => drop(Manifests::new(world.parts.log.shared.clone()).turn()),
             82 if stream == 3 => world.delete(stream),
             _ => {
                 let turns = world.rng.usize(1..8);
@@ -214,7 +215,7 @@ fn what_was_stored_comes_back_and_can_be_lost_again() {
     );
 }
 
-fn fill(world: &mut World, batches: usize) {
+pub fn fill(world: &mut World, batches: usize) {
     for _ in 0..batches {
         for stream in [1, 3] {
             assert!(world.append(stream, 15_000, Durability::Synced));
@@ -374,7 +375,7 @@ fn examined(world: &World, known: &bucket::Known) -> (InspectedObjects, Verified
 }
 
 /// Merges some objects of a log, whose deletion then takes effect.
-fn merge(world: &mut World) {
+pub fn merge(world: &mut World) {
     let shared = world.parts.log.shared.clone();
     let merged = shared.merge_objects(&mut Pacer::new(shared.clone(), false));
     assert!(matches!(merged, Ok(Merged::Queued(_))));

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use objects::{Bucket, BucketError, Listed, list_all, patiently};
@@ -70,40 +70,11 @@ pub(crate) fn gather<E>(
     local: &(dyn Fn(Expected) -> Option<Described> + Sync),
     mut each: impl FnMut(usize, Outcome) -> Result<(), E>,
 ) -> Result<(), E> {
-    let next = AtomicUsize::new(0);
-    let threads = asking.threads.clamp(1, objects.len().max(1));
-    std::thread::scope(|scope| {
-        // A worker waits with its object until the one before is taken: memory is bounded by the threads.
-        let (sender, receiver) = sync_channel(0);
-        for _ in 0..threads {
-            let (sender, next) = (sender.clone(), &next);
-            let (bucket, pause) = (&**asking.bucket, asking.pause);
-            scope.spawn(move || work(bucket, pause, log_id, (objects, next), local, &sender));
-        }
-        drop(sender);
-        for (done, (at, outcome)) in (1..).zip(receiver) {
-            // After an error, the workers find that nobody waits for their objects, and end.
-            each(at, outcome)?;
-            (asking.progress)(done, objects.len());
-        }
-        Ok(())
-    })
-}
-
-fn work(
-    bucket: &dyn Bucket,
-    pause: &Pause,
-    log_id: u128,
-    (objects, next): (&[Numbered], &AtomicUsize),
-    local: &(dyn Fn(Expected) -> Option<Described> + Sync),
-    sender: &SyncSender<(usize, Outcome)>,
-) {
-    loop {
-        let at = next.fetch_add(1, Ordering::Relaxed);
-        let Some((sequence, object)) = objects.get(at) else { return };
+    let (bucket, pause) = (&**asking.bucket, asking.pause);
+    let ask = |(sequence, object): &Numbered| {
         let expected = Expected { log_id, sequence: *sequence, length: object.bytes };
         let get = |range: Range<u64>| patiently(|| bucket.get(&object.key, range.clone()), pause);
-        let outcome = match local(expected) {
+        match local(expected) {
             Some(described) => Outcome::Whole(described, None),
             None => match fetch(expected, get) {
                 Ok(Ok((described, bytes))) => Outcome::Whole(described, Some(bytes)),
@@ -111,9 +82,43 @@ fn work(
                 Err(BucketError::NotFound(_)) => Outcome::Gone,
                 Err(error) => Outcome::Failed(error),
             },
-        };
-        if sender.send((at, outcome)).is_err() {
-            return;
         }
-    }
+    };
+    let mut done = 0;
+    several(asking.threads, objects, &ask, |at, outcome| {
+        each(at, outcome)?;
+        done += 1;
+        (asking.progress)(done, objects.len());
+        Ok(())
+    })
+}
+
+/// Does `work` with all `items` on up to `threads` threads. Hands out the results in any order, each with the place of its
+/// item. An error of `each` ends everything.
+pub(super) fn several<T: Sync, R: Send, E>(
+    threads: usize,
+    items: &[T],
+    work: &(dyn Fn(&T) -> R + Sync),
+    mut each: impl FnMut(usize, R) -> Result<(), E>,
+) -> Result<(), E> {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        // A worker waits with its result until the one before is taken: memory is bounded by the threads.
+        let (sender, receiver) = sync_channel(0);
+        for _ in 0..threads.clamp(1, items.len().max(1)) {
+            let (sender, next) = (sender.clone(), &next);
+            scope.spawn(move || {
+                loop {
+                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(item) = items.get(at) else { return };
+                    // After an error, nobody waits for the results.
+                    if sender.send((at, work(item))).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        receiver.into_iter().try_for_each(|(at, result)| each(at, result))
+    })
 }

@@ -11,17 +11,17 @@
 //!   object, generations a long way behind it.
 //! - Opening must accept the log with the same bounds; that is tried before the segment gets its name.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
 use disk::{AlignedBuffer, Disk};
 use model::{Offset, StreamId};
-use objects::BucketError;
+use objects::{BucketError, Listed, list_all, patiently};
 
 use super::finding::{Finding, Hit, Severity};
 pub use super::gather::{Asking, Pause};
-use super::gather::{Numbered, Outcome, gather, objects_of};
+use super::gather::{Numbered, Outcome, gather, objects_of, several};
 use super::holdings::{Held, Holdings};
 pub use super::holdings::{KnownBounds, RestoredStream};
 pub use super::stored::stored_batches;
@@ -34,6 +34,7 @@ use crate::format::{
 use crate::recovery::{OpenError, recover};
 use crate::segment::fetch::{Described, Expected, describe};
 use crate::segment::footer;
+use crate::segment::manifest::{ManifestKey, decode, manifest_prefix};
 use crate::segment::object::{ObjectKeys, Places};
 use crate::segment::{PREPARING, STORING, file_name, sequence_of, stored_sequence_of};
 use crate::stream::Stream;
@@ -134,6 +135,7 @@ pub fn restore(target: &Arc<dyn Disk>, restore: &Restore) -> Result<RestoredLog,
         false => Holdings::new(objects.iter().map(|(sequence, _)| *sequence)),
     };
     let mut sum = Sum { holdings, ..Sum::default() };
+    unpack(target, &restore.asking, (restore.log_id, &restore.epochs), &objects)?;
     take_in(target, restore, &objects, &mut sum)?;
     let uncounted = sum.holdings.settle();
     let found = resolve(restore, &mut sum);
@@ -191,12 +193,13 @@ pub fn prefetch(
     goes_on: &dyn Fn() -> bool,
 ) -> Result<Fetched, RestoreError> {
     prepare(target)?;
-    let objects = objects_of(asking, &ObjectKeys::new(log_id, epochs), after)?;
+    let objects = objects_of(asking, &ObjectKeys::new(log_id, epochs.clone()), after)?;
     if after.is_empty() {
         remove_strangers(target, &objects)?;
     }
+    let unpacked = if goes_on() { unpack(target, asking, (log_id, &epochs), &objects)? } else { 0 };
     let known = |expected| whole_local(target, expected);
-    let (mut fetched, mut complete) = (0, true);
+    let (mut fetched, mut complete) = (unpacked, true);
     let ended = gather(asking, log_id, &objects, &known, |at, outcome| {
         if !goes_on() {
             return Err(None);
@@ -282,6 +285,61 @@ fn whole_local(target: &Arc<dyn Disk>, expected: Expected) -> Option<Described> 
     file.read_at(0, &mut bytes).ok()?;
     // A file without rows stands for a damaged object. Perhaps the object is whole by now.
     describe(expected, &bytes).ok().filter(|described| !described.rows.is_empty())
+}
+
+/// With so many objects that are not known, manifests are looked for. For fewer, the list of these would cost more.
+const UNKNOWN_MIN: usize = if cfg!(test) { 3 } else { 64 };
+
+/// Writes the local files that manifests have of `objects`, but for those that are there. Returns how many.
+///
+/// Whatever is wrong with a manifest, the objects themselves are asked later.
+fn unpack(
+    target: &Arc<dyn Disk>,
+    asking: &Asking,
+    (log_id, epochs): (u128, &Epochs),
+    objects: &[Numbered],
+) -> Result<usize, RestoreError> {
+    let there: HashSet<u32> = {
+        let names = target.list().map_err(local("listing the new directory"))?;
+        names.iter().filter_map(|name| stored_sequence_of(name)).collect()
+    };
+    let mut unknown: Vec<&Numbered> = objects.iter().filter(|(of, _)| !there.contains(of)).collect();
+    if unknown.len() < UNKNOWN_MIN {
+        return Ok(0);
+    }
+    let Ok(mut manifests) = list_all(&**asking.bucket, &manifest_prefix(log_id), "", asking.pause) else {
+        return Ok(0);
+    };
+    manifests.retain(|manifest| {
+        let numbers = ManifestKey::parse(&manifest.key).map(|key| key.stretch.numbers());
+        numbers.is_some_and(|numbers| {
+            let from = unknown.partition_point(|(sequence, _)| sequence & !STORED < numbers.start);
+            unknown.get(from).is_some_and(|(sequence, _)| sequence & !STORED < numbers.end)
+        })
+    });
+    let (bucket, pause) = (&**asking.bucket, asking.pause);
+    let read = |manifest: &Listed| {
+        let get = || bucket.get(&manifest.key, 0..manifest.bytes);
+        patiently(get, pause).ok().and_then(|bytes| decode(log_id, &bytes))
+    };
+    let mut written = 0;
+    several(asking.threads, &manifests, &read, |_, entries| {
+        for entry in entries.into_iter().flatten() {
+            let sequence = STORED | entry.number;
+            let Ok(at) = unknown.binary_search_by_key(&sequence, |(of, _)| *of) else { continue };
+            let object = &unknown[at].1;
+            let expected = Expected { log_id, sequence, length: object.bytes };
+            // Of the objects with a number, that of this epoch is in the log.
+            let same = entry.length == object.bytes && entry.epoch == epochs.of(entry.number).unwrap_or(0);
+            if same && describe(expected, &entry.local).is_ok_and(|described| !described.rows.is_empty()) {
+                write_local(target, sequence, &entry.local)?;
+                unknown.remove(at);
+                written += 1;
+            }
+        }
+        Ok(())
+    })
+    .map(|()| written)
 }
 
 /// Writes the local files of the objects, and adds up what they say.
