@@ -14,8 +14,8 @@ ETCD_BYTES, MEMORY_BYTES = 50, 14_000
 # Requests of a takeover that come one after the other, those for each object, those that are made at once, objects that one LIST names, and
 # the time of a request.
 STEPS, OF_AN_OBJECT, AT_ONCE, LISTED, LATENCY = 10, 2, 32, 1000, 0.02
-# Numbers of a manifest of each level, and bytes of a part; the newest objects are in none.
-SHORT, LONG, PART_BYTES = 64, 4096, 8 << 20
+# Numbers of a manifest of each level, bytes of a part, and parts that are read at once; the newest objects are in none.
+SHORT, LONG, PART_BYTES, PARTS_AT_ONCE = 64, 4096, 2 << 20, 8
 # About: bytes of an object's local file, without streams and for each; bytes a second that a store gives to 32 requests (assumed); seconds to
 # write one such file and sync it.
 LOCAL_BYTES, LOCAL_STREAM_BYTES, STORE_RATE, LOCAL_SECONDS = 12_288, 150, 200 * MB, 0.0004
@@ -59,7 +59,7 @@ class Cluster:
         """Seconds until a log of a broker that was killed answers again: its session, the steps, the lists, the manifests, the objects that are
         in none, and the local file of each object."""
         manifests = self.manifests
-        requests = STEPS + (self.objects + manifests) / LISTED + (manifests + OF_AN_OBJECT * 2 * SHORT) / AT_ONCE
+        requests = STEPS + (self.objects + manifests) / LISTED + manifests / PARTS_AT_ONCE + OF_AN_OBJECT * 2 * SHORT / AT_ONCE
         return SESSION + LATENCY * requests + self.objects * (self.local_bytes / STORE_RATE + LOCAL_SECONDS)
 
     @property

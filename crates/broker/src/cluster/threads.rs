@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
-/// Each waits for the store most of the time, and holds one object's footer.
+/// Each waits for the store most of the time, and holds one object's footer, or some of them a part of a manifest.
 const RESTORE_THREADS: usize = 32;
 
 /// Threads and their time. A simulation has its own.

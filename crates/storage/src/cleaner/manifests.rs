@@ -1,14 +1,15 @@
 //! Writes manifests of the objects that stay: short stretches first, then long ones in their place.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use disk::AlignedBuffer;
 use objects::{Bucket, BucketError, list_all};
 
 use crate::format::{SECTOR, STORED, index};
+use crate::pacer::Pacer;
 use crate::segment::Segment;
 use crate::segment::manifest::{Entry, ManifestKey, Stretch, encode, manifest_prefix};
 use crate::shared::Shared;
@@ -18,16 +19,7 @@ const YOUNG: u32 = if cfg!(test) { 2 } else { 64 };
 /// Fewer objects than these are not worth a manifest.
 const OBJECTS_MIN: usize = if cfg!(test) { 2 } else { 8 };
 /// A part of a manifest ends with the object that reaches these bytes.
-const PART_BYTES: usize = if cfg!(test) { 40 * 1024 } else { 8 * 1024 * 1024 };
-
-/// Why a manifest was not written.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ManifestError {
-    #[error(transparent)]
-    Bucket(#[from] BucketError),
-    #[error("reading a local file of the object store: {0}")]
-    Local(io::Error),
-}
+const PART_BYTES: usize = if cfg!(test) { 40 * 1024 } else { 2 * 1024 * 1024 };
 
 /// The manifests of a log, for the one thread that writes them.
 pub(crate) struct Manifests {
@@ -42,8 +34,8 @@ impl Manifests {
     }
 
     /// Writes a manifest that is due, and deletes those that are of no use any more. Returns whether it wrote one. What fails is
-    /// tried again by a later call.
-    pub fn turn(&mut self) -> Result<bool, ManifestError> {
+    /// tried again by a later call. Ends early when the log is closed.
+    pub fn turn(&mut self, pacer: &mut Pacer) -> Result<bool, BucketError> {
         let Some(bucket) = self.shared.tier.bucket.clone().filter(|_| self.shared.tier.fenced().is_none())
         else {
             return Ok(false);
@@ -56,35 +48,53 @@ impl Manifests {
                 listed.iter().filter_map(|object| ManifestKey::parse(&object.key)).collect()
             }
         };
-        let outcome = self.go_on(&*bucket, &mut there);
+        let outcome = self.go_on(&*bucket, &mut there, pacer);
         self.there = Some(there);
         outcome
     }
 
-    fn go_on(&self, bucket: &dyn Bucket, there: &mut BTreeSet<ManifestKey>) -> Result<bool, ManifestError> {
+    fn go_on(
+        &self,
+        bucket: &dyn Bucket,
+        there: &mut BTreeSet<ManifestKey>,
+        pacer: &mut Pacer,
+    ) -> Result<bool, BucketError> {
+        let log_id = self.shared.options.log_id;
         let mut stored = self.shared.segments.all_stored();
         let newest = stored.last().map_or(0, |newest| number(newest));
-        // Those without records are soon of no use, and a restore writes others like them.
-        stored.retain(|segment| segment.footer().is_some_and(|footer| footer.trailer.rows > 0));
+        // Others are soon deleted, or have no records, which a restore writes files without rows for.
+        let wanted = |segment: &Arc<Segment>| {
+            segment.live() > 0 && segment.footer().is_some_and(|footer| footer.trailer.rows > 0)
+        };
+        stored.retain(wanted);
+        let epoch = self.shared.options.owned.as_ref().and_then(|owned| owned.epochs.newest());
+        let epoch = epoch.map_or(0, |epoch| epoch.epoch);
         let due = self.due(&stored, newest, there);
         if let Some(stretch) = due {
-            let parts = parts(within(&stored, stretch));
-            let epoch = self.shared.options.owned.as_ref().and_then(|owned| owned.epochs.newest());
-            let epoch = epoch.map_or(0, |epoch| epoch.epoch);
             // The first part comes last: where it is, all are.
-            for (part, objects) in (0..).zip(parts).collect::<Vec<_>>().into_iter().rev() {
+            for (part, objects) in
+                (0..).zip(parts(within(&stored, stretch))).collect::<Vec<_>>().into_iter().rev()
+            {
                 let key = ManifestKey { stretch, epoch, part };
-                let entries = objects.iter().filter_map(|object| self.entry(object).transpose());
-                let entries: Vec<Entry> = entries.collect::<Result<_, _>>().map_err(ManifestError::Local)?;
-                let log_id = self.shared.options.log_id;
+                if there.contains(&key) {
+                    continue;
+                }
+                let mut entries = Vec::with_capacity(objects.len());
+                for object in objects {
+                    let begun = Instant::now();
+                    entries.extend(self.entry(object));
+                    let Ok(()) = pacer.did(local_bytes(object), begun) else { return Ok(false) };
+                }
                 bucket.put_if_absent(&key.key(log_id), &[Bytes::from(encode(log_id, &entries))])?;
                 there.insert(key);
             }
         }
-        let useless: Vec<ManifestKey> =
-            there.iter().copied().filter(|key| self.is_useless(*key, there, &stored)).collect();
-        for key in useless {
-            bucket.delete(&key.key(self.shared.options.log_id))?;
+        let useless = |key: &ManifestKey| key.epoch <= epoch && self.is_useless(*key, there, &stored);
+        for key in there.iter().copied().filter(useless).collect::<Vec<_>>() {
+            if self.shared.cleaner_stops() {
+                return Ok(false);
+            }
+            bucket.delete(&key.key(log_id))?;
             there.remove(&key);
         }
         Ok(due.is_some())
@@ -124,20 +134,13 @@ impl Manifests {
         within(stored, key.stretch).is_empty() || there.iter().any(replaces)
     }
 
-    /// `None` if the object was deleted meanwhile.
-    fn entry(&self, object: &Segment) -> io::Result<Option<Entry>> {
-        let read = || {
-            let file = self.shared.disk.open(&object.name())?;
-            let mut local = AlignedBuffer::zeroed(usize::try_from(file.length()).unwrap_or(usize::MAX));
-            file.read_at(0, &mut local)?;
-            Ok(Bytes::copy_from_slice(&local))
-        };
-        let (number, length) = (number(object), u64::from(object.length));
-        match read() {
-            Ok(local) => Ok(Some(Entry { number, epoch: self.epoch_of(number), length, local })),
-            Err(error) if io::Error::kind(&error) == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+    /// `None` if the local file cannot be read: the object may have been deleted meanwhile.
+    fn entry(&self, object: &Segment) -> Option<Entry> {
+        let file = self.shared.disk.open(&object.name()).ok()?;
+        let mut local = AlignedBuffer::zeroed(usize::try_from(file.length()).ok()?);
+        file.read_at(0, &mut local).ok()?;
+        let (number, local) = (number(object), Bytes::copy_from_slice(&local));
+        Some(Entry { number, epoch: self.epoch_of(number), length: u64::from(object.length), local })
     }
 }
 
@@ -154,10 +157,6 @@ fn within(stored: &[Arc<Segment>], stretch: Stretch) -> &[Arc<Segment>] {
 
 /// The objects of each part.
 fn parts(objects: &[Arc<Segment>]) -> Vec<&[Arc<Segment>]> {
-    let local_bytes = |segment: &Segment| {
-        let footer = segment.footer().map_or(segment.length, |footer| footer.trailer.footer_position);
-        SECTOR + index(segment.length.saturating_sub(footer))
-    };
     let (mut parts, mut from, mut bytes) = (Vec::new(), 0, 0);
     for (at, object) in objects.iter().enumerate() {
         bytes += local_bytes(object);
@@ -167,4 +166,10 @@ fn parts(objects: &[Arc<Segment>]) -> Vec<&[Arc<Segment>]> {
         }
     }
     parts
+}
+
+/// Bytes of the local file of an object.
+fn local_bytes(segment: &Segment) -> usize {
+    let footer = segment.footer().map_or(segment.length, |footer| footer.trailer.footer_position);
+    SECTOR + index(segment.length.saturating_sub(footer))
 }

@@ -159,11 +159,17 @@ const MERGE_EVERY: Duration = Duration::from_secs(10);
 pub(super) fn run_merger(shared: &Arc<Shared>) {
     let mut pacer = Pacer::new(shared.clone(), true);
     let mut manifests = Manifests::new(shared.clone());
-    let mut rest = MERGE_EVERY;
+    let (mut rest, mut fails) = (MERGE_EVERY, false);
     while shared.tier.rest(rest) {
-        // What fails is tried again. The uploader says what is wrong with the store.
-        while matches!(manifests.turn(), Ok(true)) && shared.tier.rest(Duration::ZERO) {}
+        let wrote = manifests.turn(&mut pacer);
+        if let Err(error) = &wrote
+            && !fails
+        {
+            tracing::warn!(%error, "writing manifests to the object store failed; it is tried again");
+        }
+        fails = wrote.is_err();
         rest = match shared.merge_objects(&mut pacer) {
+            Ok(Merged::Nothing) if matches!(wrote, Ok(true)) => Duration::ZERO,
             Ok(Merged::Nothing) => MERGE_EVERY,
             Ok(Merged::Queued(outcome)) => match shared.await_replaced(&outcome) {
                 Ok(()) => Duration::ZERO,

@@ -13,13 +13,21 @@ use super::support::World;
 use super::tier::rest;
 use crate::cleaner::Manifests;
 use crate::epochs::Epochs;
+use crate::pacer::Pacer;
 use crate::segment::manifest::{Entry, ManifestKey, decode, encode};
 use crate::tools::restore::{Asking, Restore, RestoredLog, restore};
 
 /// Writes all manifests that are due, and deletes the others.
 pub fn write(world: &World) {
-    let mut manifests = Manifests::new(world.parts.log.shared.clone());
-    while manifests.turn().unwrap() {}
+    let shared = &world.parts.log.shared;
+    let (mut manifests, mut pacer) = (Manifests::new(shared.clone()), Pacer::new(shared.clone(), false));
+    while manifests.turn(&mut pacer).unwrap() {}
+}
+
+/// Writes a manifest that is due, if the store takes it.
+pub fn write_one(world: &World) {
+    let shared = &world.parts.log.shared;
+    drop(Manifests::new(shared.clone()).turn(&mut Pacer::new(shared.clone(), false)));
 }
 
 /// The keys of the manifests in the bucket.

@@ -12,9 +12,10 @@ use objects::sim::Faults;
 use objects::{Bucket, BucketError};
 
 use super::crash::seeds;
+use super::manifests::write_one;
 use super::support::{Appended, DISKLESS, LEADING, Left, Outcome, StreamModel, World};
 use super::tier::{rest, world_of, world_with_an_object_in_the_way};
-use crate::cleaner::{Manifests, Merged};
+use crate::cleaner::Merged;
 use crate::epochs::Epochs;
 use crate::pacer::Pacer;
 use crate::request::Durability;
@@ -53,7 +54,7 @@ pub fn some_load(world: &mut World) {
             70..75 => world.evict(stream),
             75..79 => world.trim(stream),
             79..81 => drop(world.parts.uploader.collect()),
-            81 => drop(Manifests::new(world.parts.log.shared.clone()).turn()),
+            81 => write_one(world),
             82 if stream == 3 => world.delete(stream),
             _ => {
                 let turns = world.rng.usize(1..8);

@@ -11,9 +11,9 @@ use objects::sim::Faults;
 use objects::{Bucket, BucketError};
 
 use super::crash::seeds;
+use super::manifests::write_one;
 use super::restore::{Snapshot, go_on, patient, restored, snapshot, some_load, stored_of};
 use super::support::{Appended, DISKLESS, Outcome, World};
-use crate::cleaner::Manifests;
 use crate::epochs::{Epochs, Owned, Seal};
 use crate::format::STORED;
 use crate::options::Mutation;
@@ -68,7 +68,7 @@ fn take_over(world: &mut World, epoch: u32, counts: &mut Passed) -> Owned {
 
 fn one_thing(world: &mut World) {
     match world.rng.u8(0..11) {
-        10 => drop(Manifests::new(world.parts.log.shared.clone()).turn()),
+        10 => write_one(world),
         0..3 => {
             let (stream, body) = (world.rng.u64(0..4), world.rng.usize(0..20_000));
             if world.streams.get(&stream).is_none_or(|model| model.deleted.is_none()) {

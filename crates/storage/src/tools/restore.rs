@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use disk::{AlignedBuffer, Disk};
 use model::{Offset, StreamId};
-use objects::{BucketError, Listed, list_all, patiently};
+use objects::{BucketError, Listed, list_all};
 
 use super::finding::{Finding, Hit, Severity};
 pub use super::gather::{Asking, Pause};
@@ -135,7 +135,7 @@ pub fn restore(target: &Arc<dyn Disk>, restore: &Restore) -> Result<RestoredLog,
         false => Holdings::new(objects.iter().map(|(sequence, _)| *sequence)),
     };
     let mut sum = Sum { holdings, ..Sum::default() };
-    unpack(target, &restore.asking, (restore.log_id, &restore.epochs), &objects)?;
+    unpack(target, &restore.asking, (restore.log_id, &restore.epochs), &objects, &|| true)?;
     take_in(target, restore, &objects, &mut sum)?;
     let uncounted = sum.holdings.settle();
     let found = resolve(restore, &mut sum);
@@ -197,7 +197,7 @@ pub fn prefetch(
     if after.is_empty() {
         remove_strangers(target, &objects)?;
     }
-    let unpacked = if goes_on() { unpack(target, asking, (log_id, &epochs), &objects)? } else { 0 };
+    let unpacked = unpack(target, asking, (log_id, &epochs), &objects, goes_on)?;
     let known = |expected| whole_local(target, expected);
     let (mut fetched, mut complete) = (unpacked, true);
     let ended = gather(asking, log_id, &objects, &known, |at, outcome| {
@@ -289,8 +289,11 @@ fn whole_local(target: &Arc<dyn Disk>, expected: Expected) -> Option<Described> 
 
 /// With so many objects that are not known, manifests are looked for. For fewer, the list of these would cost more.
 const UNKNOWN_MIN: usize = if cfg!(test) { 3 } else { 64 };
+/// Parts of manifests that are read at the same time: each is in memory as a whole.
+const MANIFESTS_AT_ONCE: usize = 8;
 
-/// Writes the local files that manifests have of `objects`, but for those that are there. Returns how many.
+/// Writes the local files that manifests have of `objects`, but for those that are there, while `goes_on` says so. Returns how
+/// many.
 ///
 /// Whatever is wrong with a manifest, the objects themselves are asked later.
 fn unpack(
@@ -298,13 +301,14 @@ fn unpack(
     asking: &Asking,
     (log_id, epochs): (u128, &Epochs),
     objects: &[Numbered],
+    goes_on: &dyn Fn() -> bool,
 ) -> Result<usize, RestoreError> {
     let there: HashSet<u32> = {
         let names = target.list().map_err(local("listing the new directory"))?;
         names.iter().filter_map(|name| stored_sequence_of(name)).collect()
     };
-    let mut unknown: Vec<&Numbered> = objects.iter().filter(|(of, _)| !there.contains(of)).collect();
-    if unknown.len() < UNKNOWN_MIN {
+    let unknown: Vec<&Numbered> = objects.iter().filter(|(of, _)| !there.contains(of)).collect();
+    if unknown.len() < UNKNOWN_MIN || !goes_on() {
         return Ok(0);
     }
     let Ok(mut manifests) = list_all(&**asking.bucket, &manifest_prefix(log_id), "", asking.pause) else {
@@ -317,29 +321,36 @@ fn unpack(
             unknown.get(from).is_some_and(|(sequence, _)| sequence & !STORED < numbers.end)
         })
     });
-    let (bucket, pause) = (&**asking.bucket, asking.pause);
-    let read = |manifest: &Listed| {
-        let get = || bucket.get(&manifest.key, 0..manifest.bytes);
-        patiently(get, pause).ok().and_then(|bytes| decode(log_id, &bytes))
-    };
-    let mut written = 0;
-    several(asking.threads, &manifests, &read, |_, entries| {
+    let bucket = &**asking.bucket;
+    // Once: a store that is slow may have the objects themselves sooner.
+    let read = |manifest: &Listed| decode(log_id, &bucket.get(&manifest.key, 0..manifest.bytes).ok()?);
+    let (mut written, mut done) = (0, vec![false; unknown.len()]);
+    let ended = several(asking.threads.min(MANIFESTS_AT_ONCE), &manifests, &read, |_, entries| {
+        if !goes_on() {
+            return Err(None);
+        }
         for entry in entries.into_iter().flatten() {
             let sequence = STORED | entry.number;
             let Ok(at) = unknown.binary_search_by_key(&sequence, |(of, _)| *of) else { continue };
+            if done[at] {
+                continue;
+            }
             let object = &unknown[at].1;
             let expected = Expected { log_id, sequence, length: object.bytes };
             // Of the objects with a number, that of this epoch is in the log.
             let same = entry.length == object.bytes && entry.epoch == epochs.of(entry.number).unwrap_or(0);
             if same && describe(expected, &entry.local).is_ok_and(|described| !described.rows.is_empty()) {
-                write_local(target, sequence, &entry.local)?;
-                unknown.remove(at);
+                write_local(target, sequence, &entry.local).map_err(Some)?;
+                done[at] = true;
                 written += 1;
             }
         }
         Ok(())
-    })
-    .map(|()| written)
+    });
+    match ended {
+        Err(Some(error)) => Err(error),
+        Ok(()) | Err(None) => Ok(written),
+    }
 }
 
 /// Writes the local files of the objects, and adds up what they say.
