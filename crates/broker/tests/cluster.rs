@@ -377,7 +377,9 @@ async fn a_broker_that_dies_loses_its_logs_to_the_others_and_nothing_else() {
 async fn producers_are_led_to_the_next_leader_of_a_log_that_moves() {
     // More than a request waits.
     const HELD: Duration = Duration::from_secs(1);
-    let cluster = cluster().await;
+    let mut cluster = cluster().await;
+    // A broker may learn of a new topic after others. Each leads some of its partitions.
+    cluster.produce().await;
     let admin = ClusterAdmin::open(cluster.store.clone()).unwrap();
     let now = Instant::now();
     // Who leads each partition, as its client knows it, and when it asked for what was taken last.
