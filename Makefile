@@ -159,6 +159,7 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@scripts/repeat 5 tests/hostile/run
 	@tests/hostile/adversary
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-storage
+	@cargo test --locked -p mainstem-storage --lib -- --ignored tests::copies
 	@MAINSTEM_SEEDS=0..4000 cargo test --locked -p mainstem-broker --test consumer_groups_model --test transactions_model
 	@MAINSTEM_SEEDS=0..$(SOAK_SEEDS) cargo test --locked -p mainstem-broker --lib cluster::tests
 	@$(MAKE) fuzz FUZZ_SECONDS=900

@@ -1,5 +1,6 @@
 //! Tests of the whole log on a simulated disk, driven step by step from one thread.
 
+mod copies;
 mod crash;
 mod epochs;
 mod fuzz;
