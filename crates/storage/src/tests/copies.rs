@@ -6,8 +6,9 @@
 //! change their set. Requests to etcd may be done late, and their answers come late or never. An owner may stop for any time, or for
 //! ever, and one broker may lose its disk. The store takes objects of an epoch until it is sealed, which [`super::epochs`] searches.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::states::visit_all;
 
 const BROKERS: usize = 3;
 /// The blocks that the owner of each epoch appends at the most.
@@ -411,15 +412,6 @@ impl State {
     }
 }
 
-fn print_of(state: &State) -> u128 {
-    let half = |salt: u64| {
-        let mut hasher = DefaultHasher::new();
-        (salt, state).hash(&mut hasher);
-        hasher.finish()
-    };
-    u128::from(half(1)) << 64 | u128::from(half(2))
-}
-
 #[derive(Default, Debug)]
 struct Seen {
     states: usize,
@@ -435,25 +427,26 @@ struct Seen {
 
 /// Looks at all states that can be reached.
 fn search(mistake: Option<Mistake>, epochs: usize) -> Seen {
-    let (mut seen, mut known, mut open) =
-        (Seen::default(), HashSet::new(), VecDeque::from(SETS.map(State::new)));
-    known.extend(open.iter().map(print_of));
-    // Faults lie near the beginning.
-    while let Some(state) = open.pop_front() {
-        seen.states += 1;
-        if let Some(fault) = state.fault() {
-            seen.fault = Some((fault, state));
-            return seen;
-        }
-        for (at, actor) in state.actors.iter().enumerate() {
-            let Some(actor) = actor.as_ref().filter(|actor| actor.open) else { continue };
-            seen.kept[at] += usize::from(!state.answered.is_empty());
-            seen.lost += usize::from(at > 0 && state.lost != 0);
-            seen.changed[0] += usize::from(actor.changes == 1 && actor.set.count_ones() == 2);
-            seen.changed[1] += usize::from(actor.changes == 1 && actor.set.count_ones() == 3);
-        }
-        open.extend(state.next(mistake, epochs).into_iter().filter(|next| known.insert(print_of(next))));
-    }
+    let mut seen = Seen::default();
+    visit_all(
+        SETS.map(State::new),
+        |state| state.next(mistake, epochs),
+        |state| {
+            seen.states += 1;
+            if let Some(fault) = state.fault() {
+                seen.fault = Some((fault, state.clone()));
+                return false;
+            }
+            for (at, actor) in state.actors.iter().enumerate() {
+                let Some(actor) = actor.as_ref().filter(|actor| actor.open) else { continue };
+                seen.kept[at] += usize::from(!state.answered.is_empty());
+                seen.lost += usize::from(at > 0 && state.lost != 0);
+                seen.changed[0] += usize::from(actor.changes == 1 && actor.set.count_ones() == 2);
+                seen.changed[1] += usize::from(actor.changes == 1 && actor.set.count_ones() == 3);
+            }
+            true
+        },
+    );
     seen
 }
 
@@ -478,22 +471,18 @@ fn nor_where_a_recoverer_is_replaced() {
 
 #[test]
 fn each_mistake_in_the_protocol_of_copies_is_found() {
-    use Mistake::{
-        AnswersAfterOne, DropsEarly, ForgetsFence, GrowsBehind, GrowsLate, IgnoresCopies, OpensUncopied,
-        ReadsUnfenced, RejoinsAsBefore, ShrinksUnasked, WritesWithoutCompare,
-    };
     for mistake in [
-        AnswersAfterOne,
-        ShrinksUnasked,
-        GrowsLate,
-        GrowsBehind,
-        ReadsUnfenced,
-        ForgetsFence,
-        RejoinsAsBefore,
-        IgnoresCopies,
-        OpensUncopied,
-        DropsEarly,
-        WritesWithoutCompare,
+        Mistake::AnswersAfterOne,
+        Mistake::ShrinksUnasked,
+        Mistake::GrowsLate,
+        Mistake::GrowsBehind,
+        Mistake::ReadsUnfenced,
+        Mistake::ForgetsFence,
+        Mistake::RejoinsAsBefore,
+        Mistake::IgnoresCopies,
+        Mistake::OpensUncopied,
+        Mistake::DropsEarly,
+        Mistake::WritesWithoutCompare,
     ] {
         let seen = search(Some(mistake), BLOCKS.len());
         assert!(seen.fault.is_some(), "{mistake:?} was not found in {} states", seen.states);

@@ -5,9 +5,9 @@
 //! late, or never. An owner may stop for any time between a decision and its request. All states that can be reached are
 //! looked at. A look shows an epoch at one moment. Walks of the same epoch by two processes are not part of it.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::states::visit_all;
 use crate::epochs::{Epochs, Holds, Seal, Step, Walk};
 
 /// The objects that the owner of each epoch puts at the most.
@@ -297,15 +297,6 @@ impl State {
     }
 }
 
-fn print_of(state: &State) -> u128 {
-    let half = |salt: u64| {
-        let mut hasher = DefaultHasher::new();
-        (salt, state).hash(&mut hasher);
-        hasher.finish()
-    };
-    u128::from(half(1)) << 64 | u128::from(half(2))
-}
-
 #[derive(Default, Debug)]
 struct Seen {
     states: usize,
@@ -321,26 +312,29 @@ struct Seen {
 
 /// Looks at all states that can be reached.
 fn search(mistake: Option<Mistake>) -> Seen {
-    let (mut seen, mut known, mut open) = (Seen::default(), HashSet::new(), vec![State::new()]);
-    known.insert(print_of(&open[0]));
-    while let Some(state) = open.pop() {
-        seen.states += 1;
-        if let Some(fault) = state.fault() {
-            seen.fault = Some((fault, state));
-            return seen;
-        }
-        if let (Actor::Owns(first), Actor::Owns(_)) = (&state.actors[0], &state.actors[2]) {
-            seen.sealed_behind[(first.answered - first.first) as usize] += 1;
-        }
-        seen.fenced[0] += usize::from(
-            state.actors.iter().any(|actor| matches!(actor, Actor::Owns(Owner { fenced: true, .. }))),
-        );
-        seen.fenced[1] += usize::from(state.actors.contains(&Actor::Fenced));
-        let seals = state.store.iter().filter(|(_, thing)| matches!(thing, Thing::Seal { .. }));
-        let sealed: Vec<u32> = seals.map(|((epoch, _), _)| *epoch).collect();
-        seen.second_seals += usize::from(sealed.windows(2).any(|two| two[0] == two[1]));
-        open.extend(state.next(mistake).into_iter().filter(|next| known.insert(print_of(next))));
-    }
+    let mut seen = Seen::default();
+    visit_all(
+        [State::new()],
+        |state| state.next(mistake),
+        |state| {
+            seen.states += 1;
+            if let Some(fault) = state.fault() {
+                seen.fault = Some((fault, state.clone()));
+                return false;
+            }
+            if let (Actor::Owns(first), Actor::Owns(_)) = (&state.actors[0], &state.actors[2]) {
+                seen.sealed_behind[(first.answered - first.first) as usize] += 1;
+            }
+            seen.fenced[0] += usize::from(
+                state.actors.iter().any(|actor| matches!(actor, Actor::Owns(Owner { fenced: true, .. }))),
+            );
+            seen.fenced[1] += usize::from(state.actors.contains(&Actor::Fenced));
+            let seals = state.store.iter().filter(|(_, thing)| matches!(thing, Thing::Seal { .. }));
+            let sealed: Vec<u32> = seals.map(|((epoch, _), _)| *epoch).collect();
+            seen.second_seals += usize::from(sealed.windows(2).any(|two| two[0] == two[1]));
+            true
+        },
+    );
     seen
 }
 

@@ -9,6 +9,7 @@ mod manifests;
 mod restore;
 mod rewrite;
 mod space;
+mod states;
 mod support;
 mod takeover;
 mod tier;
