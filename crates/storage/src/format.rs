@@ -88,7 +88,13 @@ pub fn sectors(bytes: usize) -> usize {
 
 /// CRC-32C of `bytes` seeded with a segment's generation.
 pub fn seeded_crc(generation: u64, bytes: &[u8]) -> u32 {
-    model::crc32c_append(model::crc32c(&generation.to_le_bytes()), bytes)
+    seeded_crc_of(generation, [bytes])
+}
+
+/// CRC-32C of `parts` as one sequence of bytes, seeded with a segment's generation.
+pub(crate) fn seeded_crc_of<'a>(generation: u64, parts: impl IntoIterator<Item = &'a [u8]>) -> u32 {
+    let seed = model::crc32c(&generation.to_le_bytes());
+    parts.into_iter().fold(seed, model::crc32c_append)
 }
 
 /// Reads fixed-size little-endian integers from the front of a slice whose length was checked.

@@ -22,7 +22,7 @@ use crate::stream::{Stream, Waiter};
 use crate::tier::Tier;
 
 /// The pool keeps so many unused buffers: new memory costs more than the copy into it.
-const COPIES_KEPT: usize = 32;
+const COPIES_KEPT: usize = 8;
 
 /// The state that the writer, the preparer, the cleaner and the readers share.
 pub(crate) struct Shared {
@@ -34,6 +34,8 @@ pub(crate) struct Shared {
     pub queue: Queue,
     /// Write buffers, whose bytes the tail cache and its readers hold.
     pub buffers: BufferPool,
+    /// Bytes of write buffers that objects on their way keep in memory.
+    pub kept_by_objects: AtomicUsize,
     /// Buffers for the blocks of cleaned segments and objects.
     pub copies: BufferPool,
     pub tail: TailCache,
@@ -124,6 +126,7 @@ impl Shared {
             runs: Runs::new(if has_bucket { options.region_cache_bytes } else { 0 }),
             indexes: Indexes::new(options.index_cache_bytes),
             buffers,
+            kept_by_objects: AtomicUsize::new(0),
             copies: BufferPool::new(BLOCK_BYTES, COPIES_KEPT),
             options,
             disk,

@@ -9,4 +9,4 @@ pub(crate) use self::indexes::Indexes;
 pub(crate) use self::regions::Regions;
 pub use self::regions::Stretch;
 pub(crate) use self::runs::{RUN_BYTES, Runs};
-pub(crate) use self::tail::{TailBounds, TailCache};
+pub(crate) use self::tail::{Cached, TailBounds, TailCache};

@@ -42,6 +42,8 @@ pub(crate) struct TailCache {
 struct Blocks {
     bytes: usize,
     newest_last: VecDeque<Block>,
+    /// Counts buffers.
+    buffer: u64,
 }
 
 #[derive(Debug)]
@@ -52,6 +54,15 @@ struct Block {
     bytes: Bytes,
     /// Bytes of its buffer that do not belong to other blocks.
     cost: usize,
+    buffer: u64,
+}
+
+/// Bytes of the tail cache.
+#[derive(Debug)]
+pub(crate) struct Cached {
+    pub bytes: Bytes,
+    /// The same number for all bytes of a buffer.
+    pub buffer: u64,
 }
 
 impl TailCache {
@@ -65,15 +76,17 @@ impl TailCache {
         assert!(blocks.newest_last.back().is_none_or(|last| last.lsn < lsn), "blocks arrive in log order");
         let cost = bytes.len();
         blocks.bytes += cost;
-        blocks.newest_last.push_back(Block { lsn, came: now, bytes, cost });
+        let buffer = blocks.buffer;
+        blocks.newest_last.push_back(Block { lsn, came: now, bytes, cost, buffer });
         let evicted = blocks.evict(&self.bounds, now, OLD_AT_ONCE);
         drop(blocks);
         drop(evicted);
     }
 
-    /// `unused` bytes of the newest block's buffer stay empty.
+    /// The newest block's buffer has no other block after it: `unused` bytes stay empty.
     pub fn waste(&self, unused: usize) {
         let mut blocks = self.blocks.write();
+        blocks.buffer += 1;
         if let Some(newest) = blocks.newest_last.back_mut() {
             newest.cost += unused;
             blocks.bytes += unused;
@@ -87,12 +100,13 @@ impl TailCache {
     }
 
     /// The `length` bytes at `lsn`, if their block is still here.
-    pub fn find(&self, lsn: Lsn, length: usize) -> Option<Bytes> {
+    pub fn find(&self, lsn: Lsn, length: usize) -> Option<Cached> {
         let blocks = self.blocks.read();
         let at = blocks.newest_last.partition_point(|block| block.lsn <= lsn).checked_sub(1)?;
-        let Block { lsn: begin, bytes, .. } = &blocks.newest_last[at];
+        let Block { lsn: begin, bytes, buffer, .. } = &blocks.newest_last[at];
         let from = usize::try_from(lsn.0 - begin.0).ok()?;
-        (from + length <= bytes.len()).then(|| bytes.slice(from..from + length))
+        (from + length <= bytes.len())
+            .then(|| Cached { bytes: bytes.slice(from..from + length), buffer: *buffer })
     }
 
     /// Bytes held.
@@ -138,10 +152,10 @@ mod tests {
         for n in 0..5u8 {
             cache.push(Lsn::new(1, 4096 * (1 + u32::from(n))), Bytes::from(vec![n; 4096]), 0);
         }
-        assert_eq!(cache.find(Lsn::new(1, 4096 * 5 + 7), 3).unwrap(), Bytes::from(vec![4u8; 3]));
-        assert_eq!(cache.find(Lsn::new(1, 4096 * 4), 4096).unwrap()[0], 3);
-        assert_eq!(cache.find(Lsn::new(1, 4096 * 3), 1), None);
-        assert_eq!(cache.find(Lsn::new(1, 4096 * 6), 1), None);
+        assert_eq!(cache.find(Lsn::new(1, 4096 * 5 + 7), 3).unwrap().bytes, Bytes::from(vec![4u8; 3]));
+        assert_eq!(cache.find(Lsn::new(1, 4096 * 4), 4096).unwrap().bytes[0], 3);
+        assert!(cache.find(Lsn::new(1, 4096 * 3), 1).is_none());
+        assert!(cache.find(Lsn::new(1, 4096 * 6), 1).is_none());
         assert_eq!(cache.bytes(), 8192);
     }
 

@@ -25,7 +25,7 @@ use crate::format::{
 };
 use crate::index::BatchPlace;
 use crate::pacer::Pacer;
-use crate::segment::build::{Blocks, SegmentBuilder};
+use crate::segment::build::{Blocks, Hold, SegmentBuilder};
 use crate::segment::{CLEANING, Segment, file_name};
 use crate::shared::{Rewriting, Shared};
 use crate::stream::{Moved, SealedExtent, Stream, clamp_timestamp};
@@ -184,7 +184,7 @@ impl<'a> Output<'a> {
     fn push(&mut self, header: &BatchHeader, batch: &Bytes) -> Result<(), RewriteError> {
         let offset_count = offset_count(header)?;
         self.report.written_bytes += batch.len() as u64;
-        self.builder.push(&mut self.file, header, offset_count, batch)
+        self.builder.push(&mut self.file, header, offset_count, batch, Hold::Copy)
     }
 
     /// Completes the file, makes it part of the log, and points the streams at it.
@@ -291,10 +291,12 @@ impl CopyFile<'_> {
 impl Blocks for CopyFile<'_> {
     type Error = RewriteError;
 
-    fn write(&mut self, position: u32, block: Bytes) -> Result<(), RewriteError> {
+    fn write(&mut self, position: u32, block: Vec<Bytes>) -> Result<(), RewriteError> {
+        // Batches are copied into a block for a file, whose bytes must be aligned.
+        let [block] = &block[..] else { unreachable!("a block for a file has one part") };
         self.make_room(u64::from(position) + (block.len() + TRAILER_BYTES) as u64)?;
         let begun = Instant::now();
-        self.file.write_at(u64::from(position), &block).map_err(writing("writing a copy"))?;
+        self.file.write_at(u64::from(position), block).map_err(writing("writing a copy"))?;
         self.shared.cleaner_written.fetch_add(block.len() as u64, Ordering::Relaxed);
         Ok(self.pacer.did(block.len(), begun)?)
     }

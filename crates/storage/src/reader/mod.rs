@@ -89,15 +89,16 @@ impl Reader {
     ///
     /// The batches given to a reader keep their buffers alive until the reader drops them, whether a cache still has
     /// them or not. A dead client holds its response for as long as the server waits for it. So the bytes of all
-    /// buffers together are bounded: by the bounds of the caches and `readers_bytes`, and by what the caches take in
-    /// when no room is left. Beyond that a reader gets [`OWN_BYTES`] or one batch, as a copy, which is not counted
+    /// buffers together are bounded: by the bounds of the caches and `readers_bytes`, by what objects on their way keep,
+    /// and by what the caches take in when no room is left. Beyond that a reader gets [`OWN_BYTES`] or one batch, as a copy, which is not counted
     /// here.
     pub fn readers_room(&self) -> usize {
-        let Shared { buffers, regions, runs, options, .. } = &*self.shared;
+        let Shared { buffers, regions, runs, options, kept_by_objects, .. } = &*self.shared;
         let most = options
             .tail_cache_bytes
             .saturating_add(regions.bytes_max())
             .saturating_add(runs.bytes_max())
+            .saturating_add(kept_by_objects.load(Ordering::Relaxed))
             .saturating_add(options.readers_bytes);
         most.saturating_sub(buffers.out_bytes() + regions.out_bytes() + runs.out_bytes())
     }
@@ -277,7 +278,7 @@ impl Reader {
     /// The bytes of a batch, if the tail cache has them.
     fn appended_lately(&self, segment: &Segment, place: &BatchPlace) -> Option<Bytes> {
         let body = Lsn(Lsn::new(segment.sequence, place.position).0 + ENTRY_HEADER_BYTES as u64);
-        let found = self.shared.tail.find(body, index(place.length))?;
+        let found = self.shared.tail.find(body, index(place.length))?.bytes;
         self.shared.tail_hits.fetch_add(1, Ordering::Relaxed);
         Some(found)
     }

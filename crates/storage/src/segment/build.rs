@@ -9,7 +9,7 @@ use super::Segment;
 use super::footer::{self, BuiltFooter, SealedStream, TableRow};
 use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, ENTRY_HEADER_BYTES, EntryHeader, EntryKind, Lsn, RangeBody,
-    length32, sectors, seeded_crc,
+    SECTOR, index, length32, sectors, seeded_crc_of,
 };
 use crate::index::{BatchIndex, BatchPlace};
 
@@ -20,8 +20,17 @@ pub(crate) const BLOCK_BYTES: usize = if cfg!(test) { 32 * 1024 } else { 1024 * 
 pub(crate) trait Blocks {
     type Error;
 
-    /// Takes the block at `position`.
-    fn write(&mut self, position: u32, block: Bytes) -> Result<(), Self::Error>;
+    /// Takes the block at `position`, whose bytes come in parts: a single one if all of its batches were copied.
+    fn write(&mut self, position: u32, block: Vec<Bytes>) -> Result<(), Self::Error>;
+}
+
+/// What a block has of a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Hold {
+    /// A copy.
+    Copy,
+    /// The batch's own memory, for as long as the block lives.
+    Share,
 }
 
 /// A range of a stream in the segment.
@@ -36,6 +45,18 @@ pub(crate) struct BuiltRange {
     pub index: BatchIndex,
 }
 
+/// The block that entries are added to.
+struct OpenBlock {
+    /// What comes before the bytes in `buffer`: empty as long as no batch is shared.
+    parts: Vec<Bytes>,
+    buffer: FillBuffer,
+    /// Bytes that stand in `buffer` behind `parts`.
+    copied: usize,
+    /// Bytes of the block.
+    bytes: usize,
+    entries: u32,
+}
+
 /// A segment under construction.
 pub(crate) struct SegmentBuilder {
     pub sequence: u32,
@@ -43,11 +64,9 @@ pub(crate) struct SegmentBuilder {
     epoch: u64,
     synced: Lsn,
     position: u32,
-    /// The memory of the blocks.
+    /// The memory of the blocks, except for batches that are shared.
     buffers: BufferPool,
-    block: FillBuffer,
-    filled: usize,
-    entries: u32,
+    block: OpenBlock,
     ranges: Vec<BuiltRange>,
 }
 
@@ -68,9 +87,7 @@ impl SegmentBuilder {
             synced,
             position: Segment::data_start(),
             buffers: buffers.clone(),
-            block: buffers.take(),
-            filled: BLOCK_HEADER_BYTES,
-            entries: 0,
+            block: OpenBlock::begin(buffers.take()),
             ranges: Vec::new(),
         }
     }
@@ -93,7 +110,9 @@ impl SegmentBuilder {
             length: length32(body.len()),
             kind: EntryKind::Range,
         };
-        self.push_entry(blocks, &header, &body).map(drop)
+        self.begin_entry(blocks, &header, Hold::Copy)?;
+        self.block.copy(&body);
+        Ok(())
     }
 
     /// Whether the current range has no batch.
@@ -108,6 +127,7 @@ impl SegmentBuilder {
         header: &BatchHeader,
         offset_count: u32,
         batch: &Bytes,
+        hold: Hold,
     ) -> Result<(), B::Error> {
         let range = self.ranges.last().expect("a range was begun");
         let entry = EntryHeader {
@@ -118,7 +138,11 @@ impl SegmentBuilder {
             length: length32(batch.len()),
             kind: EntryKind::Batch,
         };
-        let position = self.push_entry(blocks, &entry, batch)?;
+        let position = self.begin_entry(blocks, &entry, hold)?;
+        match hold {
+            Hold::Copy => self.block.copy(batch),
+            Hold::Share => self.block.share(batch.clone()),
+        }
         let range = self.ranges.last_mut().expect("it was just seen");
         range.index.push(BatchPlace {
             base_offset: entry.base_offset,
@@ -137,7 +161,7 @@ impl SegmentBuilder {
         blocks: &mut B,
         table: &[(StreamId, TableRow)],
     ) -> Result<BuiltFooter, B::Error> {
-        if self.entries > 0 {
+        if self.block.entries > 0 {
             self.write_block(blocks, BlockKind::Entries)?;
         }
         self.ranges.sort_by_key(|range| (range.stream, range.base_offset));
@@ -152,9 +176,8 @@ impl SegmentBuilder {
             &sealed,
             footer::encode_rows(table),
         );
-        self.reserve(built.payload.len());
-        self.block.unfilled()[self.filled..][..built.payload.len()].copy_from_slice(&built.payload);
-        self.filled += built.payload.len();
+        self.block.reserve(&self.buffers, built.payload.len());
+        self.block.copy(&built.payload);
         self.write_block(blocks, BlockKind::Footer)?;
         Ok(built)
     }
@@ -171,63 +194,106 @@ impl SegmentBuilder {
 
     /// Bytes of the blocks so far, and of the open block.
     pub fn bytes(&self) -> usize {
-        crate::format::index(self.position) + self.filled
+        crate::format::index(self.position) + self.block.bytes
     }
 
-    /// Adds an entry to the open block; returns its position in the segment.
-    fn push_entry<B: Blocks>(
+    /// Adds an entry's header to the open block, which then has room for the body too. Returns the entry's position in the
+    /// segment.
+    fn begin_entry<B: Blocks>(
         &mut self,
         blocks: &mut B,
         entry: &EntryHeader,
-        body: &[u8],
+        hold: Hold,
     ) -> Result<u32, B::Error> {
-        let bytes = ENTRY_HEADER_BYTES + body.len();
-        if self.filled + bytes > BLOCK_BYTES && self.entries > 0 {
+        let bytes = ENTRY_HEADER_BYTES + index(entry.length);
+        if self.block.bytes + bytes > BLOCK_BYTES && self.block.entries > 0 {
             self.write_block(blocks, BlockKind::Entries)?;
         }
-        self.reserve(bytes);
-        let position = self.position + length32(self.filled);
-        let (head, rest) = self.block.unfilled()[self.filled..].split_at_mut(ENTRY_HEADER_BYTES);
-        head.copy_from_slice(&entry.encode(self.generation));
-        rest[..body.len()].copy_from_slice(body);
-        self.filled += bytes;
-        self.entries += 1;
+        self.block.reserve(&self.buffers, if hold == Hold::Copy { bytes } else { ENTRY_HEADER_BYTES });
+        let position = self.position + length32(self.block.bytes);
+        self.block.copy(&entry.encode(self.generation));
+        self.block.entries += 1;
         Ok(position)
     }
 
-    /// Makes the block's buffer long enough for `bytes` more.
-    fn reserve(&mut self, bytes: usize) {
-        let wanted = sectors(self.filled + bytes);
-        if wanted > self.block.remaining() {
-            let mut longer = self.buffers.take_at_least(wanted);
-            longer.unfilled()[..self.filled].copy_from_slice(&self.block.unfilled()[..self.filled]);
-            self.block = longer;
-        }
-    }
-
     fn write_block<B: Blocks>(&mut self, blocks: &mut B, kind: BlockKind) -> Result<(), B::Error> {
-        let total = sectors(self.filled);
-        let block = &mut self.block.unfilled()[..total];
-        block[self.filled..].fill(0);
+        let position = self.position;
         let header = BlockHeader {
             kind,
             epoch: self.epoch,
-            lsn: Lsn::new(self.sequence, self.position),
+            lsn: Lsn::new(self.sequence, position),
             synced: self.synced,
-            length: length32(self.filled - BLOCK_HEADER_BYTES),
-            entries: self.entries,
-            payload_crc: seeded_crc(self.generation, &block[BLOCK_HEADER_BYTES..self.filled]),
+            length: length32(self.block.bytes - BLOCK_HEADER_BYTES),
+            entries: self.block.entries,
+            payload_crc: 0,
         };
-        header.encode(self.generation, block);
-        let (full, position) = (self.block.freeze(total), self.position);
-        // A footer, or the only block of a small object, leaves room.
-        if self.block.remaining() < self.block.capacity() / 2 {
-            self.block = self.buffers.take();
+        self.position += length32(sectors(self.block.bytes));
+        let parts = self.block.finish(&self.buffers, header, self.generation);
+        blocks.write(position, parts)
+    }
+}
+
+impl OpenBlock {
+    fn begin(buffer: FillBuffer) -> OpenBlock {
+        let parts = Vec::new();
+        OpenBlock { parts, buffer, copied: BLOCK_HEADER_BYTES, bytes: BLOCK_HEADER_BYTES, entries: 0 }
+    }
+
+    /// Makes the buffer long enough to copy `bytes` more, and to fill the last sector of a block without shared batches.
+    fn reserve(&mut self, buffers: &BufferPool, bytes: usize) {
+        let wanted = sectors(self.copied + bytes);
+        if wanted > self.buffer.remaining() {
+            let mut longer = buffers.take_at_least(wanted);
+            longer.unfilled()[..self.copied].copy_from_slice(&self.buffer.unfilled()[..self.copied]);
+            self.buffer = longer;
         }
-        self.position += length32(total);
-        self.filled = BLOCK_HEADER_BYTES;
-        self.entries = 0;
-        blocks.write(position, full)
+    }
+
+    /// Adds bytes, for which there is room.
+    fn copy(&mut self, bytes: &[u8]) {
+        self.buffer.unfilled()[self.copied..][..bytes.len()].copy_from_slice(bytes);
+        self.copied += bytes.len();
+        self.bytes += bytes.len();
+    }
+
+    /// Adds `bytes` where they are.
+    fn share(&mut self, bytes: Bytes) {
+        self.parts.push(self.buffer.freeze(std::mem::take(&mut self.copied)));
+        self.bytes += bytes.len();
+        self.parts.push(bytes);
+    }
+
+    /// Ends the block with `header`, whose CRC is computed here, and begins the next one. Returns the parts of the block.
+    fn finish(&mut self, buffers: &BufferPool, mut header: BlockHeader, generation: u64) -> Vec<Bytes> {
+        let padding = sectors(self.bytes) - self.bytes;
+        let end = self.buffer.unfilled();
+        let mut parts = std::mem::take(&mut self.parts);
+        if parts.is_empty() {
+            end[self.copied..][..padding].fill(0);
+            header.payload_crc = seeded_crc_of(generation, [&end[BLOCK_HEADER_BYTES..self.copied]]);
+            header.encode(generation, end);
+            parts.push(self.buffer.freeze(self.copied + padding));
+        } else {
+            let last = &end[..self.copied];
+            let payload = || parts.iter().map(|part| &part[..]);
+            let first = payload().take(1).map(|first| &first[BLOCK_HEADER_BYTES..]);
+            let shared = first.chain(payload().skip(1)).chain([last]);
+            header.payload_crc = seeded_crc_of(generation, shared);
+            let mut encoded = [0; BLOCK_HEADER_BYTES];
+            header.encode(generation, &mut encoded);
+            // The room for the header is in memory that is shared already.
+            parts[0] = parts[0].slice(BLOCK_HEADER_BYTES..);
+            parts.insert(0, Bytes::copy_from_slice(&encoded));
+            parts.push(self.buffer.freeze(self.copied));
+            parts.push(Bytes::from_static(&[0; SECTOR]).slice(..padding));
+            parts.retain(|part| !part.is_empty());
+        }
+        // A footer, or the only block of a small object, leaves room.
+        if self.buffer.remaining() < self.buffer.capacity() / 2 {
+            self.buffer = buffers.take();
+        }
+        (self.copied, self.bytes, self.entries) = (BLOCK_HEADER_BYTES, BLOCK_HEADER_BYTES, 0);
+        parts
     }
 }
 
@@ -239,6 +305,76 @@ impl BuiltRange {
             base_offset: self.base_offset,
             next_offset: self.end,
             flags: self.flags,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::support::batch;
+
+    impl Blocks for Vec<(u32, Vec<Bytes>)> {
+        type Error = std::convert::Infallible;
+
+        fn write(&mut self, position: u32, block: Vec<Bytes>) -> Result<(), Self::Error> {
+            self.push((position, block));
+            Ok(())
+        }
+    }
+
+    /// The bytes of a segment with batches of `lengths`, of which `shares` are not copied, and the number of its parts.
+    fn built(lengths: &[usize], shares: impl Fn(usize) -> bool) -> (Vec<u8>, usize) {
+        let (mut rng, mut blocks) = (fastrand::Rng::with_seed(1), Vec::new());
+        let mut builder = SegmentBuilder::new(&BufferPool::new(BLOCK_BYTES, 2), 7, 11, 3, Lsn::default());
+        for (at, length) in lengths.iter().enumerate() {
+            let offset = i64::try_from(at).unwrap();
+            if at % 3 == 0 {
+                builder
+                    .begin_range(&mut blocks, StreamId(at as u64), (Offset(offset), Offset(offset + 3)), 0)
+                    .unwrap();
+            }
+            let mut batch = batch(&mut rng, 1, *length, 5, None).to_vec();
+            batch[..8].copy_from_slice(&offset.to_be_bytes());
+            let batch = Bytes::from(batch);
+            let header = BatchHeader::parse_header(&batch).unwrap();
+            let hold = if shares(at) { Hold::Share } else { Hold::Copy };
+            builder.push(&mut blocks, &header, 1, &batch, hold).unwrap();
+        }
+        let (mut bytes, mut parts) = (Vec::new(), 0);
+        builder.finish(&mut blocks, &[]).unwrap();
+        for (position, block) in blocks {
+            assert_eq!(
+                index(position),
+                index(Segment::data_start()) + bytes.len(),
+                "blocks come without gaps"
+            );
+            assert!(block.iter().all(|part| !part.is_empty()));
+            parts += block.len();
+            bytes.extend(block.concat());
+        }
+        (bytes, parts)
+    }
+
+    #[test]
+    fn a_segment_has_the_same_bytes_whether_its_batches_are_shared_or_copied() {
+        for seed in 0..200 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            // Also batches that fill a sector or a block to the byte, or are longer than a block.
+            let special =
+                [SECTOR - 61, BLOCK_BYTES - 61 - ENTRY_HEADER_BYTES - BLOCK_HEADER_BYTES, BLOCK_BYTES, 0];
+            let length = |rng: &mut fastrand::Rng| match rng.u8(..) {
+                0..30 => special[rng.usize(..special.len())],
+                _ => rng.usize(0..9000),
+            };
+            let lengths: Vec<usize> = (0..rng.usize(1..40)).map(|_| length(&mut rng)).collect();
+            let (copied, blocks) = built(&lengths, |_| false);
+            let chosen: Vec<bool> = lengths.iter().map(|_| rng.bool()).collect();
+            for shares in [chosen, vec![true; lengths.len()]] {
+                let (shared, parts) = built(&lengths, |at| shares[at]);
+                assert!(shared == copied, "seed {seed}, lengths {lengths:?}, shared {shares:?}");
+                assert!(!shares.contains(&true) || parts > blocks, "seed {seed}: nothing is shared");
+            }
         }
     }
 }

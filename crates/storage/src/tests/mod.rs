@@ -10,7 +10,7 @@ mod restore;
 mod rewrite;
 mod space;
 mod states;
-mod support;
+pub(crate) mod support;
 mod takeover;
 mod tier;
 mod tools;

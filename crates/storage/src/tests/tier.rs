@@ -25,7 +25,7 @@ use crate::request::Durability;
 use crate::tools::examine::Severity;
 use crate::tools::{examine, salvage};
 use crate::uploader::{UploadError, Uploaded};
-use crate::writer::Patience;
+use crate::writer::{Patience, WRITE_BUFFER_BYTES};
 
 /// Streams 1 and 3 are tiered, stream 2 is diskless, stream 0 is local.
 const STREAMS: u64 = 4;
@@ -303,6 +303,40 @@ fn a_store_that_is_away_stops_neither_appends_nor_local_reads() {
     rest(&mut world);
     let bounds = world.stream(1).bounds();
     assert_eq!(bounds.stored, Some(bounds.committed));
+}
+
+/// Objects share the batches of the tail cache, and a batch keeps the whole write buffer that it stands in.
+#[test]
+fn objects_on_their_way_keep_a_bounded_part_of_the_write_buffers() {
+    let mut world = World::tiered(4);
+    fill(&mut world, 5);
+    let kept = |world: &World| world.parts.log.shared().kept_by_objects.load(Ordering::Relaxed);
+    let of_object = world.options.object_bytes * 5 / 4 / WRITE_BUFFER_BYTES * WRITE_BUFFER_BYTES;
+    // Little of what a buffer has is tiered at first, and all of it later.
+    for local in [2, 0] {
+        for _ in 0..20 {
+            for _ in 0..local {
+                assert!(world.append(0, 2_500, Durability::Synced));
+            }
+            assert!(world.append(1, 2_500, Durability::Synced));
+            world.settle();
+            while world.parts.preparer.turn() {}
+        }
+        world.store().set_away(true);
+        assert!(matches!(world.parts.uploader.turn(), Uploaded::Failed(_)));
+        let bytes = kept(&world);
+        // Of many buffers, an object keeps as many as it may.
+        let least = if local > 0 { of_object } else { world.options.object_bytes / 2 };
+        assert!(bytes >= least && bytes <= of_object, "{bytes} bytes are kept");
+        world.store().set_away(false);
+        rest(&mut world);
+        assert_eq!(kept(&world), 0, "nothing is on its way");
+        let bounds = world.stream(1).bounds();
+        assert_eq!(bounds.stored, Some(bounds.committed));
+    }
+    // From the objects.
+    world.parts.log.retain_locally(&world.stream(1), None, Some(0));
+    world.compare();
 }
 
 #[test]

@@ -2,11 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 
 use bytes::Bytes;
 use model::{BatchHeader, Offset, StreamId};
 
+use crate::cache::Cached;
 use crate::cleaner::{RewriteError, Source, load, offset_count};
 use crate::format::{
     DirectoryRow, ENTRY_HEADER_BYTES, Lsn, ROW_REPLACES, SECTOR, SegmentHeader, Trailer, index,
@@ -17,7 +19,7 @@ use crate::options::Mutation;
 use crate::pacer::Pacer;
 use crate::reader::ReadError;
 use crate::segment::Segment;
-use crate::segment::build::{BLOCK_BYTES, Blocks, SegmentBuilder};
+use crate::segment::build::{BLOCK_BYTES, Blocks, Hold, SegmentBuilder};
 use crate::segment::footer::TableRow;
 use crate::shared::Shared;
 use crate::stream::Stream;
@@ -26,6 +28,9 @@ use crate::uploader::UploadError;
 
 /// Bytes of batches that are read at once.
 const CHUNK_BYTES: usize = 1024 * 1024;
+
+/// Shorter batches are copied: that costs less than to send a part of its own.
+const SHARED_BYTES_MIN: usize = if cfg!(test) { 200 } else { 2048 };
 
 /// An object that is ready to be put.
 pub(super) struct Built {
@@ -79,29 +84,75 @@ pub(super) struct Identity {
     pub counted: u32,
 }
 
-/// The bytes of an object in parts: its header, its blocks, its trailer. The memory of the blocks is used again once the
-/// last clone is dropped.
+/// The bytes of an object in parts: its header, the parts of its blocks, its trailer. The memory of the blocks is used again
+/// once the last clone is dropped.
 #[derive(Clone)]
-pub(super) struct Body(Vec<Bytes>);
+pub(super) struct Body {
+    parts: Vec<Bytes>,
+    /// Told to readers as long as a clone lives.
+    _kept: Arc<Kept>,
+}
 
 impl Body {
     pub fn parts(&self) -> &[Bytes] {
-        &self.0
+        &self.parts
     }
 
     pub fn bytes(&self) -> usize {
-        self.0.iter().map(Bytes::len).sum()
+        self.parts.iter().map(Bytes::len).sum()
     }
 }
 
-impl Blocks for Body {
+/// The write buffers that an object keeps in memory, because it shares batches of the tail cache.
+struct Kept {
+    buffers: HashSet<u64>,
+    shared: Arc<Shared>,
+}
+
+impl Kept {
+    /// An object keeps at least so many buffers.
+    const BUFFERS: usize = 2;
+
+    fn none(shared: &Arc<Shared>) -> Kept {
+        Kept { buffers: HashSet::new(), shared: shared.clone() }
+    }
+
+    /// Whether the object may keep the write buffer `buffer`: it keeps a quarter more than the upper bound of its bytes. Where
+    /// more of the buffers is no part of the object, batches are copied.
+    fn may_keep(&mut self, buffer: u64) -> bool {
+        if self.buffers.contains(&buffer) {
+            return true;
+        }
+        let bytes = self.shared.buffers.buffer_bytes();
+        let most = (self.shared.options.object_bytes / 4 * 5).max(Self::BUFFERS * bytes);
+        let fits = (self.buffers.len() + 1) * bytes <= most;
+        if fits {
+            self.buffers.insert(buffer);
+            self.shared.kept_by_objects.fetch_add(bytes, Ordering::Relaxed);
+        }
+        fits
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let bytes = self.buffers.len() * self.shared.buffers.buffer_bytes();
+        self.shared.kept_by_objects.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Blocks for Vec<Bytes> {
     type Error = RewriteError;
 
-    fn write(&mut self, position: u32, block: Bytes) -> Result<(), RewriteError> {
-        debug_assert_eq!(index(position), self.bytes(), "blocks come without gaps");
-        // A short block would keep a whole buffer.
-        let short = block.len() < BLOCK_BYTES / 2;
-        self.0.push(if short { Bytes::copy_from_slice(&block) } else { block });
+    fn write(&mut self, position: u32, mut block: Vec<Bytes>) -> Result<(), RewriteError> {
+        debug_assert_eq!(index(position), self.iter().map(Bytes::len).sum(), "blocks come without gaps");
+        if let [only] = &mut block[..]
+            && only.len() < BLOCK_BYTES / 2
+        {
+            // A short block would keep a whole buffer.
+            *only = Bytes::copy_from_slice(only);
+        }
+        self.append(&mut block);
         Ok(())
     }
 }
@@ -110,18 +161,19 @@ impl Blocks for Body {
 struct Draft<'a> {
     shared: &'a Shared,
     builder: SegmentBuilder,
-    body: Body,
+    parts: Vec<Bytes>,
+    kept: Kept,
     table: Vec<(StreamId, TableRow)>,
 }
 
 impl<'a> Draft<'a> {
-    fn new(shared: &'a Shared, identity: Identity) -> Draft<'a> {
+    fn new(shared: &'a Arc<Shared>, identity: Identity) -> Draft<'a> {
         let Identity { sequence, owner, counted } = identity;
         let (generation, synced) = (shared.next_generation(), Lsn::new(counted, 0));
         let builder = SegmentBuilder::new(&shared.copies, sequence, generation, owner, synced);
         // The header is written last.
-        let body = Body(vec![Bytes::from_static(&[0; SECTOR])]);
-        Draft { shared, builder, body, table: Vec::new() }
+        let parts = vec![Bytes::from_static(&[0; SECTOR])];
+        Draft { shared, builder, parts, kept: Kept::none(shared), table: Vec::new() }
     }
 
     fn begin(
@@ -130,7 +182,7 @@ impl<'a> Draft<'a> {
         (base_offset, end): (Offset, Offset),
         flags: u32,
     ) -> Result<(), RewriteError> {
-        self.builder.begin_range(&mut self.body, stream.id(), (base_offset, end), flags)?;
+        self.builder.begin_range(&mut self.parts, stream.id(), (base_offset, end), flags)?;
         let state = stream.lock();
         // The batches of the range follow. A producer that has appended often since is remembered by later ones alone.
         let below = if flags & ROW_REPLACES == 0 { base_offset } else { end };
@@ -157,28 +209,32 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn push(&mut self, batch: &Bytes) -> Result<(), RewriteError> {
+    /// Adds a batch. `buffer` is the write buffer that it stands in.
+    fn push(&mut self, batch: &Bytes, buffer: Option<u64>) -> Result<(), RewriteError> {
         let header =
             BatchHeader::parse_header(batch).map_err(|error| RewriteError::Rewriter(error.to_string()))?;
         if let Some((_, row)) = self.table.last_mut() {
             row.producers.record_newer(&header, batch, header.base_offset, self.shared.clock.now_ms());
         }
-        self.builder.push(&mut self.body, &header, offset_count(&header)?, batch)
+        let buffer = buffer.filter(|_| batch.len() >= SHARED_BYTES_MIN);
+        let shares = buffer.is_some_and(|buffer| self.kept.may_keep(buffer));
+        let hold = if shares { Hold::Share } else { Hold::Copy };
+        self.builder.push(&mut self.parts, &header, offset_count(&header)?, batch, hold)
     }
 
     fn finish(mut self) -> Result<(Body, Known), RewriteError> {
         self.table.sort_by_key(|(id, _)| *id);
-        let built = self.builder.finish(&mut self.body, &self.table)?;
-        let mut body = self.body;
-        body.0.push(Bytes::copy_from_slice(&built.trailer.encode(self.builder.generation)));
+        let built = self.builder.finish(&mut self.parts, &self.table)?;
+        let mut body = Body { parts: self.parts, _kept: Arc::new(self.kept) };
+        body.parts.push(Bytes::copy_from_slice(&built.trailer.encode(self.builder.generation)));
         let header = SegmentHeader {
             sequence: self.builder.sequence,
             generation: self.builder.generation,
             length: body.bytes() as u64,
             log_id: self.shared.options.log_id,
         };
-        body.0[0] = Bytes::copy_from_slice(&header.encode());
-        let [first, .., footer, trailer] = &body.0[..] else { unreachable!("an object has a footer") };
+        body.parts[0] = Bytes::copy_from_slice(&header.encode());
+        let [first, .., footer, trailer] = &body.parts[..] else { unreachable!("an object has a footer") };
         let local = [&first[..], footer, trailer].concat();
         let counted = self.builder.synced().sequence();
         let bounds = self.table.iter().map(|(id, row)| (*id, row.start, row.next)).collect();
@@ -301,8 +357,8 @@ pub(super) fn of_streams(
         empty = false;
         let before = draft.builder.bytes();
         draft.begin(stream, range, 0)?;
-        for batch in batches {
-            draft.push(&batch)?;
+        for (batch, buffer) in batches {
+            draft.push(&batch, buffer)?;
         }
         *room = room.saturating_sub(draft.builder.bytes() - before);
     }
@@ -311,12 +367,15 @@ pub(super) fn of_streams(
     Ok(Newest { object, unreadable })
 }
 
+/// A batch, and the write buffer that it stands in if the tail cache has it.
+type Loaded = (Bytes, Option<u64>);
+
 /// Records of one stream.
 #[derive(Default)]
 struct Unstored {
     /// Their first offset, and the one behind them. `None` if there are none.
     range: Option<(Offset, Offset)>,
-    batches: Vec<Bytes>,
+    batches: Vec<Loaded>,
     /// Why the next ones cannot be read.
     problem: Option<RewriteError>,
 }
@@ -366,7 +425,7 @@ fn load_unstored(
 
 /// The object with the ranges of `replacement`.
 pub(super) fn of_replacement(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     identity: Identity,
     replacement: &Replacement,
 ) -> Result<(Body, Known), RewriteError> {
@@ -374,7 +433,7 @@ pub(super) fn of_replacement(
     for range in &replacement.ranges {
         draft.begin(&range.stream, (range.base_offset, range.end), range.flags | ROW_REPLACES)?;
         for batch in &range.batches {
-            draft.push(batch)?;
+            draft.push(batch, None)?;
         }
     }
     draft.finish()
@@ -400,16 +459,16 @@ fn load_newest(
     stream: &Stream,
     segment: &Arc<Segment>,
     places: &[BatchPlace],
-) -> Result<Vec<Bytes>, RewriteError> {
+) -> Result<Vec<Loaded>, RewriteError> {
     let cached = |place: &BatchPlace| {
         let body = Lsn(Lsn::new(segment.sequence, place.position).0 + ENTRY_HEADER_BYTES as u64);
-        shared.tail.find(body, index(place.length))
+        shared.tail.find(body, index(place.length)).map(|Cached { bytes, buffer }| (bytes, Some(buffer)))
     };
     if let Some(all) = places.iter().map(cached).collect() {
         return Ok(all);
     }
     let wanted: Vec<_> = places.iter().map(|place| (segment, place)).collect();
-    load(shared, pacer, stream, &wanted)
+    Ok(load(shared, pacer, stream, &wanted)?.into_iter().map(|batch| (batch, None)).collect())
 }
 
 impl Shared {
