@@ -1,7 +1,7 @@
 //! A bucket in a local directory, for one machine: what is stored is durable on return.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +13,9 @@ use crate::{Bucket, BucketError, Listed, Put};
 
 /// Names of files that are not complete yet begin so; keys never do.
 const UNFINISHED: &str = "~";
+
+/// Bytes that are written at once.
+const WRITE_BYTES: usize = 256 * 1024;
 
 /// A bucket in a directory. A file with its final name is complete and durable.
 #[derive(Debug)]
@@ -100,9 +103,11 @@ fn create_folders(root: &Path, folder: &Path) -> io::Result<()> {
 }
 
 fn write_synced(path: &Path, body: &[Bytes]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    let file = OpenOptions::new().write(true).create_new(true).open(path)?;
+    // Parts may be short.
+    let mut file = BufWriter::with_capacity(WRITE_BYTES, file);
     body.iter().try_for_each(|part| file.write_all(part))?;
-    file.sync_all()
+    file.into_inner()?.sync_all()
 }
 
 fn sync_folder(folder: &Path) -> io::Result<()> {

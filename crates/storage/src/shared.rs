@@ -22,7 +22,7 @@ use crate::stream::{Stream, Waiter};
 use crate::tier::Tier;
 
 /// The pool keeps so many unused buffers: new memory costs more than the copy into it.
-const COPIES_KEPT: usize = 8;
+const COPIES_KEPT: usize = 32;
 
 /// The state that the writer, the preparer, the cleaner and the readers share.
 pub(crate) struct Shared {
@@ -32,7 +32,7 @@ pub(crate) struct Shared {
     pub listener: Arc<dyn Listener>,
     /// Requests to the writer, and the room for them.
     pub queue: Queue,
-    /// Write buffers, whose bytes the tail cache and its readers hold.
+    /// Write buffers, whose bytes the tail cache, its readers and objects on their way hold.
     pub buffers: BufferPool,
     /// Bytes of write buffers that objects on their way keep in memory.
     pub kept_by_objects: AtomicUsize,

@@ -1,8 +1,8 @@
 //! The tail cache: the write buffers of the newest blocks, kept for readers that follow the end of the log.
 //!
 //! The cache holds no copies: it keeps the frozen slices that were written. It is bounded in bytes, and drops the
-//! oldest block first. A slice that a slow reader still holds keeps its buffer alive beyond that bound.
-//! `Reader::readers_room` bounds such buffers.
+//! oldest block first. A slice that a slow reader or an object on its way to the store still holds keeps its buffer alive beyond
+//! that bound. `Reader::readers_room` and `Kept` of the uploader bound such buffers.
 //!
 //! A reader that falls out of the cache reads from the disk. Where the disk is busy with writes, that reader is too
 //! slow to catch up again. So the cache should outlast a short stall of all readers. A log with few appends needs

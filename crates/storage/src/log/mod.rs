@@ -35,10 +35,8 @@ use crate::stream::{Level, Stream};
 use crate::uploader::Uploader;
 use crate::writer::{Patience, Position, QUEUE_DEPTH, WRITE_BUFFER_BYTES, Writer};
 
-/// So many unused write buffers are kept, and so many more at the most for an object: new memory costs more than what is written
-/// there.
+/// So many unused write buffers are kept.
 const SPARE_BUFFERS: usize = 8;
-const SPARE_BUFFERS_OF_OBJECT_MAX: usize = 32;
 
 /// Counters for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -150,10 +148,7 @@ pub(crate) fn assemble(
         recovered.segments.insert(next.clone());
         Some((next, Segment::data_start()))
     });
-    // An object that was put gives back all the buffers that it kept.
-    let of_object = if bucket.is_some() { options.object_bytes / WRITE_BUFFER_BYTES } else { 0 };
-    let buffers =
-        BufferPool::new(WRITE_BUFFER_BYTES, SPARE_BUFFERS + of_object.min(SPARE_BUFFERS_OF_OBJECT_MAX));
+    let buffers = BufferPool::new(WRITE_BUFFER_BYTES, SPARE_BUFFERS);
     let left = Left {
         streams: recovered.streams,
         segments: recovered.segments,

@@ -11,7 +11,8 @@ use model::{BatchHeader, Offset, StreamId};
 use crate::cache::Cached;
 use crate::cleaner::{RewriteError, Source, load, offset_count};
 use crate::format::{
-    DirectoryRow, ENTRY_HEADER_BYTES, Lsn, ROW_REPLACES, SECTOR, SegmentHeader, Trailer, index,
+    BLOCK_HEADER_BYTES, DirectoryRow, ENTRY_HEADER_BYTES, Lsn, ROW_REPLACES, SECTOR, SegmentHeader, Trailer,
+    index, sectors,
 };
 use crate::index::BatchPlace;
 #[cfg(any(test, feature = "stepped"))]
@@ -29,7 +30,7 @@ use crate::uploader::UploadError;
 /// Bytes of batches that are read at once.
 const CHUNK_BYTES: usize = 1024 * 1024;
 
-/// Shorter batches are copied: that costs less than to send a part of its own.
+/// Shorter batches are copied: that costs less than to send two parts more, the batch and the header before it.
 const SHARED_BYTES_MIN: usize = if cfg!(test) { 200 } else { 2048 };
 
 /// An object that is ready to be put.
@@ -106,28 +107,32 @@ impl Body {
 /// The write buffers that an object keeps in memory, because it shares batches of the tail cache.
 struct Kept {
     buffers: HashSet<u64>,
+    bytes: usize,
     shared: Arc<Shared>,
 }
 
 impl Kept {
-    /// An object keeps at least so many buffers.
+    /// So many buffers may be kept in any case.
     const BUFFERS: usize = 2;
 
     fn none(shared: &Arc<Shared>) -> Kept {
-        Kept { buffers: HashSet::new(), shared: shared.clone() }
+        Kept { buffers: HashSet::new(), bytes: 0, shared: shared.clone() }
     }
 
-    /// Whether the object may keep the write buffer `buffer`: it keeps a quarter more than the upper bound of its bytes. Where
-    /// more of the buffers is no part of the object, batches are copied.
-    fn may_keep(&mut self, buffer: u64) -> bool {
+    /// Whether the object may keep the write buffer `buffer`, which has a batch of `length`. All that an object keeps is at most
+    /// a quarter more than the upper bound of its bytes. Batches of other buffers are copied.
+    fn may_keep(&mut self, buffer: u64, length: usize) -> bool {
         if self.buffers.contains(&buffer) {
             return true;
         }
-        let bytes = self.shared.buffers.buffer_bytes();
-        let most = (self.shared.options.object_bytes / 4 * 5).max(Self::BUFFERS * bytes);
-        let fits = (self.buffers.len() + 1) * bytes <= most;
+        let usual = self.shared.buffers.buffer_bytes();
+        // A larger batch has a buffer of its own.
+        let bytes = usual.max(sectors(BLOCK_HEADER_BYTES + ENTRY_HEADER_BYTES + length));
+        let most = (self.shared.options.object_bytes / 4 * 5).max(Self::BUFFERS * usual);
+        let fits = self.bytes + bytes <= most;
         if fits {
             self.buffers.insert(buffer);
+            self.bytes += bytes;
             self.shared.kept_by_objects.fetch_add(bytes, Ordering::Relaxed);
         }
         fits
@@ -136,8 +141,7 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        let bytes = self.buffers.len() * self.shared.buffers.buffer_bytes();
-        self.shared.kept_by_objects.fetch_sub(bytes, Ordering::Relaxed);
+        self.shared.kept_by_objects.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -149,7 +153,7 @@ impl Blocks for Vec<Bytes> {
         if let [only] = &mut block[..]
             && only.len() < BLOCK_BYTES / 2
         {
-            // A short block would keep a whole buffer.
+            // A short block would keep a whole buffer. One with shared batches does: that is one buffer an object.
             *only = Bytes::copy_from_slice(only);
         }
         self.append(&mut block);
@@ -217,7 +221,7 @@ impl<'a> Draft<'a> {
             row.producers.record_newer(&header, batch, header.base_offset, self.shared.clock.now_ms());
         }
         let buffer = buffer.filter(|_| batch.len() >= SHARED_BYTES_MIN);
-        let shares = buffer.is_some_and(|buffer| self.kept.may_keep(buffer));
+        let shares = buffer.is_some_and(|buffer| self.kept.may_keep(buffer, batch.len()));
         let hold = if shares { Hold::Share } else { Hold::Copy };
         self.builder.push(&mut self.parts, &header, offset_count(&header)?, batch, hold)
     }
