@@ -1,7 +1,7 @@
 //! The partitions of logs that move between the brokers of a cluster: who leads them, and what happens to them when
 //! this broker opens or closes their log.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,40 @@ pub struct KnownStreams {
     pub next: StreamId,
 }
 
+/// A log that new partitions may lie in.
+#[derive(Clone, Copy, Debug)]
+struct Place<'a> {
+    log: Uuid,
+    /// The owner.
+    broker: i32,
+    rack: Option<&'a str>,
+    /// The partitions of the log.
+    partitions: usize,
+}
+
+/// Logs for `count` new partitions of a topic, each the one with the fewest partitions. Of several such logs, it is one in the
+/// rack with the fewest of the new partitions, so that a topic's leaders lie in many racks, as Kafka places them; then one whose
+/// owner has the fewest partitions. `None` without logs.
+fn choose(logs: &mut [Place<'_>], count: usize) -> Option<Vec<Uuid>> {
+    let mut of_racks: HashMap<Option<&str>, usize> = HashMap::new();
+    let mut of_brokers: HashMap<i32, usize> = HashMap::new();
+    for Place { broker, partitions, .. } in &*logs {
+        *of_brokers.entry(*broker).or_default() += partitions;
+    }
+    let mut next = || {
+        let rank = |place: &Place| {
+            let in_rack = of_racks.get(&place.rack).copied().unwrap_or(0);
+            (place.partitions, in_rack, of_brokers[&place.broker])
+        };
+        let place = logs.iter_mut().min_by_key(|place| rank(place))?;
+        place.partitions += 1;
+        *of_racks.entry(place.rack).or_default() += 1;
+        *of_brokers.entry(place.broker).or_default() += 1;
+        Some(place.log)
+    };
+    (0..count).map(|_| next()).collect()
+}
+
 impl Topics {
     /// The leader of a partition of a log. `base` is as in [`TopicRecord::epochs`].
     pub(super) fn leader_of(&self, image: &Image, log: Uuid, base: i32) -> Leader {
@@ -43,30 +77,20 @@ impl Topics {
         owner.map_or_else(|| self.placement.first_leader(), |owner| leader(owner, base))
     }
 
-    /// Chooses logs for `count` new partitions of a cluster: the log with the fewest partitions, of those whose owner is
-    /// alive, and of several such logs the one whose owner has the fewest.
+    /// Chooses logs for `count` new partitions of a topic of a cluster, as [`choose`] says, among those whose owner is alive.
     ///
     /// # Errors
     /// The reason, if no log takes a partition.
     pub(super) fn place_in_cluster(image: &Image, count: usize) -> Result<Vec<Uuid>, String> {
         let placed = Topics::placed(image);
-        let alive = |owner: &OwnerRecord| image.brokers.get(&owner.broker.to_string()).is_some();
-        let mut logs: Vec<(Uuid, i32, usize)> = Vec::new();
-        for (name, owner) in image.owners.iter().filter(|(_, owner)| alive(owner)) {
-            let Ok(id) = name.parse() else { continue };
-            logs.push((id, owner.broker, placed.get(&id).copied().unwrap_or(0)));
+        let mut logs: Vec<Place> = Vec::new();
+        for (name, owner) in image.owners.iter() {
+            let broker = image.brokers.get(&owner.broker.to_string());
+            let (Some(broker), Ok(log)) = (broker, name.parse()) else { continue };
+            let partitions = placed.get(&log).copied().unwrap_or(0);
+            logs.push(Place { log, broker: owner.broker, rack: broker.rack.as_deref(), partitions });
         }
-        let mut chosen = Vec::with_capacity(count);
-        for _ in 0..count {
-            let of_broker = |broker: i32| -> usize {
-                logs.iter().filter(|(_, owner, _)| *owner == broker).map(|(_, _, count)| count).sum()
-            };
-            let least = (0..logs.len()).min_by_key(|at| (logs[*at].2, of_broker(logs[*at].1), *at));
-            let at = least.ok_or("no broker that is alive owns a log")?;
-            logs[at].2 += 1;
-            chosen.push(logs[at].0);
-        }
-        Ok(chosen)
+        choose(&mut logs, count).ok_or_else(|| "no broker that is alive owns a log".into())
     }
 
     /// Whether partitions have other leaders now and then.
@@ -269,4 +293,37 @@ impl Topics {
 fn leader(owner: &OwnerRecord, base: i32) -> Leader {
     let epoch = i32::try_from(owner.epoch).unwrap_or(i32::MAX).saturating_add(base);
     Leader { node: owner.broker, epoch }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The brokers of the logs that are chosen, for logs of (broker, rack, partitions).
+    fn chosen(logs: &[(i32, Option<&'static str>, usize)], count: usize) -> Vec<i32> {
+        let place = |(at, &(broker, rack, partitions)): (usize, &(i32, Option<&'static str>, usize))| Place {
+            log: Uuid::from_u128(at as u128),
+            broker,
+            rack,
+            partitions,
+        };
+        let mut places: Vec<Place> = logs.iter().enumerate().map(place).collect();
+        let chosen = choose(&mut places, count).unwrap();
+        chosen.into_iter().map(|log| logs[usize::try_from(log.as_u128()).unwrap()].0).collect()
+    }
+
+    #[test]
+    fn new_partitions_lie_where_there_are_few_and_in_many_racks() {
+        let (a, b, c) = (Some("a"), Some("b"), Some("c"));
+        assert_eq!(chosen(&[(1, None, 0), (2, None, 0), (3, None, 0)], 6), [1, 2, 3, 1, 2, 3]);
+        // Each two in a row lie in different racks.
+        let racks = [(1, a, 0), (2, a, 0), (3, b, 0), (4, b, 0), (5, c, 0), (6, c, 0)];
+        assert_eq!(chosen(&racks, 6), [1, 3, 5, 2, 4, 6]);
+        // The load counts first.
+        assert_eq!(chosen(&[(1, a, 3), (2, a, 1), (3, b, 2)], 4), [2, 3, 2, 3]);
+        // Of logs with as many partitions, the one of a broker that has few in all.
+        assert_eq!(chosen(&[(1, None, 1), (1, None, 5), (2, None, 1), (2, None, 2)], 1), [2]);
+        assert_eq!(choose(&mut [], 1), None);
+        assert_eq!(choose(&mut [], 0), Some(Vec::new()));
+    }
 }
