@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use broker::{Broker, ClusterAdmin, Config, Connection, Directories, Membership, Remote};
 use bytes::Bytes;
-use common::transactional::{Producer, V1, V2, now_ms, read as read_committed};
+use common::transactional::{Producer, V1, V2, Version, now_ms, read as read_committed};
 use common::{call, connect, fetch_of, fetch_request, try_create_topic, unframed};
 use disk::{Disk, Engine, open_directory};
 use model::{Compression, Timestamp};
@@ -616,27 +616,7 @@ async fn transactions_span_brokers() {
     for (version, committed) in [(V1, true), (V2, true), (V1, false), (V2, false)] {
         let until = Instant::now() + PATIENCE;
         let id = if version.end == V1.end { "one" } else { "two" };
-        let mut producer = loop {
-            assert!(Instant::now() < until, "nobody coordinates {id}");
-            if let Some(node) = coordinator(&mut cluster.client(), TRANSACTION, id).await {
-                let connection = connect(&cluster.brokers[&node]);
-                let sequences = BTreeMap::new();
-                let mut producer =
-                    Producer { connection, version, transactional_id: id, id: -1, epoch: -1, sequences };
-                match ErrorCode::from_code(producer.initialize(60_000).await) {
-                    Some(ErrorCode::None) => break producer,
-                    // It does not know yet that it is the coordinator, reads its records, or waits for the answers
-                    // to the markers of the transaction before.
-                    Some(
-                        ErrorCode::NotCoordinator
-                        | ErrorCode::CoordinatorLoadInProgress
-                        | ErrorCode::ConcurrentTransactions,
-                    ) => {}
-                    error => panic!("{error:?}"),
-                }
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        };
+        let mut producer = transactional(&cluster, id, version).await;
         let leaders = cluster.leaders().await;
         for partition in 0..PARTITIONS {
             let at = partition.unsigned_abs() as usize;
@@ -708,7 +688,7 @@ async fn a_partition_moves_to_another_broker_with_everything_that_it_has() {
     last[1] = idempotent(&cluster, 1, 2, "c").await;
     assert_eq!(last[1], 3);
     // An open transaction.
-    let mut producer = transactional(&cluster, "one").await;
+    let mut producer = transactional(&cluster, "one", V1).await;
     assert_eq!(producer.add(TOPIC, 0).await, 0);
     send(&cluster, &mut producer, "in a transaction").await;
 
@@ -839,18 +819,20 @@ async fn idempotent(cluster: &Cluster, partition: i32, sequence: i32, value: &st
 }
 
 /// A transactional producer, with a connection to its coordinator.
-async fn transactional(cluster: &Cluster, id: &'static str) -> Producer {
+async fn transactional(cluster: &Cluster, id: &'static str, version: Version) -> Producer {
     let until = Instant::now() + PATIENCE;
     loop {
         assert!(Instant::now() < until, "nobody coordinates {id}");
         let (connection, sequences) = (coordinator_of(cluster, id).await, BTreeMap::new());
         let mut producer =
-            Producer { connection, version: V1, transactional_id: id, id: -1, epoch: -1, sequences };
-        match ErrorCode::from_code(producer.initialize(60_000).await) {
-            Some(ErrorCode::None) => return producer,
-            Some(ErrorCode::NotCoordinator | ErrorCode::CoordinatorLoadInProgress) => {}
-            error => panic!("{error:?}"),
+            Producer { connection, version, transactional_id: id, id: -1, epoch: -1, sequences };
+        let error = producer.initialize(60_000).await;
+        if error == 0 {
+            return producer;
         }
+        // The coordinator may wait for the answers to the markers of the transaction before.
+        let waits = error == ErrorCode::ConcurrentTransactions.code();
+        assert!(waits || may_be_retried(error), "{:?}", ErrorCode::from_code(error));
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -888,7 +870,7 @@ async fn coordinators_follow_the_partitions_that_move() {
     let cluster = cluster().await;
     assert_eq!(try_create_topic(&mut cluster.client(), LONG, 1, &[]).await.error_code, 0);
     commit(&cluster, "a", 5).await;
-    let mut producer = transactional(&cluster, "one").await;
+    let mut producer = transactional(&cluster, "one", V1).await;
     for (topic, key_type, id) in
         [("__consumer_offsets", GROUP, "a"), ("__transaction_state", TRANSACTION, "one")]
     {
