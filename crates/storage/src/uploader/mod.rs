@@ -273,7 +273,7 @@ impl Uploader {
                     self.replaced = true;
                     let replaces = Some(Replaces::of(replacement));
                     let (streams, recorded) = (Vec::new(), Vec::new());
-                    Ok(Some(Built { body, known, streams, recorded, replaces }))
+                    Ok(Some(Built { body: Arc::new(body), known, streams, recorded, replaces }))
                 }
                 Err(error @ UploadError::Source(_)) => Err(error),
                 Err(error) => {
@@ -326,7 +326,10 @@ impl Uploader {
         }
         // A part may be left, because the object was full.
         streams.iter().for_each(|stream| shared.store_later(stream));
-        Ok(built?.map(|(body, known)| Built { body, known, streams, recorded, replaces: None }))
+        Ok(built?.map(|(body, known)| {
+            let body = Arc::new(body);
+            Built { body, known, streams, recorded, replaces: None }
+        }))
     }
 
     /// Lets a stream wait apart from the others.

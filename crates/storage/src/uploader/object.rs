@@ -35,7 +35,8 @@ const SHARED_BYTES_MIN: usize = if cfg!(test) { 200 } else { 2048 };
 
 /// An object that is ready to be put.
 pub(super) struct Built {
-    pub body: Body,
+    /// Shared with the thread that puts it.
+    pub body: Arc<Body>,
     pub known: Known,
     /// The streams whose newest records it has.
     pub streams: Vec<Arc<Stream>>,
@@ -86,12 +87,11 @@ pub(super) struct Identity {
 }
 
 /// The bytes of an object in parts: its header, the parts of its blocks, its trailer. The memory of the blocks is used again
-/// once the last clone is dropped.
-#[derive(Clone)]
+/// once the object is dropped.
 pub(super) struct Body {
     parts: Vec<Bytes>,
-    /// Told to readers as long as a clone lives.
-    _kept: Arc<Kept>,
+    /// Told to readers as long as the object lives.
+    _kept: Kept,
 }
 
 impl Body {
@@ -229,7 +229,7 @@ impl<'a> Draft<'a> {
     fn finish(mut self) -> Result<(Body, Known), RewriteError> {
         self.table.sort_by_key(|(id, _)| *id);
         let built = self.builder.finish(&mut self.parts, &self.table)?;
-        let mut body = Body { parts: self.parts, _kept: Arc::new(self.kept) };
+        let mut body = Body { parts: self.parts, _kept: self.kept };
         body.parts.push(Bytes::copy_from_slice(&built.trailer.encode(self.builder.generation)));
         let header = SegmentHeader {
             sequence: self.builder.sequence,
