@@ -102,12 +102,12 @@ def away_at_start(site):
 def bucket_gone(site):
     site.minio.s3.make_bucket("gone")
     with site.server("gone", "gone") as server:
-        listed = site.proxy.counted("list")
+        listed = site.proxy.counted("listed")
         create_topics(server)
         values = fill(server)
         until(lambda: dropped(server), "the records to be in the store alone")
         # A server that misses objects when it lists them stores nothing more.
-        until(lambda: site.proxy.counted("list") > listed, "the list of objects")
+        await_list(site, listed)
         site.minio.s3.remove_bucket("gone")
         values += fill(server, FEW)
         until(lambda: server.logged(TELLS), "the log to tell of the store")
@@ -126,12 +126,12 @@ def bucket_gone(site):
 def credentials_changed(site):
     site.minio.s3.make_bucket("revoked")
     with site.server("revoked", "revoked") as server:
-        listed = site.proxy.counted("list")
+        listed = site.proxy.counted("listed")
         create_topics(server)
         values = fill(server)
         until(lambda: dropped(server), "the records to be in the store alone")
         # The list at the start would tell of a store that is away for a moment, and the log tells one reason a minute.
-        until(lambda: site.proxy.counted("list") > listed, "the list of objects")
+        await_list(site, listed)
         site.minio.kill()
         try:
             site.minio.start("another password")
@@ -309,6 +309,11 @@ def restart_cold(server, partitions=1):
     server.stop()
     server.start()
     until(lambda: all(dropped(server, partition) for partition in range(partitions)), "local copies to go")
+
+
+def await_list(site, listed):
+    """Waits until the server has the whole list of the log's objects; it had `listed` of them before."""
+    until(lambda: site.proxy.counted("listed") > listed, "the list of objects")
 
 
 def dropped(server, partition=0):

@@ -3,8 +3,8 @@
     proxy.py LISTEN STORE USER PASSWORD SEED        LISTEN and STORE are HOST:PORT
 
 Each line on its standard input is a command as JSON, answered with a line of JSON: how many requests are held, and
-counts of requests by fault, or mode, and method and subject: log for an object of the log, list, else. A command may
-have:
+counts of requests by fault, or mode, and method and subject: log for an object of the log, list, else. `listed` counts
+the lists of the log's objects whose last page was answered. A command may have:
 
     rates   fault -> probability, for each request
     mode    open, or one of the modes below
@@ -185,6 +185,9 @@ class Proxy:
         if fault == "slow":
             await asyncio.sleep(self.rng.uniform(*SLOW_SECONDS))
         await write(writer, answer)
+        # The page without a key is the last one of a list.
+        if request.about == "list" and answer.startswith(b"HTTP/1.1 200 ") and b"<Key>" not in answer:
+            self.counts["listed"] += 1
 
     def draw(self, request):
         at = self.rng.random()
