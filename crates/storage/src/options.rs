@@ -104,6 +104,8 @@ pub enum Mutation {
     DeletesLinks,
     /// A dead object goes although it alone records the bounds of a stream.
     ForgetsBounds,
+    /// The copy set is told that blocks are stored whose objects are still on their way.
+    ToldTooEarly,
 }
 
 impl Default for Options {

@@ -417,6 +417,15 @@ impl Queue {
 }
 
 impl Request {
+    /// The same request, which calls `completion` at the end.
+    pub fn with(mut self, completion: Arc<dyn Completion>) -> Request {
+        match &mut self {
+            Request::Append(append) => append.done = Some(completion),
+            Request::Trim { done, .. } | Request::Delete { done, .. } => *done = Some(completion),
+        }
+        self
+    }
+
     pub fn fail(self, error: &AppendError) {
         let done = match self {
             Request::Append(append) => append.done,

@@ -14,6 +14,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use crate::cache::{Indexes, Regions, Runs, TailBounds, TailCache};
 use crate::format::{BLOCK_HEADER_BYTES, Lsn, SECTOR, sectors};
 use crate::options::{Clock, Options};
+use crate::outgoing::Outgoing;
 use crate::request::{AppendError, Listener, Queue, Room};
 use crate::segment::build::BLOCK_BYTES;
 use crate::segment::object::ObjectKeys;
@@ -64,6 +65,8 @@ pub(crate) struct Shared {
     pub cleaner_wake: Condvar,
     /// What goes to the object store.
     pub tier: Tier,
+    /// What goes to the copy set.
+    pub outgoing: Outgoing,
     /// Batches that were served from the tail cache.
     pub tail_hits: AtomicU64,
     /// Reads that went to the readers' threads.
@@ -117,6 +120,7 @@ impl Shared {
         Shared {
             announcing: Mutex::default(),
             tier: Tier::new(left.bucket, &options, clock.nanos()),
+            outgoing: Outgoing::default(),
             tail: TailCache::new(TailBounds {
                 bytes_max: options.tail_cache_bytes,
                 bytes_kept: options.tail_kept_bytes,

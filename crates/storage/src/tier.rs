@@ -36,7 +36,7 @@ impl Class {
     pub fn of(level: Level) -> Option<Class> {
         match level {
             Level::Local => None,
-            Level::Tiered => Some(Class::Tiered),
+            Level::Tiered | Level::Replicated => Some(Class::Tiered),
             Level::Diskless => Some(Class::Diskless),
         }
     }
@@ -369,6 +369,11 @@ impl Tier {
     /// Undoes [`Tier::take_replacement`].
     pub fn put_back(&self, replacement: Replacement) {
         self.news.lock().replacements.push_front(replacement);
+    }
+
+    /// The streams that wait, of all classes.
+    pub fn waiting(&self) -> Vec<Arc<Stream>> {
+        self.news.lock().waiting.iter().flat_map(|waiting| &waiting.streams).cloned().collect()
     }
 
     /// Bytes of records that wait, of all classes.

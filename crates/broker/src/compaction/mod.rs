@@ -96,14 +96,14 @@ impl Compactor {
         self.failed.lock().retain(|_, until| *until > now_ms);
         for log in self.logs.all().iter() {
             let due = self.due(&log.log, now_ms);
-            let is_diskless = |due: &Due| due.stream.level() == Level::Diskless;
-            let (diskless, local): (Vec<Due>, Vec<Due>) = due.into_iter().partition(is_diskless);
+            let in_objects = |due: &Due| due.stream.level().waits();
+            let (in_objects, local): (Vec<Due>, Vec<Due>) = due.into_iter().partition(in_objects);
             // What the object store has of these is made as short as the local copy.
             let is_tiered = |due: &&Due| due.stream.level() == Level::Tiered;
             let stored: Vec<Arc<Stream>> =
                 local.iter().filter(is_tiered).map(|due| due.stream.clone()).collect();
             self.compact(&log.log, local, now_ms, Log::compact);
-            self.compact(&log.log, diskless, now_ms, Log::compact_stored);
+            self.compact(&log.log, in_objects, now_ms, Log::compact_stored);
             self.store_again(&log.log, stored);
         }
     }
@@ -243,7 +243,7 @@ fn look(
         // A record must not leave the object store before the newer one of its key is there.
         Level::Tiered => until = until.min(bounds.stored.unwrap_or_default()),
         // Objects are replaced by whole ranges.
-        Level::Diskless => until = stream.stored_cut(until),
+        Level::Diskless | Level::Replicated => until = stream.stored_cut(until),
     }
     if rules.min_lag_ms > 0
         && let Some(young) =

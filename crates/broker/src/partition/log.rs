@@ -212,7 +212,7 @@ impl PartitionLog for LocalLog {
 
     fn append(&self, Placed { batch, base_offset, leader_epoch, durability, done, admission }: Placed) {
         let durability = match durability {
-            Durability::Synced if self.stream.level() == Level::Diskless => Durability::Visible,
+            Durability::Synced if self.stream.level().waits() => Durability::Visible,
             durability => durability,
         };
         self.log.log.append(Append {
@@ -263,6 +263,7 @@ impl PartitionLog for LocalLog {
     fn set_level(&self, level: Level) {
         match level {
             Level::Diskless => self.log.log.set_diskless(&self.stream),
+            Level::Replicated => self.log.log.set_replicated(&self.stream),
             Level::Tiered | Level::Local => self.log.log.set_tiered(&self.stream, level == Level::Tiered),
         }
     }

@@ -16,7 +16,7 @@ use crate::format::{DirectoryRow, ROW_COMPACTED, index};
 use crate::pacer::Pacer;
 use crate::segment::Segment;
 use crate::shared::Shared;
-use crate::stream::{Level, SealedExtent, Stream};
+use crate::stream::{SealedExtent, Stream};
 use crate::tier::{ReplaceRight, Replaced, Replacement};
 
 /// How long compaction waits for the object store to take what it left.
@@ -79,7 +79,7 @@ impl Shared {
                 };
                 let rewriter = Some(&mut *job.rewriter);
                 // The local copy of other streams is compacted by itself.
-                let flags = if job.stream.level() == Level::Diskless { ROW_COMPACTED } else { 0 };
+                let flags = if job.stream.level().waits() { ROW_COMPACTED } else { 0 };
                 let extents: Vec<_> = extents.into_iter().map(|(extent, end)| (extent, end, flags)).collect();
                 self.gather(&job.stream, &extents, rewriter, pacer, &mut report, &mut into)
                     .map_err(failed)?;

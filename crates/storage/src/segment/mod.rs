@@ -15,6 +15,7 @@ pub(crate) mod manifest;
 mod name;
 pub(crate) mod object;
 mod release;
+mod whole;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ pub(crate) use self::name::{
     stored_sequence_of,
 };
 pub(crate) use self::release::{delete, deleted, evict, forget_stored, trim};
+pub(crate) use self::whole::write_file;
 use crate::format::{
     CLEANED, DIRECTORY_ROW_BYTES, DirectoryRow, SECTOR, SEGMENT_HEADER_BYTES, STORED, SegmentHeader,
     TRAILER_BYTES, Trailer, index,

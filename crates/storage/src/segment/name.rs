@@ -9,7 +9,7 @@ pub(crate) const CLEANING: &str = "cleaning";
 /// Name of a file that is being removed. A file that a crash leaves under this name is worthless.
 pub(crate) const REMOVING: &str = "removing";
 
-/// Name of a file for a segment in the object store that is being written. A file that a crash leaves under this name is
+/// Name of a small file, or of one for a segment in the object store, that is being written. A file that a crash leaves under this name is
 /// worthless.
 pub(crate) const STORING: &str = "storing";
 

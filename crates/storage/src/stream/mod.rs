@@ -1,7 +1,8 @@
 //! One stream: its offsets, its extents and its producers.
 //!
 //! The writer adds a batch when it submits the write, and moves `synced` when the write is synced. `committed` follows at
-//! once, or, for a diskless stream, when the records are in the object store. Readers see only batches below `committed`.
+//! once, or, for a replicated stream, when the copy set has the records, or, for a diskless stream, when the object store
+//! has them. Readers see only batches below `committed`.
 //! Invariants: `start <= committed <= synced <= next`; the extents' base offsets rise; all sealed extents lie before the
 //! active one.
 
@@ -73,7 +74,7 @@ pub(crate) struct StreamState {
     pub next: Offset,
     /// Records below are on the device.
     pub synced: Offset,
-    /// Records below are visible: they are synced and, in a diskless stream, in the object store.
+    /// Records below are visible: they are synced and, as the [`Level`] says, somewhere else.
     pub committed: Offset,
     pub sealed: VecDeque<SealedExtent>,
     pub active: Option<ActiveExtent>,
@@ -118,8 +119,18 @@ pub enum Level {
     Local,
     /// They go to the object store later.
     Tiered,
+    /// They are visible once the copy set of the log has them, and go to the object store later.
+    Replicated,
     /// They are visible once they are in the object store.
     Diskless,
+}
+
+impl Level {
+    /// Whether records are visible later than they are synced, and the object store has all of the stream in the end. Local
+    /// copies are a cache then.
+    pub fn waits(self) -> bool {
+        matches!(self, Level::Diskless | Level::Replicated)
+    }
 }
 
 /// A stream of a log; cheap to share.
@@ -232,6 +243,7 @@ impl Stream {
         match self.level.load(Ordering::Acquire) {
             level if level == Level::Local as u8 => Level::Local,
             level if level == Level::Tiered as u8 => Level::Tiered,
+            level if level == Level::Replicated as u8 => Level::Replicated,
             _ => Level::Diskless,
         }
     }
@@ -262,6 +274,17 @@ impl Stream {
 }
 
 impl StreamState {
+    /// Makes the records below `end` visible, as far as they are synced. Returns whoever waited for that, or `None` if
+    /// they were visible already.
+    pub fn show(&mut self, end: Offset) -> Option<Vec<Waiter>> {
+        let end = end.min(self.synced);
+        if end <= self.committed {
+            return None;
+        }
+        self.committed = end;
+        Some(self.waiters.take_below(end))
+    }
+
     /// Adds a batch that the writer places in `segment`. Returns whether it is the stream's first batch there, and by
     /// how many bytes the stored form of the index grows.
     pub fn place(&mut self, segment: u32, place: BatchPlace) -> (bool, usize) {

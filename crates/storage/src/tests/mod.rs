@@ -6,6 +6,7 @@ mod epochs;
 mod fuzz;
 mod long;
 mod manifests;
+mod replicated;
 mod restore;
 mod rewrite;
 mod space;

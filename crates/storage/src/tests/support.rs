@@ -10,8 +10,10 @@ use disk::SimDisk;
 use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc, set_log_append_time};
 use model::{BatchHeader, Offset, StreamId, Timestamp};
 use objects::{Bucket, SimBucket};
+use parking_lot::Mutex;
 
 use crate::cleaner::{Compaction, RewriteError, Rewriter, Rewritten, Turn};
+use crate::copies::{Block, BlockSink};
 use crate::log::{Parts, assemble};
 use crate::options::Mutation;
 use crate::options::{Clock, Options};
@@ -116,6 +118,7 @@ pub fn batch(
 }
 
 /// One append in the model.
+#[derive(Clone)]
 pub struct Appended {
     pub base: Offset,
     pub count: i64,
@@ -185,7 +188,7 @@ impl Rewriter for RandomRewriter<'_> {
     }
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct StreamModel {
     pub appended: Vec<Appended>,
     pub next: Offset,
@@ -255,6 +258,10 @@ pub struct World {
     puts: Option<Puts>,
     /// Logs that have lost their right to put objects and go on all the same.
     pub former: Vec<Former>,
+    /// What the log sends to its copy set, if it has one. Its streams are replicated then, except for the diskless one.
+    pub sent: Option<Arc<Sent>>,
+    /// What the next opening appends anew.
+    pub replay: Vec<Block>,
     keeps: bool,
     /// Appends so far.
     appends: u64,
@@ -311,13 +318,40 @@ fn tiered_options(mutation: Option<Mutation>) -> Options {
     }
 }
 
+/// What a log has sent to its copy set.
+#[derive(Default)]
+pub struct Sent {
+    pub blocks: Mutex<Vec<Block>>,
+    /// Blocks below this number are stored.
+    pub stored: AtomicU64,
+}
+
+impl BlockSink for Sent {
+    fn block(&self, block: Block) {
+        let mut blocks = self.blocks.lock();
+        assert_eq!(block.number, blocks.len() as u64, "blocks are numbered without gaps");
+        blocks.push(block);
+    }
+
+    fn stored(&self, number: u64) {
+        let before = self.stored.swap(number, Ordering::Relaxed);
+        assert!(before <= number, "what was stored once");
+    }
+}
+
 /// A log that another one has taken over, and that has not noticed.
 pub struct Former {
     parts: Parts,
     puts: Option<Puts>,
+    pub sent: Option<Arc<Sent>>,
 }
 
 impl Former {
+    /// Its copy set has the blocks below `number`.
+    pub fn copied(&self, number: u64) {
+        self.parts.log.copied(number);
+    }
+
     /// Does something of what the log would still do.
     pub fn go_on(&mut self, rng: &mut fastrand::Rng) {
         let Parts { uploader, writer, preparer, .. } = &mut self.parts;
@@ -380,9 +414,18 @@ impl World {
             producers_may_be_forgotten: false,
             puts: None,
             former: Vec::new(),
+            sent: None,
+            replay: Vec::new(),
             keeps: false,
             appends: 0,
         }
+    }
+
+    /// Gives the log, in which nothing was appended yet, a copy set.
+    pub fn replicate(&mut self) {
+        let sent = Arc::new(Sent::default());
+        self.parts.log.copy_to(sent.clone());
+        self.sent = Some(sent);
     }
 
     /// Like [`World::tiered_with`], for a log with epochs, which is owned in the epoch 1.
@@ -453,6 +496,12 @@ impl World {
     fn set_level(&self, id: u64) {
         match id {
             _ if self.bucket.is_none() => {}
+            _ if self.is_replicated(id) => {
+                self.parts.log.set_replicated(&self.stream(id));
+                if self.leads(id) {
+                    self.parts.log.set_leading(&self.stream(id));
+                }
+            }
             DISKLESS => self.parts.log.set_diskless(&self.stream(id)),
             _ if self.leads(id) => self.parts.log.set_leading(&self.stream(id)),
             _ if id % 2 == 1 => self.parts.log.set_tiered(&self.stream(id), true),
@@ -469,6 +518,10 @@ impl World {
         self.bucket.is_some() && id == DISKLESS
     }
 
+    fn is_replicated(&self, id: u64) -> bool {
+        self.sent.is_some() && !self.is_diskless(id)
+    }
+
     /// Drops local copies of a stream's stored records, up to any place.
     pub fn evict(&mut self, id: u64) {
         let stream = self.stream(id);
@@ -483,7 +536,9 @@ impl World {
     pub fn append(&mut self, stream: u64, body: usize, durability: Durability) -> bool {
         self.set_level(stream);
         let durability = match durability {
-            Durability::Synced if self.is_diskless(stream) => Durability::Visible,
+            Durability::Synced if self.is_diskless(stream) || self.is_replicated(stream) => {
+                Durability::Visible
+            }
             durability => durability,
         };
         let count = self.rng.i32(1..20);
@@ -678,7 +733,23 @@ impl World {
         let parts = std::mem::replace(&mut self.parts, parts);
         if std::mem::take(&mut self.keeps) {
             let puts = self.puts.as_mut().map(std::mem::take);
-            self.former.push(Former { parts, puts });
+            self.former.push(Former { parts, puts, sent: self.sent.clone() });
+        }
+        if self.sent.is_some() {
+            self.replicate();
+            let Parts { log, writer, preparer, .. } = &mut self.parts;
+            let (mut replay, done) = (log.replay(), Arc::new(Outcome::default()));
+            for block in self.replay.drain(..) {
+                while preparer.turn() {}
+                writer.turn(Patience::None);
+                replay.add(&block).unwrap();
+            }
+            replay.finish(done.clone());
+            while done.pending() {
+                while preparer.turn() {}
+                writer.turn(Patience::None);
+            }
+            assert!(done.acknowledged(), "seed {}: the copies could not be appended", self.seed);
         }
         if self.puts.is_some() {
             self.put_in_parallel();

@@ -66,7 +66,7 @@ fn take_over(world: &mut World, epoch: u32, counts: &mut Passed) -> Owned {
     }
 }
 
-fn one_thing(world: &mut World) {
+pub fn one_thing(world: &mut World) {
     match world.rng.u8(0..11) {
         10 => write_one(world),
         0..3 => {
@@ -103,7 +103,7 @@ fn fetch_before(world: &mut World) -> Prefetched {
 }
 
 /// What the former owners still do.
-fn former_go_on(world: &mut World) {
+pub fn former_go_on(world: &mut World) {
     let World { former, rng, .. } = world;
     former.iter_mut().for_each(|former| former.go_on(rng));
 }

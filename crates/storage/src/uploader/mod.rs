@@ -15,27 +15,28 @@ mod existing;
 mod mutations;
 mod object;
 mod owner;
+mod pass;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use disk::{AlignedBuffer, Disk};
 use model::{Offset, StreamId};
 use objects::{Bucket, BucketError, Put};
 
 use self::object::{Built, Identity, Known, Replaces, Unreadable, Wish, of_replacement, of_streams};
 use self::owner::Owners;
+use self::pass::Pass;
 use crate::cleaner::RewriteError;
 use crate::completion::{AppendError, Completion};
 use crate::format::{DirectoryRow, ROW_COMPACTED, ROW_REPLACES, STORED, length32};
 use crate::reader::Job;
 use crate::request::Committed;
 use crate::segment::object::{Local, ObjectFile, stored_extent};
-use crate::segment::{STORING, Segment, file_name};
+use crate::segment::{Segment, file_name, write_file};
 use crate::shared::Shared;
-use crate::stream::{Level, Stream, Waiter};
+use crate::stream::{Stream, Waiter};
 
 const REST_MAX: Duration = Duration::from_secs(1);
 
@@ -98,6 +99,7 @@ pub(crate) struct Uploader {
     aside: HashMap<StreamId, Aside>,
     /// The problems with them that were not told yet.
     problems: Vec<UploadError>,
+    pass: Option<Pass>,
 }
 
 struct Aside {
@@ -149,6 +151,7 @@ impl Uploader {
             doomed: Vec::new(),
             aside: HashMap::new(),
             problems: Vec::new(),
+            pass: None,
         }
     }
 
@@ -202,6 +205,7 @@ impl Uploader {
         #[cfg(any(test, feature = "stepped"))]
         self.mutate(&*bucket, failed.is_some());
         let settled = self.settle(&*bucket);
+        self.end_pass();
         match (settled, begun, failed) {
             (Ok(fenced @ Uploaded::Fenced(_)), ..) => fenced,
             (Err(error), ..) | (_, Err(error), _) | (_, _, Some(error)) => Uploaded::Failed(error),
@@ -288,6 +292,7 @@ impl Uploader {
         if waiting.is_empty() && recorded.is_empty() {
             return Ok(None);
         }
+        self.begin_pass(&waiting);
         // Before their ends are looked at: what comes later makes them wait again.
         for stream in &waiting {
             stream.note_awaits_upload(false);
@@ -514,13 +519,12 @@ impl Uploader {
             }
             false => wanted && state.add_stored(extent, row.next_offset),
         };
-        if taken && stream.level() == Level::Diskless {
-            let end = state.synced.min(row.next_offset);
-            if end > state.committed {
-                state.committed = end;
-                visible.extend(state.waiters.take_below(end));
-                grown.push(Committed { stream: stream.clone(), end, bytes: extent.bytes });
-            }
+        if taken
+            && stream.level().waits()
+            && let Some(shown) = state.show(row.next_offset)
+        {
+            visible.extend(shown);
+            grown.push(Committed { stream: stream.clone(), end: state.committed, bytes: extent.bytes });
         }
         let refused = wanted && !taken && !replaces;
         if refused {
@@ -537,17 +541,4 @@ impl Uploader {
         }
         taken
     }
-}
-
-/// Writes a file so that it has its name only once it is complete and synced.
-fn write_file(disk: &dyn Disk, name: &str, content: &[u8]) -> std::io::Result<()> {
-    if disk.list()?.iter().any(|name| name == STORING) {
-        disk.remove(STORING)?;
-    }
-    let mut bytes = AlignedBuffer::zeroed(content.len());
-    bytes.copy_from_slice(content);
-    let file = disk.create(STORING, content.len() as u64)?;
-    file.write_at(0, &bytes)?;
-    file.sync()?;
-    disk.rename(STORING, name)
 }

@@ -11,10 +11,11 @@ use bytes::Bytes;
 use disk::{AlignedBuffer, Disk};
 use objects::{Bucket, Put};
 
-use super::{UploadError, write_file};
+use super::UploadError;
 use crate::epochs::Owned;
 use crate::format::SECTOR;
 use crate::segment::object::{claim_key, claim_prefix};
+use crate::segment::write_file;
 use crate::shared::Shared;
 
 /// The local file with the owners of a log: count u32, crc u32, and each owner as u64, in one sector.

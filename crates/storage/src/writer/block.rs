@@ -29,6 +29,8 @@ pub(crate) enum Effect {
 pub(crate) struct InFlight {
     pub token: u64,
     pub lsn: Lsn,
+    /// Its number among those that the copy set gets.
+    pub number: Option<u64>,
     pub bytes: usize,
     pub entries: u32,
     pub durable: bool,

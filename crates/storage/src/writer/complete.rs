@@ -138,12 +138,12 @@ impl Writer {
             let nanos = self.shared.clock.nanos().saturating_sub(block.submitted_ns);
             self.shared.listener.group_commit(block.bytes, block.entries, nanos);
             let announcing = self.shared.announcing.lock();
-            let mut leading_bytes = 0;
+            let (mut leading_bytes, mut added) = (0, Vec::new());
             for effect in block.effects.drain(..) {
                 match effect {
                     Effect::Grew { committed } => {
                         let level = committed.stream.level();
-                        let visible = level != Level::Diskless;
+                        let visible = !level.waits();
                         #[cfg(any(test, feature = "stepped"))]
                         let visible =
                             visible || self.shared.options.mutation == Some(Mutation::VisibleWhenSynced);
@@ -161,6 +161,8 @@ impl Writer {
                         }
                         if visible {
                             grown.push(committed);
+                        } else if level == Level::Replicated {
+                            added.push(committed);
                         }
                     }
                     Effect::Trimmed { stream, to } => self.shared.apply_trim(&stream, to),
@@ -169,6 +171,15 @@ impl Writer {
             }
             if leading_bytes > 0 {
                 self.shared.tier.leading_grew(leading_bytes);
+            }
+            for committed in self.shared.outgoing.synced(block.number, added) {
+                let shown = committed.stream.lock().show(committed.end);
+                if let Some(shown) = shown {
+                    block
+                        .on_visible
+                        .extend(shown.into_iter().map(|waiter| (committed.stream.clone(), waiter)));
+                    grown.push(committed);
+                }
             }
             drop(announcing);
             self.trailers_due.extend(block.footer_of.take());

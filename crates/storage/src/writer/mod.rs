@@ -500,9 +500,12 @@ impl Writer {
         self.position += length32(block.len());
         assert!(self.position <= self.segment.data_end(), "a block stays within its segment");
         self.shared.tail.push(lsn, block.clone(), now);
+        let entries = open.entries > 0;
+        let number = if entries { self.shared.outgoing.send(self.segment.generation, &block) } else { None };
         self.in_flight.push_back(InFlight {
             token,
             lsn,
+            number,
             bytes: block.len(),
             entries: open.entries,
             durable: open.durable,

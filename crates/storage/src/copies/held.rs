@@ -1,0 +1,365 @@
+//! The copies of other logs that a disk has, all in one log of their own.
+//!
+//! A copy is what one opening of a log has sent: its blocks from some number on, without gaps. It is a stream here: each block is
+//! a batch with one offset. So copies of many logs share a write and a sync, and recovery, trims and the reuse of segments are
+//! those of any log.
+//!
+//! A fence refuses the blocks of a log's earlier epochs for ever. It is durable before it is answered.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use disk::{AlignedBuffer, Disk};
+use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc};
+use model::{BatchHeader, Offset, StreamId};
+use parking_lot::Mutex;
+
+use crate::completion::{AppendError, Completion};
+use crate::format::{Fields, SECTOR, sectors};
+use crate::log::Log;
+use crate::options::{Clock, Options};
+use crate::outgoing::Block;
+use crate::reader::{ReadError, ReadRequest};
+use crate::recovery::OpenError;
+use crate::request::{AdmitError, Append, Durability, NoListener};
+use crate::segment::write_file;
+use crate::stream::Stream;
+
+/// The local file with the fences: count u32, crc u32, and for each log its id, 16 B, and its epoch u32; in whole sectors.
+const FENCES: &str = "fences";
+const FENCE_BYTES: usize = 20;
+/// In front of a block, in the body of its batch: log id 16 B, epoch u32, number u64, generation u64.
+const PREFIX_BYTES: usize = 36;
+
+/// What sends blocks: one opening of a log.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Opening {
+    /// The log.
+    pub log_id: u128,
+    /// The epoch of this opening.
+    pub epoch: u32,
+}
+
+/// Why blocks are not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum RefusedError {
+    /// The log has a later epoch.
+    #[error("the log is fenced below epoch {0}")]
+    Fenced(u32),
+    /// Blocks before them are missing.
+    #[error("the next block is number {0}")]
+    Gap(u64),
+    /// The log of the copies takes nothing at the moment.
+    #[error(transparent)]
+    Admit(#[from] AdmitError),
+}
+
+/// Why copies cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// There is no copy of this opening.
+    #[error("there is no copy of epoch {}", .0.epoch)]
+    Unknown(Opening),
+    /// The read failed.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// What was read is not a copy.
+    #[error("block {0} of the copy is damaged")]
+    Damaged(u64),
+}
+
+/// A copy, and how far it goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// What has sent it.
+    pub of: Opening,
+    /// The number of its first block.
+    pub first: u64,
+    /// The number behind its last block that is synced.
+    pub next: u64,
+}
+
+/// The copies of a disk.
+#[derive(Debug)]
+pub struct Copies {
+    log: Log,
+    disk: Arc<dyn Disk>,
+    state: Mutex<State>,
+    /// Held while the file of the fences is written.
+    writing: Mutex<()>,
+}
+
+#[derive(Default, Debug)]
+struct State {
+    copies: BTreeMap<Opening, Copy>,
+    /// The epoch below which each log is fenced.
+    fences: BTreeMap<u128, u32>,
+    next_stream: u64,
+}
+
+#[derive(Debug)]
+struct Copy {
+    stream: Arc<Stream>,
+    /// The number of the block at offset 0.
+    begin: u64,
+    /// The number behind the last block that was taken.
+    next: u64,
+}
+
+impl Copy {
+    fn extent(&self, of: Opening) -> Extent {
+        let bounds = self.stream.bounds();
+        let number = |offset: Offset| self.begin + u64::try_from(offset.0).unwrap_or_default();
+        Extent { of, first: number(bounds.start), next: number(bounds.committed) }
+    }
+
+    /// The offset of the block `number`.
+    fn offset(&self, number: u64) -> Offset {
+        Offset(i64::try_from(number.saturating_sub(self.begin)).unwrap_or(i64::MAX))
+    }
+}
+
+impl Copies {
+    /// Opens the copies on `disk`. Blocks during recovery.
+    pub fn open(disk: Arc<dyn Disk>, options: Options, clock: Arc<dyn Clock>) -> Result<Copies, OpenError> {
+        let log = Log::open(disk.clone(), options, clock, Arc::new(NoListener))?;
+        Copies::of(log, disk)
+    }
+
+    /// The copies in an open log.
+    pub(crate) fn of(log: Log, disk: Arc<dyn Disk>) -> Result<Copies, OpenError> {
+        let io = |source| OpenError::Io { doing: "reading the copies of other logs".into(), source };
+        let mut state = State { fences: read_fences(&*disk).map_err(io)?, ..State::default() };
+        for stream in log.streams() {
+            state.next_stream = state.next_stream.max(stream.id().0 + 1);
+            let first = read_batches(&log, &stream, Offset::ZERO, 1).map_err(|error| match error {
+                ReadError::Io(source) => io(source),
+                error => io(io::Error::new(io::ErrorKind::InvalidData, error.to_string())),
+            })?;
+            let Some((at, of, block)) = first.first().and_then(parse) else {
+                // All of it was stored.
+                log.delete(&stream, None);
+                continue;
+            };
+            let mut copy = Copy { stream, begin: block.number.saturating_sub(at), next: 0 };
+            copy.next = copy.extent(of).next;
+            state.copies.insert(of, copy);
+        }
+        Ok(Copies { log, disk, state: Mutex::new(state), writing: Mutex::default() })
+    }
+
+    /// Adds blocks to the copy of an opening, which begins with the first ones. `done` is called once they are synced.
+    pub fn add(&self, of: Opening, blocks: &[Block], done: Arc<dyn Completion>) -> Result<(), RefusedError> {
+        let Some(first) = blocks.first().map(|block| block.number) else {
+            done.complete(Ok(()));
+            return Ok(());
+        };
+        let bytes = blocks.iter().map(|block| HEADER_BYTES + PREFIX_BYTES + block.bytes.len());
+        let mut admitted = Vec::with_capacity(blocks.len());
+        for bytes in bytes {
+            admitted.push(self.log.admit(bytes)?);
+        }
+        let mut state = self.state.lock();
+        if let Some(fence) = state.fences.get(&of.log_id).filter(|fence| of.epoch < **fence) {
+            return Err(RefusedError::Fenced(*fence));
+        }
+        let State { copies, next_stream, .. } = &mut *state;
+        let copy = copies.entry(of).or_insert_with(|| {
+            let stream = self.log.stream(StreamId(*next_stream));
+            *next_stream += 1;
+            Copy { stream, begin: first, next: first }
+        });
+        if first != copy.next || !blocks.iter().zip(first..).all(|(block, number)| block.number == number) {
+            return Err(RefusedError::Gap(copy.next));
+        }
+        copy.next += blocks.len() as u64;
+        // The log completes appends in their order.
+        let mut done = Some(done);
+        let last = blocks.len() - 1;
+        for ((at, block), admission) in blocks.iter().enumerate().zip(admitted) {
+            let batch = encode(of, block);
+            self.log.append(Append {
+                stream: copy.stream.clone(),
+                base_offset: copy.offset(block.number),
+                header: BatchHeader::parse(&batch).expect("it was just made"),
+                batch,
+                append_time: None,
+                leader_epoch: 0,
+                durability: Durability::Synced,
+                done: if at == last { done.take() } else { None },
+                admission,
+            });
+        }
+        Ok(())
+    }
+
+    /// Refuses blocks of the log's epochs below `epoch` from now on, also after a restart. Blocks.
+    ///
+    /// Blocks that were taken before may still become durable: ask [`Copies::is_settled`].
+    pub fn fence(&self, log_id: u128, epoch: u32) -> io::Result<()> {
+        let _writing = self.writing.lock();
+        let fences = {
+            let mut state = self.state.lock();
+            let fence = state.fences.entry(log_id).or_default();
+            *fence = epoch.max(*fence);
+            state.fences.clone()
+        };
+        write_file(&*self.disk, FENCES, &encode_fences(&fences))
+    }
+
+    /// Whether all blocks of the log that were taken are synced. An error if they will never be.
+    pub fn is_settled(&self, log_id: u128) -> Result<bool, AppendError> {
+        let state = self.state.lock();
+        let settled = of_log(&state, log_id).all(|(of, copy)| copy.extent(*of).next >= copy.next);
+        match self.log.stopped() {
+            Some(error) if !settled => Err(error),
+            _ => Ok(settled),
+        }
+    }
+
+    /// The copies of a log, with the lowest epoch first.
+    pub fn extents(&self, log_id: u128) -> Vec<Extent> {
+        of_log(&self.state.lock(), log_id).map(|(of, copy)| copy.extent(*of)).collect()
+    }
+
+    /// The blocks of a copy from number `from` on: about `bytes_max` bytes, and at least one if there is one. Blocks.
+    pub fn read(&self, of: Opening, from: u64, bytes_max: usize) -> Result<Vec<Block>, CopyError> {
+        let place = self.state.lock().copies.get(&of).map(|copy| (copy.stream.clone(), copy.offset(from)));
+        let (stream, at) = place.ok_or(CopyError::Unknown(of))?;
+        let batches = read_batches(&self.log, &stream, at, bytes_max)?;
+        let blocks = batches.iter().zip(from..).map(|(batch, number)| match parse(batch) {
+            Some((_, whose, block)) if block.number == number && whose == of => Ok(block),
+            _ => Err(CopyError::Damaged(number)),
+        });
+        blocks.collect()
+    }
+
+    /// Drops the blocks of a copy below `number`: the object store has their records.
+    pub fn drop_below(&self, of: Opening, number: u64) {
+        let state = self.state.lock();
+        if let Some(copy) = state.copies.get(&of)
+            && number > copy.extent(of).first
+        {
+            self.log.trim(&copy.stream, copy.offset(number), None);
+        }
+    }
+
+    /// Drops the copies of a log's epochs below `epoch`: a later owner is open.
+    pub fn drop_before(&self, log_id: u128, epoch: u32) {
+        let mut state = self.state.lock();
+        let gone: Vec<Opening> =
+            of_log(&state, log_id).map(|(of, _)| *of).filter(|of| of.epoch < epoch).collect();
+        for of in gone {
+            if let Some(copy) = state.copies.remove(&of) {
+                self.log.delete(&copy.stream, None);
+            }
+        }
+    }
+
+    /// Finishes all writes, and ends the threads of the log. Blocks.
+    pub fn close(&self) {
+        self.log.close();
+    }
+}
+
+fn of_log(state: &State, log_id: u128) -> impl Iterator<Item = (&Opening, &Copy)> {
+    state.copies.range(Opening { log_id, epoch: 0 }..=Opening { log_id, epoch: u32::MAX })
+}
+
+/// Whole batches of a stream from `from` on.
+fn read_batches(
+    log: &Log,
+    stream: &Arc<Stream>,
+    from: Offset,
+    bytes_max: usize,
+) -> Result<Vec<Bytes>, ReadError> {
+    let (bounds, stream) = (stream.bounds(), stream.clone());
+    let from = from.max(bounds.start);
+    let request = ReadRequest { stream, from, until: bounds.committed, bytes_max, at_least_one: true };
+    let read = log.read_blocking(&request)?;
+    let mut bytes = match &read.chunks[..] {
+        [chunk] => chunk.clone(),
+        chunks => Bytes::from(chunks.concat()),
+    };
+    let mut batches = Vec::new();
+    while let Ok(header) = BatchHeader::parse(&bytes) {
+        batches.push(bytes.split_to(header.total_bytes));
+    }
+    Ok(batches)
+}
+
+/// A block as a batch, which gets its offset later.
+fn encode(of: Opening, block: &Block) -> Bytes {
+    let total = HEADER_BYTES + PREFIX_BYTES + block.bytes.len();
+    let length = i32::try_from(total - LENGTH_PREFIX_BYTES).expect("a block is shorter than a segment");
+    let mut batch = Vec::with_capacity(total);
+    batch.extend(0i64.to_be_bytes());
+    batch.extend(length.to_be_bytes());
+    batch.extend(0i32.to_be_bytes());
+    batch.push(2);
+    // Checksum, attributes and the last offset delta.
+    batch.extend([0; 4 + 2 + 4]);
+    let none = i64::from(-1).to_be_bytes();
+    // Both timestamps, the id, the epoch and the sequence of a producer.
+    batch.extend([none, none, none].as_flattened());
+    batch.extend((-1i16).to_be_bytes());
+    batch.extend((-1i32).to_be_bytes());
+    batch.extend(1i32.to_be_bytes());
+    debug_assert_eq!(batch.len(), HEADER_BYTES, "the header is whole");
+    batch.extend(of.log_id.to_le_bytes());
+    batch.extend(of.epoch.to_le_bytes());
+    batch.extend(block.number.to_le_bytes());
+    batch.extend(block.generation.to_le_bytes());
+    batch.extend(&block.bytes);
+    seal_crc(&mut batch);
+    Bytes::from(batch)
+}
+
+/// The offset, the sender and the block in a batch.
+fn parse(batch: &Bytes) -> Option<(u64, Opening, Block)> {
+    let header = BatchHeader::parse(batch).ok()?;
+    model::batch::verify_crc(batch, &header).ok()?;
+    let at = u64::try_from(header.base_offset.0).ok()?;
+    let (prefix, _) = batch.get(HEADER_BYTES..)?.split_at_checked(PREFIX_BYTES)?;
+    let mut fields = Fields(prefix);
+    let log_id = u128::from(fields.u64()) | u128::from(fields.u64()) << 64;
+    let of = Opening { log_id, epoch: fields.u32() };
+    let (number, generation) = (fields.u64(), fields.u64());
+    Some((at, of, Block { number, generation, bytes: batch.slice(HEADER_BYTES + PREFIX_BYTES..) }))
+}
+
+fn encode_fences(fences: &BTreeMap<u128, u32>) -> Vec<u8> {
+    let fence = |(log, epoch): (&u128, &u32)| [&log.to_le_bytes()[..], &epoch.to_le_bytes()[..]].concat();
+    let listed: Vec<u8> = fences.iter().flat_map(fence).collect();
+    let mut out = Vec::with_capacity(sectors(8 + listed.len()));
+    out.extend(u32::try_from(fences.len()).expect("there are few logs").to_le_bytes());
+    out.extend(model::crc32c(&listed).to_le_bytes());
+    out.extend(listed);
+    out.resize(sectors(out.len()), 0);
+    out
+}
+
+/// The fences in the local file. None if there is no file.
+fn read_fences(disk: &dyn Disk) -> io::Result<BTreeMap<u128, u32>> {
+    if !disk.list()?.iter().any(|name| name == FENCES) {
+        return Ok(BTreeMap::new());
+    }
+    let file = disk.open(FENCES)?;
+    let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("the file `{FENCES}` is damaged"));
+    let length =
+        usize::try_from(file.length()).ok().filter(|length| *length >= SECTOR).ok_or_else(damaged)?;
+    let mut bytes = AlignedBuffer::zeroed(length);
+    file.read_at(0, &mut bytes)?;
+    let mut fields = Fields(&bytes[..8]);
+    let (count, crc) = (usize::try_from(fields.u32()).unwrap_or(usize::MAX), fields.u32());
+    let listed = count.checked_mul(FENCE_BYTES).and_then(|taken| bytes.get(8..8 + taken));
+    let listed = listed.filter(|listed| model::crc32c(listed) == crc).ok_or_else(damaged)?;
+    let fence = |fence: &[u8]| {
+        let mut fields = Fields(fence);
+        let log = u128::from(fields.u64()) | u128::from(fields.u64()) << 64;
+        (log, fields.u32())
+    };
+    Ok(listed.chunks_exact(FENCE_BYTES).map(fence).collect())
+}

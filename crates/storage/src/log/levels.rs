@@ -1,0 +1,101 @@
+//! Where the records of a stream are kept, and when they are visible.
+
+use std::sync::Arc;
+
+use model::Timestamp;
+
+use super::Log;
+use crate::outgoing::BlockSink;
+use crate::request::{Admission, AdmitError};
+use crate::segment;
+use crate::stream::{Level, Stream};
+
+impl Log {
+    /// Sends the records of a stream to the object store from now on, also those that it has, or stops that. What is
+    /// stored stays. Does nothing without an object store.
+    pub fn set_tiered(&self, stream: &Arc<Stream>, tiered: bool) {
+        let level = if tiered { Level::Tiered } else { Level::Local };
+        if self.shared.tier.bucket.is_some() && stream.level() != level {
+            stream.set_level(level);
+            self.shared.store_later(stream);
+        }
+    }
+
+    /// Makes a stream a leading one, and tiered if it is not diskless: objects never have a record of another stream
+    /// without the records of the leading streams that come before it in the log. Of all leading streams together, objects
+    /// have a prefix of the log. Call this after opening.
+    pub fn set_leading(&self, stream: &Arc<Stream>) {
+        self.shared.tier.lead(stream);
+        if !stream.level().waits() {
+            self.set_tiered(stream, true);
+        }
+    }
+
+    /// Makes a stream diskless: its records are visible only once they are in the object store. Call this before the
+    /// first append or read after opening; a stream stays diskless. Without an object store, nothing more becomes
+    /// visible.
+    pub fn set_diskless(&self, stream: &Arc<Stream>) {
+        if stream.level() == Level::Diskless {
+            return;
+        }
+        {
+            let mut state = stream.lock();
+            stream.set_level(Level::Diskless);
+            let stored = state.stored_to().unwrap_or_default();
+            state.committed = stored.clamp(state.start, state.synced);
+        }
+        self.shared.store_later(stream);
+    }
+
+    /// Hands all blocks with entries to `sink` from now on. Call this once, before the first append.
+    pub fn copy_to(&self, sink: Arc<dyn BlockSink>) {
+        self.shared.outgoing.begin(sink);
+    }
+
+    /// Makes a stream replicated: from now on its records are visible once the copy set has them, or the object store. Call
+    /// this before the first append that somebody waits for.
+    pub fn set_replicated(&self, stream: &Arc<Stream>) {
+        if stream.level() != Level::Replicated {
+            stream.set_level(Level::Replicated);
+            self.shared.store_later(stream);
+        }
+    }
+
+    /// All of the copy set have synced the blocks below `number`.
+    pub fn copied(&self, number: u64) {
+        self.shared.outgoing.copied(number, &*self.shared.listener);
+    }
+
+    /// Like [`Log::admit`], for a batch of `stream`. Fails if the object store takes no more of a diskless stream.
+    pub fn admit_to(&self, stream: &Stream, bytes: usize) -> Result<Admission, AdmitError> {
+        if stream.level() == Level::Diskless {
+            self.shared.tier.check_diskless()?;
+        }
+        self.admit(bytes)
+    }
+
+    /// Drops local copies of stored records: those older than `oldest`, and the oldest beyond `bytes_max` of local
+    /// records (`local.retention.ms`, `local.retention.bytes`). Whole segments of a stream go, never the newest one.
+    pub fn retain_locally(&self, stream: &Stream, oldest: Option<Timestamp>, bytes_max: Option<u64>) {
+        let to = stream.lock().kept_locally_from(oldest, bytes_max);
+        segment::evict(stream, to, &self.shared.segments);
+        self.shared.wake_preparer();
+    }
+
+    /// Deletes the records of a stream that are in the object store alone, and gives up the stored copies of the others.
+    /// Several calls are needed: the copies go only after the deletion is durable.
+    pub fn forget_stored(&self, stream: &Arc<Stream>) {
+        stream.set_level(Level::Local);
+        let (start, local_start, stored) = {
+            let state = stream.lock();
+            (state.start, state.local_start(), state.stored_to())
+        };
+        if stored.is_none() {
+            return;
+        }
+        if start < local_start {
+            return self.trim(stream, local_start, None);
+        }
+        segment::forget_stored(stream, &self.shared.segments);
+    }
+}

@@ -1,0 +1,126 @@
+//! The owner's side of the copy set of a log ([0030](../../../docs/decisions/0030-copy-sets.md)): the blocks that go out, and the
+//! records that wait for copies.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::request::{Committed, Listener};
+
+/// A block with entries, as the disk of the log's owner gets it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Its number. An opening of a log numbers its blocks from 0 on, without gaps.
+    pub number: u64,
+    /// The generation of its segment, which seeds its checksums.
+    pub generation: u64,
+    /// All its sectors.
+    pub bytes: Bytes,
+}
+
+/// Takes the blocks of a log in their order.
+pub trait BlockSink: Send + Sync {
+    /// The next block. The log's own disk does not have it yet. The log's writer calls this, so it must not block.
+    fn block(&self, block: Block);
+
+    /// The object store has all records of the blocks below this number, as far as they are still needed. The log's uploader
+    /// calls this.
+    fn stored(&self, number: u64);
+}
+
+/// What a log sends to its copy set. Without a sink it has none, and all its records are visible once they are synced.
+#[derive(Default)]
+pub(crate) struct Outgoing {
+    sink: OnceLock<Arc<dyn BlockSink>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The number of the next block.
+    next: u64,
+    /// The blocks below are synced here.
+    synced: u64,
+    /// The copy set has the blocks below.
+    copied: u64,
+    /// What each synced block has added to replicated streams, of the blocks that the copy set does not have.
+    waiting: VecDeque<(u64, Vec<Committed>)>,
+}
+
+impl Outgoing {
+    /// Sends all blocks from now on to `sink`. There is one sink at most.
+    pub fn begin(&self, sink: Arc<dyn BlockSink>) {
+        assert!(self.sink.set(sink).is_ok(), "a log has one copy set");
+    }
+
+    /// Sends a block with entries. Returns its number, if there is a sink.
+    pub fn send(&self, generation: u64, bytes: &Bytes) -> Option<u64> {
+        let sink = self.sink.get()?;
+        let number = {
+            let mut state = self.state.lock();
+            state.next += 1;
+            state.next - 1
+        };
+        sink.block(Block { number, generation, bytes: bytes.clone() });
+        Some(number)
+    }
+
+    /// Notes that a block is synced here. Keeps what it has `added` to replicated streams until the copy set has the block;
+    /// returns it if that is so already.
+    pub fn synced(&self, number: Option<u64>, added: Vec<Committed>) -> Vec<Committed> {
+        let Some(number) = number else { return added };
+        let mut state = self.state.lock();
+        state.synced = number + 1;
+        if number < state.copied || added.is_empty() {
+            return added;
+        }
+        state.waiting.push_back((number, added));
+        Vec::new()
+    }
+
+    /// Whether there is a copy set.
+    pub fn has_sink(&self) -> bool {
+        self.sink.get().is_some()
+    }
+
+    /// The object store has the blocks below `number`.
+    pub fn stored(&self, number: u64) {
+        if let Some(sink) = self.sink.get() {
+            sink.stored(number);
+        }
+    }
+
+    /// The blocks below this number are synced here.
+    pub fn synced_below(&self) -> u64 {
+        self.state.lock().synced
+    }
+
+    /// The copy set has the blocks below `number`: makes their records visible.
+    pub fn copied(&self, number: u64, listener: &dyn Listener) {
+        let mut state = self.state.lock();
+        if number <= state.copied {
+            return;
+        }
+        state.copied = number;
+        let (mut grown, mut waiters) = (Vec::new(), Vec::new());
+        while state.waiting.front().is_some_and(|(of, _)| *of < number) {
+            let (_, added) = state.waiting.pop_front().expect("it was just seen");
+            for committed in added {
+                // The object store may have been faster.
+                let shown = committed.stream.lock().show(committed.end);
+                if let Some(shown) = shown {
+                    waiters.extend(shown);
+                    grown.push(committed);
+                }
+            }
+        }
+        // The listener comes before the completions, as in the writer, and hears of the ends of a stream in their order.
+        if !grown.is_empty() {
+            listener.committed(&grown);
+        }
+        drop(state);
+        waiters.into_iter().for_each(|waiter| waiter.done.complete(Ok(())));
+    }
+}
