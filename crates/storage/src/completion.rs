@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-/// Called once for each append, in log order, from the writer's thread; must not block. Appends to a diskless stream that
-/// wait until they are visible are completed in the order of their stream, from the uploader's thread.
+/// Called once for each append, in log order, from the writer's thread; must not block. Appends that wait until
+/// they are visible are completed in the order of their stream, from the thread that makes them visible.
 pub trait Completion: Send + Sync {
     /// The append reached its durability, or never will.
     fn complete(&self, result: Result<(), AppendError>);

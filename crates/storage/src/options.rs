@@ -81,6 +81,8 @@ pub struct Options {
     pub object_puts: usize,
     /// An object is deleted this many milliseconds after the last of its records.
     pub object_grace_ms: u64,
+    /// The largest batch takes this part of a segment (1 / `batch_part`).
+    pub batch_part: u64,
     /// The epoch in which this process owns the log, of a log with epochs.
     pub owned: Option<Owned>,
     /// A fault in the log itself.
@@ -133,6 +135,7 @@ impl Default for Options {
             merged_bytes: 64 * 1024 * 1024,
             object_puts: 4,
             object_grace_ms: 60_000,
+            batch_part: 8,
             owned: None,
             #[cfg(any(test, feature = "stepped"))]
             mutation: None,
@@ -141,8 +144,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The largest batch a log with these options takes: an eighth of a segment.
+    /// The largest batch that a log with these options takes.
     pub fn batch_bytes_max(&self) -> usize {
-        usize::try_from(self.segment_bytes / 8).expect("segments are smaller than 4 GiB")
+        usize::try_from(self.segment_bytes / self.batch_part).expect("segments are smaller than 4 GiB")
     }
 }

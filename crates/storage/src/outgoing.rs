@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::request::{Committed, Listener};
+use crate::request::{AdmitError, Committed, Listener};
 
 /// A block with entries, as the disk of the log's owner gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,11 +30,16 @@ pub trait BlockSink: Send + Sync {
     fn stored(&self, number: u64);
 }
 
+/// Records that may wait for the copy set, in batches. Appends to replicated streams are refused beyond that.
+const WAITING_MAX: usize = 1 << 20;
+
 /// What a log sends to its copy set. Without a sink it has none, and all its records are visible once they are synced.
 #[derive(Default)]
 pub(crate) struct Outgoing {
     sink: OnceLock<Arc<dyn BlockSink>>,
     state: Mutex<State>,
+    /// Held while records become visible: streams grow in the order of the blocks.
+    showing: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -47,6 +52,17 @@ struct State {
     copied: u64,
     /// What each synced block has added to replicated streams, of the blocks that the copy set does not have.
     waiting: VecDeque<(u64, Vec<Committed>)>,
+    /// The batches in `waiting`.
+    batches: usize,
+}
+
+impl State {
+    /// Takes what the next block has added, if its number is below `number`.
+    fn take_below(&mut self, number: u64) -> Option<Vec<Committed>> {
+        let (_, added) = self.waiting.pop_front_if(|(of, _)| *of < number)?;
+        self.batches -= added.len();
+        Some(added)
+    }
 }
 
 impl Outgoing {
@@ -76,20 +92,9 @@ impl Outgoing {
         if number < state.copied || added.is_empty() {
             return added;
         }
+        state.batches += added.len();
         state.waiting.push_back((number, added));
         Vec::new()
-    }
-
-    /// Whether there is a copy set.
-    pub fn has_sink(&self) -> bool {
-        self.sink.get().is_some()
-    }
-
-    /// The object store has the blocks below `number`.
-    pub fn stored(&self, number: u64) {
-        if let Some(sink) = self.sink.get() {
-            sink.stored(number);
-        }
     }
 
     /// The blocks below this number are synced here.
@@ -97,16 +102,41 @@ impl Outgoing {
         self.state.lock().synced
     }
 
-    /// The copy set has the blocks below `number`: makes their records visible.
-    pub fn copied(&self, number: u64, listener: &dyn Listener) {
-        let mut state = self.state.lock();
-        if number <= state.copied {
-            return;
+    /// Fails if too many records wait for the copy set.
+    pub fn check(&self) -> Result<(), AdmitError> {
+        let waiting = self.state.lock().batches;
+        match waiting >= WAITING_MAX {
+            true => Err(AdmitError::Unstorable(format!("{waiting} batches wait for their copies").into())),
+            false => Ok(()),
         }
-        state.copied = number;
+    }
+
+    /// The object store has the blocks below `number`. Their records are visible.
+    pub fn stored(&self, number: u64) {
+        let mut state = self.state.lock();
+        while state.take_below(number).is_some() {}
+        drop(state);
+        if let Some(sink) = self.sink.get() {
+            sink.stored(number);
+        }
+    }
+
+    /// The copy set has the blocks below `number`, as far as they were sent: makes their records visible.
+    pub fn copied(&self, number: u64, listener: &dyn Listener) {
+        let _showing = self.showing.lock();
+        {
+            let mut state = self.state.lock();
+            state.copied = state.copied.max(number.min(state.next));
+        }
         let (mut grown, mut waiters) = (Vec::new(), Vec::new());
-        while state.waiting.front().is_some_and(|(of, _)| *of < number) {
-            let (_, added) = state.waiting.pop_front().expect("it was just seen");
+        loop {
+            // The writer needs the lock, so it is held for a moment only.
+            let added = {
+                let mut state = self.state.lock();
+                let copied = state.copied;
+                state.take_below(copied)
+            };
+            let Some(added) = added else { break };
             for committed in added {
                 // The object store may have been faster.
                 let shown = committed.stream.lock().show(committed.end);
@@ -116,11 +146,10 @@ impl Outgoing {
                 }
             }
         }
-        // The listener comes before the completions, as in the writer, and hears of the ends of a stream in their order.
+        // The listener comes before the completions, as in the writer.
         if !grown.is_empty() {
             listener.committed(&grown);
         }
-        drop(state);
         waiters.into_iter().for_each(|waiter| waiter.done.complete(Ok(())));
     }
 }

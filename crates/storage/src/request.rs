@@ -42,7 +42,7 @@ pub enum Durability {
     Written,
     /// On the device: a crash or a power cut does not lose it (`acks=all`).
     Synced,
-    /// Visible to readers. That is as [`Durability::Synced`], except in a diskless stream: there the object store has it.
+    /// Visible to readers. That is as [`Durability::Synced`], except in streams that wait ([`crate::Level::waits`]).
     Visible,
 }
 
@@ -71,7 +71,7 @@ pub enum AdmitError {
     Stopped(#[from] AppendError),
 }
 
-/// The log's calls to its user, from the writer's thread; they must not block.
+/// The log's calls to its user, from the thread that makes records visible; they must not block.
 pub trait Listener: Send + Sync {
     /// These streams have new committed records: their committed ends and the bytes added. A stream may occur more
     /// than once.

@@ -33,6 +33,9 @@ const FENCE_BYTES: usize = 20;
 /// In front of a block, in the body of its batch: log id 16 B, epoch u32, number u64, generation u64.
 const PREFIX_BYTES: usize = 36;
 
+/// The largest block is somewhat longer than the largest batch of a log, which takes an eighth of a segment.
+const BATCH_PART: u64 = 4;
+
 /// What sends blocks: one opening of a log.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Opening {
@@ -87,6 +90,8 @@ pub struct Copies {
     log: Log,
     disk: Arc<dyn Disk>,
     state: Mutex<State>,
+    /// Held from the look at a copy until its blocks are queued: they are in their order.
+    adding: Mutex<()>,
     /// Held while the file of the fences is written.
     writing: Mutex<()>,
 }
@@ -122,8 +127,9 @@ impl Copy {
 }
 
 impl Copies {
-    /// Opens the copies on `disk`. Blocks during recovery.
+    /// Opens the copies on `disk`, of logs that have `options`. Blocks during recovery.
     pub fn open(disk: Arc<dyn Disk>, options: Options, clock: Arc<dyn Clock>) -> Result<Copies, OpenError> {
+        let options = Options { batch_part: BATCH_PART, ..options };
         let log = Log::open(disk.clone(), options, clock, Arc::new(NoListener))?;
         Copies::of(log, disk)
     }
@@ -138,51 +144,59 @@ impl Copies {
                 ReadError::Io(source) => io(source),
                 error => io(io::Error::new(io::ErrorKind::InvalidData, error.to_string())),
             })?;
-            let Some((at, of, block)) = first.first().and_then(parse) else {
-                // All of it was stored.
+            let Some(first) = first.first() else {
+                // Nothing of it was synced.
                 log.delete(&stream, None);
                 continue;
             };
+            let what = "a copy of another log is damaged";
+            let (at, of, block) =
+                parse(first).ok_or_else(|| io(io::Error::new(io::ErrorKind::InvalidData, what)))?;
             let mut copy = Copy { stream, begin: block.number.saturating_sub(at), next: 0 };
             copy.next = copy.extent(of).next;
             state.copies.insert(of, copy);
         }
-        Ok(Copies { log, disk, state: Mutex::new(state), writing: Mutex::default() })
+        let (adding, writing) = Default::default();
+        Ok(Copies { log, disk, state: Mutex::new(state), adding, writing })
     }
 
-    /// Adds blocks to the copy of an opening, which begins with the first ones. `done` is called once they are synced.
+    /// Adds blocks to the copy of an opening, which begins with the first ones. `done` is called once they are synced. It must
+    /// not add blocks.
     pub fn add(&self, of: Opening, blocks: &[Block], done: Arc<dyn Completion>) -> Result<(), RefusedError> {
         let Some(first) = blocks.first().map(|block| block.number) else {
             done.complete(Ok(()));
             return Ok(());
         };
-        let bytes = blocks.iter().map(|block| HEADER_BYTES + PREFIX_BYTES + block.bytes.len());
+        let batches: Vec<Bytes> = blocks.iter().map(|block| encode(of, block)).collect();
         let mut admitted = Vec::with_capacity(blocks.len());
-        for bytes in bytes {
-            admitted.push(self.log.admit(bytes)?);
+        for batch in &batches {
+            admitted.push(self.log.admit(batch.len())?);
         }
+        let _adding = self.adding.lock();
         let mut state = self.state.lock();
         if let Some(fence) = state.fences.get(&of.log_id).filter(|fence| of.epoch < **fence) {
             return Err(RefusedError::Fenced(*fence));
         }
         let State { copies, next_stream, .. } = &mut *state;
+        let next = copies.get(&of).map_or(first, |copy| copy.next);
+        if first != next || !blocks.iter().zip(first..).all(|(block, number)| block.number == number) {
+            return Err(RefusedError::Gap(next));
+        }
         let copy = copies.entry(of).or_insert_with(|| {
             let stream = self.log.stream(StreamId(*next_stream));
             *next_stream += 1;
             Copy { stream, begin: first, next: first }
         });
-        if first != copy.next || !blocks.iter().zip(first..).all(|(block, number)| block.number == number) {
-            return Err(RefusedError::Gap(copy.next));
-        }
         copy.next += blocks.len() as u64;
+        let (stream, mut base_offset) = (copy.stream.clone(), copy.offset(first));
+        drop(state);
         // The log completes appends in their order.
         let mut done = Some(done);
         let last = blocks.len() - 1;
-        for ((at, block), admission) in blocks.iter().enumerate().zip(admitted) {
-            let batch = encode(of, block);
+        for ((at, batch), admission) in batches.into_iter().enumerate().zip(admitted) {
             self.log.append(Append {
-                stream: copy.stream.clone(),
-                base_offset: copy.offset(block.number),
+                stream: stream.clone(),
+                base_offset,
                 header: BatchHeader::parse(&batch).expect("it was just made"),
                 batch,
                 append_time: None,
@@ -191,6 +205,7 @@ impl Copies {
                 done: if at == last { done.take() } else { None },
                 admission,
             });
+            base_offset = base_offset + 1;
         }
         Ok(())
     }
@@ -224,31 +239,40 @@ impl Copies {
         of_log(&self.state.lock(), log_id).map(|(of, copy)| copy.extent(*of)).collect()
     }
 
-    /// The blocks of a copy from number `from` on: about `bytes_max` bytes, and at least one if there is one. Blocks.
+    /// The blocks of a copy from number `from` on, or from its first one: about `bytes_max` bytes, and at least one if there is
+    /// one. Blocks.
     pub fn read(&self, of: Opening, from: u64, bytes_max: usize) -> Result<Vec<Block>, CopyError> {
         let place = self.state.lock().copies.get(&of).map(|copy| (copy.stream.clone(), copy.offset(from)));
         let (stream, at) = place.ok_or(CopyError::Unknown(of))?;
         let batches = read_batches(&self.log, &stream, at, bytes_max)?;
-        let blocks = batches.iter().zip(from..).map(|(batch, number)| match parse(batch) {
-            Some((_, whose, block)) if block.number == number && whose == of => Ok(block),
-            _ => Err(CopyError::Damaged(number)),
+        let mut next = None;
+        let blocks = batches.iter().map(|batch| match parse(batch) {
+            Some((_, whose, block)) if whose == of && next.is_none_or(|next| next == block.number) => {
+                next = Some(block.number + 1);
+                Ok(block)
+            }
+            _ => Err(CopyError::Damaged(next.unwrap_or(from))),
         });
         blocks.collect()
     }
 
-    /// Drops the blocks of a copy below `number`: the object store has their records.
+    /// Drops the blocks of a copy below `number`: the object store has their records. The newest block stays: it says how far
+    /// the copy goes.
     pub fn drop_below(&self, of: Opening, number: u64) {
         let state = self.state.lock();
-        if let Some(copy) = state.copies.get(&of)
-            && number > copy.extent(of).first
-        {
+        let Some(copy) = state.copies.get(&of) else { return };
+        let extent = copy.extent(of);
+        let number = number.min(extent.next.saturating_sub(1));
+        if number > extent.first {
             self.log.trim(&copy.stream, copy.offset(number), None);
         }
     }
 
-    /// Drops the copies of a log's epochs below `epoch`: a later owner is open.
+    /// Drops the copies of a log's epochs below `epoch`, and takes no more of them: a later owner is open.
     pub fn drop_before(&self, log_id: u128, epoch: u32) {
         let mut state = self.state.lock();
+        let fence = state.fences.entry(log_id).or_default();
+        *fence = epoch.max(*fence);
         let gone: Vec<Opening> =
             of_log(&state, log_id).map(|(of, _)| *of).filter(|of| of.epoch < epoch).collect();
         for of in gone {
@@ -355,7 +379,8 @@ fn read_fences(disk: &dyn Disk) -> io::Result<BTreeMap<u128, u32>> {
     let mut fields = Fields(&bytes[..8]);
     let (count, crc) = (usize::try_from(fields.u32()).unwrap_or(usize::MAX), fields.u32());
     let listed = count.checked_mul(FENCE_BYTES).and_then(|taken| bytes.get(8..8 + taken));
-    let listed = listed.filter(|listed| model::crc32c(listed) == crc).ok_or_else(damaged)?;
+    // The checksum of nothing is that of a file which was never written.
+    let listed = listed.filter(|listed| count > 0 && model::crc32c(listed) == crc).ok_or_else(damaged)?;
     let fence = |fence: &[u8]| {
         let mut fields = Fields(fence);
         let log = u128::from(fields.u64()) | u128::from(fields.u64()) << 64;

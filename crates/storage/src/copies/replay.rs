@@ -71,7 +71,8 @@ impl std::fmt::Debug for Replay<'_> {
 }
 
 impl Log {
-    /// Begins to append the blocks of a former owner.
+    /// Begins to append the blocks of a former owner. All streams have their levels by then: what a stream gets before is not
+    /// known to be missing in the object store.
     pub fn replay(&self) -> Replay<'_> {
         Replay { log: self, ends: HashMap::new(), last: None, batches: 0 }
     }
@@ -83,14 +84,19 @@ impl Replay<'_> {
         let damaged = || ReplayError::Damaged(block.number);
         for (entry, body) in entries(block).ok_or_else(damaged)? {
             let id = entry.stream;
-            let stream = self.log.stream(id);
+            let (stream, mut starts) = (self.log.stream(id), None);
             match entry.kind {
                 EntryKind::Batch => {
                     let header = BatchHeader::parse(&body).map_err(|_| damaged())?;
                     let end = *self.ends.entry(id).or_insert_with(|| stream.lock().next);
                     // Objects have whole batches of a stream, in their order.
-                    if header.base_offset < end {
+                    if header.next_offset() <= end {
                         continue;
+                    }
+                    if header.base_offset < end {
+                        // All below was trimmed, and the start lies within this batch.
+                        stream.lock().begin_with(header.base_offset);
+                        starts = Some(Request::Trim { stream: stream.clone(), to: end, done: None });
                     }
                     // A request that is held back must not keep others from making room.
                     self.push(None);
@@ -108,9 +114,14 @@ impl Replay<'_> {
                         done: None,
                         admission,
                     })));
+                    if starts.is_some() {
+                        self.push(starts);
+                    }
                 }
                 EntryKind::Trim => {
-                    let to = entry.base_offset;
+                    // No copy has a trim and lacks records below that no object knows of.
+                    let end = *self.ends.entry(id).or_insert_with(|| stream.lock().next);
+                    let to = entry.base_offset.min(end);
                     let mut state = stream.lock();
                     state.trimming = state.trimming.max(to);
                     drop(state);

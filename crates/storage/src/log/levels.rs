@@ -15,7 +15,7 @@ impl Log {
     /// stored stays. Does nothing without an object store.
     pub fn set_tiered(&self, stream: &Arc<Stream>, tiered: bool) {
         let level = if tiered { Level::Tiered } else { Level::Local };
-        if self.shared.tier.bucket.is_some() && stream.level() != level {
+        if self.shared.tier.bucket.is_some() && stream.level() != level && !stream.level().waits() {
             stream.set_level(level);
             self.shared.store_later(stream);
         }
@@ -35,16 +35,7 @@ impl Log {
     /// first append or read after opening; a stream stays diskless. Without an object store, nothing more becomes
     /// visible.
     pub fn set_diskless(&self, stream: &Arc<Stream>) {
-        if stream.level() == Level::Diskless {
-            return;
-        }
-        {
-            let mut state = stream.lock();
-            stream.set_level(Level::Diskless);
-            let stored = state.stored_to().unwrap_or_default();
-            state.committed = stored.clamp(state.start, state.synced);
-        }
-        self.shared.store_later(stream);
+        self.hold_back(stream, Level::Diskless);
     }
 
     /// Hands all blocks with entries to `sink` from now on. Call this once, before the first append.
@@ -52,24 +43,38 @@ impl Log {
         self.shared.outgoing.begin(sink);
     }
 
-    /// Makes a stream replicated: from now on its records are visible once the copy set has them, or the object store. Call
-    /// this before the first append that somebody waits for.
+    /// Makes a stream replicated: its records are visible only once the copy set has them, or the object store. Call this
+    /// before the first append, replay or read after opening; a stream stays replicated.
     pub fn set_replicated(&self, stream: &Arc<Stream>) {
-        if stream.level() != Level::Replicated {
-            stream.set_level(Level::Replicated);
-            self.shared.store_later(stream);
-        }
+        self.hold_back(stream, Level::Replicated);
     }
 
-    /// All of the copy set have synced the blocks below `number`.
+    /// Gives a stream a level at which only what is stored is visible at first.
+    fn hold_back(&self, stream: &Arc<Stream>, level: Level) {
+        if stream.level() == level {
+            return;
+        }
+        {
+            let mut state = stream.lock();
+            stream.set_level(level);
+            let stored = state.stored_to().unwrap_or_default();
+            state.committed = stored.clamp(state.start, state.synced);
+        }
+        self.shared.store_later(stream);
+    }
+
+    /// All of the copy set have synced the blocks below `number`. Of blocks that were not sent yet this says nothing.
     pub fn copied(&self, number: u64) {
         self.shared.outgoing.copied(number, &*self.shared.listener);
     }
 
-    /// Like [`Log::admit`], for a batch of `stream`. Fails if the object store takes no more of a diskless stream.
+    /// Like [`Log::admit`], for a batch of `stream`. Fails if the object store takes no more of a diskless stream, or the copy
+    /// set of a replicated one.
     pub fn admit_to(&self, stream: &Stream, bytes: usize) -> Result<Admission, AdmitError> {
-        if stream.level() == Level::Diskless {
-            self.shared.tier.check_diskless()?;
+        match stream.level() {
+            Level::Diskless => self.shared.tier.check_diskless()?,
+            Level::Replicated => self.shared.outgoing.check()?,
+            Level::Local | Level::Tiered => {}
         }
         self.admit(bytes)
     }

@@ -285,6 +285,18 @@ impl StreamState {
         Some(self.waiters.take_below(end))
     }
 
+    /// Lets a stream without batches begin at `offset`, below its start: the first batch has this offset, and holds the start.
+    pub fn begin_with(&mut self, offset: Offset) {
+        let bare = self.active.is_none() && self.sealed.is_empty() && self.start == self.next;
+        assert!(
+            bare && offset < self.start,
+            "what is stored of a stream ends with a whole batch, or at its start"
+        );
+        (self.start, self.next, self.synced, self.committed) = (offset, offset, offset, offset);
+        (self.placed_start, self.trimming) = (offset, offset);
+        self.producers.forget_from(offset);
+    }
+
     /// Adds a batch that the writer places in `segment`. Returns whether it is the stream's first batch there, and by
     /// how many bytes the stored form of the index grows.
     pub fn place(&mut self, segment: u32, place: BatchPlace) -> (bool, usize) {

@@ -142,6 +142,11 @@ impl Producers {
         Producers(below.collect())
     }
 
+    /// Forgets the batches from `offset` on, which are recorded again.
+    pub(crate) fn forget_from(&mut self, offset: Offset) {
+        self.0.values_mut().for_each(|producer| producer.batches.retain(|batch| batch.base_offset < offset));
+    }
+
     /// Like [`Producers::record`], unless the batch or a later one of its producer is remembered.
     pub fn record_newer(&mut self, header: &BatchHeader, batch: &[u8], base_offset: Offset, now_ms: i64) {
         let last = self.0.get(&header.producer_id).and_then(|producer| producer.batches.back());

@@ -75,6 +75,11 @@ impl Recorded {
         self.start.offset
     }
 
+    /// The highest end that an object records.
+    pub fn next(&self) -> Offset {
+        self.next.offset
+    }
+
     /// Whether the objects that record a bound are not known: the log was opened since.
     pub fn is_unknown(&self) -> bool {
         self.start.object == 0 || self.next.object == 0

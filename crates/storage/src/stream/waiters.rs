@@ -1,4 +1,4 @@
-//! Appends to a diskless stream that wait until their records are visible.
+//! Appends to a diskless or replicated stream that wait until their records are visible.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Every order in which the owner of a log, its copies, two later owners and etcd can act, for the protocol of copy sets that
-//! [0030](../../../../docs/decisions/0030-copy-sets.md) chooses. What is searched here is the design, not code: the parts that
-//! it will be built of come later.
+//! [0030](../../../../docs/decisions/0030-copy-sets.md) chooses. What is searched here is the design, not code:
+//! [`super::replicated`] simulates the log's part of it.
 //!
 //! Blocks of the log stand as the epoch of the owner that wrote them. Owners append, copy to other brokers, answer, store, and
 //! change their set. Requests to etcd may be done late, and their answers come late or never. An owner may stop for any time, or for

@@ -197,9 +197,18 @@ impl Cluster {
                 let copied = self.deliver(self.epoch, &sent, 6);
                 self.world.parts.log.copied(copied);
             }
-            if self.world.rng.u8(0..30) == 0 {
-                let at = self.world.rng.usize(0..2);
-                self.restart(at);
+            let id = self.world.rng.u64(0..4);
+            match self.world.rng.u8(0..120) {
+                0..4 => {
+                    let at = self.world.rng.usize(0..2);
+                    self.restart(at);
+                }
+                4..8 => self.world.trim(id),
+                8..12 => {
+                    let bytes_max = self.world.rng.u64(0..100_000);
+                    self.world.retain(id, None, Some(bytes_max));
+                }
+                _ => {}
             }
         }
     }
@@ -304,6 +313,8 @@ impl Cluster {
             self.peers.iter().for_each(|peer| peer.copies.drop_before(log_id, next));
         }
         if let Some(streams) = before_all {
+            let most = self.world.rng.usize(0..20);
+            self.deliver(next, &sent, most);
             self.world.streams = streams;
             self.counts.unopened += 1;
             return;
@@ -313,6 +324,10 @@ impl Cluster {
         (self.set_epoch, self.members) = (next, [true; 2]);
         self.peers.iter().for_each(|peer| peer.copies.drop_before(log_id, next));
         self.world.parts.log.copied(blocks as u64);
+        for (id, model) in &self.world.streams {
+            let committed = self.world.stream(*id).bounds().committed;
+            assert!(committed >= model.visible(), "seed {seed}: {} is not visible any more", model.visible());
+        }
         self.world.compare();
     }
 
@@ -347,7 +362,7 @@ fn run(seed: u64, mistake: Option<Mistake>) -> Counts {
 #[test]
 fn a_log_that_gets_another_owner_keeps_what_its_copy_set_has() {
     let mut all = Counts::default();
-    for seed in seeds(0..200) {
+    for seed in seeds(0..500) {
         let counts = run(seed, None);
         all.blocks += counts.blocks;
         all.replayed += counts.replayed;

@@ -100,6 +100,8 @@ pub(crate) struct Uploader {
     /// The problems with them that were not told yet.
     problems: Vec<UploadError>,
     pass: Option<Pass>,
+    /// The last pass went up to the block with this number.
+    passed: u64,
 }
 
 struct Aside {
@@ -152,6 +154,7 @@ impl Uploader {
             aside: HashMap::new(),
             problems: Vec::new(),
             pass: None,
+            passed: 0,
         }
     }
 
@@ -187,6 +190,7 @@ impl Uploader {
             return Uploaded::Nothing;
         }
         self.try_those_aside();
+        self.begin_pass();
         let begun = self.begin(&bucket);
         let mut failed = None;
         for (put, result) in self.shared.tier.take_ended() {
@@ -292,7 +296,6 @@ impl Uploader {
         if waiting.is_empty() && recorded.is_empty() {
             return Ok(None);
         }
-        self.begin_pass(&waiting);
         // Before their ends are looked at: what comes later makes them wait again.
         for stream in &waiting {
             stream.note_awaits_upload(false);

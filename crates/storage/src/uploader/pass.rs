@@ -11,46 +11,67 @@ use super::Uploader;
 #[cfg(any(test, feature = "stepped"))]
 use crate::options::Mutation;
 use crate::stream::Stream;
+use crate::tier::Class;
 
 /// A pass that goes on.
 pub(super) struct Pass {
     /// The number of the block that it goes up to.
     below: u64,
-    /// What is not stored yet: the ends of the streams at the beginning of the pass.
-    left: Vec<(Arc<Stream>, Offset)>,
+    left: Vec<Left>,
+}
+
+/// A stream that is not stored up to its end at the beginning of the pass.
+struct Left {
+    stream: Arc<Stream>,
+    end: Offset,
+    /// The next object was asked to record its bounds.
+    asked: bool,
 }
 
 impl Uploader {
-    /// Begins a pass, unless one goes on. The next object is made of the streams `taken`.
-    pub(super) fn begin_pass(&mut self, taken: &[Arc<Stream>]) {
-        if self.pass.is_some() || !self.shared.outgoing.has_sink() {
+    /// Begins a pass, if none goes on and the last one did not go as far. No streams are being taken meanwhile.
+    pub(super) fn begin_pass(&mut self) {
+        let shared = &self.shared;
+        if self.pass.is_some() || shared.outgoing.synced_below() <= self.passed {
             return;
         }
-        let waiting = self.shared.tier.waiting();
+        // Blocks are announced whole: the ends of all streams are those at one position, and no stream begins to wait.
+        let _announcing = shared.announcing.lock();
+        let below = shared.outgoing.synced_below();
+        let waiting = shared.tier.waiting();
         let on_their_way = self.pending.iter().flat_map(|pending| &pending.built.streams);
         let aside = self.aside.values().map(|aside| &aside.stream);
-        let all = taken.iter().chain(&waiting).chain(on_their_way).chain(aside);
-        // Blocks are announced whole: the ends of all streams are those at one position.
-        let _announcing = self.shared.announcing.lock();
-        let below = self.shared.outgoing.synced_below();
-        let left = all.map(|stream| (stream.clone(), stream.lock().synced)).collect();
-        self.pass = Some(Pass { below, left });
+        let all = waiting.iter().chain(on_their_way).chain(aside);
+        let left = all.map(|stream| Left { stream: stream.clone(), end: stream.lock().synced, asked: false });
+        self.pass = Some(Pass { below, left: left.collect() });
     }
 
     /// Ends the pass if the objects have all of it by now.
     pub(super) fn end_pass(&mut self) {
         let Some(pass) = &mut self.pass else { return };
-        pass.left.retain(|(stream, end)| {
+        let mut to_record = Vec::new();
+        pass.left.retain_mut(|Left { stream, end, asked }| {
             let state = stream.lock();
-            let stored = state.stored_to().unwrap_or_default().max(state.start);
-            !state.deleted && stored < *end
+            let goes = !state.deleted && Class::of(stream.level()).is_some();
+            if !goes || state.stored_to().is_some_and(|stored| stored >= *end) {
+                return false;
+            }
+            // Records that are trimmed are not stored any more. The next owner still has to know that they were there.
+            let known = state.recorded.next() >= *end;
+            if state.start >= *end && !known && !*asked {
+                *asked = true;
+                to_record.push(stream.clone());
+            }
+            state.start < *end || !known
         });
+        self.shared.tier.record(to_record, Some(self.shared.clock.nanos()));
         #[cfg(any(test, feature = "stepped"))]
         if self.shared.options.mutation == Some(Mutation::ToldTooEarly) {
             pass.left.clear();
         }
         if pass.left.is_empty() {
             self.shared.outgoing.stored(pass.below);
+            self.passed = pass.below;
             self.pass = None;
         }
     }
