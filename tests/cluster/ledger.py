@@ -11,10 +11,10 @@ ANSWER_SECONDS_MAX = 60
 
 
 class Ledger:
-    """Everything under load. The transactions have a topic of their own."""
+    """Everything under load. The transactions and the histories have topics of their own."""
 
-    def __init__(self, cluster, transfers):
-        self.cluster, self.transfers = cluster, transfers
+    def __init__(self, cluster, transfers, histories):
+        self.cluster, self.transfers, self.histories = cluster, transfers, histories
         self.stopping, self.lock = threading.Event(), threading.Lock()
         self.acknowledged = collections.defaultdict(list)
         # When each partition answered last, and the longest time without an answer that one of them had.
@@ -35,7 +35,7 @@ class Ledger:
         from confluent_kafka.admin import AdminClient, NewTopic
         admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0})
         deadline = time.monotonic() + 30
-        missing = {TOPIC: PARTITIONS, self.transfers.topic: self.transfers.partitions}
+        missing = {TOPIC: PARTITIONS, **{of.topic: of.partitions for of in (self.transfers, self.histories)}}
         while missing:
             topic, partitions = next(iter(missing.items()))
             # A broker that has just joined owns no log yet.
@@ -45,7 +45,7 @@ class Ledger:
             except Exception:
                 assert time.monotonic() < deadline, f"the topic {topic} could not be created"
                 time.sleep(0.2)
-        work = [self.produce, self.transfers.produce]
+        work = [self.produce, self.transfers.produce, *self.histories.clients()]
         work += [run for group in self.groups for run in (group.follow, group.watch)]
         self.threads = [threading.Thread(target=self.work, args=(run,), daemon=True) for run in work]
         for thread in self.threads:
@@ -110,6 +110,7 @@ class Ledger:
         since = time.monotonic()
         self.answers(since)
         self.transfers.goes_on(since, ANSWER_SECONDS_MAX)
+        self.histories.goes_on(since, ANSWER_SECONDS_MAX)
         for group in self.groups:
             group.goes_on(since, ANSWER_SECONDS_MAX)
 
@@ -133,9 +134,10 @@ class Ledger:
         total = check(found, self.acknowledged)
         transferred = read(self.cluster, self.transfers.topic, self.transfers.partitions, "read_committed")
         outcome = self.transfers.check(transferred)
+        history = self.histories.check(read(self.cluster, self.histories.topic, self.histories.partitions, "read_committed"))
         for group in self.groups:
             group.check(found if group.topic == TOPIC else transferred)
-        return f"{total} records acknowledged and read, {outcome}; {len(self.groups)} groups"
+        return f"{total} records acknowledged and read, {outcome}; {history}; {len(self.groups)} groups"
 
     def end(self):
         self.stopping.set()
