@@ -107,6 +107,7 @@ class Ledger:
 
     def goes_on(self):
         """Waits until partitions answer, a transaction is committed, and every group has committed offsets."""
+        assert not self.broken, f"a part of the load ended: {self.broken}"
         since = time.monotonic()
         self.answers(since)
         self.transfers.goes_on(since, ANSWER_SECONDS_MAX)
@@ -208,7 +209,7 @@ class Group:
 
 def read(cluster, topic, partitions, isolation="read_uncommitted"):
     """Every partition from its beginning to its end: (offset, number) of each record."""
-    from confluent_kafka import Consumer, TopicPartition
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
     reader = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "reader", "log_level": 0,
                        "enable.partition.eof": True, "auto.offset.reset": "earliest", "isolation.level": isolation})
     reader.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
@@ -217,10 +218,10 @@ def read(cluster, topic, partitions, isolation="read_uncommitted"):
     while len(ended) < partitions:
         assert time.monotonic() < deadline, f"{topic}: only {sorted(ended)} could be read to their end"
         for message in reader.consume(5000, 1):
-            if message.error():
-                ended.add(message.partition())
-            else:
+            if message.error() is None:
                 found[message.partition()].append((message.offset(), int(message.value())))
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
     reader.close()
     return found
 

@@ -67,6 +67,8 @@ class Transfers:
             except KafkaException as error:
                 if not error.args[0].txn_requires_abort():
                     raise
+        # What is not flushed is dropped by an abort.
+        producer.flush(CALL_SECONDS)
         patiently(lambda: producer.abort_transaction(CALL_SECONDS))
         return ABORTED
 
