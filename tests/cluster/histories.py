@@ -11,7 +11,7 @@ import random
 import threading
 import time
 
-from transfers import ABORTED, CALL_SECONDS, COMMITTED, UNKNOWN, patiently
+from transfers import ABORTED, CALL_SECONDS, COMMITTED, UNKNOWN, abort, patiently
 
 TOPIC, KEYS, CLIENTS = "histories", 3, 4
 APPENDS_SHARE, FLUSHED_SHARE = 0.6, 0.5
@@ -23,7 +23,8 @@ STEPS_MAX, POLLED_MAX, POLL_SECONDS, REST_SECONDS, BACK_MAX = 4, 200, 0.1, 0.05,
 
 @dataclasses.dataclass
 class Operation:
-    """`polled` has (key, offset, number, time), in the order of the polls. The first operation of a session says in `places` from
+    """`placed` has the offset of each number whose delivery was reported, or why it failed. `polled` has (key, offset, number,
+    time), in the order of the polls. The first operation of a session says in `places` from
     where each key is polled. Before `committing`, nobody may read what was appended."""
     client: int
     began: float
@@ -34,6 +35,7 @@ class Operation:
     outcome: str = ABORTED
     appended: list = dataclasses.field(default_factory=list)
     polled: list = dataclasses.field(default_factory=list)
+    placed: dict = dataclasses.field(default_factory=dict)
 
 
 class Histories:
@@ -95,7 +97,7 @@ class Histories:
                     self.number += 1
                     number = self.number
                 operation.appended.append((key, number))
-                producer.produce(TOPIC, str(number), partition=key)
+                producer.produce(TOPIC, str(number), partition=key, on_delivery=report_to(operation, number))
                 if rng.random() < FLUSHED_SHARE:
                     producer.flush(CALL_SECONDS)
             else:
@@ -103,8 +105,6 @@ class Histories:
         if not any(appends):
             operation.outcome = COMMITTED
             return
-        # What is not flushed is dropped by an abort.
-        producer.flush(CALL_SECONDS)
         if rng.random() >= ABORTED_SHARE:
             operation.committing, operation.outcome = time.monotonic(), UNKNOWN
             try:
@@ -114,7 +114,7 @@ class Histories:
             except KafkaException as error:
                 if not error.args[0].txn_requires_abort():
                     raise
-        patiently(lambda: producer.abort_transaction(CALL_SECONDS))
+        abort(producer)
         operation.outcome = ABORTED
 
     def poll(self, operation, consumer):
@@ -162,6 +162,12 @@ class Histories:
         return check(self.operations, found, CLIENTS) + errors
 
 
+def report_to(operation, number):
+    def report(error, message):
+        operation.placed[number] = error.name() if error else message.offset()
+    return report
+
+
 def check(operations, found, clients):
     """That read_committed allows this history, and that everything that was committed is there."""
     writer = {number: (operation, key) for operation in operations for key, number in operation.appended}
@@ -176,8 +182,11 @@ def check(operations, found, clients):
     for operation in operations:
         there = [number for _, number in operation.appended if number in offset_of]
         if operation.outcome == COMMITTED:
-            lost = [number for _, number in operation.appended if number not in offset_of]
-            assert not lost, f"{len(lost)} numbers of a committed transaction are lost: {lost}"
+            lost = {number: operation.placed.get(number) for _, number in operation.appended if number not in offset_of}
+            assert not lost, f"numbers of a committed transaction are lost, which were reported at these offsets: {lost}"
+        wrong = {number: (placed, offset_of.get(number)) for number, placed in operation.placed.items()
+                 if isinstance(placed, int) and offset_of.get(number, placed) != placed}
+        assert not wrong, f"numbers are at other offsets than was reported: {wrong}"
         assert operation.outcome != ABORTED or not there, f"an aborted transaction is read: {there}"
         assert len(there) in (0, len(operation.appended)), f"a transaction is torn: {operation.appended}, of which {there}"
     check_places(found, writer)
@@ -253,6 +262,7 @@ def selftest():
             return
         raise AssertionError(f"not found: {what}")
 
+    planted("other offsets", lambda operations, _: operations[0].placed.update({1: 3}))
     planted("are lost", lambda _, found: found[1].pop(0))
     planted("torn", lambda _, found: found[2].pop())
     planted("doubled", lambda _, found: found[0].append((8, 4)))

@@ -111,7 +111,8 @@ class Ledger:
         since = time.monotonic()
         self.answers(since)
         self.transfers.goes_on(since, ANSWER_SECONDS_MAX)
-        self.histories.goes_on(since, ANSWER_SECONDS_MAX)
+        # A client may have to give its producer up first.
+        self.histories.goes_on(since, 2 * ANSWER_SECONDS_MAX)
         for group in self.groups:
             group.goes_on(since, ANSWER_SECONDS_MAX)
 
