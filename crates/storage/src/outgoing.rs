@@ -8,6 +8,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::request::{AdmitError, Committed, Listener};
+use crate::stream::Waiter;
 
 /// A block with entries, as the disk of the log's owner gets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,32 +125,31 @@ impl Outgoing {
     /// The copy set has the blocks below `number`, as far as they were sent: makes their records visible.
     pub fn copied(&self, number: u64, listener: &dyn Listener) {
         let _showing = self.showing.lock();
-        {
+        let added: Vec<Committed> = {
             let mut state = self.state.lock();
-            state.copied = state.copied.max(number.min(state.next));
-        }
-        let (mut grown, mut waiters) = (Vec::new(), Vec::new());
-        loop {
-            // The writer needs the lock, so it is held for a moment only.
-            let added = {
-                let mut state = self.state.lock();
-                let copied = state.copied;
-                state.take_below(copied)
-            };
-            let Some(added) = added else { break };
-            for committed in added {
-                // The object store may have been faster.
-                let shown = committed.stream.lock().show(committed.end);
-                if let Some(shown) = shown {
-                    waiters.extend(shown);
-                    grown.push(committed);
-                }
-            }
-        }
+            let copied = state.copied.max(number.min(state.next));
+            state.copied = copied;
+            std::iter::from_fn(|| state.take_below(copied)).flatten().collect()
+        };
+        let (grown, waiters) = show(added);
         // The listener comes before the completions, as in the writer.
         if !grown.is_empty() {
             listener.committed(&grown);
         }
         waiters.into_iter().for_each(|waiter| waiter.done.complete(Ok(())));
     }
+}
+
+/// Makes what blocks have `added` to streams visible. Returns what the listener has to hear of, and whoever waited for it. The
+/// object store may have been faster.
+pub(crate) fn show(added: Vec<Committed>) -> (Vec<Committed>, Vec<Waiter>) {
+    let (mut grown, mut waiters) = (Vec::new(), Vec::new());
+    for committed in added {
+        let shown = committed.stream.lock().show(committed.end);
+        if let Some(shown) = shown {
+            waiters.extend(shown);
+            grown.push(committed);
+        }
+    }
+    (grown, waiters)
 }

@@ -11,23 +11,23 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use disk::{AlignedBuffer, Disk};
+use disk::Disk;
 use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc};
 use model::{BatchHeader, Offset, StreamId};
 use parking_lot::Mutex;
 
 use crate::completion::{AppendError, Completion};
-use crate::format::{Fields, SECTOR, sectors};
+use crate::format::Fields;
 use crate::log::Log;
 use crate::options::{Clock, Options};
 use crate::outgoing::Block;
 use crate::reader::{ReadError, ReadRequest};
 use crate::recovery::OpenError;
 use crate::request::{AdmitError, Append, Durability, NoListener};
-use crate::segment::write_file;
+use crate::segment::{encode_list, read_list, write_file};
 use crate::stream::Stream;
 
-/// The local file with the fences: count u32, crc u32, and for each log its id, 16 B, and its epoch u32; in whole sectors.
+/// The local file with the fences, a list: for each log its id, 16 B, and its epoch u32.
 const FENCES: &str = "fences";
 const FENCE_BYTES: usize = 20;
 /// In front of a block, in the body of its batch: log id 16 B, epoch u32, number u64, generation u64.
@@ -355,36 +355,20 @@ fn parse(batch: &Bytes) -> Option<(u64, Opening, Block)> {
 }
 
 fn encode_fences(fences: &BTreeMap<u128, u32>) -> Vec<u8> {
-    let fence = |(log, epoch): (&u128, &u32)| [&log.to_le_bytes()[..], &epoch.to_le_bytes()[..]].concat();
-    let listed: Vec<u8> = fences.iter().flat_map(fence).collect();
-    let mut out = Vec::with_capacity(sectors(8 + listed.len()));
-    out.extend(u32::try_from(fences.len()).expect("there are few logs").to_le_bytes());
-    out.extend(model::crc32c(&listed).to_le_bytes());
-    out.extend(listed);
-    out.resize(sectors(out.len()), 0);
-    out
+    encode_list(fences.iter().map(|(log, epoch)| {
+        let mut fence = [0; FENCE_BYTES];
+        fence[..16].copy_from_slice(&log.to_le_bytes());
+        fence[16..].copy_from_slice(&epoch.to_le_bytes());
+        fence
+    }))
 }
 
 /// The fences in the local file. None if there is no file.
 fn read_fences(disk: &dyn Disk) -> io::Result<BTreeMap<u128, u32>> {
-    if !disk.list()?.iter().any(|name| name == FENCES) {
-        return Ok(BTreeMap::new());
-    }
-    let file = disk.open(FENCES)?;
-    let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("the file `{FENCES}` is damaged"));
-    let length =
-        usize::try_from(file.length()).ok().filter(|length| *length >= SECTOR).ok_or_else(damaged)?;
-    let mut bytes = AlignedBuffer::zeroed(length);
-    file.read_at(0, &mut bytes)?;
-    let mut fields = Fields(&bytes[..8]);
-    let (count, crc) = (usize::try_from(fields.u32()).unwrap_or(usize::MAX), fields.u32());
-    let listed = count.checked_mul(FENCE_BYTES).and_then(|taken| bytes.get(8..8 + taken));
-    // The checksum of nothing is that of a file which was never written.
-    let listed = listed.filter(|listed| count > 0 && model::crc32c(listed) == crc).ok_or_else(damaged)?;
-    let fence = |fence: &[u8]| {
-        let mut fields = Fields(fence);
+    let fence = |fence: [u8; FENCE_BYTES]| {
+        let mut fields = Fields(&fence);
         let log = u128::from(fields.u64()) | u128::from(fields.u64()) << 64;
         (log, fields.u32())
     };
-    Ok(listed.chunks_exact(FENCE_BYTES).map(fence).collect())
+    Ok(read_list(disk, FENCES)?.into_iter().map(fence).collect())
 }

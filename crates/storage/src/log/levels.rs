@@ -12,7 +12,7 @@ use crate::stream::{Level, Stream};
 
 impl Log {
     /// Sends the records of a stream to the object store from now on, also those that it has, or stops that. What is
-    /// stored stays. Does nothing without an object store.
+    /// stored stays. Does nothing without an object store, or to a stream whose records wait.
     pub fn set_tiered(&self, stream: &Arc<Stream>, tiered: bool) {
         let level = if tiered { Level::Tiered } else { Level::Local };
         if self.shared.tier.bucket.is_some() && stream.level() != level && !stream.level().waits() {
@@ -26,9 +26,7 @@ impl Log {
     /// have a prefix of the log. Call this after opening.
     pub fn set_leading(&self, stream: &Arc<Stream>) {
         self.shared.tier.lead(stream);
-        if !stream.level().waits() {
-            self.set_tiered(stream, true);
-        }
+        self.set_tiered(stream, true);
     }
 
     /// Makes a stream diskless: its records are visible only once they are in the object store. Call this before the

@@ -30,7 +30,7 @@ pub(crate) use self::name::{
     stored_sequence_of,
 };
 pub(crate) use self::release::{delete, deleted, evict, forget_stored, trim};
-pub(crate) use self::whole::write_file;
+pub(crate) use self::whole::{encode_list, read_list, write_file};
 use crate::format::{
     CLEANED, DIRECTORY_ROW_BYTES, DirectoryRow, SECTOR, SEGMENT_HEADER_BYTES, STORED, SegmentHeader,
     TRAILER_BYTES, Trailer, index,

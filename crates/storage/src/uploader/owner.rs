@@ -8,17 +8,17 @@
 use std::io;
 
 use bytes::Bytes;
-use disk::{AlignedBuffer, Disk};
+use disk::Disk;
 use objects::{Bucket, Put};
 
 use super::UploadError;
 use crate::epochs::Owned;
 use crate::format::SECTOR;
 use crate::segment::object::{claim_key, claim_prefix};
-use crate::segment::write_file;
+use crate::segment::{encode_list, read_list, write_file};
 use crate::shared::Shared;
 
-/// The local file with the owners of a log: count u32, crc u32, and each owner as u64, in one sector.
+/// The local file with the owners of a log, a list of u64 in one sector.
 const FILE: &str = "owners";
 const OWNERS_MAX: usize = (SECTOR - 8) / 8;
 /// Claims that one request lists.
@@ -102,33 +102,12 @@ fn claim(log_id: u128, owner: u64, bucket: &dyn Bucket) -> Result<String, Upload
 }
 
 fn encode(owners: &[u64]) -> Vec<u8> {
-    let listed: Vec<u8> = owners.iter().flat_map(|owner| owner.to_le_bytes()).collect();
-    let mut out = Vec::with_capacity(SECTOR);
-    out.extend(u32::try_from(owners.len()).expect("at most a sector of them").to_le_bytes());
-    out.extend(model::crc32c(&listed).to_le_bytes());
-    out.extend(listed);
-    out.resize(SECTOR, 0);
-    out
+    encode_list(owners.iter().map(|owner| owner.to_le_bytes()))
 }
 
 /// The owners in the local file. None if there is no file.
 fn read(disk: &dyn Disk) -> io::Result<Vec<u64>> {
-    if !disk.list()?.iter().any(|name| name == FILE) {
-        return Ok(Vec::new());
-    }
-    let mut sector = AlignedBuffer::zeroed(SECTOR);
-    disk.open(FILE)?.read_at(0, &mut sector)?;
-    let word = |at: usize| u32::from_le_bytes(sector[at..at + 4].try_into().expect("four bytes"));
-    let count = usize::try_from(word(0)).unwrap_or(usize::MAX);
-    let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("the file `{FILE}` is damaged"));
-    let listed = count.checked_mul(8).and_then(|bytes| sector.get(8..8 + bytes)).ok_or_else(damaged)?;
-    if model::crc32c(listed) != word(4) {
-        return Err(damaged());
-    }
-    Ok(listed
-        .chunks_exact(8)
-        .map(|owner| u64::from_le_bytes(owner.try_into().expect("eight bytes")))
-        .collect())
+    Ok(read_list(disk, FILE)?.into_iter().map(u64::from_le_bytes).collect())
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use super::{BYTES_MEANWHILE, IDLE_MARK_AFTER, Patience, Writer};
 use crate::format::Lsn;
 #[cfg(any(test, feature = "stepped"))]
 use crate::options::Mutation;
+use crate::outgoing::show;
 use crate::request::{AppendError, Completion, Enough};
 use crate::segment::deleted;
 use crate::stream::{Level, Stream, Waiter};
@@ -172,15 +173,9 @@ impl Writer {
             if leading_bytes > 0 {
                 self.shared.tier.leading_grew(leading_bytes);
             }
-            for committed in self.shared.outgoing.synced(block.number, added) {
-                let shown = committed.stream.lock().show(committed.end);
-                if let Some(shown) = shown {
-                    block
-                        .on_visible
-                        .extend(shown.into_iter().map(|waiter| (committed.stream.clone(), waiter)));
-                    grown.push(committed);
-                }
-            }
+            let (shown, waiters) = show(self.shared.outgoing.synced(block.number, added));
+            grown.extend(shown);
+            block.on_synced.extend(waiters.into_iter().map(|waiter| waiter.done));
             drop(announcing);
             self.trailers_due.extend(block.footer_of.take());
             // The listener comes before the completions: a completed caller must find its append in everything that
