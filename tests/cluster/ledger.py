@@ -7,6 +7,7 @@ import time
 TOPIC, PARTITIONS = "ledger", 12
 # Records that are sent and not acknowledged yet, over all partitions.
 IN_FLIGHT_MAX = 600
+PRODUCERS = 6
 ANSWER_SECONDS_MAX = 60
 
 
@@ -61,12 +62,14 @@ class Ledger:
 
     def produce(self, stopping):
         from confluent_kafka import Producer
-        producer = Producer({
-            "bootstrap.servers": self.cluster.bootstrap, "enable.idempotence": True, "linger.ms": 5,
+        # A thread of librdkafka that has five requests in flight, each for one partition, does not rest while it has more to send.
+        # So a producer has few partitions, and batches that are as old as what an object waits for.
+        producers = [Producer({
+            "bootstrap.servers": self.cluster.bootstrap, "enable.idempotence": True, "linger.ms": 150,
             "message.timeout.ms": 300_000, "reconnect.backoff.max.ms": 500, "retry.backoff.max.ms": 500, "log_level": 0,
             # A broker that is paused holds its requests for so long.
             "socket.timeout.ms": 6000,
-        })
+        }) for _ in range(PRODUCERS)]
 
         def answered(partition, number):
             def note(error, _):
@@ -88,9 +91,12 @@ class Ledger:
                 for partition in range(PARTITIONS):
                     with self.lock:
                         self.in_flight += 1
+                    producer = producers[partition % PRODUCERS]
                     producer.produce(TOPIC, str(number), partition=partition, on_delivery=answered(partition, number))
-            producer.poll(0.01)
-        assert producer.flush(120) == 0
+            for producer in producers:
+                producer.poll(0)
+            time.sleep(0.01)
+        assert all(producer.flush(120) == 0 for producer in producers)
 
     def answers(self, since=None, within=ANSWER_SECONDS_MAX):
         """Waits until every partition has answered to something after `since`: the seconds that the last one took."""
