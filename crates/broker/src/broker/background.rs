@@ -12,6 +12,8 @@ use crate::settings::topic::Tiering;
 
 /// A metadata snapshot is looked for so often, if the settings do not ask for more.
 const SNAPSHOT_CHECK_MS_MAX: i64 = 1000;
+/// The length of transaction indexes is looked at so often.
+const INDEX_CHECK_MS: i64 = 1000;
 
 impl Broker {
     pub(super) fn start_background(self: &Arc<Self>) {
@@ -53,6 +55,7 @@ impl Broker {
             every(snapshot_check_ms, write_snapshot),
             every(|config| config.cleaner_backoff_ms, compact),
             every(|config| config.retention_check_interval_ms, Broker::apply_retention),
+            every(|_| INDEX_CHECK_MS, Broker::shorten_transaction_indexes),
             every(|config| config.offsets_check_interval_ms, |broker| broker.coordinator.expire()),
         ];
         self.background.lock().extend(tasks);
@@ -85,6 +88,10 @@ impl Broker {
                 }
             }
         }
+    }
+
+    fn shorten_transaction_indexes(self: &Arc<Self>) {
+        self.logs.all().iter().for_each(|log| log.transactions.shorten(&log.log, self.now_ms()));
     }
 
     pub(super) fn maintain_transaction_indexes(&self) {

@@ -52,6 +52,8 @@ use crate::users::Users;
 
 const CLUSTER_ID_KEY: &str = "cluster_id";
 /// A server that stops waits so long for its last metadata snapshot.
+/// Threads that read the transaction index of a log. Each waits for the object store most of the time.
+const INDEX_READERS: usize = 16;
 const LAST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The reason why the broker cannot start.
@@ -180,6 +182,7 @@ impl Broker {
             open_storage: Arc::new(Log::open_tiered),
             topics: topics_later.clone(),
             bucket: bucket.clone(),
+            index_readers: INDEX_READERS,
         };
         let (logs, membership) = match place {
             Place::Alone { logs, directory } => {

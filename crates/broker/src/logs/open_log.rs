@@ -74,6 +74,11 @@ impl OpenLog {
         self.disk.capacity_bytes().ok()
     }
 
+    /// Where the log is, and how messages call that.
+    pub fn directory(&self) -> (String, Arc<dyn Disk>) {
+        (self.path.clone(), self.disk.clone())
+    }
+
     /// Free bytes on the log's disk, if known.
     pub fn usable_bytes(&self) -> Option<u64> {
         self.disk.free_bytes().ok()
@@ -114,6 +119,8 @@ pub struct Opening {
     pub topics: Arc<OnceLock<Weak<dyn Streams>>>,
     /// The object store.
     pub bucket: Option<Arc<dyn Bucket>>,
+    /// Threads that read the transaction index of a log.
+    pub index_readers: usize,
 }
 
 /// Receives notice of commits, by stream.
@@ -171,7 +178,15 @@ impl Opening {
         let (metrics, topics) = (Arc::default(), Arc::default());
         let clock = Arc::new(SystemClock::default());
         let open_storage = Arc::new(Log::open_tiered);
-        Opening { config: Arc::new(config), metrics, clock, open_storage, topics, bucket: None }
+        Opening {
+            config: Arc::new(config),
+            metrics,
+            clock,
+            open_storage,
+            topics,
+            bucket: None,
+            index_readers: 1,
+        }
     }
 
     /// Opens the log in a directory, or begins one there. `share` is the number of logs that share the configured
@@ -243,9 +258,11 @@ impl Opening {
             "the log is open; dropped blocks were written but never acknowledged"
         );
         let transactions =
-            TransactionIndex::load(&log, self.clock.now_ms()).map_err(|error| storage::OpenError::Io {
-                doing: "reading the transaction index".into(),
-                source: io::Error::other(error),
+            TransactionIndex::load(&log, self.index_readers, self.clock.now_ms()).map_err(|error| {
+                storage::OpenError::Io {
+                    doing: "reading the transaction index".into(),
+                    source: io::Error::other(error),
+                }
             })?;
         Ok(OpenLog {
             id: Uuid::from_u128(log.id()),

@@ -16,14 +16,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use model::{BatchHeader, Compression, Offset, StreamId, Timestamp};
 use parking_lot::Mutex;
 use storage::{
-    Admission, Append, AppendError, Completion, Durability, Log, ReadError, ReadRequest, Stream,
-    wait_for_room,
+    Admission, Append, Completion, Durability, Log, ReadError, ReadRequest, Stream, wait_for_room,
 };
 use wire::records::{BatchBuilder, RecordView, TransactionResult, records};
 
@@ -39,8 +37,11 @@ const OPEN: u8 = 0;
 const ABORTED: u8 = 1;
 const COMMITTED: u8 = 2;
 const READ_BYTES: usize = 1024 * 1024;
-/// The index is rewritten once it has this many records and ...
-const REWRITE_RECORDS_MIN: i64 = 10_000;
+/// Records of the index that one reader has in memory at a time, at most.
+const READ_RECORDS: i64 = 1024;
+/// The index is rewritten once it has this many records and ... A log that gets another owner, who reads them, may have each in an
+/// object of its own.
+const REWRITE_RECORDS_MIN: i64 = 256;
 /// ... this many times more records than live ones.
 const REWRITE_FACTOR: i64 = 4;
 const REWRITE_BATCH_RECORDS: usize = 1000;
@@ -72,6 +73,10 @@ struct State {
     /// Transactions that are open because their markers do not exist, as they are to end. Their records in the index stay:
     /// the partition ends them before it appends anything, so no other batch takes the offset of a marker.
     decided: HashMap<Key, Fate>,
+    /// Where the last rewriting begins.
+    rewritten: Offset,
+    /// Where it ends, as long as the records before it are there.
+    rewritten_until: Option<Offset>,
 }
 
 /// The transaction index of one log.
@@ -98,42 +103,37 @@ impl TransactionIndex {
     /// transactional batch and marker reserves this space.
     pub const RECORD_BYTES: usize = model::batch::HEADER_BYTES + 64;
 
-    /// Reads the index of `log`, and corrects it before anything else is appended. Blocks.
-    pub fn load(log: &Log, now_ms: i64) -> Result<TransactionIndex, ReadError> {
+    /// Reads the index of `log` on `readers` threads, and corrects it before anything else is appended. Blocks.
+    ///
+    /// In a log that was taken over, the index lies in many objects, a few records in each.
+    pub fn load(log: &Log, readers: usize, now_ms: i64) -> Result<TransactionIndex, ReadError> {
         let stream = log.stream(INDEX_STREAM);
         // A log that is restored from its objects needs the index, too, and all of it that its records need.
         log.set_leading(&stream);
         let bounds = stream.bounds();
         let mut live = HashMap::new();
+        let readers = i64::try_from(readers.max(1)).unwrap_or(i64::MAX);
+        let each = ((bounds.committed - bounds.start) / readers).clamp(1, READ_RECORDS);
         let mut from = bounds.start;
-        loop {
-            let request = ReadRequest {
-                stream: stream.clone(),
-                from,
-                until: Offset(i64::MAX),
-                bytes_max: READ_BYTES,
-                at_least_one: true,
+        while from < bounds.committed {
+            let part = |n| {
+                let part = (from + n * each, (from + (n + 1) * each).min(bounds.committed));
+                (part.0 < part.1).then_some(part)
             };
-            let batches = log.read_blocking(&request)?;
-            let Some(next) = batches.next else { break };
-            let mut bytes = Bytes::from(batches.chunks.concat());
-            while !bytes.is_empty() {
-                match records(&bytes, READ_BYTES) {
-                    Ok((header, all)) => {
-                        bytes = bytes.slice(header.total_bytes..);
-                        all.filter_map(Result::ok).for_each(|record| take_in(&mut live, &record));
-                    }
-                    Err(error) => {
-                        // The log's checksums have passed, so the batch was written in this form.
-                        tracing::error!(%error, "a batch of the transaction index cannot be read");
-                        break;
-                    }
-                }
+            let parts: Vec<(Offset, Offset)> = (0..readers).map_while(part).collect();
+            for part in read_parts(log, &stream, &parts) {
+                part?.into_iter().for_each(|bytes| take_in_batches(&mut live, bytes));
             }
-            from = next;
+            from = parts.last().map_or(bounds.committed, |(_, until)| *until);
         }
-        let state =
-            State { next_offset: bounds.committed, live, corrections: Vec::new(), decided: HashMap::new() };
+        let state = State {
+            next_offset: bounds.committed,
+            live,
+            corrections: Vec::new(),
+            decided: HashMap::new(),
+            rewritten: bounds.start,
+            rewritten_until: None,
+        };
         let index = TransactionIndex { stream, state: Mutex::new(state) };
         index.drop_what_never_was(log);
         index.write_corrections(log, now_ms);
@@ -145,7 +145,7 @@ impl TransactionIndex {
         let mut state = self.state.lock();
         for correction in std::mem::take(&mut state.corrections) {
             match wait_for_room(|| log.admit(Self::RECORD_BYTES)) {
-                Ok(room) => self.append(log, &mut state, &[correction], room, now_ms, None),
+                Ok(room) => self.append(log, &mut state, &[correction], room, now_ms, Durability::Written),
                 Err(_) => state.corrections.push(correction),
             }
         }
@@ -216,7 +216,7 @@ impl TransactionIndex {
         // The missing batch may come again and get the same offset.
         state.corrections.retain(|(other, _)| *other != key);
         state.live.insert(key, Fate::Open);
-        self.append(log, &mut state, &[(key, Some(Fate::Open))], room, now_ms, None);
+        self.append(log, &mut state, &[(key, Some(Fate::Open))], room, now_ms, Durability::Written);
     }
 
     /// Notes that a transaction ends with the next queued marker.
@@ -242,7 +242,7 @@ impl TransactionIndex {
                 Fate::Committed(marker)
             }
         };
-        self.append(log, &mut state, &[(key, Some(fate))], room, now_ms, None);
+        self.append(log, &mut state, &[(key, Some(fate))], room, now_ms, Durability::Written);
     }
 
     /// Notes that nothing is left of an aborted transaction. Calls `done` when the note is durable.
@@ -258,7 +258,8 @@ impl TransactionIndex {
         let key = Key { stream, producer_id: gone.producer_id, first_offset: gone.first_offset };
         let mut state = self.state.lock();
         state.live.remove(&key);
-        self.append(log, &mut state, &[(key, None)], room, now_ms, Some(done));
+        let told = (Durability::Synced, Some(done));
+        self.append_and_tell(log, &mut state, &[(key, None)], (room, now_ms), told);
     }
 
     /// Forgets transactions of which nothing is left, writes pending corrections, and rewrites the index if most of it
@@ -274,11 +275,30 @@ impl TransactionIndex {
         state.decided.retain(|key, _| start_of(key.stream).is_some());
         for correction in std::mem::take(&mut state.corrections) {
             match log.admit(Self::RECORD_BYTES) {
-                Ok(room) => self.append(log, &mut state, &[correction], room, now_ms, None),
+                Ok(room) => self.append(log, &mut state, &[correction], room, now_ms, Durability::Written),
                 Err(_) => state.corrections.push(correction),
             }
         }
-        let records = state.next_offset - self.stream.bounds().start;
+        self.shorten_locked(log, &mut state, now_ms);
+    }
+
+    /// Rewrites the index if most of it is superseded.
+    pub fn shorten(&self, log: &Arc<Log>, now_ms: i64) {
+        self.shorten_locked(log, &mut self.state.lock(), now_ms);
+    }
+
+    fn shorten_locked(&self, log: &Log, state: &mut State, now_ms: i64) {
+        let bounds = self.stream.bounds();
+        // Where the log gets another owner, an object may have later records of others, and none of the new ones yet.
+        let kept = if log.may_move() { bounds.stored.unwrap_or(bounds.start) } else { bounds.synced };
+        if let Some(until) = state.rewritten_until {
+            if kept < until {
+                return;
+            }
+            log.trim(&self.stream, state.rewritten, None);
+            state.rewritten_until = None;
+        }
+        let records = state.next_offset - state.rewritten;
         let live = i64::try_from(state.live.len()).unwrap_or(i64::MAX);
         if records < REWRITE_RECORDS_MIN || records / REWRITE_FACTOR < live || !state.corrections.is_empty() {
             return;
@@ -291,19 +311,12 @@ impl TransactionIndex {
             chunks.iter().map(|chunk| log.admit(Self::RECORD_BYTES * chunk.len())).collect();
         // The disk is full. The next call tries again.
         let Ok(rooms) = rooms else { return };
-        let first = state.next_offset;
-        let rewritten = Arc::new(Rewritten {
-            left: AtomicUsize::new(chunks.len()),
-            log: Arc::downgrade(log),
-            stream: self.stream.clone(),
-            first,
-        });
-        if chunks.is_empty() {
-            log.trim(&self.stream, first, None);
-        }
+        state.rewritten = state.next_offset;
         for (chunk, room) in chunks.into_iter().zip(rooms) {
-            self.append(log, &mut state, chunk, room, now_ms, Some(rewritten.clone()));
+            self.append(log, state, chunk, room, now_ms, Durability::Synced);
         }
+        // Without a live transaction, until the records are kept that say so.
+        state.rewritten_until = Some(state.next_offset);
     }
 
     fn append(
@@ -313,7 +326,18 @@ impl TransactionIndex {
         entries: &[(Key, Option<Fate>)],
         admission: Admission,
         now_ms: i64,
-        done: Option<Arc<dyn Completion>>,
+        durability: Durability,
+    ) {
+        self.append_and_tell(log, state, entries, (admission, now_ms), (durability, None));
+    }
+
+    fn append_and_tell(
+        &self,
+        log: &Log,
+        state: &mut State,
+        entries: &[(Key, Option<Fate>)],
+        (admission, now_ms): (Admission, i64),
+        (durability, done): (Durability, Option<Arc<dyn Completion>>),
     ) {
         let mut builder = BatchBuilder::new(Compression::None);
         for (key, fate) in entries {
@@ -324,7 +348,6 @@ impl TransactionIndex {
         let header = BatchHeader::parse(&batch).expect("the batch was just built");
         let base_offset = state.next_offset;
         state.next_offset = base_offset + header.offset_count();
-        let durability = if done.is_some() { Durability::Synced } else { Durability::Written };
         log.append(Append {
             stream: self.stream.clone(),
             base_offset,
@@ -337,25 +360,6 @@ impl TransactionIndex {
             done,
             admission,
         });
-    }
-}
-
-/// Drops the old records once the last of the new ones is durable.
-struct Rewritten {
-    left: AtomicUsize,
-    log: std::sync::Weak<Log>,
-    stream: Arc<Stream>,
-    first: Offset,
-}
-
-impl Completion for Rewritten {
-    fn complete(&self, result: Result<(), AppendError>) {
-        if result.is_ok()
-            && self.left.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(log) = self.log.upgrade()
-        {
-            log.trim(&self.stream, self.first, None);
-        }
     }
 }
 
@@ -373,6 +377,56 @@ fn encode_fate(fate: Fate) -> Vec<u8> {
         Fate::Open => vec![OPEN],
         Fate::Aborted(last) => [&[ABORTED][..], &last.0.to_be_bytes()].concat(),
         Fate::Committed(last) => [&[COMMITTED][..], &last.0.to_be_bytes()].concat(),
+    }
+}
+
+/// Reads parts of the index, each on a thread of its own. A batch that lies in two of them is in both.
+fn read_parts(
+    log: &Log,
+    stream: &Arc<Stream>,
+    parts: &[(Offset, Offset)],
+) -> Vec<Result<Vec<Bytes>, ReadError>> {
+    let read = |(mut from, until): (Offset, Offset)| {
+        let mut all = Vec::new();
+        while from < until {
+            let request = ReadRequest {
+                stream: stream.clone(),
+                from,
+                until,
+                bytes_max: READ_BYTES,
+                at_least_one: true,
+            };
+            let batches = log.read_blocking(&request)?;
+            let Some(next) = batches.next else { break };
+            all.push(Bytes::from(batches.chunks.concat()));
+            from = next;
+        }
+        Ok(all)
+    };
+    if let [part] = parts {
+        return vec![read(*part)];
+    }
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = parts.iter().map(|part| scope.spawn(move || read(*part))).collect();
+        let joined = readers.into_iter().map(std::thread::ScopedJoinHandle::join);
+        joined.map(|read| read.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+/// Takes in the records of several batches. The same ones twice in a row change nothing.
+fn take_in_batches(live: &mut HashMap<Key, Fate>, mut bytes: Bytes) {
+    while !bytes.is_empty() {
+        match records(&bytes, READ_BYTES) {
+            Ok((header, all)) => {
+                bytes = bytes.slice(header.total_bytes..);
+                all.filter_map(Result::ok).for_each(|record| take_in(live, &record));
+            }
+            Err(error) => {
+                // The log's checksums have passed, so the batch was written in this form.
+                tracing::error!(%error, "a batch of the transaction index cannot be read");
+                break;
+            }
+        }
     }
 }
 
@@ -412,6 +466,7 @@ fn decode_fate(bytes: &[u8]) -> Option<Fate> {
 mod tests {
     use super::*;
     use disk::SimDisk;
+    use storage::takeover::TakeOver;
     use storage::{NoListener, Options, SystemClock};
 
     const STREAM: StreamId = StreamId(5);
@@ -422,7 +477,7 @@ mod tests {
         let options = Options { segment_bytes: 1 << 20, reserve_bytes: 0, ..Options::default() };
         let (clock, listener) = (Arc::new(SystemClock::default()), Arc::new(NoListener));
         let log = Arc::new(Log::open(Arc::new(disk.clone()), options, clock, listener).unwrap());
-        let index = TransactionIndex::load(&log, 0).unwrap();
+        let index = TransactionIndex::load(&log, 2, 0).unwrap();
         (log, index)
     }
 
@@ -532,6 +587,44 @@ mod tests {
         let (log, index) = open(&disk);
         assert!(index.stream.bounds().start > before + REWRITE_RECORDS_MIN);
         assert_eq!(open_ones(&index), [(7, 0), (8, 1)]);
+        log.close();
+    }
+
+    /// The next owner has only what is in objects: the old records, or the new ones.
+    #[test]
+    fn where_a_log_may_move_old_records_stay_until_the_new_ones_are_stored() {
+        let bucket: Arc<dyn objects::Bucket> = Arc::new(objects::sim::SimBucket::new(1));
+        let owned = TakeOver::new(bucket.clone(), 1, 1).finish(&|_, _| false).unwrap();
+        let options = Options {
+            segment_bytes: 1 << 20,
+            reserve_bytes: 0,
+            log_id: 1,
+            owned: Some(owned),
+            upload_interval_ms: 3_600_000,
+            ..Options::default()
+        };
+        let (clock, listener) = (Arc::new(SystemClock::default()), Arc::new(NoListener));
+        let disk = Arc::new(SimDisk::new(3));
+        let log = Arc::new(Log::open_tiered(disk, Some(bucket), options, clock, listener).unwrap());
+        let index = TransactionIndex::load(&log, 1, 0).unwrap();
+        append(&log, 0);
+        for _ in 0..REWRITE_RECORDS_MIN {
+            index.begin(&log, STREAM, (7, Offset(0)), room(&log), 0);
+        }
+        while index.state.lock().rewritten_until.is_none() {
+            index.shorten(&log, 0);
+        }
+        let end = index.state.lock().next_offset;
+        while index.stream.bounds().synced < end {
+            std::thread::yield_now();
+        }
+        index.shorten(&log, 0);
+        assert!(index.state.lock().rewritten_until.is_some(), "nothing is stored");
+        log.store_at_once();
+        while index.stream.bounds().start < Offset(REWRITE_RECORDS_MIN) {
+            index.shorten(&log, 0);
+            std::thread::yield_now();
+        }
         log.close();
     }
 }

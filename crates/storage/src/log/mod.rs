@@ -432,6 +432,11 @@ impl Log {
         shared.compact_stored(jobs, &mut pacer, &mut |outcome| shared.await_replaced(outcome))
     }
 
+    /// Whether the log may get another owner, who has only what is in the object store.
+    pub fn may_move(&self) -> bool {
+        self.shared.options.owned.is_some()
+    }
+
     /// Whether another server writes this log's objects, so that nothing more is stored.
     pub fn is_fenced(&self) -> bool {
         self.shared.tier.fenced().is_some()
