@@ -63,9 +63,10 @@ impl Steps {
         goes_on
     }
 
-    /// Prepares segments. Returns whether there was anything to do.
+    /// Prepares segments. Returns whether there was anything to do. Does nothing once the log is closed, whose directory may be
+    /// used by another one.
     pub fn prepare(&mut self) -> bool {
-        self.preparer.turn()
+        !self.shared.preparer_stops() && self.preparer.turn()
     }
 
     /// Begins a put if there is enough to store, and looks at those that have ended. Does nothing once the log is closed.

@@ -244,6 +244,7 @@ fn objects_of_format_version_2_are_read() {
             log_id,
             epochs: Epochs::default(),
             streams: &streams,
+            opens: false,
             accept_loss: false,
             now_ms: SECONDS,
         },

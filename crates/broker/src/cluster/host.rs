@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use disk::Disk;
 use meta::MetaError;
 use model::StreamId;
 use objects::{Bucket, BucketError, WatchedBucket};
@@ -24,6 +23,8 @@ use storage::takeover::{TakeOver, TakeOverError};
 use uuid::Uuid;
 
 use super::Holder;
+pub use super::prefetched::{Directories, LocalDirectory};
+use super::prefetched::{PrefetchError, Prefetched, Ready};
 use super::threads::Threads;
 use crate::coordinator::Peers;
 use crate::logs::{Logs, OpenLog, Opening};
@@ -54,17 +55,11 @@ const STAND_BY_AFTER: Duration = Duration::from_secs(3);
 const ROUNDS: u32 = 60;
 /// Logs for which new objects are fetched at the same time.
 const STAND_BY_AT_ONCE: usize = 2;
+/// Whoever is to get a log looks for new objects once more, if the last look is older. The log has no leader while the objects
+/// since then are fetched.
+const PREPARED_FOR: Duration = Duration::from_secs(1);
 /// Interval at which it looks again.
 const STORED_CHECK: Duration = Duration::from_millis(5);
-
-/// A directory, and how messages call it.
-pub type LocalDirectory = (String, Arc<dyn Disk>);
-
-/// The local directories of logs.
-pub trait Directories: std::fmt::Debug + Send + Sync {
-    /// An empty directory for the log `name`, in place of one that may be there.
-    fn empty(&self, name: &str) -> io::Result<LocalDirectory>;
-}
 
 /// Why a log could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -100,67 +95,15 @@ impl BringError {
     }
 }
 
-/// Why nothing was prefetched.
-#[derive(Debug, thiserror::Error)]
-enum PrefetchError {
-    #[error("{0} is not the id of a log")]
-    Name(String),
-    #[error(transparent)]
-    Look(#[from] TakeOverError),
-    #[error("its directory: {0}")]
-    Directory(#[from] io::Error),
-    #[error(transparent)]
-    Restore(#[from] storage::restore::RestoreError),
-    #[error("a bug, which is in the log")]
-    Bug,
-}
-
-impl PrefetchError {
-    /// Whether the disk of this broker is the problem.
-    fn is_local(&self) -> bool {
-        matches!(self, PrefetchError::Directory(_) | PrefetchError::Restore(RestoreError::Local(..)))
-    }
-}
-
 enum State {
     Opening {
         /// Set when the log shall be closed instead.
         unwanted: Arc<AtomicBool>,
     },
-    Open(Arc<OpenLog>),
+    Open(Arc<OpenLog>, Epochs),
     Closing,
     /// The last attempt failed. Another one may begin at this time.
     Failed(Duration),
-}
-
-/// What was fetched of a log whose owner goes on.
-enum Prefetched {
-    Going {
-        /// Set when it shall end.
-        unwanted: Arc<AtomicBool>,
-    },
-    Ended(Ready),
-    /// The disk refused it. Another attempt may begin at this time.
-    Failed(Duration),
-}
-
-/// A directory with what taking a log over will need.
-#[derive(Clone)]
-struct Ready {
-    directory: LocalDirectory,
-    /// The epochs of the log at that time.
-    along: Epochs,
-    /// The next look begins behind this key. Objects that land late may lie before it: the restore fetches them.
-    last: String,
-    at: Duration,
-    rounds: u32,
-}
-
-impl Ready {
-    /// Whether the owner of the log is the same as it was then.
-    fn is_of(&self, epoch: u32) -> bool {
-        self.along.newest().is_some_and(|newest| newest.epoch == epoch)
-    }
 }
 
 struct Held {
@@ -280,17 +223,17 @@ impl Holder for Host {
         match &held.state {
             State::Failed(until) if *until <= self.threads().now() => None,
             // It is of no use: it is closed, and taken over anew. Epochs begin at 1.
-            State::Open(open) if open.log.stopped().is_some() || open.log.is_fenced() => Some(0),
+            State::Open(open, _) if open.log.stopped().is_some() || open.log.is_fenced() => Some(0),
             _ => Some(held.epoch),
         }
     }
 
-    fn prepare(&mut self, log: &str) -> bool {
+    fn prepare(&mut self, log: &str, epoch: u32) -> bool {
         let now = self.threads().now();
         let before = match self.0.prefetched.lock().get(log) {
-            Some(Prefetched::Ended(ready)) if now < ready.at + 2 * STAND_BY_EVERY => return true,
-            // It stood by for the log long ago. No owner has this epoch.
-            Some(Prefetched::Ended(ready)) => Some((ready.clone(), 0)),
+            Some(Prefetched::Ended(ready)) if now < ready.at + PREPARED_FOR => return true,
+            // It stands by for the log. What is new since then takes time that nobody waits for yet.
+            Some(Prefetched::Ended(ready)) => Some((ready.clone(), epoch)),
             Some(Prefetched::Going { .. }) => return false,
             Some(Prefetched::Failed(until)) if now < *until => return false,
             Some(Prefetched::Failed(_)) | None => None,
@@ -364,11 +307,13 @@ impl Holder for Host {
                 held.remove(log);
                 true
             }
-            State::Open(open) => {
-                let (open, name) = (open.clone(), log.to_owned());
+            State::Open(open, epochs) => {
+                let (open, epochs, name) = (open.clone(), epochs.clone(), log.to_owned());
                 entry.state = State::Closing;
                 drop(held);
-                self.spawn(&thread_of(log), move |shared| shared.shut(&name, &open, orderly));
+                self.spawn(&thread_of(log), move |shared| {
+                    shared.shut(&name, &open, orderly.then_some(epochs))
+                });
                 false
             }
         }
@@ -387,16 +332,16 @@ impl Shared {
         let mut held = self.held.lock();
         let Some(entry) = held.get_mut(name) else { return };
         match opened {
-            Ok(open) if unwanted.load(Ordering::Acquire) => {
+            Ok((open, _)) if unwanted.load(Ordering::Acquire) => {
                 entry.state = State::Closing;
                 drop(held);
-                self.shut(name, &open, false);
+                self.shut(name, &open, None);
             }
-            Ok(open) => {
+            Ok((open, epochs)) => {
                 let millis = self.millis_since(begun);
                 tracing::info!(log = name, epoch, millis, "took a log over");
                 self.refused.store(0, Ordering::Release);
-                entry.state = State::Open(open);
+                entry.state = State::Open(open, epochs);
             }
             Err(error) => {
                 self.refused.fetch_add(u32::from(error.is_local()), Ordering::AcqRel);
@@ -509,7 +454,12 @@ impl Shared {
     }
 
     /// Takes the log over, restores it, opens it, and makes its partitions lead.
-    fn open(&self, name: &str, epoch: u32, unwanted: &AtomicBool) -> Result<Arc<OpenLog>, BringError> {
+    fn open(
+        &self,
+        name: &str,
+        epoch: u32,
+        unwanted: &AtomicBool,
+    ) -> Result<(Arc<OpenLog>, Epochs), BringError> {
         let Parts { logs, topics, opening, threads, .. } = &self.parts;
         let bucket: Arc<dyn Bucket> = self.parts.bucket.clone();
         let id: Uuid = name.parse().map_err(|_| BringError::Name(name.to_owned()))?;
@@ -529,10 +479,20 @@ impl Shared {
         let now_ms = opening.clock.now_ms();
         let asking =
             Asking { bucket: &bucket, threads: threads.of_a_restore(), pause: &pause, progress: &|_, _| {} };
-        let (log_id, epochs) = (id.as_u128(), owned.epochs.clone());
-        let request = Restore { asking, log_id, epochs, streams: &streams, accept_loss: false, now_ms };
-        storage::restore::restore(&disk, &request)?;
+        let (log_id, along) = (id.as_u128(), owned.epochs.clone());
+        let request = Restore {
+            asking,
+            log_id,
+            epochs: along.clone(),
+            streams: &streams,
+            opens: true,
+            accept_loss: false,
+            now_ms,
+        };
+        let restored = storage::restore::restore(&disk, &request)?;
         let open = Arc::new(opening.open(&path, disk, LOGS_EXPECTED, Some(owned))?);
+        // Opening may have corrected the index.
+        restored.is_in(&open.log, |stream| stream != INDEX_STREAM).inspect_err(|_| open.log.close())?;
         // Entries of the index that a crash left ahead of the data: before other batches take their offsets.
         let start_of = |stream| known.owned.contains(&stream).then(|| open.log.stream(stream).bounds().start);
         open.transactions.maintain(&open.log, start_of, now_ms);
@@ -544,15 +504,28 @@ impl Shared {
         let partitions = topics.opened(&open);
         topics.drop_orphans(&open, known.next);
         partitions.iter().for_each(|partition| self.parts.peers.follow(partition));
-        Ok(open)
+        Ok((open, along))
     }
 
-    /// Closes a log. Its partitions refuse batches first. `orderly` waits until everything that it has is stored.
-    fn shut(&self, name: &str, open: &Arc<OpenLog>, orderly: bool) {
+    /// Keeps the directory of a log that was closed in an orderly way, as if all of it had been prefetched.
+    fn keep(&self, name: &str, open: &OpenLog, along: Epochs) {
+        let ready = match Ready::closed(open.directory(), along) {
+            Ok(ready) => ready,
+            Err(error) => {
+                tracing::debug!(log = name, %error, "the directory of a log is not kept");
+                return;
+            }
+        };
+        self.prefetched.lock().entry(name.to_owned()).or_insert(Prefetched::Ended(ready));
+    }
+
+    /// Closes a log. Its partitions refuse batches first. An orderly close, which has the epochs of the log, waits until
+    /// everything that it has is stored, and keeps what taking the log over again will need.
+    fn shut(&self, name: &str, open: &Arc<OpenLog>, orderly: Option<Epochs>) {
         let Parts { logs, topics, peers, threads, .. } = &self.parts;
         logs.remove(open.id);
         topics.closed(open.id).iter().for_each(|partition| peers.follow(partition));
-        if orderly {
+        if orderly.is_some() {
             open.log.store_at_once();
             let until = threads.now() + STORED_WITHIN;
             let waits = || {
@@ -569,7 +542,11 @@ impl Shared {
             }
         }
         open.log.close();
+        let is_orderly = orderly.is_some();
+        if let Some(along) = orderly {
+            self.keep(name, open, along);
+        }
         self.held.lock().remove(name);
-        tracing::info!(log = name, orderly, "closed a log");
+        tracing::info!(log = name, orderly = is_orderly, "closed a log");
     }
 }

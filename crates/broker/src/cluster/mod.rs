@@ -8,6 +8,7 @@
 pub mod admin;
 pub mod host;
 pub mod ownership;
+mod prefetched;
 pub mod reassign;
 pub mod run;
 #[cfg(test)]
@@ -53,8 +54,9 @@ pub trait Holder {
     /// it was closed.
     fn held(&self, log: &str) -> Option<u32>;
 
-    /// Begins to fetch what taking the log over will need, while its owner goes on. Returns whether that is done.
-    fn prepare(&mut self, log: &str) -> bool;
+    /// Begins to fetch what taking the log over will need, while its owner goes on, whose epoch is `epoch`. Returns whether that
+    /// is done.
+    fn prepare(&mut self, log: &str, epoch: u32) -> bool;
 
     /// Begins to fetch what taking over a log will need if its owner dies, or what is new of that since the last call. `epoch`
     /// is that of the owner.
@@ -304,8 +306,8 @@ impl Member {
             let ready = duty(&image, log, self.process, held.is_some());
             let overdue = || self.overdue(&image, log).map(Duty::HandOver);
             match ready.map(|duty| if let Duty::Serve(_) = duty { overdue().unwrap_or(duty) } else { duty }) {
-                Some(Duty::Prepare) if holder.prepare(log) => self.note_ready(log)?,
-                None | Some(Duty::Prepare) => {}
+                Some(Duty::Prepare(epoch)) if holder.prepare(log, epoch) => self.note_ready(log)?,
+                None | Some(Duty::Prepare(_)) => {}
                 Some(Duty::Leave) => drop(holder.close(log, false)),
                 Some(Duty::Claim) => self.pass_on(log, self.process)?,
                 Some(Duty::HandOver(to)) => {

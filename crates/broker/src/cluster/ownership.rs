@@ -31,8 +31,8 @@ pub enum Duty {
     Claim,
     /// Take the log over in this epoch, if it is not open yet, and serve it.
     Serve(u32),
-    /// Fetch what can be fetched before the owner closes the log for this process.
-    Prepare,
+    /// Fetch what can be fetched before the owner, which has the log in this epoch, closes it for this process.
+    Prepare(u32),
     /// Close the log, and give it to this process in the next epoch.
     HandOver(Process),
     /// Close the log without another request to the store: it has another owner.
@@ -164,7 +164,7 @@ pub fn duty(image: &Image, log: &str, process: Process, open: bool) -> Option<Du
     let is_current = current.is_some_and(|broker| broker.incarnation == process.incarnation);
     if owner.broker != process.broker {
         let gets_it = owner.next == Some(process.broker) && is_current && !open;
-        return if gets_it { Some(Duty::Prepare) } else { otherwise };
+        return if gets_it { Some(Duty::Prepare(owner.epoch)) } else { otherwise };
     }
     if owner.incarnation != process.incarnation {
         return if is_current { Some(Duty::Claim) } else { otherwise };

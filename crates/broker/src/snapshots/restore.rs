@@ -284,7 +284,8 @@ pub fn restore(
         storage::restore::take_back(&*target.disk).map_err(removing)?;
         let wanted = snapshot.streams_of(target.id)?;
         let (log_id, streams) = (target.id.as_u128(), &wanted);
-        let request = Restore { asking, log_id, epochs: Epochs::default(), streams, accept_loss, now_ms };
+        let request =
+            Restore { asking, log_id, epochs: Epochs::default(), streams, opens: false, accept_loss, now_ms };
         let log = storage::restore::restore(&target.disk, &request);
         logs.push((target.id, log.map_err(failed)?));
     }

@@ -48,8 +48,10 @@ fn counted(world: &World, bucket: &SimBucket, known: &Snapshot) -> (SimDisk, Res
     let target: Arc<dyn Disk> = Arc::new(disk.clone());
     let asking = Asking { bucket: &bucket, threads: 2, pause: &patient, progress: &|_, _| {} };
     let (log_id, now_ms, epochs) = (world.options.log_id, 1_700_000_000_000, Epochs::default());
-    let log =
-        restore(&target, &Restore { asking, log_id, epochs, streams: known, accept_loss: false, now_ms });
+    let log = restore(
+        &target,
+        &Restore { asking, log_id, epochs, streams: known, opens: false, accept_loss: false, now_ms },
+    );
     (disk, log.unwrap(), counted.requests(RequestKind::Get))
 }
 

@@ -80,7 +80,7 @@ pub fn restored(
     let asking = Asking { bucket: &bucket, threads: 1, pause: &patient, progress: &|_, _| {} };
     let (log_id, now_ms) = (world.options.log_id, 1_700_000_000_000);
     let epochs = world.options.owned.as_ref().map(|owned| owned.epochs.clone()).unwrap_or_default();
-    restore(&target, &Restore { asking, log_id, epochs, streams, accept_loss, now_ms })
+    restore(&target, &Restore { asking, log_id, epochs, streams, opens: false, accept_loss, now_ms })
 }
 
 /// Checks that nothing was restored that came behind a record of a leading stream which was not.
@@ -346,8 +346,15 @@ fn a_server_that_still_writes_is_noticed() {
     };
     let asking = Asking { bucket: &bucket, threads: 3, pause: &patient, progress: &put };
     let log_id = world.options.log_id;
-    let wanted =
-        Restore { asking, log_id, epochs: Epochs::default(), streams: &known, accept_loss: false, now_ms: 1 };
+    let wanted = Restore {
+        asking,
+        log_id,
+        epochs: Epochs::default(),
+        streams: &known,
+        opens: false,
+        accept_loss: false,
+        now_ms: 1,
+    };
     let log = restore(&target, &wanted).unwrap();
     assert!(log.findings[0].file == late && log.findings[0].what.contains("still writes"), "{log:?}");
 }
@@ -363,8 +370,15 @@ fn a_store_that_is_away_ends_the_restore() {
     let impatient: &Pause = &|_: Duration, _: &BucketError| false;
     let asking = Asking { bucket: &bucket, threads: 1, pause: impatient, progress: &|_, _| {} };
     let log_id = world.options.log_id;
-    let wanted =
-        Restore { asking, log_id, epochs: Epochs::default(), streams: &known, accept_loss: false, now_ms: 1 };
+    let wanted = Restore {
+        asking,
+        log_id,
+        epochs: Epochs::default(),
+        streams: &known,
+        opens: false,
+        accept_loss: false,
+        now_ms: 1,
+    };
     assert!(matches!(restore(&target, &wanted), Err(RestoreError::Bucket(BucketError::Unclear(_)))));
 }
 

@@ -31,13 +31,14 @@ use crate::format::{
     BLOCK_HEADER_BYTES, BlockHeader, BlockKind, Lsn, SECTOR, STORED, SegmentHeader, length32, sectors,
     seeded_crc,
 };
+use crate::log::Log;
 use crate::recovery::{OpenError, recover};
 use crate::segment::fetch::{Described, Expected, describe};
 use crate::segment::footer;
 use crate::segment::manifest::{ManifestKey, decode, manifest_prefix};
 use crate::segment::object::{ObjectKeys, Places};
 use crate::segment::{PREPARING, STORING, file_name, sequence_of, stored_sequence_of};
-use crate::stream::Stream;
+use crate::stream::{Bounds, Stream};
 
 /// The sequence number of the restored log's first segment. A log may begin with any number behind the first: the
 /// segments before are dead.
@@ -55,6 +56,8 @@ pub struct Restore<'a> {
     pub epochs: Epochs,
     /// The streams that are wanted. What is known of each at the time of the metadata snapshot, if the log was open then.
     pub streams: &'a HashMap<StreamId, Option<KnownBounds>>,
+    /// The caller opens the log at once, and then asks [`RestoredLog::is_in`]. Otherwise opening is tried here.
+    pub opens: bool,
     /// Goes on where an object is damaged or missing, without the records that cannot be reached then.
     pub accept_loss: bool,
     /// Milliseconds since the Unix epoch.
@@ -158,9 +161,10 @@ pub fn restore(target: &Arc<dyn Disk>, restore: &Restore) -> Result<RestoredLog,
         generation += 1;
     }
     write_first(target, restore, generation, &found, &sum)?;
-    let last = objects.last().map(|(_, object)| object.key.clone()).unwrap_or_default();
-    let later = objects_of(&restore.asking, &keys, &last)?;
-    if let Some((_, first)) = later.first().filter(|_| !sealed) {
+    if !sealed
+        && let last = objects.last().map(|(_, object)| object.key.as_str())
+        && let Some((_, first)) = objects_of(&restore.asking, &keys, last.unwrap_or_default())?.first()
+    {
         let what = "objects appeared during the restore: another server still writes this log, and must be stopped \
                     before a server starts on the restored one";
         sum.findings.push(Finding::new(Severity::Warning, &first.key, 0, 0, what));
@@ -237,6 +241,17 @@ pub fn keep_prefetched(target: &Arc<dyn Disk>, along: &Epochs, taken: &Epochs) -
         }
     }
     Ok(true)
+}
+
+/// Leaves in `target` only what [`prefetch`] would fetch along the epochs of the log that was open there. For a log that was
+/// closed after its owner gave it away.
+pub fn keep_closed(target: &dyn Disk) -> io::Result<()> {
+    for name in target.list()? {
+        if stored_sequence_of(&name).is_none() {
+            target.remove(&name)?;
+        }
+    }
+    Ok(())
 }
 
 /// Takes back the last step of a restore, so that it may be run again. Only for a directory in which no server has
@@ -457,12 +472,14 @@ fn write_first(
     let (table, _) = footer::encode_table(&mut streams, i64::MIN, usize::MAX / 2);
     let bytes = bare(FIRST_SEQUENCE, generation, 0, restore, table);
     write(target, PREPARING, &bytes)?;
-    check(target, restore, found)?;
+    if !restore.opens {
+        try_opening(target, restore, found)?;
+    }
     rename(target, PREPARING, &file_name(FIRST_SEQUENCE))
 }
 
 /// Tries whether opening accepts the log, and finds the streams as they were restored.
-fn check(
+fn try_opening(
     target: &Arc<dyn Disk>,
     restore: &Restore,
     found: &HashMap<StreamId, RestoredStream>,
@@ -474,22 +491,38 @@ fn check(
     };
     let tried = Unwritten::renamed(&**target, PREPARING, file_name(FIRST_SEQUENCE));
     let recovered = recover(&tried, Some(&places), restore.now_ms)?;
-    for (id, stream) in found {
-        let bounds = match recovered.streams.get(id) {
-            Some(stream) => stream.bounds(),
-            None if stream.next == Offset::ZERO => continue,
-            None => return Err(RestoreError::Differs(format!("{id} is not in it"))),
-        };
-        let stored = bounds.stored.unwrap_or(bounds.start);
-        if (bounds.start, bounds.committed, stored) != (stream.start, stream.next, stream.next) {
-            let what = format!(
-                "{id} goes from {} to {} and is stored up to {stored}, it should go from {} to {}",
-                bounds.start, bounds.committed, stream.start, stream.next
-            );
-            return Err(RestoreError::Differs(what));
-        }
+    found.iter().try_for_each(|(id, stream)| {
+        let bounds = recovered.streams.get(id).map(|stream| stream.bounds());
+        compare(*id, stream, bounds)
+    })
+}
+
+/// Whether a log has a stream as it was restored.
+fn compare(id: StreamId, stream: &RestoredStream, bounds: Option<Bounds>) -> Result<(), RestoreError> {
+    let bounds = match bounds {
+        Some(bounds) => bounds,
+        None if stream.next == Offset::ZERO => return Ok(()),
+        None => return Err(RestoreError::Differs(format!("{id} is not in it"))),
+    };
+    let stored = bounds.stored.unwrap_or(bounds.start);
+    if (bounds.start, bounds.committed, stored) == (stream.start, stream.next, stream.next) {
+        return Ok(());
     }
-    Ok(())
+    Err(RestoreError::Differs(format!(
+        "{id} goes from {} to {} and is stored up to {stored}, it should go from {} to {}",
+        bounds.start, bounds.committed, stream.start, stream.next
+    )))
+}
+
+impl RestoredLog {
+    /// Whether `log`, which was just opened, has those of the restored streams in which nothing was appended since, as
+    /// `untouched` says.
+    pub fn is_in(&self, log: &Log, untouched: impl Fn(StreamId) -> bool) -> Result<(), RestoreError> {
+        let opened: HashMap<StreamId, Bounds> =
+            log.streams().iter().map(|stream| (stream.id(), stream.bounds())).collect();
+        let restored = self.streams.iter().filter(|(id, _)| untouched(**id));
+        restored.into_iter().try_for_each(|(id, stream)| compare(*id, stream, opened.get(id).copied()))
+    }
 }
 
 impl Sum {

@@ -106,7 +106,7 @@ impl Holder for Held<'_> {
         self.held.get(log).copied()
     }
 
-    fn prepare(&mut self, _: &str) -> bool {
+    fn prepare(&mut self, _: &str, _: u32) -> bool {
         !self.slow
     }
 
