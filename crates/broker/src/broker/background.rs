@@ -97,7 +97,8 @@ impl Broker {
     pub(super) fn maintain_transaction_indexes(&self) {
         for log in self.logs.all().iter() {
             // A partition may not have been made anew yet with a log that was just opened.
-            let start_of = |stream| self.topics.knows(stream).then(|| log.log.stream(stream).bounds().start);
+            let start_of =
+                |stream| self.topics.knows(stream).then(|| log.log.lasting_start(&log.log.stream(stream)));
             log.transactions.maintain(&log.log, start_of, self.now_ms());
         }
     }

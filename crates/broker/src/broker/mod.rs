@@ -51,9 +51,9 @@ use crate::topics::{OFFSETS_TOPIC, Removals, TRANSACTIONS_TOPIC, Topic, TopicErr
 use crate::users::Users;
 
 const CLUSTER_ID_KEY: &str = "cluster_id";
-/// A server that stops waits so long for its last metadata snapshot.
 /// Threads that read the transaction index of a log. Each waits for the object store most of the time.
 const INDEX_READERS: usize = 16;
+/// A server that stops waits so long for its last metadata snapshot.
 const LAST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The reason why the broker cannot start.

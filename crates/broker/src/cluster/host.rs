@@ -18,7 +18,9 @@ use model::StreamId;
 use objects::{Bucket, BucketError, WatchedBucket};
 use parking_lot::Mutex;
 use storage::OpenError;
-use storage::restore::{Asking, Epochs, KnownBounds, Restore, RestoreError, keep_prefetched, prefetch};
+use storage::restore::{
+    Asking, Epochs, KnownBounds, Restore, RestoreError, keep_closed, keep_prefetched, prefetch,
+};
 use storage::takeover::{TakeOver, TakeOverError};
 use uuid::Uuid;
 
@@ -58,6 +60,10 @@ const STAND_BY_AT_ONCE: usize = 2;
 /// Whoever is to get a log looks for new objects once more, if the last look is older. The log has no leader while the objects
 /// since then are fetched.
 const PREPARED_FOR: Duration = Duration::from_secs(1);
+/// The owner of the log closes it within this time after that.
+const READY_FOR: Duration = Duration::from_secs(20);
+/// It looks again if the look itself took longer than [`PREPARED_FOR`]: so often at most.
+const LOOKS_MAX: u32 = 4;
 /// Interval at which it looks again.
 const STORED_CHECK: Duration = Duration::from_millis(5);
 
@@ -100,7 +106,7 @@ enum State {
         /// Set when the log shall be closed instead.
         unwanted: Arc<AtomicBool>,
     },
-    Open(Arc<OpenLog>, Epochs),
+    Open(Arc<OpenLog>),
     Closing,
     /// The last attempt failed. Another one may begin at this time.
     Failed(Duration),
@@ -189,6 +195,12 @@ impl Host {
         self.0.held.lock().values().any(moves) || self.0.prefetched.lock().values().any(going)
     }
 
+    /// Whether a log is open, and not only about to be taken over once more.
+    #[cfg(test)]
+    pub fn has_open(&self, log: &str) -> bool {
+        self.0.held.lock().get(log).is_some_and(|held| matches!(held.state, State::Open(_)))
+    }
+
     fn threads(&self) -> &dyn Threads {
         &*self.0.parts.threads
     }
@@ -223,7 +235,7 @@ impl Holder for Host {
         match &held.state {
             State::Failed(until) if *until <= self.threads().now() => None,
             // It is of no use: it is closed, and taken over anew. Epochs begin at 1.
-            State::Open(open, _) if open.log.stopped().is_some() || open.log.is_fenced() => Some(0),
+            State::Open(open) if open.log.stopped().is_some() || open.log.is_fenced() => Some(0),
             _ => Some(held.epoch),
         }
     }
@@ -231,7 +243,12 @@ impl Holder for Host {
     fn prepare(&mut self, log: &str, epoch: u32) -> bool {
         let now = self.threads().now();
         let before = match self.0.prefetched.lock().get(log) {
-            Some(Prefetched::Ended(ready)) if now < ready.at + PREPARED_FOR => return true,
+            Some(Prefetched::Ended(ready)) if ready.is_younger(PREPARED_FOR, now) => return true,
+            // The owner is about to close the log.
+            Some(Prefetched::Ended(ready)) if ready.needed && ready.is_younger(READY_FOR, now) => {
+                return true;
+            }
+            Some(Prefetched::Ended(ready)) if now < ready.again_at => return false,
             // It stands by for the log. What is new since then takes time that nobody waits for yet.
             Some(Prefetched::Ended(ready)) => Some((ready.clone(), epoch)),
             Some(Prefetched::Going { .. }) => return false,
@@ -261,7 +278,8 @@ impl Holder for Host {
         let before = match prefetched.get(log) {
             Some(Prefetched::Going { .. }) => return,
             Some(Prefetched::Failed(until)) if now < *until => return,
-            Some(Prefetched::Ended(ready)) if now < ready.at + STAND_BY_EVERY => return,
+            Some(Prefetched::Ended(ready)) if ready.is_younger(STAND_BY_EVERY, now) => return,
+            Some(Prefetched::Ended(ready)) if now < ready.again_at => return,
             Some(Prefetched::Ended(ready)) => Some((ready.clone(), epoch)),
             Some(Prefetched::Failed(_)) | None => None,
         };
@@ -307,13 +325,11 @@ impl Holder for Host {
                 held.remove(log);
                 true
             }
-            State::Open(open, epochs) => {
-                let (open, epochs, name) = (open.clone(), epochs.clone(), log.to_owned());
+            State::Open(open) => {
+                let (open, name) = (open.clone(), log.to_owned());
                 entry.state = State::Closing;
                 drop(held);
-                self.spawn(&thread_of(log), move |shared| {
-                    shared.shut(&name, &open, orderly.then_some(epochs))
-                });
+                self.spawn(&thread_of(log), move |shared| shared.shut(&name, &open, orderly));
                 false
             }
         }
@@ -332,16 +348,16 @@ impl Shared {
         let mut held = self.held.lock();
         let Some(entry) = held.get_mut(name) else { return };
         match opened {
-            Ok((open, _)) if unwanted.load(Ordering::Acquire) => {
+            Ok(open) if unwanted.load(Ordering::Acquire) => {
                 entry.state = State::Closing;
                 drop(held);
-                self.shut(name, &open, None);
+                self.shut(name, &open, false);
             }
-            Ok((open, epochs)) => {
+            Ok(open) => {
                 let millis = self.millis_since(begun);
                 tracing::info!(log = name, epoch, millis, "took a log over");
                 self.refused.store(0, Ordering::Release);
-                entry.state = State::Open(open, epochs);
+                entry.state = State::Open(open);
             }
             Err(error) => {
                 self.refused.fetch_add(u32::from(error.is_local()), Ordering::AcqRel);
@@ -352,9 +368,27 @@ impl Shared {
     }
 
     fn prefetch(&self, name: &str, unwanted: &AtomicBool, before: Option<(Ready, u32)>, needed: bool) {
-        let begun = self.parts.threads.now();
-        let fetched = catch_unwind(AssertUnwindSafe(|| self.fetch(name, unwanted, begun, before.as_ref())));
-        let outcome = match (fetched.unwrap_or(Err(PrefetchError::Bug)), before) {
+        let threads = &self.parts.threads;
+        let begun = threads.now();
+        let fetch = || {
+            let (mut objects, mut ready) = self.fetch(name, unwanted, begun, before.as_ref())?;
+            let mut since = begun;
+            for _ in 1..LOOKS_MAX {
+                let now = threads.now();
+                let slow = now - since >= PREPARED_FOR && now - begun < PREFETCH_WITHIN;
+                // An owner waits for it.
+                if !needed || !slow || unwanted.load(Ordering::Acquire) {
+                    break;
+                }
+                since = now;
+                let epoch = ready.along.newest().map_or(0, |newest| newest.epoch);
+                let (more, newer) = self.fetch(name, unwanted, begun, Some(&(ready, epoch)))?;
+                (objects, ready) = (objects + more, newer);
+            }
+            Ok((objects, Ready { needed, ..ready }))
+        };
+        let fetched = catch_unwind(AssertUnwindSafe(fetch)).unwrap_or(Err(PrefetchError::Bug));
+        let outcome = match (fetched, before) {
             (Ok((objects, ready)), before) => {
                 let millis = self.millis_since(begun);
                 match before {
@@ -365,7 +399,8 @@ impl Shared {
             }
             (Err(error), Some((ready, _))) if !error.is_local() => {
                 tracing::debug!(log = name, %error, "what is new of a log cannot be fetched; another attempt follows");
-                Prefetched::Ended(Ready { at: self.parts.threads.now(), ..ready })
+                let pause = if needed { BACKOFF } else { STAND_BY_EVERY };
+                Prefetched::Ended(Ready { again_at: threads.now() + pause, needed: false, ..ready })
             }
             (Err(error), _) => {
                 self.refused.fetch_add(u32::from(needed && error.is_local()), Ordering::AcqRel);
@@ -412,7 +447,7 @@ impl Shared {
                     Some(kept) => kept,
                     None => (directories.empty(name)?, String::new()),
                 };
-                Ready { directory, along, last, at: begun, rounds: 0 }
+                Ready { last, ..Ready::unseen(directory, along) }
             }
         };
         ready.rounds += 1;
@@ -424,7 +459,7 @@ impl Shared {
         let from = (ready.along.clone(), ready.last.as_str());
         let fetched = prefetch(&ready.directory.1, &asking, id.as_u128(), from, &goes_on)?;
         ready.last = fetched.last.unwrap_or(ready.last);
-        ready.at = threads.now();
+        ready.at = Some(threads.now());
         Ok((fetched.objects, ready))
     }
 
@@ -454,12 +489,7 @@ impl Shared {
     }
 
     /// Takes the log over, restores it, opens it, and makes its partitions lead.
-    fn open(
-        &self,
-        name: &str,
-        epoch: u32,
-        unwanted: &AtomicBool,
-    ) -> Result<(Arc<OpenLog>, Epochs), BringError> {
+    fn open(&self, name: &str, epoch: u32, unwanted: &AtomicBool) -> Result<Arc<OpenLog>, BringError> {
         let Parts { logs, topics, opening, threads, .. } = &self.parts;
         let bucket: Arc<dyn Bucket> = self.parts.bucket.clone();
         let id: Uuid = name.parse().map_err(|_| BringError::Name(name.to_owned()))?;
@@ -479,22 +509,14 @@ impl Shared {
         let now_ms = opening.clock.now_ms();
         let asking =
             Asking { bucket: &bucket, threads: threads.of_a_restore(), pause: &pause, progress: &|_, _| {} };
-        let (log_id, along) = (id.as_u128(), owned.epochs.clone());
-        let request = Restore {
-            asking,
-            log_id,
-            epochs: along.clone(),
-            streams: &streams,
-            opens: true,
-            accept_loss: false,
-            now_ms,
-        };
+        let (log_id, epochs) = (id.as_u128(), owned.epochs.clone());
+        let request =
+            Restore { asking, log_id, epochs, streams: &streams, opens: true, accept_loss: false, now_ms };
         let restored = storage::restore::restore(&disk, &request)?;
-        let open = Arc::new(opening.open(&path, disk, LOGS_EXPECTED, Some(owned))?);
-        // Opening may have corrected the index.
-        restored.is_in(&open.log, |stream| stream != INDEX_STREAM).inspect_err(|_| open.log.close())?;
+        let open = Arc::new(opening.open(&path, disk, LOGS_EXPECTED, Some((owned, restored)))?);
         // Entries of the index that a crash left ahead of the data: before other batches take their offsets.
-        let start_of = |stream| known.owned.contains(&stream).then(|| open.log.stream(stream).bounds().start);
+        let start_of =
+            |stream| known.owned.contains(&stream).then(|| open.log.lasting_start(&open.log.stream(stream)));
         open.transactions.maintain(&open.log, start_of, now_ms);
         if unwanted.load(Ordering::Acquire) {
             open.log.close();
@@ -504,28 +526,27 @@ impl Shared {
         let partitions = topics.opened(&open);
         topics.drop_orphans(&open, known.next);
         partitions.iter().for_each(|partition| self.parts.peers.follow(partition));
-        Ok((open, along))
+        Ok(open)
     }
 
-    /// Keeps the directory of a log that was closed in an orderly way, as if all of it had been prefetched.
-    fn keep(&self, name: &str, open: &OpenLog, along: Epochs) {
-        let ready = match Ready::closed(open.directory(), along) {
-            Ok(ready) => ready,
+    /// Keeps the directory of a log that was closed in an orderly way, as if what it has had been prefetched.
+    fn keep(&self, name: &str, directory: LocalDirectory, along: Epochs) -> Option<Ready> {
+        match keep_closed(&*directory.1) {
+            Ok(()) => Some(Ready::unseen(directory, along)),
             Err(error) => {
                 tracing::debug!(log = name, %error, "the directory of a log is not kept");
-                return;
+                None
             }
-        };
-        self.prefetched.lock().entry(name.to_owned()).or_insert(Prefetched::Ended(ready));
+        }
     }
 
-    /// Closes a log. Its partitions refuse batches first. An orderly close, which has the epochs of the log, waits until
-    /// everything that it has is stored, and keeps what taking the log over again will need.
-    fn shut(&self, name: &str, open: &Arc<OpenLog>, orderly: Option<Epochs>) {
+    /// Closes a log. Its partitions refuse batches first. `orderly` waits until everything that it has is stored, and keeps what
+    /// taking the log over again will need.
+    fn shut(&self, name: &str, open: &Arc<OpenLog>, orderly: bool) {
         let Parts { logs, topics, peers, threads, .. } = &self.parts;
         logs.remove(open.id);
         topics.closed(open.id).iter().for_each(|partition| peers.follow(partition));
-        if orderly.is_some() {
+        if orderly {
             open.log.store_at_once();
             let until = threads.now() + STORED_WITHIN;
             let waits = || {
@@ -542,11 +563,21 @@ impl Shared {
             }
         }
         open.log.close();
-        let is_orderly = orderly.is_some();
-        if let Some(along) = orderly {
-            self.keep(name, open, along);
+        let along = open.log.epochs().filter(|_| orderly).cloned();
+        if along.is_some() {
+            // Whoever takes the log over here again waits for it.
+            let going = Prefetched::Going { unwanted: Arc::default() };
+            self.prefetched.lock().insert(name.to_owned(), going);
         }
         self.held.lock().remove(name);
-        tracing::info!(log = name, orderly = is_orderly, "closed a log");
+        tracing::info!(log = name, orderly, "closed a log");
+        if let Some(along) = along {
+            let kept = self.keep(name, open.directory(), along);
+            let mut prefetched = self.prefetched.lock();
+            match kept {
+                Some(ready) => drop(prefetched.insert(name.to_owned(), Prefetched::Ended(ready))),
+                None => drop(prefetched.remove(name)),
+            }
+        }
     }
 }

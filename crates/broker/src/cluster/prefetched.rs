@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use disk::Disk;
-use storage::restore::{Epochs, RestoreError, keep_closed};
+use storage::restore::{Epochs, RestoreError};
 use storage::takeover::TakeOverError;
 
 /// A directory, and how messages call it.
@@ -59,15 +59,25 @@ pub struct Ready {
     pub along: Epochs,
     /// The next look begins behind this key. Objects that land late may lie before it: the restore fetches them.
     pub last: String,
-    pub at: Duration,
+    /// When the last look ended that found out what there is. `None` if there was none.
+    pub at: Option<Duration>,
+    /// The last look was for a broker that is to get the log. Others take too long for that.
+    pub needed: bool,
+    /// After a look that failed, the next one begins at this time.
+    pub again_at: Duration,
     pub rounds: u32,
 }
 
 impl Ready {
-    /// What is left of a log that this process has closed after everything was stored.
-    pub fn closed(directory: LocalDirectory, along: Epochs) -> io::Result<Ready> {
-        keep_closed(&*directory.1)?;
-        Ok(Ready { directory, along, last: String::new(), at: Duration::ZERO, rounds: 0 })
+    /// A directory that nobody has looked at, with what there is of the log along these epochs.
+    pub fn unseen(directory: LocalDirectory, along: Epochs) -> Ready {
+        let (last, again_at) = (String::new(), Duration::ZERO);
+        Ready { directory, along, last, at: None, needed: false, again_at, rounds: 0 }
+    }
+
+    /// Whether the last look was less than `age` ago.
+    pub fn is_younger(&self, age: Duration, now: Duration) -> bool {
+        self.at.is_some_and(|at| now < at + age)
     }
 
     /// Whether the owner of the log is the same as it was then.

@@ -1,7 +1,6 @@
 //! One open log: how it is opened, and whom it tells of its commits.
 
 use std::collections::HashMap;
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -10,9 +9,11 @@ use disk::Disk;
 use model::StreamId;
 use objects::Bucket;
 use parking_lot::Mutex;
+use storage::OpenError::Unusable;
 #[cfg(test)]
 use storage::SystemClock;
 use storage::epochs::Owned;
+use storage::restore::RestoredLog;
 use storage::{AdmitError, AppendError, Clock, Committed, Listener, Log};
 use tokio::sync::Notify;
 use uuid::Uuid;
@@ -190,15 +191,16 @@ impl Opening {
     }
 
     /// Opens the log in a directory, or begins one there. `share` is the number of logs that share the configured
-    /// memory. `owned` is the right to the log's objects, in a cluster.
+    /// memory. `owned` is the right to the log's objects, in a cluster, and what was restored of it.
     pub fn open(
         &self,
         path: &str,
         disk: Arc<dyn Disk>,
         share: usize,
-        owned: Option<Owned>,
+        owned: Option<(Owned, RestoredLog)>,
     ) -> Result<OpenLog, storage::OpenError> {
         let config = &*self.config;
+        let (owned, restored) = owned.unzip();
         let epoch = owned.as_ref().and_then(|owned| owned.epochs.newest()).map(|newest| newest.epoch);
         let bytes_of = |setting: i64| usize::try_from(setting).unwrap_or(usize::MAX);
         let share_of = |bytes: usize| (bytes / share).max(CACHE_BYTES_MIN);
@@ -257,13 +259,16 @@ impl Opening {
             dropped_bytes = report.dropped_bytes,
             "the log is open; dropped blocks were written but never acknowledged"
         );
-        let transactions =
-            TransactionIndex::load(&log, self.index_readers, self.clock.now_ms()).map_err(|error| {
-                storage::OpenError::Io {
-                    doing: "reading the transaction index".into(),
-                    source: io::Error::other(error),
-                }
+        let loaded = || {
+            restored.map_or(Ok(()), |restored| restored.is_in(&log)).map_err(|error| Unusable {
+                doing: "comparing it with what was restored",
+                source: error.into(),
             })?;
+            TransactionIndex::load(&log, self.index_readers, self.clock.now_ms())
+                .map_err(|error| Unusable { doing: "reading the transaction index", source: error.into() })
+        };
+        // Its threads would go on.
+        let transactions = loaded().inspect_err(|_| log.close())?;
         Ok(OpenLog {
             id: Uuid::from_u128(log.id()),
             epoch,

@@ -39,8 +39,9 @@ const COMMITTED: u8 = 2;
 const READ_BYTES: usize = 1024 * 1024;
 /// Records of the index that one reader has in memory at a time, at most.
 const READ_RECORDS: i64 = 1024;
-/// The index is rewritten once it has this many records and ... A log that gets another owner, who reads them, may have each in an
-/// object of its own.
+/// The index is rewritten once it has this many records and ...
+///
+/// A new owner of the log reads them, and each may be in an object of its own.
 const REWRITE_RECORDS_MIN: i64 = 256;
 /// ... this many times more records than live ones.
 const REWRITE_FACTOR: i64 = 4;
@@ -73,7 +74,7 @@ struct State {
     /// Transactions that are open because their markers do not exist, as they are to end. Their records in the index stay:
     /// the partition ends them before it appends anything, so no other batch takes the offset of a marker.
     decided: HashMap<Key, Fate>,
-    /// Where the last rewriting begins.
+    /// Where the last rewriting begins; after an opening, the start of the index.
     rewritten: Offset,
     /// Where it ends, as long as the records before it are there.
     rewritten_until: Option<Offset>,
@@ -113,8 +114,9 @@ impl TransactionIndex {
         let bounds = stream.bounds();
         let mut live = HashMap::new();
         let readers = i64::try_from(readers.max(1)).unwrap_or(i64::MAX);
-        let each = ((bounds.committed - bounds.start) / readers).clamp(1, READ_RECORDS);
-        let mut from = bounds.start;
+        let each = (bounds.committed - bounds.start + readers - 1) / readers;
+        let each = each.clamp(1, READ_RECORDS);
+        let (mut from, mut taken) = (bounds.start, bounds.start);
         while from < bounds.committed {
             let part = |n| {
                 let part = (from + n * each, (from + (n + 1) * each).min(bounds.committed));
@@ -122,9 +124,15 @@ impl TransactionIndex {
             };
             let parts: Vec<(Offset, Offset)> = (0..readers).map_while(part).collect();
             for part in read_parts(log, &stream, &parts) {
-                part?.into_iter().for_each(|bytes| take_in_batches(&mut live, bytes));
+                for (bytes, next) in part? {
+                    take_in_batches(&mut live, bytes, taken)?;
+                    taken = next;
+                }
             }
             from = parts.last().map_or(bounds.committed, |(_, until)| *until);
+        }
+        if taken != bounds.committed {
+            return Err(missing(taken));
         }
         let state = State {
             next_offset: bounds.committed,
@@ -263,7 +271,8 @@ impl TransactionIndex {
     }
 
     /// Forgets transactions of which nothing is left, writes pending corrections, and rewrites the index if most of it
-    /// is superseded. `start_of` returns the start of a stream, or `None` if the stream does not exist any more.
+    /// is superseded. `start_of` returns the start of a stream that also the next owner of the log will know
+    /// ([`Log::lasting_start`]), or `None` if the stream does not exist any more.
     pub fn maintain(&self, log: &Arc<Log>, start_of: impl Fn(StreamId) -> Option<Offset>, now_ms: i64) {
         let mut state = self.state.lock();
         state.live.retain(|key, fate| match (start_of(key.stream), *fate) {
@@ -289,8 +298,8 @@ impl TransactionIndex {
 
     fn shorten_locked(&self, log: &Log, state: &mut State, now_ms: i64) {
         let bounds = self.stream.bounds();
-        // Where the log gets another owner, an object may have later records of others, and none of the new ones yet.
-        let kept = if log.may_move() { bounds.stored.unwrap_or(bounds.start) } else { bounds.synced };
+        // An object may record the new start, and have none of the new records yet.
+        let kept = if log.epochs().is_some() { bounds.stored.unwrap_or(bounds.start) } else { bounds.synced };
         if let Some(until) = state.rewritten_until {
             if kept < until {
                 return;
@@ -315,7 +324,7 @@ impl TransactionIndex {
         for (chunk, room) in chunks.into_iter().zip(rooms) {
             self.append(log, state, chunk, room, now_ms, Durability::Synced);
         }
-        // Without a live transaction, until the records are kept that say so.
+        // If nothing is live, this is where it begins: all records so far have to be kept.
         state.rewritten_until = Some(state.next_offset);
     }
 
@@ -380,12 +389,13 @@ fn encode_fate(fate: Fate) -> Vec<u8> {
     }
 }
 
-/// Reads parts of the index, each on a thread of its own. A batch that lies in two of them is in both.
+/// Reads parts of the index, each on a thread of its own: batches, with the offset behind them. A batch that lies in several parts
+/// is in the last one.
 fn read_parts(
     log: &Log,
     stream: &Arc<Stream>,
     parts: &[(Offset, Offset)],
-) -> Vec<Result<Vec<Bytes>, ReadError>> {
+) -> Vec<Result<Vec<(Bytes, Offset)>, ReadError>> {
     let read = |(mut from, until): (Offset, Offset)| {
         let mut all = Vec::new();
         while from < until {
@@ -398,7 +408,7 @@ fn read_parts(
             };
             let batches = log.read_blocking(&request)?;
             let Some(next) = batches.next else { break };
-            all.push(Bytes::from(batches.chunks.concat()));
+            all.push((Bytes::from(batches.chunks.concat()), next));
             from = next;
         }
         Ok(all)
@@ -413,11 +423,24 @@ fn read_parts(
     })
 }
 
-/// Takes in the records of several batches. The same ones twice in a row change nothing.
-fn take_in_batches(live: &mut HashMap<Key, Fate>, mut bytes: Bytes) {
+fn missing(from: Offset) -> ReadError {
+    let what = format!("its record {from} is missing");
+    ReadError::Io(std::io::Error::new(std::io::ErrorKind::InvalidData, what))
+}
+
+/// Takes in the records of several batches, which go on at `from`.
+fn take_in_batches(
+    live: &mut HashMap<Key, Fate>,
+    mut bytes: Bytes,
+    mut from: Offset,
+) -> Result<(), ReadError> {
     while !bytes.is_empty() {
         match records(&bytes, READ_BYTES) {
             Ok((header, all)) => {
+                if header.base_offset > from {
+                    return Err(missing(from));
+                }
+                from = header.base_offset + header.offset_count();
                 bytes = bytes.slice(header.total_bytes..);
                 all.filter_map(Result::ok).for_each(|record| take_in(live, &record));
             }
@@ -428,6 +451,7 @@ fn take_in_batches(live: &mut HashMap<Key, Fate>, mut bytes: Bytes) {
             }
         }
     }
+    Ok(())
 }
 
 fn take_in(live: &mut HashMap<Key, Fate>, record: &RecordView) {
@@ -590,9 +614,8 @@ mod tests {
         log.close();
     }
 
-    /// The next owner has only what is in objects: the old records, or the new ones.
-    #[test]
-    fn where_a_log_may_move_old_records_stay_until_the_new_ones_are_stored() {
+    /// A log with a store, which stores nothing for now.
+    fn open_owned() -> (Arc<Log>, TransactionIndex) {
         let bucket: Arc<dyn objects::Bucket> = Arc::new(objects::sim::SimBucket::new(1));
         let owned = TakeOver::new(bucket.clone(), 1, 1).finish(&|_, _| false).unwrap();
         let options = Options {
@@ -607,6 +630,44 @@ mod tests {
         let disk = Arc::new(SimDisk::new(3));
         let log = Arc::new(Log::open_tiered(disk, Some(bucket), options, clock, listener).unwrap());
         let index = TransactionIndex::load(&log, 1, 0).unwrap();
+        (log, index)
+    }
+
+    /// The next owner gets the start that an object records, with the records behind it.
+    #[test]
+    fn an_aborted_transaction_is_known_as_long_as_the_next_owner_may_have_its_records() {
+        let (log, index) = open_owned();
+        append(&log, 0);
+        index.begin(&log, STREAM, (7, Offset(0)), room(&log), 0);
+        index.end(&log, STREAM, (7, Offset(0)), (Offset(1), ABORT), room(&log), 0);
+        append(&log, 1);
+        append(&log, 2);
+        let stream = log.stream(STREAM);
+        while stream.bounds().committed < Offset(3) {
+            std::thread::yield_now();
+        }
+        log.trim(&stream, Offset(2), None);
+        while stream.bounds().start < Offset(2) {
+            std::thread::yield_now();
+        }
+        let maintain = || index.maintain(&log, |stream| Some(log.lasting_start(&log.stream(stream))), 0);
+        maintain();
+        assert_eq!(index.stored().remove(&STREAM).unwrap().aborted.len(), 1);
+        // Nobody waits for the trim. The next object records it.
+        log.store_at_once();
+        while log.lasting_start(&stream) < Offset(2) {
+            index.begin(&log, STREAM, (8, Offset(2)), room(&log), 0);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        maintain();
+        assert!(index.stored().remove(&STREAM).is_none_or(|stored| stored.aborted.is_empty()));
+        log.close();
+    }
+
+    /// The next owner has only what is in objects: the old records, or the new ones.
+    #[test]
+    fn where_a_log_may_move_old_records_stay_until_the_new_ones_are_stored() {
+        let (log, index) = open_owned();
         append(&log, 0);
         for _ in 0..REWRITE_RECORDS_MIN {
             index.begin(&log, STREAM, (7, Offset(0)), room(&log), 0);

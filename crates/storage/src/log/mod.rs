@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use self::background::{run_cleaner, run_merger, run_preparer, run_uploader};
 use self::recorded::StartRecorded;
 use crate::cleaner::{Cleaner, CompactError, Compaction, RewriteReport};
+use crate::epochs::Epochs;
 use crate::format::Lsn;
 use crate::index::BatchPlace;
 use crate::options::{Clock, Options};
@@ -323,7 +324,7 @@ impl Log {
             to
         };
         let done = match self.shared.options.owned {
-            Some(_) => done.map(|done| StartRecorded::then(done, &self.shared, stream, to)),
+            Some(_) => Some(StartRecorded::then(done, &self.shared, stream, to)),
             None => done,
         };
         self.shared.queue.push(Request::Trim { stream: stream.clone(), to, done });
@@ -432,9 +433,19 @@ impl Log {
         shared.compact_stored(jobs, &mut pacer, &mut |outcome| shared.await_replaced(outcome))
     }
 
-    /// Whether the log may get another owner, who has only what is in the object store.
-    pub fn may_move(&self) -> bool {
-        self.shared.options.owned.is_some()
+    /// The epochs of a log that may get another owner, who has only what is in the object store.
+    pub fn epochs(&self) -> Option<&Epochs> {
+        self.shared.options.owned.as_ref().map(|owned| &owned.epochs)
+    }
+
+    /// The start of a stream that the next owner of the log will know, as far as this is known. That of a log without epochs is
+    /// its start.
+    pub fn lasting_start(&self, stream: &Stream) -> Offset {
+        let state = stream.lock();
+        match self.shared.options.owned {
+            Some(_) => state.recorded.start().min(state.start),
+            None => state.start,
+        }
     }
 
     /// Whether another server writes this log's objects, so that nothing more is stored.

@@ -8,9 +8,9 @@ use crate::request::{AppendError, Completion};
 use crate::shared::Shared;
 use crate::stream::Stream;
 
-/// Completes a trim once an object records the new start.
+/// Completes a trim once an object records the new start. If nobody waits for that, the next object with records does.
 pub(super) struct StartRecorded {
-    done: Arc<dyn Completion>,
+    done: Option<Arc<dyn Completion>>,
     shared: Arc<Shared>,
     stream: Arc<Stream>,
     to: Offset,
@@ -18,7 +18,7 @@ pub(super) struct StartRecorded {
 
 impl StartRecorded {
     pub fn then(
-        done: Arc<dyn Completion>,
+        done: Option<Arc<dyn Completion>>,
         shared: &Arc<Shared>,
         stream: &Arc<Stream>,
         to: Offset,
@@ -29,14 +29,17 @@ impl StartRecorded {
 
 impl Completion for StartRecorded {
     fn complete(&self, result: Result<(), AppendError>) {
-        if result.is_err() {
-            return self.done.complete(result);
-        }
-        let recorded = self.stream.lock().recorded.wait_for_start(self.to, self.done.clone());
+        let tier = &self.shared.tier;
+        let done = match (&self.done, &result) {
+            (None, Ok(())) => return tier.record(vec![self.stream.clone()], None),
+            (None, Err(_)) => return,
+            (Some(done), Err(_)) => return done.complete(result),
+            (Some(done), Ok(())) => done.clone(),
+        };
+        let recorded = self.stream.lock().recorded.wait_for_start(self.to, done);
         if let Some(done) = recorded {
             return done.complete(Ok(()));
         }
-        let tier = &self.shared.tier;
         tier.record(vec![self.stream.clone()], Some(self.shared.clock.nanos()));
         // Whoever stops the uploader says so before it fails those who wait.
         if let Some(why) = tier.fenced() {

@@ -51,6 +51,14 @@ pub enum OpenError {
     /// The disk has no room for the writes of recovery.
     #[error("the disk is too full to open the log")]
     Full,
+    /// The log is open and cannot be used.
+    #[error("{doing}: {source}")]
+    Unusable {
+        /// The failed step.
+        doing: &'static str,
+        /// Its error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Reading or writing failed.
     #[error("{doing}: {source}")]
     Io {

@@ -75,7 +75,9 @@ fn opening_error(error: &OpenError) -> Finding {
         OpenError::Lost { stream, from, to } => {
             (String::new(), 0, vec![Hit { stream: *stream, from: *from, to: *to, batches: None }])
         }
-        OpenError::NoBucket { .. } | OpenError::Full | OpenError::Io { .. } => (String::new(), 0, Vec::new()),
+        OpenError::NoBucket { .. } | OpenError::Full | OpenError::Unusable { .. } | OpenError::Io { .. } => {
+            (String::new(), 0, Vec::new())
+        }
     };
     Finding {
         hits,

@@ -9,7 +9,8 @@
 //! - Nothing is written to the bucket.
 //! - A number or a generation that the lost server may have used is not used again: numbers go on behind the highest
 //!   object, generations a long way behind it.
-//! - Opening must accept the log with the same bounds; that is tried before the segment gets its name.
+//! - Opening must accept the log with the same bounds. That is tried before the segment gets its name, or the caller looks after
+//!   opening.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -456,7 +457,7 @@ fn bare(sequence: u32, generation: u64, length: u64, restore: &Restore, table: V
     bytes
 }
 
-/// Writes the first segment of the restored log, tries to open the log, and only then gives the segment its name.
+/// Writes the first segment of the restored log, and gives it its name once opening accepts it, if that is tried.
 fn write_first(
     target: &Arc<dyn Disk>,
     restore: &Restore,
@@ -515,13 +516,11 @@ fn compare(id: StreamId, stream: &RestoredStream, bounds: Option<Bounds>) -> Res
 }
 
 impl RestoredLog {
-    /// Whether `log`, which was just opened, has those of the restored streams in which nothing was appended since, as
-    /// `untouched` says.
-    pub fn is_in(&self, log: &Log, untouched: impl Fn(StreamId) -> bool) -> Result<(), RestoreError> {
+    /// Whether `log`, which was just opened, has the streams as they were restored. Nothing was appended since.
+    pub fn is_in(&self, log: &Log) -> Result<(), RestoreError> {
         let opened: HashMap<StreamId, Bounds> =
             log.streams().iter().map(|stream| (stream.id(), stream.bounds())).collect();
-        let restored = self.streams.iter().filter(|(id, _)| untouched(**id));
-        restored.into_iter().try_for_each(|(id, stream)| compare(*id, stream, opened.get(id).copied()))
+        self.streams.iter().try_for_each(|(id, stream)| compare(*id, stream, opened.get(id).copied()))
     }
 }
 

@@ -513,10 +513,12 @@ impl World {
     fn is_at_rest(&self) -> bool {
         let opened = |(log, owner): (&String, &OwnerRecord)| {
             let process = self.processes.values().find(|process| process.broker == owner.broker);
-            owner.broker == owner.home
-                && owner.next.is_none()
-                && process
-                    .is_some_and(|process| !process.is_busy() && process.host.held(log) == Some(owner.epoch))
+            let open = |process: &Process| {
+                !process.is_busy()
+                    && process.host.held(log) == Some(owner.epoch)
+                    && process.host.has_open(log)
+            };
+            owner.broker == owner.home && owner.next.is_none() && process.is_some_and(open)
         };
         let waits =
             |producer: &Producer| producer.current.is_some() && self.expected.contains_key(&producer.place);
