@@ -137,6 +137,13 @@ impl Stream {
         let session = ClientConnection::new(config.clone(), name).map_err(io::Error::other)?;
         Ok(Stream::Tls(Box::new(StreamOwned::new(session, stream))))
     }
+
+    fn socket(&self) -> &TcpStream {
+        match self {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => &stream.sock,
+        }
+    }
 }
 
 impl Read for Stream {
@@ -214,8 +221,15 @@ impl Channel {
         Ok(Bytes::from(bytes))
     }
 
+    /// Gives the connection up. What was sent and has not arrived is taken back: the system would deliver it minutes later, once
+    /// the network is well again. A marker that ends a transaction would then end a later one of the same producer.
     fn lost(&self, error: io::Error) -> ClientError {
         let address = self.address.clone();
+        if let Err(error) =
+            rustix::net::sockopt::set_socket_linger(self.stream.socket(), Some(Duration::ZERO))
+        {
+            tracing::warn!(address, %error, "a request that was given up may still arrive");
+        }
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
                 ClientError::Silent { address, seconds: self.patience.answer.as_secs() }
@@ -225,5 +239,29 @@ impl Channel {
             }
             _ => ClientError::Lost { address, error },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn what_was_sent_to_a_server_that_does_not_answer_is_taken_back() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let patience = Patience { connect: Duration::from_secs(2), answer: Duration::from_millis(50) };
+        let mut channel = Channel::connect(&address, &Security::default(), patience).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        channel.send(&Chunks { parts: vec![Bytes::from_static(&[7; 4])] }).unwrap();
+        assert!(matches!(channel.receive(), Err(ClientError::Silent { .. })));
+        drop(channel);
+        server.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        // A connection that is closed in an orderly way would end after the four bytes.
+        let mut read = Vec::new();
+        let error = server.read_to_end(&mut read).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     }
 }
