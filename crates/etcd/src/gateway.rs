@@ -3,7 +3,6 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use meta::LeaseId;
@@ -12,6 +11,7 @@ use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use reqwest::{Certificate, Client, Identity, Response, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::watch::{Receiver, Sender};
 
 use crate::api::{
     Failure, GrantRequest, Int, LeaseAnswer, LeaseRequest, LogInAnswer, LogInRequest, Streamed,
@@ -21,6 +21,8 @@ use crate::api::{
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for one attempt of a request. etcd itself gives a proposal up after some seven seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same for the first attempts: a member that hangs, or that waits for a leader which does, must not cost a broker its lease.
+const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause before and between the probes of a connection without traffic: a watch notices a machine that is gone.
 const KEEPALIVE: Duration = Duration::from_secs(2);
 /// Time for a read, with all its attempts.
@@ -109,8 +111,8 @@ impl CallError {
 struct Shared {
     client: Client,
     endpoints: Vec<Url>,
-    /// The endpoint that answered last.
-    current: AtomicUsize,
+    /// The endpoint that is asked. Watches follow it.
+    current: Sender<usize>,
     user: Option<LogInRequest>,
     /// Of the user, once logged in.
     token: Mutex<Option<HeaderValue>>,
@@ -151,22 +153,35 @@ impl Gateway {
         }
         let user = settings.user.clone().map(|(name, password)| LogInRequest { name, password });
         let client = client.build().map_err(wrong)?;
-        let (current, token) = (AtomicUsize::new(0), Mutex::new(None));
+        let (current, token) = (Sender::new(0), Mutex::new(None));
         Ok(Gateway(Arc::new(Shared { client, endpoints, current, user, token })))
+    }
+
+    /// The endpoint that is asked, and its changes.
+    pub fn current(&self) -> Receiver<usize> {
+        self.0.current.subscribe()
+    }
+
+    /// Time for an attempt after so many. Once each endpoint was tried, they get more of it.
+    fn timeout(&self, attempts: usize) -> Duration {
+        let rounds = u32::try_from(attempts / self.endpoints()).unwrap_or(u32::MAX);
+        SHORT_TIMEOUT.saturating_mul(rounds.saturating_add(1)).min(REQUEST_TIMEOUT)
     }
 
     pub fn endpoints(&self) -> usize {
         self.0.endpoints.len()
     }
 
-    /// Makes one attempt of a request that may change something.
+    /// Makes one attempt of a request that may change something, after so many `attempts`.
     pub async fn call<Q: Serialize, A: DeserializeOwned>(
         &self,
         path: &str,
         request: &Q,
+        attempts: usize,
     ) -> Result<A, CallError> {
+        let asked = *self.0.current.borrow();
         let answer = async {
-            let mut response = self.send(path, request).await?;
+            let mut response = self.send(asked, path, request).await?;
             let mut body = Vec::new();
             while let Some(chunk) = response.chunk().await.map_err(unclear)? {
                 if body.len() + chunk.len() > ANSWER_BYTES_MAX {
@@ -178,7 +193,11 @@ impl Gateway {
             }
             serde_json::from_slice(&body).map_err(unclear)
         };
-        within(REQUEST_TIMEOUT, answer).await.inspect_err(|error| self.try_another(error))
+        let answer = within(self.timeout(attempts), answer).await;
+        if let Err(CallError::Unclear(_)) = answer {
+            self.try_another(asked);
+        }
+        answer
     }
 
     /// Makes a request that may be repeated, until the outcome is clear or the patience ends.
@@ -187,7 +206,7 @@ impl Gateway {
         path: &str,
         request: &Q,
     ) -> Result<A, CallError> {
-        self.patiently(async || self.call(path, request).await).await
+        self.patiently(async |attempts| self.call(path, request, attempts).await).await
     }
 
     /// Like [`Gateway::read`], for an answer that is a stream. Reads its first message.
@@ -196,7 +215,7 @@ impl Gateway {
         path: &str,
         request: &Q,
     ) -> Result<A, CallError> {
-        let first = async || match self.call(path, request).await? {
+        let first = async |attempts| match self.call(path, request, attempts).await? {
             Streamed::Result(answer) => Ok(answer),
             Streamed::Error(failure) => Err(refused(failure)),
         };
@@ -205,12 +224,12 @@ impl Gateway {
 
     async fn patiently<A>(
         &self,
-        mut attempt: impl AsyncFnMut() -> Result<A, CallError>,
+        mut attempt: impl AsyncFnMut(usize) -> Result<A, CallError>,
     ) -> Result<A, CallError> {
         let until = tokio::time::Instant::now() + READ_PATIENCE;
         let mut attempts = 0;
         loop {
-            match attempt().await {
+            match attempt(attempts).await {
                 Err(CallError::Unclear(_)) if tokio::time::Instant::now() < until => {
                     attempts += 1;
                     self.pause(attempts).await;
@@ -246,28 +265,33 @@ impl Gateway {
         }
     }
 
-    /// Sends a request; returns the answer from its body on. Logs in first, where that is needed.
-    pub async fn send<Q: Serialize>(&self, path: &str, request: &Q) -> Result<Response, CallError> {
+    /// Sends a request to an endpoint; returns the answer from its body on. Logs in first, where that is needed.
+    pub async fn send<Q: Serialize>(
+        &self,
+        to: usize,
+        path: &str,
+        request: &Q,
+    ) -> Result<Response, CallError> {
         let body = serde_json::to_vec(request).expect("requests can be written as JSON");
         let token = self.0.token.lock().clone();
         let token = match (token, &self.0.user) {
-            (None, Some(user)) => Some(self.log_in(user).await?),
+            (None, Some(user)) => Some(self.log_in(to, user).await?),
             (token, _) => token,
         };
-        match self.post(path, body.clone(), token).await {
+        match self.post(to, path, body.clone(), token).await {
             // The token has expired, or etcd was started again. The request had no effect.
             Err(CallError::Refused(failure)) if is_old_token(&failure) && self.0.user.is_some() => {
                 let user = self.0.user.as_ref().expect("it was just seen");
-                let token = self.log_in(user).await?;
-                self.post(path, body, Some(token)).await
+                let token = self.log_in(to, user).await?;
+                self.post(to, path, body, Some(token)).await
             }
             sent => sent,
         }
     }
 
-    async fn log_in(&self, user: &LogInRequest) -> Result<HeaderValue, CallError> {
+    async fn log_in(&self, to: usize, user: &LogInRequest) -> Result<HeaderValue, CallError> {
         let body = serde_json::to_vec(user).expect("requests can be written as JSON");
-        let response = self.post("/v3/auth/authenticate", body, None).await?;
+        let response = self.post(to, "/v3/auth/authenticate", body, None).await?;
         let answer: LogInAnswer =
             serde_json::from_slice(&response.bytes().await.map_err(unclear)?).map_err(unclear)?;
         let mut token = HeaderValue::from_str(&answer.token).map_err(unclear)?;
@@ -278,12 +302,12 @@ impl Gateway {
 
     async fn post(
         &self,
+        to: usize,
         path: &str,
         body: Vec<u8>,
         token: Option<HeaderValue>,
     ) -> Result<Response, CallError> {
-        let current = self.0.current.load(Ordering::Relaxed) % self.0.endpoints.len();
-        let url = self.0.endpoints[current].join(path).map_err(unclear)?;
+        let url = self.0.endpoints[to].join(path).map_err(unclear)?;
         let request = self.0.client.post(url).header(CONTENT_TYPE, "application/json").body(body);
         // A member that has lost its leader ends a watch in place of staying silent.
         let mut request = request.header("Grpc-Metadata-hasleader", "true");
@@ -301,11 +325,16 @@ impl Gateway {
         }
     }
 
-    /// Goes on with the next endpoint after a request without a clear outcome.
-    pub fn try_another(&self, error: &CallError) {
-        if matches!(error, CallError::Unclear(_)) {
-            self.0.current.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Goes on with the next endpoint after a request to `asked` without a clear outcome. Several requests may have been on
+    /// their way to it.
+    pub fn try_another(&self, asked: usize) {
+        self.0.current.send_if_modified(|current| {
+            let same = *current == asked;
+            if same {
+                *current = (asked + 1) % self.endpoints();
+            }
+            same && self.endpoints() > 1
+        });
     }
 }
 

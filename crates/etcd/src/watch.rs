@@ -98,14 +98,20 @@ impl Follower {
         let mut in_a_row = 0;
         loop {
             let (told, before) = (self.told.clone(), self.revision);
+            let mut current = self.gateway.current();
+            let asked = *current.borrow_and_update();
             let ended = tokio::select! {
-                ended = self.follow() => ended,
+                ended = self.follow(asked) => ended,
+                // A member that hangs says nothing, and its connection stays open.
+                _ = current.changed() => continue,
                 () = told.closed() => return,
             };
             match ended {
                 End::Done => return,
                 End::Lost(error) => {
-                    self.gateway.try_another(&error);
+                    if let CallError::Unclear(_) = error {
+                        self.gateway.try_another(asked);
+                    }
                     in_a_row = if self.revision > before { 1 } else { in_a_row + 1 };
                     // Whoever waits hears of it, unless it has not heard of the last ones. The watch goes on.
                     if in_a_row % TOLD_EVERY == 0 {
@@ -118,14 +124,14 @@ impl Follower {
     }
 
     /// Follows etcd on one connection.
-    async fn follow(&mut self) -> End {
+    async fn follow(&mut self, asked: usize) -> End {
         let create = WatchCreate {
             key: self.below.clone(),
             range_end: prefix_end(&self.below),
             start_revision: Int::of_revision(self.revision + 1),
         };
         let request = WatchRequest { create_request: create };
-        let begun = self.gateway.send("/v3/watch", &request);
+        let begun = self.gateway.send(asked, "/v3/watch", &request);
         let mut response = match tokio::time::timeout(CREATE_TIMEOUT, begun).await {
             Ok(Ok(response)) => response,
             Ok(Err(error)) => return End::Lost(error),
@@ -140,10 +146,12 @@ impl Follower {
             match from_slice::<Streamed<WatchAnswer>>(&line) {
                 Ok(Streamed::Result(answer)) => match self.take(answer) {
                     Ok(Some(events)) => {
-                        self.revision = events.revision;
+                        // Whoever cancels this comes back for what was not told.
+                        let revision = events.revision;
                         if self.told.send(Ok(events)).await.is_err() {
                             return End::Done;
                         }
+                        self.revision = revision;
                     }
                     Ok(None) => {}
                     Err(Taken::Lost(error)) => return End::Lost(error),

@@ -93,6 +93,43 @@ fn a_commit_is_made_once_though_its_answer_is_lost() {
 }
 
 #[test]
+fn a_member_that_hangs_costs_no_lease_and_no_news() {
+    if !Process::is_installed() {
+        return;
+    }
+    const TTL: Duration = Duration::from_secs(3);
+    let (runtime, directory) = (runtime(), tempfile::tempdir().unwrap());
+    let process = Process::start(directory.path().join("etcd"));
+    let proxies: Vec<LossyProxy> = (0..3).map(|seed| LossyProxy::start(process.address(), seed)).collect();
+    let endpoints = proxies.iter().map(|proxy| format!("http://{}", proxy.address)).collect();
+    let settings = Settings { endpoints, ..Settings::default() };
+    let store = Etcd::open(&settings, "/hangs/", runtime.handle().clone()).unwrap();
+    let lease = store.grant(TTL).unwrap();
+    let mut revision = store.commit(&[], &[Change::put_leased("alive", "x", lease)]).unwrap();
+    let mut watch = store.watch("", revision);
+    // Each of them hangs once, while several requests are on their way to it.
+    for hung in &proxies {
+        hung.hang(true);
+        let begun = Instant::now();
+        let committed = thread::scope(|scope| {
+            let commit = |n: u32| store.commit(&[], &[Change::put(format!("n/{n}"), "x")]).unwrap();
+            let requests: Vec<_> = (0..3).map(|n| scope.spawn(move || commit(n))).collect();
+            store.keep_alive(lease).unwrap();
+            requests.into_iter().map(|request| request.join().unwrap()).max().unwrap()
+        });
+        let late = begun.elapsed();
+        assert!(late < TTL / 2, "an answer after {late:?}");
+        while revision < committed {
+            revision = watch.next(TTL).unwrap().revision;
+            assert!(begun.elapsed() < TTL, "news up to {revision}, not {committed}");
+        }
+        hung.hang(false);
+        store.keep_alive(lease).unwrap();
+    }
+    assert!(store.find("alive").unwrap().is_some());
+}
+
+#[test]
 fn an_etcd_that_is_killed_loses_no_commit_and_is_found_again() {
     if !Process::is_installed() {
         return;

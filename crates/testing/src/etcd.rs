@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -146,6 +146,7 @@ struct Shared {
     lost: AtomicU32,
     /// Connections that were closed so.
     closed: AtomicU32,
+    hangs: AtomicBool,
     random: Mutex<fastrand::Rng>,
 }
 
@@ -158,6 +159,7 @@ impl LossyProxy {
             to: to.to_owned(),
             lost: AtomicU32::new(0),
             closed: AtomicU32::new(0),
+            hangs: AtomicBool::new(false),
             random: Mutex::new(fastrand::Rng::with_seed(seed)),
         });
         let of_threads = shared.clone();
@@ -175,6 +177,11 @@ impl LossyProxy {
         self.shared.lost.store(of_256, Ordering::SeqCst);
     }
 
+    /// Says whether nothing passes, as if the server's process stood still: connections stay open, and new ones are made.
+    pub fn hang(&self, hangs: bool) {
+        self.shared.hangs.store(hangs, Ordering::SeqCst);
+    }
+
     /// How many connections were closed in place of an answer.
     pub fn closed(&self) -> u32 {
         self.shared.closed.load(Ordering::SeqCst)
@@ -182,16 +189,34 @@ impl LossyProxy {
 }
 
 impl Shared {
-    fn pass(&self, mut client: TcpStream) -> Option<()> {
+    fn wait_while_it_hangs(&self) {
+        while self.hangs.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Passes the answers of a server on.
+    fn pass_back(&self, answers: &mut TcpStream, client: &mut TcpStream) -> Option<()> {
+        let mut bytes = vec![0; 64 * 1024];
+        loop {
+            let length = answers.read(&mut bytes).ok().filter(|length| *length > 0)?;
+            self.wait_while_it_hangs();
+            client.write_all(&bytes[..length]).ok()?;
+        }
+    }
+
+    fn pass(self: &Arc<Shared>, mut client: TcpStream) -> Option<()> {
         let mut server = TcpStream::connect(&self.to).ok()?;
         let (mut answers, mut to_client) = (server.try_clone().ok()?, client.try_clone().ok()?);
+        let shared = self.clone();
         std::thread::spawn(move || {
-            let _ = std::io::copy(&mut answers, &mut to_client);
+            shared.pass_back(&mut answers, &mut to_client);
             let _ = to_client.shutdown(std::net::Shutdown::Both);
         });
         let mut bytes = vec![0; 64 * 1024];
         loop {
             let length = client.read(&mut bytes).ok().filter(|length| *length > 0)?;
+            self.wait_while_it_hangs();
             let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
             let (strikes, before) = (random.u32(0..256) < self.lost.load(Ordering::SeqCst), random.bool());
             drop(random);
