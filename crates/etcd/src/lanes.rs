@@ -19,6 +19,8 @@ use crate::gateway::{CallError, Gateway};
 use crate::{HIDDEN, failed};
 
 const LANES: usize = 4;
+/// etcd takes 128 operations in a transaction (`--max-txn-ops`). The lane is one of them, and a few compares are of other keys.
+pub const CHANGES_MAX: usize = 120;
 /// Time for a commit, with all its attempts.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The time of a lane's lease. It is taken anew after half of that, so a lane's key stays much longer after its last use
@@ -80,7 +82,7 @@ impl Lanes {
                 }
             };
             let request = self.request(compares, changes, (&key, &nonce), (lane.revision, lease));
-            let response: TxnResponse = match gateway.call("/v3/kv/txn", &request).await {
+            let response: TxnResponse = match gateway.call("/v3/kv/txn", &request, attempts).await {
                 Ok(response) => response,
                 Err(error) if error.is_no_lease() => {
                     // Of the changes' leases, or the lane's.

@@ -136,6 +136,10 @@ impl Store for Etcd {
         self.runtime.block_on(self.lanes.commit(&self.gateway, compares, changes))
     }
 
+    fn changes_max(&self) -> usize {
+        lanes::CHANGES_MAX
+    }
+
     fn watch(&self, prefix: &str, after: u64) -> Box<dyn Watch> {
         let below = format!("{}{prefix}", self.prefix);
         Box::new(EtcdWatch::begin(&self.gateway, (&self.prefix, below), after, self.runtime.clone()))

@@ -178,6 +178,11 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// that. Then only a later listing, or a watch that has to list again, shows whether the commit was made.
     fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<u64, MetaError>;
 
+    /// Bound of the changes of a commit, each with a compare.
+    fn changes_max(&self) -> usize {
+        usize::MAX
+    }
+
     /// Reports the changes of keys that begin with `prefix`, in commits after the revision `after`.
     fn watch(&self, prefix: &str, after: u64) -> Box<dyn Watch>;
 

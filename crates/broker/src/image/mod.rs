@@ -256,6 +256,32 @@ impl Metadata {
         }
     }
 
+    /// As [`Metadata::update`], for changes of any number that need not be made together: in several commits, if the store takes
+    /// no more in one. Returns the first result. After an error a part may have been made.
+    pub fn update_in_parts<T, E: From<MetaError>>(
+        &self,
+        mut change: impl FnMut(&Image) -> Result<Update<T>, E>,
+    ) -> Result<T, E> {
+        let most = self.store.changes_max();
+        let (mut first, mut made) = (None, BTreeSet::new());
+        loop {
+            let (result, part, all) = self.update(|image| {
+                let Update { compares, mut changes, result } = change(image)?;
+                changes.retain(|change| !made.contains(change.key()));
+                let left = changes.len();
+                changes.truncate(most);
+                let keys: Vec<String> = changes.iter().map(|change| change.key().to_owned()).collect();
+                Ok::<_, E>(Update { compares, result: (result, keys, left <= most), changes })
+            })?;
+            made.extend(part);
+            let result = first.take().unwrap_or(result);
+            if all {
+                return Ok(result);
+            }
+            first = Some(result);
+        }
+    }
+
     /// Applies all changes that the store has reported so far.
     pub fn refresh(&self) -> Result<(), MetaError> {
         self.step(&mut self.following.lock(), Duration::ZERO)

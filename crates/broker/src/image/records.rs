@@ -40,6 +40,10 @@ macro_rules! json_record {
     };
 }
 
+/// Fields of a newer version of this program. A broker that changes a record keeps them: versions are mixed while a cluster is
+/// upgraded.
+pub type Rest = BTreeMap<String, serde_json::Value>;
+
 /// A topic.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TopicRecord {
@@ -57,6 +61,8 @@ pub struct TopicRecord {
     pub moves: BTreeMap<i32, Move>,
     #[serde(default)]
     pub configs: Overrides,
+    #[serde(flatten)]
+    pub rest: Rest,
 }
 
 /// A partition that moves to another log (KIP-455). Its records are copied into a new stream there.
@@ -77,6 +83,8 @@ pub struct Move {
     /// Once neither end changes any more.
     #[serde(default)]
     pub bounds: Option<SealedBounds>,
+    #[serde(flatten)]
+    pub rest: Rest,
 }
 
 /// The bounds of a partition that is sealed.
@@ -100,6 +108,7 @@ impl TopicRecord {
             epochs: Vec::new(),
             moves: BTreeMap::new(),
             configs,
+            rest: Rest::new(),
         }
     }
 
@@ -285,6 +294,8 @@ pub struct OwnerRecord {
     /// The process of the next broker, once it has fetched what can be fetched before.
     #[serde(default)]
     pub ready: Option<Uuid>,
+    #[serde(flatten)]
+    pub rest: Rest,
 }
 
 json_record!(OwnerRecord, "owners/");

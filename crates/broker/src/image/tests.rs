@@ -141,6 +141,74 @@ fn what_cannot_be_read_is_an_error_at_the_start_and_passed_over_later() {
     assert!(matches!(error, MetaError::Unreadable { key, .. } if key == "topics/a"));
 }
 
+/// A store that takes few changes in a commit.
+#[derive(Debug)]
+struct Narrow(Memory);
+
+impl Store for Narrow {
+    fn find(&self, key: &str) -> Result<Option<meta::Value>, MetaError> {
+        self.0.find(key)
+    }
+
+    fn list(&self, prefix: &str) -> Result<meta::Listing, MetaError> {
+        self.0.list(prefix)
+    }
+
+    fn commit(&self, compares: &[Compare], changes: &[Change]) -> Result<u64, MetaError> {
+        assert!(compares.len() <= 11 && changes.len() <= 10, "{} changes", changes.len());
+        self.0.commit(compares, changes)
+    }
+
+    fn changes_max(&self) -> usize {
+        10
+    }
+
+    fn watch(&self, prefix: &str, after: u64) -> Box<dyn meta::Watch> {
+        self.0.watch(prefix, after)
+    }
+
+    fn grant(&self, ttl: Duration) -> Result<meta::LeaseId, MetaError> {
+        self.0.grant(ttl)
+    }
+
+    fn keep_alive(&self, lease: meta::LeaseId) -> Result<(), MetaError> {
+        self.0.keep_alive(lease)
+    }
+
+    fn revoke(&self, lease: meta::LeaseId) -> Result<(), MetaError> {
+        self.0.revoke(lease)
+    }
+}
+
+#[test]
+fn changes_that_are_too_many_for_a_commit_are_made_in_parts() {
+    let metadata = Metadata::open(Arc::new(Narrow(Memory::default()))).unwrap();
+    for count in [0, 9, 10, 11, 25] {
+        let mut asked = 0;
+        let added: Result<usize, MetaError> = metadata.update_in_parts(|image| {
+            asked += 1;
+            let before = image.topics.iter().count();
+            let puts = (0..count).map(|n| topic(n).put(&n.to_string())).collect();
+            Ok(Update::new(puts, before))
+        });
+        assert_eq!(
+            (added.unwrap(), metadata.image().topics.iter().count()),
+            (0, usize::try_from(count).unwrap())
+        );
+        assert_eq!(asked, count.div_ceil(10).max(1));
+        let gone: Result<usize, MetaError> = metadata.update_in_parts(|image| {
+            let deletions: Vec<Change> =
+                image.topics.iter().map(|(name, _)| TopicRecord::delete(name)).collect();
+            let count = deletions.len();
+            Ok(Update::new(deletions, count))
+        });
+        assert_eq!(
+            (gone.unwrap(), metadata.image().topics.iter().count()),
+            (usize::try_from(count).unwrap(), 0)
+        );
+    }
+}
+
 #[test]
 fn brokers_that_change_topics_at_once_end_with_the_same_image() {
     for seed in 0..20 {
@@ -177,4 +245,18 @@ fn brokers_that_change_topics_at_once_end_with_the_same_image() {
         assert_eq!((ours.revision, theirs.revision), (stored.revision, stored.revision));
         assert_eq!(store.find("count").unwrap().unwrap().bytes, [200], "every change was made once");
     }
+}
+
+#[test]
+fn fields_of_a_newer_version_stay() {
+    let topic = br#"{"id":"00000000-0000-0000-0000-000000000001","streams":[7,8],"moves":{"1":{"stream":9,
+        "log":"00000000-0000-0000-0000-000000000002","epoch":3,"new":[1,2]}},"configs":{},"new":{"a":null}}"#;
+    let mut record = TopicRecord::parse("a", topic).unwrap();
+    record.moves.get_mut(&1).unwrap().ready = true;
+    let again: serde_json::Value = serde_json::from_slice(&record.encode()).unwrap();
+    assert_eq!(again["new"], serde_json::json!({ "a": null }));
+    assert_eq!((&again["moves"]["1"]["new"], &again["moves"]["1"]["ready"]), (&[1, 2].into(), &true.into()));
+    // Nothing is added where nothing is new.
+    let plain = String::from_utf8(TopicRecord::new(Uuid::nil(), BTreeMap::new()).encode()).unwrap();
+    assert!(!plain.contains("rest"), "{plain}");
 }

@@ -115,7 +115,7 @@ impl Quotas {
         &self,
         change: impl Fn(&BTreeMap<Entity, Values>) -> (T, BTreeMap<Entity, Values>),
     ) -> Result<T, MetaError> {
-        self.metadata.update(|image| {
+        self.metadata.update_in_parts(|image| {
             let old = entities(image);
             let (result, changed) = change(&old);
             let changed = changed

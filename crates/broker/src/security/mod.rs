@@ -183,7 +183,7 @@ impl Authorizer {
 
     /// Adds ACLs. Existing ones are skipped. Durable on return. Blocks.
     pub fn add(&self, new: &[Acl]) -> Result<(), MetaError> {
-        self.metadata.update(|image| {
+        self.metadata.update_in_parts(|image| {
             let mut there = distinct(image);
             let added = new.iter().filter(|acl| there.insert(acl));
             Ok(Update::new(added.map(|acl| acl.put(&uuid::Uuid::new_v4().to_string())).collect(), ()))
@@ -192,7 +192,7 @@ impl Authorizer {
 
     /// Removes the ACLs that the filters select. Returns them by filter. Durable on return. Blocks.
     pub fn remove(&self, filters: &[AclFilter]) -> Result<Vec<Vec<Acl>>, MetaError> {
-        self.metadata.update(|image| {
+        self.metadata.update_in_parts(|image| {
             let there = distinct(image);
             // As in Kafka, an ACL that several filters select is in the result of each.
             let meant = |filter: &AclFilter| {

@@ -19,7 +19,7 @@ use model::{Offset, StreamId};
 use uuid::Uuid;
 
 use super::{Topic, TopicError, Topics, found, set_levels};
-use crate::image::records::{Move, OwnerRecord, SealedBounds, TopicRecord};
+use crate::image::records::{Move, OwnerRecord, Rest, SealedBounds, TopicRecord};
 use crate::image::{Image, Record, Update};
 use crate::partition::Partition;
 
@@ -150,7 +150,15 @@ impl Topics {
             for ((index, (log, epoch)), (stream, _)) in begun.into_iter().zip(&streams.places) {
                 record.moves.insert(
                     index,
-                    Move { stream: stream.0, log, epoch, from: 0, ready: false, bounds: None },
+                    Move {
+                        stream: stream.0,
+                        log,
+                        epoch,
+                        from: 0,
+                        ready: false,
+                        bounds: None,
+                        rest: Rest::new(),
+                    },
                 );
             }
             let Update { compares, changes, .. } = streams.taken(record.put(name));

@@ -106,12 +106,13 @@ impl Users {
         all(&self.0.image())
     }
 
-    /// Makes the changes that `change` derives from all users: all of them or none. Durable on return. Blocks.
+    /// Makes the changes that `change` derives from all users: all of them or none, except in a cluster where they are many.
+    /// Durable on return. Blocks.
     pub fn change<T>(
         &self,
         change: impl Fn(&BTreeMap<String, Credentials>) -> (T, Vec<UserChange>),
     ) -> Result<T, MetaError> {
-        self.0.update(|image| {
+        self.0.update_in_parts(|image| {
             let (result, wanted) = change(&all(image));
             let changes = wanted.into_iter().map(|(user, hash, credential)| {
                 let name = credential_name(hash, &user);
