@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test stops where it is surprised")]
 
+#[path = "common/cluster_administration.rs"]
+mod administration;
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use broker::{Broker, ClusterAdmin, Config, Connection, Directories, Membership, Remote};
 use bytes::Bytes;
-use common::transactional::{Producer, V1, V2, Version, now_ms, read as read_committed};
+use common::transactional::{Producer, Seen, V1, V2, Version, now_ms, read as read_committed};
 use common::{call, connect, fetch_of, fetch_request, try_create_topic, unframed};
 use disk::{Disk, Engine, open_directory};
 use model::{Compression, Timestamp};
@@ -51,6 +53,8 @@ struct Cluster {
     sent: usize,
     starts: usize,
     reached: Reached,
+    /// Settings of all brokers.
+    settings: &'static [(&'static str, &'static str)],
 }
 
 /// The brokers by their ports.
@@ -81,7 +85,7 @@ impl Remote for Wire {
 }
 
 impl Cluster {
-    fn new() -> Cluster {
+    fn new(settings: &'static [(&'static str, &'static str)]) -> Cluster {
         let mut cluster = Cluster {
             home: tempfile::tempdir().unwrap(),
             store: Arc::default(),
@@ -90,6 +94,7 @@ impl Cluster {
             sent: 0,
             starts: 0,
             reached: Reached::default(),
+            settings,
         };
         (1..=3).for_each(|node| cluster.start(node));
         cluster
@@ -110,6 +115,9 @@ impl Cluster {
             ("broker.rack", &format!("rack {node}")),
             ("log.cleaner.backoff.ms", "50"),
         ] {
+            config.set(name, value).unwrap();
+        }
+        for (name, value) in self.settings {
             config.set(name, value).unwrap();
         }
         self.starts += 1;
@@ -301,7 +309,12 @@ async fn read(client: &mut Connection, partition: i32) -> Option<Vec<String>> {
 
 /// Three brokers, and a topic whose partitions are spread over them.
 async fn cluster() -> Cluster {
-    let cluster = Cluster::new();
+    cluster_with(&[]).await
+}
+
+/// The same, with these settings of all brokers.
+async fn cluster_with(settings: &'static [(&'static str, &'static str)]) -> Cluster {
+    let cluster = Cluster::new(settings);
     let until = Instant::now() + PATIENCE;
     loop {
         let mut client = cluster.client();
@@ -500,7 +513,7 @@ async fn offsets_of_a_deleted_topic_are_forgotten_by_all_brokers() {
     const GROUPS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
     let cluster = cluster().await;
     assert_eq!(try_create_topic(&mut cluster.client(), LONG, 1, &[]).await.error_code, 0);
-    let mut coordinators = std::collections::BTreeSet::new();
+    let mut coordinators = BTreeSet::new();
     for group in GROUPS {
         coordinators.insert(commit(&cluster, group, 5).await);
         assert_eq!(committed(&cluster, group).await, 5);
@@ -851,17 +864,135 @@ async fn coordinator_of(cluster: &Cluster, id: &'static str) -> Connection {
 
 /// Appends a record of a transaction to partition 0 of `TOPIC`.
 async fn send(cluster: &Cluster, producer: &mut Producer, value: &'static str) {
+    assert_eq!(send_to(cluster, producer, 0, value).await, ErrorCode::None);
+}
+
+/// Sends a record to the leader of a partition of `TOPIC`, until the answer is none that clients repeat it for.
+async fn send_to(
+    cluster: &Cluster,
+    producer: &mut Producer,
+    partition: i32,
+    value: &'static str,
+) -> ErrorCode {
     let until = Instant::now() + PATIENCE;
-    let (leader, _) = cluster.leaders().await[0];
+    let (leader, _) = cluster.leaders().await[partition.unsigned_abs() as usize];
     let to_coordinator = std::mem::replace(&mut producer.connection, connect(&cluster.brokers[&leader]));
-    loop {
-        let error = producer.send_alone(TOPIC, 0, &[value]).await;
-        if error == 0 {
-            break;
+    let error = loop {
+        let error = producer.send_alone(TOPIC, partition, &[value]).await;
+        let waits = error == ErrorCode::ConcurrentTransactions.code();
+        if !waits && !may_be_retried(error) {
+            break error;
         }
-        assert!(Instant::now() < until && may_be_retried(error), "{:?}", ErrorCode::from_code(error));
-    }
+        assert!(Instant::now() < until, "{:?}", ErrorCode::from_code(error));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
     producer.connection = to_coordinator;
+    ErrorCode::from_code(error).unwrap()
+}
+
+/// What is in a partition of `TOPIC`, as its leader says.
+async fn seen(cluster: &Cluster, partition: i32) -> Seen {
+    let (leader, _) = cluster.leaders().await[partition.unsigned_abs() as usize];
+    read_committed(&mut connect(&cluster.brokers[&leader]), TOPIC, partition, 0, false).await
+}
+
+/// The leader of a partition asks the coordinator, which is another broker, and appends nothing that is not in a transaction
+/// (KIP-890).
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn leaders_refuse_what_the_coordinator_on_another_broker_does_not_know() {
+    const NOTHING: Seen = Seen { values: Vec::new(), last_stable_offset: 0, high_watermark: 0 };
+    const ABORTABLE: ErrorCode = ErrorCode::TransactionAbortable;
+    let cluster = cluster().await;
+    let mut old = transactional(&cluster, "one", V1).await;
+    let node = coordinator(&mut cluster.client(), TRANSACTION, "one").await.unwrap();
+    let leaders = cluster.leaders().await;
+    let elsewhere = (0..).zip(&leaders).filter(|(_, (leader, _))| *leader != node);
+    let elsewhere: Vec<i32> = elsewhere.map(|(partition, _)| partition).collect();
+    let [inside, outside, other, ..] = elsewhere[..] else { panic!("{node} leads all of {leaders:?}") };
+    // No transaction is open. Then one is, in another partition.
+    assert_eq!(send_to(&cluster, &mut old, outside, "no transaction").await, ABORTABLE);
+    assert_eq!(old.add(TOPIC, inside).await, 0);
+    assert_eq!(send_to(&cluster, &mut old, inside, "inside").await, ErrorCode::None);
+    assert_eq!(send_to(&cluster, &mut old, outside, "outside").await, ABORTABLE);
+    assert_eq!(seen(&cluster, outside).await, NOTHING);
+    assert_eq!(old.end(true).await, 0);
+    let until = Instant::now() + PATIENCE;
+    let ended = loop {
+        let found = seen(&cluster, inside).await;
+        if found.last_stable_offset == found.high_watermark {
+            break found;
+        }
+        assert!(Instant::now() < until, "the transaction stays open: {found:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!(ended, Seen { values: vec!["inside".into()], last_stable_offset: 2, high_watermark: 2 });
+    assert_eq!(send_to(&cluster, &mut old, inside, "too late").await, ABORTABLE);
+    assert_eq!(seen(&cluster, inside).await, ended);
+
+    // The next producer adds its partitions by sending. The coordinator fences the one before.
+    let mut new = transactional(&cluster, "one", V2).await;
+    assert_eq!(send_to(&cluster, &mut old, outside, "fenced").await, ErrorCode::InvalidProducerEpoch);
+    assert_eq!(seen(&cluster, outside).await, NOTHING);
+    assert_eq!(send_to(&cluster, &mut new, inside, "of the next").await, ErrorCode::None);
+    let before = new.epoch;
+    assert_eq!(new.end(true).await, 0);
+    new.epoch = before;
+    assert_eq!(send_to(&cluster, &mut new, other, "too late").await, ErrorCode::InvalidProducerEpoch);
+    assert_eq!(seen(&cluster, other).await, NOTHING);
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// Each broker gives ids out of blocks of its own, and another process of it begins a new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_producer_id_is_given_out_twice() {
+    // More than a block for each broker, in all rounds.
+    const TASKS: usize = 4;
+    const IDS_OF_A_TASK: usize = 150;
+    let mut cluster = cluster().await;
+    let mut given = BTreeSet::new();
+    for (node, transactional_id) in [(1, "a"), (2, "b"), (3, "c")] {
+        let of_a_broker = |broker: &Arc<Broker>| {
+            let client = || {
+                let mut client = connect(broker);
+                tokio::spawn(async move {
+                    let mut ids = Vec::new();
+                    for _ in 0..IDS_OF_A_TASK {
+                        ids.push(producer_id(&mut client).await);
+                    }
+                    ids
+                })
+            };
+            (0..TASKS).map(|_| client()).collect::<Vec<_>>()
+        };
+        let tasks: Vec<_> = cluster.brokers.values().flat_map(of_a_broker).collect();
+        let mut ids = vec![transactional(&cluster, transactional_id, V1).await.id];
+        for task in tasks {
+            ids.extend(task.await.unwrap());
+        }
+        assert_eq!(ids.len(), 1 + 3 * TASKS * IDS_OF_A_TASK);
+        for id in ids {
+            assert!(id >= 0 && given.insert(id), "{id} was given out before");
+        }
+        // One process ends in order, the others as if they were killed.
+        match node {
+            1 => cluster.brokers.remove(&node).unwrap().close().await,
+            _ => cluster.stop_signs(node).close().await,
+        }
+        cluster.start(node);
+    }
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// A new producer id, for an idempotent producer.
+async fn producer_id(client: &mut Connection) -> i64 {
+    let request = m::InitProducerIdRequest { transactional_id: None, ..Default::default() };
+    let answer: m::InitProducerIdResponse = call(client, 5, &request).await;
+    assert_eq!((answer.error_code, answer.producer_epoch), (0, 0));
+    answer.producer_id
 }
 
 /// The partitions of internal topics move, too, and their coordinators with them.
@@ -967,4 +1098,164 @@ async fn coordinator(client: &mut Connection, key_type: i8, id: &'static str) ->
     let answer: m::FindCoordinatorResponse = call(client, 4, &request).await;
     let found = &answer.coordinators[0];
     (found.error_code == 0).then_some(found.node_id)
+}
+
+/// Tools may ask any broker who is the controller.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn all_brokers_give_the_same_answer_about_the_controller() {
+    let mut cluster = cluster().await;
+    let first = quorum(&cluster).await;
+    cluster.stop_signs(first.leader_id).close().await;
+    let second = quorum(&cluster).await;
+    assert!(second.leader_id != first.leader_id && second.leader_epoch > first.leader_epoch, "{second:?}");
+    // The broker is a voter again.
+    cluster.start(first.leader_id);
+    let third = quorum(&cluster).await;
+    assert!(third.leader_epoch >= second.leader_epoch, "{third:?}");
+    assert!(third.high_watermark > second.high_watermark, "{third:?}");
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// What all brokers answer about the quorum, once the voters are those that are alive.
+async fn quorum(cluster: &Cluster) -> m::describe_quorum_response::PartitionData {
+    use m::describe_quorum_request::{PartitionData, TopicData};
+    let partitions = vec![PartitionData { partition_index: 0 }];
+    let topics = vec![TopicData { topic_name: Text::from_static("__cluster_metadata"), partitions }];
+    let request = m::DescribeQuorumRequest { topics };
+    let (until, alive) = (Instant::now() + PATIENCE, Vec::from_iter(cluster.brokers.keys().copied()));
+    loop {
+        let mut answers = Vec::new();
+        for broker in cluster.brokers.values() {
+            let mut client = connect(broker);
+            let answer: m::DescribeQuorumResponse = call(&mut client, 2, &request).await;
+            let nodes: Vec<i32> = answer.nodes.iter().map(|node| node.node_id).collect();
+            let mut partition = answer.topics[0].partitions[0].clone();
+            for voter in &mut partition.current_voters {
+                let age_ms = now_ms() - voter.last_caught_up_timestamp;
+                assert!(age_ms.abs() < 10_000, "{age_ms}");
+                assert_eq!(voter.last_fetch_timestamp, voter.last_caught_up_timestamp);
+                assert_eq!(voter.log_end_offset, partition.high_watermark);
+                // The clock of the broker that answers.
+                (voter.last_fetch_timestamp, voter.last_caught_up_timestamp) = (0, 0);
+            }
+            answers.push((nodes, partition, metadata(&mut client).await.controller_id));
+        }
+        let (nodes, found, controller) = &answers[0];
+        let voters: Vec<i32> = found.current_voters.iter().map(|voter| voter.replica_id).collect();
+        if voters == alive && *controller == found.leader_id && answers.iter().all(|of| *of == answers[0]) {
+            assert_eq!((found.error_code, nodes), (0, &alive));
+            assert!(alive.contains(&found.leader_id) && found.leader_epoch > 0, "{found:?}");
+            assert!(found.observers.is_empty() && found.high_watermark > 0, "{found:?}");
+            return found.clone();
+        }
+        assert!(Instant::now() < until, "{answers:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// A log goes back to its home by itself. Until then, no preferred leader can be elected, as if it were not in sync.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_election_is_needless_only_where_the_preferred_broker_leads() {
+    let mut cluster = cluster().await;
+    cluster.produce().await;
+    let all = |leads: &dyn Fn(i32) -> bool| {
+        let error = |partition: i32| match leads(partition) {
+            true => ErrorCode::ElectionNotNeeded,
+            false => ErrorCode::PreferredLeaderNotAvailable,
+        };
+        (0..PARTITIONS).map(|partition| (partition, error(partition))).collect::<BTreeMap<_, _>>()
+    };
+    until_elected(&cluster, PREFERRED, &all(&|_| true)).await;
+    let homes: Vec<i32> = cluster.leaders().await.into_iter().map(|(node, _)| node).collect();
+    let admin = ClusterAdmin::open(cluster.store.clone()).unwrap();
+    admin.drain(1, true).unwrap();
+    cluster.until("the others lead", |leaders| leaders.iter().all(|(node, _)| *node != 1)).await;
+    until_elected(&cluster, PREFERRED, &all(&|at| homes[at.unsigned_abs() as usize] != 1)).await;
+    until_elected(&cluster, UNCLEAN, &all(&|_| true)).await;
+    admin.drain(1, false).unwrap();
+    cluster.until_all_lead().await;
+    until_elected(&cluster, PREFERRED, &all(&|_| true)).await;
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// Types of elections.
+const PREFERRED: i8 = 0;
+const UNCLEAN: i8 = 1;
+
+/// Waits until all brokers give these answers to a request for an election in the partitions of `TOPIC`, and those to a request
+/// for all partitions that leave out what needs none.
+async fn until_elected(cluster: &Cluster, election_type: i8, expected: &BTreeMap<i32, ErrorCode>) {
+    use m::elect_leaders_request::TopicPartitions;
+    let mut needed = expected.clone();
+    needed.retain(|_, error| *error != ErrorCode::ElectionNotNeeded);
+    let named = TopicPartitions { topic: Text::from_static(TOPIC), partitions: (0..PARTITIONS).collect() };
+    let until = Instant::now() + PATIENCE;
+    for broker in cluster.brokers.values() {
+        for (topic_partitions, expected) in [(Some(vec![named.clone()]), expected), (None, &needed)] {
+            let request = m::ElectLeadersRequest { election_type, topic_partitions, timeout_ms: 10_000 };
+            loop {
+                let answer: m::ElectLeadersResponse = call(&mut connect(broker), 2, &request).await;
+                assert_eq!(answer.error_code, 0);
+                let topics = answer.replica_election_results.iter().filter(|of| of.topic == TOPIC);
+                let partitions = topics.flat_map(|of| &of.partition_result);
+                let found: BTreeMap<i32, ErrorCode> = partitions
+                    .map(|of| (of.partition_id, ErrorCode::from_code(of.error_code).unwrap()))
+                    .collect();
+                if found == *expected {
+                    break;
+                }
+                assert!(Instant::now() < until, "{found:?} instead of {expected:?}");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
+}
+
+/// As Kafka's administrators do after they have removed a broker for good.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_broker_that_is_gone_can_be_unregistered() {
+    let mut cluster = cluster().await;
+    cluster.produce().await;
+    assert_eq!(unregister(&cluster, 3).await, ErrorCode::InvalidRequest);
+    // It gives its logs away, and stays their home.
+    cluster.brokers.remove(&3).unwrap().close().await;
+    let admin = ClusterAdmin::open(cluster.store.clone()).unwrap();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let state = admin.state().unwrap();
+        if !state.brokers[&3].alive && state.brokers[&3].logs == 0 {
+            break;
+        }
+        assert!(Instant::now() < until, "{state:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    loop {
+        match unregister(&cluster, 3).await {
+            ErrorCode::None => break,
+            // The broker that is asked may not have heard of the end yet.
+            ErrorCode::InvalidRequest if Instant::now() < until => {}
+            error => panic!("{error:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let state = admin.state().unwrap();
+    assert_eq!(state.brokers.keys().copied().collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(state.logs.len(), 6);
+    assert!(state.logs.values().all(|log| log.home != 3 && log.owner != 3), "{state:?}");
+    assert_eq!(unregister(&cluster, 3).await, ErrorCode::BrokerIdNotRegistered);
+    cluster.produce().await;
+    cluster.read_all().await;
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+async fn unregister(cluster: &Cluster, broker_id: i32) -> ErrorCode {
+    let request = m::UnregisterBrokerRequest { broker_id };
+    let answer: m::UnregisterBrokerResponse = call(&mut cluster.client(), 0, &request).await;
+    ErrorCode::from_code(answer.error_code).unwrap()
 }

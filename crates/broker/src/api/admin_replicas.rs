@@ -12,6 +12,7 @@ use wire::{ErrorCode, Text};
 
 use crate::api::metadata::NO_LEADER;
 use crate::failure::Failure;
+use crate::image::Image;
 use crate::logs::{Absent, OpenLog};
 use crate::partition::Partition;
 use crate::placement::Leader;
@@ -123,7 +124,8 @@ pub async fn describe_log_dirs(
     m::DescribeLogDirsResponse { results, ..m::DescribeLogDirsResponse::default() }
 }
 
-/// Answers ElectLeaders. The only replica leads, if its log is available.
+/// Answers ElectLeaders. The only replica leads, if its log is available. In a cluster, the home of its log is the preferred
+/// leader: the log goes back as soon as the home is ready for it, so an election before that finds no preferred leader.
 pub async fn elect_leaders(request: Request<m::ElectLeadersRequest>) -> m::ElectLeadersResponse {
     let version = request.version;
     let Request { broker, body: request, .. } = &request;
@@ -132,6 +134,7 @@ pub async fn elect_leaders(request: Request<m::ElectLeadersRequest>) -> m::Elect
     if request.timeout_ms <= 0 {
         return elected_nothing(request, version);
     }
+    let image = broker.metadata.image();
     let known = (PREFERRED..=UNCLEAN).contains(&request.election_type);
     let unknown_type = format!("Unknown election type {}", request.election_type);
     let unknown_type = Failure::because(ErrorCode::InvalidRequest, unknown_type).text();
@@ -143,12 +146,13 @@ pub async fn elect_leaders(request: Request<m::ElectLeadersRequest>) -> m::Elect
             let why = format!("No such partition as {}-{index}", topic.name);
             return (ErrorCode::UnknownTopicOrPartition, why.into());
         };
-        let error = match partition.is_lost() {
+        let preferred = request.election_type == PREFERRED;
+        let error = match partition.is_lost() || preferred && is_away(&image, topic, index) {
             false => {
                 let why = Text::from_static("Leader election not needed for topic partition.");
                 return (ErrorCode::ElectionNotNeeded, why);
             }
-            true if request.election_type == PREFERRED => ErrorCode::PreferredLeaderNotAvailable,
+            true if preferred => ErrorCode::PreferredLeaderNotAvailable,
             true => ErrorCode::EligibleLeadersNotAvailable,
         };
         (error, Text::from_static(error.message()))
@@ -206,6 +210,14 @@ pub async fn elect_leaders(request: Request<m::ElectLeadersRequest>) -> m::Elect
         replica_election_results: results,
         ..m::ElectLeadersResponse::default()
     }
+}
+
+/// Whether the log of a partition has another owner than its home. Without a cluster, no log has.
+fn is_away(image: &Image, topic: &Topic, index: i32) -> bool {
+    let (record, at) = (topic.record(), usize::try_from(index).ok());
+    let log = at.and_then(|at| record.logs.get(at));
+    let owner = log.and_then(|log| image.owners.get(&log.to_string()));
+    owner.is_some_and(|owner| owner.broker != owner.home)
 }
 
 /// As in Kafka's controller, a request with a timeout of zero or less does nothing.

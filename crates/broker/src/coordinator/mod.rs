@@ -39,7 +39,7 @@ use self::entry::{Reply, State, Waiter};
 use self::load::LoadedPartition;
 use self::offsets::Ended;
 pub use self::offsets::Transactional;
-pub use self::peers::{Peers, Remote};
+pub use self::peers::{BROKER_CLIENT_ID, Peers, Remote};
 pub use self::shards::Unserved;
 use self::shards::{Coordinates, Shard, Shards, coordinator_of, follow, load_all, partition_of, shard_of};
 pub use self::transactions::TransactionCoordinator;

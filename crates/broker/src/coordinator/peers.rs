@@ -20,7 +20,7 @@ use crate::placement::Placement;
 use crate::topics::{OFFSETS_TOPIC, Removals, TRANSACTIONS_TOPIC};
 
 /// The client id of requests between brokers.
-const CLIENT: &str = "mainstem-broker";
+pub const BROKER_CLIENT_ID: &str = "mainstem-broker";
 
 /// Sends requests to other brokers.
 pub trait Remote: fmt::Debug + Send + Sync {
@@ -97,7 +97,7 @@ impl Peers {
         let address = placement.address(node, listener)?;
         let asked = async {
             let api = Q::KEY.and_then(ApiKey::from_i16).ok_or(io::ErrorKind::Unsupported)?;
-            let client = Text::from_static(CLIENT);
+            let client = Text::from_static(BROKER_CLIENT_ID);
             let request = frame::encode_request(api, version, 0, Some(&client), request);
             let answer = remote.call(address, request.map_err(io::Error::other)?).await?;
             let mut reader = Reader::new(answer);
