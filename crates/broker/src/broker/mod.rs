@@ -23,7 +23,7 @@ pub use self::transactions::BUMPING;
 use crate::cluster::Member;
 use crate::cluster::host::{Directories, Host, Parts};
 use crate::cluster::reassign::{Moves, PeerLeaders};
-use crate::cluster::run::Running;
+use crate::cluster::run::{Roles, Running};
 use crate::cluster::threads::SystemThreads;
 use crate::compaction::Compactor;
 use crate::config::Config;
@@ -339,6 +339,11 @@ impl Broker {
         running.iter().for_each(Running::stop);
     }
 
+    /// What this broker is in its cluster. `None` without one.
+    pub(crate) fn roles(&self) -> Option<Roles> {
+        self.running.lock().as_ref().map(Running::roles)
+    }
+
     /// The users with a password.
     pub fn users(&self) -> &Arc<Users> {
         &self.users
@@ -352,6 +357,9 @@ impl Broker {
 
     /// The reason why no log accepts appends: each has stopped, or its disk is full. `None` if a log accepts appends.
     pub fn failure(&self) -> Option<String> {
+        if self.running.lock().as_ref().is_some_and(Running::is_broken) {
+            return Some("a thread of the cluster ended in a bug: start the server again".to_owned());
+        }
         let why = |log: &OpenLog| match log.failure() {
             Some(error) => Some(error.to_string()),
             None => log.log.is_full().then(|| AdmitError::Full.to_string()),

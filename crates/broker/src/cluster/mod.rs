@@ -6,6 +6,7 @@
 //! - The lease says only who seems alive. That a former owner does no harm is up to the log's epochs and seals.
 
 pub mod admin;
+mod faults;
 pub mod host;
 pub mod ownership;
 mod prefetched;
@@ -24,13 +25,16 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use self::ownership::{Duty, Process, changes, duty, others_take, owned, successors};
-use crate::image::records::{BrokerRecord, ControllerRecord, OwnerRecord};
+use crate::image::records::{BrokerRecord, ControllerRecord, OwnerRecord, Rest};
 use crate::image::{Image, Metadata, Record, Update};
 
 /// An owner that is not about to end waits so long until the broker that is to get a log is ready.
 const READY_WITHIN: Duration = Duration::from_secs(330);
 /// A broker stands by for so many logs: those of two others. In a large cluster most would choose the same one.
 const STANDS_BY_MAX: usize = 4;
+/// A broker whose lease has ended keeps its logs for so long: etcd 3.4 and 3.5 may end leases that are renewed, when a member
+/// that was the leader goes on after it stood still (etcd's issue 15247). The broker hears of it at once, and is alive again.
+const LOST_FOR: Duration = Duration::from_millis(200);
 /// Changes of owners in one commit. etcd allows 128 operations.
 const CHANGES_MAX: usize = 50;
 
@@ -81,10 +85,14 @@ pub struct Member {
     /// How long the broker counts as alive after its last sign of life.
     ttl: Duration,
     lease: Mutex<Option<LeaseId>>,
-    /// Logs that the broker is still to bring. Not known before it has joined.
-    missing: Mutex<Option<usize>>,
+    /// When the lease was granted or renewed last.
+    renewed: Mutex<Option<Instant>>,
+    /// Whether the broker is still to bring its logs. Not known before it has joined.
+    brings: Mutex<Option<bool>>,
     /// Since when each log of this process waits for the broker that is to get it.
     promised: Mutex<BTreeMap<String, (i32, Instant)>>,
+    /// Since when brokers that own logs are not alive, by the time of the caller of [`Member::control`].
+    lost: Mutex<BTreeMap<i32, Duration>>,
     /// The last epoch of each log in which this process has tried to take it over.
     tried: Mutex<BTreeMap<String, u32>>,
     /// The logs that this broker gets if their owners die, with their epochs, as of a revision of the image.
@@ -111,8 +119,10 @@ impl Member {
             record,
             ttl,
             lease: Mutex::default(),
-            missing: Mutex::default(),
+            renewed: Mutex::default(),
+            brings: Mutex::default(),
             promised: Mutex::default(),
+            lost: Mutex::default(),
             tried: Mutex::default(),
             stands_by: Mutex::default(),
         }
@@ -129,6 +139,13 @@ impl Member {
     /// Gives a sign of life, and joins if the broker does not count as alive. A process that takes the place of one that
     /// was killed is a duplicate until the lease of that one is over. Blocks.
     pub fn keep_alive(&self) -> Result<(), MemberError> {
+        let begun = Instant::now();
+        self.renew()?;
+        *self.renewed.lock() = Some(begun);
+        Ok(())
+    }
+
+    fn renew(&self) -> Result<(), MemberError> {
         let mut held = self.lease.lock();
         if let Some(lease) = *held {
             match self.store().keep_alive(lease) {
@@ -206,6 +223,16 @@ impl Member {
         announced
     }
 
+    /// Whether the lease was renewed in time.
+    pub fn has_lease(&self) -> bool {
+        self.renewed.lock().is_some_and(|at| at.elapsed() < self.ttl)
+    }
+
+    /// Whether the object store does not answer the broker.
+    pub fn lacks_store(&self) -> bool {
+        self.record.lock().without_store
+    }
+
     /// Whether the broker gives its logs away.
     pub fn is_leaving(&self) -> bool {
         self.record.lock().leaving
@@ -233,8 +260,25 @@ impl Member {
             .is_some_and(|it| it.broker == self.process.broker && it.incarnation == self.process.incarnation)
     }
 
-    /// Becomes the controller if there is none, and acts as the controller if it is this one. Blocks.
-    pub fn control(&self) -> Result<(), MetaError> {
+    /// Joins again if the image shows that the lease has ended. Blocks.
+    pub fn rejoin(&self) -> Result<(), MemberError> {
+        let gone = self.metadata.image().brokers.get(&self.name()).is_none();
+        if gone && self.lease.lock().is_some() { self.keep_alive() } else { Ok(()) }
+    }
+
+    /// The brokers whose lease has ended just now.
+    fn lost_lately(&self, image: &Image, now: Duration) -> BTreeSet<i32> {
+        let mut lost = self.lost.lock();
+        let is_lost = |broker: &i32| image.brokers.get(&broker.to_string()).is_none();
+        let owners = image.owners.iter().map(|(_, owner)| owner.broker).filter(is_lost);
+        let owners: BTreeSet<i32> = owners.collect();
+        lost.retain(|broker, _| owners.contains(broker));
+        owners.into_iter().filter(|broker| now < *lost.entry(*broker).or_insert(now) + LOST_FOR).collect()
+    }
+
+    /// Becomes the controller if there is none, and acts as the controller if it is this one. `now` is the time since some moment.
+    /// Blocks.
+    pub fn control(&self, now: Duration) -> Result<(), MetaError> {
         let Some(lease) = *self.lease.lock() else { return Ok(()) };
         let image = self.metadata.image();
         if image.controller.get("").is_none() {
@@ -254,7 +298,8 @@ impl Member {
             }
             let mut compares = vec![compare::<ControllerRecord>(image, "")];
             let mut all = Vec::new();
-            for (log, owner) in changes(image).into_iter().take(CHANGES_MAX) {
+            let lately = self.lost_lately(image, now);
+            for (log, owner) in changes(image, &lately).into_iter().take(CHANGES_MAX) {
                 // An owner that is alive again by now keeps its log.
                 let old = image.owners.get(&log).map_or(owner.broker, |old| old.broker);
                 let of_old = compare::<BrokerRecord>(image, &old.to_string());
@@ -268,30 +313,35 @@ impl Member {
     }
 
     /// Makes this process the owner of a new log, whose home is its broker. Blocks.
+    #[cfg(test)]
     pub fn add_log(&self, log: &str) -> Result<(), MetaError> {
+        self.add_logs(&[log.to_owned()])
+    }
+
+    fn add_logs(&self, logs: &[String]) -> Result<(), MetaError> {
         let Process { broker, incarnation } = self.process;
-        let record = OwnerRecord { home: broker, broker, incarnation, epoch: 1, next: None, ready: None };
-        self.metadata.update(|image| match image.owners.get(log) {
-            None => Ok(Update::new(vec![record.put(log)], ())),
-            Some(_) => Err(MetaError::Conflict { key: OwnerRecord::key(log) }),
+        let (home, rest) = (broker, Rest::new());
+        let record = OwnerRecord { home, broker, incarnation, epoch: 1, next: None, ready: None, rest };
+        self.metadata.update(|image| match logs.iter().find(|log| image.owners.get(log).is_some()) {
+            None => Ok(Update::new(logs.iter().map(|log| record.put(log)).collect(), ())),
+            Some(log) => Err(MetaError::Conflict { key: OwnerRecord::key(log) }),
         })
     }
 
-    /// Makes this broker the home of `wanted` new logs, if it is alive and was the home of none when this process joined. Later
-    /// its logs may be moved away. Blocks.
+    /// Makes this broker the home of `wanted` new logs, all in one commit, if it is alive and was the home of none when this
+    /// process joined. Later its logs may be moved away. Blocks.
     pub fn bring_logs(&self, wanted: usize) -> Result<(), MetaError> {
-        let mut missing = self.missing.lock();
-        if *missing == Some(0) || self.lease.lock().is_none() {
+        let mut brings = self.brings.lock();
+        if *brings == Some(false) || self.lease.lock().is_none() {
             return Ok(());
         }
         let home = |image: &Image| image.owners.iter().any(|(_, owner)| owner.home == self.process.broker);
-        let mut left = missing.unwrap_or_else(|| if home(&self.metadata.image()) { 0 } else { wanted });
-        while left > 0 {
-            *missing = Some(left);
-            self.add_log(&Uuid::new_v4().to_string())?;
-            left -= 1;
+        // The outcome of an earlier attempt may be unknown.
+        if !home(&self.metadata.image()) {
+            *brings = Some(true);
+            self.add_logs(&(0..wanted).map(|_| Uuid::new_v4().to_string()).collect::<Vec<_>>())?;
         }
-        *missing = Some(0);
+        *brings = Some(false);
         Ok(())
     }
 

@@ -100,9 +100,12 @@ impl Brokers {
     }
 }
 
-/// The changes that the controller makes next: the logs, each with its new record. Empty if all is as it should be.
-pub fn changes(image: &Image) -> Vec<(String, OwnerRecord)> {
-    decide(image, Brokers::of(image))
+/// The changes that the controller makes next: the logs, each with its new record. Empty if all is as it should be. Brokers that
+/// were lost `lately` keep their logs.
+pub fn changes(image: &Image, lately: &BTreeSet<i32>) -> Vec<(String, OwnerRecord)> {
+    let mut changes = decide(image, Brokers::of(image));
+    changes.retain(|(log, _)| image.owners.get(log).is_none_or(|owner| !lately.contains(&owner.broker)));
+    changes
 }
 
 /// The broker that each log gets if its owner dies now.
@@ -152,7 +155,8 @@ pub fn others_take(image: &Image, broker: i32) -> bool {
 /// The record of a log that `to` owns next.
 pub fn owned(owner: &OwnerRecord, to: Process) -> OwnerRecord {
     let Process { broker, incarnation } = to;
-    OwnerRecord { home: owner.home, broker, incarnation, epoch: owner.epoch + 1, next: None, ready: None }
+    let epoch = owner.epoch + 1;
+    OwnerRecord { broker, incarnation, epoch, next: None, ready: None, ..OwnerRecord::clone(owner) }
 }
 
 /// What `process` has to do with a log. `None` for a log that it has nothing to do with.
@@ -174,4 +178,19 @@ pub fn duty(image: &Image, log: &str, process: Process, open: bool) -> Option<Du
         (owner.ready == Some(incarnation)).then_some(Process { broker: next, incarnation })
     });
     Some(next.map_or(Duty::Serve(owner.epoch), Duty::HandOver))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::Record;
+
+    #[test]
+    fn fields_of_a_newer_version_stay() {
+        let owner = br#"{"home":1,"broker":2,"incarnation":"00000000-0000-0000-0000-000000000003","epoch":4,"next":null,"new":5}"#;
+        let owner = OwnerRecord::parse("a", owner).unwrap();
+        let process = Process { broker: 1, incarnation: Uuid::nil() };
+        let again: serde_json::Value = serde_json::from_slice(&owned(&owner, process).encode()).unwrap();
+        assert_eq!((&again["epoch"], &again["new"]), (&5.into(), &5.into()));
+    }
 }

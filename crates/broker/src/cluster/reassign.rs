@@ -183,8 +183,12 @@ impl Moves {
                 moves.threads.sleep(BACKOFF);
             }
         };
-        self.threads.spawn("partition move", Box::new(work));
-        true
+        let begun = self.threads.spawn("partition move", Box::new(work));
+        if let Err(error) = &begun {
+            tracing::warn!(%error, "no thread can be started for the move of a partition; another attempt follows");
+            self.busy.lock().remove(&key);
+        }
+        begun.is_ok()
     }
 
     /// The same move as the metadata shows it now.

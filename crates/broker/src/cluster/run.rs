@@ -2,6 +2,7 @@
 //! duties on another.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -32,11 +33,25 @@ const GIVE_AWAY_WITHIN: Duration = Duration::from_secs(10);
 /// Step of a wait that may be cut short.
 const STEP: Duration = Duration::from_millis(20);
 
+/// What a broker is in its cluster at the moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Roles {
+    /// Its lease was renewed in time: etcd answers it.
+    pub has_lease: bool,
+    /// It gives its logs away.
+    pub leaves: bool,
+    /// The object store does not answer it.
+    pub lacks_store: bool,
+    /// The logs of others for which it is ready.
+    pub stands_by_for: usize,
+}
+
 /// The threads of a broker in a cluster.
 #[derive(Debug)]
 pub struct Running {
     member: Arc<Member>,
     host: Host,
+    broken: Broken,
     lease: Mutex<Option<Worker>>,
     duties: Mutex<Option<Worker>>,
     /// Keeps the observer.
@@ -50,19 +65,31 @@ struct Worker {
     thread: JoinHandle<()>,
 }
 
+/// Set once a thread of the cluster has ended in a bug.
+type Broken = Arc<AtomicBool>;
+
 impl Worker {
-    fn start(name: &str, run: impl FnOnce(&AtomicBool) + Send + 'static) -> std::io::Result<Worker> {
+    fn start(
+        name: &str,
+        broken: &Broken,
+        run: impl FnOnce(&AtomicBool) + Send + 'static,
+    ) -> std::io::Result<Worker> {
         let stopping = Arc::new(AtomicBool::new(false));
-        let seen = stopping.clone();
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || run(&seen))?;
+        let (seen, broken) = (stopping.clone(), broken.clone());
+        let run = move || {
+            if catch_unwind(AssertUnwindSafe(|| run(&seen))).is_err() {
+                tracing::error!("a thread of the cluster ended in a bug: others get the logs of this broker");
+                broken.store(true, Ordering::Release);
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run)?;
         Ok(Worker { stopping, thread })
     }
 
     fn stop(self) {
         self.stopping.store(true, Ordering::Release);
-        if self.thread.join().is_err() {
-            tracing::error!("a thread of the cluster panicked");
-        }
+        // Its panics are caught.
+        let _ = self.thread.join();
     }
 }
 
@@ -122,12 +149,16 @@ impl Running {
         metadata.observe(Arc::downgrade(&view) as Weak<dyn Observer>);
         view.follow(&metadata.image());
         let member = Arc::new(member);
+        let broken = Broken::default();
         let lease = {
-            let member = member.clone();
+            let (member, broken_seen) = (member.clone(), broken.clone());
             let interval = member.ttl / SIGNS;
             let mut said = Said::default();
-            Worker::start("lease", move |stopping| {
+            Worker::start("lease", &broken, move |stopping| {
                 while !stopping.load(Ordering::Acquire) {
+                    if broken_seen.load(Ordering::Acquire) && member.leave().is_ok() {
+                        return;
+                    }
                     let outcome = member.keep_alive();
                     // A lease that is lost is asked for again soon.
                     let wait = if outcome.is_ok() { interval } else { interval.min(LOOK) };
@@ -140,7 +171,7 @@ impl Running {
             let (member, metadata, mut host) = (member.clone(), metadata.clone(), host.clone());
             let mut said = Said::default();
             let runtime = Handle::current();
-            Worker::start("cluster", move |stopping| {
+            Worker::start("cluster", &broken, move |stopping| {
                 // Coordinators load partitions that have moved here in tasks.
                 let _runtime = runtime.enter();
                 while !stopping.load(Ordering::Acquire) {
@@ -160,7 +191,22 @@ impl Running {
             })?
         };
         let (lease, duties) = (Mutex::new(Some(lease)), Mutex::new(Some(duties)));
-        Ok(Running { member, host, lease, duties, _view: view })
+        Ok(Running { member, host, broken, lease, duties, _view: view })
+    }
+
+    /// Whether this broker does nothing more for the cluster.
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    /// What this broker is in the cluster.
+    pub fn roles(&self) -> Roles {
+        Roles {
+            has_lease: self.member.has_lease(),
+            leaves: self.member.is_leaving(),
+            lacks_store: self.member.lacks_store(),
+            stands_by_for: self.host.stands_by_for(),
+        }
     }
 
     /// Ends the threads, as if the process had been killed. For tests.
@@ -197,10 +243,15 @@ impl Running {
 
 /// One round of what a broker does for the cluster, besides its signs of life. Blocks.
 pub fn duties(member: &Member, host: &mut Host) -> Result<(), MetaError> {
-    member.control()?;
+    if !member.has_lease() {
+        host.prove_ownership();
+    }
+    // What fails is tried again with the next sign of life.
+    drop(member.rejoin());
+    member.control(host.now())?;
     if host.is_unfit() && !member.is_leaving() && member.announce_leaving()? {
         tracing::error!(
-            "the disk of this broker takes no log: other brokers get them until it is started again"
+            "the disk of this broker takes no log, or is full: other brokers get them until it is started again"
         );
     }
     member.serve(host)
@@ -211,5 +262,23 @@ fn rest(wait: Duration, stopping: &AtomicBool) {
     let until = Instant::now() + wait;
     while Instant::now() < until && !stopping.load(Ordering::Acquire) {
         std::thread::sleep(STEP.min(wait));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_ends_in_a_bug_is_noticed() {
+        let broken = Broken::default();
+        let well =
+            Worker::start("well", &broken, |stopping| while !stopping.load(Ordering::Acquire) {}).unwrap();
+        let ill = Worker::start("ill", &broken, |_| panic!("a bug")).unwrap();
+        while !broken.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        well.stop();
+        ill.stop();
     }
 }

@@ -1,6 +1,7 @@
 //! The threads of a host, and the time in which they wait.
 
 use std::fmt::Debug;
+use std::io;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -11,7 +12,10 @@ const RESTORE_THREADS: usize = 32;
 /// Threads and their time. A simulation has its own.
 pub trait Threads: Debug + Send + Sync {
     /// Does `work` on a thread of its own, where tasks may be begun.
-    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>);
+    ///
+    /// # Errors
+    /// The system has no other thread.
+    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()>;
 
     /// Waits. Called by threads of [`Threads::spawn`], and by others that may block.
     fn sleep(&self, time: Duration);
@@ -38,14 +42,13 @@ impl SystemThreads {
 }
 
 impl Threads for SystemThreads {
-    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) {
+    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
         let runtime = self.runtime.clone();
         let run = move || {
             let _runtime = runtime.enter();
             work();
         };
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
-        thread.expect("the system has another thread");
+        std::thread::Builder::new().name(name.to_owned()).spawn(run).map(drop)
     }
 
     fn sleep(&self, time: Duration) {

@@ -74,6 +74,7 @@ impl Collector for BrokerCollector {
         let owned = || image.owners.iter().filter(|(_, owner)| owner.broker == local);
         let is_closed = |log: &str| log.parse().map_or(true, |id| broker.logs.find(id).is_err());
         let closed = owned().filter(|(log, _)| is_closed(log));
+        let roles = broker.roles();
         let gauges = [
             (
                 "kafka_controller_kafkacontroller_activecontrollercount",
@@ -95,6 +96,31 @@ impl Collector for BrokerCollector {
                 "mainstem_cluster_logs_closed",
                 "Logs of a cluster that this broker owns and has not open: their partitions have no leader",
                 count(closed.count()),
+            ),
+            (
+                "mainstem_cluster_lease_held",
+                "1 if this broker has renewed its lease in time: the others take it for alive",
+                roles.map_or(0, |roles| i64::from(roles.has_lease)),
+            ),
+            (
+                "mainstem_cluster_leaving",
+                "1 if this broker gives its logs away, since it is about to end or its disk takes none",
+                roles.map_or(0, |roles| i64::from(roles.leaves)),
+            ),
+            (
+                "mainstem_cluster_store_away",
+                "1 if the object store does not answer this broker, which gives its logs away",
+                roles.map_or(0, |roles| i64::from(roles.lacks_store)),
+            ),
+            (
+                "mainstem_cluster_drained",
+                "1 if this broker is drained",
+                i64::from(image.drains.get(&local.to_string()).is_some()),
+            ),
+            (
+                "mainstem_cluster_stands_by",
+                "Logs of other brokers that this broker can take over at once",
+                roles.map_or(0, |roles| count(roles.stands_by_for)),
             ),
             ("kafka_server_replicamanager_partitioncount", "Partitions", count(partitions)),
             ("kafka_controller_kafkacontroller_globaltopiccount", "Topics", count(topics.len())),

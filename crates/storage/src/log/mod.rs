@@ -459,6 +459,13 @@ impl Log {
         self.shared.tier.hurry();
     }
 
+    /// Puts an object though there is nothing to store. It is refused if the log has another owner, and [`Log::is_fenced`] says
+    /// so then.
+    pub fn prove_ownership(&self) {
+        let streams = self.shared.streams().into_iter().take(1).collect();
+        self.shared.tier.record(streams, Some(self.shared.clock.nanos()));
+    }
+
     /// The error for which the log takes no more appends, if any.
     pub fn stopped(&self) -> Option<AppendError> {
         self.shared.queue.stopped()

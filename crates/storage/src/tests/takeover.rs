@@ -248,3 +248,28 @@ fn an_epoch_has_one_owner() {
     let error = TakeOver::new(bucket, log_id, 5).finish(&patient).unwrap_err();
     assert!(matches!(error, TakeOverError::Fenced(7)), "{error}");
 }
+
+#[test]
+fn an_owner_that_stores_nothing_can_ask_whether_it_still_is_one() {
+    let mut world = World::owned(1, None);
+    world.append(DISKLESS, 100, Durability::Synced);
+    let objects = |world: &World| world.parts.log.statistics().objects_stored;
+    let work = |world: &mut World| {
+        for _ in 0..20 {
+            world.turns(3);
+            drop(world.upload());
+        }
+    };
+    work(&mut world);
+    let before = objects(&world);
+    world.parts.log.prove_ownership();
+    work(&mut world);
+    assert_eq!((objects(&world), world.parts.log.is_fenced()), (before + 1, false));
+    let bucket = Arc::new(world.store().clone());
+    TakeOver::new(bucket, world.options.log_id, 2).finish(&patient).unwrap();
+    work(&mut world);
+    assert!(!world.parts.log.is_fenced(), "it has heard nothing");
+    world.parts.log.prove_ownership();
+    work(&mut world);
+    assert!(world.parts.log.is_fenced());
+}

@@ -33,6 +33,7 @@ struct Running {
     slow: bool,
     /// The object store does not answer it.
     away: bool,
+    now_ms: Arc<AtomicU64>,
 }
 
 impl Running {
@@ -55,6 +56,7 @@ impl Running {
             fails: false,
             slow: false,
             away: false,
+            now_ms: world.now_ms.clone(),
         }
     }
 
@@ -68,11 +70,11 @@ impl Running {
             Err(MemberError::Duplicate(_)) => return false,
             Err(error) => panic!("{error}"),
         }
-        self.member.control().unwrap();
+        self.member.control(Duration::from_millis(self.now_ms.load(Ordering::Relaxed))).unwrap();
         for closed in std::mem::take(&mut self.closing) {
             self.held.remove(&closed);
         }
-        let Running { member, held, began, closing, fails, slow, away } = self;
+        let Running { member, held, began, closing, fails, slow, away, .. } = self;
         member.serve(&mut Held { held, began, closing, fails: *fails, slow: *slow, away: *away }).unwrap();
         let process = self.member.process;
         for taken in std::mem::take(&mut self.began) {

@@ -107,6 +107,15 @@ fn whatever_happens_to_a_cluster_what_was_answered_stays() {
     assert!(moves > count && 5 * moved > count, "{all:?}");
 }
 
+#[test]
+fn a_broker_whose_disk_is_full_gives_its_logs_away() {
+    let mut world = World::new(1, Flaw::None);
+    world.fill_a_disk();
+    world.rest();
+    world.check();
+    world.kill_all();
+}
+
 /// A seed that fails once fails again.
 #[test]
 fn a_seed_decides_everything() {

@@ -94,6 +94,7 @@ impl Leaders for Neighbours {
 struct Disks {
     rng: Mutex<fastrand::Rng>,
     fails: AtomicBool,
+    all: Mutex<Vec<SimDisk>>,
 }
 
 impl Directories for Disks {
@@ -102,7 +103,9 @@ impl Directories for Disks {
         if self.fails.load(Ordering::Relaxed) && rng.u8(..) < 64 {
             return Err(io::Error::other("the disk is broken"));
         }
-        Ok((name.to_owned(), Arc::new(SimDisk::new(rng.u64(..))) as Arc<dyn Disk>))
+        let disk = SimDisk::new(rng.u64(..));
+        self.all.lock().push(disk.clone());
+        Ok((name.to_owned(), Arc::new(disk) as Arc<dyn Disk>))
     }
 }
 
@@ -180,7 +183,8 @@ impl Process {
         let topics = Topics::open(metadata.clone(), logs.clone(), configs, placement);
         let streams: Arc<dyn Streams> = topics.clone();
         assert!(opening.topics.set(Arc::downgrade(&streams)).is_ok());
-        let disks = Arc::new(Disks { rng: Mutex::new(rng.fork()), fails: AtomicBool::new(false) });
+        let (disks, fails) = (Mutex::new(rng.fork()), AtomicBool::new(false));
+        let disks = Arc::new(Disks { rng: disks, fails, all: Mutex::default() });
         ground.running.lock().push((broker, Arc::downgrade(&topics)));
         let leaders = Neighbours { running: ground.running.clone(), weather: weather.clone() };
         let moves = Moves {
@@ -302,6 +306,11 @@ impl Process {
 
     pub fn set_disk_fails(&self, fails: bool) {
         self.disks.fails.store(fails, Ordering::Relaxed);
+    }
+
+    /// No file is made any more on the disks of its logs.
+    pub fn fill_disks(&self) {
+        self.disks.all.lock().iter().for_each(|disk| disk.set_capacity(0));
     }
 
     /// Ends the process. Returns the puts that were on their way.

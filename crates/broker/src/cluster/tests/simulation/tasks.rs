@@ -2,6 +2,7 @@
 //! turn, and until it asks the object store or waits.
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::panic::{resume_unwind, set_hook, take_hook};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -127,7 +128,7 @@ impl Tasks {
 }
 
 impl Threads for Tasks {
-    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) {
+    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
         let (resume, resumed) = channel();
         let (paused, pauses) = channel();
         let (runtime, seed) = (self.runtime.clone(), self.rng.lock().u64(..));
@@ -144,6 +145,7 @@ impl Threads for Tasks {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run).unwrap();
         let goes_on_at = self.now();
         self.waiting.lock().push(Task { resume: Some(resume), pauses, thread: Some(thread), goes_on_at });
+        Ok(())
     }
 
     fn sleep(&self, time: Duration) {

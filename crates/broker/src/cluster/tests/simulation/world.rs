@@ -552,6 +552,28 @@ impl World {
         self.settle();
     }
 
+    /// Appends to a partition while the disk of its leader is full, until another broker has its log.
+    pub fn fill_a_disk(&mut self) {
+        let place = self.place();
+        let number = self.leader(place).unwrap();
+        self.processes[&number].fill_disks();
+        for _ in 0..5000 {
+            self.ground.now_ms.fetch_add(200, Ordering::Relaxed);
+            (0..10).for_each(|_| self.send());
+            for process in self.processes.values_mut() {
+                process.turn(true);
+                process.work_off(&mut self.rng);
+            }
+            self.check_owners();
+            self.proceed_all(None);
+            let other = self.leader(place).is_some_and(|leader| leader != number);
+            if self.processes[&number].member.is_leaving() && other {
+                return;
+            }
+        }
+        panic!("the leader of {place:?} keeps its log: {:?}", self.owners());
+    }
+
     /// Waits until nothing is left to do.
     fn settle(&mut self) {
         for _ in 0..300 {

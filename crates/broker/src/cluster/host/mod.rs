@@ -6,32 +6,28 @@
 //!   ended before the log is opened.
 //! - Partitions lead only after their log is open, and refuse batches before it is closed.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io;
+mod opening;
+mod prefetching;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use meta::MetaError;
-use model::StreamId;
-use objects::{Bucket, BucketError, WatchedBucket};
+use objects::{Bucket, WatchedBucket};
 use parking_lot::Mutex;
-use storage::OpenError;
-use storage::restore::{
-    Asking, Epochs, KnownBounds, Restore, RestoreError, keep_closed, keep_prefetched, prefetch,
-};
-use storage::takeover::{TakeOver, TakeOverError};
-use uuid::Uuid;
+use storage::restore::{Epochs, keep_closed};
 
+use self::opening::BringError;
 use super::Holder;
+use super::faults::Faults;
 pub use super::prefetched::{Directories, LocalDirectory};
-use super::prefetched::{PrefetchError, Prefetched, Ready};
+use super::prefetched::{Prefetched, Ready};
 use super::threads::Threads;
 use crate::coordinator::Peers;
 use crate::logs::{Logs, OpenLog, Opening};
 use crate::topics::Topics;
-use crate::transactions::INDEX_STREAM;
 
 /// Another attempt to take a log over begins so long after one that failed.
 const BACKOFF: Duration = Duration::from_secs(1);
@@ -39,22 +35,16 @@ const BACKOFF: Duration = Duration::from_secs(1);
 const LOGS_EXPECTED: usize = 4;
 /// An orderly close waits so long for the object store.
 const STORED_WITHIN: Duration = Duration::from_secs(10);
-/// A broker gives its logs to others after its disk refused so many, one after the other.
-const REFUSED_MAX: u32 = 5;
 /// A broker gives its logs to others after the object store has not answered it for so long.
 const STORE_AWAY: Duration = Duration::from_secs(15);
 /// After so long it asks, since one request may fail although the store answers others, ...
 const ASK_AFTER: Duration = Duration::from_secs(1);
 /// ... and so often.
 const ASK_EVERY: Duration = Duration::from_millis(500);
-/// A prefetch ends after so long. The restore fetches the rest. The owner goes on meanwhile, and waits a little longer.
-const PREFETCH_WITHIN: Duration = Duration::from_secs(300);
 /// Whoever stands by for a log looks for new objects so often.
 const STAND_BY_EVERY: Duration = Duration::from_secs(10);
 /// It begins so long after the log has got its owner, which takes the log over at first: both would be slower.
 const STAND_BY_AFTER: Duration = Duration::from_secs(3);
-/// Each so many times it looks for those that are no more, too.
-const ROUNDS: u32 = 60;
 /// Logs for which new objects are fetched at the same time.
 const STAND_BY_AT_ONCE: usize = 2;
 /// Whoever is to get a log looks for new objects once more, if the last look is older. The log has no leader while the objects
@@ -62,44 +52,10 @@ const STAND_BY_AT_ONCE: usize = 2;
 const PREPARED_FOR: Duration = Duration::from_secs(1);
 /// The owner of the log closes it within this time after that.
 const READY_FOR: Duration = Duration::from_secs(20);
-/// It looks again if the look itself took longer than [`PREPARED_FOR`]: so often at most.
-const LOOKS_MAX: u32 = 4;
+/// A broker that etcd does not answer proves so often that its logs are its own.
+const PROVED_FOR: Duration = Duration::from_secs(2);
 /// Interval at which it looks again.
 const STORED_CHECK: Duration = Duration::from_millis(5);
-
-/// Why a log could not be opened.
-#[derive(Debug, thiserror::Error)]
-enum BringError {
-    #[error("{0} is not the id of a log")]
-    Name(String),
-    #[error(transparent)]
-    TakeOver(#[from] TakeOverError),
-    #[error("its directory: {0}")]
-    Directory(#[from] io::Error),
-    #[error(transparent)]
-    Restore(#[from] storage::restore::RestoreError),
-    #[error(transparent)]
-    Open(#[from] storage::OpenError),
-    #[error("the metadata: {0}")]
-    Meta(#[from] MetaError),
-    #[error("it has another owner by now")]
-    Unwanted,
-    #[error("a bug, which is in the log")]
-    Bug,
-}
-
-impl BringError {
-    /// Whether the disk of this broker is the problem. Another broker may open the log.
-    fn is_local(&self) -> bool {
-        match self {
-            BringError::Directory(_) | BringError::Restore(RestoreError::Local(..)) => true,
-            BringError::Restore(RestoreError::Open(error)) | BringError::Open(error) => {
-                matches!(error, OpenError::Io { .. })
-            }
-            _ => false,
-        }
-    }
-}
 
 enum State {
     Opening {
@@ -138,8 +94,9 @@ struct Shared {
     prefetched: Mutex<BTreeMap<String, Prefetched>>,
     /// The epochs of logs that this process stands by for, and since when it knows of them.
     seen: Mutex<BTreeMap<String, (u32, Duration)>>,
-    /// Logs that the disk of this broker did not take, one after the other.
-    refused: AtomicU32,
+    faults: Faults,
+    /// The objects that each log has stored, and since when, while the broker does not hear of other owners.
+    proved: Mutex<BTreeMap<String, (u64, Duration)>>,
     store: Mutex<StoreState>,
 }
 
@@ -166,7 +123,8 @@ impl Host {
             held: Mutex::default(),
             prefetched: Mutex::default(),
             seen: Mutex::default(),
-            refused: AtomicU32::new(0),
+            faults: Faults::default(),
+            proved: Mutex::default(),
             store: Mutex::default(),
         }))
     }
@@ -183,9 +141,41 @@ impl Host {
         }
     }
 
-    /// Whether the disk of this broker takes no log.
+    /// Whether others should have the logs of this broker: its disk takes none, or is full.
     pub fn is_unfit(&self) -> bool {
-        self.0.refused.load(Ordering::Acquire) >= REFUSED_MAX
+        let full = |log: &Held| matches!(&log.state, State::Open(open) if open.log.is_full());
+        let full = self.0.held.lock().values().any(full);
+        let now = self.threads().now();
+        self.0.faults.note_full(full, now);
+        self.0.faults.are_too_many(now)
+    }
+
+    /// Finds out which logs have other owners, for a broker that does not hear of them: the object store refuses theirs. Logs
+    /// that store something find out by themselves.
+    pub fn prove_ownership(&self) {
+        let now = self.threads().now();
+        let held = self.0.held.lock();
+        let open = held.iter().filter_map(|(name, held)| match &held.state {
+            State::Open(open) => Some((name, open)),
+            _ => None,
+        });
+        let mut proved = self.0.proved.lock();
+        for (name, open) in open {
+            let stored = open.log.statistics().objects_stored;
+            let (before, at) = proved.entry(name.clone()).or_insert((stored, now));
+            if *before != stored {
+                (*before, *at) = (stored, now);
+            } else if now >= *at + PROVED_FOR {
+                *at = now;
+                open.log.prove_ownership();
+            }
+        }
+    }
+
+    /// The logs of others for which this broker is ready.
+    pub fn stands_by_for(&self) -> usize {
+        let ready = |of: &&Prefetched| matches!(of, Prefetched::Ended(_));
+        self.0.prefetched.lock().values().filter(ready).count()
     }
 
     /// Whether a log is being opened, closed or prefetched.
@@ -201,6 +191,11 @@ impl Host {
         self.0.held.lock().get(log).is_some_and(|held| matches!(held.state, State::Open(_)))
     }
 
+    /// The time of the host's threads.
+    pub fn now(&self) -> Duration {
+        self.threads().now()
+    }
+
     fn threads(&self) -> &dyn Threads {
         &*self.0.parts.threads
     }
@@ -211,12 +206,21 @@ impl Host {
         let going = Prefetched::Going { unwanted: unwanted.clone() };
         self.0.prefetched.lock().insert(log.to_owned(), going);
         let name = log.to_owned();
-        self.spawn(&thread_of(log), move |shared| shared.prefetch(&name, &unwanted, before, needed));
+        let work = move |shared: &Shared| shared.prefetch(&name, &unwanted, before, needed);
+        if !self.spawn(&thread_of(log), work) {
+            let failed = Prefetched::Failed(self.threads().now() + BACKOFF);
+            self.0.prefetched.lock().insert(log.to_owned(), failed);
+        }
     }
 
-    fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) {
+    /// Returns false if the system has no thread for it.
+    fn spawn(&self, name: &str, work: impl FnOnce(&Shared) + Send + 'static) -> bool {
         let shared = self.0.clone();
-        self.threads().spawn(name, Box::new(move || work(&shared)));
+        let spawned = self.threads().spawn(name, Box::new(move || work(&shared)));
+        if let Err(error) = &spawned {
+            tracing::warn!(thread = name, %error, "no thread can be started; another attempt follows");
+        }
+        spawned.is_ok()
     }
 }
 
@@ -292,7 +296,10 @@ impl Holder for Host {
         let state = State::Opening { unwanted: unwanted.clone() };
         self.0.held.lock().insert(log.to_owned(), Held { epoch, state });
         let name = log.to_owned();
-        self.spawn(&thread_of(log), move |shared| shared.bring(&name, epoch, &unwanted));
+        if !self.spawn(&thread_of(log), move |shared| shared.bring(&name, epoch, &unwanted)) {
+            let state = State::Failed(self.threads().now() + BACKOFF);
+            self.0.held.lock().insert(log.to_owned(), Held { epoch, state });
+        }
     }
 
     /// A broker without logs has nothing to ask the store for, so this asks whether it answers again.
@@ -302,8 +309,8 @@ impl Holder for Host {
         store.away = !away_for.is_zero() && (store.away || away_for >= STORE_AWAY);
         let now = self.threads().now();
         if away_for >= ASK_AFTER && !store.asks && now >= store.next {
-            (store.asks, store.next) = (true, now + ASK_EVERY);
-            self.spawn("asks the store", |shared| {
+            store.next = now + ASK_EVERY;
+            store.asks = self.spawn("asks the store", |shared| {
                 // The bucket notes the answer.
                 drop(shared.parts.bucket.list("logs/", "", 1));
                 shared.store.lock().asks = false;
@@ -329,7 +336,11 @@ impl Holder for Host {
                 let (open, name) = (open.clone(), log.to_owned());
                 entry.state = State::Closing;
                 drop(held);
-                self.spawn(&thread_of(log), move |shared| shared.shut(&name, &open, orderly));
+                let closing = open.clone();
+                let begun = self.spawn(&thread_of(log), move |shared| shared.end(&name, &closing, orderly));
+                if let Some(entry) = self.0.held.lock().get_mut(log).filter(|_| !begun) {
+                    entry.state = State::Open(open);
+                }
                 false
             }
         }
@@ -351,182 +362,21 @@ impl Shared {
             Ok(open) if unwanted.load(Ordering::Acquire) => {
                 entry.state = State::Closing;
                 drop(held);
-                self.shut(name, &open, false);
+                self.end(name, &open, false);
             }
             Ok(open) => {
                 let millis = self.millis_since(begun);
                 tracing::info!(log = name, epoch, millis, "took a log over");
-                self.refused.store(0, Ordering::Release);
                 entry.state = State::Open(open);
             }
             Err(error) => {
-                self.refused.fetch_add(u32::from(error.is_local()), Ordering::AcqRel);
+                if error.is_local() {
+                    self.faults.note(self.parts.threads.now());
+                }
                 tracing::warn!(log = name, epoch, %error, "a log could not be taken over; another attempt follows");
                 entry.state = State::Failed(self.parts.threads.now() + BACKOFF);
             }
         }
-    }
-
-    fn prefetch(&self, name: &str, unwanted: &AtomicBool, before: Option<(Ready, u32)>, needed: bool) {
-        let threads = &self.parts.threads;
-        let begun = threads.now();
-        let fetch = || {
-            let (mut objects, mut ready) = self.fetch(name, unwanted, begun, before.as_ref())?;
-            let mut since = begun;
-            for _ in 1..LOOKS_MAX {
-                let now = threads.now();
-                let slow = now - since >= PREPARED_FOR && now - begun < PREFETCH_WITHIN;
-                // An owner waits for it.
-                if !needed || !slow || unwanted.load(Ordering::Acquire) {
-                    break;
-                }
-                since = now;
-                let epoch = ready.along.newest().map_or(0, |newest| newest.epoch);
-                let (more, newer) = self.fetch(name, unwanted, begun, Some(&(ready, epoch)))?;
-                (objects, ready) = (objects + more, newer);
-            }
-            Ok((objects, Ready { needed, ..ready }))
-        };
-        let fetched = catch_unwind(AssertUnwindSafe(fetch)).unwrap_or(Err(PrefetchError::Bug));
-        let outcome = match (fetched, before) {
-            (Ok((objects, ready)), before) => {
-                let millis = self.millis_since(begun);
-                match before {
-                    None => tracing::info!(log = name, objects, millis, "is ready for a log"),
-                    Some(_) => tracing::debug!(log = name, objects, millis, "is still ready for a log"),
-                }
-                Prefetched::Ended(ready)
-            }
-            (Err(error), Some((ready, _))) if !error.is_local() => {
-                tracing::debug!(log = name, %error, "what is new of a log cannot be fetched; another attempt follows");
-                let pause = if needed { BACKOFF } else { STAND_BY_EVERY };
-                Prefetched::Ended(Ready { again_at: threads.now() + pause, needed: false, ..ready })
-            }
-            (Err(error), _) => {
-                self.refused.fetch_add(u32::from(needed && error.is_local()), Ordering::AcqRel);
-                tracing::warn!(log = name, %error, "a log cannot be prepared for; another attempt follows");
-                Prefetched::Failed(self.parts.threads.now() + BACKOFF)
-            }
-        };
-        self.prefetched.lock().insert(name.to_owned(), outcome);
-    }
-
-    /// Fetches what the log will need: what is new since `before`, or all of it into an empty directory. Also returns the
-    /// number of objects.
-    fn fetch(
-        &self,
-        name: &str,
-        unwanted: &AtomicBool,
-        begun: Duration,
-        before: Option<&(Ready, u32)>,
-    ) -> Result<(usize, Ready), PrefetchError> {
-        let Parts { directories, threads, .. } = &self.parts;
-        let bucket: Arc<dyn Bucket> = self.parts.bucket.clone();
-        let id: Uuid = name.parse().map_err(|_| PrefetchError::Name(name.to_owned()))?;
-        let goes_on = || !unwanted.load(Ordering::Acquire) && threads.now() - begun < PREFETCH_WITHIN;
-        let pause = |wait: Duration, _: &BucketError| {
-            threads.sleep(wait);
-            goes_on()
-        };
-        let mut ready = match before {
-            Some((ready, epoch)) if ready.is_of(*epoch) => ready.clone(),
-            before => {
-                let look =
-                    TakeOver::new(bucket.clone(), id.as_u128(), 1).with_threads(threads.of_a_restore());
-                let along = look.epochs(&pause)?;
-                let kept = match before {
-                    Some((ready, _)) if ready.along.all() == along.all() => {
-                        Some((ready.directory.clone(), ready.last.clone()))
-                    }
-                    Some((ready, _)) if keep_prefetched(&ready.directory.1, &ready.along, &along)? => {
-                        Some((ready.directory.clone(), String::new()))
-                    }
-                    _ => None,
-                };
-                let (directory, last) = match kept {
-                    Some(kept) => kept,
-                    None => (directories.empty(name)?, String::new()),
-                };
-                Ready { last, ..Ready::unseen(directory, along) }
-            }
-        };
-        ready.rounds += 1;
-        if ready.rounds.is_multiple_of(ROUNDS) {
-            ready.last.clear();
-        }
-        let asking =
-            Asking { bucket: &bucket, threads: threads.of_a_restore(), pause: &pause, progress: &|_, _| {} };
-        let from = (ready.along.clone(), ready.last.as_str());
-        let fetched = prefetch(&ready.directory.1, &asking, id.as_u128(), from, &goes_on)?;
-        ready.last = fetched.last.unwrap_or(ready.last);
-        ready.at = Some(threads.now());
-        Ok((fetched.objects, ready))
-    }
-
-    /// The directory for the log `name`, which was taken over: with what was prefetched of it, or else empty.
-    fn directory(
-        &self,
-        name: &str,
-        taken: &Epochs,
-        unwanted: &AtomicBool,
-    ) -> Result<LocalDirectory, BringError> {
-        loop {
-            match self.prefetched.lock().get(name) {
-                Some(Prefetched::Going { unwanted }) => unwanted.store(true, Ordering::Release),
-                _ => break,
-            }
-            if unwanted.load(Ordering::Acquire) {
-                return Err(BringError::Unwanted);
-            }
-            self.parts.threads.sleep(STORED_CHECK);
-        }
-        if let Some(Prefetched::Ended(ready)) = self.prefetched.lock().remove(name)
-            && keep_prefetched(&ready.directory.1, &ready.along, taken)?
-        {
-            return Ok(ready.directory);
-        }
-        Ok(self.parts.directories.empty(name)?)
-    }
-
-    /// Takes the log over, restores it, opens it, and makes its partitions lead.
-    fn open(&self, name: &str, epoch: u32, unwanted: &AtomicBool) -> Result<Arc<OpenLog>, BringError> {
-        let Parts { logs, topics, opening, threads, .. } = &self.parts;
-        let bucket: Arc<dyn Bucket> = self.parts.bucket.clone();
-        let id: Uuid = name.parse().map_err(|_| BringError::Name(name.to_owned()))?;
-        let pause = |wait: Duration, _: &BucketError| {
-            threads.sleep(wait);
-            !unwanted.load(Ordering::Acquire)
-        };
-        let owned = TakeOver::new(bucket.clone(), id.as_u128(), epoch)
-            .with_threads(threads.of_a_restore())
-            .finish(&pause)?;
-        // The former owner stores nothing that counts from here on, so every stream with records is known now.
-        let known = topics.streams_of(id)?;
-        let mut streams: HashMap<StreamId, Option<KnownBounds>> =
-            known.owned.iter().map(|id| (*id, None)).collect();
-        streams.insert(INDEX_STREAM, None);
-        let (path, disk) = self.directory(name, &owned.epochs, unwanted)?;
-        let now_ms = opening.clock.now_ms();
-        let asking =
-            Asking { bucket: &bucket, threads: threads.of_a_restore(), pause: &pause, progress: &|_, _| {} };
-        let (log_id, epochs) = (id.as_u128(), owned.epochs.clone());
-        let request =
-            Restore { asking, log_id, epochs, streams: &streams, opens: true, accept_loss: false, now_ms };
-        let restored = storage::restore::restore(&disk, &request)?;
-        let open = Arc::new(opening.open(&path, disk, LOGS_EXPECTED, Some((owned, restored)))?);
-        // Entries of the index that a crash left ahead of the data: before other batches take their offsets.
-        let start_of =
-            |stream| known.owned.contains(&stream).then(|| open.log.lasting_start(&open.log.stream(stream)));
-        open.transactions.maintain(&open.log, start_of, now_ms);
-        if unwanted.load(Ordering::Acquire) {
-            open.log.close();
-            return Err(BringError::Unwanted);
-        }
-        logs.add(open.clone());
-        let partitions = topics.opened(&open);
-        topics.drop_orphans(&open, known.next);
-        partitions.iter().for_each(|partition| self.parts.peers.follow(partition));
-        Ok(open)
     }
 
     /// Keeps the directory of a log that was closed in an orderly way, as if what it has had been prefetched.
@@ -537,6 +387,20 @@ impl Shared {
                 tracing::debug!(log = name, %error, "the directory of a log is not kept");
                 None
             }
+        }
+    }
+
+    /// Closes a log, whatever happens.
+    fn end(&self, name: &str, open: &Arc<OpenLog>, orderly: bool) {
+        if open.failure().is_some() {
+            self.faults.note(self.parts.threads.now());
+        }
+        let ended = catch_unwind(AssertUnwindSafe(|| self.shut(name, open, orderly)));
+        if ended.is_err() {
+            // Its directory may be in use for ever: no log comes here again.
+            self.faults.note_bug();
+            self.prefetched.lock().remove(name);
+            self.held.lock().remove(name);
         }
     }
 

@@ -1,0 +1,85 @@
+//! What the logs of a broker show of its disk: whether other brokers should have them.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// A broker gives its logs away after so many faults, each within [`FORGOTTEN_AFTER`] of the one before.
+const FAULTS_MAX: u32 = 5;
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
+/// The same after its disk has been full for so long.
+const FULL_FOR: Duration = Duration::from_secs(10);
+
+/// The faults of one disk.
+#[derive(Debug, Default)]
+pub struct Faults(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    count: u32,
+    last: Duration,
+    full_since: Option<Duration>,
+    broken: bool,
+}
+
+impl Faults {
+    /// Notes that a log was not opened, or has stopped, for a reason that lies here.
+    pub fn note(&self, now: Duration) {
+        let mut state = self.0.lock();
+        let again = now <= state.last + FORGOTTEN_AFTER;
+        (state.count, state.last) = (if again { state.count + 1 } else { 1 }, now);
+    }
+
+    /// Notes a bug after which no log should be here.
+    pub fn note_bug(&self) {
+        self.0.lock().broken = true;
+    }
+
+    /// Notes whether the disk is full.
+    pub fn note_full(&self, full: bool, now: Duration) {
+        let mut state = self.0.lock();
+        state.full_since = full.then(|| state.full_since.unwrap_or(now));
+    }
+
+    /// Whether other brokers should have the logs.
+    pub fn are_too_many(&self, now: Duration) -> bool {
+        let state = self.0.lock();
+        let full = state.full_since.is_some_and(|since| now >= since + FULL_FOR);
+        state.count >= FAULTS_MAX || full || state.broken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn faults_count_that_follow_each_other() {
+        let faults = Faults::default();
+        (0..10).for_each(|n| faults.note(at(100 * n)));
+        assert!(!faults.are_too_many(at(1000)), "each has its own reason");
+        (1..4).for_each(|n| faults.note(at(900 + 60 * n)));
+        assert!(!faults.are_too_many(at(1080)));
+        faults.note(at(1081));
+        assert!(faults.are_too_many(at(5000)), "it stays so: the logs are elsewhere");
+    }
+
+    #[test]
+    fn a_disk_is_full_for_a_while_before_it_counts() {
+        let faults = Faults::default();
+        faults.note_full(true, at(5));
+        faults.note_full(true, at(14));
+        assert!(!faults.are_too_many(at(14)));
+        faults.note_full(false, at(14));
+        faults.note_full(true, at(15));
+        assert!(!faults.are_too_many(at(24)) && faults.are_too_many(at(25)));
+        faults.note_full(false, at(26));
+        assert!(!faults.are_too_many(at(26)));
+        faults.note_bug();
+        assert!(faults.are_too_many(at(26)));
+    }
+}
