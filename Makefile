@@ -104,7 +104,7 @@ objects: build ## Tiered topics in MinIO, behind a proxy with faults; both are k
 	@tests/objects/run
 
 failover: build ## Three brokers on etcd and MinIO: brokers, etcd and the store fail under load; nothing acknowledged may be lost. Clients on them.
-	@tests/cluster/run --rounds 14
+	@tests/cluster/run --rounds 17
 	@tests/cluster/scale --partitions 500 --kills 1
 	@tests/transactions/run --cluster --crashes 4
 	@tests/clients/run --cluster --short
@@ -150,6 +150,7 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/cluster/run --rounds 100
 	@tests/cluster/run --rounds 20 --kafka
 	@tests/cluster/scale
+	@tests/cluster/upgrade
 	@tests/cluster/run --rounds 2 --outage 60 --only "etcd is away,the store is away"
 	@tests/transactions/run --cluster --crashes 100
 	@tests/clients/run --cluster

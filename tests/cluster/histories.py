@@ -41,11 +41,11 @@ class Operation:
 class Histories:
     topic, partitions = TOPIC, KEYS
 
-    def __init__(self, cluster, seed):
-        self.cluster, self.seed = cluster, seed
+    def __init__(self, cluster, seed, errors):
+        self.cluster, self.seed, self.errors = cluster, seed, errors
         self.lock = threading.Lock()
         self.operations, self.number, self.last_commits = [], 0, [0] * CLIENTS
-        self.newest, self.errors = [0] * KEYS, collections.Counter()
+        self.newest = [0] * KEYS
 
     def clients(self):
         """What runs, each on a thread."""
@@ -73,7 +73,8 @@ class Histories:
                     operation.ended = time.monotonic()
                 if operation.outcome == COMMITTED and operation.appended:
                     self.last_commits[client] = operation.ended
-            except KafkaException:
+            except KafkaException as error:
+                self.errors.note("histories", error.args[0])
                 # The next instance ends what this one left open.
                 producer = None
             if consumer is not None and rng.random() < AGAIN_SHARE:
@@ -114,13 +115,14 @@ class Histories:
             except KafkaException as error:
                 if not error.args[0].txn_requires_abort():
                     raise
+                self.errors.note("histories", error.args[0])
         abort(producer)
         operation.outcome = ABORTED
 
     def poll(self, operation, consumer):
         for message in consumer.consume(POLLED_MAX, POLL_SECONDS):
             if message.error() is not None:
-                self.errors[message.error().name()] += 1
+                self.errors.note("histories, a poll", message.error())
                 continue
             key, offset = message.partition(), message.offset()
             operation.polled.append((key, offset, int(message.value()), time.monotonic()))
@@ -158,8 +160,7 @@ class Histories:
 
     def check(self, found):
         """`found` is what read_committed gives, as (offset, number) by key."""
-        errors = f", with errors {dict(self.errors)}" if self.errors else ""
-        return check(self.operations, found, CLIENTS) + errors
+        return check(self.operations, found, CLIENTS)
 
 
 def report_to(operation, number):

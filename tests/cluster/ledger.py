@@ -4,6 +4,8 @@ import collections
 import threading
 import time
 
+from errors import REPEATED
+
 TOPIC, PARTITIONS = "ledger", 12
 # Records that are sent and not acknowledged yet, over all partitions.
 IN_FLIGHT_MAX = 600
@@ -14,8 +16,8 @@ ANSWER_SECONDS_MAX = 60
 class Ledger:
     """Everything under load. The transactions and the histories have topics of their own."""
 
-    def __init__(self, cluster, transfers, histories):
-        self.cluster, self.transfers, self.histories = cluster, transfers, histories
+    def __init__(self, cluster, transfers, histories, errors):
+        self.cluster, self.transfers, self.histories, self.errors = cluster, transfers, histories, errors
         self.stopping, self.lock = threading.Event(), threading.Lock()
         self.acknowledged = collections.defaultdict(list)
         # When each partition answered last, and the longest time without an answer that one of them had.
@@ -25,9 +27,9 @@ class Ledger:
         self.after_kills = []
         # Each protocol of groups, and a group that reads what is committed.
         self.groups = [
-            Group(cluster, "classic", TOPIC, PARTITIONS, {"session.timeout.ms": 10_000}),
-            Group(cluster, "consumer", TOPIC, PARTITIONS, {"group.protocol": "consumer"}),
-            Group(cluster, "committed", transfers.topic, transfers.partitions,
+            Group(cluster, errors, "classic", TOPIC, PARTITIONS, {"session.timeout.ms": 10_000}),
+            Group(cluster, errors, "consumer", TOPIC, PARTITIONS, {"group.protocol": "consumer"}),
+            Group(cluster, errors, "committed", transfers.topic, transfers.partitions,
                   {"session.timeout.ms": 10_000, "isolation.level": "read_committed"}, transfers.saw),
         ]
         self.threads, self.broken = [], []
@@ -111,6 +113,17 @@ class Ledger:
             assert time.monotonic() < deadline, f"partitions {late} do not answer any more"
             time.sleep(0.02)
 
+    def flows(self):
+        """Waits until every partition has answered to something from now on, and its consumers have that."""
+        seconds = self.answers()
+        with self.lock:
+            newest = {partition: self.acknowledged[partition][-1] for partition in range(PARTITIONS)}
+        begun = time.monotonic()
+        for group in self.groups:
+            if group.topic == TOPIC:
+                group.reaches(newest, begun + ANSWER_SECONDS_MAX)
+        return f"{told(seconds)}, and {time.monotonic() - begun:.1f} s later consumers have that"
+
     def goes_on(self):
         """Waits until partitions answer, a transaction is committed, and every group has committed offsets."""
         assert not self.broken, f"a part of the load ended: {self.broken}"
@@ -145,7 +158,7 @@ class Ledger:
         history = self.histories.check(read(self.cluster, self.histories.topic, self.histories.partitions, "read_committed"))
         for group in self.groups:
             group.check(found if group.topic == TOPIC else transferred)
-        return f"{total} records acknowledged and read, {outcome}; {history}; {len(self.groups)} groups"
+        return f"{total} records acknowledged and read, {outcome}; {history}; {len(self.groups)} groups{self.errors}"
 
     def end(self):
         self.stopping.set()
@@ -154,10 +167,12 @@ class Ledger:
 class Group:
     """A consumer group with one member, and whoever looks at its committed offsets: they never go back."""
 
-    def __init__(self, cluster, name, topic, partitions, options, saw=lambda message: None):
-        self.cluster, self.name, self.topic, self.partitions = cluster, name, topic, partitions
+    def __init__(self, cluster, errors, name, topic, partitions, options, saw=lambda message: None):
+        self.cluster, self.errors, self.name, self.topic, self.partitions = cluster, errors, name, topic, partitions
         self.options, self.saw = options, saw
         self.committed, self.went_back, self.last_commit = {}, [], 0
+        # The highest number of each partition that its member has.
+        self.consumed = collections.Counter()
 
     def follow(self, stopping):
         from confluent_kafka import Consumer, KafkaException
@@ -167,17 +182,25 @@ class Group:
         })
         consumer.subscribe([self.topic])
         while not stopping.is_set():
-            messages = [message for message in consumer.consume(2000, 0.5) if message.error() is None]
+            messages = consumer.consume(2000, 0.5)
             for message in messages:
+                if message.error() is not None:
+                    self.note(message.error())
+                    continue
+                partition = message.partition()
+                self.consumed[partition] = max(self.consumed[partition], int(message.value()))
                 self.saw(message)
             if messages:
                 try:
                     consumer.commit(asynchronous=False)
                     self.last_commit = time.monotonic()
-                except KafkaException:
+                except KafkaException as error:
                     # The group has another generation, or its coordinator moves.
-                    continue
+                    self.note(error.args[0], REPEATED)
         consumer.close()
+
+    def note(self, error, handled=()):
+        self.errors.note(f"group {self.name}", error, handled)
 
     def watch(self, stopping):
         from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -187,19 +210,28 @@ class Group:
         while not stopping.is_set():
             try:
                 self.look(looker.committed(partitions, 5))
-            except KafkaException:
-                pass
+            except KafkaException as error:
+                self.note(error.args[0], REPEATED)
             time.sleep(0.1)
         looker.close()
 
     def look(self, committed):
         for found in committed:
+            if found.error is not None:
+                self.note(found.error, REPEATED)
+                continue
             # Below 0: nothing is committed.
             before = self.committed.get(found.partition, found.offset)
             if found.offset < before:
                 self.went_back.append((found.partition, before, found.offset))
             if found.offset >= 0:
                 self.committed[found.partition] = found.offset
+
+    def reaches(self, numbers, deadline):
+        """Waits until its member has these numbers of the partitions, or higher ones."""
+        while late := [partition for partition, number in numbers.items() if self.consumed[partition] < number]:
+            assert time.monotonic() < deadline, f"the group {self.name} gets nothing any more of partitions {late}"
+            time.sleep(0.02)
 
     def goes_on(self, since, within):
         while self.last_commit <= since:

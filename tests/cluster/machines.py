@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import urllib.request
+from base64 import b64decode, b64encode
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -28,39 +29,82 @@ SETTINGS = [
 QUICK = "object.store.diskless.interval.ms=50"
 
 
-class Etcd:
-    """One member, whose data outlives a kill."""
+class Member:
+    """A process of etcd. Its data outlives a kill."""
 
-    def __init__(self, directory, client, peer):
-        self.directory, self.endpoint, self.peer = directory, f"http://{client}", f"http://{peer}"
+    def __init__(self, name, directory, client, peer):
+        self.name, self.directory = name, directory
+        self.endpoint, self.peer = f"http://{client}", f"http://{peer}"
         self.process = None
 
-    def start(self):
+    def spawn(self, peers):
         command = [
-            "etcd", "--name", "one", "--data-dir", self.directory / "etcd", "--logger", "zap", "--log-level", "error",
+            "etcd", "--name", self.name, "--data-dir", self.directory / self.name, "--logger", "zap", "--log-level", "error",
             "--listen-client-urls", self.endpoint, "--advertise-client-urls", self.endpoint,
-            "--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer,
-            "--initial-cluster", f"one={self.peer}",
+            "--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer, "--initial-cluster", peers,
         ]
-        with open(self.directory / "etcd.log", "ab") as log:
+        with open(self.directory / f"{self.name}.log", "ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        until(self.ready, "etcd")
 
     def ready(self):
-        assert self.process.poll() is None, f"etcd ended with {self.process.returncode}, see etcd.log"
+        """Whether it answers, and the members have a leader."""
+        assert self.process.poll() is None, f"etcd ended with {self.process.returncode}, see {self.name}.log"
         try:
             with urllib.request.urlopen(f"{self.endpoint}/health", timeout=5) as answer:
                 return json.load(answer).get("health") == "true"
         except (OSError, ValueError):
             return False
 
+    def leads(self):
+        with urllib.request.urlopen(f"{self.endpoint}/v3/maintenance/status", b"{}", timeout=5) as answer:
+            status = json.load(answer)
+        return status["leader"] == status["header"]["member_id"]
+
     def kill(self):
         self.process.kill()
         self.process.wait()
 
+
+class Etcd:
+    """All members of one etcd."""
+
+    def __init__(self, directory, host, addresses, count):
+        """Brokers find the members at `host`, if that is not this machine."""
+        self.members = [Member(f"etcd-{number}", directory, at(host, next(addresses)), next(addresses))
+                        for number in range(1, count + 1)]
+        self.peers = ",".join(f"{member.name}={member.peer}" for member in self.members)
+
+    @property
+    def endpoints(self):
+        """As the setting `etcd.endpoints` has them."""
+        return ",".join(member.endpoint for member in self.members)
+
+    def found(self, prefix):
+        """What it has below a prefix, as its gateway says it, but for the keys and the values."""
+        def encoded(text):
+            return b64encode(text.encode()).decode()
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        body = json.dumps({"key": encoded(prefix), "range_end": encoded(end)}).encode()
+        with urllib.request.urlopen(f"{self.members[0].endpoint}/v3/kv/range", body, timeout=20) as answer:
+            found = json.load(answer)["kvs"]
+        return [{**of, "key": b64decode(of["key"]).decode(), "value": b64decode(of.get("value", ""))} for of in found]
+
+    def start(self):
+        """Starts the members that do not run."""
+        for member in self.members:
+            if member.process is None or member.process.poll() is not None:
+                member.spawn(self.peers)
+        for member in self.members:
+            until(member.ready, member.name)
+
+    def kill(self):
+        for member in self.members:
+            member.kill()
+
     def end(self):
-        if self.process is not None and self.process.poll() is None:
-            self.kill()
+        for member in self.members:
+            if member.process is not None and member.process.poll() is None:
+                member.kill()
 
 
 class Broker(StoredServer):
@@ -80,7 +124,7 @@ class Broker(StoredServer):
         # Its listeners are in the settings then.
         self.two_listeners = cluster.certificates is not None or node in cluster.proxies
         self.settings = [*SETTINGS, *settings, f"object.store={self.bucket}", f"node.id={node}",
-                         f"etcd.endpoints={cluster.etcd.endpoint}", f"broker.rack=rack-{node}"]
+                         f"etcd.endpoints={cluster.etcd.endpoints}", f"broker.rack=rack-{node}"]
         if self.machine:
             self.settings.append("allow.insecure.listeners=true")
         internal = next(cluster.site.addresses) if self.two_listeners else None
@@ -136,10 +180,10 @@ class Cluster:
     topic = {"replication_factor": 1}
 
     def __init__(self, directory, seed, count=3, settings=(), program=None, secured=False, apart=False, first=None,
-                 proxies=None):
+                 proxies=None, etcd_members=1):
         """With `apart`, each broker has a network of its own. `first` is the address of broker 1, if that is fixed; `proxies` are
         the addresses that clients are told, by broker."""
-        self.first, self.proxies = first, proxies or {}
+        self.first, self.proxies, self.etcd_members = first, proxies or {}, etcd_members
         self.network = networks.Network() if apart else None
         self.directory, self.seed, self.count, self.settings = directory, seed, count, settings
         self.program = program or place.MAINSTEM
@@ -154,8 +198,7 @@ class Cluster:
             self.site.minio.s3.make_bucket("records")
             if self.certificates:
                 self.certificates.make_all()
-            client = at(self.network and networks.ETCD, next(self.site.addresses))
-            self.etcd = Etcd(self.directory, client, next(self.site.addresses))
+            self.etcd = Etcd(self.directory, self.network and networks.ETCD, self.site.addresses, self.etcd_members)
             self.etcd.start()
             for node in range(1, self.count + 1):
                 self.brokers[node] = Broker(self, node, self.settings)
@@ -176,7 +219,7 @@ class Cluster:
 
     def tell(self, *words):
         """Runs `mainstem cluster`: what it printed."""
-        command = [place.MAINSTEM, "cluster", "--etcd", self.etcd.endpoint, *map(str, words)]
+        command = [place.MAINSTEM, "cluster", "--etcd", self.etcd.endpoints, *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment())
         assert done.returncode == 0, f"{' '.join(map(str, words))}: {done.stderr.strip()}"
         return done.stdout

@@ -6,6 +6,7 @@ from suite.kafka import KafkaProcess, fetch_jars
 from suite.server import free_port
 
 COPIES, LEAST_IN_SYNC = 3, 2
+STOP_SECONDS = 60
 
 
 class Broker(KafkaProcess):
@@ -13,6 +14,20 @@ class Broker(KafkaProcess):
         directory.mkdir(parents=True)
         super().__init__(jars, directory, properties)
         self.node, self.listen = node, listen
+
+    def stop(self):
+        """SIGTERM: the seconds until it has ended."""
+        begun = time.monotonic()
+        self.process.terminate()
+        self.process.wait(STOP_SECONDS)
+        return time.monotonic() - begun
+
+    def kill(self):
+        assert self.process.poll() is None, f"Kafka had ended by itself, see {self.log_path}"
+        self.end()
+
+    def end(self):
+        super().stop()
 
 
 class Rivals:
@@ -52,7 +67,7 @@ class Rivals:
 
     def __exit__(self, *_):
         for broker in self.brokers.values():
-            broker.stop()
+            broker.end()
 
     def at_home(self):
         """Waits until every partition has all its copies and its preferred leader, which it would have by itself after minutes."""

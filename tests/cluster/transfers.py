@@ -11,8 +11,8 @@ CALL_SECONDS, PATIENCE_SECONDS = 10, 120
 class Transfers:
     topic, partitions = "transfers", 6
 
-    def __init__(self, cluster, rng):
-        self.cluster, self.rng = cluster, rng
+    def __init__(self, cluster, rng, errors):
+        self.cluster, self.rng, self.errors = cluster, rng, errors
         # How the transaction of each number ended.
         self.outcomes = {}
         # What a group with read_committed has seen, as (partition, number).
@@ -38,7 +38,8 @@ class Transfers:
                 self.outcomes[number] = self.transact(producer, number)
                 if self.outcomes[number] == COMMITTED:
                     self.last_commit = time.monotonic()
-            except KafkaException:
+            except KafkaException as error:
+                self.errors.note("transfers", error.args[0])
                 # The next instance ends what this one left open.
                 producer = None
         # Nothing stays open: readers of what is committed reach the end.
@@ -67,6 +68,7 @@ class Transfers:
             except KafkaException as error:
                 if not error.args[0].txn_requires_abort():
                     raise
+                self.errors.note("transfers", error.args[0])
         abort(producer)
         return ABORTED
 
