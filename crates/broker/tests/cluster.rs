@@ -949,7 +949,7 @@ async fn leaders_refuse_what_the_coordinator_on_another_broker_does_not_know() {
 async fn no_producer_id_is_given_out_twice() {
     // More than a block for each broker, in all rounds.
     const TASKS: usize = 4;
-    const IDS_OF_A_TASK: usize = 150;
+    const IDS_OF_A_TASK: usize = 300;
     let mut cluster = cluster().await;
     let mut given = BTreeSet::new();
     for (node, transactional_id) in [(1, "a"), (2, "b"), (3, "c")] {

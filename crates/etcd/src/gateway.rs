@@ -165,7 +165,7 @@ impl Gateway {
     /// Time for an attempt after so many. Once each endpoint was tried, they get more of it.
     fn timeout(&self, attempts: usize) -> Duration {
         let rounds = u32::try_from(attempts / self.endpoints()).unwrap_or(u32::MAX);
-        SHORT_TIMEOUT.saturating_mul(rounds.saturating_add(1)).min(REQUEST_TIMEOUT)
+        SHORT_TIMEOUT.saturating_mul(2_u32.saturating_pow(rounds)).min(REQUEST_TIMEOUT)
     }
 
     pub fn endpoints(&self) -> usize {

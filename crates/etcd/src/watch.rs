@@ -103,7 +103,7 @@ impl Follower {
             let ended = tokio::select! {
                 ended = self.follow(asked) => ended,
                 // A member that hangs says nothing, and its connection stays open.
-                _ = current.changed() => continue,
+                _ = current.changed() => End::Lost(CallError::Unclear("another member is asked".to_owned())),
                 () = told.closed() => return,
             };
             match ended {

@@ -160,7 +160,7 @@ pub async fn alter(
     };
     let entries = match results {
         Ok(results) => results.into_iter().map(&mut entry).collect(),
-        // Nothing was changed, and the answer has no other place for the error than an entry.
+        // In a cluster a part may have been changed, if there were many. The answer has no other place for the error than an entry.
         Err(error) => vec![entry((Vec::new(), Err(error.into())))],
     };
     m::AlterClientQuotasResponse { entries, ..m::AlterClientQuotasResponse::default() }

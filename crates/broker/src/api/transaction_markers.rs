@@ -29,6 +29,9 @@ pub async fn write_markers(
         true => Ok(()),
         false => broker.authorizer.cluster(&caller, Operation::ClusterAction),
     };
+    // Only brokers may have the right of brokers.
+    let of_broker = caller.client_id.as_str() == BROKER_CLIENT_ID
+        && broker.authorizer.shows_cluster(&caller, Operation::ClusterAction);
     // If a producer, topic or partition occurs several times, the last one counts. A topic without partitions is left
     // out.
     let mut told: BTreeMap<i64, BTreeMap<Text, BTreeMap<i32, ErrorCode>>> = BTreeMap::new();
@@ -61,8 +64,7 @@ pub async fn write_markers(
                     Ok(landed) => end_marker(&broker, &topic.name, index, written, landed).await,
                     Err(failure) => Err(failure),
                 };
-                // Whoever may send markers and claims to be a broker is a broker, or may do everything anyway.
-                if outcome.is_ok() && caller.client_id.as_str() != BROKER_CLIENT_ID {
+                if outcome.is_ok() && !of_broker {
                     let details = format!("partition {index}, producer {}", marker.producer_id);
                     audit::changed(&caller.origin, "ended a transaction in topic", &topic.name, &details);
                 }

@@ -185,7 +185,10 @@ impl Authorizer {
     pub fn add(&self, new: &[Acl]) -> Result<(), MetaError> {
         self.metadata.update_in_parts(|image| {
             let mut there = distinct(image);
-            let added = new.iter().filter(|acl| there.insert(acl));
+            let mut added: Vec<&Acl> = new.iter().filter(|acl| there.insert(acl)).collect();
+            // They may be made in parts: nobody may do what one of them denies.
+            added.sort_by_key(|acl| acl.permission != Permission::Deny);
+            let added = added.into_iter();
             Ok(Update::new(added.map(|acl| acl.put(&uuid::Uuid::new_v4().to_string())).collect(), ()))
         })
     }
@@ -200,6 +203,9 @@ impl Authorizer {
             };
             let removed = filters.iter().map(meant).collect();
             let gone = image.acls.iter().filter(|(_, acl)| filters.iter().any(|filter| filter.matches(acl)));
+            let mut gone: Vec<_> = gone.collect();
+            gone.sort_by_key(|(_, acl)| acl.permission == Permission::Deny);
+            let gone = gone.into_iter();
             Ok(Update::new(gone.map(|(name, _)| Acl::delete(name)).collect(), removed))
         })
     }
