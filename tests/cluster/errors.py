@@ -1,6 +1,7 @@
 """The errors that clients gave to their applications. What a client handles by itself is not here."""
 
 import collections
+import time
 
 # What librdkafka tells for information, while it connects again.
 INFORMATION = {"_ALL_BROKERS_DOWN", "_TRANSPORT"}
@@ -18,6 +19,15 @@ class Errors:
     def note(self, client, error, handled=()):
         if error.name() not in INFORMATION and error.name() not in handled:
             self.noted.append((client, error.name(), error.str()))
+
+    def once_quiet(self, seconds=1, patience=20):
+        """How many were noted, once there was no other one for so long."""
+        deadline = time.monotonic() + patience
+        while True:
+            before = len(self.noted)
+            time.sleep(seconds)
+            if len(self.noted) == before or time.monotonic() > deadline:
+                return before
 
     def none_since(self, count):
         """Requires that no more were noted than so many."""

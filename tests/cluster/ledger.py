@@ -182,15 +182,16 @@ class Group:
         })
         consumer.subscribe([self.topic])
         while not stopping.is_set():
-            messages = consumer.consume(2000, 0.5)
-            for message in messages:
+            came = False
+            for message in consumer.consume(2000, 0.5):
                 if message.error() is not None:
                     self.note(message.error())
                     continue
+                came = True
                 partition = message.partition()
                 self.consumed[partition] = max(self.consumed[partition], int(message.value()))
                 self.saw(message)
-            if messages:
+            if came:
                 try:
                     consumer.commit(asynchronous=False)
                     self.last_commit = time.monotonic()

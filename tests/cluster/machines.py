@@ -58,7 +58,7 @@ class Member:
     def leads(self):
         with urllib.request.urlopen(f"{self.endpoint}/v3/maintenance/status", b"{}", timeout=5) as answer:
             status = json.load(answer)
-        return status["leader"] == status["header"]["member_id"]
+        return status.get("leader") == status["header"]["member_id"]
 
     def kill(self):
         self.process.kill()
@@ -86,7 +86,7 @@ class Etcd:
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         body = json.dumps({"key": encoded(prefix), "range_end": encoded(end)}).encode()
         with urllib.request.urlopen(f"{self.members[0].endpoint}/v3/kv/range", body, timeout=20) as answer:
-            found = json.load(answer)["kvs"]
+            found = json.load(answer).get("kvs", [])
         return [{**of, "key": b64decode(of["key"]).decode(), "value": b64decode(of.get("value", ""))} for of in found]
 
     def start(self):

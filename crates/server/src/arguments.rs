@@ -435,6 +435,8 @@ pub enum ClusterVerb {
         #[arg(long, value_name = "SECONDS", default_value_t = 60)]
         wait: u32,
     },
+    /// After etcd was restored from a backup, before any broker is started: no id that was given out since is given out again.
+    Restored,
     /// Make a broker the home of a log, which moves there.
     Move {
         log: String,

@@ -24,7 +24,7 @@ use crate::cluster::Member;
 use crate::cluster::host::{Directories, Host, Parts};
 use crate::cluster::reassign::{Moves, PeerLeaders};
 use crate::cluster::run::{Roles, Running};
-use crate::cluster::threads::SystemThreads;
+use crate::cluster::threads::{SystemThreads, Threads};
 use crate::compaction::Compactor;
 use crate::config::Config;
 use crate::coordinator::producer_ids::ProducerIds;
@@ -124,7 +124,7 @@ pub struct Broker {
     clock: Arc<SystemClock>,
     background: Mutex<Vec<tokio::task::JoinHandle<()>>>,
     /// The threads of a broker in a cluster.
-    running: Mutex<Option<Running>>,
+    running: Mutex<Option<Arc<Running>>>,
 }
 
 impl Broker {
@@ -296,8 +296,10 @@ impl Broker {
             leaving: false,
             without_store: false,
         };
-        let member = Member::new(self.metadata.clone(), self.config.node_id, record, session);
         let threads = Arc::new(SystemThreads::new(Handle::current()));
+        let clock = threads.clone();
+        let clock = Box::new(move || clock.now());
+        let member = Member::new(self.metadata.clone(), self.config.node_id, record, session, clock);
         let moves = Moves {
             topics: self.topics.clone(),
             leaders: Arc::new(PeerLeaders {
@@ -321,7 +323,8 @@ impl Broker {
             directories,
             threads,
         });
-        *self.running.lock() = Some(Running::start(&self.metadata, &self.placement, member, host, moves)?);
+        let running = Running::start(&self.metadata, &self.placement, member, host, moves)?;
+        *self.running.lock() = Some(Arc::new(running));
         Ok(())
     }
 
@@ -329,19 +332,19 @@ impl Broker {
     #[doc(hidden)]
     pub fn halt(&self) {
         let running = self.running.lock().take();
-        running.iter().for_each(Running::halt);
+        running.iter().for_each(|running| running.halt());
     }
 
     /// Gives all logs to other brokers of the cluster. Clients find those while this broker still answers. Does nothing
     /// without a cluster. Blocks.
     pub fn leave(&self) {
-        let running = self.running.lock().take();
-        running.iter().for_each(Running::stop);
+        let running = self.running.lock().clone();
+        running.iter().for_each(|running| running.stop());
     }
 
     /// What this broker is in its cluster. `None` without one.
     pub(crate) fn roles(&self) -> Option<Roles> {
-        self.running.lock().as_ref().map(Running::roles)
+        self.running.lock().clone().map(|running| running.roles())
     }
 
     /// The users with a password.
@@ -357,9 +360,6 @@ impl Broker {
 
     /// The reason why no log accepts appends: each has stopped, or its disk is full. `None` if a log accepts appends.
     pub fn failure(&self) -> Option<String> {
-        if self.running.lock().as_ref().is_some_and(Running::is_broken) {
-            return Some("a thread of the cluster ended in a bug: start the server again".to_owned());
-        }
         let why = |log: &OpenLog| match log.failure() {
             Some(error) => Some(error.to_string()),
             None => log.log.is_full().then(|| AdmitError::Full.to_string()),
@@ -387,7 +387,7 @@ impl Broker {
         }
         let (logs, running) = (self.logs.clone(), self.running.lock().take());
         let close = move || {
-            running.iter().for_each(Running::stop);
+            running.iter().for_each(|running| running.stop());
             logs.close();
         };
         if let Err(error) = tokio::task::spawn_blocking(close).await {

@@ -8,9 +8,11 @@ use std::sync::Arc;
 use meta::{Change, Compare, MetaError, Store};
 
 use super::{CHANGES_MAX, compare};
+use crate::coordinator::producer_ids::{NEXT_BLOCK_KEY, PRODUCERS_APART};
 use crate::image::records::{BrokerRecord, DrainRecord, OwnerRecord, broker_id};
-use crate::image::{Image, Metadata, Record, Update};
+use crate::image::{Image, Metadata, Record, Update, stored};
 use crate::placement::Listeners;
+use crate::topics::{NEXT_STREAM_KEY, STREAMS_APART};
 
 /// Why a request of an administrator is refused.
 #[derive(Debug, thiserror::Error)]
@@ -161,6 +163,30 @@ impl ClusterAdmin {
                 _ => Vec::new(),
             };
             Ok(Update::new(changes, ()))
+        })
+    }
+
+    /// Makes the ids of streams and producers go on far behind those of the metadata, which is an older copy: none of those that
+    /// were given out since is given out again.
+    pub fn restored(&self) -> Result<(), AdminError> {
+        self.0.refresh()?;
+        self.0.update(|image| {
+            if let Some((name, _)) = image.brokers.iter().next() {
+                return Err(AdminError::Alive(broker_id(name).unwrap_or(-1)));
+            }
+            let mut update = Update::new(Vec::new(), ());
+            for (key, first, apart) in
+                [(NEXT_STREAM_KEY, 1, STREAMS_APART), (NEXT_BLOCK_KEY, 0, PRODUCERS_APART)]
+            {
+                let found = self.0.store().find(key)?;
+                let revision = found.as_ref().map(|value| value.revision);
+                let next = found.map(|value| stored::read(key, &value)).transpose()?;
+                let next: u64 = next.unwrap_or(first);
+                let bytes = serde_json::to_vec(&(next + apart)).expect("a number can be written as JSON");
+                update.compares.push(Compare { key: key.to_owned(), revision });
+                update.changes.push(Change::put(key, bytes));
+            }
+            Ok(update)
         })
     }
 

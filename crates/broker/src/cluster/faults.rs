@@ -7,7 +7,9 @@ use parking_lot::Mutex;
 /// A broker gives its logs away after so many faults, each within [`FORGOTTEN_AFTER`] of the one before.
 const FAULTS_MAX: u32 = 5;
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
-/// The same after its disk has been full for so long.
+/// Faults within this time are one: all logs of a disk stop at once.
+const ONE_WITHIN: Duration = Duration::from_secs(1);
+/// A broker gives its logs away after its disk has been full for so long.
 const FULL_FOR: Duration = Duration::from_secs(10);
 
 /// The faults of one disk.
@@ -18,21 +20,20 @@ pub struct Faults(Mutex<State>);
 struct State {
     count: u32,
     last: Duration,
+    too_many: bool,
     full_since: Option<Duration>,
-    broken: bool,
 }
 
 impl Faults {
     /// Notes that a log was not opened, or has stopped, for a reason that lies here.
     pub fn note(&self, now: Duration) {
         let mut state = self.0.lock();
+        if state.count > 0 && now < state.last + ONE_WITHIN {
+            return;
+        }
         let again = now <= state.last + FORGOTTEN_AFTER;
         (state.count, state.last) = (if again { state.count + 1 } else { 1 }, now);
-    }
-
-    /// Notes a bug after which no log should be here.
-    pub fn note_bug(&self) {
-        self.0.lock().broken = true;
+        state.too_many |= state.count >= FAULTS_MAX;
     }
 
     /// Notes whether the disk is full.
@@ -44,8 +45,7 @@ impl Faults {
     /// Whether other brokers should have the logs.
     pub fn are_too_many(&self, now: Duration) -> bool {
         let state = self.0.lock();
-        let full = state.full_since.is_some_and(|since| now >= since + FULL_FOR);
-        state.count >= FAULTS_MAX || full || state.broken
+        state.too_many || state.full_since.is_some_and(|since| now >= since + FULL_FOR)
     }
 }
 
@@ -64,7 +64,10 @@ mod tests {
         assert!(!faults.are_too_many(at(1000)), "each has its own reason");
         (1..4).for_each(|n| faults.note(at(900 + 60 * n)));
         assert!(!faults.are_too_many(at(1080)));
+        (0..5).for_each(|_| faults.note(at(1080)));
+        assert!(!faults.are_too_many(at(1080)), "all logs of a disk stop at once");
         faults.note(at(1081));
+        faults.note(at(4000));
         assert!(faults.are_too_many(at(5000)), "it stays so: the logs are elsewhere");
     }
 
@@ -79,7 +82,5 @@ mod tests {
         assert!(!faults.are_too_many(at(24)) && faults.are_too_many(at(25)));
         faults.note_full(false, at(26));
         assert!(!faults.are_too_many(at(26)));
-        faults.note_bug();
-        assert!(faults.are_too_many(at(26)));
     }
 }

@@ -34,7 +34,7 @@ const READY_WITHIN: Duration = Duration::from_secs(330);
 const STANDS_BY_MAX: usize = 4;
 /// A broker whose lease has ended keeps its logs for so long: etcd 3.4 and 3.5 may end leases that are renewed, when a member
 /// that was the leader goes on after it stood still (etcd's issue 15247). The broker hears of it at once, and is alive again.
-const LOST_FOR: Duration = Duration::from_millis(200);
+const LOST_FOR: Duration = Duration::from_millis(300);
 /// Changes of owners in one commit. etcd allows 128 operations.
 const CHANGES_MAX: usize = 50;
 
@@ -77,6 +77,9 @@ pub trait Holder {
     fn close(&mut self, log: &str, orderly: bool) -> bool;
 }
 
+/// The time since some moment.
+pub type Clock = dyn Fn() -> Duration + Send + Sync;
+
 /// One broker of a cluster.
 pub struct Member {
     metadata: Arc<Metadata>,
@@ -85,13 +88,16 @@ pub struct Member {
     /// How long the broker counts as alive after its last sign of life.
     ttl: Duration,
     lease: Mutex<Option<LeaseId>>,
-    /// When the lease was granted or renewed last.
-    renewed: Mutex<Option<Instant>>,
+    /// Held while the lease is renewed, which takes long where etcd does not answer.
+    renewing: Mutex<()>,
+    /// When the lease was granted or renewed last, by `clock`.
+    renewed: Mutex<Option<Duration>>,
+    clock: Box<Clock>,
     /// Whether the broker is still to bring its logs. Not known before it has joined.
     brings: Mutex<Option<bool>>,
     /// Since when each log of this process waits for the broker that is to get it.
     promised: Mutex<BTreeMap<String, (i32, Instant)>>,
-    /// Since when brokers that own logs are not alive, by the time of the caller of [`Member::control`].
+    /// Since when brokers that own logs are not alive, as the controller sees it.
     lost: Mutex<BTreeMap<i32, Duration>>,
     /// The last epoch of each log in which this process has tried to take it over.
     tried: Mutex<BTreeMap<String, u32>>,
@@ -110,7 +116,13 @@ impl std::fmt::Debug for Member {
 
 impl Member {
     /// A broker that is not alive yet. `record` says who it is.
-    pub fn new(metadata: Arc<Metadata>, broker: i32, record: BrokerRecord, ttl: Duration) -> Member {
+    pub fn new(
+        metadata: Arc<Metadata>,
+        broker: i32,
+        record: BrokerRecord,
+        ttl: Duration,
+        clock: Box<Clock>,
+    ) -> Member {
         let process = Process { broker, incarnation: record.incarnation };
         let record = Mutex::new(record);
         Member {
@@ -119,7 +131,9 @@ impl Member {
             record,
             ttl,
             lease: Mutex::default(),
+            renewing: Mutex::default(),
             renewed: Mutex::default(),
+            clock,
             brings: Mutex::default(),
             promised: Mutex::default(),
             lost: Mutex::default(),
@@ -139,18 +153,19 @@ impl Member {
     /// Gives a sign of life, and joins if the broker does not count as alive. A process that takes the place of one that
     /// was killed is a duplicate until the lease of that one is over. Blocks.
     pub fn keep_alive(&self) -> Result<(), MemberError> {
-        let begun = Instant::now();
+        let _one = self.renewing.lock();
+        let begun = (self.clock)();
         self.renew()?;
         *self.renewed.lock() = Some(begun);
         Ok(())
     }
 
     fn renew(&self) -> Result<(), MemberError> {
-        let mut held = self.lease.lock();
-        if let Some(lease) = *held {
+        let held = *self.lease.lock();
+        if let Some(lease) = held {
             match self.store().keep_alive(lease) {
                 Ok(()) => return Ok(()),
-                Err(MetaError::NoLease(_)) => *held = None,
+                Err(MetaError::NoLease(_)) => *self.lease.lock() = None,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -160,7 +175,7 @@ impl Member {
         let put = Change::put_leased(key.clone(), record, lease);
         match self.store().commit(&[Compare::absent(key.clone())], &[put]) {
             Ok(_) => {
-                *held = Some(lease);
+                *self.lease.lock() = Some(lease);
                 tracing::info!(broker = self.process.broker, "joined the cluster");
                 Ok(())
             }
@@ -225,7 +240,7 @@ impl Member {
 
     /// Whether the lease was renewed in time.
     pub fn has_lease(&self) -> bool {
-        self.renewed.lock().is_some_and(|at| at.elapsed() < self.ttl)
+        self.renewed.lock().is_some_and(|at| (self.clock)() < at + self.ttl)
     }
 
     /// Whether the object store does not answer the broker.
@@ -247,9 +262,10 @@ impl Member {
 
     /// Ends the broker's life now, so that others take its logs without waiting for the lease. Blocks.
     pub fn leave(&self) -> Result<(), MetaError> {
-        match self.lease.lock().take() {
-            Some(lease) => self.store().revoke(lease),
-            None => Ok(()),
+        let lease = self.lease.lock().take();
+        match lease.map_or(Ok(()), |lease| self.store().revoke(lease)) {
+            Err(MetaError::NoLease(_)) => Ok(()),
+            left => left,
         }
     }
 
@@ -267,8 +283,8 @@ impl Member {
     }
 
     /// The brokers whose lease has ended just now.
-    fn lost_lately(&self, image: &Image, now: Duration) -> BTreeSet<i32> {
-        let mut lost = self.lost.lock();
+    fn lost_lately(&self, image: &Image) -> BTreeSet<i32> {
+        let (mut lost, now) = (self.lost.lock(), (self.clock)());
         let is_lost = |broker: &i32| image.brokers.get(&broker.to_string()).is_none();
         let owners = image.owners.iter().map(|(_, owner)| owner.broker).filter(is_lost);
         let owners: BTreeSet<i32> = owners.collect();
@@ -276,9 +292,8 @@ impl Member {
         owners.into_iter().filter(|broker| now < *lost.entry(*broker).or_insert(now) + LOST_FOR).collect()
     }
 
-    /// Becomes the controller if there is none, and acts as the controller if it is this one. `now` is the time since some moment.
-    /// Blocks.
-    pub fn control(&self, now: Duration) -> Result<(), MetaError> {
+    /// Becomes the controller if there is none, and acts as the controller if it is this one. Blocks.
+    pub fn control(&self) -> Result<(), MetaError> {
         let Some(lease) = *self.lease.lock() else { return Ok(()) };
         let image = self.metadata.image();
         if image.controller.get("").is_none() {
@@ -294,11 +309,12 @@ impl Member {
         }
         self.metadata.update(|image| {
             if !self.is_controller(image) {
+                self.lost.lock().clear();
                 return Ok(Update::new(Vec::new(), ()));
             }
             let mut compares = vec![compare::<ControllerRecord>(image, "")];
             let mut all = Vec::new();
-            let lately = self.lost_lately(image, now);
+            let lately = self.lost_lately(image);
             for (log, owner) in changes(image, &lately).into_iter().take(CHANGES_MAX) {
                 // An owner that is alive again by now keeps its log.
                 let old = image.owners.get(&log).map_or(owner.broker, |old| old.broker);
@@ -351,34 +367,8 @@ impl Member {
         let image = self.metadata.image();
         let mut logs = holder.logs();
         logs.extend(image.owners.iter().map(|(log, _)| log.to_owned()));
-        for log in &logs {
-            let held = holder.held(log);
-            let ready = duty(&image, log, self.process, held.is_some());
-            let overdue = || self.overdue(&image, log).map(Duty::HandOver);
-            match ready.map(|duty| if let Duty::Serve(_) = duty { overdue().unwrap_or(duty) } else { duty }) {
-                Some(Duty::Prepare(epoch)) if holder.prepare(log, epoch) => self.note_ready(log)?,
-                None | Some(Duty::Prepare(_)) => {}
-                Some(Duty::Leave) => drop(holder.close(log, false)),
-                Some(Duty::Claim) => self.pass_on(log, self.process)?,
-                Some(Duty::HandOver(to)) => {
-                    // Without the store, closing may take as long as its requests.
-                    let closed = held.is_none() || holder.close(log, true) || holder.lacks_store();
-                    if closed {
-                        self.pass_on(log, to)?;
-                    }
-                }
-                Some(Duty::Serve(epoch)) => match held {
-                    Some(held) if held == epoch => {}
-                    Some(_) => drop(holder.close(log, false)),
-                    // Each attempt to take a log over needs an epoch of its own.
-                    None if self.tried.lock().get(log) == Some(&epoch) => self.pass_on(log, self.process)?,
-                    None => {
-                        self.tried.lock().insert(log.clone(), epoch);
-                        holder.take_over(log, epoch);
-                    }
-                },
-            }
-        }
+        // One log must not keep the others from being closed.
+        let served: Vec<_> = logs.iter().map(|log| self.serve_log(&image, log, holder)).collect();
         let mut stands_by = self.stands_by.lock();
         if stands_by.0 != image.revision {
             *stands_by = (image.revision, self.inheritance(&image));
@@ -388,6 +378,37 @@ impl Member {
             if holder.held(log).is_none() {
                 holder.stand_by(log, *epoch);
             }
+        }
+        served.into_iter().collect()
+    }
+
+    /// The same for one log.
+    fn serve_log(&self, image: &Image, log: &str, holder: &mut dyn Holder) -> Result<(), MetaError> {
+        let held = holder.held(log);
+        let ready = duty(image, log, self.process, held.is_some());
+        let overdue = || self.overdue(image, log).map(Duty::HandOver);
+        match ready.map(|duty| if let Duty::Serve(_) = duty { overdue().unwrap_or(duty) } else { duty }) {
+            Some(Duty::Prepare(epoch)) if holder.prepare(log, epoch) => self.note_ready(log)?,
+            None | Some(Duty::Prepare(_)) => {}
+            Some(Duty::Leave) => drop(holder.close(log, false)),
+            Some(Duty::Claim) => self.pass_on(log, self.process)?,
+            Some(Duty::HandOver(to)) => {
+                // Without the store, closing may take as long as its requests.
+                let closed = held.is_none() || holder.close(log, true) || holder.lacks_store();
+                if closed {
+                    self.pass_on(log, to)?;
+                }
+            }
+            Some(Duty::Serve(epoch)) => match held {
+                Some(held) if held == epoch => {}
+                Some(_) => drop(holder.close(log, false)),
+                // Each attempt to take a log over needs an epoch of its own.
+                None if self.tried.lock().get(log) == Some(&epoch) => self.pass_on(log, self.process)?,
+                None => {
+                    self.tried.lock().insert(log.to_owned(), epoch);
+                    holder.take_over(log, epoch);
+                }
+            },
         }
         Ok(())
     }

@@ -30,6 +30,8 @@ const LOOK: Duration = Duration::from_millis(200);
 const BUSY_LOOK: Duration = Duration::from_millis(10);
 /// A broker that is about to end waits so long until others have its logs.
 const GIVE_AWAY_WITHIN: Duration = Duration::from_secs(10);
+/// The exit code after a bug: that of an internal error (sysexits.h).
+const EXIT_OF_A_BUG: i32 = 70;
 /// Step of a wait that may be cut short.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -51,7 +53,8 @@ pub struct Roles {
 pub struct Running {
     member: Arc<Member>,
     host: Host,
-    broken: Broken,
+    /// Set once [`Running::stop`] was called.
+    stopped: AtomicBool,
     lease: Mutex<Option<Worker>>,
     duties: Mutex<Option<Worker>>,
     /// Keeps the observer.
@@ -78,7 +81,7 @@ impl Worker {
         let (seen, broken) = (stopping.clone(), broken.clone());
         let run = move || {
             if catch_unwind(AssertUnwindSafe(|| run(&seen))).is_err() {
-                tracing::error!("a thread of the cluster ended in a bug: others get the logs of this broker");
+                tracing::error!("a thread of the cluster ended in a bug");
                 broken.store(true, Ordering::Release);
             }
         };
@@ -156,9 +159,7 @@ impl Running {
             let mut said = Said::default();
             Worker::start("lease", &broken, move |stopping| {
                 while !stopping.load(Ordering::Acquire) {
-                    if broken_seen.load(Ordering::Acquire) && member.leave().is_ok() {
-                        return;
-                    }
+                    end_if(&broken_seen, &member);
                     let outcome = member.keep_alive();
                     // A lease that is lost is asked for again soon.
                     let wait = if outcome.is_ok() { interval } else { interval.min(LOOK) };
@@ -169,6 +170,7 @@ impl Running {
         };
         let duties = {
             let (member, metadata, mut host) = (member.clone(), metadata.clone(), host.clone());
+            let broken_seen = broken.clone();
             let mut said = Said::default();
             let runtime = Handle::current();
             Worker::start("cluster", &broken, move |stopping| {
@@ -176,6 +178,8 @@ impl Running {
                 let _runtime = runtime.enter();
                 while !stopping.load(Ordering::Acquire) {
                     // What is opened or closed has no change of the metadata to tell of its end.
+                    broken_seen.fetch_or(host.is_broken(), Ordering::AcqRel);
+                    end_if(&broken_seen, &member);
                     let patience = if host.is_busy() { BUSY_LOOK } else { LOOK };
                     let outcome = metadata.wait(patience).and_then(|()| {
                         member.bring_logs(LOGS_OF_A_BROKER)?;
@@ -191,12 +195,8 @@ impl Running {
             })?
         };
         let (lease, duties) = (Mutex::new(Some(lease)), Mutex::new(Some(duties)));
-        Ok(Running { member, host, broken, lease, duties, _view: view })
-    }
-
-    /// Whether this broker does nothing more for the cluster.
-    pub fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::Acquire)
+        let stopped = AtomicBool::new(false);
+        Ok(Running { member, host, stopped, lease, duties, _view: view })
     }
 
     /// What this broker is in the cluster.
@@ -218,6 +218,9 @@ impl Running {
 
     /// Gives all logs to other brokers, closes those that nobody takes, and leaves the cluster. Blocks.
     pub fn stop(&self) {
+        if self.stopped.swap(true, Ordering::AcqRel) {
+            return;
+        }
         match self.member.announce_leaving() {
             Ok(_) => {
                 let until = Instant::now() + GIVE_AWAY_WITHIN;
@@ -241,14 +244,28 @@ impl Running {
     }
 }
 
+/// Ends the process after a bug in a thread of the cluster: others take its logs at once, and whoever watches the process starts
+/// it again.
+fn end_if(broken: &Broken, member: &Member) {
+    if broken.load(Ordering::Acquire) {
+        let left = member.leave();
+        tracing::error!(?left, "the server ends after a bug: others take its logs");
+        std::process::exit(EXIT_OF_A_BUG);
+    }
+}
+
 /// One round of what a broker does for the cluster, besides its signs of life. Blocks.
 pub fn duties(member: &Member, host: &mut Host) -> Result<(), MetaError> {
+    // Before anybody is asked who may not answer.
     if !member.has_lease() {
         host.prove_ownership();
+        host.close_fenced();
+    } else {
+        host.note_hears();
     }
     // What fails is tried again with the next sign of life.
     drop(member.rejoin());
-    member.control(host.now())?;
+    member.control()?;
     if host.is_unfit() && !member.is_leaving() && member.announce_leaving()? {
         tracing::error!(
             "the disk of this broker takes no log, or is full: other brokers get them until it is started again"

@@ -13,6 +13,7 @@ use storage::Statistics;
 use crate::broker::Broker;
 use crate::connection::table;
 use crate::groups::Group;
+use crate::image::Image;
 use crate::topics::Topic;
 
 impl Broker {
@@ -74,7 +75,6 @@ impl Collector for BrokerCollector {
         let owned = || image.owners.iter().filter(|(_, owner)| owner.broker == local);
         let is_closed = |log: &str| log.parse().map_or(true, |id| broker.logs.find(id).is_err());
         let closed = owned().filter(|(log, _)| is_closed(log));
-        let roles = broker.roles();
         let gauges = [
             (
                 "kafka_controller_kafkacontroller_activecontrollercount",
@@ -97,31 +97,6 @@ impl Collector for BrokerCollector {
                 "Logs of a cluster that this broker owns and has not open: their partitions have no leader",
                 count(closed.count()),
             ),
-            (
-                "mainstem_cluster_lease_held",
-                "1 if this broker has renewed its lease in time: the others take it for alive",
-                roles.map_or(0, |roles| i64::from(roles.has_lease)),
-            ),
-            (
-                "mainstem_cluster_leaving",
-                "1 if this broker gives its logs away, since it is about to end or its disk takes none",
-                roles.map_or(0, |roles| i64::from(roles.leaves)),
-            ),
-            (
-                "mainstem_cluster_store_away",
-                "1 if the object store does not answer this broker, which gives its logs away",
-                roles.map_or(0, |roles| i64::from(roles.lacks_store)),
-            ),
-            (
-                "mainstem_cluster_drained",
-                "1 if this broker is drained",
-                i64::from(image.drains.get(&local.to_string()).is_some()),
-            ),
-            (
-                "mainstem_cluster_stands_by",
-                "Logs of other brokers that this broker can take over at once",
-                roles.map_or(0, |roles| count(roles.stands_by_for)),
-            ),
             ("kafka_server_replicamanager_partitioncount", "Partitions", count(partitions)),
             ("kafka_controller_kafkacontroller_globaltopiccount", "Topics", count(topics.len())),
             (
@@ -140,16 +115,59 @@ impl Collector for BrokerCollector {
                 topics.iter().map(|topic| count(lost(topic))).sum(),
             ),
         ];
-        for (name, help, value) in gauges {
-            let gauge = ConstGauge::new(value);
-            let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
-            gauge.encode(metric)?;
-        }
+        encode_gauges(&gauges, &mut encoder)?;
+        encode_roles(&broker, &image, &mut encoder)?;
         encode_logs(&broker, &mut encoder)?;
         encode_store(&broker, &mut encoder)?;
         encode_telemetry(&broker, &mut encoder)?;
         encode_groups(&broker, &mut encoder)
     }
+}
+
+fn encode_gauges(
+    gauges: &[(&str, &str, i64)],
+    encoder: &mut DescriptorEncoder,
+) -> Result<(), std::fmt::Error> {
+    for (name, help, value) in gauges {
+        let gauge = ConstGauge::new(*value);
+        let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+        gauge.encode(metric)?;
+    }
+    Ok(())
+}
+
+/// What the broker is in its cluster, if there is one.
+fn encode_roles(
+    broker: &Broker,
+    image: &Image,
+    encoder: &mut DescriptorEncoder,
+) -> Result<(), std::fmt::Error> {
+    let Some(roles) = broker.roles() else { return Ok(()) };
+    let drained = image.drains.get(&broker.placement.local().to_string()).is_some();
+    let gauges = [
+        (
+            "mainstem_cluster_lease_held",
+            "1 if this broker has renewed its lease in time: the others take it for alive",
+            i64::from(roles.has_lease),
+        ),
+        (
+            "mainstem_cluster_leaving",
+            "1 if this broker gives its logs away, since it is about to end or its disk takes none",
+            i64::from(roles.leaves),
+        ),
+        (
+            "mainstem_cluster_store_away",
+            "1 if the object store does not answer this broker, which gives its logs away",
+            i64::from(roles.lacks_store),
+        ),
+        ("mainstem_cluster_drained", "1 if this broker is drained", i64::from(drained)),
+        (
+            "mainstem_cluster_stands_by",
+            "Logs of other brokers that this broker can take over at once",
+            count(roles.stands_by_for),
+        ),
+    ];
+    encode_gauges(&gauges, encoder)
 }
 
 /// Labels that every client metric has. An attribute with one of these names is left out.

@@ -52,6 +52,12 @@ impl Connection {
     /// requests happens here. The rest happens while the answer is awaited. Returns `None` if the request gets no
     /// answer (`acks=0`).
     pub async fn begin(&mut self, frame: Bytes) -> Result<Option<Answer>, Refused> {
+        if self.broker.logs.are_outdated() {
+            // Clients that have no other connection would go on to ask this broker.
+            return Err(Refused(
+                "other brokers have the logs of this one, which does not hear of them".to_owned(),
+            ));
+        }
         let request_bytes = frame.len();
         let mut reader = Reader::new(frame);
         let header = frame::decode_request_header(&mut reader)

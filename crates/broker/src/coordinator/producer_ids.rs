@@ -13,6 +13,8 @@ use crate::image::{Metadata, Update};
 const BLOCK_IDS: i64 = 1000;
 /// The key of the first id that was never taken.
 pub const NEXT_BLOCK_KEY: &str = "next_producer_id";
+/// After a restore, producer ids go on so far behind the highest known one: more than are handed out while backups fail.
+pub const PRODUCERS_APART: u64 = 1 << 32;
 
 /// Hands out producer ids.
 #[derive(Debug)]

@@ -10,6 +10,7 @@ mod start;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 use uuid::Uuid;
@@ -58,6 +59,8 @@ pub struct Logs {
     first: Option<Uuid>,
     /// Whether logs move between brokers.
     moving: bool,
+    /// Logs of this broker have other owners, and the metadata here does not show that.
+    outdated: AtomicBool,
     segment_bytes: u64,
 }
 
@@ -70,6 +73,7 @@ impl Logs {
             gone: HashMap::new(),
             first: None,
             moving: true,
+            outdated: AtomicBool::new(false),
             segment_bytes: segment_bytes(config),
         }
     }
@@ -77,6 +81,16 @@ impl Logs {
     /// Whether logs move between the brokers of a cluster.
     pub fn are_moving(&self) -> bool {
         self.moving
+    }
+
+    /// Notes whether logs of this broker have other owners of which it does not hear.
+    pub fn set_outdated(&self, outdated: bool) {
+        self.outdated.store(outdated, Ordering::Release);
+    }
+
+    /// Whether what this broker knows of the cluster is outdated, so that it serves nobody.
+    pub fn are_outdated(&self) -> bool {
+        self.outdated.load(Ordering::Acquire)
     }
 
     /// The open logs, in the order of log.dirs.

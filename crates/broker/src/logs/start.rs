@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use disk::Disk;
 use meta::{Change, MetaError, Store};
@@ -165,7 +166,8 @@ impl Logs {
         }
         let Found { open, lost, gone } = logs;
         let segment_bytes = segment_bytes(&opening.config);
-        Ok(Logs { open: RwLock::new(open.into()), lost, gone, first, moving: false, segment_bytes })
+        let (open, outdated) = (RwLock::new(open.into()), AtomicBool::new(false));
+        Ok(Logs { open, lost, gone, first, moving: false, outdated, segment_bytes })
     }
 }
 

@@ -23,22 +23,18 @@ use uuid::Uuid;
 use wire::records::records;
 
 use super::{DecodeError, Snapshot, Stored, all, read};
-use crate::coordinator::producer_ids::NEXT_BLOCK_KEY;
+use crate::coordinator::producer_ids::{NEXT_BLOCK_KEY, PRODUCERS_APART};
 use crate::groups::{GroupRecord, OffsetKey, decode_record};
 use crate::image::acl::Acl;
 use crate::image::records::{ClientQuota, TopicRecord};
 use crate::image::{Record, stored};
 use crate::internal::RECORDS_BYTES_MAX;
 use crate::logs::{FIRST_LOG_KEY, LOG_PREFIX, path_record};
-use crate::topics::{NEXT_STREAM_KEY, OFFSETS_TOPIC};
+use crate::topics::{NEXT_STREAM_KEY, OFFSETS_TOPIC, STREAMS_APART};
 use crate::transactions::INDEX_STREAM;
 
 /// The metadata while it is being written; worthless.
 const UNFINISHED: &str = "meta.restoring";
-/// Stream ids go on so far behind the highest known one.
-const STREAMS_APART: u64 = 1 << 20;
-/// Producer ids go on so far behind the highest known one: more than a server hands out while its snapshots fail.
-const PRODUCERS_APART: i64 = 1 << 32;
 
 /// Why nothing was restored.
 #[derive(Debug, thiserror::Error)]
@@ -308,7 +304,7 @@ fn entries_of(
     let last = logs.iter().filter_map(|(_, log)| log.last_producer).max();
     let producers = snapshot.number::<i64>(NEXT_BLOCK_KEY)?.unwrap_or(0);
     let producers = producers.max(last.map_or(0, |last| last.saturating_add(1)));
-    entries.insert(NEXT_BLOCK_KEY.into(), json(producers.saturating_add(PRODUCERS_APART).into()));
+    entries.insert(NEXT_BLOCK_KEY.into(), json(producers.saturating_add_unsigned(PRODUCERS_APART).into()));
     for target in targets {
         entries.insert(format!("{LOG_PREFIX}{}", target.id), path_record(&target.path));
     }

@@ -39,6 +39,8 @@ const METADATA_TOPIC: &str = "__cluster_metadata";
 
 /// The key of the first stream id that was never used.
 pub const NEXT_STREAM_KEY: &str = "next_stream";
+/// After a restore, stream ids go on so far behind the highest known one.
+pub const STREAMS_APART: u64 = 1 << 20;
 
 /// The reason why a change is refused.
 #[derive(Debug, thiserror::Error)]

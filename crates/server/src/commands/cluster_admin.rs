@@ -24,6 +24,10 @@ pub fn cluster(arguments: &ClusterArguments, verb: ClusterVerb) -> anyhow::Resul
     let admin = ClusterAdmin::open(store).context("the metadata of the cluster")?;
     match verb {
         ClusterVerb::Status => print(&described(&admin.state()?)),
+        ClusterVerb::Restored => {
+            admin.restored()?;
+            print("ids of streams and producers go on behind all that may have been given out\n")
+        }
         ClusterVerb::Drain { broker, undo: true, .. } => {
             admin.drain(broker, false)?;
             print(&format!("broker {broker} may own logs again\n"))

@@ -54,6 +54,8 @@ const PREPARED_FOR: Duration = Duration::from_secs(1);
 const READY_FOR: Duration = Duration::from_secs(20);
 /// A broker that etcd does not answer proves so often that its logs are its own.
 const PROVED_FOR: Duration = Duration::from_secs(2);
+/// It serves nobody after the object store has not answered it either for so long: it cannot know whether others do.
+const BLIND_AFTER: Duration = Duration::from_secs(3);
 /// Interval at which it looks again.
 const STORED_CHECK: Duration = Duration::from_millis(5);
 
@@ -95,6 +97,10 @@ struct Shared {
     /// The epochs of logs that this process stands by for, and since when it knows of them.
     seen: Mutex<BTreeMap<String, (u32, Duration)>>,
     faults: Faults,
+    /// A thread has ended in a bug, and may have left a log half closed.
+    broken: AtomicBool,
+    /// Logs got other owners since the broker does not hear of them.
+    lost: AtomicBool,
     /// The objects that each log has stored, and since when, while the broker does not hear of other owners.
     proved: Mutex<BTreeMap<String, (u64, Duration)>>,
     store: Mutex<StoreState>,
@@ -124,6 +130,8 @@ impl Host {
             prefetched: Mutex::default(),
             seen: Mutex::default(),
             faults: Faults::default(),
+            broken: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
             proved: Mutex::default(),
             store: Mutex::default(),
         }))
@@ -146,8 +154,34 @@ impl Host {
         let full = |log: &Held| matches!(&log.state, State::Open(open) if open.log.is_full());
         let full = self.0.held.lock().values().any(full);
         let now = self.threads().now();
-        self.0.faults.note_full(full, now);
+        // Without the store nothing can be freed, on no broker.
+        let stores = self.0.parts.bucket.away_for().is_zero();
+        self.0.faults.note_full(full && stores, now);
         self.0.faults.are_too_many(now)
+    }
+
+    /// Whether a bug has left a log half closed.
+    pub fn is_broken(&self) -> bool {
+        self.0.broken.load(Ordering::Acquire)
+    }
+
+    /// For a broker that does not hear of the others: closes the logs that have other owners, as the object store says, and
+    /// serves nobody once there was one, or while the store does not answer either. Asks nobody.
+    pub fn close_fenced(&mut self) {
+        for log in self.logs() {
+            if self.held(&log) == Some(0) {
+                self.0.lost.store(true, Ordering::Release);
+                self.close(&log, false);
+            }
+        }
+        let Parts { logs, bucket, .. } = &self.0.parts;
+        logs.set_outdated(self.0.lost.load(Ordering::Acquire) || bucket.away_for() >= BLIND_AFTER);
+    }
+
+    /// Notes that this broker hears of the others.
+    pub fn note_hears(&self) {
+        self.0.lost.store(false, Ordering::Release);
+        self.0.parts.logs.set_outdated(false);
     }
 
     /// Finds out which logs have other owners, for a broker that does not hear of them: the object store refuses theirs. Logs
@@ -162,19 +196,21 @@ impl Host {
         let mut proved = self.0.proved.lock();
         for (name, open) in open {
             let stored = open.log.statistics().objects_stored;
-            let (before, at) = proved.entry(name.clone()).or_insert((stored, now));
-            if *before != stored {
-                (*before, *at) = (stored, now);
-            } else if now >= *at + PROVED_FOR {
-                *at = now;
+            let known = proved.get(name).filter(|(before, at)| *before != stored || now < *at + PROVED_FOR);
+            if known.is_none() {
                 open.log.prove_ownership();
+            }
+            if known.is_none_or(|(before, _)| *before != stored) {
+                proved.insert(name.clone(), (stored, now));
             }
         }
     }
 
     /// The logs of others for which this broker is ready.
     pub fn stands_by_for(&self) -> usize {
-        let ready = |of: &&Prefetched| matches!(of, Prefetched::Ended(_));
+        let now = self.threads().now();
+        let young = |ready: &Ready| ready.is_younger(3 * STAND_BY_EVERY, now);
+        let ready = |of: &&Prefetched| matches!(of, Prefetched::Ended(ready) if young(ready));
         self.0.prefetched.lock().values().filter(ready).count()
     }
 
@@ -189,11 +225,6 @@ impl Host {
     #[cfg(test)]
     pub fn has_open(&self, log: &str) -> bool {
         self.0.held.lock().get(log).is_some_and(|held| matches!(held.state, State::Open(_)))
-    }
-
-    /// The time of the host's threads.
-    pub fn now(&self) -> Duration {
-        self.threads().now()
     }
 
     fn threads(&self) -> &dyn Threads {
@@ -390,17 +421,13 @@ impl Shared {
         }
     }
 
-    /// Closes a log, whatever happens.
+    /// Closes a log. After a bug, its directory may be in use for ever.
     fn end(&self, name: &str, open: &Arc<OpenLog>, orderly: bool) {
         if open.failure().is_some() {
             self.faults.note(self.parts.threads.now());
         }
-        let ended = catch_unwind(AssertUnwindSafe(|| self.shut(name, open, orderly)));
-        if ended.is_err() {
-            // Its directory may be in use for ever: no log comes here again.
-            self.faults.note_bug();
-            self.prefetched.lock().remove(name);
-            self.held.lock().remove(name);
+        if catch_unwind(AssertUnwindSafe(|| self.shut(name, open, orderly))).is_err() {
+            self.broken.store(true, Ordering::Release);
         }
     }
 

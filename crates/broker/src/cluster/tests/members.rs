@@ -33,7 +33,6 @@ struct Running {
     slow: bool,
     /// The object store does not answer it.
     away: bool,
-    now_ms: Arc<AtomicU64>,
 }
 
 impl Running {
@@ -47,7 +46,9 @@ impl Running {
             without_store: false,
         };
         let metadata = Metadata::open(world.store.clone()).unwrap();
-        let member = Member::new(metadata, broker, record, TTL);
+        let now_ms = world.now_ms.clone();
+        let clock = Box::new(move || Duration::from_millis(now_ms.load(Ordering::Relaxed)));
+        let member = Member::new(metadata, broker, record, TTL, clock);
         Running {
             member,
             held: BTreeMap::new(),
@@ -56,7 +57,6 @@ impl Running {
             fails: false,
             slow: false,
             away: false,
-            now_ms: world.now_ms.clone(),
         }
     }
 
@@ -70,11 +70,11 @@ impl Running {
             Err(MemberError::Duplicate(_)) => return false,
             Err(error) => panic!("{error}"),
         }
-        self.member.control(Duration::from_millis(self.now_ms.load(Ordering::Relaxed))).unwrap();
+        self.member.control().unwrap();
         for closed in std::mem::take(&mut self.closing) {
             self.held.remove(&closed);
         }
-        let Running { member, held, began, closing, fails, slow, away, .. } = self;
+        let Running { member, held, began, closing, fails, slow, away } = self;
         member.serve(&mut Held { held, began, closing, fails: *fails, slow: *slow, away: *away }).unwrap();
         let process = self.member.process;
         for taken in std::mem::take(&mut self.began) {
@@ -468,4 +468,57 @@ fn administrators_move_logs_drain_brokers_and_end_them() {
     assert!(state.logs.values().all(|log| log.owner == log.home), "{state:?}");
     assert_eq!(world.owners(), before, "they stay where they are");
     world.check_held();
+}
+
+#[test]
+fn ids_go_on_behind_all_that_may_have_been_given_out() {
+    let memory = Arc::new(Memory::default());
+    let admin = ClusterAdmin::open(memory.clone()).unwrap();
+    let number = |key: &str| -> u64 {
+        let found = memory.find(key).unwrap().unwrap();
+        serde_json::from_slice(&found.bytes).unwrap()
+    };
+    admin.restored().unwrap();
+    assert_eq!((number("next_stream"), number("next_producer_id")), (1 + (1 << 20), 1 << 32));
+    memory.commit(&[], &[Change::put("next_stream", "70"), Change::put("next_producer_id", "3000")]).unwrap();
+    admin.restored().unwrap();
+    assert_eq!((number("next_stream"), number("next_producer_id")), (70 + (1 << 20), 3000 + (1 << 32)));
+    let world = World::new(false);
+    let running = ClusterAdmin::open(world.store.clone()).unwrap();
+    assert!(matches!(running.restored(), Err(AdminError::Alive(_))));
+}
+
+#[test]
+fn a_lease_that_ends_wrongly_costs_no_log_its_owner() {
+    let mut world = World::new(false);
+    world.rest();
+    let before = world.log.owners.clone();
+    let controller = world.running.values().find(|running| {
+        running.member.metadata.refresh().unwrap();
+        running.member.is_controller(&running.member.metadata.image())
+    });
+    let controller = controller.unwrap().member.process.broker;
+    let other = if controller == 1 { 2 } else { 1 };
+    for (broker, comes_back) in [(other, true), (other, false)] {
+        let lease = world.running[&broker].member.lease.lock().unwrap();
+        world.store.revoke(lease).unwrap();
+        let turn = |world: &World| {
+            let member = &world.running[&controller].member;
+            member.metadata.refresh().unwrap();
+            member.control().unwrap();
+        };
+        turn(&world);
+        if comes_back {
+            let member = &world.running[&broker].member;
+            member.rejoin().unwrap();
+            assert_eq!(*member.lease.lock(), Some(lease), "it has not heard of it");
+            member.metadata.refresh().unwrap();
+            member.rejoin().unwrap();
+            assert_ne!(*member.lease.lock(), Some(lease));
+        }
+        world.now_ms.fetch_add(1000, Ordering::Relaxed);
+        turn(&world);
+        world.log.check();
+        assert_eq!(world.log.owners == before, comes_back);
+    }
 }

@@ -214,7 +214,9 @@ impl Process {
             leaving: false,
             without_store: false,
         };
-        let member = Member::new(metadata.clone(), broker, record, TTL);
+        let clock_of_member = tasks.clone();
+        let clock_of_member = Box::new(move || clock_of_member.now());
+        let member = Member::new(metadata.clone(), broker, record, TTL, clock_of_member);
         Process {
             broker,
             member,
