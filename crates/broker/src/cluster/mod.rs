@@ -93,8 +93,8 @@ pub struct Member {
     /// When the lease was granted or renewed last, by `clock`.
     renewed: Mutex<Option<Duration>>,
     clock: Box<Clock>,
-    /// Whether the broker is still to bring its logs. Not known before it has joined.
-    brings: Mutex<Option<bool>>,
+    /// Whether the broker has brought its logs, in this process or an earlier one.
+    brought: Mutex<bool>,
     /// Since when each log of this process waits for the broker that is to get it.
     promised: Mutex<BTreeMap<String, (i32, Instant)>>,
     /// Since when brokers that own logs are not alive, as the controller sees it.
@@ -134,7 +134,7 @@ impl Member {
             renewing: Mutex::default(),
             renewed: Mutex::default(),
             clock,
-            brings: Mutex::default(),
+            brought: Mutex::default(),
             promised: Mutex::default(),
             lost: Mutex::default(),
             tried: Mutex::default(),
@@ -347,17 +347,16 @@ impl Member {
     /// Makes this broker the home of `wanted` new logs, all in one commit, if it is alive and was the home of none when this
     /// process joined. Later its logs may be moved away. Blocks.
     pub fn bring_logs(&self, wanted: usize) -> Result<(), MetaError> {
-        let mut brings = self.brings.lock();
-        if *brings == Some(false) || self.lease.lock().is_none() {
+        let mut brought = self.brought.lock();
+        if *brought || self.lease.lock().is_none() {
             return Ok(());
         }
         let home = |image: &Image| image.owners.iter().any(|(_, owner)| owner.home == self.process.broker);
         // The outcome of an earlier attempt may be unknown.
         if !home(&self.metadata.image()) {
-            *brings = Some(true);
             self.add_logs(&(0..wanted).map(|_| Uuid::new_v4().to_string()).collect::<Vec<_>>())?;
         }
-        *brings = Some(false);
+        *brought = true;
         Ok(())
     }
 

@@ -168,11 +168,15 @@ impl Host {
     /// For a broker that does not hear of the others: closes the logs that have other owners, as the object store says, and
     /// serves nobody once there was one, or while the store does not answer either. Asks nobody.
     pub fn close_fenced(&mut self) {
-        for log in self.logs() {
-            if self.held(&log) == Some(0) {
-                self.0.lost.store(true, Ordering::Release);
-                self.close(&log, false);
-            }
+        // One that has stopped by itself says nothing of owners.
+        let fenced = |held: &Held| matches!(&held.state, State::Open(open) if open.log.is_fenced());
+        let held = self.0.held.lock();
+        let logs: Vec<String> =
+            held.iter().filter(|(_, held)| fenced(held)).map(|(name, _)| name.clone()).collect();
+        drop(held);
+        for log in logs {
+            self.0.lost.store(true, Ordering::Release);
+            self.close(&log, false);
         }
         let Parts { logs, bucket, .. } = &self.0.parts;
         logs.set_outdated(self.0.lost.load(Ordering::Acquire) || bucket.away_for() >= BLIND_AFTER);
