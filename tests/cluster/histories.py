@@ -158,6 +158,9 @@ class Histories:
             assert time.monotonic() < since + within, f"the clients {late} of the histories do not commit any more"
             time.sleep(0.02)
 
+    def has_all_outcomes(self):
+        return {COMMITTED, ABORTED} <= {operation.outcome for operation in self.operations.copy()}
+
     def check(self, found):
         """`found` is what read_committed gives, as (offset, number) by key."""
         return check(self.operations, found, CLIENTS)

@@ -145,6 +145,10 @@ class Ledger:
             return f"the longest gap is {self.longest:.2f} s"
 
     def settle(self):
+        # A short run may have seen one kind of end only.
+        deadline = time.monotonic() + ANSWER_SECONDS_MAX
+        while not (self.transfers.has_all_outcomes() and self.histories.has_all_outcomes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
         self.stopping.set()
         for thread in self.threads:
             thread.join(150)

@@ -27,6 +27,9 @@ class Transfers:
             assert time.monotonic() < since + within, "no transaction is committed any more"
             time.sleep(0.02)
 
+    def has_all_outcomes(self):
+        return {COMMITTED, ABORTED} <= set(self.outcomes.copy().values())
+
     def produce(self, stopping):
         from confluent_kafka import KafkaException
         number, producer = 0, None
