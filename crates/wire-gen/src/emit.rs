@@ -578,6 +578,8 @@ pub fn api_keys(schemas: &BTreeMap<String, Schema>) -> Result<String> {
         .map(|(name, _)| format!("ApiKey::{name}, "))
         .collect::<String>();
     let [variants, from, names, valid, flexible] = table;
+    let places: String =
+        all.split_terminator(", ").enumerate().map(|(place, name)| format!("{name} => {place},\n")).collect();
     Ok(format!(
         "{HEAD}//! [`ApiKey`]: the APIs that brokers answer.
 
@@ -594,6 +596,12 @@ pub fn api_keys(schemas: &BTreeMap<String, Schema>) -> Result<String> {
 
             /// The API of this key, if it is one.
             pub const fn from_i16(key: i16) -> Option<ApiKey> {{ match key {{ {from} _ => None }} }}
+
+            /// The number of them.
+            pub const COUNT: usize = ApiKey::ALL.len();
+
+            /// Its place among all of them.
+            pub const fn index(self) -> usize {{ match self {{ {places} }} }}
 
             /// As it stands in a header.
             pub const fn code(self) -> i16 {{ self as i16 }}

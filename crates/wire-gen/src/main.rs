@@ -1,4 +1,5 @@
-//! Writes `crates/wire/src/generated` from the message schemas in Kafka's clients jar.
+//! Writes `crates/wire/src/generated` from the message schemas in Kafka's clients jar, and from this project's own
+//! in `schemas/`.
 //!
 //! `mainstem-wire-gen JAR DIR` writes the files. `mainstem-wire-gen --check JAR DIR` only compares them: it fails and
 //! names the first file that differs. The same jar always gives the same text. The jar comes from Maven Central: `mvn

@@ -1,4 +1,5 @@
-//! Kafka's message schemas: the JSON of `common/message/*.json` in the clients jar, and sets of versions.
+//! Kafka's message schemas: the JSON of `common/message/*.json` in the clients jar, and this project's own, in the same
+//! form, for requests between brokers. Also sets of versions.
 //!
 //! This module knows nothing of Rust; `emit` turns schemas into code.
 
@@ -12,6 +13,15 @@ use serde::Deserialize;
 
 /// The directory of the schemas in the jar.
 const SCHEMAS: &str = "common/message/";
+/// The schemas of requests that only brokers of this project send each other. Kafka's keys stay far below theirs.
+const OWN: [&str; 6] = [
+    include_str!("../schemas/CopyBlocksRequest.json"),
+    include_str!("../schemas/CopyBlocksResponse.json"),
+    include_str!("../schemas/FenceCopiesRequest.json"),
+    include_str!("../schemas/FenceCopiesResponse.json"),
+    include_str!("../schemas/ReadCopiesRequest.json"),
+    include_str!("../schemas/ReadCopiesResponse.json"),
+];
 /// Number of bits of a [`Versions`] set. No API has nearly as many versions.
 const VERSIONS_MAX: i16 = 63;
 
@@ -155,10 +165,17 @@ pub fn load(jar: &Path) -> Result<BTreeMap<String, Schema>> {
         }
         let mut text = String::new();
         entry.read_to_string(&mut text)?;
-        // Comments are on separate lines.
-        let json: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
-        let schema: Schema = serde_json::from_str(&json).with_context(|| path.clone())?;
+        let schema = parse(&text).with_context(|| path.clone())?;
         all.insert(schema.name.clone(), schema);
+    }
+    if all.is_empty() {
+        bail!("{} holds no schemas under {SCHEMAS}", jar.display());
+    }
+    for text in OWN {
+        let schema = parse(text)?;
+        if let Some(theirs) = all.insert(schema.name.clone(), schema) {
+            bail!("Kafka has a message {}, too", theirs.name);
+        }
     }
     let served: Vec<i16> = all
         .values()
@@ -170,10 +187,13 @@ pub fn load(jar: &Path) -> Result<BTreeMap<String, Schema>> {
         "header" => true,
         _ => DATA.contains(&name.as_str()),
     });
-    if served.is_empty() {
-        bail!("{} holds no schemas under {SCHEMAS}", jar.display());
-    }
     Ok(all)
+}
+
+fn parse(text: &str) -> Result<Schema> {
+    // Comments are on separate lines.
+    let json: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    Ok(serde_json::from_str(&json)?)
 }
 
 #[cfg(test)]

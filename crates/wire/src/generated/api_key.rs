@@ -165,6 +165,12 @@ pub enum ApiKey {
     StreamsGroupTopologyDescriptionUpdate = 93,
     /// Versions 0-0.
     UnregisterController = 94,
+    /// Versions 0-0.
+    CopyBlocks = 10000,
+    /// Versions 0-0.
+    FenceCopies = 10001,
+    /// Versions 0-0.
+    ReadCopies = 10002,
 }
 
 impl ApiKey {
@@ -249,6 +255,9 @@ impl ApiKey {
         ApiKey::DeleteShareGroupOffsets,
         ApiKey::StreamsGroupTopologyDescriptionUpdate,
         ApiKey::UnregisterController,
+        ApiKey::CopyBlocks,
+        ApiKey::FenceCopies,
+        ApiKey::ReadCopies,
     ];
 
     /// The API of this key, if it is one.
@@ -333,7 +342,101 @@ impl ApiKey {
             92 => Some(ApiKey::DeleteShareGroupOffsets),
             93 => Some(ApiKey::StreamsGroupTopologyDescriptionUpdate),
             94 => Some(ApiKey::UnregisterController),
+            10000 => Some(ApiKey::CopyBlocks),
+            10001 => Some(ApiKey::FenceCopies),
+            10002 => Some(ApiKey::ReadCopies),
             _ => None,
+        }
+    }
+
+    /// The number of them.
+    pub const COUNT: usize = ApiKey::ALL.len();
+
+    /// Its place among all of them.
+    pub const fn index(self) -> usize {
+        match self {
+            ApiKey::Produce => 0,
+            ApiKey::Fetch => 1,
+            ApiKey::ListOffsets => 2,
+            ApiKey::Metadata => 3,
+            ApiKey::OffsetCommit => 4,
+            ApiKey::OffsetFetch => 5,
+            ApiKey::FindCoordinator => 6,
+            ApiKey::JoinGroup => 7,
+            ApiKey::Heartbeat => 8,
+            ApiKey::LeaveGroup => 9,
+            ApiKey::SyncGroup => 10,
+            ApiKey::DescribeGroups => 11,
+            ApiKey::ListGroups => 12,
+            ApiKey::SaslHandshake => 13,
+            ApiKey::ApiVersions => 14,
+            ApiKey::CreateTopics => 15,
+            ApiKey::DeleteTopics => 16,
+            ApiKey::DeleteRecords => 17,
+            ApiKey::InitProducerId => 18,
+            ApiKey::OffsetForLeaderEpoch => 19,
+            ApiKey::AddPartitionsToTxn => 20,
+            ApiKey::AddOffsetsToTxn => 21,
+            ApiKey::EndTxn => 22,
+            ApiKey::WriteTxnMarkers => 23,
+            ApiKey::TxnOffsetCommit => 24,
+            ApiKey::DescribeAcls => 25,
+            ApiKey::CreateAcls => 26,
+            ApiKey::DeleteAcls => 27,
+            ApiKey::DescribeConfigs => 28,
+            ApiKey::AlterConfigs => 29,
+            ApiKey::AlterReplicaLogDirs => 30,
+            ApiKey::DescribeLogDirs => 31,
+            ApiKey::SaslAuthenticate => 32,
+            ApiKey::CreatePartitions => 33,
+            ApiKey::CreateDelegationToken => 34,
+            ApiKey::RenewDelegationToken => 35,
+            ApiKey::ExpireDelegationToken => 36,
+            ApiKey::DescribeDelegationToken => 37,
+            ApiKey::DeleteGroups => 38,
+            ApiKey::ElectLeaders => 39,
+            ApiKey::IncrementalAlterConfigs => 40,
+            ApiKey::AlterPartitionReassignments => 41,
+            ApiKey::ListPartitionReassignments => 42,
+            ApiKey::OffsetDelete => 43,
+            ApiKey::DescribeClientQuotas => 44,
+            ApiKey::AlterClientQuotas => 45,
+            ApiKey::DescribeUserScramCredentials => 46,
+            ApiKey::AlterUserScramCredentials => 47,
+            ApiKey::DescribeQuorum => 48,
+            ApiKey::UpdateFeatures => 49,
+            ApiKey::DescribeCluster => 50,
+            ApiKey::DescribeProducers => 51,
+            ApiKey::UnregisterBroker => 52,
+            ApiKey::DescribeTransactions => 53,
+            ApiKey::ListTransactions => 54,
+            ApiKey::ConsumerGroupHeartbeat => 55,
+            ApiKey::ConsumerGroupDescribe => 56,
+            ApiKey::GetTelemetrySubscriptions => 57,
+            ApiKey::PushTelemetry => 58,
+            ApiKey::ListConfigResources => 59,
+            ApiKey::DescribeTopicPartitions => 60,
+            ApiKey::ShareGroupHeartbeat => 61,
+            ApiKey::ShareGroupDescribe => 62,
+            ApiKey::ShareFetch => 63,
+            ApiKey::ShareAcknowledge => 64,
+            ApiKey::AddRaftVoter => 65,
+            ApiKey::RemoveRaftVoter => 66,
+            ApiKey::InitializeShareGroupState => 67,
+            ApiKey::ReadShareGroupState => 68,
+            ApiKey::WriteShareGroupState => 69,
+            ApiKey::DeleteShareGroupState => 70,
+            ApiKey::ReadShareGroupStateSummary => 71,
+            ApiKey::StreamsGroupHeartbeat => 72,
+            ApiKey::StreamsGroupDescribe => 73,
+            ApiKey::DescribeShareGroupOffsets => 74,
+            ApiKey::AlterShareGroupOffsets => 75,
+            ApiKey::DeleteShareGroupOffsets => 76,
+            ApiKey::StreamsGroupTopologyDescriptionUpdate => 77,
+            ApiKey::UnregisterController => 78,
+            ApiKey::CopyBlocks => 79,
+            ApiKey::FenceCopies => 80,
+            ApiKey::ReadCopies => 81,
         }
     }
 
@@ -424,6 +527,9 @@ impl ApiKey {
             ApiKey::DeleteShareGroupOffsets => "DeleteShareGroupOffsets",
             ApiKey::StreamsGroupTopologyDescriptionUpdate => "StreamsGroupTopologyDescriptionUpdate",
             ApiKey::UnregisterController => "UnregisterController",
+            ApiKey::CopyBlocks => "CopyBlocks",
+            ApiKey::FenceCopies => "FenceCopies",
+            ApiKey::ReadCopies => "ReadCopies",
         }
     }
 
@@ -509,6 +615,9 @@ impl ApiKey {
             ApiKey::DeleteShareGroupOffsets => 0..=0,
             ApiKey::StreamsGroupTopologyDescriptionUpdate => 0..=0,
             ApiKey::UnregisterController => 0..=0,
+            ApiKey::CopyBlocks => 0..=0,
+            ApiKey::FenceCopies => 0..=0,
+            ApiKey::ReadCopies => 0..=0,
         }
     }
 
@@ -599,6 +708,9 @@ impl ApiKey {
             ApiKey::DeleteShareGroupOffsets => 0,
             ApiKey::StreamsGroupTopologyDescriptionUpdate => 0,
             ApiKey::UnregisterController => 0,
+            ApiKey::CopyBlocks => 0,
+            ApiKey::FenceCopies => 0,
+            ApiKey::ReadCopies => 0,
         }
     }
 

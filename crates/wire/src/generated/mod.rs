@@ -43,6 +43,8 @@ pub mod consumer_group_heartbeat_response;
 pub mod consumer_protocol_assignment;
 pub mod consumer_protocol_subscription;
 pub mod control_record_type_schema;
+pub mod copy_blocks_request;
+pub mod copy_blocks_response;
 pub mod create_acls_request;
 pub mod create_acls_response;
 pub mod create_delegation_token_request;
@@ -96,6 +98,8 @@ pub mod end_txn_request;
 pub mod end_txn_response;
 pub mod expire_delegation_token_request;
 pub mod expire_delegation_token_response;
+pub mod fence_copies_request;
+pub mod fence_copies_response;
 pub mod fetch_request;
 pub mod fetch_response;
 pub mod find_coordinator_request;
@@ -138,6 +142,8 @@ pub mod produce_request;
 pub mod produce_response;
 pub mod push_telemetry_request;
 pub mod push_telemetry_response;
+pub mod read_copies_request;
+pub mod read_copies_response;
 pub mod read_share_group_state_request;
 pub mod read_share_group_state_response;
 pub mod read_share_group_state_summary_request;
@@ -209,6 +215,8 @@ pub use consumer_group_heartbeat_response::ConsumerGroupHeartbeatResponse;
 pub use consumer_protocol_assignment::ConsumerProtocolAssignment;
 pub use consumer_protocol_subscription::ConsumerProtocolSubscription;
 pub use control_record_type_schema::ControlRecordTypeSchema;
+pub use copy_blocks_request::CopyBlocksRequest;
+pub use copy_blocks_response::CopyBlocksResponse;
 pub use create_acls_request::CreateAclsRequest;
 pub use create_acls_response::CreateAclsResponse;
 pub use create_delegation_token_request::CreateDelegationTokenRequest;
@@ -262,6 +270,8 @@ pub use end_txn_request::EndTxnRequest;
 pub use end_txn_response::EndTxnResponse;
 pub use expire_delegation_token_request::ExpireDelegationTokenRequest;
 pub use expire_delegation_token_response::ExpireDelegationTokenResponse;
+pub use fence_copies_request::FenceCopiesRequest;
+pub use fence_copies_response::FenceCopiesResponse;
 pub use fetch_request::FetchRequest;
 pub use fetch_response::FetchResponse;
 pub use find_coordinator_request::FindCoordinatorRequest;
@@ -304,6 +314,8 @@ pub use produce_request::ProduceRequest;
 pub use produce_response::ProduceResponse;
 pub use push_telemetry_request::PushTelemetryRequest;
 pub use push_telemetry_response::PushTelemetryResponse;
+pub use read_copies_request::ReadCopiesRequest;
+pub use read_copies_response::ReadCopiesResponse;
 pub use read_share_group_state_request::ReadShareGroupStateRequest;
 pub use read_share_group_state_response::ReadShareGroupStateResponse;
 pub use read_share_group_state_summary_request::ReadShareGroupStateSummaryRequest;
@@ -377,6 +389,8 @@ pub static MESSAGES: &[MessageInfo] = &[
     MessageInfo::of::<ConsumerProtocolAssignment>(false),
     MessageInfo::of::<ConsumerProtocolSubscription>(false),
     MessageInfo::of::<ControlRecordTypeSchema>(false),
+    MessageInfo::of::<CopyBlocksRequest>(true),
+    MessageInfo::of::<CopyBlocksResponse>(false),
     MessageInfo::of::<CreateAclsRequest>(true),
     MessageInfo::of::<CreateAclsResponse>(false),
     MessageInfo::of::<CreateDelegationTokenRequest>(true),
@@ -430,6 +444,8 @@ pub static MESSAGES: &[MessageInfo] = &[
     MessageInfo::of::<EndTxnResponse>(false),
     MessageInfo::of::<ExpireDelegationTokenRequest>(true),
     MessageInfo::of::<ExpireDelegationTokenResponse>(false),
+    MessageInfo::of::<FenceCopiesRequest>(true),
+    MessageInfo::of::<FenceCopiesResponse>(false),
     MessageInfo::of::<FetchRequest>(true),
     MessageInfo::of::<FetchResponse>(false),
     MessageInfo::of::<FindCoordinatorRequest>(true),
@@ -472,6 +488,8 @@ pub static MESSAGES: &[MessageInfo] = &[
     MessageInfo::of::<ProduceResponse>(false),
     MessageInfo::of::<PushTelemetryRequest>(true),
     MessageInfo::of::<PushTelemetryResponse>(false),
+    MessageInfo::of::<ReadCopiesRequest>(true),
+    MessageInfo::of::<ReadCopiesResponse>(false),
     MessageInfo::of::<ReadShareGroupStateRequest>(true),
     MessageInfo::of::<ReadShareGroupStateResponse>(false),
     MessageInfo::of::<ReadShareGroupStateSummaryRequest>(true),
@@ -547,6 +565,8 @@ pub(crate) fn each(visitor: &mut impl crate::arbitrary::Visitor) {
     visitor.visit::<ConsumerProtocolAssignment>();
     visitor.visit::<ConsumerProtocolSubscription>();
     visitor.visit::<ControlRecordTypeSchema>();
+    visitor.visit::<CopyBlocksRequest>();
+    visitor.visit::<CopyBlocksResponse>();
     visitor.visit::<CreateAclsRequest>();
     visitor.visit::<CreateAclsResponse>();
     visitor.visit::<CreateDelegationTokenRequest>();
@@ -600,6 +620,8 @@ pub(crate) fn each(visitor: &mut impl crate::arbitrary::Visitor) {
     visitor.visit::<EndTxnResponse>();
     visitor.visit::<ExpireDelegationTokenRequest>();
     visitor.visit::<ExpireDelegationTokenResponse>();
+    visitor.visit::<FenceCopiesRequest>();
+    visitor.visit::<FenceCopiesResponse>();
     visitor.visit::<FetchRequest>();
     visitor.visit::<FetchResponse>();
     visitor.visit::<FindCoordinatorRequest>();
@@ -642,6 +664,8 @@ pub(crate) fn each(visitor: &mut impl crate::arbitrary::Visitor) {
     visitor.visit::<ProduceResponse>();
     visitor.visit::<PushTelemetryRequest>();
     visitor.visit::<PushTelemetryResponse>();
+    visitor.visit::<ReadCopiesRequest>();
+    visitor.visit::<ReadCopiesResponse>();
     visitor.visit::<ReadShareGroupStateRequest>();
     visitor.visit::<ReadShareGroupStateResponse>();
     visitor.visit::<ReadShareGroupStateSummaryRequest>();
