@@ -51,6 +51,8 @@ struct State {
     synced: u64,
     /// The copy set has the blocks below.
     copied: u64,
+    /// The object store has the blocks below.
+    stored: u64,
     /// What each synced block has added to replicated streams, of the blocks that the copy set does not have.
     waiting: VecDeque<(u64, Vec<Committed>)>,
     /// The batches in `waiting`.
@@ -98,6 +100,12 @@ impl Outgoing {
         Vec::new()
     }
 
+    /// The number of the next block, and that of the first one that the object store lacks.
+    pub fn sent_and_stored(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.next, state.stored)
+    }
+
     /// The blocks below this number are synced here.
     pub fn synced_below(&self) -> u64 {
         self.state.lock().synced
@@ -115,6 +123,7 @@ impl Outgoing {
     /// The object store has the blocks below `number`. Their records are visible.
     pub fn stored(&self, number: u64) {
         let mut state = self.state.lock();
+        state.stored = number;
         while state.take_below(number).is_some() {}
         drop(state);
         if let Some(sink) = self.sink.get() {

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use disk::{BufferPool, Disk};
@@ -51,6 +51,8 @@ pub(crate) struct Shared {
     /// Held by the writer while the streams learn that a block is synced: whoever holds it sees a prefix of the log in the
     /// ends of all streams.
     pub announcing: Mutex<()>,
+    /// Nothing more is written, and nothing more is synced.
+    pub ended: AtomicBool,
     /// The position below which everything is on the device, as the number of an [`Lsn`].
     pub synced: AtomicU64,
     pub rewriting: Mutex<Rewriting>,
@@ -119,6 +121,7 @@ impl Shared {
         let has_bucket = left.bucket.is_some();
         Shared {
             announcing: Mutex::default(),
+            ended: AtomicBool::new(false),
             tier: Tier::new(left.bucket, &options, clock.nanos()),
             outgoing: Outgoing::default(),
             tail: TailCache::new(TailBounds {
@@ -180,6 +183,13 @@ impl Shared {
 
     pub fn streams(&self) -> Vec<Arc<Stream>> {
         self.streams.read().values().cloned().collect()
+    }
+
+    /// Notes that the writer has ended, and fails whatever waits.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        // Their records are on the disk, and go to the object store after the next opening.
+        self.fail_waiters(&AppendError::Closed);
     }
 
     /// Fails whatever waits for the object store.

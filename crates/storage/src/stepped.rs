@@ -8,11 +8,13 @@ use std::time::Duration;
 use disk::Disk;
 use objects::Bucket;
 
+use crate::copies::Copies;
+use crate::copies::held::BATCH_PART;
 use crate::log::{Log, Parts, assemble};
 use crate::options::{Clock, Options};
 use crate::preparer::Preparer;
 use crate::recovery::OpenError;
-use crate::request::{AppendError, Listener};
+use crate::request::{Listener, NoListener};
 use crate::shared::Shared;
 use crate::uploader::Uploader;
 use crate::writer::{Patience, Writer};
@@ -52,13 +54,26 @@ impl Log {
     }
 }
 
+impl Copies {
+    /// Opens copies like [`Copies::open`], without threads.
+    pub fn open_stepped(
+        disk: Arc<dyn Disk>,
+        options: Options,
+        clock: Arc<dyn Clock>,
+    ) -> Result<(Copies, Steps), OpenError> {
+        let options = Options { batch_part: BATCH_PART, ..options };
+        let (log, steps) = Log::open_stepped(disk.clone(), None, options, clock, Arc::new(NoListener))?;
+        Ok((Copies::of(log, disk)?, steps))
+    }
+}
+
 impl Steps {
     /// Writes what was appended, and completes what is synced. Returns false once the log is closed and all is written.
     pub fn write(&mut self) -> bool {
         let goes_on = self.writer.turn(Patience::None);
         if !goes_on {
             // [`Log::close`] did not wait for the writer.
-            self.shared.fail_waiters(&AppendError::Closed);
+            self.shared.end();
         }
         goes_on
     }

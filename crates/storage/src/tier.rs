@@ -119,6 +119,8 @@ struct News {
     record_since: Option<u64>,
     /// Records are due as soon as they are synced.
     hurry: bool,
+    /// Records of replicated streams are due as early as those of diskless ones: nobody else answers for them.
+    soon: bool,
     /// Why nothing more is stored.
     fenced: Option<Arc<str>>,
     stop: bool,
@@ -126,8 +128,9 @@ struct News {
 
 impl News {
     /// The nanoseconds until the records of a class with `limit` are due; zero if they are.
-    fn due_in(&self, class: usize, limit: Limit, now_ns: u64) -> Option<u64> {
-        let due = self.waiting[class].due_in(limit, now_ns);
+    fn due_in(&self, class: usize, limits: [Limit; 2], now_ns: u64) -> Option<u64> {
+        let like = if self.soon { Class::Diskless as usize } else { class };
+        let due = self.waiting[class].due_in(limits[like], now_ns);
         if self.hurry { due.map(|_| 0) } else { due }
     }
 }
@@ -279,13 +282,14 @@ impl Tier {
         if stream.is_aside() {
             return;
         }
+        let soon_all = news.soon;
         let waiting = &mut news.waiting[class as usize];
         if !stream.note_awaits_upload(true) {
             waiting.streams.push(stream.clone());
         }
         waiting.bytes += bytes;
         let first = waiting.since.is_none();
-        let limit = self.limits[class as usize];
+        let limit = self.limits[if soon_all { Class::Diskless } else { class } as usize];
         let soon = class == Class::Diskless && now_ns < self.soon_until;
         let spared = if soon { limit.nanos.saturating_sub(SOON) } else { 0 };
         waiting.since.get_or_insert(now_ns.saturating_sub(spared));
@@ -297,8 +301,8 @@ impl Tier {
     /// Takes the waiting streams of one class, if they have enough records for an object, or have them for long enough.
     pub fn take_waiting(&self, now_ns: u64) -> Vec<Arc<Stream>> {
         let mut news = self.news.lock();
-        for (class, limit) in self.limits.into_iter().enumerate() {
-            if news.due_in(class, limit, now_ns) == Some(0) {
+        for class in 0..self.limits.len() {
+            if news.due_in(class, self.limits, now_ns) == Some(0) {
                 let waiting = &mut news.waiting[class];
                 (waiting.bytes, waiting.since) = (0, None);
                 return std::mem::take(&mut waiting.streams);
@@ -344,6 +348,14 @@ impl Tier {
     pub fn hurry(&self) {
         self.news.lock().hurry = true;
         self.wake.notify_one();
+    }
+
+    /// Whether records of replicated streams go to the store as early as those of diskless ones.
+    pub fn set_soon(&self, soon: bool) {
+        let before = std::mem::replace(&mut self.news.lock().soon, soon);
+        if soon && !before {
+            self.wake.notify_one();
+        }
     }
 
     /// The right to replace ranges, unless somebody has it.
@@ -425,8 +437,7 @@ impl Tier {
     /// `now_ns` is the time of the log's clock. Returns false once the log is closed.
     pub fn wait(&self, may_begin: bool, now_ns: u64, time: Duration) -> bool {
         let mut news = self.news.lock();
-        let limits = self.limits.into_iter().enumerate();
-        let due = limits.filter_map(|(class, limit)| news.due_in(class, limit, now_ns));
+        let due = (0..self.limits.len()).filter_map(|class| news.due_in(class, self.limits, now_ns));
         let due = due.chain(self.record_due_in(&news, now_ns)).min();
         let due = if news.replacements.is_empty() { due } else { Some(0) };
         let time = match due {

@@ -34,7 +34,7 @@ const FENCE_BYTES: usize = 20;
 const PREFIX_BYTES: usize = 36;
 
 /// The largest block is somewhat longer than the largest batch of a log, which takes an eighth of a segment.
-const BATCH_PART: u64 = 4;
+pub(crate) const BATCH_PART: u64 = 4;
 
 /// What sends blocks: one opening of a log.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -134,6 +134,11 @@ impl Copies {
         Copies::of(log, disk)
     }
 
+    /// The id of the disk, as the copies on it have it. A disk that was replaced has another one.
+    pub fn disk_id(&self) -> u128 {
+        self.log.id()
+    }
+
     /// The copies in an open log.
     pub(crate) fn of(log: Log, disk: Arc<dyn Disk>) -> Result<Copies, OpenError> {
         let io = |source| OpenError::Io { doing: "reading the copies of other logs".into(), source };
@@ -160,36 +165,58 @@ impl Copies {
         Ok(Copies { log, disk, state: Mutex::new(state), adding, writing })
     }
 
-    /// Adds blocks to the copy of an opening, which begins with the first ones. `done` is called once they are synced. It must
-    /// not add blocks.
-    pub fn add(&self, of: Opening, blocks: &[Block], done: Arc<dyn Completion>) -> Result<(), RefusedError> {
+    /// Adds blocks to the copy of an opening. If it `begins` with them, it may be a new one, in place of one that ends before
+    /// them. Blocks that are there are left out: a request may arrive twice. `done` is called once all of them are synced. It
+    /// must not add blocks.
+    pub fn add(
+        &self,
+        of: Opening,
+        blocks: &[Block],
+        begins: bool,
+        done: Arc<dyn Completion>,
+    ) -> Result<(), RefusedError> {
         let Some(first) = blocks.first().map(|block| block.number) else {
             done.complete(Ok(()));
             return Ok(());
         };
+        let _adding = self.adding.lock();
+        let next = {
+            let state = self.state.lock();
+            if let Some(fence) = state.fences.get(&of.log_id).filter(|fence| of.epoch < **fence) {
+                return Err(RefusedError::Fenced(*fence));
+            }
+            state.copies.get(&of).map(|copy| copy.next)
+        };
+        let in_a_row = blocks.iter().zip(first..).all(|(block, number)| block.number == number);
+        let continues = next.is_some_and(|next| first <= next);
+        if !in_a_row || !(begins || continues) {
+            return Err(RefusedError::Gap(next.unwrap_or(0)));
+        }
+        let there = next.filter(|_| continues).map_or(0, |next| next - first);
+        let blocks = blocks.get(usize::try_from(there).unwrap_or(usize::MAX)..).unwrap_or_default();
         let batches: Vec<Bytes> = blocks.iter().map(|block| encode(of, block)).collect();
         let mut admitted = Vec::with_capacity(blocks.len());
         for batch in &batches {
             admitted.push(self.log.admit(batch.len())?);
         }
-        let _adding = self.adding.lock();
         let mut state = self.state.lock();
-        if let Some(fence) = state.fences.get(&of.log_id).filter(|fence| of.epoch < **fence) {
-            return Err(RefusedError::Fenced(*fence));
-        }
         let State { copies, next_stream, .. } = &mut *state;
-        let next = copies.get(&of).map_or(first, |copy| copy.next);
-        if first != next || !blocks.iter().zip(first..).all(|(block, number)| block.number == number) {
-            return Err(RefusedError::Gap(next));
+        if !continues && let Some(old) = copies.remove(&of) {
+            self.log.delete(&old.stream, None);
         }
         let copy = copies.entry(of).or_insert_with(|| {
             let stream = self.log.stream(StreamId(*next_stream));
             *next_stream += 1;
             Copy { stream, begin: first, next: first }
         });
+        let (stream, mut base_offset) = (copy.stream.clone(), copy.offset(copy.next));
         copy.next += blocks.len() as u64;
-        let (stream, mut base_offset) = (copy.stream.clone(), copy.offset(first));
         drop(state);
+        if blocks.is_empty() {
+            // Others have added them, and may wait for them still. This comes behind them in the log.
+            self.log.trim(&stream, Offset::ZERO, Some(done));
+            return Ok(());
+        }
         // The log completes appends in their order.
         let mut done = Some(done);
         let last = blocks.len() - 1;
@@ -234,6 +261,19 @@ impl Copies {
         }
     }
 
+    /// The logs of which there are copies.
+    pub fn logs(&self) -> Vec<u128> {
+        let state = self.state.lock();
+        let mut logs: Vec<u128> = state.copies.keys().map(|of| of.log_id).collect();
+        logs.dedup();
+        logs
+    }
+
+    /// The copy of an opening.
+    pub fn extent(&self, of: Opening) -> Option<Extent> {
+        self.state.lock().copies.get(&of).map(|copy| copy.extent(of))
+    }
+
     /// The copies of a log, with the lowest epoch first.
     pub fn extents(&self, log_id: u128) -> Vec<Extent> {
         of_log(&self.state.lock(), log_id).map(|(of, copy)| copy.extent(*of)).collect()
@@ -270,6 +310,8 @@ impl Copies {
 
     /// Drops the copies of a log's epochs below `epoch`, and takes no more of them: a later owner is open.
     pub fn drop_before(&self, log_id: u128, epoch: u32) {
+        // What is about to be added would come back.
+        let _adding = self.adding.lock();
         let mut state = self.state.lock();
         let fence = state.fences.entry(log_id).or_default();
         *fence = epoch.max(*fence);

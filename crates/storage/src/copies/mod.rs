@@ -7,7 +7,7 @@
 //! Another broker keeps the blocks in its [`Copies`]. Whoever owns the log next reads them there and appends what the object
 //! store does not have ([`crate::Log::replay`]).
 
-mod held;
+pub(crate) mod held;
 mod replay;
 
 pub use self::held::{Copies, CopyError, Extent, Opening, RefusedError};

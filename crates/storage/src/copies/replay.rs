@@ -14,7 +14,7 @@ use crate::format::{
 use crate::log::Log;
 use crate::outgoing::Block;
 use crate::recovery::scan::entry_at;
-use crate::request::{AdmitError, Append, Durability, Request, wait_for_room};
+use crate::request::{AdmitError, Append, Durability, Request};
 
 /// Why blocks cannot be appended.
 #[derive(Debug, thiserror::Error)]
@@ -79,7 +79,7 @@ impl Log {
 }
 
 impl Replay<'_> {
-    /// Appends what the log does not have of the next block. Blocks while the log has no room.
+    /// Appends what the log does not have of the next block. After [`AdmitError::Busy`] the same block may be given again.
     pub fn add(&mut self, block: &Block) -> Result<(), ReplayError> {
         let damaged = || ReplayError::Damaged(block.number);
         for (entry, body) in entries(block).ok_or_else(damaged)? {
@@ -93,14 +93,14 @@ impl Replay<'_> {
                     if header.next_offset() <= end {
                         continue;
                     }
+                    // A request that is held back must not keep others from making room.
+                    self.push(None);
+                    let admission = self.log.admit(body.len())?;
                     if header.base_offset < end {
                         // All below was trimmed, and the start lies within this batch.
                         stream.lock().begin_with(header.base_offset);
                         starts = Some(Request::Trim { stream: stream.clone(), to: end, done: None });
                     }
-                    // A request that is held back must not keep others from making room.
-                    self.push(None);
-                    let admission = wait_for_room(|| self.log.admit(body.len()))?;
                     self.ends.insert(id, header.next_offset());
                     self.batches += 1;
                     self.push(Some(Request::Append(Append {

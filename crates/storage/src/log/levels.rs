@@ -11,6 +11,15 @@ use crate::segment;
 use crate::stream::{Level, Stream};
 
 impl Log {
+    /// Gives a stream a level. Where its records wait, this comes before the first append, replay or read after opening.
+    pub fn set_level(&self, stream: &Arc<Stream>, level: Level) {
+        match level {
+            Level::Diskless => self.set_diskless(stream),
+            Level::Replicated => self.set_replicated(stream),
+            Level::Tiered | Level::Local => self.set_tiered(stream, level == Level::Tiered),
+        }
+    }
+
     /// Sends the records of a stream to the object store from now on, also those that it has, or stops that. What is
     /// stored stays. Does nothing without an object store, or to a stream whose records wait.
     pub fn set_tiered(&self, stream: &Arc<Stream>, tiered: bool) {
@@ -45,6 +54,24 @@ impl Log {
     /// before the first append, replay or read after opening; a stream stays replicated.
     pub fn set_replicated(&self, stream: &Arc<Stream>) {
         self.hold_back(stream, Level::Replicated);
+    }
+
+    /// Whether records of replicated streams go to the object store as early as those of diskless ones: while the copy set does
+    /// not answer for them.
+    pub fn store_soon(&self, soon: bool) {
+        self.shared.tier.set_soon(soon);
+    }
+
+    /// The number of the next block that goes to the copy set.
+    pub fn sent_blocks(&self) -> u64 {
+        self.shared.outgoing.sent_and_stored().0
+    }
+
+    /// Whether the object store has all of the blocks that went to the copy set, also what was deleted meanwhile: the next owner
+    /// needs no copies. Of a log that ended, that is all.
+    pub fn is_stored(&self) -> bool {
+        let (sent, stored) = self.shared.outgoing.sent_and_stored();
+        stored >= sent
     }
 
     /// Gives a stream a level at which only what is stored is visible at first.

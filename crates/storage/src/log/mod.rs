@@ -476,6 +476,11 @@ impl Log {
         self.shared.queue.is_stopping()
     }
 
+    /// Whether the log was closed, and all that was appended is synced, or never will be.
+    pub fn has_ended(&self) -> bool {
+        self.shared.ended.load(Ordering::Acquire)
+    }
+
     /// Counters for metrics.
     pub fn statistics(&self) -> Statistics {
         let (region_hits, region_misses, region_bytes) = self.shared.regions.statistics();
@@ -508,7 +513,10 @@ impl Log {
         self.shared.queue.ask_to_stop();
         // The last appends may need one more segment, so the preparer ends after the writer.
         let mut threads = std::mem::take(&mut *self.threads.lock()).into_iter();
-        if threads.next().is_some_and(|writer| writer.join().is_err()) {
+        let writer = threads.next();
+        // Without threads, its steps go on.
+        let ends = writer.is_some();
+        if writer.is_some_and(|writer| writer.join().is_err()) {
             tracing::error!("the writer of the log panicked");
         }
         self.shared.stop_background();
@@ -519,8 +527,9 @@ impl Log {
                 tracing::error!("a thread of the log panicked");
             }
         }
-        // Their records are on the disk, and go to the object store after the next opening.
-        self.shared.fail_waiters(&AppendError::Closed);
+        if ends {
+            self.shared.end();
+        }
     }
 
     /// Asks the writer to end, without waiting for it.

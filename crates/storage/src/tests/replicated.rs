@@ -66,11 +66,11 @@ impl Peer {
     fn take(&mut self, of: Opening, sent: &Sent, most: usize) -> Option<u64> {
         let extent = self.copies.extents(of.log_id).into_iter().find(|extent| extent.of == of);
         let blocks = sent.blocks.lock();
-        let from = extent.map_or(0, |extent| extent.next.max(self.taken(of)));
+        let (begins, from) = (extent.is_none(), extent.map_or(0, |extent| extent.next.max(self.taken(of))));
         let from = usize::try_from(from).unwrap();
         let blocks = blocks.get(from..(from + most).min(blocks.len())).unwrap_or_default();
         self.turn();
-        match self.copies.add(of, blocks, Arc::new(Outcome::default())) {
+        match self.copies.add(of, blocks, begins, Arc::new(Outcome::default())) {
             Ok(()) | Err(RefusedError::Admit(_)) => {}
             Err(RefusedError::Fenced(_)) => return None,
             Err(error) => panic!("{error}"),
@@ -81,7 +81,7 @@ impl Peer {
     }
 
     fn taken(&self, of: Opening) -> u64 {
-        match self.copies.add(of, &[gap()], Arc::new(Outcome::default())) {
+        match self.copies.add(of, &[gap()], false, Arc::new(Outcome::default())) {
             Err(RefusedError::Gap(next)) => next,
             _ => 0,
         }
@@ -403,10 +403,12 @@ fn copies_have_no_gaps_and_keep_their_fences() {
     let world = World::new(1);
     let mut peer = Peer::on(SimDisk::new(3), &world);
     let (of, other) = (Opening { log_id: 9, epoch: 4 }, Opening { log_id: 8, epoch: 1 });
-    let add = |peer: &mut Peer, of, numbers| {
+    let add = |peer: &mut Peer, of, numbers: std::ops::Range<u64>| {
         let done = Arc::new(Outcome::default());
-        let added = peer.copies.add(of, &blocks(numbers), done.clone());
+        let begins = [0, 5, 20].contains(&numbers.start);
+        let added = peer.copies.add(of, &blocks(numbers), begins, done.clone());
         peer.settle(of.log_id);
+        (0..10).for_each(|_| peer.turn());
         assert!(added.is_err() == done.pending(), "what is taken is answered");
         added
     };
@@ -414,8 +416,10 @@ fn copies_have_no_gaps_and_keep_their_fences() {
     add(&mut peer, of, 5..9).unwrap();
     add(&mut peer, other, 0..3).unwrap();
     add(&mut peer, of, 9..12).unwrap();
-    for numbers in [13..15, 8..10, 0..1] {
-        assert!(matches!(add(&mut peer, of, numbers), Err(RefusedError::Gap(12))));
+    assert!(matches!(add(&mut peer, of, 13..15), Err(RefusedError::Gap(12))));
+    // What arrives again is there.
+    for numbers in [8..10, 0..1, 11..12, 10..12] {
+        add(&mut peer, of, numbers).unwrap();
     }
     assert_eq!(peer.copies.read(of, 7, usize::MAX).unwrap(), blocks(7..12));
     assert_eq!(peer.copies.read(of, 7, 1).unwrap(), blocks(7..8), "one at least");
@@ -437,6 +441,12 @@ fn copies_have_no_gaps_and_keep_their_fences() {
     peer.copies.drop_before(of.log_id, 6);
     assert_eq!(extents(&peer), [(6, 0, 1)]);
     assert!(peer.copies.read(of, 10, 1).is_err());
+    // One that had to begin anew has no gap, and what arrives late does not bring the former one back.
+    for numbers in [20..23, 0..1, 22..24] {
+        add(&mut peer, later, numbers).unwrap();
+    }
+    assert_eq!(extents(&peer), [(6, 20, 24)]);
+    assert_eq!(peer.copies.logs(), [8, 9]);
     // A fence never goes back.
     peer.copies.fence(of.log_id, 2).unwrap();
     assert!(matches!(add(&mut peer, of, 12..13), Err(RefusedError::Fenced(6))));
