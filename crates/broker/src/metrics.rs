@@ -10,9 +10,6 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use wire::ApiKey;
 
-/// One more than the largest key of an API.
-const API_KEYS: usize = 128;
-
 /// The API of a request.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ApiLabel {
@@ -42,7 +39,7 @@ pub struct Metrics {
     bytes_out: Family<ApiLabel, Counter>,
     seconds: SecondsFamily,
     /// The metrics of each API that was requested, by API key.
-    by_api: [OnceLock<ApiMetrics>; API_KEYS],
+    by_api: [OnceLock<ApiMetrics>; ApiKey::COUNT],
     /// Bytes on disk of each group commit.
     pub commit_bytes: Histogram,
     /// Number of entries of each group commit.
@@ -62,7 +59,7 @@ impl Default for Metrics {
             bytes_in: Family::default(),
             bytes_out: Family::default(),
             seconds: Family::new_with_constructor(seconds_histogram),
-            by_api: [const { OnceLock::new() }; API_KEYS],
+            by_api: [const { OnceLock::new() }; ApiKey::COUNT],
             commit_bytes: Histogram::new(exponential_buckets(4096.0, 2.0, 10)),
             commit_entries: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
             commit_seconds: seconds_histogram(),
@@ -73,7 +70,7 @@ impl Default for Metrics {
 impl Metrics {
     /// The metrics of `api_key`. They are exported from the first call on.
     pub fn of(&self, api_key: ApiKey) -> &ApiMetrics {
-        self.by_api[api_key as usize].get_or_init(|| {
+        self.by_api[api_key.index()].get_or_init(|| {
             let label = ApiLabel { request: api_key.name().to_owned() };
             ApiMetrics {
                 requests: self.requests.get_or_create(&label).clone(),

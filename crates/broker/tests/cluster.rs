@@ -82,6 +82,10 @@ impl Remote for Wire {
             Ok(unframed(&answer.await.map_err(|_| io::ErrorKind::ConnectionReset)?))
         })
     }
+
+    fn call_blocking(&self, address: (String, u16), request: &Chunks) -> io::Result<Bytes> {
+        tokio::runtime::Handle::current().block_on(self.call(address, request.clone()))
+    }
 }
 
 impl Cluster {
@@ -98,6 +102,13 @@ impl Cluster {
         };
         (1..=3).for_each(|node| cluster.start(node));
         cluster
+    }
+
+    /// A disk for the copies of others: a broker that comes back has lost the one that it had.
+    fn copies(&self) -> Arc<dyn Disk> {
+        let path = self.home.path().join(format!("copies-{}", self.starts));
+        std::fs::create_dir_all(&path).unwrap();
+        Arc::new(open_directory(&path, Engine::Plain).unwrap())
     }
 
     fn start(&mut self, node: i32) {
@@ -127,6 +138,7 @@ impl Cluster {
             listeners: BTreeMap::from([("PLAINTEXT".to_owned(), ("a broker".to_owned(), port(node)))]),
             inter_broker: ("PLAINTEXT".to_owned(), Arc::new(Wire(self.reached.clone()))),
             session: SESSION,
+            copies: self.copies(),
         };
         let bucket: Arc<dyn Bucket> = Arc::new(DirectoryBucket::open(bucket).unwrap());
         let broker = Broker::open_in_cluster(config, membership, bucket).unwrap();
@@ -314,6 +326,11 @@ async fn cluster() -> Cluster {
 
 /// The same, with these settings of all brokers.
 async fn cluster_with(settings: &'static [(&'static str, &'static str)]) -> Cluster {
+    cluster_of(settings, &[]).await
+}
+
+/// The same, with these settings of the topic.
+async fn cluster_of(settings: &'static [(&'static str, &'static str)], configs: &[(&str, &str)]) -> Cluster {
     let cluster = Cluster::new(settings);
     let until = Instant::now() + PATIENCE;
     loop {
@@ -324,11 +341,10 @@ async fn cluster_with(settings: &'static [(&'static str, &'static str)]) -> Clus
             cluster.store.list("owners/").unwrap().entries.len()
         };
         if brokers == 3 && owners == 6 {
-            for config in [("diskless.enable", "false"), ("remote.storage.enable", "true")] {
-                let refused = try_create_topic(&mut client, TOPIC, PARTITIONS, &[config]).await;
-                assert_eq!(refused.error_code, ErrorCode::InvalidConfig.code(), "{config:?}");
-            }
-            let created = try_create_topic(&mut client, TOPIC, PARTITIONS, &[]).await;
+            let tiered = ("remote.storage.enable", "true");
+            let refused = try_create_topic(&mut client, TOPIC, PARTITIONS, &[tiered]).await;
+            assert_eq!(refused.error_code, ErrorCode::InvalidConfig.code());
+            let created = try_create_topic(&mut client, TOPIC, PARTITIONS, configs).await;
             assert_eq!(created.error_code, 0, "{:?}", created.error_message);
             break;
         }
@@ -380,6 +396,30 @@ async fn a_broker_that_dies_loses_its_logs_to_the_others_and_nothing_else() {
     }
     zombie.close().await;
     for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// What was acknowledged is in copies alone when a broker dies, and again when the next one does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn copies_outlive_their_owners() {
+    let late = &[("object.store.upload.interval.ms", "600000")];
+    let mut cluster = cluster_of(late, &[("diskless.enable", "false")]).await;
+    let mut gone = Vec::new();
+    for node in [1, 2] {
+        for _ in 0..3 {
+            cluster.produce().await;
+        }
+        gone.push(cluster.stop_signs(node));
+        cluster.until("the others lead", |leaders| leaders.iter().all(|(it, _)| *it != node)).await;
+        cluster.read_all().await;
+        cluster.produce().await;
+        cluster.start(node);
+        cluster.until_all_lead().await;
+        cluster.read_all().await;
+    }
+    gone.extend(cluster.brokers.into_values());
+    for broker in gone {
         broker.close().await;
     }
 }

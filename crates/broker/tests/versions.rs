@@ -172,7 +172,7 @@ async fn table(connection: &mut Connection) -> String {
     let mut table = String::from(
         "| key | API | versions | in Kafka 4.4's schemas | right | quota | when the client hangs up |\n|---|---|---|---|---|---|---|\n",
     );
-    let mut missing = Vec::new();
+    let (mut missing, mut of_brokers) = (Vec::new(), Vec::new());
     for api_key in ApiKey::ALL {
         let schema = api_key.valid_versions();
         match promised.get(&api_key.code()) {
@@ -193,10 +193,16 @@ async fn table(connection: &mut Connection) -> String {
                 )
                 .unwrap();
             }
+            None if broker::served().iter().any(|row| row.key == *api_key) => {
+                of_brokers.push(format!("{} ({})", api_key.name(), api_key.code()));
+            }
             None => missing.push(api_key.name()),
         }
     }
     writeln!(table, "\nNot served: {}.", missing.join(", ")).unwrap();
+    let own = of_brokers.join(", ");
+    writeln!(table, "\nNot in Kafka, for brokers of a cluster alone, with the right ClusterAction: {own}.")
+        .unwrap();
     table.push_str("\n| feature | levels | level |\n|---|---|---|\n");
     for feature in &answer.supported_features {
         let level = answer.finalized_features.iter().find(|other| other.name == feature.name).unwrap();

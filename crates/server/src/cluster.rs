@@ -19,6 +19,8 @@ use crate::{cluster_store, log_dirs};
 
 /// The directory of the logs, below data.dir.
 const LOGS: &str = "cluster";
+/// That of the copies of other brokers' logs, which stays.
+const COPIES: &str = "copies";
 
 /// The directories of the logs that this broker owns. What is in them is also in the object store.
 #[derive(Debug)]
@@ -69,13 +71,22 @@ pub fn membership(
         _ => {}
     }
     let inter_broker = inter_broker(settings)?;
+    let copies = copies(settings)?;
     Ok(Some(Membership {
+        copies,
         inter_broker,
         store,
         directories: Arc::new(LocalLogs { root, engine: settings.engine }),
         listeners: listeners(settings, bound)?,
         session: Duration::from_millis(settings.values().number("broker.session.timeout.ms")),
     }))
+}
+
+/// The directory for the copies of other brokers' logs.
+fn copies(settings: &Settings) -> anyhow::Result<Arc<dyn Disk>> {
+    let path = settings.data_dir.join(COPIES);
+    log_dirs::create(&path)?;
+    Ok(Arc::new(disk::open_directory(&path, settings.engine)?))
 }
 
 /// The listener at which brokers reach each other, and how they do that.

@@ -48,6 +48,10 @@ impl Remote for OtherBrokers {
             asked.await.map_err(io::Error::other)?
         })
     }
+
+    fn call_blocking(&self, (host, port): (String, u16), request: &Chunks) -> io::Result<Bytes> {
+        ask(&address(&host, i32::from(port)), &self.security, &self.idle, request)
+    }
 }
 
 /// Sends a request over a connection that is open, or over a new one. The other broker may have closed the open ones.

@@ -35,7 +35,7 @@ fn versions_of(api: &Api) -> ApiVersion {
     ApiVersion { api_key: api.key.code(), min_version: *versions.start(), max_version: *versions.end() }
 }
 
-/// Answers ApiVersions. `served` holds the rows of all APIs.
+/// Answers ApiVersions. `served` holds the rows of the APIs to name.
 pub async fn answer(request: Request<ApiVersionsRequest>, served: &'static [Api]) -> ApiVersionsResponse {
     let version = request.version;
     let Request { broker, connection, body: request, .. } = &request;

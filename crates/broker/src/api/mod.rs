@@ -11,6 +11,7 @@ pub mod api_versions;
 pub mod client_quotas;
 pub mod client_telemetry;
 pub mod consumer_groups;
+pub mod copies;
 pub mod delete_records;
 pub mod fetch;
 pub mod fetch_looks;

@@ -1,6 +1,7 @@
 //! The broker: the state shared by all connections.
 
 mod background;
+mod joining;
 mod transactions;
 
 use std::collections::BTreeMap;
@@ -9,29 +10,25 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use disk::Disk;
 use meta::{Change, Compare, Embedded, MetaError, Store};
 use objects::{Bucket, CountedBucket, WatchedBucket};
 use parking_lot::Mutex;
+use storage::copies::Copies;
 use storage::{AdmitError, Clock, Log, SystemClock};
-use tokio::runtime::Handle;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedReceiver;
-use uuid::Uuid;
 use wire::{ErrorCode, Text};
 
 pub use self::transactions::BUMPING;
-use crate::cluster::Member;
-use crate::cluster::host::{Directories, Host, Parts};
-use crate::cluster::reassign::{Moves, PeerLeaders};
-use crate::cluster::run::{Roles, Running};
-use crate::cluster::threads::{SystemThreads, Threads};
+use crate::cluster::host::Directories;
+use crate::cluster::run::Running;
 use crate::compaction::Compactor;
 use crate::config::Config;
 use crate::coordinator::producer_ids::ProducerIds;
 use crate::coordinator::{Coordinator, Peers, Remote, TransactionCoordinator};
 use crate::failure::Failure;
 use crate::groups::GroupConfig;
-use crate::image::records::BrokerRecord;
 use crate::image::{Metadata, stored};
 use crate::logs::{LogDirectory, Logs, LogsError, OpenLog, Opening, Streams};
 use crate::metrics::Metrics;
@@ -65,6 +62,9 @@ pub enum OpenError {
     /// The metadata store could not be opened.
     #[error("the metadata cannot be opened: {0}")]
     Meta(#[from] MetaError),
+    /// The copies of other brokers' logs could not be opened.
+    #[error("the copies of other brokers' logs cannot be opened: {0}")]
+    Copies(#[from] storage::OpenError),
     /// The groups or the transactions could not be read.
     #[error("the consumer groups or transactions cannot be read: {0}")]
     Groups(#[from] storage::ReadError),
@@ -86,6 +86,8 @@ pub struct Membership {
     pub inter_broker: (String, Arc<dyn Remote>),
     /// How long the broker counts as alive after its last sign of life (`broker.session.timeout.ms`).
     pub session: Duration,
+    /// The disk for copies of other brokers' logs.
+    pub copies: Arc<dyn Disk>,
 }
 
 /// Where the metadata and the logs of a broker are.
@@ -125,6 +127,8 @@ pub struct Broker {
     background: Mutex<Vec<tokio::task::JoinHandle<()>>>,
     /// The threads of a broker in a cluster.
     running: Mutex<Option<Arc<Running>>>,
+    /// The copies of logs on this broker's disk, in a cluster.
+    pub(crate) copies: Option<Arc<Copies>>,
 }
 
 impl Broker {
@@ -191,6 +195,8 @@ impl Broker {
             }
             Place::Cluster(membership) => (Logs::moving(&config), Some(membership)),
         };
+        let disk = membership.as_ref().map(|membership| membership.copies.clone());
+        let copies = disk.map(|disk| opening.open_copies(disk).map(Arc::new)).transpose()?;
         let logs = Arc::new(logs);
         metadata.refresh()?;
         // The metadata of a cluster is kept by its store.
@@ -264,6 +270,7 @@ impl Broker {
             clock,
             background: Mutex::default(),
             running: Mutex::default(),
+            copies,
         });
         let only_log = broker.logs.all().len() == 1;
         broker.coordinator.load(only_log)?;
@@ -272,79 +279,10 @@ impl Broker {
         broker.maintain_transaction_indexes();
         broker.start_background();
         if let (Some(membership), Some(bucket)) = (membership, watched) {
-            broker.join(membership, opening, bucket)?;
+            let copies = broker.copies.clone().expect("they were opened");
+            broker.join(membership, opening, bucket, copies)?;
         }
         Ok(broker)
-    }
-
-    /// Begins to live in the cluster.
-    fn join(
-        &self,
-        membership: Membership,
-        opening: Opening,
-        bucket: Arc<WatchedBucket>,
-    ) -> Result<(), OpenError> {
-        let Membership { listeners, inter_broker: (listener, remote), session, directories, .. } = membership;
-        self.peers.reach_others(&self.placement, listener, remote);
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        let rack = self.config.rack.get().map(str::to_owned);
-        let record = BrokerRecord {
-            incarnation: Uuid::new_v4(),
-            listeners,
-            rack,
-            version,
-            leaving: false,
-            without_store: false,
-        };
-        let threads = Arc::new(SystemThreads::new(Handle::current()));
-        let clock = threads.clone();
-        let clock = Box::new(move || clock.now());
-        let member = Member::new(self.metadata.clone(), self.config.node_id, record, session, clock);
-        let moves = Moves {
-            topics: self.topics.clone(),
-            leaders: Arc::new(PeerLeaders {
-                local: self.config.node_id,
-                peers: self.peers.clone(),
-                runtime: Handle::current(),
-            }),
-            local: self.config.node_id,
-            threads: threads.clone(),
-            clock: self.clock.clone(),
-            busy: Arc::default(),
-            sealed: Arc::default(),
-            turns: Arc::default(),
-        };
-        let host = Host::new(Parts {
-            logs: self.logs.clone(),
-            topics: self.topics.clone(),
-            peers: self.peers.clone(),
-            opening,
-            bucket,
-            directories,
-            threads,
-        });
-        let running = Running::start(&self.metadata, &self.placement, member, host, moves)?;
-        *self.running.lock() = Some(Arc::new(running));
-        Ok(())
-    }
-
-    /// Ends every sign of life and all duties in the cluster, and nothing else. For tests.
-    #[doc(hidden)]
-    pub fn halt(&self) {
-        let running = self.running.lock().take();
-        running.iter().for_each(|running| running.halt());
-    }
-
-    /// Gives all logs to other brokers of the cluster. Clients find those while this broker still answers. Does nothing
-    /// without a cluster. Blocks.
-    pub fn leave(&self) {
-        let running = self.running.lock().clone();
-        running.iter().for_each(|running| running.stop());
-    }
-
-    /// What this broker is in its cluster. `None` without one.
-    pub(crate) fn roles(&self) -> Option<Roles> {
-        self.running.lock().clone().map(|running| running.roles())
     }
 
     /// The users with a password.
@@ -385,10 +323,11 @@ impl Broker {
         for task in std::mem::take(&mut *self.background.lock()) {
             task.abort();
         }
-        let (logs, running) = (self.logs.clone(), self.running.lock().take());
+        let (logs, copies, running) = (self.logs.clone(), self.copies.clone(), self.running.lock().take());
         let close = move || {
             running.iter().for_each(|running| running.stop());
             logs.close();
+            copies.iter().for_each(|copies| copies.close());
         };
         if let Err(error) = tokio::task::spawn_blocking(close).await {
             tracing::error!(%error, "closing the logs failed");
@@ -447,6 +386,7 @@ impl Broker {
             clock: self.clock.clone(),
             background: Mutex::default(),
             running: Mutex::default(),
+            copies: self.copies.clone(),
         })
     }
 

@@ -6,11 +6,15 @@
 //! - The lease says only who seems alive. That a former owner does no harm is up to the log's epochs and seals.
 
 pub mod admin;
+pub mod copies;
+mod copy_set;
+mod copying;
 mod faults;
 pub mod host;
 pub mod ownership;
 mod prefetched;
 pub mod reassign;
+mod replicas;
 pub mod run;
 #[cfg(test)]
 mod tests;
@@ -68,6 +72,9 @@ pub trait Holder {
 
     /// Begins to take a log over.
     fn take_over(&mut self, log: &str, epoch: u32);
+
+    /// Whether the log was closed in this epoch, and the object store has all of it.
+    fn is_stored(&self, log: &str, epoch: u32) -> bool;
 
     /// Whether the object store has not answered for a while.
     fn lacks_store(&self) -> bool;
@@ -337,7 +344,18 @@ impl Member {
     fn add_logs(&self, logs: &[String]) -> Result<(), MetaError> {
         let Process { broker, incarnation } = self.process;
         let (home, rest) = (broker, Rest::new());
-        let record = OwnerRecord { home, broker, incarnation, epoch: 1, next: None, ready: None, rest };
+        let (set, set_epoch) = Default::default();
+        let record = OwnerRecord {
+            home,
+            broker,
+            incarnation,
+            epoch: 1,
+            next: None,
+            ready: None,
+            set,
+            set_epoch,
+            rest,
+        };
         self.metadata.update(|image| match logs.iter().find(|log| image.owners.get(log).is_some()) {
             None => Ok(Update::new(logs.iter().map(|log| record.put(log)).collect(), ())),
             Some(log) => Err(MetaError::Conflict { key: OwnerRecord::key(log) }),
@@ -390,19 +408,21 @@ impl Member {
             Some(Duty::Prepare(epoch)) if holder.prepare(log, epoch) => self.note_ready(log)?,
             None | Some(Duty::Prepare(_)) => {}
             Some(Duty::Leave) => drop(holder.close(log, false)),
-            Some(Duty::Claim) => self.pass_on(log, self.process)?,
+            Some(Duty::Claim) => self.pass_on(log, self.process, holder)?,
             Some(Duty::HandOver(to)) => {
                 // Without the store, closing may take as long as its requests.
                 let closed = held.is_none() || holder.close(log, true) || holder.lacks_store();
                 if closed {
-                    self.pass_on(log, to)?;
+                    self.pass_on(log, to, holder)?;
                 }
             }
             Some(Duty::Serve(epoch)) => match held {
                 Some(held) if held == epoch => {}
                 Some(_) => drop(holder.close(log, false)),
                 // Each attempt to take a log over needs an epoch of its own.
-                None if self.tried.lock().get(log) == Some(&epoch) => self.pass_on(log, self.process)?,
+                None if self.tried.lock().get(log) == Some(&epoch) => {
+                    self.pass_on(log, self.process, holder)?
+                }
                 None => {
                     self.tried.lock().insert(log.to_owned(), epoch);
                     holder.take_over(log, epoch);
@@ -450,7 +470,7 @@ impl Member {
     }
 
     /// Makes `to` the owner of a log in the next epoch, if this process may do that.
-    fn pass_on(&self, log: &str, to: Process) -> Result<(), MetaError> {
+    fn pass_on(&self, log: &str, to: Process, holder: &dyn Holder) -> Result<(), MetaError> {
         self.metadata.update(|image| {
             let ours = image.brokers.get(&self.name());
             let alive = ours.is_some_and(|it| it.incarnation == self.process.incarnation);
@@ -467,7 +487,12 @@ impl Member {
             if broker != self.process.broker {
                 compares.push(compare::<BrokerRecord>(image, &broker.to_string()));
             }
-            Ok(Update { compares, changes: vec![owned(owner, to).put(log)], result: () })
+            let mut record = owned(owner, to);
+            if holder.is_stored(log, owner.epoch) {
+                // Nobody has to look for copies.
+                record.set.clear();
+            }
+            Ok(Update { compares, changes: vec![record.put(log)], result: () })
         })
     }
 }

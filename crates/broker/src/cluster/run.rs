@@ -271,6 +271,7 @@ pub fn duties(member: &Member, host: &mut Host) -> Result<(), MetaError> {
             "the disk of this broker takes no log, or is full: other brokers get them until it is started again"
         );
     }
+    host.tidy();
     member.serve(host)
 }
 

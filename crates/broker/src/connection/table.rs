@@ -6,9 +6,9 @@ use wire::ApiKey;
 
 use crate::api::{
     acls, admin_cluster, admin_configs, admin_groups, admin_replicas, admin_topics, alter_configs,
-    api_versions, client_quotas, client_telemetry, consumer_groups, delete_records, fetch, group_membership,
-    init_producer_id, list_offsets, metadata, offsets, reassignments, sasl, transaction_markers,
-    transactions, user_credentials,
+    api_versions, client_quotas, client_telemetry, consumer_groups, copies, delete_records, fetch,
+    group_membership, init_producer_id, list_offsets, metadata, offsets, reassignments, sasl,
+    transaction_markers, transactions, user_credentials,
 };
 use crate::quotas::Quota;
 use crate::request::call::api::{Api, Handler, Memory, Right, Versions};
@@ -61,7 +61,7 @@ static APIS: &[Api] = &[
     Api {
         right: Right::Free,
         memory: Memory::Small,
-        ..Api::new(ApiKey::ApiVersions, |call| call.answer(|request| api_versions::answer(request, served())))
+        ..Api::new(ApiKey::ApiVersions, |call| call.answer(|request| api_versions::answer(request, shown())))
     },
     Api {
         quota: Some(Quota::ControllerMutation),
@@ -184,11 +184,32 @@ static APIS: &[Api] = &[
         call.answer_for_cluster(admin_configs::list_resources)
     }),
     Api::new(ApiKey::DescribeTopicPartitions, |call| call.answer(admin_replicas::describe_topic_partitions)),
+    // Brokers send each other the rest.
+    Api {
+        carried_through: true,
+        ..Api::of_cluster(ApiKey::CopyBlocks, Operation::ClusterAction, |call| {
+            call.answer_for_cluster(copies::add)
+        })
+    },
+    Api {
+        carried_through: true,
+        ..Api::of_cluster(ApiKey::FenceCopies, Operation::ClusterAction, |call| {
+            call.answer_for_cluster(copies::fence)
+        })
+    },
+    Api::of_cluster(ApiKey::ReadCopies, Operation::ClusterAction, |call| {
+        call.answer_for_cluster(copies::read)
+    }),
 ];
 
 /// The rows of all APIs, by key.
 pub fn served() -> &'static [Api] {
     APIS
+}
+
+/// The rows of Kafka's APIs: clients do not hear of those that only brokers use.
+fn shown() -> &'static [Api] {
+    &APIS[..APIS.len() - OF_BROKERS]
 }
 
 /// Whether requests of `key` may wait for other clients.
@@ -198,18 +219,18 @@ pub fn waits(key: ApiKey) -> bool {
 
 /// The row of `key`; `None` if the API is not served.
 pub fn row(key: ApiKey) -> Option<&'static Api> {
-    ROWS.get(usize::try_from(key.code()).ok()?).copied().flatten()
+    ROWS[key.index()]
 }
 
-/// One more than the largest key.
-const KEYS: usize = 128;
+/// APIs that only brokers of this project use: the last ones.
+const OF_BROKERS: usize = 3;
 
-static ROWS: [Option<&'static Api>; KEYS] = {
-    let mut rows: [Option<&'static Api>; KEYS] = [None; KEYS];
-    let mut at = 0;
-    while at < APIS.len() {
-        rows[APIS[at].key as usize] = Some(&APIS[at]);
-        at += 1;
+static ROWS: [Option<&'static Api>; ApiKey::COUNT] = {
+    let mut rows: [Option<&'static Api>; ApiKey::COUNT] = [None; ApiKey::COUNT];
+    let mut next = 0;
+    while next < APIS.len() {
+        rows[APIS[next].key.index()] = Some(&APIS[next]);
+        next += 1;
     }
     rows
 };

@@ -31,6 +31,23 @@ pub trait Remote: fmt::Debug + Send + Sync {
         address: (String, u16),
         request: Chunks,
     ) -> Pin<Box<dyn Future<Output = io::Result<Bytes>> + Send + '_>>;
+
+    /// As [`Remote::call`]. Blocks.
+    fn call_blocking(&self, address: (String, u16), request: &Chunks) -> io::Result<Bytes>;
+}
+
+/// A request to a broker, of some version.
+fn encode<Q: Message>(version: i16, request: &Q) -> io::Result<(ApiKey, Chunks)> {
+    let api = Q::KEY.and_then(ApiKey::from_i16).ok_or(io::ErrorKind::Unsupported)?;
+    let client = Text::from_static(BROKER_CLIENT_ID);
+    let request = frame::encode_request(api, version, 0, Some(&client), request);
+    Ok((api, request.map_err(io::Error::other)?))
+}
+
+fn decode<A: Message>(api: ApiKey, version: i16, answer: Bytes) -> io::Result<A> {
+    let mut reader = Reader::new(answer);
+    frame::decode_response_header(&mut reader, api, version).map_err(io::Error::other)?;
+    A::decode(&mut reader, version).map_err(io::Error::other)
 }
 
 #[derive(Debug, Default)]
@@ -96,18 +113,29 @@ impl Peers {
         let Others { placement, listener, remote } = self.others.get()?;
         let address = placement.address(node, listener)?;
         let asked = async {
-            let api = Q::KEY.and_then(ApiKey::from_i16).ok_or(io::ErrorKind::Unsupported)?;
-            let client = Text::from_static(BROKER_CLIENT_ID);
-            let request = frame::encode_request(api, version, 0, Some(&client), request);
-            let answer = remote.call(address, request.map_err(io::Error::other)?).await?;
-            let mut reader = Reader::new(answer);
-            frame::decode_response_header(&mut reader, api, version).map_err(io::Error::other)?;
-            A::decode(&mut reader, version).map_err(io::Error::other)
+            let (api, request) = encode(version, request)?;
+            decode(api, version, remote.call(address, request).await?)
         };
         let answer = asked.await;
         answer
             .inspect_err(|error| tracing::debug!(broker = node, %error, "another broker did not answer"))
             .ok()
+    }
+}
+
+impl Peers {
+    /// As [`Peers::ask`]. Blocks.
+    pub fn ask_blocking<Q: Message, A: Message>(
+        &self,
+        node: i32,
+        version: i16,
+        request: &Q,
+    ) -> io::Result<A> {
+        let unknown = || io::Error::new(io::ErrorKind::NotFound, "it is not alive");
+        let Others { placement, listener, remote } = self.others.get().ok_or_else(unknown)?;
+        let address = placement.address(node, listener).ok_or_else(unknown)?;
+        let (api, request) = encode(version, request)?;
+        decode(api, version, remote.call_blocking(address, &request)?)
     }
 }
 

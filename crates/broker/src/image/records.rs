@@ -1,6 +1,6 @@
 //! The entries of the metadata, encoded as JSON.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 use model::StreamId;
@@ -245,6 +245,9 @@ pub struct BrokerRecord {
     /// The object store does not answer the broker: it gives its logs away until it does.
     #[serde(default)]
     pub without_store: bool,
+    /// The disk on which it keeps copies of logs. A broker of an older version has none.
+    #[serde(default)]
+    pub disk: Option<Uuid>,
 }
 
 json_record!(BrokerRecord, "brokers/", broker_id);
@@ -294,6 +297,13 @@ pub struct OwnerRecord {
     /// The process of the next broker, once it has fetched what can be fetched before.
     #[serde(default)]
     pub ready: Option<Uuid>,
+    /// The disks that have what the owner of `set_epoch` has acknowledged and the object store may lack. Without any, the
+    /// store lacks nothing.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub set: BTreeSet<Uuid>,
+    /// The last epoch whose owner was open.
+    #[serde(default)]
+    pub set_epoch: u32,
     #[serde(flatten)]
     pub rest: Rest,
 }

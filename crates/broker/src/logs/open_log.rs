@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use storage::OpenError::Unusable;
 #[cfg(test)]
 use storage::SystemClock;
+use storage::copies::Copies;
 use storage::epochs::Owned;
 use storage::restore::RestoredLog;
 use storage::{AdmitError, AppendError, Clock, Committed, Listener, Log};
@@ -36,6 +37,8 @@ const READERS_BYTES_MIN: usize = 16 * 1024 * 1024;
 const INDEX_CACHE_BYTES: usize = 32 * 1024 * 1024;
 /// Bytes of the newest records that stay in memory whatever their age, over all logs.
 const TAIL_KEPT_BYTES: usize = 128 * 1024 * 1024;
+/// Memory of each cache of the copies of other brokers' logs, which are read only when such a log gets another owner.
+const COPIES_CACHE_BYTES: usize = 4 * 1024 * 1024;
 /// Minimum size of each cache of a log, however many logs share the configured memory.
 const CACHE_BYTES_MIN: usize = 4 * 1024 * 1024;
 
@@ -104,6 +107,9 @@ pub type OpenStorage = dyn Fn(
     ) -> Result<Log, storage::OpenError>
     + Send
     + Sync;
+
+/// Appends what only copies of a log have. Blocks.
+pub type AddCopies<'a> = dyn Fn(&Arc<Log>) -> Result<(), storage::OpenError> + 'a;
 
 /// The parameters for opening any log.
 #[derive(Clone)]
@@ -190,6 +196,26 @@ impl Opening {
         }
     }
 
+    /// Opens the copies of other brokers' logs on a disk, which may be empty.
+    pub fn open_copies(&self, disk: Arc<dyn Disk>) -> Result<Copies, storage::OpenError> {
+        let config = &*self.config;
+        #[allow(clippy::needless_update, reason = "simulations have a field more")]
+        let options = storage::Options {
+            // As those of the logs, whose blocks have to fit.
+            segment_bytes: segment_bytes(config),
+            tail_cache_bytes: COPIES_CACHE_BYTES,
+            tail_kept_bytes: COPIES_CACHE_BYTES,
+            region_cache_bytes: COPIES_CACHE_BYTES,
+            readers_bytes: READERS_BYTES_MIN,
+            index_cache_bytes: COPIES_CACHE_BYTES,
+            reserve_bytes: u64::try_from(config.reserve_bytes).unwrap_or(0),
+            log_id: Uuid::new_v4().as_u128(),
+            cold_threads: 1,
+            ..storage::Options::default()
+        };
+        Copies::open(disk, options, self.clock.clone())
+    }
+
     /// Opens the log in a directory, or begins one there. `share` is the number of logs that share the configured
     /// memory. `owned` is the right to the log's objects, in a cluster, and what was restored of it.
     pub fn open(
@@ -197,10 +223,11 @@ impl Opening {
         path: &str,
         disk: Arc<dyn Disk>,
         share: usize,
-        owned: Option<(Owned, RestoredLog)>,
+        owned: Option<(Owned, RestoredLog, &AddCopies<'_>)>,
     ) -> Result<OpenLog, storage::OpenError> {
         let config = &*self.config;
-        let (owned, restored) = owned.unzip();
+        let (owned, restored, add_copies) = owned
+            .map_or((None, None, None), |(owned, restored, add)| (Some(owned), Some(restored), Some(add)));
         let epoch = owned.as_ref().and_then(|owned| owned.epochs.newest()).map(|newest| newest.epoch);
         let bytes_of = |setting: i64| usize::try_from(setting).unwrap_or(usize::MAX);
         let share_of = |bytes: usize| (bytes / share).max(CACHE_BYTES_MIN);
@@ -264,6 +291,8 @@ impl Opening {
                 doing: "comparing it with what was restored",
                 source: error.into(),
             })?;
+            // Before its index is read.
+            add_copies.map_or(Ok(()), |add_copies| add_copies(&log))?;
             TransactionIndex::load(&log, self.index_readers, self.clock.now_ms())
                 .map_err(|error| Unusable { doing: "reading the transaction index", source: error.into() })
         };

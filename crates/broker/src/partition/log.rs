@@ -261,11 +261,7 @@ impl PartitionLog for LocalLog {
     }
 
     fn set_level(&self, level: Level) {
-        match level {
-            Level::Diskless => self.log.log.set_diskless(&self.stream),
-            Level::Replicated => self.log.log.set_replicated(&self.stream),
-            Level::Tiered | Level::Local => self.log.log.set_tiered(&self.stream, level == Level::Tiered),
-        }
+        self.log.log.set_level(&self.stream, level);
     }
 
     fn set_leading(&self) {

@@ -43,6 +43,9 @@ refused_at_the_top! {
         error_message: |_| None, entries: |_| None
     },
     DescribeLogDirsRequest DescribeLogDirsResponse {},
+    CopyBlocksRequest CopyBlocksResponse { error_message: message },
+    FenceCopiesRequest FenceCopiesResponse { error_message: message },
+    ReadCopiesRequest ReadCopiesResponse { error_message: message },
     ListConfigResourcesRequest ListConfigResourcesResponse {},
 }
 

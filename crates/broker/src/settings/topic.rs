@@ -279,18 +279,19 @@ pub fn wrong_local_retention((local_name, local): (&str, i64), (name, all): (&st
     }
 }
 
-/// Makes a new topic diskless: in a cluster, all are.
+/// Notes in the settings of a new topic of a cluster whether it is diskless or has copies. Topics of before copies had no such
+/// note, and are diskless.
 ///
 /// # Errors
-/// The settings say something else.
-pub fn only_diskless(overrides: &mut BTreeMap<String, String>) -> Result<(), &'static str> {
-    let says = |name: &str, value: &str| overrides.get(name).is_some_and(|given| given == value);
-    if says(DISKLESS, "false") || says("remote.storage.enable", "true") {
+/// The settings say something that no topic of a cluster can be.
+pub fn settle_level(overrides: &mut BTreeMap<String, String>, config: &Config) -> Result<(), &'static str> {
+    if is_set(overrides, config, "remote.storage.enable") {
         return Err(
-            "The topics of a cluster are diskless: diskless.enable can only be true, and remote.storage.enable false.",
+            "The topics of a cluster are in the object store anyway: remote.storage.enable can only be false.",
         );
     }
-    overrides.insert(DISKLESS.to_owned(), "true".to_owned());
+    let default = config.diskless_default.to_string();
+    overrides.entry(DISKLESS.to_owned()).or_insert(default);
     Ok(())
 }
 
@@ -394,6 +395,25 @@ pub struct CompactionConfig {
 impl TopicConfig {
     /// Applies `overrides` to the broker's defaults. Each override was checked before.
     pub fn new(overrides: &BTreeMap<String, String>, config: &Config) -> TopicConfig {
+        let level = if is_set(overrides, config, DISKLESS) {
+            Some(Level::Diskless)
+        } else if is_set(overrides, config, "remote.storage.enable") {
+            let copies = !is_set(overrides, config, "remote.log.copy.disable");
+            Some(if copies { Level::Tiered } else { Level::Local })
+        } else {
+            None
+        };
+        TopicConfig::at(level, overrides, config)
+    }
+
+    /// The same for a topic of a cluster, where no record is on one disk only.
+    pub fn in_cluster(overrides: &BTreeMap<String, String>, config: &Config) -> TopicConfig {
+        let copied = overrides.get(DISKLESS).is_some_and(|value| value.trim().eq_ignore_ascii_case("false"));
+        let level = if copied { Level::Replicated } else { Level::Diskless };
+        TopicConfig::at(Some(level), overrides, config)
+    }
+
+    fn at(level: Option<Level>, overrides: &BTreeMap<String, String>, config: &Config) -> TopicConfig {
         let text = |name: &str| value_of(overrides, config, name);
         let number =
             |name: &str| text(name).trim().parse::<i64>().expect("values are checked before they are stored");
@@ -406,14 +426,6 @@ impl TopicConfig {
             min_lag_ms: number("min.compaction.lag.ms"),
             max_lag_ms: number("max.compaction.lag.ms"),
             delete_retention_ms: number("delete.retention.ms"),
-        };
-        let level = if is_set(overrides, config, DISKLESS) {
-            Some(Level::Diskless)
-        } else if is_set(overrides, config, "remote.storage.enable") {
-            let copies = !is_set(overrides, config, "remote.log.copy.disable");
-            Some(if copies { Level::Tiered } else { Level::Local })
-        } else {
-            None
         };
         let tiering = |level| {
             let bytes = u64::try_from(number("local.retention.bytes")).ok();

@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use meta::{Change, Compare, MetaError};
 use model::StreamId;
 use parking_lot::{Mutex, RwLock};
-use storage::{Clock, Level, SystemClock};
+use storage::{Clock, SystemClock};
 use tokio::sync::{Semaphore, watch};
 use uuid::Uuid;
 use wire::Text;
@@ -29,7 +29,7 @@ use crate::logs::{Held, Logs, Streams};
 use crate::partition::Partition;
 use crate::placement::Placement;
 use crate::settings::resource::{ResourceConfigs, ResourceKind};
-use crate::settings::topic::{TopicConfig, only_diskless, settle_diskless};
+use crate::settings::topic::{TopicConfig, settle_diskless, settle_level};
 /// The topic of committed offsets and group state.
 pub const OFFSETS_TOPIC: &str = "__consumer_offsets";
 /// The topic of transaction state.
@@ -282,7 +282,8 @@ impl Topics {
         forget: impl FnOnce() -> bool,
     ) -> Result<Arc<Topic>, TopicError> {
         if !is_internal(name) && self.logs.are_moving() {
-            only_diskless(&mut configs).map_err(|why| TopicError::Config(why.to_owned()))?;
+            settle_level(&mut configs, &self.configs.now())
+                .map_err(|why| TopicError::Config(why.to_owned()))?;
         } else if !is_internal(name) {
             settle_diskless(&mut configs, &self.configs.now());
         }
@@ -354,13 +355,20 @@ impl Topics {
 
     /// Recomputes the settings of all topics after a change of the broker's settings, which give the defaults.
     fn reconfigure(&self) {
-        let now = self.configs.now();
         // Most topics have no settings of their own and share one value.
         let mut worked_out: HashMap<Overrides, Arc<TopicConfig>> = HashMap::new();
         for topic in self.all() {
             let config = worked_out.entry(topic.record().configs.clone());
-            let config = config.or_insert_with_key(|overrides| Arc::new(TopicConfig::new(overrides, &now)));
+            let config = config.or_insert_with_key(|overrides| Arc::new(self.config_of(overrides)));
             *topic.config.write() = config.clone();
+        }
+    }
+
+    /// The settings of a topic with these overrides.
+    fn config_of(&self, overrides: &Overrides) -> TopicConfig {
+        match self.logs.are_moving() {
+            true => TopicConfig::in_cluster(overrides, &self.configs.now()),
+            false => TopicConfig::new(overrides, &self.configs.now()),
         }
     }
 
@@ -471,9 +479,9 @@ impl Topics {
         let places = (0..).zip(record.places());
         let partitions: Vec<_> =
             places.map(|(index, place)| self.partition(image, &name, record, index, place)).collect();
-        let config = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
+        let config = Arc::new(self.config_of(&record.configs));
         // Before anybody finds the topic: a record of a diskless topic must not be visible too early.
-        set_levels(&name, &partitions, &config, self.logs.are_moving());
+        set_levels(&name, &partitions, &config);
         partitions.iter().for_each(|partition| partition.end_decided(SystemClock::default().now_ms()));
         let topic = Arc::new(Topic {
             name: name.clone(),
@@ -560,20 +568,16 @@ impl Streams for Topics {
 }
 
 /// Tells the logs of a topic's partitions whether their records go to the object store. Those of internal topics do, so
-/// that a lost disk can be replaced: before the records that they tell of. If logs are `moving` between brokers, they are
-/// diskless as well: another broker has to find what was acknowledged.
-fn set_levels(name: &str, partitions: &[Arc<Partition>], config: &TopicConfig, moving: bool) {
+/// that a lost disk can be replaced: before the records that they tell of.
+fn set_levels(name: &str, partitions: &[Arc<Partition>], config: &TopicConfig) {
     for log in partitions.iter().filter_map(|partition| partition.log().ok()) {
+        if is_internal(name) {
+            log.set_leading();
+        }
+        // What is stored is given up step by step, with the retention checks.
         match &config.tiering {
-            _ if is_internal(name) => {
-                log.set_leading();
-                if moving {
-                    log.set_level(Level::Diskless);
-                }
-            }
-            Some(tiering) => log.set_level(tiering.level),
-            // What is stored is given up step by step, with the retention checks.
-            None => {}
+            Some(tiering) if !is_internal(name) || tiering.level.waits() => log.set_level(tiering.level),
+            _ => {}
         }
     }
 }

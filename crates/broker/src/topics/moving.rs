@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use meta::MetaError;
 use model::StreamId;
-use storage::{Clock, SystemClock};
+use storage::{Clock, Log, SystemClock};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -17,7 +17,6 @@ use crate::image::{Image, stored};
 use crate::logs::{Absent, OpenLog};
 use crate::partition::Partition;
 use crate::placement::Leader;
-use crate::settings::topic::TopicConfig;
 use crate::transactions::INDEX_STREAM;
 
 /// Bytes of requests that wait for leaders. Others are refused, and clients repeat them.
@@ -144,6 +143,26 @@ impl Topics {
         Ok(KnownStreams { owned, next: StreamId(next) })
     }
 
+    /// Gives the streams of a log their levels, before its partitions are made.
+    pub fn set_levels_of(&self, log: &Log, id: Uuid) {
+        log.set_leading(&log.stream(INDEX_STREAM));
+        let image = self.metadata.image();
+        // The topics here may not show the end of a move yet that the image shows.
+        let here: Vec<_> = self.all().iter().map(|topic| (topic.name.to_string(), topic.record())).collect();
+        let there = image.topics.iter().map(|(name, record)| (name.to_owned(), record.clone()));
+        for (name, record) in here.into_iter().chain(there) {
+            let level = self.config_of(&record.configs).tiering.map(|tiering| tiering.level);
+            let copies = record.moves.values().map(|of| (StreamId(of.stream), of.log));
+            for (stream, _) in record.places().chain(copies).filter(|(_, of)| *of == id) {
+                let stream = log.stream(stream);
+                if is_internal(&name) {
+                    log.set_leading(&stream);
+                }
+                level.iter().for_each(|level| log.set_level(&stream, *level));
+            }
+        }
+    }
+
     /// Drops streams of a log that no topic owns, which a crash during a deletion may have left. Streams from `below` on
     /// may have an owner that is not known yet.
     pub fn drop_orphans(&self, log: &OpenLog, below: StreamId) {
@@ -203,7 +222,7 @@ impl Topics {
                 .collect();
             let new = partitions.iter().zip(before.iter()).filter(|(new, old)| !Arc::ptr_eq(new, old));
             let new: Vec<Arc<Partition>> = new.map(|(new, _)| new.clone()).collect();
-            set_levels(&topic.name, &new, &topic.config(), self.logs.are_moving());
+            set_levels(&topic.name, &new, &topic.config());
             new.iter().for_each(|partition| partition.end_decided(SystemClock::default().now_ms()));
             *topic.partitions.write() = partitions;
             let replaced = (0..before.len()).filter(|at| !stays(*at));
@@ -223,8 +242,8 @@ impl Topics {
     ) -> Vec<Arc<Partition>> {
         let old = std::mem::replace(&mut *topic.record.write(), record.clone());
         if old.configs != record.configs {
-            let config = Arc::new(TopicConfig::new(&record.configs, &self.configs.now()));
-            set_levels(&topic.name, &topic.partitions(), &config, self.logs.are_moving());
+            let config = Arc::new(self.config_of(&record.configs));
+            set_levels(&topic.name, &topic.partitions(), &config);
             *topic.config.write() = config;
         }
         if old.streams == record.streams {
@@ -243,7 +262,7 @@ impl Topics {
                 .unwrap_or_else(|| self.partition(image, &topic.name, record, index, place))
         });
         let partitions: Arc<[Arc<Partition>]> = partitions.collect();
-        set_levels(&topic.name, &partitions, &topic.config(), self.logs.are_moving());
+        set_levels(&topic.name, &partitions, &topic.config());
         *topic.partitions.write() = partitions.clone();
         let replaced = before.iter().enumerate().filter(|(at, old)| {
             partitions.get(*at).is_none_or(|partition| partition.stream_id != old.stream_id)

@@ -297,7 +297,7 @@ impl Topics {
         let leader = topic.partition(index).map_or_else(|| self.placement.first_leader(), |it| it.leader());
         let copy = Partition::new(topic.name.clone(), index, (stream, of.epoch), Ok(log), leader);
         let copy = Arc::new(copy);
-        set_levels(&topic.name, std::slice::from_ref(&copy), &topic.config(), self.logs.are_moving());
+        set_levels(&topic.name, std::slice::from_ref(&copy), &topic.config());
         self.by_stream.write().insert(stream, copy);
     }
 

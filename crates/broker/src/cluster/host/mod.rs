@@ -6,6 +6,7 @@
 //!   ended before the log is opened.
 //! - Partitions lead only after their log is open, and refuse batches before it is closed.
 
+mod copying;
 mod opening;
 mod prefetching;
 
@@ -17,15 +18,21 @@ use std::time::Duration;
 
 use objects::{Bucket, WatchedBucket};
 use parking_lot::Mutex;
+use storage::copies::Copies;
 use storage::restore::{Epochs, keep_closed};
+use uuid::Uuid;
 
 use self::opening::BringError;
 use super::Holder;
+use super::copies::CopyDisks;
+use super::copying::Copier;
 use super::faults::Faults;
+use super::ownership::Process;
 pub use super::prefetched::{Directories, LocalDirectory};
 use super::prefetched::{Prefetched, Ready};
 use super::threads::Threads;
 use crate::coordinator::Peers;
+use crate::image::Metadata;
 use crate::logs::{Logs, OpenLog, Opening};
 use crate::topics::Topics;
 
@@ -77,6 +84,13 @@ struct Held {
 
 /// The parts of the broker that a host works with.
 pub struct Parts {
+    pub metadata: Arc<Metadata>,
+    /// This process.
+    pub process: Process,
+    /// The disks that keep copies of logs, ...
+    pub disks: Arc<dyn CopyDisks>,
+    /// ... and this broker's.
+    pub copies: Arc<Copies>,
     pub logs: Arc<Logs>,
     pub topics: Arc<Topics>,
     pub peers: Arc<Peers>,
@@ -96,6 +110,12 @@ struct Shared {
     prefetched: Mutex<BTreeMap<String, Prefetched>>,
     /// The epochs of logs that this process stands by for, and since when it knows of them.
     seen: Mutex<BTreeMap<String, (u32, Duration)>>,
+    /// Who sends the blocks of each log that is open.
+    copiers: Mutex<BTreeMap<String, Copier>>,
+    /// The disks whose copies of a log could not be read at the last attempt.
+    unreadable: Mutex<BTreeSet<(u128, Uuid)>>,
+    /// The epochs in which logs were closed that the object store has all of.
+    stored: Mutex<BTreeMap<String, u32>>,
     faults: Faults,
     /// A thread has ended in a bug, and may have left a log half closed.
     broken: AtomicBool,
@@ -129,6 +149,9 @@ impl Host {
             held: Mutex::default(),
             prefetched: Mutex::default(),
             seen: Mutex::default(),
+            copiers: Mutex::default(),
+            unreadable: Mutex::default(),
+            stored: Mutex::default(),
             faults: Faults::default(),
             broken: AtomicBool::new(false),
             lost: AtomicBool::new(false),
@@ -158,6 +181,11 @@ impl Host {
         let stores = self.0.parts.bucket.away_for().is_zero();
         self.0.faults.note_full(full && stores, now);
         self.0.faults.are_too_many(now)
+    }
+
+    /// Drops copies that nobody needs any more.
+    pub fn tidy(&self) {
+        self.0.tidy_copies();
     }
 
     /// Whether a bug has left a log half closed.
@@ -329,12 +357,17 @@ impl Holder for Host {
     fn take_over(&mut self, log: &str, epoch: u32) {
         let unwanted = Arc::new(AtomicBool::new(false));
         let state = State::Opening { unwanted: unwanted.clone() };
+        self.0.stored.lock().remove(log);
         self.0.held.lock().insert(log.to_owned(), Held { epoch, state });
         let name = log.to_owned();
         if !self.spawn(&thread_of(log), move |shared| shared.bring(&name, epoch, &unwanted)) {
             let state = State::Failed(self.threads().now() + BACKOFF);
             self.0.held.lock().insert(log.to_owned(), Held { epoch, state });
         }
+    }
+
+    fn is_stored(&self, log: &str, epoch: u32) -> bool {
+        self.0.stored.lock().get(log) == Some(&epoch)
     }
 
     /// A broker without logs has nothing to ask the store for, so this asks whether it answers again.
@@ -405,6 +438,9 @@ impl Shared {
                 entry.state = State::Open(open);
             }
             Err(error) => {
+                if let Some(copier) = self.copiers.lock().remove(name) {
+                    copier.end();
+                }
                 if error.is_local() {
                     self.faults.note(self.parts.threads.now());
                 }
@@ -451,13 +487,22 @@ impl Shared {
                     bounds.stored.unwrap_or(bounds.start) < bounds.synced
                 });
                 let may = open.log.stopped().is_none() && !self.store.lock().away;
-                behind && may && threads.now() < until
+                (behind || !open.log.is_stored()) && may && threads.now() < until
             };
             while waits() {
                 threads.sleep(STORED_CHECK);
             }
         }
         open.log.close();
+        if let Some(copier) = self.copiers.lock().remove(name) {
+            copier.end();
+        }
+        while orderly && !open.log.has_ended() {
+            threads.sleep(STORED_CHECK);
+        }
+        if let Some(epoch) = open.epoch.filter(|_| orderly && open.log.is_stored()) {
+            self.stored.lock().insert(name.to_owned(), epoch);
+        }
         let along = open.log.epochs().filter(|_| orderly).cloned();
         if along.is_some() {
             // Whoever takes the log over here again waits for it.

@@ -9,9 +9,9 @@ use std::time::Duration;
 use meta::MetaError;
 use model::StreamId;
 use objects::{Bucket, BucketError};
-use storage::OpenError;
 use storage::restore::{Asking, Epochs, KnownBounds, Restore, RestoreError, keep_prefetched};
 use storage::takeover::{TakeOver, TakeOverError};
+use storage::{Log, OpenError};
 use uuid::Uuid;
 
 use super::{LOGS_EXPECTED, Parts, STORED_CHECK, Shared};
@@ -32,6 +32,8 @@ pub enum BringError {
     Restore(#[from] storage::restore::RestoreError),
     #[error(transparent)]
     Open(#[from] storage::OpenError),
+    #[error("its copies: {0}")]
+    Copies(String),
     #[error("the metadata: {0}")]
     Meta(#[from] MetaError),
     #[error("it has another owner by now")]
@@ -109,12 +111,28 @@ impl Shared {
         let request =
             Restore { asking, log_id, epochs, streams: &streams, opens: true, accept_loss: false, now_ms };
         let restored = storage::restore::restore(&disk, &request)?;
-        let open = Arc::new(opening.open(&path, disk, LOGS_EXPECTED, Some((owned, restored)))?);
+        let former = self.former_set(name, epoch)?;
+        let add_copies = |log: &Arc<Log>| {
+            topics.set_levels_of(log, id);
+            self.start_copier(log, name, epoch);
+            self.add_copies(log, &former, epoch, unwanted).map_err(|error| OpenError::Unusable {
+                doing: "appending what copies have",
+                source: error.into(),
+            })
+        };
+        let open = opening.open(&path, disk, LOGS_EXPECTED, Some((owned, restored, &add_copies)))?;
+        let open = Arc::new(open);
         // Entries of the index that a crash left ahead of the data: before other batches take their offsets.
         let start_of =
             |stream| known.owned.contains(&stream).then(|| open.log.lasting_start(&open.log.stream(stream)));
         open.transactions.maintain(&open.log, start_of, now_ms);
-        if unwanted.load(Ordering::Acquire) {
+        let copier = self.copiers.lock().get(name).cloned();
+        let unwanted = || unwanted.load(Ordering::Acquire);
+        let copies = copier.is_some_and(|copier| match former.0.is_empty() {
+            true => copier.open_alone(),
+            false => copier.open(&unwanted),
+        });
+        if unwanted() || !copies {
             open.log.close();
             return Err(BringError::Unwanted);
         }

@@ -44,6 +44,7 @@ impl Running {
             version: "1".into(),
             leaving: false,
             without_store: false,
+            disk: None,
         };
         let metadata = Metadata::open(world.store.clone()).unwrap();
         let now_ms = world.now_ms.clone();
@@ -98,6 +99,10 @@ struct Held<'a> {
 impl Holder for Held<'_> {
     fn lacks_store(&self) -> bool {
         self.away
+    }
+
+    fn is_stored(&self, _: &str, _: u32) -> bool {
+        true
     }
 
     fn logs(&self) -> BTreeSet<String> {

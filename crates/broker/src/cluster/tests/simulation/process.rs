@@ -12,16 +12,19 @@ use meta::Store;
 use model::Offset;
 use objects::{Bucket, WatchedBucket};
 use parking_lot::Mutex;
+use storage::copies::Copies;
 use storage::stepped::{Put, Steps};
 use storage::{Clock, Log, Mutation};
 use tokio::runtime::Handle;
 use uuid::Uuid;
 
 use super::links::{ToEtcd, ToStore, Weather};
+use super::shelf::{Kept, Shelf, ToDisks};
 use super::tasks::{Tasks, pause, without_pauses};
-use super::world::{START_MS, TTL};
+use super::world::{Flaw, START_MS, TTL};
 use crate::cluster::Member;
 use crate::cluster::host::{Directories, Host, LocalDirectory, Parts};
+use crate::cluster::ownership;
 use crate::cluster::reassign::{Fetched, JobError, Leaders, Moves, fetch_here};
 use crate::cluster::run::duties;
 use crate::cluster::threads::Threads;
@@ -41,6 +44,8 @@ pub struct Ground {
     pub bucket: Arc<dyn Bucket>,
     pub running: Running,
     pub mutation: Option<Mutation>,
+    pub shelf: Arc<Shelf>,
+    pub flaw: Flaw,
 }
 
 /// The clock of one machine, which may jump.
@@ -133,13 +138,21 @@ pub struct Process {
     /// It is about to end.
     pub ends: bool,
     /// It does nothing until then, in milliseconds.
-    pub stopped_until: u64,
+    stopped_until: Arc<AtomicU64>,
+    /// Its disk with copies, and the work of the log there.
+    pub copies: Arc<Copies>,
+    of_copies: Mutex<Steps>,
     now_ms: Arc<AtomicU64>,
 }
 
 impl Process {
-    /// Starts the process number `number` of all as `broker`.
-    pub fn start(ground: &Ground, broker: i32, number: u64, rng: &mut fastrand::Rng) -> Process {
+    /// Starts the process number `number` of all as `broker`, with the copies that are on `disk`.
+    pub fn start(
+        ground: &Ground,
+        (broker, disk): (i32, &SimDisk),
+        number: u64,
+        rng: &mut fastrand::Rng,
+    ) -> Process {
         let weather = Arc::new(Weather::new(rng.u64(..)));
         let store = ToEtcd { store: ground.store.clone(), weather: weather.clone() };
         let metadata = Metadata::open(Arc::new(store)).unwrap();
@@ -149,7 +162,7 @@ impl Process {
             reserve_bytes: 0,
             tail_cache_bytes: 1 << 20,
             object_bytes: 4096,
-            object_interval_ms: 0,
+            object_interval_ms: if rng.bool() { 0 } else { 5000 },
             diskless_interval_ms: 0,
             object_delete_delay_ms: 0,
             diskless_default: true,
@@ -164,6 +177,9 @@ impl Process {
             off_ms: AtomicI64::new(0),
             ticks: AtomicU64::new(0),
         });
+        let stopped_until = Arc::<AtomicU64>::default();
+        let (kept, of_copies) = ground.shelf.open(disk, clock.clone(), rng.u128(..), stopped_until.clone());
+        let Kept { copies, .. } = kept;
         let opened: Arc<Mutex<Vec<Opened>>> = Arc::default();
         let (kept, mutation) = (opened.clone(), ground.mutation);
         let opening = Opening {
@@ -197,7 +213,18 @@ impl Process {
             sealed: Arc::default(),
             turns: Arc::default(),
         };
+        let incarnation = Uuid::from_u128(u128::from(number));
+        let to_disks = ToDisks {
+            shelf: ground.shelf.clone(),
+            weather: weather.clone(),
+            now_ms: ground.now_ms.clone(),
+            flaw: ground.flaw,
+        };
         let host = Host::new(Parts {
+            metadata: metadata.clone(),
+            process: ownership::Process { broker, incarnation },
+            disks: Arc::new(to_disks),
+            copies: copies.clone(),
             logs,
             topics: topics.clone(),
             peers: Arc::default(),
@@ -207,12 +234,13 @@ impl Process {
             threads: tasks.clone(),
         });
         let record = BrokerRecord {
-            incarnation: Uuid::from_u128(u128::from(number)),
+            incarnation,
             listeners: BTreeMap::from([("PLAINTEXT".into(), ("b".into(), 9092))]),
             rack: None,
             version: "1".into(),
             leaving: false,
             without_store: false,
+            disk: Some(Uuid::from_u128(copies.disk_id())),
         };
         let clock_of_member = tasks.clone();
         let clock_of_member = Box::new(move || clock_of_member.now());
@@ -231,13 +259,24 @@ impl Process {
             opened,
             former: false,
             ends: false,
-            stopped_until: 0,
+            stopped_until,
+            copies,
+            of_copies: Mutex::new(of_copies),
             now_ms: ground.now_ms.clone(),
         }
     }
 
+    pub fn incarnation(&self) -> Uuid {
+        self.member.process.incarnation
+    }
+
     pub fn is_stopped(&self) -> bool {
-        self.stopped_until > self.now_ms.load(Ordering::Relaxed)
+        self.stopped_until.load(Ordering::Relaxed) > self.now_ms.load(Ordering::Relaxed)
+    }
+
+    /// Lets it do nothing until then, in milliseconds.
+    pub fn stop_until(&self, ms: u64) {
+        self.stopped_until.store(ms, Ordering::Relaxed);
     }
 
     /// What the threads of its membership do in one round. `looks` says whether it hears of the others' changes.
@@ -258,6 +297,14 @@ impl Process {
 
     /// Lets one of the logs do a part of its work.
     pub fn work(&self, rng: &mut fastrand::Rng) {
+        match rng.u8(0..10) {
+            0 => drop(self.of_copies.lock().prepare()),
+            1..4 => drop(self.of_copies.lock().write()),
+            _ => self.work_on_log(rng),
+        }
+    }
+
+    fn work_on_log(&self, rng: &mut fastrand::Rng) {
         let mut opened = self.opened.lock();
         if opened.is_empty() {
             return;
@@ -286,6 +333,10 @@ impl Process {
     pub fn work_off(&self, rng: &mut fastrand::Rng) {
         for _ in 0..200 {
             let stepped = self.step(rng);
+            let mut of_copies = self.of_copies.lock();
+            while of_copies.prepare() {}
+            of_copies.write();
+            drop(of_copies);
             for log in self.opened.lock().iter_mut() {
                 while log.steps.prepare() {}
                 log.closed |= !log.steps.write();

@@ -13,7 +13,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use crate::cluster::threads::Threads;
+use crate::cluster::threads::{Signal, Threads};
+
+/// A thread that waits for something new looks so often whether there is any.
+const LOOKS_EVERY: Duration = Duration::from_millis(20);
 
 thread_local! {
     static THIS: RefCell<Option<This>> = const { RefCell::new(None) };
@@ -150,6 +153,10 @@ impl Threads for Tasks {
 
     fn sleep(&self, time: Duration) {
         pause(time);
+    }
+
+    fn wait(&self, signal: &Signal, seen: u64, time: Duration) {
+        pause(if signal.count() == seen { time.min(LOOKS_EVERY) } else { Duration::ZERO });
     }
 
     fn now(&self) -> Duration {

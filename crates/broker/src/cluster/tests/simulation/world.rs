@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use disk::SimDisk;
 use meta::{Memory, Store};
 use model::Offset;
 use objects::sim::Faults;
@@ -23,7 +24,8 @@ use crate::cluster::admin::ClusterAdmin;
 use crate::cluster::tests::members::Careless;
 use crate::config::resource_setting::Overrides;
 use crate::image::Record;
-use crate::image::records::{DrainRecord, OwnerRecord};
+use crate::image::records::{BrokerRecord, DrainRecord, OwnerRecord};
+use crate::settings::topic::DISKLESS;
 use crate::topics::Topic;
 
 pub const TTL: Duration = Duration::from_secs(3);
@@ -49,6 +51,10 @@ pub enum Flaw {
     DeletesSeals,
     /// A partition that is about to move goes on taking records.
     TakesThoughSealed,
+    /// A later owner takes what is stored for everything.
+    IgnoresCopies,
+    /// Brokers answer for copies that are not synced.
+    AnswersUnsynced,
 }
 
 /// How often what does not always happen did happen.
@@ -68,12 +74,16 @@ pub struct Passed {
     pub moves: u64,
     /// Partitions that have moved, in the end.
     pub moved: u64,
+    /// Disks with copies that were lost.
+    pub lost_disks: u64,
+    /// Blocks that later owners have read from copies.
+    pub from_copies: u64,
 }
 
 impl Passed {
     pub fn add(&mut self, other: Passed) {
-        let Passed { answered, repeated, failed, out_of_order, reads, trims, owners, kills, moves, moved } =
-            other;
+        let Passed { answered, repeated, failed, out_of_order, reads, trims, owners, kills, .. } = other;
+        let Passed { moves, moved, lost_disks, from_copies, .. } = other;
         self.answered += answered;
         self.repeated += repeated;
         self.failed += failed;
@@ -84,6 +94,8 @@ impl Passed {
         self.kills += kills;
         self.moves += moves;
         self.moved += moved;
+        self.lost_disks += lost_disks;
+        self.from_copies += from_copies;
     }
 }
 
@@ -100,6 +112,8 @@ pub struct World {
     pub rng: fastrand::Rng,
     ground: Ground,
     bucket: SimBucket,
+    /// The disk with copies of each broker.
+    disks: BTreeMap<i32, SimDisk>,
     /// All that run, by their numbers.
     pub processes: BTreeMap<u64, Process>,
     next_process: u64,
@@ -131,12 +145,14 @@ impl World {
         let mutation = if let Flaw::Log(mutation) = flaw { Some(mutation) } else { None };
         let shared: Arc<dyn Bucket> = Arc::new(bucket.clone());
         let runtime = RUNTIME.handle().clone();
-        let ground = Ground { now_ms, runtime, store, bucket: shared, running: Arc::default(), mutation };
+        let (running, shelf) = Default::default();
+        let ground = Ground { now_ms, runtime, store, bucket: shared, running, mutation, shelf, flaw };
         let mut world = World {
             flaw,
             rng,
             ground,
             bucket,
+            disks: BTreeMap::new(),
             processes: BTreeMap::new(),
             next_process: 1,
             expected: BTreeMap::new(),
@@ -169,7 +185,15 @@ impl World {
         for process in self.processes.values_mut().filter(|process| process.broker == broker) {
             process.former = true;
         }
-        let process = Process::start(&self.ground, broker, number, &mut self.rng);
+        // The process before was killed, or the power was cut, or it cannot use its data directory any more.
+        let seed = self.rng.u64(..);
+        let disk = match self.disks.get(&broker) {
+            Some(disk) if self.rng.bool() => disk.crash(seed),
+            Some(disk) => disk.restart(),
+            None => SimDisk::new(seed),
+        };
+        let process = Process::start(&self.ground, (broker, &disk), number, &mut self.rng);
+        self.disks.insert(broker, disk);
         self.processes.insert(number, process);
         number
     }
@@ -184,6 +208,70 @@ impl World {
         self.passed.kills += 1;
     }
 
+    /// A broker loses its disk with all processes on it, and begins with an empty one. There are copies of everything on
+    /// another disk, and another broker may be killed at the same time. Nothing else fails until no copy set names the lost
+    /// disk: an owner that does not know of the loss may choose that disk and none else.
+    fn lose_disk(&mut self, broker: i32) {
+        let current = |process: &&Process| process.broker == broker && !process.former;
+        let Some(process) = self.processes.values().find(current) else { return };
+        let lost = Uuid::from_u128(process.copies.disk_id());
+        let there: BTreeSet<Uuid> = self
+            .processes
+            .values()
+            .filter(|process| !process.former)
+            .map(|process| Uuid::from_u128(process.copies.disk_id()))
+            .filter(|disk| *disk != lost)
+            .collect();
+        let goes_on = |owner: &OwnerRecord| {
+            let is_owner = |process: &&Process| {
+                process.broker == owner.broker
+                    && process.incarnation() == owner.incarnation
+                    && !process.former
+            };
+            let alive = self.ground.store.find(&BrokerRecord::key(&owner.broker.to_string())).unwrap();
+            alive.is_some()
+                && self.processes.values().any(|process| is_owner(&process) && !process.is_stopped())
+        };
+        let survives = |owner: &OwnerRecord| {
+            goes_on(owner) && (!owner.set.contains(&lost) || !owner.set.is_disjoint(&there))
+        };
+        if !self.owners().values().all(survives) {
+            return;
+        }
+        let also = self.rng.i32(1..=2 * BROKERS);
+        let dies = |process: &Process| process.broker == broker || process.broker == also;
+        let dying = self.processes.iter().filter(|(_, process)| dies(process));
+        let numbers: Vec<u64> = dying.map(|(number, _)| *number).collect();
+        numbers.into_iter().for_each(|number| self.kill(number));
+        self.ground.shelf.remove(lost);
+        self.disks.remove(&broker);
+        self.passed.lost_disks += 1;
+        self.start(broker);
+        if also != broker && also <= BROKERS {
+            self.start(also);
+        }
+        self.calm_down();
+        self.processes.values().for_each(|process| drop(process.member.keep_alive()));
+        for pass in 0..300 {
+            self.pass();
+            if pass >= 4 && self.owners().values().all(|owner| !owner.set.contains(&lost)) {
+                return;
+            }
+        }
+        panic!("a copy set names a lost disk: {:?}", self.owners());
+    }
+
+    /// Lets all processes do what there is to do.
+    fn pass(&mut self) {
+        self.ground.now_ms.fetch_add(300, Ordering::Relaxed);
+        for process in self.processes.values_mut() {
+            process.turn(true);
+            process.work_off(&mut self.rng);
+        }
+        self.check_owners();
+        self.proceed_all(None);
+    }
+
     /// One of the processes that run.
     fn any(&mut self) -> u64 {
         let at = self.rng.usize(..self.processes.len());
@@ -194,12 +282,9 @@ impl World {
         let number = self.any();
         let (topic, partitions) = (self.next_topic, self.rng.i32(1..5));
         self.next_topic += 1;
-        let created = self.processes[&number].topics.create(
-            &topic_name(topic),
-            partitions,
-            Overrides::default(),
-            || true,
-        );
+        let diskless = (DISKLESS.to_owned(), self.rng.bool().to_string());
+        let configs = Overrides::from([diskless]);
+        let created = self.processes[&number].topics.create(&topic_name(topic), partitions, configs, || true);
         // A topic may be there though its creation failed. Nobody uses it.
         if created.is_err() {
             return;
@@ -399,7 +484,8 @@ impl World {
                 }
             }
             860..900 => self.consume(),
-            900..905 => self.trim(),
+            900..903 => self.trim(),
+            903..905 => self.ground.shelf.deliver(&mut self.rng),
             905..940 => {
                 let most = if calm { 300 } else { 1000 };
                 self.ground.now_ms.fetch_add(self.rng.u64(0..most), Ordering::Relaxed);
@@ -407,7 +493,7 @@ impl World {
             940.. if calm => {}
             940..944 => {
                 let now = self.ground.now_ms.load(Ordering::Relaxed);
-                process.stopped_until = now + self.rng.u64(0..12_000);
+                process.stop_until(now + self.rng.u64(0..12_000));
             }
             944..950 => {
                 let many = if self.rng.bool() { Faults::MANY } else { Faults::default() };
@@ -421,7 +507,7 @@ impl World {
                     1 => {
                         let ttl_ms = u64::try_from(TTL.as_millis()).unwrap();
                         let now = self.ground.now_ms.load(Ordering::Relaxed);
-                        process.stopped_until = now + ttl_ms + self.rng.u64(0..12_000);
+                        process.stop_until(now + ttl_ms + self.rng.u64(0..12_000));
                     }
                     // Two processes with one id.
                     _ => {}
@@ -451,11 +537,15 @@ impl World {
                 let change = if drained { DrainRecord {}.put(&name) } else { DrainRecord::delete(&name) };
                 self.ground.store.commit(&[], &[change]).unwrap();
             }
-            987..989 => {
+            987 => {
                 let log = Uuid::from_u128(self.rng.u128(1..=3)).to_string();
                 let to = self.rng.i32(1..=BROKERS);
                 // The broker may be away, or drained.
                 let _ = ClusterAdmin::open(self.ground.store.clone()).unwrap().move_log(&log, to);
+            }
+            988 => {
+                let broker = process.broker;
+                self.lose_disk(broker);
             }
             989 => self.reassign(),
             990..993 => {
@@ -492,7 +582,7 @@ impl World {
             process.weather.clear();
             process.set_disk_fails(false);
             if !process.former {
-                process.stopped_until = 0;
+                process.stop_until(0);
             }
         }
         self.bucket.set_away(false);
@@ -518,7 +608,8 @@ impl World {
                     && process.host.held(log) == Some(owner.epoch)
                     && process.host.has_open(log)
             };
-            owner.broker == owner.home && owner.next.is_none() && process.is_some_and(open)
+            let whole = owner.set.len() == 2 && owner.set_epoch == owner.epoch;
+            owner.broker == owner.home && owner.next.is_none() && whole && process.is_some_and(open)
         };
         let waits =
             |producer: &Producer| producer.current.is_some() && self.expected.contains_key(&producer.place);
@@ -577,13 +668,7 @@ impl World {
     /// Waits until nothing is left to do.
     fn settle(&mut self) {
         for _ in 0..300 {
-            self.ground.now_ms.fetch_add(300, Ordering::Relaxed);
-            for process in self.processes.values_mut() {
-                process.turn(true);
-                process.work_off(&mut self.rng);
-            }
-            self.check_owners();
-            self.proceed_all(None);
+            self.pass();
             if self.attempts.is_empty() {
                 self.send_all();
             }
@@ -629,6 +714,7 @@ impl World {
         let topics = self.processes.values().next().map(|process| process.topics.all());
         let moved =
             |topic: &Arc<Topic>| topic.record().epochs.iter().filter(|base| **base > 0).count() as u64;
+        self.passed.from_copies = self.ground.shelf.read.load(Ordering::Relaxed);
         self.passed.moved = topics.iter().flatten().map(moved).sum();
         for (place, expected) in &mut self.expected {
             let process = self.processes.values().find(|process| {

@@ -1,0 +1,233 @@
+//! The copies of the logs that this process opens: it appends what only copies have, before the partitions lead, and sends its own
+//! blocks to the disks of others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use meta::MetaError;
+use parking_lot::Mutex;
+use storage::copies::{Block, Extent, Opening, Replay, ReplayError};
+use storage::{AdmitError, Log};
+use uuid::Uuid;
+
+use super::opening::BringError;
+use super::{Parts, STORED_CHECK, Shared};
+use crate::cluster::copies::{Added, CopyDisks, DiskError};
+use crate::cluster::copying::{Cluster, Copier};
+use crate::cluster::ownership::Process;
+use crate::cluster::replicas::targets;
+use crate::image::records::OwnerRecord;
+use crate::image::{Metadata, Record, Update};
+
+/// Brokers beside the owner that get copies of a log.
+const OTHERS: usize = 2;
+/// A disk that lacks a block for so long leaves the set.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// After one disk of a set has answered, the others have so long: one may have more, after its disk has lost a sync.
+const OTHERS_WITHIN: Duration = Duration::from_millis(100);
+/// A log waits so long for room.
+const ROOM_WITHIN: Duration = Duration::from_secs(10);
+
+/// A log in the cluster, for its copier.
+struct InCluster {
+    metadata: Arc<Metadata>,
+    process: Process,
+    log: String,
+    epoch: u32,
+}
+
+impl InCluster {
+    fn owns(&self, owner: &OwnerRecord) -> bool {
+        let Process { broker, incarnation } = self.process;
+        (owner.broker, owner.incarnation, owner.epoch) == (broker, incarnation, self.epoch)
+    }
+}
+
+impl Cluster for InCluster {
+    fn targets(&self) -> BTreeMap<Uuid, bool> {
+        let chosen = targets(&self.metadata.image(), &self.log, self.process.broker, OTHERS);
+        chosen.into_keys().map(|disk| (disk, true)).collect()
+    }
+
+    fn set(&self, set: &BTreeSet<Uuid>) -> Result<bool, MetaError> {
+        self.metadata.update(|image| {
+            let Some(owner) = image.owners.get(&self.log).filter(|owner| self.owns(owner)) else {
+                return Ok(Update::new(Vec::new(), false));
+            };
+            let record = OwnerRecord { set: set.clone(), set_epoch: self.epoch, ..OwnerRecord::clone(owner) };
+            let changes = if record == **owner { Vec::new() } else { vec![record.put(&self.log)] };
+            Ok(Update::new(changes, true))
+        })
+    }
+}
+
+/// What the disks of a copy set have said.
+type Answers = Arc<Mutex<BTreeMap<Uuid, Result<Vec<Extent>, DiskError>>>>;
+
+impl Shared {
+    /// Begins to send the blocks of a log to the disks of others.
+    pub(super) fn start_copier(&self, log: &Arc<Log>, name: &str, epoch: u32) -> Copier {
+        let Parts { metadata, process, disks, threads, .. } = &self.parts;
+        let cluster =
+            InCluster { metadata: metadata.clone(), process: *process, log: name.to_owned(), epoch };
+        let of = Opening { log_id: log.id(), epoch };
+        let copier = Copier::start(log, of, PATIENCE, (disks.clone(), Box::new(cluster), threads.clone()));
+        self.copiers.lock().insert(name.to_owned(), copier.clone());
+        copier
+    }
+
+    /// The disks that have what the former owners of a log have acknowledged and the object store may lack, and the epoch of
+    /// their copies. This process owns the log in `epoch`, so it does not change any more.
+    pub(super) fn former_set(&self, name: &str, epoch: u32) -> Result<(BTreeSet<Uuid>, u32), BringError> {
+        let image = self.parts.metadata.image();
+        let owner = image.owners.get(name).filter(|owner| owner.epoch == epoch);
+        owner.map(|owner| (owner.set.clone(), owner.set_epoch)).ok_or(BringError::Unwanted)
+    }
+
+    /// Appends what the copies of a log have and the log lacks. All its streams have their levels, and its blocks are sent on.
+    pub(super) fn add_copies(
+        &self,
+        log: &Log,
+        (set, set_epoch): &(BTreeSet<Uuid>, u32),
+        epoch: u32,
+        unwanted: &AtomicBool,
+    ) -> Result<(), BringError> {
+        if set.is_empty() {
+            return Ok(());
+        }
+        let of = Opening { log_id: log.id(), epoch: *set_epoch };
+        let mut left = self.fence(set, of, epoch, unwanted)?;
+        // What another attempt could not read comes last.
+        left.sort_by_key(|(disk, _)| self.unreadable.lock().contains(&(of.log_id, *disk)));
+        let Some((disk, Some(extent))) = left.first().copied() else { return Ok(()) };
+        let appended = self.replay(log, disk, extent, unwanted);
+        match &appended {
+            // A part may be appended, so another disk has to wait for the next attempt.
+            Err(BringError::Copies(_)) => drop(self.unreadable.lock().insert((of.log_id, disk))),
+            _ => self.unreadable.lock().retain(|(log_id, _)| *log_id != of.log_id),
+        }
+        let (name, batches) = (Uuid::from_u128(of.log_id), appended?);
+        tracing::info!(log = %name, %disk, batches, "appended what only copies had");
+        Ok(())
+    }
+
+    /// Fences the disks of a set. Returns those that have answered, with what they have of `of`, the longest first. One is enough.
+    fn fence(
+        &self,
+        set: &BTreeSet<Uuid>,
+        of: Opening,
+        epoch: u32,
+        unwanted: &AtomicBool,
+    ) -> Result<Vec<(Uuid, Option<Extent>)>, BringError> {
+        let Parts { threads, disks, .. } = &self.parts;
+        let answers = Answers::default();
+        for disk in set.iter().copied() {
+            let (disks, answers): (Arc<dyn CopyDisks>, _) = (disks.clone(), answers.clone());
+            let ask = move || {
+                let answer = disks.fence(disk, of.log_id, epoch);
+                answers.lock().insert(disk, answer);
+            };
+            threads.spawn("fences", Box::new(ask))?;
+        }
+        let mut first = None;
+        loop {
+            if unwanted.load(Ordering::Acquire) {
+                return Err(BringError::Unwanted);
+            }
+            let now = threads.now();
+            let there = answers.lock();
+            if there.values().any(Result::is_ok) {
+                first.get_or_insert(now);
+            }
+            let late = first.is_some_and(|first| now >= first + OTHERS_WITHIN);
+            if there.len() == set.len() || late {
+                let extent = |extents: &Vec<Extent>| extents.iter().find(|extent| extent.of == of).copied();
+                let fenced =
+                    there.iter().filter_map(|(disk, answer)| answer.as_ref().ok().map(|it| (disk, it)));
+                let mut fenced: Vec<_> = fenced.map(|(disk, extents)| (*disk, extent(extents))).collect();
+                fenced.sort_by_key(|(_, extent)| std::cmp::Reverse(extent.map(|extent| extent.next)));
+                if fenced.is_empty() {
+                    let errors: Vec<String> = there
+                        .values()
+                        .filter_map(|answer| answer.as_ref().err())
+                        .map(DiskError::to_string)
+                        .collect();
+                    return Err(BringError::Copies(errors.join("; ")));
+                }
+                return Ok(fenced);
+            }
+            drop(there);
+            threads.sleep(STORED_CHECK);
+        }
+    }
+
+    /// Appends the blocks of a copy. Returns the batches that the log lacked.
+    fn replay(
+        &self,
+        log: &Log,
+        disk: Uuid,
+        extent: Extent,
+        unwanted: &AtomicBool,
+    ) -> Result<u64, BringError> {
+        let Parts { threads, disks, .. } = &self.parts;
+        let mut replay = log.replay();
+        let mut from = extent.first;
+        while from < extent.next {
+            let blocks = disks.read(disk, extent.of, from);
+            let blocks = blocks.map_err(|error| BringError::Copies(error.to_string()))?;
+            let end = from + blocks.len() as u64;
+            if blocks.is_empty() || !blocks.iter().map(|block| block.number).eq(from..end) {
+                return Err(BringError::Copies(format!("blocks from number {from} on are gone")));
+            }
+            for block in &blocks {
+                self.add_block(&mut replay, block, unwanted)?;
+            }
+            from = end;
+        }
+        let batches = replay.batches;
+        let done = Arc::new(Added::default());
+        replay.finish(done.clone());
+        loop {
+            match done.outcome() {
+                Some(Ok(())) => return Ok(batches),
+                Some(Err(error)) => return Err(BringError::Copies(error.to_string())),
+                None => threads.sleep(STORED_CHECK),
+            }
+        }
+    }
+
+    fn add_block(
+        &self,
+        replay: &mut Replay<'_>,
+        block: &Block,
+        unwanted: &AtomicBool,
+    ) -> Result<(), BringError> {
+        let threads = &self.parts.threads;
+        let until = threads.now() + ROOM_WITHIN;
+        loop {
+            if unwanted.load(Ordering::Acquire) {
+                return Err(BringError::Unwanted);
+            }
+            match replay.add(block) {
+                Err(ReplayError::Admit(AdmitError::Busy)) if threads.now() < until => {
+                    threads.sleep(STORED_CHECK);
+                }
+                added => return added.map_err(|error| BringError::Copies(error.to_string())),
+            }
+        }
+    }
+
+    /// Drops copies that nobody needs: those of before the last owner that was open.
+    pub(super) fn tidy_copies(&self) {
+        let Parts { metadata, copies, .. } = &self.parts;
+        let image = metadata.image();
+        for log_id in copies.logs() {
+            let Some(owner) = image.owners.get(&Uuid::from_u128(log_id).to_string()) else { continue };
+            if copies.extents(log_id).iter().any(|extent| extent.of.epoch < owner.set_epoch) {
+                copies.drop_before(log_id, owner.set_epoch);
+            }
+        }
+    }
+}
