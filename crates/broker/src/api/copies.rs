@@ -11,7 +11,7 @@ use wire::messages as m;
 use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
-use crate::cluster::copies::{DiskError, READ_BYTES, fence_here};
+use crate::cluster::copies::{DiskError, READ_BYTES, fence_here, refused, signed, unread};
 use crate::internal::Told;
 use crate::request::Request;
 
@@ -93,9 +93,7 @@ async fn add_blocks(broker: &Arc<Broker>, request: m::CopyBlocksRequest) -> Resu
             Err(RefusedError::Admit(AdmitError::Busy)) if Instant::now() < until => {
                 tokio::time::sleep(LOOK).await;
             }
-            Err(RefusedError::Fenced(_)) => return Err(failed(&DiskError::Fenced)),
-            Err(RefusedError::Gap(_)) => return Err(failed(&DiskError::Gap)),
-            Err(RefusedError::Admit(error)) => return Err(away(error)),
+            Err(error) => return Err(failed(&refused(&error))),
         }
     };
     landed.await.unwrap_or(Err(AppendError::Closed)).map_err(away)?;
@@ -121,8 +119,8 @@ pub async fn fence(
         Ok(extents) => {
             let copy = |extent: storage::copies::Extent| m::fence_copies_response::CopyExtent {
                 epoch: extent.of.epoch.cast_signed(),
-                first: i64::try_from(extent.first).unwrap_or(i64::MAX),
-                next: i64::try_from(extent.next).unwrap_or(i64::MAX),
+                first: signed(extent.first),
+                next: signed(extent.next),
             };
             let copies = extents.into_iter().map(copy).collect();
             m::FenceCopiesResponse { copies, ..m::FenceCopiesResponse::default() }
@@ -161,8 +159,5 @@ async fn read_blocks(broker: &Arc<Broker>, request: &m::ReadCopiesRequest) -> Re
     let (of, from) = (opening(request.log_id, request.epoch), number(request.from)?);
     let bytes = usize::try_from(request.bytes_max).unwrap_or(0).min(READ_BYTES);
     let read = broker.blocking(move |_| copies.read(of, from, bytes)).await;
-    read.map_err(|error| match error {
-        storage::copies::CopyError::Unknown(_) => failed(&DiskError::Gap),
-        error => away(error),
-    })
+    read.map_err(|error| failed(&unread(&error)))
 }

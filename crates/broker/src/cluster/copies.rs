@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use storage::copies::{Block, Copies, CopyError, Extent, Opening};
+use storage::copies::{Block, Copies, CopyError, Extent, Opening, RefusedError};
 use storage::{AppendError, Completion};
 use uuid::Uuid;
 use wire::ErrorCode;
@@ -99,8 +99,8 @@ impl PeerDisks {
     }
 }
 
-/// The number of a block or an epoch as the protocol has it.
-fn signed(number: u64) -> i64 {
+/// The number of a block as the protocol has it.
+pub fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
@@ -176,7 +176,8 @@ impl CopyDisks for PeerDisks {
     }
 }
 
-fn unread(error: &CopyError) -> DiskError {
+/// The error for copies that cannot be read.
+pub fn unread(error: &CopyError) -> DiskError {
     match error {
         CopyError::Unknown(_) => DiskError::Gap,
         error => DiskError::Away(error.to_string()),
@@ -216,9 +217,7 @@ impl Completion for Added {
 }
 
 /// The error for blocks that a disk does not take.
-#[cfg(test)]
-pub fn refused(error: &storage::copies::RefusedError) -> DiskError {
-    use storage::copies::RefusedError;
+pub fn refused(error: &RefusedError) -> DiskError {
     match error {
         RefusedError::Fenced(_) => DiskError::Fenced,
         RefusedError::Gap(_) => DiskError::Gap,
