@@ -181,8 +181,11 @@ impl Shared {
         self.streams.read().len()
     }
 
+    /// All streams, by id: what is done with each of them comes in the same order after the same history.
     pub fn streams(&self) -> Vec<Arc<Stream>> {
-        self.streams.read().values().cloned().collect()
+        let mut streams: Vec<Arc<Stream>> = self.streams.read().values().cloned().collect();
+        streams.sort_unstable_by_key(|stream| stream.id());
+        streams
     }
 
     /// Notes that the writer has ended, and fails whatever waits.

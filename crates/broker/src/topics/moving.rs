@@ -148,7 +148,9 @@ impl Topics {
         log.set_leading(&log.stream(INDEX_STREAM));
         let image = self.metadata.image();
         // The topics here may not show the end of a move yet that the image shows.
-        let here: Vec<_> = self.all().iter().map(|topic| (topic.name.to_string(), topic.record())).collect();
+        let mut here: Vec<_> =
+            self.all().iter().map(|topic| (topic.name.to_string(), topic.record())).collect();
+        here.sort_by(|(a, _), (b, _)| a.cmp(b));
         let there = image.topics.iter().map(|(name, record)| (name.to_owned(), record.clone()));
         for (name, record) in here.into_iter().chain(there) {
             let level = self.config_of(&record.configs).tiering.map(|tiering| tiering.level);
@@ -202,7 +204,8 @@ impl Topics {
         let image = self.metadata.image();
         let mut all = self.all();
         // Internal topics first: nothing of the others goes to the object store before their partitions lead.
-        all.sort_by_key(|topic| !is_internal(&topic.name));
+        // Of the rest, the order decides what shares an object.
+        all.sort_by_cached_key(|topic| (!is_internal(&topic.name), topic.name.clone()));
         let mut renewed = Vec::new();
         for topic in all {
             let (record, before) = (topic.record(), topic.partitions());
