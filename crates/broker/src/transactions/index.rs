@@ -172,7 +172,8 @@ impl TransactionIndex {
         let State { live, decided, .. } = &mut *state;
         live.retain(|key, fate| {
             let (Fate::Aborted(last) | Fate::Committed(last)) = *fate else { return true };
-            if bounds.get(&key.stream).is_none_or(|b| last >= b.committed) {
+            // A marker that waits for the object store or for copies exists.
+            if bounds.get(&key.stream).is_none_or(|b| last >= b.synced) {
                 // The marker does not exist, so the transaction is open.
                 decided.insert(*key, std::mem::replace(fate, Fate::Open));
             }
