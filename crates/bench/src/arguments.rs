@@ -63,9 +63,9 @@ pub struct RunArguments {
     /// The server's version or one of its settings, for the record; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub server_setup: Vec<(String, String)>,
-    /// The server's process, when it runs here: its CPU time and memory are measured
+    /// The server's process, when it runs here: its CPU time and memory are measured; may be repeated for a cluster
     #[arg(long, value_name = "PID")]
-    pub server_pid: Option<u32>,
+    pub server_pid: Vec<u32>,
     /// The server's data, when it is here: its device is measured
     #[arg(long, value_name = "DIR")]
     pub server_data_dir: Option<PathBuf>,

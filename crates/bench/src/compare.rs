@@ -18,13 +18,15 @@ use serde_json::json;
 
 use crate::child;
 use crate::comparison::{self, Comparison, Named, Run};
-use crate::contender::{Contender, ContenderArguments, Launch, Running, START_TIMEOUT};
+use crate::contender::{Contender, ContenderArguments, Launch, START_TIMEOUT};
 use crate::device_limit::{self, DeviceLimit};
 use crate::driver_template::DriverTemplate;
 use crate::interrupt;
 use crate::result::{Environment, TestResult};
+use crate::running::Running;
+use crate::servers;
 use crate::timestamp::{file_stamp, rfc3339};
-use crate::usage::{self, ServerProcess};
+use crate::usage;
 
 /// What `mainstem-bench compare` is told.
 #[derive(Args, Clone, Debug)]
@@ -111,7 +113,7 @@ pub fn run(arguments: &CompareArguments) -> anyhow::Result<Compared> {
     let setup = Setup::new(arguments, load_program)?;
     for contender in &arguments.contenders {
         // A failure here would otherwise show up only after hours of other runs.
-        contender.prepare(&arguments.servers, &setup.output_dir)?;
+        servers::prepare(*contender, &arguments.servers, &setup.output_dir)?;
     }
     let device_limits = setup.device_limits();
     let mut compared = Compared { output_dir: setup.output_dir.clone(), ..Compared::default() };
@@ -311,15 +313,15 @@ impl Turn<'_> {
             cpus: &self.setup.arguments.server_cpus,
             timeout: START_TIMEOUT,
         };
-        let mut server = self.contender().start(&launch)?;
-        eprintln!("{self}: process {} serves on {}", server.pid(), server.bootstrap());
+        let mut server = servers::start(self.contender(), &launch)?;
+        eprintln!("{self}: processes {:?} serve on {}", server.pids(), server.bootstrap);
         let loaded = self.load(&server, &directory);
         let alive = server.check();
         servers.push(ServerRun {
             contender: self.contender().name(),
             workload: self.workload_name(),
             round: self.round,
-            peak_memory_bytes: ServerProcess::of(server.pid()).peak_memory_bytes(),
+            peak_memory_bytes: server.peak_memory_bytes(),
         });
         server.stop();
         let found = self.read_results(&directory, runs);
@@ -333,16 +335,19 @@ impl Turn<'_> {
         let contender = server.contender();
         let driver = directory.join("driver.yaml");
         fs::write(&driver, {
-            let (name, address) = (contender.name(), server.bootstrap());
-            self.setup.driver.to_yaml(name, address, server.client_properties())
+            let (setup, of_cluster) = (self.setup, contender.is_cluster() && arguments.driver.is_none());
+            let driver = if of_cluster { setup.driver.clone().of_cluster() } else { setup.driver.clone() };
+            driver.to_yaml(contender.name(), &server.bootstrap, &server.client_properties)
         })?;
         let mut command = child::command(&self.setup.load_program, &arguments.load_cpus)?;
         command.arg("run").arg("-d").arg(&driver).arg(self.workload_file()).arg("-o").arg(directory);
         command.args(["--contender", contender.name(), "--round", &self.round.to_string()]);
         command.args(["--durability", self.setup.durability(contender)]);
-        command.args(["--server-pid", &server.pid().to_string()]);
+        for pid in server.pids() {
+            command.args(["--server-pid", &pid.to_string()]);
+        }
         command.arg("--server-data-dir").arg(server.data_dir());
-        for (key, value) in server.setup() {
+        for (key, value) in &server.setup {
             command.arg(format!("--server-setup={key}={value}"));
         }
         let optional = [

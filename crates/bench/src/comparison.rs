@@ -99,6 +99,7 @@ enum Measure {
     EndToEnd(Option<f64>),
     ServerCpu,
     PeakMemory,
+    BetweenPerPublished,
     WrittenPerPublished,
     WriteSize,
     Stolen,
@@ -113,6 +114,7 @@ impl Measure {
         all.extend([
             Measure::ServerCpu,
             Measure::PeakMemory,
+            Measure::BetweenPerPublished,
             Measure::WrittenPerPublished,
             Measure::WriteSize,
             Measure::Stolen,
@@ -132,6 +134,7 @@ impl Measure {
             Measure::EndToEnd(percentile) => latency("end-to-end", percentile),
             Measure::ServerCpu => "server CPU per published GB".into(),
             Measure::PeakMemory => "server memory, peak".into(),
+            Measure::BetweenPerPublished => "bytes between servers per published byte".into(),
             Measure::WrittenPerPublished => "device writes per published byte".into(),
             Measure::WriteSize => "mean size of a device write".into(),
             Measure::Stolen => "processor time withheld by a hypervisor".into(),
@@ -144,7 +147,7 @@ impl Measure {
             Measure::Publish(_) | Measure::EndToEnd(_) => "ms",
             Measure::ServerCpu => "s",
             Measure::PeakMemory => "MB",
-            Measure::WrittenPerPublished => "bytes",
+            Measure::BetweenPerPublished | Measure::WrittenPerPublished => "bytes",
             Measure::WriteSize => "KiB",
             Measure::Stolen => "%",
         }
@@ -160,6 +163,7 @@ impl Measure {
             Measure::EndToEnd(percentile) => millis(&result.end_to_end_latency, percentile),
             Measure::ServerCpu => quotient(bench.server?.cpu_seconds, published / 1e9),
             Measure::PeakMemory => Some(bench.server?.peak_memory_bytes as f64 / 1e6),
+            Measure::BetweenPerPublished => quotient(bench.server?.between_bytes? as f64, published),
             Measure::WrittenPerPublished => quotient(bench.device.as_ref()?.written_bytes as f64, published),
             Measure::WriteSize => {
                 let device = bench.device.as_ref()?;
@@ -366,7 +370,11 @@ mod tests {
             published_bytes: 500_000_000,
             consumed_bytes: 1_000_000_000,
             verified: true,
-            server: Some(ServerUsage { cpu_seconds: 2.0 * factor, peak_memory_bytes: 40_000_000 }),
+            server: Some(ServerUsage {
+                cpu_seconds: 2.0 * factor,
+                peak_memory_bytes: 40_000_000,
+                between_bytes: Some(1_050_000_000),
+            }),
             device: Some(DeviceUsage { writes: 1000, written_bytes: 512_000_000, ..DeviceUsage::default() }),
             stolen: vec![0.25, 0.0],
             ..Bench::default()
@@ -418,7 +426,8 @@ mod tests {
         assert_eq!(value("device writes per published byte"), 1.024);
         assert_eq!(value("mean size of a device write"), 500.0);
         assert_eq!(value("processor time withheld by a hypervisor"), 12.5);
-        assert_eq!(comparison.rows.len(), 19);
+        assert_eq!(value("bytes between servers per published byte"), 2.1);
+        assert_eq!(comparison.rows.len(), 20);
         assert_eq!(row(comparison, "published").cells[1], Cell::default());
     }
 

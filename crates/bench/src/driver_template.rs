@@ -47,6 +47,13 @@ impl DriverTemplate {
         DriverTemplate { keys, name: None }
     }
 
+    /// The same for a cluster of three brokers: three copies, of which two must be in sync.
+    pub fn of_cluster(mut self) -> DriverTemplate {
+        self.keys.insert("replicationFactor".into(), json!(3));
+        self.keys.insert("topicConfig".into(), json!("min.insync.replicas=2\n"));
+        self
+    }
+
     /// The `acks` of the producers, as in the protocol.
     pub fn acks(&self) -> anyhow::Result<i16> {
         let driver = Driver::parse(&self.to_yaml("any", "any:1", &[]))?;

@@ -1,4 +1,4 @@
-//! Apache Kafka as a single node in KRaft mode: its jars from Maven Central, its configuration, its command.
+//! Apache Kafka in KRaft mode, as a single node or as one of several: its jars from Maven Central, its configuration, its command.
 //!
 //! All of Kafka's defaults stay, except what a single node requires (one replica of the internal topics) and what the
 //! user asks for. The jars are in the user's cache, with one directory per version. A directory appears there only when
@@ -58,6 +58,19 @@ pub struct Kafka<'a> {
     pub tls: bool,
 }
 
+/// A broker that is a controller, too.
+#[derive(Clone, Copy, Debug)]
+pub struct Node {
+    /// `node.id`.
+    pub id: u8,
+    /// Its address.
+    pub host: Ipv4Addr,
+    /// The port for clients.
+    pub broker: u16,
+    /// The port for controllers.
+    pub controller: u16,
+}
+
 /// A formatted data directory and the parameters to start a server on it.
 #[derive(Clone, Debug)]
 pub struct Prepared {
@@ -71,16 +84,32 @@ pub struct Prepared {
 impl Kafka<'_> {
     /// Fetches missing jars, chooses ports and formats `data_dir`. Files go to `work_dir`.
     pub fn prepare(&self, data_dir: &Path, work_dir: &Path) -> anyhow::Result<Prepared> {
+        let [broker, controller] = free_ports(Ipv4Addr::LOCALHOST)?;
+        let node = Node { id: 1, host: Ipv4Addr::LOCALHOST, broker, controller };
+        self.prepare_node(&[node], &node, data_dir, work_dir)
+    }
+
+    /// Fetches missing jars, and formats `data_dir` for one of `nodes`. Files go to `work_dir`.
+    pub fn prepare_node(
+        &self,
+        nodes: &[Node],
+        node: &Node,
+        data_dir: &Path,
+        work_dir: &Path,
+    ) -> anyhow::Result<Prepared> {
         let jars = install(self.version, work_dir)?;
-        let [broker, controller] = free_ports()?;
         let config = work_dir.join("server.properties");
-        fs::write(&config, properties(broker, controller, data_dir, self)?)?;
+        fs::write(&config, properties(nodes, node, data_dir, self)?)?;
         let logging = work_dir.join("log4j2.properties");
         fs::write(&logging, LOGGING)?;
-        let prepared = Prepared { jars, config, logging, bootstrap: format!("127.0.0.1:{broker}") };
+        let prepared =
+            Prepared { jars, config, logging, bootstrap: format!("{}:{}", node.host, node.broker) };
         let mut format = prepared.java("")?;
-        format.arg("-Xmx256m").arg("kafka.tools.StorageTool");
-        format.args(["format", "--standalone", "-t", CLUSTER_ID, "-c"]).arg(&prepared.config);
+        format.arg("-Xmx256m").arg("kafka.tools.StorageTool").arg("format");
+        if nodes.len() == 1 {
+            format.arg("--standalone");
+        }
+        format.args(["-t", CLUSTER_ID, "-c"]).arg(&prepared.config);
         run_logged(format, &work_dir.join("format.log"))
             .context("Kafka's data directory cannot be formatted")?;
         Ok(prepared)
@@ -108,22 +137,28 @@ impl Prepared {
 }
 
 /// The server's configuration. `data_dir` is absolute. If a key occurs twice, the last value counts.
-fn properties(broker: u16, controller: u16, data_dir: &Path, kafka: &Kafka<'_>) -> anyhow::Result<String> {
+fn properties(nodes: &[Node], node: &Node, data_dir: &Path, kafka: &Kafka<'_>) -> anyhow::Result<String> {
+    let Node { id, host, broker, controller } = *node;
     let data_dir = data_dir.to_str().context("the name of Kafka's data directory must be UTF-8")?;
     let protocol = if kafka.tls { "SSL" } else { "PLAINTEXT" };
-    let listeners = format!("{protocol}://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}");
+    let listeners = format!("{protocol}://{host}:{broker},CONTROLLER://{host}:{controller}");
     let protocols = format!("CONTROLLER:PLAINTEXT,{protocol}:{protocol}");
-    let quorum = format!("127.0.0.1:{controller}");
+    let id = id.to_string();
     let ours = [
         ("process.roles", "broker,controller"),
-        ("node.id", "1"),
+        ("node.id", &id),
         ("controller.listener.names", "CONTROLLER"),
-        ("controller.quorum.bootstrap.servers", &quorum),
         ("listeners", &listeners),
         ("advertised.listeners", &listeners),
         ("listener.security.protocol.map", &protocols),
         ("inter.broker.listener.name", protocol),
         ("log.dirs", data_dir),
+    ];
+    let quorum = format!("{host}:{controller}");
+    let voter = |node: &Node| format!("{}@{}:{}", node.id, node.host, node.controller);
+    let voters = nodes.iter().map(voter).collect::<Vec<_>>().join(",");
+    let alone = [
+        ("controller.quorum.bootstrap.servers", quorum.as_str()),
         // A single node cannot hold the default three copies of the internal topics.
         ("offsets.topic.replication.factor", "1"),
         ("transaction.state.log.replication.factor", "1"),
@@ -131,18 +166,32 @@ fn properties(broker: u16, controller: u16, data_dir: &Path, kafka: &Kafka<'_>) 
         ("share.coordinator.state.topic.replication.factor", "1"),
         ("share.coordinator.state.topic.min.isr", "1"),
     ];
+    let among_others = [("controller.quorum.voters", voters.as_str())];
+    let of_quorum: &[(&str, &str)] = if nodes.len() == 1 { &alone } else { &among_others };
     let theirs = kafka.config.iter().map(|(key, value)| (key.as_str(), value.as_str()));
     // In this format a backslash escapes the next character.
     let line = |(key, value): (&str, &str)| format!("{key}={}\n", value.replace('\\', "\\\\"));
-    Ok(ours.into_iter().chain(theirs).map(line).collect())
+    Ok(ours.into_iter().chain(of_quorum.iter().copied()).chain(theirs).map(line).collect())
 }
 
-/// Ports that are free at this moment.
-fn free_ports() -> anyhow::Result<[u16; 2]> {
-    let listen = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    // Both listeners are open at the same time, so that the ports differ.
-    let listeners = [listen()?, listen()?];
-    Ok([listeners[0].local_addr()?.port(), listeners[1].local_addr()?.port()])
+/// For the record: the version, the heap, and the settings that were `asked` for.
+pub fn setup(version: &str, heap: &str, asked: Vec<(String, String)>) -> Vec<(String, String)> {
+    let ours = [("version".to_owned(), version.to_owned()), ("heap".to_owned(), heap.to_owned())];
+    ours.into_iter().chain(asked).collect()
+}
+
+/// Some ports of an address that are free at this moment.
+pub fn free_ports<const N: usize>(host: Ipv4Addr) -> anyhow::Result<[u16; N]> {
+    // All listeners are open at the same time, so that the ports differ.
+    let mut listeners = Vec::new();
+    for _ in 0..N {
+        listeners.push(TcpListener::bind((host, 0))?);
+    }
+    let mut ports = [0; N];
+    for (port, listener) in ports.iter_mut().zip(&listeners) {
+        *port = listener.local_addr()?.port();
+    }
+    Ok(ports)
 }
 
 /// What `mainstem-bench fetch-kafka` is told.
@@ -271,20 +320,26 @@ mod tests {
     fn a_configuration_ends_with_what_was_asked_for() {
         let extra = [("log.flush.interval.messages".to_owned(), "1".to_owned())];
         let kafka = Kafka { version: VERSION, heap: "", config: &extra, tls: false };
-        let text = properties(1001, 1002, Path::new("/data/k"), &kafka).unwrap();
+        let node = |id: u8| Node { id, host: Ipv4Addr::new(127, 0, 0, id), broker: 1001, controller: 1002 };
+        let text = properties(&[node(1)], &node(1), Path::new("/data/k"), &kafka).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines.contains(&"listeners=PLAINTEXT://127.0.0.1:1001,CONTROLLER://127.0.0.1:1002"));
         assert!(lines.contains(&"controller.quorum.bootstrap.servers=127.0.0.1:1002"));
         assert!(lines.contains(&"log.dirs=/data/k"));
         assert_eq!(lines.last(), Some(&"log.flush.interval.messages=1"));
-        let text = properties(1001, 1002, Path::new("/data/k"), &Kafka { tls: true, ..kafka }).unwrap();
+        let tls = Kafka { tls: true, ..kafka };
+        let text = properties(&[node(1)], &node(1), Path::new("/data/k"), &tls).unwrap();
         assert!(text.contains("\nlisteners=SSL://127.0.0.1:1001,CONTROLLER://127.0.0.1:1002\n"));
+        let text = properties(&[node(1), node(2)], &node(2), Path::new("/data/k"), &kafka).unwrap();
+        assert!(text.contains("\nlisteners=PLAINTEXT://127.0.0.2:1001,CONTROLLER://127.0.0.2:1002\n"));
+        assert!(text.contains("\ncontroller.quorum.voters=1@127.0.0.1:1002,2@127.0.0.2:1002\n"));
+        assert!(text.contains("\nnode.id=2\n") && !text.contains("replication.factor"));
     }
 
     #[test]
     fn ports_differ() {
-        let [broker, controller] = free_ports().unwrap();
-        assert_ne!(broker, controller);
+        let [a, b, c] = free_ports(Ipv4Addr::LOCALHOST).unwrap();
+        assert!(a != b && b != c && a != c);
     }
 
     #[test]

@@ -156,7 +156,7 @@ impl Measurement<'_> {
             bench,
             ..TestResult::default()
         };
-        let observer = Observer::new(arguments.server_pid, arguments.server_data_dir.clone());
+        let observer = Observer::new(&arguments.server_pid, arguments.server_data_dir.clone());
         Ok(Measurement {
             run,
             sample: nanos(sample),

@@ -176,7 +176,7 @@ pub struct Environment {
     pub load_cpus: String,
 }
 
-/// The use of resources by the server's process in the measured part.
+/// The use of resources by the server's processes in the measured part, added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServerUsage {
@@ -184,6 +184,9 @@ pub struct ServerUsage {
     pub cpu_seconds: f64,
     /// The largest resident set in bytes since the start of the server (`VmHWM`).
     pub peak_memory_bytes: u64,
+    /// Bytes that the processes of a cluster sent to each other. `None` for one process, or if it could not be observed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub between_bytes: Option<u64>,
 }
 
 /// The work of the device in the measured part (`/proc/diskstats`), by all processes.

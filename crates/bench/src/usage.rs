@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::result::{DeviceUsage, Environment, ServerUsage};
+use crate::traffic::Traffic;
 
 /// The unit of times in /proc. On Linux it is the same everywhere (`USER_HZ`).
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -236,7 +237,8 @@ fn unescaped(text: &str) -> String {
 /// Observes a server, its device and this process over the measured part of an experiment.
 #[derive(Debug)]
 pub struct Observer {
-    server: Option<ServerProcess>,
+    /// All processes of the server.
+    server: Vec<ServerProcess>,
     device: Option<Device>,
     begun: Begun,
 }
@@ -244,6 +246,7 @@ pub struct Observer {
 #[derive(Debug, Default)]
 struct Begun {
     server_cpu_seconds: Option<f64>,
+    traffic: Option<Traffic>,
     device: Option<DeviceCounters>,
     own_cpu_seconds: f64,
 }
@@ -260,19 +263,34 @@ pub struct Observed {
 }
 
 impl Observer {
-    /// Observes the process `pid` and the device below `data_dir`, if given.
-    pub fn new(pid: Option<u32>, data_dir: Option<PathBuf>) -> Observer {
+    /// Observes the processes `pids` and the device below `data_dir`, if given.
+    pub fn new(pids: &[u32], data_dir: Option<PathBuf>) -> Observer {
         Observer {
-            server: pid.map(ServerProcess::of),
+            server: pids.iter().copied().map(ServerProcess::of).collect(),
             device: data_dir.and_then(|path| Device::below(&path)),
             begun: Begun::default(),
         }
     }
 
+    /// CPU-seconds of all processes of the server. `None` if there are none.
+    fn cpu_seconds(&self) -> Option<f64> {
+        if self.server.is_empty() {
+            return None;
+        }
+        self.server.iter().map(|process| process.cpu_seconds()).sum()
+    }
+
+    /// What the processes of a cluster have sent to each other.
+    fn traffic(&self) -> Option<Traffic> {
+        let pids: Vec<u32> = self.server.iter().map(|process| process.pid).collect();
+        (pids.len() > 1).then(|| Traffic::between(&pids)).flatten()
+    }
+
     /// Begins the measured part.
     pub fn begin(&mut self) {
         self.begun = Begun {
-            server_cpu_seconds: self.server.and_then(ServerProcess::cpu_seconds),
+            server_cpu_seconds: self.cpu_seconds(),
+            traffic: self.traffic(),
             device: self.device.and_then(Device::counters),
             own_cpu_seconds: own_cpu_seconds(),
         };
@@ -281,10 +299,15 @@ impl Observer {
     /// Ends the measured part.
     pub fn end(&self) -> Observed {
         let server = || {
-            let process = self.server?;
+            let between = || Some(self.traffic()?.since(self.begun.traffic.as_ref()?));
             Some(ServerUsage {
-                cpu_seconds: process.cpu_seconds()? - self.begun.server_cpu_seconds?,
-                peak_memory_bytes: process.peak_memory_bytes()?,
+                cpu_seconds: self.cpu_seconds()? - self.begun.server_cpu_seconds?,
+                peak_memory_bytes: self
+                    .server
+                    .iter()
+                    .map(|process| process.peak_memory_bytes())
+                    .sum::<Option<u64>>()?,
+                between_bytes: between(),
             })
         };
         let device = || Some(self.device?.counters()?.since(self.begun.device.as_ref()?));
@@ -388,7 +411,7 @@ mod tests {
         assert_eq!(ServerProcess::of(u32::MAX).cpu_seconds(), None);
         assert_eq!(ServerProcess::of(u32::MAX).peak_memory_bytes(), None);
         assert_eq!(Device::below(Path::new("/proc")), None);
-        let mut observer = Observer::new(Some(u32::MAX), Some("/does/not/exist".into()));
+        let mut observer = Observer::new(&[u32::MAX], Some("/does/not/exist".into()));
         observer.begin();
         let observed = observer.end();
         assert_eq!((observed.server, observed.device), (None, None));
@@ -398,7 +421,7 @@ mod tests {
     #[test]
     fn this_process_observes_itself() {
         let directory = tempfile::tempdir().unwrap();
-        let mut observer = Observer::new(Some(std::process::id()), Some(directory.path().into()));
+        let mut observer = Observer::new(&[std::process::id()], Some(directory.path().into()));
         observer.begin();
         let mut file = fs::File::create(directory.path().join("file")).unwrap();
         file.write_all(&vec![1; 1 << 20]).unwrap();

@@ -259,7 +259,7 @@ mod tests {
             seconds: 10.0,
             published_messages: 4_000_000,
             published_bytes: 2_000_000_000,
-            server: Some(ServerUsage { cpu_seconds, peak_memory_bytes: 123_000_000 }),
+            server: Some(ServerUsage { cpu_seconds, peak_memory_bytes: 123_000_000, between_bytes: None }),
             device: Some(DeviceUsage { writes: 1000, written_bytes: 2_048_000, ..DeviceUsage::default() }),
             stolen: vec![0.0, 0.5],
             ..Bench::default()
