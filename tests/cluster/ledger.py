@@ -43,7 +43,7 @@ class Ledger:
             topic, partitions = next(iter(missing.items()))
             # A broker that has just joined owns no log yet.
             try:
-                admin.create_topics([NewTopic(topic, partitions, **self.cluster.topic)])[topic].result(20)
+                admin.create_topics([NewTopic(topic, partitions, **self.cluster.options_of(topic))])[topic].result(20)
                 del missing[topic]
             except Exception:
                 assert time.monotonic() < deadline, f"the topic {topic} could not be created"

@@ -176,13 +176,11 @@ class Broker(StoredServer):
 class Cluster:
     """etcd, the store and `count` brokers, which are started."""
 
-    # How topics are created here: the object store has the copies.
-    topic = {"replication_factor": 1}
-
     def __init__(self, directory, seed, count=3, settings=(), program=None, secured=False, apart=False, first=None,
-                 proxies=None, etcd_members=1):
+                 proxies=None, etcd_members=1, diskless=()):
         """With `apart`, each broker has a network of its own. `first` is the address of broker 1, if that is fixed; `proxies` are
-        the addresses that clients are told, by broker."""
+        the addresses that clients are told, by broker. The `diskless` topics have no copies on brokers."""
+        self.diskless = diskless
         self.first, self.proxies, self.etcd_members = first, proxies or {}, etcd_members
         self.network = networks.Network() if apart else None
         self.directory, self.seed, self.count, self.settings = directory, seed, count, settings
@@ -242,6 +240,21 @@ class Cluster:
             return (len(brokers) == self.count and all("alive" in of["STATE"] for of in brokers)
                     and all(log["OWNER"] == log["HOME"] and log["MOVES TO"] == "-" for log in logs))
         until(settled, "every log to be at home")
+
+    def options_of(self, topic):
+        """How a topic is created."""
+        return {"replication_factor": self.count, "config": {"diskless.enable": str(topic in self.diskless).lower()}}
+
+    def in_sync(self):
+        """Waits until all partitions have all their copies."""
+        from confluent_kafka.admin import AdminClient
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+
+        def complete():
+            topics = admin.list_topics(timeout=10).topics
+            partitions = [of for name, topic in topics.items() if name not in self.diskless for of in topic.partitions.values()]
+            return all(len(of.isrs) == len(of.replicas) == self.count for of in partitions)
+        until(complete, "all partitions to have all their copies")
 
     @property
     def bootstrap(self):

@@ -40,7 +40,6 @@ class Rivals:
         listen = {node: f"127.0.0.1:{free_port()}" for node in nodes}
         controllers = {node: f"127.0.0.1:{free_port()}" for node in nodes}
         voters = ",".join(f"{node}@{address}" for node, address in controllers.items())
-        self.topic = {"replication_factor": COPIES, "config": {"min.insync.replicas": str(LEAST_IN_SYNC)}}
         self.brokers = {
             node: Broker(node, listen[node], jars, directory / f"kafka-{node}", {
                 "process.roles": "broker,controller", "node.id": node, "controller.listener.names": "CONTROLLER",
@@ -68,6 +67,9 @@ class Rivals:
     def __exit__(self, *_):
         for broker in self.brokers.values():
             broker.end()
+
+    def options_of(self, _):
+        return {"replication_factor": COPIES, "config": {"min.insync.replicas": str(LEAST_IN_SYNC)}}
 
     def at_home(self):
         """Waits until every partition has all its copies and its preferred leader, which it would have by itself after minutes."""
