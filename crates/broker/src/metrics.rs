@@ -46,6 +46,10 @@ pub struct Metrics {
     pub commit_entries: Histogram,
     /// Seconds from the submission of a group commit until it is synced.
     pub commit_seconds: Histogram,
+    /// How often a copy set became smaller.
+    pub isr_shrinks: Counter,
+    /// How often a copy set became larger.
+    pub isr_expands: Counter,
 }
 
 fn seconds_histogram() -> Histogram {
@@ -63,6 +67,8 @@ impl Default for Metrics {
             commit_bytes: Histogram::new(exponential_buckets(4096.0, 2.0, 10)),
             commit_entries: Histogram::new(exponential_buckets(1.0, 2.0, 14)),
             commit_seconds: seconds_histogram(),
+            isr_shrinks: Counter::default(),
+            isr_expands: Counter::default(),
         }
     }
 }
@@ -98,6 +104,16 @@ impl Metrics {
             "kafka_network_requestmetrics_totaltime_seconds",
             "Seconds from the whole request to its answer, waiting included",
             self.seconds.clone(),
+        );
+        registry.register(
+            "kafka_server_replicamanager_isrshrinks",
+            "How often the copy set of a log of this broker became smaller",
+            self.isr_shrinks.clone(),
+        );
+        registry.register(
+            "kafka_server_replicamanager_isrexpands",
+            "How often the copy set of a log of this broker became larger",
+            self.isr_expands.clone(),
         );
         registry.register(
             "mainstem_log_commit_bytes",

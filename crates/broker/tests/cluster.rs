@@ -14,7 +14,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use broker::{Broker, ClusterAdmin, Config, Connection, Directories, Membership, Remote};
+use administration::alter_config;
+use broker::{AdminError, Broker, ClusterAdmin, Config, Connection, Directories, Membership, Remote};
 use bytes::Bytes;
 use common::transactional::{Producer, Seen, V1, V2, Version, now_ms, read as read_committed};
 use common::{call, connect, fetch_of, fetch_request, try_create_topic, unframed};
@@ -22,6 +23,7 @@ use disk::{Disk, Engine, open_directory};
 use model::{Compression, Timestamp};
 use objects::{Bucket, DirectoryBucket};
 use wire::messages as m;
+use wire::messages::metadata_response::MetadataResponsePartition;
 use wire::records::{BatchBuilder, records};
 use wire::{Chunks, ErrorCode, Text};
 
@@ -191,6 +193,26 @@ impl Cluster {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             self.acknowledged[partition.unsigned_abs() as usize].push(value.clone());
+        }
+    }
+
+    /// Waits until all partitions have replicas on all three brokers, those of `nodes` in sync, and one of them leads.
+    async fn until_in_sync(&self, nodes: &[i32]) {
+        let until = Instant::now() + PATIENCE;
+        let sorted = |all: &[i32]| all.iter().copied().collect::<BTreeSet<i32>>();
+        loop {
+            let answer = metadata(&mut self.client()).await;
+            let is_right = |it: &MetadataResponsePartition| {
+                sorted(&it.isr_nodes) == sorted(nodes)
+                    && sorted(&it.replica_nodes) == BTreeSet::from([1, 2, 3])
+                    && it.offline_replicas.iter().all(|node| !nodes.contains(node))
+                    && nodes.contains(&it.leader_id)
+            };
+            if answer.topics[0].partitions.iter().all(is_right) {
+                return;
+            }
+            assert!(Instant::now() < until, "{nodes:?} are not in sync: {answer:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
@@ -420,6 +442,92 @@ async fn copies_outlive_their_owners() {
     }
     gone.extend(cluster.brokers.into_values());
     for broker in gone {
+        broker.close().await;
+    }
+}
+
+/// The limit of copies: all disks of a set are lost before the object store has what was acknowledged. The logs wait for the disks,
+/// and are opened without them once somebody says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn what_all_copies_had_is_lost_with_them_and_given_up_only_on_demand() {
+    // Nothing reaches the store early, also not because a disk lags.
+    let late = &[("object.store.upload.interval.ms", "600000"), ("replica.lag.time.max.ms", "600000")];
+    let mut cluster = cluster_with(late).await;
+    cluster.until_in_sync(&[1, 2, 3]).await;
+    cluster.produce().await;
+    let admin = ClusterAdmin::open(cluster.store.clone()).unwrap();
+    let logs: Vec<String> = admin.state().unwrap().logs.into_keys().collect();
+    for log in &logs {
+        assert!(matches!(admin.accept_loss(log), Err(AdminError::Open(_))));
+    }
+    let all: Vec<Arc<Broker>> = (1..=3).map(|node| cluster.stop_signs(node)).collect();
+    for broker in all {
+        broker.close().await;
+    }
+    // A broker with the id of one whose lease is not over waits for that.
+    (1..=3).for_each(|node| cluster.start(node));
+    let until = Instant::now() + PATIENCE;
+    // All have other disks and own logs again, which they cannot open.
+    let is_waiting = |admin: &ClusterAdmin| {
+        let state = admin.state().unwrap();
+        let waits = |log: &broker::LogState| state.brokers[&log.owner].alive && log.copies == [None, None];
+        state.brokers.values().filter(|broker| broker.alive).count() == 3 && state.logs.values().all(waits)
+    };
+    while !is_waiting(&admin) {
+        assert!(Instant::now() < until, "{:?}", admin.state());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    for _ in 0..10 {
+        for (partition, (node, _)) in (0..).zip(cluster.leaders().await) {
+            let mut client = connect(&cluster.brokers[&node]);
+            assert_eq!(read(&mut client, partition).await, None, "it has nothing, and says so");
+        }
+        tokio::time::sleep(SESSION / 5).await;
+    }
+    assert!(is_waiting(&admin));
+    logs.iter().for_each(|log| admin.accept_loss(log).unwrap());
+    cluster.acknowledged.iter_mut().for_each(Vec::clear);
+    cluster.until_all_lead().await;
+    cluster.produce().await;
+    // What was acknowledged before is gone.
+    cluster.read_all().await;
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// With fewer replicas in sync than `min.insync.replicas`, acks=all is refused and acks=1 is not. Clients are told of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn acks_all_needs_replicas_in_sync() {
+    let mut cluster = cluster().await;
+    let needs = async |cluster: &Cluster, min| {
+        const OF_TOPIC: i8 = 2;
+        for broker in cluster.brokers.values() {
+            alter_config(broker, OF_TOPIC, TOPIC, "min.insync.replicas", Some(min)).await;
+        }
+    };
+    needs(&cluster, "2").await;
+    cluster.until_in_sync(&[1, 2, 3]).await;
+    cluster.produce().await;
+    cluster.stop_signs(1);
+    cluster.until_in_sync(&[2, 3]).await;
+    cluster.produce().await;
+    let try_all = async |cluster: &Cluster, acks: i16| {
+        let (node, _) = cluster.leaders().await[0];
+        common::produce(&mut connect(&cluster.brokers[&node]), TOPIC, 0, acks, batch("another")).await.0
+    };
+    needs(&cluster, "3").await;
+    assert_eq!(try_all(&cluster, -1).await, ErrorCode::NotEnoughReplicas.code());
+    assert_eq!(try_all(&cluster, 1).await, 0);
+    needs(&cluster, "2").await;
+    assert_eq!(try_all(&cluster, -1).await, 0);
+    cluster.stop_signs(2);
+    cluster.until_in_sync(&[3]).await;
+    assert_eq!(try_all(&cluster, -1).await, ErrorCode::NotEnoughReplicas.code());
+    cluster.start(1);
+    cluster.until_in_sync(&[1, 3]).await;
+    cluster.produce().await;
+    for broker in cluster.brokers.values() {
         broker.close().await;
     }
 }
@@ -706,6 +814,72 @@ async fn transactions_span_brokers() {
     }
     for broker in cluster.brokers.values() {
         broker.close().await;
+    }
+}
+
+/// Transactions that had ended are not ended again by the next owner, and an open one stays open, where only copies have them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn transactions_outlive_their_owners_in_copies() {
+    let late = &[("object.store.upload.interval.ms", "600000")];
+    let mut cluster = cluster_with(late).await;
+    cluster.until_in_sync(&[1, 2, 3]).await;
+    let mut producer = transactional(&cluster, "one", V1).await;
+    for (value, ends) in [("a", true), ("b", true), ("c", false)] {
+        assert_eq!(producer.add(TOPIC, 0).await, 0);
+        send(&cluster, &mut producer, value).await;
+        if ends {
+            assert_eq!(producer.end(true).await, 0);
+        }
+    }
+    let is_open = |seen: &Seen| seen.high_watermark == 5 && seen.last_stable_offset == 4;
+    let until = Instant::now() + PATIENCE;
+    // The markers of another broker come after the answer.
+    while !is_open(&seen(&cluster, 0).await) {
+        assert!(Instant::now() < until, "{:?}", seen(&cluster, 0).await);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let (leader, _) = cluster.leaders().await[0];
+    let gone = cluster.stop_signs(leader);
+    cluster.until("others lead", |leaders| leaders.iter().all(|(node, _)| *node != leader)).await;
+    let found = read_again(&cluster, false).await;
+    assert!(is_open(&found), "{found:?}");
+    loop {
+        assert!(Instant::now() < until, "the transaction cannot be aborted");
+        producer.connection = coordinator_of(&cluster, "one").await;
+        let error = producer.end(false).await;
+        if error == 0 {
+            break;
+        }
+        let waits = error == ErrorCode::ConcurrentTransactions.code();
+        assert!(waits || may_be_retried(error), "{:?}", ErrorCode::from_code(error));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    loop {
+        let found = read_again(&cluster, true).await;
+        if found.last_stable_offset == 6 {
+            assert_eq!((found.high_watermark, &found.values[..]), (6, &["a".to_owned(), "b".to_owned()][..]));
+            break;
+        }
+        assert!(Instant::now() < until, "{found:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    gone.close().await;
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// What is in partition 0 of `TOPIC`, once its leader has it open.
+async fn read_again(cluster: &Cluster, committed: bool) -> Seen {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let (leader, _) = cluster.leaders().await[0];
+        let mut client = connect(&cluster.brokers[&leader]);
+        if read(&mut client, 0).await.is_some() {
+            return read_committed(&mut client, TOPIC, 0, 0, committed).await;
+        }
+        assert!(Instant::now() < until, "nobody has partition 0");
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

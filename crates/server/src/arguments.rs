@@ -437,6 +437,8 @@ pub enum ClusterVerb {
     },
     /// After etcd was restored from a backup, before any broker is started: no id that was given out since is given out again.
     Restored,
+    /// Open a log without the copies that it waits for, all of which are lost: what was acknowledged and is in no object is gone.
+    AcceptLoss { log: String },
     /// Make a broker the home of a log, which moves there.
     Move {
         log: String,

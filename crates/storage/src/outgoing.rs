@@ -2,6 +2,7 @@
 //! records that wait for copies.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -38,6 +39,8 @@ const WAITING_MAX: usize = 1 << 20;
 #[derive(Default)]
 pub(crate) struct Outgoing {
     sink: OnceLock<Arc<dyn BlockSink>>,
+    /// A stream waits for the copy set.
+    wanted: AtomicBool,
     state: Mutex<State>,
     /// Held while records become visible: streams grow in the order of the blocks.
     showing: Mutex<()>,
@@ -72,6 +75,16 @@ impl Outgoing {
     /// Sends all blocks from now on to `sink`. There is one sink at most.
     pub fn begin(&self, sink: Arc<dyn BlockSink>) {
         assert!(self.sink.set(sink).is_ok(), "a log has one copy set");
+    }
+
+    /// A stream waits for the copy set from now on.
+    pub fn want(&self) {
+        self.wanted.store(true, Ordering::Release);
+    }
+
+    /// Whether a stream has ever waited for the copy set.
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire)
     }
 
     /// Sends a block with entries. Returns its number, if there is a sink.

@@ -11,6 +11,7 @@ use wire::messages::elect_leaders_response as el;
 use wire::{ErrorCode, Text};
 
 use crate::api::metadata::NO_LEADER;
+use crate::cluster::replicas::Replicas;
 use crate::failure::Failure;
 use crate::image::Image;
 use crate::logs::{Absent, OpenLog};
@@ -301,8 +302,9 @@ pub async fn describe_topic_partitions(
             });
             continue;
         };
-        let partitions = topic.partitions();
-        let shown: Vec<_> = partitions.iter().skip(from).take(left).map(|p| described(p)).collect();
+        let (partitions, replicas) = (topic.partitions(), broker.replicas_of(&topic));
+        let shown = partitions.iter().skip(from).take(left);
+        let shown: Vec<_> = shown.map(|it| described(it, replicas.of(it))).collect();
         left -= shown.len();
         let next = from + shown.len();
         if next < partitions.len() {
@@ -352,7 +354,7 @@ fn with_partitions(
     }
 }
 
-fn described(partition: &Partition) -> dtp::DescribeTopicPartitionsResponsePartition {
+fn described(partition: &Partition, replicas: Replicas) -> dtp::DescribeTopicPartitionsResponsePartition {
     let (Leader { node, epoch: leader_epoch }, lost) = (partition.leader(), partition.is_lost());
     let error = if lost { ErrorCode::LeaderNotAvailable } else { ErrorCode::None };
     dtp::DescribeTopicPartitionsResponsePartition {
@@ -360,10 +362,10 @@ fn described(partition: &Partition) -> dtp::DescribeTopicPartitionsResponseParti
         partition_index: partition.index,
         leader_id: if lost { NO_LEADER } else { node },
         leader_epoch,
-        replica_nodes: vec![node],
-        isr_nodes: vec![node],
+        replica_nodes: replicas.all,
+        isr_nodes: replicas.in_sync,
         eligible_leader_replicas: Some(Vec::new()),
         last_known_elr: Some(Vec::new()),
-        offline_replicas: if lost { vec![node] } else { Vec::new() },
+        offline_replicas: replicas.offline,
     }
 }

@@ -194,15 +194,16 @@ async fn create_one(
     let Plan { partitions, configs } = Plan::of(broker, topic)?;
     let described = described_topic_configs(broker, &configs, None);
     mutations.count(partitions)?;
-    let id = if validate_only {
-        Uuid::nil()
+    let (id, replicas) = if validate_only {
+        (Uuid::nil(), if broker.logs.are_moving() { broker.replicas_of_new(&configs) } else { 1 })
     } else {
         let details = format!("partitions {partitions}, settings {configs:?}");
         let created = broker.create_topic(&topic.name, partitions, configs).await?;
         audit::changed(&caller.origin, "created topic", &topic.name, &details);
         let chosen = topic.assignments.iter().map(|of| (of.partition_index, of.broker_ids.first().copied()));
         place(broker, &created, chosen.collect()).await;
-        created.id
+        let replicas = broker.replicas_of(&created);
+        (created.id, created.partition(0).map_or(1, |first| replicas.of(&first).all.len()))
     };
     if !authorizer.shows(caller, Operation::DescribeConfigs, ResourceType::Topic, &topic.name) {
         // The answer hides the settings and the values derived from them (KIP-525).
@@ -229,7 +230,7 @@ async fn create_one(
         topic_id: id,
         error_message: None,
         num_partitions: partitions,
-        replication_factor: 1,
+        replication_factor: i16::try_from(replicas).unwrap_or(i16::MAX),
         configs: Some(described.into_iter().map(config_of).collect()),
         ..CreatableTopicResult::default()
     })
@@ -252,7 +253,8 @@ async fn place(broker: &Arc<Broker>, topic: &Arc<Topic>, chosen: Vec<(i32, Optio
     }
 }
 
-/// The number of partitions of a new topic. In a cluster, the object store keeps the replicas, however many are asked for.
+/// The number of partitions of a new topic. A cluster has as many replicas of all topics with copies, however many
+/// are asked for (`default.replication.factor`).
 fn partitions_of(broker: &Broker, topic: &CreatableTopic) -> Result<i32, Failure> {
     let refused = |why: &'static str| Err(Failure::because(ErrorCode::InvalidRequest, why));
     if !topic.assignments.is_empty() {

@@ -237,7 +237,9 @@ async fn alter_topic(
     let changes = resource.configs.clone();
     let change = move |broker: &Arc<Broker>, old: &Overrides| -> Result<Overrides, Failure> {
         let mut overrides = changed(broker, TOPIC, old, &changes, replace)?;
-        if replace {
+        let in_cluster = broker.logs.are_moving();
+        // Tools also remove what they do not know.
+        if replace || in_cluster {
             keep_diskless(old, &mut overrides);
         }
         let invalid = |why: String| Failure::because(ErrorCode::InvalidConfig, why);
@@ -249,7 +251,7 @@ async fn alter_topic(
             }
         }
         let config = broker.configs.now();
-        let wrong = wrong_change(old, &overrides, &config).map(str::to_owned);
+        let wrong = wrong_change(old, &overrides, &config, in_cluster).map(str::to_owned);
         match conflict(&overrides, &config).or(wrong) {
             Some(why) => Err(invalid(why)),
             None => Ok(overrides),

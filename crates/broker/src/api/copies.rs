@@ -74,6 +74,8 @@ async fn add_blocks(broker: &Arc<Broker>, request: m::CopyBlocksRequest) -> Resu
         copies.drop_below(of, stored);
         return Ok(-1);
     }
+    // First, since this may make the room that the blocks need.
+    copies.drop_below(of, stored);
     let first = number(request.first)?;
     let bytes: usize = request.blocks.iter().map(|block| block.content.len()).sum();
     let block = |(number, block): (u64, m::copy_blocks_request::CopiedBlock)| Block {
@@ -97,7 +99,6 @@ async fn add_blocks(broker: &Arc<Broker>, request: m::CopyBlocksRequest) -> Resu
         }
     };
     landed.await.unwrap_or(Err(AppendError::Closed)).map_err(away)?;
-    copies.drop_below(of, stored);
     let next = first + blocks.len() as u64;
     i64::try_from(next).map_err(away)
 }

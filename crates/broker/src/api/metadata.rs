@@ -13,6 +13,7 @@ use wire::{ErrorCode, Text};
 
 use crate::broker::Broker;
 use crate::caller::{Caller, Endpoint};
+use crate::cluster::replicas::Replicas;
 use crate::failure::Failure;
 use crate::placement::{Leader, Node};
 use crate::request::Request;
@@ -38,7 +39,7 @@ pub async fn answer(
     let with_operations = request.include_topic_authorized_operations;
     let describe = |topic: &Topic| {
         let operations = || broker.authorizer.operations(&caller, ResourceType::Topic, &topic.name);
-        described(topic, if with_operations { operations() } else { OPERATIONS_UNKNOWN })
+        described(&broker, topic, if with_operations { operations() } else { OPERATIONS_UNKNOWN })
     };
     if let Some(refused) = wrongly_named(&request, version) {
         return refused;
@@ -199,8 +200,8 @@ fn cluster_operations(broker: &Broker, caller: &Caller, asked: bool) -> i32 {
     }
 }
 
-fn described(topic: &Topic, operations: i32) -> MetadataResponseTopic {
-    let partitions = topic.partitions();
+fn described(broker: &Broker, topic: &Topic, operations: i32) -> MetadataResponseTopic {
+    let (partitions, replicas) = (topic.partitions(), broker.replicas_of(topic));
     MetadataResponseTopic {
         error_code: 0,
         name: Some(topic.name.clone()),
@@ -213,14 +214,15 @@ fn described(topic: &Topic, operations: i32) -> MetadataResponseTopic {
                 let lost = partition.is_lost();
                 let error = if lost { ErrorCode::LeaderNotAvailable } else { ErrorCode::None };
                 let Leader { node, epoch: leader_epoch } = partition.leader();
+                let Replicas { all, in_sync, offline } = replicas.of(partition);
                 MetadataResponsePartition {
                     error_code: error.code(),
                     partition_index: partition.index,
                     leader_id: if lost { NO_LEADER } else { node },
                     leader_epoch,
-                    replica_nodes: vec![node],
-                    isr_nodes: vec![node],
-                    offline_replicas: if lost { vec![node] } else { Vec::new() },
+                    replica_nodes: all,
+                    isr_nodes: in_sync,
+                    offline_replicas: offline,
                 }
             })
             .collect(),

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,8 +28,9 @@ use wire::{ErrorCode, Records};
 
 use crate::api::produce_leaders::Patience;
 use crate::api::produce_records::{believed, check_records, out_of_range, undecodable, walk_records};
+use crate::api::produce_tally::{Batch, Tally};
 use crate::api::produce_transactions::{ADDS_FROM_VERSION, Transactions};
-use crate::broker::Broker;
+use crate::broker::{Broker, InSync};
 use crate::caller::{Caller, Endpoint};
 use crate::failure::Failure;
 use crate::partition::log::PartitionLog;
@@ -66,6 +67,7 @@ struct Part {
     log_append_time: Option<Timestamp>,
     appended: Appended,
     batch: Arc<Batch>,
+    in_sync: Option<InSync>,
 }
 
 /// A request whose batches are in the log's queue.
@@ -82,55 +84,6 @@ pub struct Begun {
 
 /// The outcome of duplicate batches, by their positions in [`Begun::parts`].
 type Duplicates = Vec<(usize, Result<(), AppendError>)>;
-
-/// Counts the batches of a request that are not done yet. The log completes every batch that it has accepted, also when
-/// it stops.
-struct Tally {
-    /// The connection that waits for the batches.
-    caller: u64,
-    /// The number of unfinished batches, plus one for the request itself until all batches are queued.
-    left: AtomicUsize,
-    waiting: Mutex<Option<Waker>>,
-}
-
-impl Tally {
-    fn finish_one(&self) {
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(waker) = self.waiting.lock().take()
-        {
-            waker.wake();
-        }
-    }
-
-    fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
-        let done = || self.left.load(Ordering::Acquire) == 0;
-        if done() {
-            return Poll::Ready(());
-        }
-        self.waiting.lock().replace(context.waker().clone());
-        // The last batch may have finished before the waker was stored.
-        if done() { Poll::Ready(()) } else { Poll::Pending }
-    }
-}
-
-/// One batch of a request. Its partition may be in another log than those of the other batches.
-struct Batch {
-    tally: Arc<Tally>,
-    failure: OnceLock<AppendError>,
-}
-
-impl Completion for Batch {
-    fn complete(&self, result: Result<(), AppendError>) {
-        if let Err(error) = result {
-            let _ = self.failure.set(error);
-        }
-        self.tally.finish_one();
-    }
-
-    fn caller(&self) -> Option<u64> {
-        Some(self.tally.caller)
-    }
-}
 
 /// Checks and queues all batches of `request`.
 pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceRequest, version: i16) -> Begun {
@@ -186,9 +139,9 @@ pub async fn begin(broker: &Arc<Broker>, caller: &Caller, request: ProduceReques
                 ..Default::default()
             };
             match begun {
-                Ok(((partition, log, appended, log_append_time), batch)) => {
+                Ok(((partition, log, appended, log_append_time, in_sync), batch)) => {
                     let topic = at_topic;
-                    parts.push(Part { topic, at, partition, log, log_append_time, appended, batch });
+                    parts.push(Part { topic, at, partition, log, log_append_time, appended, batch, in_sync });
                 }
                 Err(refusal) => {
                     refuse(&mut answer, &refusal.failure);
@@ -306,6 +259,10 @@ impl Begun {
                 }
             };
             match outcome {
+                // The records stay, and consumers see them.
+                Ok(()) if part.in_sync.as_ref().is_some_and(|needed| !needed.is_met()) => {
+                    refuse(answer, &ErrorCode::NotEnoughReplicasAfterAppend.into());
+                }
                 Ok(()) => {
                     let (Appended::New { base_offset } | Appended::Duplicate { base_offset, .. }) =
                         part.appended;
@@ -387,7 +344,7 @@ async fn append(
     done: Arc<Batch>,
     transaction: Option<Result<Option<Check>, Failure>>,
     naming: &mut Naming,
-) -> Result<(Arc<Partition>, Arc<dyn PartitionLog>, Appended, Option<Timestamp>), Refusal> {
+) -> Result<(Arc<Partition>, Arc<dyn PartitionLog>, Appended, Option<Timestamp>, Option<InSync>), Refusal> {
     let partition = topic.partition(data.index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     if topic.is_internal() {
         return Err(ErrorCode::InvalidTopicException.into());
@@ -397,6 +354,7 @@ async fn append(
     let now_ms = broker.now_ms();
     let (header, bytes) = parse(data.records)?;
     let config = topic.config();
+    let in_sync = InSync::needed(broker, &config, &*log, durability)?;
     let refuse = |failure: Failure, naming: &mut Naming| match failure.code {
         ErrorCode::InvalidRecord | ErrorCode::InvalidTimestamp => {
             let wrong = naming.wrong_records(&bytes, &partition, &config, failure.code, now_ms);
@@ -451,7 +409,7 @@ async fn append(
         tally.finish_one();
     }
     let appended = appended.map_err(|error| Refusal::by_log(&*log, error))?;
-    Ok((partition, log, appended, log_append_time))
+    Ok((partition, log, appended, log_append_time, in_sync))
 }
 
 /// The only batch in a partition's part of a request.

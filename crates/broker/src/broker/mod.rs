@@ -2,6 +2,7 @@
 
 mod background;
 mod joining;
+mod replicas;
 mod transactions;
 
 use std::collections::BTreeMap;
@@ -20,8 +21,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedReceiver;
 use wire::{ErrorCode, Text};
 
+pub(crate) use self::replicas::InSync;
 pub use self::transactions::BUMPING;
 use crate::cluster::host::Directories;
+use crate::cluster::replicas::ReplicaMap;
 use crate::cluster::run::Running;
 use crate::compaction::Compactor;
 use crate::config::Config;
@@ -127,6 +130,7 @@ pub struct Broker {
     background: Mutex<Vec<tokio::task::JoinHandle<()>>>,
     /// The threads of a broker in a cluster.
     running: Mutex<Option<Arc<Running>>>,
+    replicas: ReplicaMap,
     /// The copies of logs on this broker's disk, in a cluster.
     pub(crate) copies: Option<Arc<Copies>>,
 }
@@ -148,14 +152,13 @@ impl Broker {
         Broker::open_at(config, Place::Alone { logs, directory }, bucket)
     }
 
-    /// Opens a broker of a cluster. All its topics are diskless: `bucket` has their records. It owns no log on return; it
-    /// joins and takes logs over while it runs. Must be called inside a tokio runtime. Blocks.
+    /// Opens a broker of a cluster, whose records go to `bucket`. It owns no log on return; it joins and takes logs over while it
+    /// runs. Must be called inside a tokio runtime. Blocks.
     pub fn open_in_cluster(
         config: Config,
         membership: Membership,
         bucket: Arc<dyn Bucket>,
     ) -> Result<Arc<Broker>, OpenError> {
-        let config = Config { diskless_default: true, ..config };
         Broker::open_at(config, Place::Cluster(membership), Some(bucket))
     }
 
@@ -245,6 +248,7 @@ impl Broker {
         let compactor =
             Arc::new(Compactor::new(topics.clone(), logs.clone(), configs.clone(), walks.clone()));
         let broker = Arc::new(Broker {
+            replicas: ReplicaMap::new(&config),
             sessions: Sessions::new(usize::try_from(config.fetch_sessions_max).unwrap_or(0)),
             coordinator,
             config,
@@ -361,6 +365,7 @@ impl Broker {
         self.topics.tell_removals(Arc::downgrade(&coordinator) as Weak<dyn Removals>);
         self.peers.add(node, &coordinator, &transactions);
         Arc::new(Broker {
+            replicas: ReplicaMap::new(&self.config),
             config: self.config.clone(),
             configs: self.configs.clone(),
             quotas: self.quotas.clone(),

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use meta::{Change, Compare, MetaError, Store};
+use uuid::Uuid;
 
+use super::ownership::{Process, owned};
 use super::{CHANGES_MAX, compare};
 use crate::coordinator::producer_ids::{NEXT_BLOCK_KEY, PRODUCERS_APART};
 use crate::image::records::{BrokerRecord, DrainRecord, OwnerRecord, broker_id};
@@ -35,6 +37,12 @@ pub enum AdminError {
     /// The cluster has no such log.
     #[error("there is no log {0}")]
     NoLog(String),
+    /// The owner of the log has opened it, so it lacks nothing.
+    #[error("broker {0} has the log open, so nothing is lost")]
+    Open(i32),
+    /// A broker that is alive has a disk with what is to be given up.
+    #[error("broker {0} is alive and has a copy that counts, so nothing is lost")]
+    HasCopy(i32),
 }
 
 /// A broker of the cluster. It is registered as long as it is alive, owns a log, is the home of one, or is drained.
@@ -75,6 +83,8 @@ pub struct LogState {
     pub next: Option<i32>,
     /// Partitions in the log.
     pub partitions: usize,
+    /// The brokers beside the owner with copies that count. `None` for a disk whose broker is not alive.
+    pub copies: Vec<Option<i32>>,
 }
 
 /// The cluster at one revision of its metadata.
@@ -119,10 +129,17 @@ impl ClusterState {
                 owner.partitions += partitions;
             }
             let OwnerRecord { home, broker: owner, epoch, next, .. } = **record;
-            state.logs.insert(log.to_owned(), LogState { home, owner, epoch, next, partitions });
+            let copies = record.set.iter().map(|disk| with_disk(image, *disk)).collect();
+            state.logs.insert(log.to_owned(), LogState { home, owner, epoch, next, partitions, copies });
         }
         state
     }
+}
+
+/// The broker that is alive and has this disk.
+fn with_disk(image: &Image, disk: Uuid) -> Option<i32> {
+    let mut brokers = image.brokers.iter().filter(|(_, broker)| broker.disk == Some(disk));
+    brokers.find_map(|(name, _)| broker_id(name).ok())
 }
 
 /// The ids of the brokers that the cluster has.
@@ -187,6 +204,31 @@ impl ClusterAdmin {
                 update.changes.push(Change::put(key, bytes));
             }
             Ok(update)
+        })
+    }
+
+    /// Gives up what only the copies of a log had, all of which are lost: its next owner opens it without them. What was
+    /// acknowledged and had not reached the object store is gone then, and its offsets are given out again.
+    pub fn accept_loss(&self, log: &str) -> Result<(), AdminError> {
+        self.0.refresh()?;
+        self.0.update(|image| {
+            let owner = image.owners.get(log).ok_or_else(|| AdminError::NoLog(log.to_owned()))?;
+            let name = owner.broker.to_string();
+            let runs = image.brokers.get(&name).is_some_and(|broker| broker.incarnation == owner.incarnation);
+            if runs && owner.set_epoch == owner.epoch {
+                return Err(AdminError::Open(owner.broker));
+            }
+            if let Some(broker) = owner.set.iter().find_map(|disk| with_disk(image, *disk)) {
+                return Err(AdminError::HasCopy(broker));
+            }
+            if owner.set.is_empty() {
+                return Ok(Update::new(Vec::new(), ()));
+            }
+            // In an epoch of its own: an owner that comes back, and counts as one again, does not go on with its set.
+            let nobody = Process { broker: owner.broker, incarnation: Uuid::nil() };
+            let given_up = OwnerRecord { set: BTreeSet::new(), ..owned(owner, nobody) };
+            let compares = vec![compare::<BrokerRecord>(image, &name)];
+            Ok(Update { compares, changes: vec![given_up.put(log)], result: () })
         })
     }
 

@@ -36,11 +36,9 @@ pub struct CopySet {
     answered: u64,
 }
 
-/// What is known of a disk beside its copy.
+/// What is known of a disk whose broker counts as alive, beside its copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its broker counts as alive.
-    pub alive: bool,
     /// For how long it has lacked a block.
     pub behind: Duration,
     /// For how long it has not answered.
@@ -111,12 +109,12 @@ impl CopySet {
 
     /// Whether a disk may be in the set: it has everything that was answered, and keeps up.
     fn may_count(&self, disk: &Uuid, member: Member, patience: Duration) -> bool {
-        member.alive && member.behind < patience && self.has_below(disk).is_some_and(|it| it >= self.answered)
+        member.behind < patience && self.has_below(disk).is_some_and(|it| it >= self.answered)
     }
 
     /// Whether the object store alone answers now, or has to: no disk counts, or one of them lags.
     pub fn needs_store(&self, members: &BTreeMap<Uuid, Member>, patience: Duration) -> bool {
-        let lags = |disk: &Uuid| members.get(disk).is_none_or(|it| !it.alive || it.behind >= patience);
+        let lags = |disk: &Uuid| members.get(disk).is_none_or(|it| it.behind >= patience);
         self.set.is_empty() || self.set.iter().chain(self.asked.iter().flatten()).any(lags)
     }
 
@@ -129,8 +127,8 @@ impl CopySet {
         (!fitting.is_empty() || self.is_stored()).then_some(fitting)
     }
 
-    /// The first set, in place of that of the former owner: all disks of `members` that are alive, or those of them that have
-    /// everything once `late`. `None` while there is no such set. The caller asks etcd for it.
+    /// The first set, in place of that of the former owner: all disks of `members`, or those of them that have everything once
+    /// `late`. `None` while there is no such set. The caller asks etcd for it.
     pub fn first(
         &mut self,
         members: &BTreeMap<Uuid, Member>,
@@ -139,8 +137,7 @@ impl CopySet {
     ) -> Option<BTreeSet<Uuid>> {
         if self.asked.is_none() {
             let fitting = self.fitting(members, patience)?;
-            let alive = members.values().filter(|member| member.alive).count();
-            self.asked = (late || fitting.len() >= alive).then_some(fitting);
+            self.asked = (late || fitting.len() >= members.len()).then_some(fitting);
         }
         self.asked.clone()
     }
@@ -173,11 +170,13 @@ impl CopySet {
         self.asked.clone()
     }
 
-    /// Etcd has the set that it was asked for.
-    pub fn agreed(&mut self) {
+    /// Etcd has the set that it was asked for. Returns the number of disks in the former one and in this one.
+    pub fn agreed(&mut self) -> (usize, usize) {
+        let before = self.set.len();
         if let Some(set) = self.asked.take() {
             self.set = set;
         }
+        (before, self.set.len())
     }
 }
 
@@ -186,10 +185,9 @@ mod tests {
     use super::*;
 
     const PATIENCE: Duration = Duration::from_millis(300);
-    const WELL: Member = Member { alive: true, behind: Duration::ZERO, silent: Duration::ZERO };
+    const WELL: Member = Member { behind: Duration::ZERO, silent: Duration::ZERO };
     const SILENT: Member = Member { silent: PATIENCE, ..WELL };
     const LAGS: Member = Member { behind: PATIENCE, ..WELL };
-    const DEAD: Member = Member { alive: false, ..WELL };
 
     fn id(number: u128) -> Uuid {
         Uuid::from_u128(number)
@@ -274,7 +272,7 @@ mod tests {
     #[test]
     fn the_last_disk_leaves_once_everything_is_stored() {
         let mut copies = two();
-        let dead = members(&[(1, DEAD), (2, DEAD)]);
+        let dead = members(&[]);
         assert_eq!(copies.next(&dead, PATIENCE, false), None);
         assert!(copies.needs_store(&dead, PATIENCE));
         copies.stored(10);

@@ -28,8 +28,6 @@ const SENT_BYTES: usize = 4 * 1024 * 1024;
 const BACKOFF: Duration = Duration::from_millis(20);
 /// Disks hear so often what they need not keep, while there is nothing else to say.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
-/// They are asked for a sign of life so often while the set is to change.
-const ASKED_EVERY: Duration = Duration::from_millis(100);
 /// The set is looked at so often.
 const LOOK: Duration = Duration::from_millis(50);
 /// A log that has just got its owner waits so long for the second disk.
@@ -37,11 +35,14 @@ const FIRST_WITHIN: Duration = Duration::from_millis(300);
 
 /// What a copier has to know of the cluster, and may change.
 pub trait Cluster: Send + Sync {
-    /// The disks that shall have copies of the log, and whether their brokers count as alive.
-    fn targets(&self) -> BTreeMap<Uuid, bool>;
+    /// The disks that shall have copies of the log. Their brokers count as alive.
+    fn targets(&self) -> Arc<BTreeSet<Uuid>>;
 
     /// Makes `set` the copy set of this opening. Returns whether this process still owns the log in it. Blocks.
     fn set(&self, set: &BTreeSet<Uuid>) -> Result<bool, MetaError>;
+
+    /// Hears of a set that was changed, and is not the first one: the number of disks before and after.
+    fn changed(&self, before: usize, after: usize);
 }
 
 /// Copies the blocks of one opening of a log.
@@ -55,8 +56,10 @@ struct Shared {
     threads: Arc<dyn Threads>,
     /// How long a disk may lack a block and stay in the set.
     patience: Duration,
-    /// Blocks, and whatever changes in `state`.
+    /// For the threads that send: blocks, and what else they have to look at.
     news: Signal,
+    /// For the thread that changes the set.
+    changes: Signal,
     log: OnceLock<Weak<Log>>,
     state: Mutex<State>,
 }
@@ -69,16 +72,29 @@ struct State {
     bytes: usize,
     /// The number of the next block.
     next: u64,
-    /// The disks that get blocks, with the number of the first one that each lacks. `None`: it lacks blocks that are not kept, or
-    /// none are known of. It begins anew once it does not count: whoever owns the log next may need what it has.
-    disks: BTreeMap<Uuid, Option<u64>>,
+    /// The disks that get blocks.
+    disks: BTreeMap<Uuid, Receiver>,
+    /// Threads that were begun to send blocks.
+    senders: u64,
     /// When each disk answered last: when the request was sent.
     heard: BTreeMap<Uuid, Duration>,
     /// Since when the set should be another one: all disks are asked for a sign of life.
     asking_since: Option<Duration>,
+    /// Etcd has a set of this opening.
+    has_set: bool,
     /// Another process owns the log.
     lost: bool,
     ended: bool,
+}
+
+/// A disk that gets blocks.
+#[derive(Clone, Copy)]
+struct Receiver {
+    /// The thread that sends them.
+    sender: u64,
+    /// The number of the first block that it lacks. `None`: it lacks blocks that are not kept, or none are known of. It begins anew
+    /// once it does not count: whoever owns the log next may need what it has.
+    lacks: Option<u64>,
 }
 
 impl State {
@@ -89,7 +105,7 @@ impl State {
 
     /// Drops what all disks have, and what is too much.
     fn trim(&mut self) {
-        let all_have = self.disks.values().flatten().min().copied().unwrap_or(self.next);
+        let all_have = self.disks.values().filter_map(|it| it.lacks).min().unwrap_or(self.next);
         while let Some((block, _)) = self.kept.front()
             && (block.number < all_have || self.bytes > KEPT_BYTES)
         {
@@ -113,10 +129,10 @@ impl State {
     }
 
     /// What is known of the disks that get blocks.
-    fn members(&self, targets: &BTreeMap<Uuid, bool>, now: Duration) -> BTreeMap<Uuid, Member> {
+    fn members(&self, targets: &BTreeSet<Uuid>, now: Duration) -> BTreeMap<Uuid, Member> {
         let oldest = self.first();
-        let member = |disk: &Uuid, alive: bool| {
-            let since = match self.disks.get(disk).copied().flatten() {
+        let member = |disk: &Uuid| {
+            let since = match self.disks.get(disk).and_then(|it| it.lacks) {
                 Some(lacks) if lacks >= self.next => now,
                 Some(lacks) if lacks >= oldest => {
                     let at = usize::try_from(lacks - oldest).unwrap_or(usize::MAX);
@@ -125,9 +141,9 @@ impl State {
                 _ => Duration::ZERO,
             };
             let heard = self.heard.get(disk).copied().unwrap_or_default();
-            Member { alive, behind: now.saturating_sub(since), silent: now.saturating_sub(heard) }
+            Member { behind: now.saturating_sub(since), silent: now.saturating_sub(heard) }
         };
-        targets.iter().map(|(disk, alive)| (*disk, member(disk, *alive))).collect()
+        targets.iter().map(|disk| (*disk, member(disk))).collect()
     }
 }
 
@@ -151,8 +167,15 @@ impl BlockSink for Shared {
     }
 
     fn stored(&self, number: u64) {
-        self.state.lock().set.stored(number);
-        self.news.notify();
+        let may_change = {
+            let mut state = self.state.lock();
+            state.set.stored(number);
+            state.asking_since.is_some() || state.disks.keys().any(|disk| !state.set.counts(*disk))
+        };
+        // The next request to each disk says it.
+        if may_change {
+            self.changes.notify();
+        }
     }
 }
 
@@ -164,9 +187,17 @@ impl Copier {
         patience: Duration,
         (disks, cluster, threads): (Arc<dyn CopyDisks>, Box<dyn Cluster>, Arc<dyn Threads>),
     ) -> Copier {
-        let (news, state) = (Signal::default(), Mutex::default());
-        let shared =
-            Arc::new(Shared { of, disks, cluster, threads, patience, news, log: OnceLock::new(), state });
+        let shared = Arc::new(Shared {
+            of,
+            disks,
+            cluster,
+            threads,
+            patience,
+            news: Signal::default(),
+            changes: Signal::default(),
+            log: OnceLock::new(),
+            state: Mutex::default(),
+        });
         let _ = shared.log.set(Arc::downgrade(log));
         log.copy_to(shared.clone());
         let copier = Copier(shared);
@@ -183,7 +214,7 @@ impl Copier {
         log.store_soon(true);
         let began = shared.threads.now();
         loop {
-            let seen = shared.news.count();
+            let seen = shared.changes.count();
             if unwanted() || shared.state.lock().ended {
                 return false;
             }
@@ -199,7 +230,7 @@ impl Copier {
             {
                 return owned && self.begin_keeping();
             }
-            shared.threads.wait(&shared.news, seen, LOOK);
+            shared.threads.wait(&shared.changes, seen, LOOK);
         }
     }
 
@@ -219,17 +250,18 @@ impl Copier {
     pub fn end(&self) {
         self.0.state.lock().ended = true;
         self.0.news.notify();
+        self.0.changes.notify();
     }
 
     /// Changes the set, until the log is closed.
     fn keep(&self) {
         let Copier(shared) = self;
         loop {
-            let seen = shared.news.count();
+            let seen = shared.changes.count();
             let Some(log) = shared.log.get().and_then(Weak::upgrade) else { return };
             let targets = self.follow_targets();
             let now = shared.threads.now();
-            let (next, alone) = {
+            let (next, members, alone) = {
                 let mut state = shared.state.lock();
                 if state.ended || state.lost {
                     return;
@@ -244,14 +276,17 @@ impl Copier {
                 }
                 let late = asking_since.is_some_and(|since| now >= since + shared.patience);
                 let next = set.next(&members, shared.patience, late);
-                (next, set.needs_store(&members, shared.patience))
+                let alone = set.needs_store(&members, shared.patience);
+                (next, members, alone)
             };
             log.store_soon(alone);
-            if let Some(next) = next {
-                self.ask(&next);
+            if let Some(next) = next
+                && self.ask(&next) == Some(true)
+            {
+                log.store_soon(shared.state.lock().set.needs_store(&members, shared.patience));
             }
             drop(log);
-            shared.threads.wait(&shared.news, seen, LOOK);
+            shared.threads.wait(&shared.changes, seen, LOOK);
         }
     }
 
@@ -261,7 +296,15 @@ impl Copier {
         match shared.cluster.set(set) {
             Ok(true) => {
                 tracing::debug!(log = shared.of.log_id, ?set, "the copy set is another one");
-                shared.state.lock().set.agreed();
+                let (opens, before, after) = {
+                    let mut state = shared.state.lock();
+                    let opens = std::mem::replace(&mut state.has_set, true);
+                    let (before, after) = state.set.agreed();
+                    (!opens, before, after)
+                };
+                if !opens {
+                    shared.cluster.changed(before, after);
+                }
                 self.answer();
                 Some(true)
             }
@@ -292,18 +335,28 @@ impl Copier {
     }
 
     /// Begins to send to disks that shall have copies, and ends with the others that do not count.
-    fn follow_targets(&self) -> BTreeMap<Uuid, bool> {
-        let targets = self.0.cluster.targets();
+    fn follow_targets(&self) -> Arc<BTreeSet<Uuid>> {
+        let log = self.0.log.get().and_then(Weak::upgrade);
+        let targets = match log.is_some_and(|log| log.wants_copies()) {
+            true => self.0.cluster.targets(),
+            false => Arc::default(),
+        };
         let new: Vec<Uuid> = {
             let mut state = self.0.state.lock();
             let State { disks, set, .. } = &mut *state;
-            disks.retain(|disk, _| targets.contains_key(disk) || set.counts(*disk));
-            targets.keys().filter(|disk| !disks.contains_key(*disk)).copied().collect()
+            disks.retain(|disk, _| targets.contains(disk) || set.counts(*disk));
+            targets.iter().filter(|disk| !disks.contains_key(*disk)).copied().collect()
         };
         for disk in new {
-            self.0.state.lock().disks.insert(disk, None);
+            let id = {
+                let mut state = self.0.state.lock();
+                state.senders += 1;
+                let sender = state.senders;
+                state.disks.insert(disk, Receiver { sender, lacks: None });
+                sender
+            };
             let copier = self.clone();
-            let begun = self.0.threads.spawn("copies", Box::new(move || copier.send_to(disk)));
+            let begun = self.0.threads.spawn("copies", Box::new(move || copier.send_to(disk, id)));
             if let Err(error) = begun {
                 tracing::warn!(%error, "no thread for the copies of a log");
                 self.0.state.lock().disks.remove(&disk);
@@ -312,93 +365,161 @@ impl Copier {
         targets
     }
 
-    /// Sends blocks to a disk, until it shall have none, or the log is closed.
-    fn send_to(&self, disk: Uuid) {
+    /// Sends blocks to a disk, until it shall have none and knows that it needs none, or the log is closed.
+    fn send_to(&self, disk: Uuid, id: u64) {
         let Copier(shared) = self;
-        let (mut begins, mut told_at) = (false, None::<Duration>);
-        let mut failed: Option<String> = None;
+        let mut sender =
+            Sender { id, disk, begins: false, sent: 0, told_at: None, told_stored: 0, failed: None };
         loop {
             let seen = shared.news.count();
             let now = shared.threads.now();
-            let (blocks, stored, wanted) = {
-                let mut state = shared.state.lock();
-                let goes_on = !state.ended && !state.lost;
-                let Some(lacks) = state.disks.get(&disk).copied().filter(|_| goes_on) else {
-                    state.disks.remove(&disk);
-                    return;
-                };
-                let (first, counts) = (state.first(), state.set.counts(disk));
-                match lacks.filter(|lacks| *lacks >= first) {
-                    Some(lacks) => (state.take(lacks), state.set.stored_below(), state.asking_since),
-                    None if counts => {
-                        state.disks.insert(disk, None);
-                        (Vec::new(), state.set.stored_below(), None)
-                    }
-                    None => {
-                        state.disks.insert(disk, Some(first));
-                        state.set.begins(disk, first);
-                        (begins, told_at) = (true, None);
-                        (state.take(first), state.set.stored_below(), None)
-                    }
-                }
-            };
-            let every = if wanted.is_some() { ASKED_EVERY } else { TOLD_EVERY };
-            if let Some(at) = told_at.filter(|at| blocks.is_empty() && now < *at + every) {
+            let Some(Due { blocks, stored, asked }) = shared.state.lock().due(&mut sender) else { return };
+            // Often enough that none that is alive is silent for as long as one may be.
+            let every = if asked { shared.patience / 3 } else { TOLD_EVERY };
+            if let Some(at) = sender.told_at.filter(|at| blocks.is_empty() && now < *at + every) {
                 shared.threads.wait(&shared.news, seen, at + every - now);
                 continue;
             }
             let end = blocks.last().map(|block| block.number + 1);
-            let sent = Sent { of: shared.of, begins: begins && end.is_some(), stored, blocks: &blocks };
-            match (shared.disks.add(disk, &sent), end) {
-                (Ok(next), Some(end)) if next >= end => {
-                    (begins, told_at) = (false, Some(now));
-                    {
-                        let mut state = shared.state.lock();
-                        if let Some(lacks) = state.disks.get_mut(&disk) {
-                            *lacks = Some(end);
-                        }
-                        state.set.synced(disk, end);
-                        state.heard.insert(disk, now);
-                        state.trim();
-                    }
-                    self.answer();
-                    // The set may change with it.
-                    shared.news.notify();
-                    if failed.take().is_some() {
-                        tracing::info!(%disk, "a disk takes copies again");
-                    }
-                }
-                (Ok(_), None) => {
-                    told_at = Some(now);
-                    let mut state = shared.state.lock();
-                    state.set.reached(disk);
-                    state.heard.insert(disk, now);
-                    drop(state);
-                    if wanted.is_some() || begins {
-                        shared.news.notify();
-                    }
-                }
-                (Ok(_), Some(_)) | (Err(DiskError::Gap), _) => {
-                    // It has lost blocks that it had synced, or its copy was dropped.
-                    tracing::warn!(%disk, "a disk lacks blocks that it was sent: it begins anew");
-                    if let Some(lacks) = shared.state.lock().disks.get_mut(&disk) {
-                        *lacks = None;
-                    }
-                    shared.news.notify();
-                    shared.threads.sleep(BACKOFF);
-                }
-                (Err(DiskError::Fenced), _) => {
-                    shared.state.lock().lost = true;
-                    return;
-                }
-                (Err(DiskError::Away(error)), _) => {
-                    if failed.as_ref() != Some(&error) {
-                        tracing::warn!(%disk, error, "a disk takes no copies now; another attempt follows");
-                        failed = Some(error);
-                    }
-                    shared.threads.sleep(BACKOFF);
-                }
+            let begins = sender.begins && end.is_some();
+            sender.sent = sender.sent.max(end.unwrap_or(0));
+            let answer = shared.disks.add(disk, &Sent { of: shared.of, begins, stored, blocks: &blocks });
+            if answer.is_ok() {
+                sender.told_stored = stored;
+            }
+            if !self.hear(&mut sender, answer, end, now) {
+                return;
             }
         }
+    }
+
+    /// Takes in what a disk has answered to a request that was sent at `sent_at`, with blocks below `end`. Returns whether it is
+    /// sent more.
+    fn hear(
+        &self,
+        sender: &mut Sender,
+        answer: Result<u64, DiskError>,
+        end: Option<u64>,
+        sent_at: Duration,
+    ) -> bool {
+        let (Copier(shared), disk) = (self, sender.disk);
+        let later = match answer {
+            Ok(next) if end.is_none_or(|end| next >= end) => {
+                sender.told_at = Some(sent_at);
+                if end.is_some() {
+                    sender.begins = false;
+                }
+                if sender.failed.take().is_some() {
+                    tracing::info!(%disk, "a disk takes copies again");
+                }
+                let may_change = shared.state.lock().answered_by(sender, end, sent_at);
+                if end.is_some() {
+                    self.answer();
+                }
+                if may_change {
+                    shared.changes.notify();
+                }
+                return true;
+            }
+            Ok(_) | Err(DiskError::Gap) => {
+                // It has lost blocks that it had synced, or its copy was dropped.
+                if let Some(receiver) = shared.state.lock().receiver(sender) {
+                    receiver.lacks = None;
+                }
+                shared.changes.notify();
+                "it lacks blocks that it was sent, and begins anew".to_owned()
+            }
+            Err(DiskError::Fenced) => {
+                shared.state.lock().lost = true;
+                shared.changes.notify();
+                return false;
+            }
+            Err(DiskError::Away(error)) => error,
+        };
+        if sender.failed.as_ref() != Some(&later) {
+            tracing::warn!(%disk, error = later, "a disk takes no copies now; another attempt follows");
+            sender.failed = Some(later);
+        }
+        shared.threads.sleep(BACKOFF);
+        true
+    }
+}
+
+/// The thread that sends blocks to a disk.
+struct Sender {
+    id: u64,
+    disk: Uuid,
+    /// The copy begins with the next blocks.
+    begins: bool,
+    /// It was sent blocks below this number.
+    sent: u64,
+    /// It knows that the object store has the blocks below.
+    told_stored: u64,
+    /// When the last request was sent that the disk has answered.
+    told_at: Option<Duration>,
+    /// Why the last request failed.
+    failed: Option<String>,
+}
+
+/// What a disk is to be sent.
+struct Due {
+    blocks: Vec<Block>,
+    /// The object store has the blocks below.
+    stored: u64,
+    /// It is asked for a sign of life.
+    asked: bool,
+}
+
+impl State {
+    /// What a sender sends to, unless another one does by now, or nobody.
+    fn receiver(&mut self, sender: &Sender) -> Option<&mut Receiver> {
+        self.disks.get_mut(&sender.disk).filter(|it| it.sender == sender.id)
+    }
+
+    /// What a disk is to be sent next. `None` if that is nothing any more.
+    fn due(&mut self, sender: &mut Sender) -> Option<Due> {
+        let (disk, first, stored) = (sender.disk, self.first(), self.set.stored_below());
+        let due = |blocks, asked| Some(Due { blocks, stored, asked });
+        if self.ended || self.lost {
+            return None;
+        }
+        let Some(Receiver { lacks, .. }) = self.receiver(sender).copied() else {
+            // It gets no more blocks. Those that it has go once it knows that the object store has them.
+            let knows = sender.told_stored >= sender.sent || sender.failed.is_some();
+            let goes_on = !knows && !self.disks.contains_key(&disk);
+            return goes_on.then_some(Due { blocks: Vec::new(), stored, asked: false });
+        };
+        match lacks.filter(|lacks| *lacks >= first) {
+            Some(lacks) => due(self.take(lacks), self.asking_since.is_some()),
+            None if self.set.counts(disk) => {
+                self.disks.insert(disk, Receiver { sender: sender.id, lacks: None });
+                due(Vec::new(), false)
+            }
+            None => {
+                self.disks.insert(disk, Receiver { sender: sender.id, lacks: Some(first) });
+                self.set.begins(disk, first);
+                (sender.begins, sender.told_at) = (true, None);
+                due(self.take(first), false)
+            }
+        }
+    }
+
+    /// A disk has answered a request that was sent at `sent_at`, with blocks below `end`: it has synced them. Returns whether the
+    /// set may change with it.
+    fn answered_by(&mut self, sender: &Sender, end: Option<u64>, sent_at: Duration) -> bool {
+        let disk = sender.disk;
+        let Some(receiver) = self.receiver(sender) else { return false };
+        if end.is_some() {
+            receiver.lacks = end;
+        }
+        self.heard.insert(disk, sent_at);
+        match end {
+            Some(end) => {
+                self.set.synced(disk, end);
+                self.trim();
+            }
+            None => self.set.reached(disk),
+        }
+        self.asking_since.is_some() || !self.set.counts(disk)
     }
 }

@@ -14,7 +14,7 @@ pub mod host;
 pub mod ownership;
 mod prefetched;
 pub mod reassign;
-mod replicas;
+pub mod replicas;
 pub mod run;
 #[cfg(test)]
 mod tests;

@@ -40,9 +40,12 @@ pub enum Duty {
 }
 
 /// The brokers that are alive, and what each owns or gets.
+#[derive(Clone)]
 struct Brokers {
     alive: BTreeMap<i32, Uuid>,
     drained: BTreeSet<i32>,
+    /// Those of earlier versions, which know of no copies: they would open a log without what only copies have.
+    bare: BTreeSet<i32>,
     logs: BTreeMap<i32, usize>,
 }
 
@@ -55,16 +58,27 @@ impl Brokers {
         let unfit = image.brokers.iter().filter(|(_, broker)| broker.leaving || broker.without_store);
         let drained =
             drained.chain(unfit.map(|(name, _)| name)).filter_map(|name| broker_id(name).ok()).collect();
+        let bare = image.brokers.iter().filter(|(_, broker)| broker.disk.is_none());
+        let bare = bare.filter_map(|(name, _)| broker_id(name).ok()).collect();
         let mut logs: BTreeMap<i32, usize> = BTreeMap::new();
         for (_, owner) in image.owners.iter() {
             *logs.entry(owner.next.unwrap_or(owner.broker)).or_default() += 1;
         }
-        Brokers { alive, drained, logs }
+        Brokers { alive, drained, bare, logs }
     }
 
     /// Whether a broker is alive and may own logs.
     fn takes(&self, broker: i32) -> bool {
         self.alive.contains_key(&broker) && !self.drained.contains(&broker)
+    }
+
+    /// The same brokers for a log: where copies count, those that know of copies.
+    fn of_log(&self, owner: &OwnerRecord) -> Brokers {
+        let mut of_log = self.clone();
+        if !owner.set.is_empty() {
+            of_log.alive.retain(|broker, _| !self.bare.contains(broker));
+        }
+        of_log
     }
 
     fn process(&self, broker: i32) -> Option<Process> {
@@ -125,15 +139,17 @@ pub fn successors(image: &Image) -> BTreeMap<String, i32> {
 fn decide(image: &Image, mut brokers: Brokers) -> Vec<(String, OwnerRecord)> {
     let mut changes = Vec::new();
     for (log, owner) in image.owners.iter() {
-        let Some(best) = brokers.best(owner.home).and_then(|best| brokers.process(best)) else { break };
-        let changed = if !brokers.alive.contains_key(&owner.broker) {
+        let fit = if brokers.bare.is_empty() { None } else { Some(brokers.of_log(owner)) };
+        let fit = fit.as_ref().unwrap_or(&brokers);
+        let Some(best) = fit.best(owner.home).and_then(|best| fit.process(best)) else { continue };
+        let changed = if !fit.alive.contains_key(&owner.broker) {
             // The broker that was to get it may have fetched some of it.
-            let begun = owner.next.filter(|next| brokers.takes(*next) && !brokers.takes(owner.home));
-            let to = begun.and_then(|next| brokers.process(next)).unwrap_or(best);
+            let begun = owner.next.filter(|next| fit.takes(*next) && !fit.takes(owner.home));
+            let to = begun.and_then(|next| fit.process(next)).unwrap_or(best);
             brokers.moves(owner.next.unwrap_or(owner.broker), to.broker);
             owned(owner, to)
         } else {
-            let target = brokers.target(owner, best.broker);
+            let target = fit.target(owner, best.broker);
             let next = (target != owner.broker).then_some(target);
             if next == owner.next {
                 continue;

@@ -1,12 +1,105 @@
 //! Which brokers have copies of a log, as pure logic: the disks that shall have them, and what clients are told of replicas.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use uuid::Uuid;
 
+use crate::config::Config;
 use crate::image::Image;
-use crate::image::records::{BrokerRecord, broker_id};
+use crate::image::records::{BrokerRecord, OwnerRecord, broker_id};
+
+/// The brokers with copies of a log, as clients are told of them. The owner is the first of `all` and of `in_sync`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Replicas {
+    /// Those that have copies, or shall have some.
+    pub all: Vec<i32>,
+    /// Those whose copies count.
+    pub in_sync: Vec<i32>,
+    /// Those that are not alive.
+    pub offline: Vec<i32>,
+}
+
+impl Replicas {
+    /// Those of a log without copies on other brokers.
+    pub fn alone(owner: i32) -> Replicas {
+        Replicas { all: vec![owner], in_sync: vec![owner], offline: Vec::new() }
+    }
+
+    /// Those of a log. Where fewer brokers than `factor` are alive, the brokers that had logs once take the places of those
+    /// that are missing, as in Kafka.
+    fn of(image: &Image, log: &str, record: &OwnerRecord, factor: usize) -> Replicas {
+        let owner = record.broker;
+        let is_alive = |broker: &i32| image.brokers.get(&broker.to_string()).is_some();
+        let Replicas { mut all, mut in_sync, .. } = Replicas::alone(owner);
+        let disks =
+            image.brokers.iter().filter(|(_, broker)| broker.disk.is_some_and(|it| record.set.contains(&it)));
+        in_sync.extend(disks.filter_map(|(name, _)| broker_id(name).ok()).filter(|broker| *broker != owner));
+        in_sync[1..].sort_unstable();
+        all.extend(&in_sync[1..]);
+        let mut gone: Vec<i32> =
+            image.owners.iter().map(|(_, other)| other.home).filter(|it| !is_alive(it)).collect();
+        gone.sort_by_key(|broker| weight(log, *broker));
+        for broker in targets(image, log, owner, factor - 1).into_values().chain(gone) {
+            if all.len() < factor && !all.contains(&broker) {
+                all.push(broker);
+            }
+        }
+        let offline = all.iter().copied().filter(|broker| !is_alive(broker)).collect();
+        Replicas { all, in_sync, offline }
+    }
+
+    /// These, with `leader` as the first: a partition hears of its log's owner by itself.
+    pub fn led_by(&self, leader: i32) -> Replicas {
+        let first = |of: &[i32]| {
+            std::iter::once(leader).chain(of.iter().copied().filter(|broker| *broker != leader)).collect()
+        };
+        match self.all.first() {
+            Some(owner) if *owner == leader => self.clone(),
+            _ => Replicas {
+                all: first(&self.all),
+                in_sync: first(&self.in_sync),
+                offline: self.offline.clone(),
+            },
+        }
+    }
+}
+
+/// The replicas of each log.
+pub type ByLog = HashMap<Uuid, Replicas>;
+
+/// The replicas of all logs, worked out once for each revision of the metadata.
+#[derive(Debug)]
+pub struct ReplicaMap {
+    factor: usize,
+    known: Mutex<(u64, Arc<ByLog>)>,
+}
+
+impl ReplicaMap {
+    pub fn new(config: &Config) -> ReplicaMap {
+        ReplicaMap { factor: others(config) + 1, known: Mutex::default() }
+    }
+
+    /// The replicas of each log.
+    pub fn at(&self, image: &Image) -> Arc<ByLog> {
+        let mut known = self.known.lock();
+        // There is no revision 0.
+        if known.0 != image.revision {
+            let logs = image.owners.iter().filter_map(|(name, owner)| {
+                Some((name.parse().ok()?, Replicas::of(image, name, owner, self.factor)))
+            });
+            *known = (image.revision, Arc::new(logs.collect()));
+        }
+        known.1.clone()
+    }
+}
+
+/// The brokers beside the owner that get copies of a log.
+pub fn others(config: &Config) -> usize {
+    usize::try_from(config.replication_factor - 1).unwrap_or(0)
+}
 
 /// A number for a broker and a log, the same on all brokers of this version: the copies of many logs are spread evenly.
 fn weight(log: &str, broker: i32) -> u64 {
@@ -37,14 +130,14 @@ pub fn targets(image: &Image, log: &str, owner: i32, others: usize) -> BTreeMap<
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::sync::Arc;
 
     use meta::{Memory, Store};
 
     use super::*;
+    use crate::image::records::Rest;
     use crate::image::{Metadata, Record};
 
-    fn image(brokers: &[(i32, Option<&str>, bool)]) -> Arc<Image> {
+    fn store(brokers: &[(i32, Option<&str>, bool)]) -> Arc<Memory> {
         let store = Arc::new(Memory::default());
         for (broker, rack, leaving) in brokers {
             let record = BrokerRecord {
@@ -58,7 +151,11 @@ mod tests {
             };
             store.commit(&[], &[record.put(&broker.to_string())]).unwrap();
         }
-        Metadata::open(store).unwrap().image()
+        store
+    }
+
+    fn image(brokers: &[(i32, Option<&str>, bool)]) -> Arc<Image> {
+        Metadata::open(store(brokers)).unwrap().image()
     }
 
     fn chosen(image: &Image, log: &str, owner: i32) -> BTreeSet<i32> {
@@ -79,6 +176,45 @@ mod tests {
             let chosen: Vec<i32> = chosen(&racks, &format!("log {log}"), 1).into_iter().collect();
             assert!(matches!(chosen[..], [3 | 4, 5 | 6]), "{chosen:?}");
         }
+    }
+
+    #[test]
+    fn clients_are_told_of_the_set_of_those_to_come_and_of_those_that_are_gone() {
+        let disk = |broker: i32| Uuid::from_u128(u128::from(broker.cast_unsigned()));
+        let owner = |home: i32, broker: i32, set: &[i32]| OwnerRecord {
+            home,
+            broker,
+            incarnation: Uuid::nil(),
+            epoch: 1,
+            next: None,
+            ready: None,
+            set: set.iter().map(|broker| disk(*broker)).collect(),
+            set_epoch: 1,
+            rest: Rest::new(),
+        };
+        let three = [(1, None, false), (2, None, false), (3, None, false)];
+        let told = |brokers: &[(i32, Option<&str>, bool)], record: &OwnerRecord| {
+            let store = store(brokers);
+            let log = |log: u128| Uuid::from_u128(log).to_string();
+            store.commit(&[], &[record.put(&log(7))]).unwrap();
+            for home in 1..=3 {
+                store
+                    .commit(&[], &[owner(home, home, &[]).put(&log(u128::from(home.unsigned_abs())))])
+                    .unwrap();
+            }
+            let image = Metadata::open(store).unwrap().image();
+            let map = ReplicaMap::new(&Config::default());
+            map.at(&image)[&Uuid::from_u128(7)].clone()
+        };
+        let Replicas { all, in_sync, offline } = told(&three, &owner(2, 2, &[3, 1]));
+        assert_eq!((all, in_sync, offline), (vec![2, 1, 3], vec![2, 1, 3], vec![]));
+        let Replicas { all, in_sync, offline } = told(&three, &owner(2, 2, &[3]));
+        assert_eq!((all, in_sync, offline), (vec![2, 3, 1], vec![2, 3], vec![]));
+        // Broker 3 is gone, and counts still, as far as the metadata says.
+        let Replicas { all, in_sync, offline } = told(&three[..2], &owner(2, 2, &[3, 1]));
+        assert_eq!((all, in_sync, offline), (vec![2, 1, 3], vec![2, 1], vec![3]));
+        let moved = told(&three, &owner(2, 2, &[3])).led_by(1);
+        assert_eq!((moved.all, moved.in_sync), (vec![1, 2, 3], vec![1, 2, 3]));
     }
 
     #[test]

@@ -486,6 +486,10 @@ settings! {
     object_interval_ms: i64 = 10_000, "object.store.upload.interval.ms", 1, i64::MAX;
     /// Whether new topics are diskless, if they do not say (diskless.enable).
     diskless_default: bool = false, "log.diskless.enable", false, true;
+    /// Brokers of a cluster with a copy of each log, its owner among them. They answer for all topics that are not diskless.
+    replication_factor: i32 = 3, "default.replication.factor", 1, 15;
+    /// A broker that has lacked records of a log for so many milliseconds does not count any more as one with a copy.
+    replica_lag_ms: i64 = 300, "replica.lag.time.max.ms", 50, i64::MAX;
     /// Records of diskless topics go to the object store after so many milliseconds, and are acknowledged then.
     diskless_interval_ms: i64 = 250, "object.store.diskless.interval.ms", 1, i64::MAX;
     /// So many bytes of records of diskless topics go to the object store without waiting any longer.

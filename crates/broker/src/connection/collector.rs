@@ -11,6 +11,7 @@ use prometheus_client::registry::Registry;
 use storage::Statistics;
 
 use crate::broker::Broker;
+use crate::cluster::replicas::Replicas;
 use crate::connection::table;
 use crate::groups::Group;
 use crate::image::Image;
@@ -117,6 +118,7 @@ impl Collector for BrokerCollector {
         ];
         encode_gauges(&gauges, &mut encoder)?;
         encode_roles(&broker, &image, &mut encoder)?;
+        encode_replicas(&broker, &topics, &mut encoder)?;
         encode_logs(&broker, &mut encoder)?;
         encode_store(&broker, &mut encoder)?;
         encode_telemetry(&broker, &mut encoder)?;
@@ -134,6 +136,48 @@ fn encode_gauges(
         gauge.encode(metric)?;
     }
     Ok(())
+}
+
+/// The replicas of the partitions that this broker leads.
+fn encode_replicas(
+    broker: &Broker,
+    topics: &[Arc<Topic>],
+    encoder: &mut DescriptorEncoder,
+) -> Result<(), std::fmt::Error> {
+    let (mut leads, mut missing, mut too_few, mut just_enough) = (0, 0, 0, 0);
+    for topic in topics {
+        let (replicas, min) = (broker.replicas_of(topic), topic.config().in_sync_min);
+        for partition in topic.partitions().iter() {
+            if partition.leader().node != broker.placement.local() {
+                continue;
+            }
+            let Replicas { all, in_sync, .. } = replicas.of(partition);
+            leads += 1;
+            missing += i64::from(in_sync.len() < all.len());
+            too_few += i64::from(in_sync.len() < min);
+            just_enough += i64::from(in_sync.len() == min);
+        }
+    }
+    let gauges = [
+        ("kafka_server_replicamanager_leadercount", "Partitions that this broker leads", leads),
+        (
+            "kafka_server_replicamanager_underreplicatedpartitions",
+            "Of the partitions that this broker leads, those with fewer replicas in sync than they have",
+            missing,
+        ),
+        (
+            "kafka_server_replicamanager_underminisrpartitioncount",
+            "Of the partitions that this broker leads, those with fewer replicas in sync than min.insync.replicas: acks=all is \
+             refused",
+            too_few,
+        ),
+        (
+            "kafka_server_replicamanager_atminisrpartitioncount",
+            "Of the partitions that this broker leads, those with as many replicas in sync as min.insync.replicas",
+            just_enough,
+        ),
+    ];
+    encode_gauges(&gauges, encoder)
 }
 
 /// What the broker is in its cluster, if there is one.

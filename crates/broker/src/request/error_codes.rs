@@ -139,7 +139,9 @@ impl From<AdminError> for Failure {
             AdminError::Alive(_)
             | AdminError::NotAlive(_)
             | AdminError::Drained(_)
-            | AdminError::NoLog(_) => ErrorCode::InvalidRequest,
+            | AdminError::NoLog(_)
+            | AdminError::Open(_)
+            | AdminError::HasCopy(_) => ErrorCode::InvalidRequest,
         };
         Failure::because(code, message)
     }

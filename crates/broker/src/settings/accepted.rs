@@ -12,6 +12,7 @@ use wire::ErrorCode;
 
 const THREADS: &str = "Accepted for Kafka's tools; there are as many threads as the machine has use for.";
 const COPIES: &str = "Accepted for Kafka's tools; there is one copy of each partition.";
+const MIN_INSYNC_DOC: &str = "With fewer replicas in sync, acks=all is refused, in topics that do not say.";
 const TIERS: &str = "Accepted for Kafka's tools; all records are on the local disk.";
 const LOG: &str = "Accepted for Kafka's tools; all partitions share one log, which has settings of its own.";
 const CODECS: &str = "Accepted for Kafka's tools; batches are kept as the producer compressed them.";
@@ -68,7 +69,7 @@ pub const ACCEPTED_SETTINGS: &[ResourceSetting] = &[
     switch("log.preallocate", "false", LOG),
     long("log.roll.jitter.ms", "", 0, LOG),
     long("log.segment.delete.delay.ms", "60000", 0, LOG),
-    setting(MIN_INSYNC, Int, OfCluster("1"), ANY, COPIES).at_least(1),
+    setting(MIN_INSYNC, Int, OfCluster("1"), ANY, MIN_INSYNC_DOC).at_least(1),
     number("num.io.threads", "8", 1, THREADS),
     number("num.network.threads", "3", 1, THREADS),
     number("num.recovery.threads.per.data.dir", "2", 1, THREADS),

@@ -16,7 +16,7 @@ use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
 use crate::settings::accepted::{
     MIN_INSYNC, accepted_setting, check_accepted, check_threads, is_of_one_broker,
 };
-use crate::settings::topic::wrong_local_retention;
+use crate::settings::topic::{in_sync_min, wrong_local_retention};
 
 /// Bound of the groups with settings of their own, and of the brokers. They are held in memory, and clients choose the
 /// names.
@@ -131,6 +131,12 @@ impl ResourceConfigs {
     pub fn set_by_clients(&self) -> Overrides {
         let [own, all] = self.of_broker();
         all.iter().chain(own.iter()).map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+
+    /// `min.insync.replicas` of topics that do not say, if a client has set it.
+    pub fn in_sync_min(&self) -> Option<usize> {
+        let min = self.of(ResourceKind::Broker, "").get(MIN_INSYNC)?.trim().parse().ok()?;
+        Some(in_sync_min(min, &self.start))
     }
 
     /// Replaces the settings of one resource by the result of `change`. Durable on return. Blocks.

@@ -10,7 +10,7 @@ use storage::Level;
 
 use crate::config::resource_setting::{DefaultFrom, ResourceSetting, setting};
 use crate::config::{Config, Kind};
-use crate::settings::accepted::accepted;
+use crate::settings::accepted::{MIN_INSYNC, accepted};
 
 use DefaultFrom::{Broker, Fixed, OfCluster};
 use Kind::{Boolean, Double, Int, List, Long, String as Word};
@@ -141,11 +141,11 @@ pub const TOPIC_SETTINGS: &[ResourceSetting] = &[
     )
     .at_least(0),
     setting(
-        "min.insync.replicas",
+        MIN_INSYNC,
         Int,
         OfCluster("1"),
         &[],
-        "There is one copy, and it is synced before acks=all is answered.",
+        "With fewer replicas in sync, acks=all is refused. Of a topic with one copy, it is synced before acks=all is answered.",
     )
     .at_least(1),
     setting("preallocate", Boolean, accepted("log.preallocate"), &[], NO_EFFECT),
@@ -280,19 +280,28 @@ pub fn wrong_local_retention((local_name, local): (&str, i64), (name, all): (&st
 }
 
 /// Notes in the settings of a new topic of a cluster whether it is diskless or has copies. Topics of before copies had no such
-/// note, and are diskless.
+/// note, and are diskless. So is a new one that does not say otherwise, unless `copies` says that all brokers keep copies.
 ///
 /// # Errors
 /// The settings say something that no topic of a cluster can be.
-pub fn settle_level(overrides: &mut BTreeMap<String, String>, config: &Config) -> Result<(), &'static str> {
+pub fn settle_level(
+    overrides: &mut BTreeMap<String, String>,
+    config: &Config,
+    copies: bool,
+) -> Result<(), &'static str> {
     if is_set(overrides, config, "remote.storage.enable") {
         return Err(
             "The topics of a cluster are in the object store anyway: remote.storage.enable can only be false.",
         );
     }
-    let default = config.diskless_default.to_string();
-    overrides.entry(DISKLESS.to_owned()).or_insert(default);
+    let diskless = config.diskless_default || !copies;
+    overrides.entry(DISKLESS.to_owned()).or_insert_with(|| diskless.to_string());
     Ok(())
+}
+
+/// `min.insync.replicas`, or the number of replicas if that is lower, as in Kafka since 4.0.
+pub fn in_sync_min(min: i64, config: &Config) -> usize {
+    usize::try_from(min.min(config.replication_factor.into())).unwrap_or(1)
 }
 
 /// Notes in the settings of a new topic whether it is diskless, if they do not say so: the server's default may change
@@ -318,8 +327,13 @@ pub fn wrong_change(
     before: &BTreeMap<String, String>,
     after: &BTreeMap<String, String>,
     config: &Config,
+    in_cluster: bool,
 ) -> Option<&'static str> {
-    if is_set(before, config, DISKLESS) != is_set(after, config, DISKLESS) {
+    let diskless = |overrides: &BTreeMap<String, String>| match in_cluster {
+        true => !has_copies(overrides),
+        false => is_set(overrides, config, DISKLESS),
+    };
+    if diskless(before) != diskless(after) {
         return Some("diskless.enable can be set only when a topic is created.");
     }
     let turned_off =
@@ -330,6 +344,11 @@ pub fn wrong_change(
          remote storage and delete all remote data, please set \
          `remote.storage.enable=false,remote.log.delete.on.disable=true`.",
     )
+}
+
+/// Whether a topic of a cluster has copies on several brokers: it says so.
+fn has_copies(overrides: &BTreeMap<String, String>) -> bool {
+    overrides.get(DISKLESS).is_some_and(|value| value.trim().eq_ignore_ascii_case("false"))
 }
 
 fn is_set(overrides: &BTreeMap<String, String>, config: &Config, name: &str) -> bool {
@@ -366,6 +385,8 @@ pub struct TopicConfig {
     pub timestamp_after_max_ms: i64,
     /// The part that the object store has in the topic. `None` if it has none.
     pub tiering: Option<Tiering>,
+    /// With fewer replicas in sync, `acks=all` is refused (`min.insync.replicas`). 1 for a topic without copies.
+    pub in_sync_min: usize,
 }
 
 /// How a topic uses the object store.
@@ -408,12 +429,17 @@ impl TopicConfig {
 
     /// The same for a topic of a cluster, where no record is on one disk only.
     pub fn in_cluster(overrides: &BTreeMap<String, String>, config: &Config) -> TopicConfig {
-        let copied = overrides.get(DISKLESS).is_some_and(|value| value.trim().eq_ignore_ascii_case("false"));
-        let level = if copied { Level::Replicated } else { Level::Diskless };
+        let level = if has_copies(overrides) { Level::Replicated } else { Level::Diskless };
         TopicConfig::at(Some(level), overrides, config)
     }
 
+    /// Whether the topic has copies on several brokers.
+    pub fn is_replicated(&self) -> bool {
+        self.tiering.as_ref().is_some_and(|tiering| tiering.level == Level::Replicated)
+    }
+
     fn at(level: Option<Level>, overrides: &BTreeMap<String, String>, config: &Config) -> TopicConfig {
+        let copied = level == Some(Level::Replicated);
         let text = |name: &str| value_of(overrides, config, name);
         let number =
             |name: &str| text(name).trim().parse::<i64>().expect("values are checked before they are stored");
@@ -427,10 +453,10 @@ impl TopicConfig {
             max_lag_ms: number("max.compaction.lag.ms"),
             delete_retention_ms: number("delete.retention.ms"),
         };
-        let tiering = |level| {
+        let tiering = |level: Level| {
             let bytes = u64::try_from(number("local.retention.bytes")).ok();
             let ms = Some(number("local.retention.ms")).filter(|ms| *ms >= 0);
-            // The disk is only a buffer of a diskless topic, unless its own settings say otherwise.
+            // In front of the object store, the disk is only a buffer of a topic whose own settings say nothing else.
             let own = |name: &str| {
                 overrides
                     .get(name)
@@ -438,7 +464,7 @@ impl TopicConfig {
                     .is_some_and(|value| value >= 0)
             };
             let says = own("local.retention.bytes") || own("local.retention.ms");
-            let buffer = level == Level::Diskless && !says;
+            let buffer = level.waits() && !says;
             Tiering {
                 level,
                 local_retention_ms: ms,
@@ -464,6 +490,7 @@ impl TopicConfig {
             timestamp_before_max_ms: number("message.timestamp.before.max.ms"),
             timestamp_after_max_ms: number("message.timestamp.after.max.ms"),
             tiering: level.map(tiering),
+            in_sync_min: if copied { in_sync_min(number(MIN_INSYNC), config) } else { 1 },
         }
     }
 }

@@ -28,6 +28,7 @@ use crate::image::{Delta, Image, Metadata, Observer, Record, Update};
 use crate::logs::{Held, Logs, Streams};
 use crate::partition::Partition;
 use crate::placement::Placement;
+use crate::settings::accepted::MIN_INSYNC;
 use crate::settings::resource::{ResourceConfigs, ResourceKind};
 use crate::settings::topic::{TopicConfig, settle_diskless, settle_level};
 /// The topic of committed offsets and group state.
@@ -281,8 +282,11 @@ impl Topics {
         mut configs: Overrides,
         forget: impl FnOnce() -> bool,
     ) -> Result<Arc<Topic>, TopicError> {
-        if !is_internal(name) && self.logs.are_moving() {
-            settle_level(&mut configs, &self.configs.now())
+        if self.logs.are_moving() {
+            let image = self.metadata.image();
+            // A broker of an earlier version keeps no copies.
+            let copies = image.brokers.iter().all(|(_, broker)| broker.disk.is_some());
+            settle_level(&mut configs, &self.configs.now(), copies)
                 .map_err(|why| TopicError::Config(why.to_owned()))?;
         } else if !is_internal(name) {
             settle_diskless(&mut configs, &self.configs.now());
@@ -367,7 +371,13 @@ impl Topics {
     /// The settings of a topic with these overrides.
     fn config_of(&self, overrides: &Overrides) -> TopicConfig {
         match self.logs.are_moving() {
-            true => TopicConfig::in_cluster(overrides, &self.configs.now()),
+            true => {
+                let mut config = TopicConfig::in_cluster(overrides, &self.configs.now());
+                let says = overrides.contains_key(MIN_INSYNC) || !config.is_replicated();
+                let default = self.configs.in_sync_min().filter(|_| !says);
+                config.in_sync_min = default.unwrap_or(config.in_sync_min);
+                config
+            }
             false => TopicConfig::new(overrides, &self.configs.now()),
         }
     }

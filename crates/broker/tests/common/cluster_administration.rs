@@ -267,7 +267,7 @@ async fn settings(cluster: &Cluster, writer: i32, others: &[i32]) {
 }
 
 /// Sets a setting, or returns it to its default.
-async fn alter_config(broker: &Arc<Broker>, kind: i8, name: &str, key: &str, value: Option<&str>) {
+pub async fn alter_config(broker: &Arc<Broker>, kind: i8, name: &str, key: &str, value: Option<&str>) {
     use m::incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
     let config_operation = if value.is_some() { SET } else { DELETE };
     let config = AlterableConfig { name: text(key), config_operation, value: value.map(text) };

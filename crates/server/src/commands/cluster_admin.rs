@@ -28,6 +28,10 @@ pub fn cluster(arguments: &ClusterArguments, verb: ClusterVerb) -> anyhow::Resul
             admin.restored()?;
             print("ids of streams and producers go on behind all that may have been given out\n")
         }
+        ClusterVerb::AcceptLoss { log } => {
+            admin.accept_loss(&log)?;
+            print(&format!("the log {log} is opened with what the object store has\n"))
+        }
         ClusterVerb::Drain { broker, undo: true, .. } => {
             admin.drain(broker, false)?;
             print(&format!("broker {broker} may own logs again\n"))
@@ -96,7 +100,8 @@ fn described(state: &ClusterState) -> String {
             or_dash(Some(listeners.collect::<Vec<_>>().join(", "))),
         ]);
     }
-    let mut logs = Table::new(&["LOG", "PARTITIONS", "EPOCH", "OWNER", "HOME", "MOVES TO"]);
+    let mut logs = Table::new(&["LOG", "PARTITIONS", "EPOCH", "OWNER", "HOME", "MOVES TO", "COPIES"]);
+    let copy = |broker: &Option<i32>| broker.map_or_else(|| "gone".to_owned(), |broker| broker.to_string());
     for (id, log) in &state.logs {
         logs.row([
             id.clone(),
@@ -105,6 +110,10 @@ fn described(state: &ClusterState) -> String {
             log.owner.to_string(),
             log.home.to_string(),
             log.next.map_or_else(|| "-".into(), |next| next.to_string()),
+            match log.copies.is_empty() {
+                true => "-".into(),
+                false => log.copies.iter().map(copy).collect::<Vec<_>>().join(","),
+            },
         ]);
     }
     format!("{}\n{}", brokers.to_text(), logs.to_text())
@@ -131,7 +140,8 @@ mod tests {
             ..BrokerState::default()
         };
         let gone = BrokerState { drained: true, ..BrokerState::default() };
-        let log = LogState { home: 2, owner: 1, epoch: 3, next: None, partitions: 7 };
+        let log =
+            LogState { home: 2, owner: 1, epoch: 3, next: None, partitions: 7, copies: vec![Some(3), None] };
         let state = ClusterState {
             brokers: BTreeMap::from([(1, alive), (2, gone)]),
             logs: BTreeMap::from([("x".into(), log)]),
@@ -140,6 +150,6 @@ mod tests {
         let words: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(words[1], ["1", "1", "7", "alive,", "controller", "a", "1", "PLAINTEXT://host:9092"]);
         assert_eq!(words[2], ["2", "0", "0", "gone,", "drained", "-", "-", "-"]);
-        assert_eq!(words[5], ["x", "7", "3", "1", "2", "-"]);
+        assert_eq!(words[5], ["x", "7", "3", "1", "2", "-", "3,gone"]);
     }
 }

@@ -53,7 +53,13 @@ impl Log {
     /// Makes a stream replicated: its records are visible only once the copy set has them, or the object store. Call this
     /// before the first append, replay or read after opening; a stream stays replicated.
     pub fn set_replicated(&self, stream: &Arc<Stream>) {
+        self.shared.outgoing.want();
         self.hold_back(stream, Level::Replicated);
+    }
+
+    /// Whether the log has, or had, a replicated stream since it was opened.
+    pub fn wants_copies(&self) -> bool {
+        self.shared.outgoing.is_wanted()
     }
 
     /// Whether records of replicated streams go to the object store as early as those of diskless ones: while the copy set does

@@ -1,9 +1,11 @@
 //! The copies of the logs that this process opens: it appends what only copies have, before the partitions lead, and sends its own
 //! blocks to the disks of others.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
 use meta::MetaError;
@@ -17,14 +19,11 @@ use super::{Parts, STORED_CHECK, Shared};
 use crate::cluster::copies::{Added, CopyDisks, DiskError};
 use crate::cluster::copying::{Cluster, Copier};
 use crate::cluster::ownership::Process;
-use crate::cluster::replicas::targets;
+use crate::cluster::replicas::{others, targets};
 use crate::image::records::OwnerRecord;
 use crate::image::{Metadata, Record, Update};
+use crate::metrics::Metrics;
 
-/// Brokers beside the owner that get copies of a log.
-const OTHERS: usize = 2;
-/// A disk that lacks a block for so long leaves the set.
-const PATIENCE: Duration = Duration::from_millis(300);
 /// After one disk of a set has answered, the others have so long: one may have more, after its disk has lost a sync.
 const OTHERS_WITHIN: Duration = Duration::from_millis(100);
 /// A log waits so long for room.
@@ -36,6 +35,11 @@ struct InCluster {
     process: Process,
     log: String,
     epoch: u32,
+    /// Brokers beside the owner that get copies.
+    others: usize,
+    metrics: Arc<Metrics>,
+    /// The disks as of a revision of the metadata.
+    targets: Mutex<(u64, Arc<BTreeSet<Uuid>>)>,
 }
 
 impl InCluster {
@@ -46,9 +50,14 @@ impl InCluster {
 }
 
 impl Cluster for InCluster {
-    fn targets(&self) -> BTreeMap<Uuid, bool> {
-        let chosen = targets(&self.metadata.image(), &self.log, self.process.broker, OTHERS);
-        chosen.into_keys().map(|disk| (disk, true)).collect()
+    fn targets(&self) -> Arc<BTreeSet<Uuid>> {
+        let (image, mut known) = (self.metadata.image(), self.targets.lock());
+        // There is no revision 0.
+        if known.0 != image.revision {
+            let chosen = targets(&image, &self.log, self.process.broker, self.others);
+            *known = (image.revision, Arc::new(chosen.into_keys().collect()));
+        }
+        known.1.clone()
     }
 
     fn set(&self, set: &BTreeSet<Uuid>) -> Result<bool, MetaError> {
@@ -61,6 +70,20 @@ impl Cluster for InCluster {
             Ok(Update::new(changes, true))
         })
     }
+
+    fn changed(&self, before: usize, after: usize) {
+        match after.cmp(&before) {
+            Ordering::Less => self.metrics.isr_shrinks.inc(),
+            Ordering::Greater => self.metrics.isr_expands.inc(),
+            Ordering::Equal => return,
+        };
+        tracing::info!(
+            log = self.log,
+            before,
+            after,
+            "the number of disks with copies that count has changed"
+        );
+    }
 }
 
 /// What the disks of a copy set have said.
@@ -69,11 +92,20 @@ type Answers = Arc<Mutex<BTreeMap<Uuid, Result<Vec<Extent>, DiskError>>>>;
 impl Shared {
     /// Begins to send the blocks of a log to the disks of others.
     pub(super) fn start_copier(&self, log: &Arc<Log>, name: &str, epoch: u32) -> Copier {
-        let Parts { metadata, process, disks, threads, .. } = &self.parts;
-        let cluster =
-            InCluster { metadata: metadata.clone(), process: *process, log: name.to_owned(), epoch };
+        let Parts { metadata, process, disks, threads, opening, .. } = &self.parts;
+        let cluster = InCluster {
+            metadata: metadata.clone(),
+            process: *process,
+            log: name.to_owned(),
+            epoch,
+            others: others(&opening.config),
+            metrics: opening.metrics.clone(),
+            targets: Mutex::default(),
+        };
+        let patience =
+            Duration::from_millis(u64::try_from(opening.config.replica_lag_ms).unwrap_or(u64::MAX));
         let of = Opening { log_id: log.id(), epoch };
-        let copier = Copier::start(log, of, PATIENCE, (disks.clone(), Box::new(cluster), threads.clone()));
+        let copier = Copier::start(log, of, patience, (disks.clone(), Box::new(cluster), threads.clone()));
         self.copiers.lock().insert(name.to_owned(), copier.clone());
         copier
     }
@@ -133,7 +165,7 @@ impl Shared {
         }
         let mut first = None;
         loop {
-            if unwanted.load(Ordering::Acquire) {
+            if unwanted.load(Acquire) {
                 return Err(BringError::Unwanted);
             }
             let now = threads.now();
@@ -207,7 +239,7 @@ impl Shared {
         let threads = &self.parts.threads;
         let until = threads.now() + ROOM_WITHIN;
         loop {
-            if unwanted.load(Ordering::Acquire) {
+            if unwanted.load(Acquire) {
                 return Err(BringError::Unwanted);
             }
             match replay.add(block) {

@@ -253,6 +253,13 @@ impl Host {
         self.0.held.lock().values().any(moves) || self.0.prefetched.lock().values().any(going)
     }
 
+    /// Whether a log that is open has, or had, a stream that waits for copies.
+    #[cfg(test)]
+    pub fn wants_copies(&self, log: &str) -> bool {
+        let held = self.0.held.lock();
+        held.get(log).is_some_and(|held| matches!(&held.state, State::Open(open) if open.log.wants_copies()))
+    }
+
     /// Whether a log is open, and not only about to be taken over once more.
     #[cfg(test)]
     pub fn has_open(&self, log: &str) -> bool {

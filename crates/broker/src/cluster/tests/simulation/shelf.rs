@@ -146,6 +146,7 @@ impl CopyDisks for ToDisks {
         })?;
         let until = self.now() + ANSWERED_WITHIN_MS;
         let done = Arc::new(Added::default());
+        kept.copies.drop_below(of, stored);
         kept.copies.add(of, blocks, begins, done.clone()).map_err(|error| refused(&error))?;
         if self.flaw == Flaw::AnswersUnsynced {
             done.complete(Ok(()));
@@ -158,7 +159,6 @@ impl CopyDisks for ToDisks {
             }
         };
         outcome.map_err(|error| away(&error.to_string()))?;
-        kept.copies.drop_below(of, stored);
         self.answer(blocks.last().map_or(0, |block| block.number + 1))
     }
 

@@ -608,7 +608,10 @@ impl World {
                     && process.host.held(log) == Some(owner.epoch)
                     && process.host.has_open(log)
             };
-            let whole = owner.set.len() == 2 && owner.set_epoch == owner.epoch;
+            let whole = match process.is_some_and(|process| process.host.wants_copies(log)) {
+                true => owner.set.len() == 2 && owner.set_epoch == owner.epoch,
+                false => owner.set.is_empty(),
+            };
             owner.broker == owner.home && owner.next.is_none() && whole && process.is_some_and(open)
         };
         let waits =
