@@ -200,7 +200,7 @@ async fn create_one(
         let details = format!("partitions {partitions}, settings {configs:?}");
         let created = broker.create_topic(&topic.name, partitions, configs).await?;
         audit::changed(&caller.origin, "created topic", &topic.name, &details);
-        let chosen = topic.assignments.iter().map(|of| (of.partition_index, of.broker_ids.first().copied()));
+        let chosen = topic.assignments.iter().map(|of| (of.partition_index, Some(of.broker_ids.clone())));
         place(broker, &created, chosen.collect()).await;
         let replicas = broker.replicas_of(&created);
         (created.id, created.partition(0).map_or(1, |first| replicas.of(&first).all.len()))
@@ -237,7 +237,7 @@ async fn create_one(
 }
 
 /// Lets new partitions go to the brokers that were chosen for them.
-async fn place(broker: &Arc<Broker>, topic: &Arc<Topic>, chosen: Vec<(i32, Option<i32>)>) {
+async fn place(broker: &Arc<Broker>, topic: &Arc<Topic>, chosen: Vec<(i32, Option<Vec<i32>>)>) {
     if !broker.logs.are_moving() || chosen.is_empty() {
         return;
     }
@@ -540,7 +540,7 @@ async fn create_partitions_of(
     let (name, total) = (asked.name.to_string(), asked.count);
     broker.blocking(move |broker| broker.topics.add_partitions(&name, total)).await?;
     let chosen = (now..).zip(asked.assignments.iter().flatten());
-    let chosen = chosen.map(|(index, of)| (index, of.broker_ids.first().copied())).collect();
+    let chosen = chosen.map(|(index, of)| (index, Some(of.broker_ids.clone()))).collect();
     place(broker, &topic, chosen).await;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! AlterPartitionReassignments and ListPartitionReassignments (KIP-455). The object store of a cluster keeps the copies of a
-//! partition: a reassignment moves it to the first of the brokers that are named.
+//! AlterPartitionReassignments and ListPartitionReassignments (KIP-455). A reassignment moves a partition to the first of the
+//! brokers that are named. The copies are those of the log there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -70,8 +70,8 @@ pub async fn alter_reassignments(
     }
 }
 
-/// A partition, and the broker that it moves to. Without a broker, its move is given up.
-type Wanted = (i32, Option<i32>);
+/// A partition, and the brokers that are named for it: it moves to the first one. Without brokers, its move is given up.
+type Wanted = (i32, Option<Vec<i32>>);
 
 /// Checks what is asked of a partition.
 fn check(
@@ -114,8 +114,7 @@ fn check(
             twice[0]
         ));
     }
-    // The object store has the copies, so the others have nothing to do.
-    Ok((index, Some(*first)))
+    Ok((index, Some(replicas.to_vec())))
 }
 
 /// Makes the changes that are possible, in one commit.
@@ -128,7 +127,7 @@ async fn alter(
         let stays = |(_, to): Wanted| to.map(drop).ok_or(ErrorCode::NoReassignmentInProgress.into());
         return checked.into_iter().map(|checked| checked.and_then(stays)).collect();
     }
-    let wanted: Vec<Wanted> = checked.iter().filter_map(|checked| checked.as_ref().ok().copied()).collect();
+    let wanted: Vec<Wanted> = checked.iter().filter_map(|checked| checked.as_ref().ok().cloned()).collect();
     let found = topic.clone();
     let altered = broker.blocking(move |broker| broker.topics.alter_moves(&found, &wanted)).await;
     let mut altered = match altered {

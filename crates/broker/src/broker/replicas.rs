@@ -9,6 +9,7 @@ use wire::ErrorCode;
 use super::Broker;
 use crate::cluster::replicas::{ByLog, Replicas, others};
 use crate::config::resource_setting::Overrides;
+use crate::image::records::TopicRecord;
 use crate::partition::Partition;
 use crate::partition::log::PartitionLog;
 use crate::settings::topic::{DISKLESS, TopicConfig};
@@ -16,8 +17,8 @@ use crate::topics::Topic;
 
 /// The replicas of the partitions of a topic, at one moment.
 pub(crate) struct TopicReplicas {
-    /// Those of each log, and the logs of the partitions. `None` for a topic without copies.
-    of_logs: Option<(Arc<ByLog>, Vec<Uuid>)>,
+    /// Those of each log, and the topic's record. `None` for a topic without copies.
+    of_logs: Option<(Arc<ByLog>, Arc<TopicRecord>)>,
 }
 
 impl TopicReplicas {
@@ -25,8 +26,10 @@ impl TopicReplicas {
     pub fn of(&self, partition: &Partition) -> Replicas {
         let leader = partition.leader().node;
         let at = usize::try_from(partition.index).unwrap_or(usize::MAX);
-        let copied =
-            self.of_logs.as_ref().and_then(|(all, logs)| Some(all.get(logs.get(at)?)?.led_by(leader)));
+        let copied = self.of_logs.as_ref().and_then(|(all, record)| {
+            let assigned = record.assigned.get(&partition.index).map_or(&[][..], Vec::as_slice);
+            Some(all.get(record.logs.get(at)?)?.of_partition(leader, assigned))
+        });
         let mut replicas = copied.unwrap_or_else(|| Replicas::alone(leader));
         if partition.is_lost() {
             replicas.offline = vec![leader];
@@ -38,10 +41,7 @@ impl TopicReplicas {
 impl Broker {
     /// The replicas of the partitions of a topic.
     pub(crate) fn replicas_of(&self, topic: &Topic) -> TopicReplicas {
-        let logs = || {
-            let all = self.replicas.at(&self.metadata.image());
-            (all, topic.record().places().map(|(_, log)| log).collect())
-        };
+        let logs = || (self.replicas.at(&self.metadata.image()), topic.record());
         TopicReplicas { of_logs: topic.config().is_replicated().then(logs) }
     }
 

@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::image::Image;
 use crate::image::records::{BrokerRecord, OwnerRecord, broker_id};
 
-/// The brokers with copies of a log, as clients are told of them. The owner is the first of `all` and of `in_sync`.
+/// The brokers with copies of a log, as clients are told of them. As in Kafka, the first of `all` leads if it can.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replicas {
     /// Those that have copies, or shall have some.
@@ -47,23 +47,33 @@ impl Replicas {
                 all.push(broker);
             }
         }
+        all.sort_unstable();
+        first(&mut all, record.home);
         let offline = all.iter().copied().filter(|broker| !is_alive(broker)).collect();
         Replicas { all, in_sync, offline }
     }
 
-    /// These, with `leader` as the first: a partition hears of its log's owner by itself.
-    pub fn led_by(&self, leader: i32) -> Replicas {
-        let first = |of: &[i32]| {
-            std::iter::once(leader).chain(of.iter().copied().filter(|broker| *broker != leader)).collect()
-        };
-        match self.all.first() {
-            Some(owner) if *owner == leader => self.clone(),
-            _ => Replicas {
-                all: first(&self.all),
-                in_sync: first(&self.in_sync),
-                offline: self.offline.clone(),
-            },
+    /// Those of a partition of the log: its leader is among them, since it hears of its log's owner by itself, and they are in the
+    /// order in which they were `assigned`, if they are led by the first of them and no other.
+    pub fn of_partition(&self, leader: i32, assigned: &[i32]) -> Replicas {
+        let mut replicas = self.clone();
+        for of in [&mut replicas.all, &mut replicas.in_sync] {
+            if !of.contains(&leader) {
+                of.push(leader);
+            }
         }
+        if assigned.first() == replicas.all.first() {
+            let place = |broker: &i32| assigned.iter().position(|it| it == broker).unwrap_or(usize::MAX);
+            replicas.all.sort_by_key(place);
+        }
+        replicas
+    }
+}
+
+/// Puts `broker` before the others, if it is one of them.
+fn first(brokers: &mut [i32], broker: i32) {
+    if let Some(at) = brokers.iter().position(|it| *it == broker) {
+        brokers[..=at].rotate_right(1);
     }
 }
 
@@ -209,12 +219,20 @@ mod tests {
         let Replicas { all, in_sync, offline } = told(&three, &owner(2, 2, &[3, 1]));
         assert_eq!((all, in_sync, offline), (vec![2, 1, 3], vec![2, 1, 3], vec![]));
         let Replicas { all, in_sync, offline } = told(&three, &owner(2, 2, &[3]));
-        assert_eq!((all, in_sync, offline), (vec![2, 3, 1], vec![2, 3], vec![]));
+        assert_eq!((all, in_sync, offline), (vec![2, 1, 3], vec![2, 3], vec![]));
         // Broker 3 is gone, and counts still, as far as the metadata says.
         let Replicas { all, in_sync, offline } = told(&three[..2], &owner(2, 2, &[3, 1]));
         assert_eq!((all, in_sync, offline), (vec![2, 1, 3], vec![2, 1], vec![3]));
-        let moved = told(&three, &owner(2, 2, &[3])).led_by(1);
-        assert_eq!((moved.all, moved.in_sync), (vec![1, 2, 3], vec![1, 2, 3]));
+        let of = told(&three, &owner(2, 2, &[3]));
+        let in_order = |leader, assigned: &[i32]| {
+            let Replicas { all, in_sync, .. } = of.of_partition(leader, assigned);
+            (all, in_sync)
+        };
+        assert_eq!(in_order(2, &[2, 3, 1]), (vec![2, 3, 1], vec![2, 3]));
+        assert_eq!(in_order(2, &[2]), (vec![2, 1, 3], vec![2, 3]));
+        assert_eq!(in_order(1, &[3, 2]), (vec![2, 1, 3], vec![2, 3, 1]), "its home is another one by now");
+        let away = told(&three, &owner(3, 2, &[3]));
+        assert_eq!((away.all, away.in_sync), (vec![3, 1, 2], vec![2, 3]));
     }
 
     #[test]

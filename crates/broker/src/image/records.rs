@@ -45,7 +45,7 @@ macro_rules! json_record {
 pub type Rest = BTreeMap<String, serde_json::Value>;
 
 /// A topic.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopicRecord {
     pub id: Uuid,
     pub streams: Vec<u64>,
@@ -56,6 +56,9 @@ pub struct TopicRecord {
     /// no entries, and 0.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub epochs: Vec<i32>,
+    /// The brokers that were named for a partition, the first of which leads it if it can, by index.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub assigned: BTreeMap<i32, Vec<i32>>,
     /// The partitions that move to another log, by index.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub moves: BTreeMap<i32, Move>,
@@ -106,6 +109,7 @@ impl TopicRecord {
             streams: Vec::new(),
             logs: Vec::new(),
             epochs: Vec::new(),
+            assigned: BTreeMap::new(),
             moves: BTreeMap::new(),
             configs,
             rest: Rest::new(),

@@ -122,7 +122,7 @@ impl Topics {
     pub fn alter_moves(
         &self,
         topic: &Topic,
-        wanted: &[(i32, Option<i32>)],
+        wanted: &[(i32, Option<Vec<i32>>)],
     ) -> Result<Vec<Result<(), MoveError>>, TopicError> {
         let name = topic.name.as_str();
         let _one = self.change.lock();
@@ -131,19 +131,23 @@ impl Topics {
             let (mut record, mut placed) = (TopicRecord::clone(old), Topics::placed(image));
             let mut begun: BTreeMap<i32, (Uuid, i32)> = BTreeMap::new();
             // Of several wishes for a partition, the last one counts.
-            let mut alter = |(index, to): &(i32, Option<i32>)| {
+            let mut alter = |(index, to): &(i32, Option<Vec<i32>>)| {
                 let begins = begun.remove(index).is_some();
-                let Some(to) = to else {
+                let Some((first, others)) = to.as_ref().and_then(|to| to.split_first()) else {
                     let moves = record.moves.remove(index).is_some() || begins;
                     return if moves { Ok(()) } else { Err(MoveError::NoMove) };
                 };
-                let begins = plan(image, &mut record, &mut placed, *index, *to)?;
+                let begins = plan(image, &mut record, &mut placed, *index, *first)?;
+                match others {
+                    [] => drop(record.assigned.remove(index)),
+                    _ => drop(record.assigned.insert(*index, to.clone().unwrap_or_default())),
+                }
                 begun.extend(begins.map(|to| (*index, to)));
                 Ok(())
             };
             let outcomes: Vec<Result<(), MoveError>> = wanted.iter().map(&mut alter).collect();
             if begun.is_empty() {
-                let changes = if record.moves == old.moves { Vec::new() } else { vec![record.put(name)] };
+                let changes = if record == *old { Vec::new() } else { vec![record.put(name)] };
                 return Ok(Update::new(changes, outcomes));
             }
             let streams = self.streams_in(begun.values().map(|(log, _)| *log).collect())?;

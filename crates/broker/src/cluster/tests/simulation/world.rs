@@ -442,7 +442,7 @@ impl World {
         let number = self.any();
         let there = &self.processes[&number].topics;
         let Some(topic) = there.find(&topic_name(place.0)) else { return };
-        let to = (self.rng.u8(0..4) > 0).then(|| self.rng.i32(1..=BROKERS));
+        let to = (self.rng.u8(0..4) > 0).then(|| vec![self.rng.i32(1..=BROKERS)]);
         // Nobody may move, and the broker may own nothing.
         if topic.partition(place.1).is_some() && there.alter_moves(&topic, &[(place.1, to)]).is_ok() {
             self.passed.moves += 1;
