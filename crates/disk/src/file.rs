@@ -133,6 +133,10 @@ impl File for DirectoryFile {
         self.file.metadata().is_ok_and(|metadata| metadata.blocks() * 512 >= self.length)
     }
 
+    fn wants_zeros(&self) -> bool {
+        !self.scratch
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

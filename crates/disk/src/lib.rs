@@ -95,6 +95,12 @@ pub trait File: Send + Sync + Debug {
     /// blocks; then a write needs new space where nothing was written before.
     fn is_allocated(&self) -> bool;
 
+    /// Whether blocks that were never written are slow to write and sync, so that zeros should be there first. Not where nothing is
+    /// synced.
+    fn wants_zeros(&self) -> bool {
+        true
+    }
+
     /// Lets the queue of the same disk recognize its own files.
     fn as_any(&self) -> &dyn std::any::Any;
 }

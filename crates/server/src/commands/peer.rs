@@ -2,7 +2,7 @@
 //!
 //! [`client::Session`] implements the protocol. This file adds the socket, TLS and the time-outs.
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
@@ -163,6 +163,13 @@ impl Write for Stream {
         }
     }
 
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(stream) => stream.write_vectored(parts),
+            Stream::Tls(stream) => stream.write_vectored(parts),
+        }
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Stream::Plain(stream) => stream.flush(),
@@ -199,8 +206,15 @@ impl Channel {
     }
 
     fn send(&mut self, frame: &Chunks) -> Result<(), ClientError> {
-        for part in &frame.parts {
-            self.stream.write_all(part).map_err(|error| self.lost(error))?;
+        let mut parts: Vec<IoSlice<'_>> = frame.parts.iter().map(|part| IoSlice::new(part)).collect();
+        let mut left = &mut parts[..];
+        while !left.is_empty() {
+            match self.stream.write_vectored(left) {
+                Ok(0) => return Err(self.lost(io::ErrorKind::WriteZero.into())),
+                Ok(written) => IoSlice::advance_slices(&mut left, written),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.lost(error)),
+            }
         }
         self.stream.flush().map_err(|error| self.lost(error))
     }

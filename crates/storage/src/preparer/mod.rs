@@ -184,6 +184,9 @@ impl Preparer {
         );
         // Without allocated blocks, the segment could meet a full disk after appends to it were promised.
         let allocated = file.is_allocated();
+        if allocated && !file.wants_zeros() {
+            return Ok(file);
+        }
         let room = self.shared.queue.room.left();
         let mut at = 0;
         while at < self.next_length {
