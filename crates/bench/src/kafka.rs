@@ -21,6 +21,8 @@ pub const VERSION: &str = "4.3.1";
 
 /// Any 16 bytes in Base64. Every start is formatted anew, so the id may stay the same.
 const CLUSTER_ID: &str = "bWFpbnN0ZW0tYmVuY2ghIQ";
+/// So often Maven is asked: a registry that refuses a file once gives it the next time.
+const FETCHES_MAX: u32 = 3;
 const LOG4J_VERSION: &str = "2.25.3";
 /// The flags of Kafka's own start script, without those of the heap.
 const JVM_FLAGS: [&str; 7] = [
@@ -227,7 +229,16 @@ pub fn install(version: &str, work_dir: &Path) -> anyhow::Result<PathBuf> {
     eprintln!("fetching Kafka {version} from Maven Central to {}", jars.display());
     let partial = cache.join(format!("kafka-{version}.{}.partial", std::process::id()));
     fs::create_dir_all(&partial).with_context(|| format!("{} cannot be created", partial.display()))?;
-    let fetched = fetch(&maven, version, &partial, work_dir).and_then(|()| {
+    let mut fetched = fetch(&maven, version, &partial, work_dir);
+    for _ in 1..FETCHES_MAX {
+        if fetched.is_ok() || interrupt::requested() {
+            break;
+        }
+        // Maven goes on with what it has.
+        eprintln!("Maven Central did not give everything; another attempt follows");
+        fetched = fetch(&maven, version, &partial, work_dir);
+    }
+    let fetched = fetched.and_then(|()| {
         // Another process may have been faster.
         fs::rename(partial.join("jars"), &jars)
             .or_else(|error| if jars.is_dir() { Ok(()) } else { Err(error) })?;
