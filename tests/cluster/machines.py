@@ -234,10 +234,10 @@ class Cluster:
         return rows(brokers), rows(logs)
 
     def at_home(self):
-        """Waits until every log is where it belongs, and no broker is drained."""
+        """Waits until every log is where it belongs, every broker has some, and none is drained."""
         def settled():
             brokers, logs = self.status()
-            return (len(brokers) == self.count and all("alive" in of["STATE"] for of in brokers)
+            return (len(brokers) == len({log["OWNER"] for log in logs}) == self.count and all("alive" in of["STATE"] for of in brokers)
                     and all(log["OWNER"] == log["HOME"] and log["MOVES TO"] == "-" for log in logs))
         until(settled, "every log to be at home")
 
