@@ -496,6 +496,29 @@ async fn what_all_copies_had_is_lost_with_them_and_given_up_only_on_demand() {
     }
 }
 
+/// A log without a topic that waits for copies has none. It gets them with the first topic that does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn copies_come_with_the_first_topic_that_waits_for_them() {
+    let mut cluster = cluster_of(&[], &[("diskless.enable", "true")]).await;
+    for _ in 0..5 {
+        cluster.produce().await;
+    }
+    let admin = ClusterAdmin::open(cluster.store.clone()).unwrap();
+    assert!(admin.state().unwrap().logs.values().all(|log| log.copies.is_empty()), "{:?}", admin.state());
+    let created = try_create_topic(&mut cluster.client(), SHORT, PARTITIONS, &[]).await;
+    assert_eq!(created.error_code, 0, "{:?}", created.error_message);
+    let until = Instant::now() + PATIENCE;
+    while !admin.state().unwrap().logs.values().all(|log| log.copies.len() == 2) {
+        assert!(Instant::now() < until, "{:?}", admin.state());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    cluster.produce().await;
+    cluster.read_all().await;
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
 /// With fewer replicas in sync than `min.insync.replicas`, acks=all is refused and acks=1 is not. Clients are told of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn acks_all_needs_replicas_in_sync() {
