@@ -540,7 +540,7 @@ async fn acks_all_needs_replicas_in_sync() {
         let until = Instant::now() + PATIENCE;
         loop {
             let (node, _) = cluster.leaders().await[0];
-            let asked = cluster.brokers.get(&node).map(|broker| connect(broker));
+            let asked = cluster.brokers.get(&node).map(connect);
             if let Some(mut client) = asked {
                 let error = common::produce(&mut client, TOPIC, 0, acks, batch("another")).await.0;
                 if error == ErrorCode::NotEnoughReplicas.code() || !may_be_retried(error) {
