@@ -159,7 +159,7 @@ pub fn kafka_config(contender: Contender, arguments: &ContenderArguments) -> Vec
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use clap::Parser;
 
     use super::*;
@@ -170,7 +170,8 @@ mod tests {
         contenders: ContenderArguments,
     }
 
-    fn arguments(line: &[&str]) -> ContenderArguments {
+    /// The arguments in a command line.
+    pub fn arguments(line: &[&str]) -> ContenderArguments {
         Line::try_parse_from([&["compare"], line].concat()).unwrap().contenders
     }
 

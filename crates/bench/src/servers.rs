@@ -83,6 +83,7 @@ fn bring_up_one(contender: Contender, running: &mut Running, launch: &Launch<'_>
     running.client_properties = certificate.map(|of| of.client_properties()).unwrap_or_default();
     Ok(())
 }
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -90,20 +91,9 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::time::Duration;
 
-    use clap::Parser;
-
     use super::*;
     use crate::contender::START_TIMEOUT;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        contenders: ContenderArguments,
-    }
-
-    fn arguments(line: &[&str]) -> ContenderArguments {
-        Line::try_parse_from([&["compare"], line].concat()).unwrap().contenders
-    }
+    use crate::contender::tests::arguments;
 
     /// Starts a shell script in place of mainstem.
     fn start(directory: &Path, script: &str, timeout: Duration) -> anyhow::Result<Running> {

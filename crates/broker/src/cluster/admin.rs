@@ -9,6 +9,7 @@ use meta::{Change, Compare, MetaError, Store};
 use uuid::Uuid;
 
 use super::ownership::{Process, owned};
+use super::replicas::with_disk;
 use super::{CHANGES_MAX, compare};
 use crate::coordinator::producer_ids::{NEXT_BLOCK_KEY, PRODUCERS_APART};
 use crate::image::records::{BrokerRecord, DrainRecord, OwnerRecord, broker_id};
@@ -134,12 +135,6 @@ impl ClusterState {
         }
         state
     }
-}
-
-/// The broker that is alive and has this disk.
-fn with_disk(image: &Image, disk: Uuid) -> Option<i32> {
-    let mut brokers = image.brokers.iter().filter(|(_, broker)| broker.disk == Some(disk));
-    brokers.find_map(|(name, _)| broker_id(name).ok())
 }
 
 /// The ids of the brokers that the cluster has.

@@ -11,9 +11,9 @@ use wire::ErrorCode;
 use wire::messages as m;
 use wire::messages::copy_blocks_request::CopiedBlock;
 
+use super::replicas::with_disk;
 use crate::coordinator::Peers;
 use crate::image::Metadata;
-use crate::image::records::broker_id;
 
 /// Bytes of blocks in an answer.
 pub const READ_BYTES: usize = 4 * 1024 * 1024;
@@ -80,10 +80,9 @@ impl PeerDisks {
         request: &Q,
         outcome: impl Fn(&A) -> (i16, Option<wire::Text>),
     ) -> Result<A, DiskError> {
-        let image = self.metadata.image();
-        let mut brokers = image.brokers.iter().filter(|(_, broker)| broker.disk == Some(disk));
-        let broker = brokers.find_map(|(name, _)| broker_id(name).ok());
-        let Some(broker) = broker else { return Err(DiskError::Away(format!("no broker has disk {disk}"))) };
+        let Some(broker) = with_disk(&self.metadata.image(), disk) else {
+            return Err(DiskError::Away(format!("no broker has disk {disk}")));
+        };
         let answer = self.peers.ask_blocking::<Q, A>(broker, 0, request);
         let answer = answer.map_err(|error| DiskError::Away(format!("broker {broker}: {error}")))?;
         let (code, message) = outcome(&answer);

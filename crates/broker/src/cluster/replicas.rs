@@ -70,6 +70,12 @@ impl Replicas {
     }
 }
 
+/// The broker that is alive and has this disk.
+pub fn with_disk(image: &Image, disk: Uuid) -> Option<i32> {
+    let mut brokers = image.brokers.iter().filter(|(_, broker)| broker.disk == Some(disk));
+    brokers.find_map(|(name, _)| broker_id(name).ok())
+}
+
 /// Puts `broker` before the others, if it is one of them.
 fn first(brokers: &mut [i32], broker: i32) {
     if let Some(at) = brokers.iter().position(|it| *it == broker) {
