@@ -259,9 +259,17 @@ fn compare_one(contenders: &[Named], runs: &[&Run], workload: String, producer_r
         producer_rate,
         message_size: runs.first().map_or(0, |run| run.result.message_size),
         contenders: contenders.to_vec(),
-        rows: rows.collect(),
+        // Single servers send each other nothing.
+        rows: rows.filter(|row| row.measure != Measure::BetweenPerPublished.name() || row.is_observed()).collect(),
         files: runs.iter().map(|run| run.file.clone()).collect(),
         unverified: unverified.map(|run| (contenders[run.contender].name, run.round)).collect(),
+    }
+}
+
+impl Row {
+    /// Whether any server has a value.
+    fn is_observed(&self) -> bool {
+        self.cells.iter().any(|cell| !cell.values.is_empty())
     }
 }
 
@@ -446,6 +454,7 @@ mod tests {
         ] {
             assert_eq!(row(comparison, name).cells[0].median, None, "{name}");
         }
+        assert_eq!(comparison.rows.len(), 19, "no row for what single servers lack");
         assert!(
             comparison.to_text().starts_with("w: the highest sustainable rate, messages of 1024 bytes\n")
         );
