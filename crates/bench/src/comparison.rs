@@ -260,7 +260,9 @@ fn compare_one(contenders: &[Named], runs: &[&Run], workload: String, producer_r
         message_size: runs.first().map_or(0, |run| run.result.message_size),
         contenders: contenders.to_vec(),
         // Single servers send each other nothing.
-        rows: rows.filter(|row| row.measure != Measure::BetweenPerPublished.name() || row.is_observed()).collect(),
+        rows: rows
+            .filter(|row| row.measure != Measure::BetweenPerPublished.name() || row.is_observed())
+            .collect(),
         files: runs.iter().map(|run| run.file.clone()).collect(),
         unverified: unverified.map(|run| (contenders[run.contender].name, run.round)).collect(),
     }
