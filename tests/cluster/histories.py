@@ -46,6 +46,8 @@ class Histories:
         self.lock = threading.Lock()
         self.operations, self.number, self.last_commits = [], 0, [0] * CLIENTS
         self.newest = [0] * KEYS
+        # Where brokers said that they do not have what somebody had read before.
+        self.refused = []
 
     def clients(self):
         """What runs, each on a thread."""
@@ -123,6 +125,8 @@ class Histories:
         for message in consumer.consume(POLLED_MAX, POLL_SECONDS):
             if message.error() is not None:
                 self.errors.note("histories, a poll", message.error())
+                if message.error().name() == "_AUTO_OFFSET_RESET":
+                    self.refused.append(f"{time.strftime('%X')}: key {message.partition()}: {message.error().str()}")
                 continue
             key, offset = message.partition(), message.offset()
             operation.polled.append((key, offset, int(message.value()), time.monotonic()))
@@ -144,7 +148,7 @@ class Histories:
         from confluent_kafka import Consumer, TopicPartition
         consumer = Consumer({
             "bootstrap.servers": self.cluster.bootstrap, "group.id": TOPIC, "enable.auto.commit": False, "log_level": 0,
-            "auto.offset.reset": "earliest", "isolation.level": "read_committed", "reconnect.backoff.max.ms": 500,
+            "auto.offset.reset": "error", "isolation.level": "read_committed", "reconnect.backoff.max.ms": 500,
         })
         with self.lock:
             newest = list(self.newest)
@@ -163,6 +167,7 @@ class Histories:
 
     def check(self, found):
         """`found` is what read_committed gives, as (offset, number) by key."""
+        assert not self.refused, f"offsets were refused up to which others had read before: {self.refused}"
         return check(self.operations, found, CLIENTS)
 
 

@@ -341,6 +341,13 @@ async fn read(client: &mut Connection, partition: i32) -> Option<Vec<String>> {
     }
 }
 
+/// The error of a fetch from `offset`.
+async fn fetch_error(broker: &Arc<Broker>, partition: i32, offset: i64) -> ErrorCode {
+    let request = fetch_request((0, -1), 0, vec![fetch_of(TOPIC, partition, offset)]);
+    let answer: m::FetchResponse = call(&mut connect(broker), 12, &request).await;
+    ErrorCode::from_code(answer.responses[0].partitions[0].error_code).unwrap()
+}
+
 /// Three brokers, and a topic whose partitions are spread over them.
 async fn cluster() -> Cluster {
     cluster_with(&[]).await
@@ -399,6 +406,14 @@ async fn a_broker_that_dies_loses_its_logs_to_the_others_and_nothing_else() {
         let (error, _, _) =
             common::produce(&mut connect(&zombie), TOPIC, partition, -1, batch("too late")).await;
         assert!(may_be_retried(error), "{error}");
+        // What is behind the end that it knows is nothing that it can refuse.
+        let records = cluster.acknowledged[partition.unsigned_abs() as usize].len();
+        let offset = i64::try_from(records).unwrap();
+        assert_eq!(fetch_error(&zombie, partition, offset).await, ErrorCode::NotLeaderOrFollower);
+        let owner = &cluster.brokers[&cluster.leaders().await[partition.unsigned_abs() as usize].0];
+        assert_eq!(fetch_error(owner, partition, offset + 1000).await, ErrorCode::OffsetOutOfRange);
+        assert_eq!(fetch_error(owner, partition, offset).await, ErrorCode::None);
+        assert_eq!(fetch_error(&zombie, partition, -1).await, ErrorCode::OffsetOutOfRange, "no log begins there");
     }
     cluster.read_all().await;
     cluster.start(1);

@@ -104,7 +104,7 @@ async fn full(
     let mut slots = Slots::default();
     put_slots(broker, &mut slots, request, version);
     slots.authorize(&broker.authorizer, &limits.caller);
-    let looks = look_and_wait(&mut slots, limits, true).await;
+    let looks = look(broker, &mut slots, limits, true).await;
     let throttle_time_ms = charge(broker, limits, &looks);
     if throttle_time_ms > 0 {
         return FetchResponse { throttle_time_ms, ..FetchResponse::default() };
@@ -156,7 +156,7 @@ async fn incremental(
     }
     state.slots.find_missing(&broker.topics);
     state.slots.authorize(&broker.authorizer, &limits.caller);
-    let looks = look_and_wait(&mut state.slots, limits, false).await;
+    let looks = look(broker, &mut state.slots, limits, false).await;
     let throttle_time_ms = charge(broker, limits, &looks);
     if throttle_time_ms > 0 {
         // The records are not sent, so their partitions must be looked at again.
@@ -166,6 +166,18 @@ async fn incremental(
     let responses = response_of(&mut state.slots, looks, version, false);
     let node_endpoints = leaders_told(broker, &limits.caller, limits.by_replica, &responses);
     FetchResponse { session_id: session.id, responses, node_endpoints, ..FetchResponse::default() }
+}
+
+/// Looks at partitions and waits for records. A former owner of a log does not know the log's end. A client would believe it that
+/// an offset is out of range, and begin somewhere else, so it is sent on to the owner until this broker knows who that is.
+async fn look(broker: &Broker, slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Look> {
+    let mut looks = look_and_wait(slots, limits, all).await;
+    let beyond_end = looks.iter_mut().filter(|look| look.beyond_end);
+    // The lease is looked at behind the reads: the process may have stood still in between.
+    beyond_end.filter(|_| !broker.has_lease()).for_each(|look| {
+        look.data.error_code = ErrorCode::NotLeaderOrFollower.code();
+    });
+    looks
 }
 
 /// Counts the answer towards the client's quota. If the quota is exceeded, the client gets an empty answer and waits

@@ -60,6 +60,8 @@ pub struct Look {
     pub bytes: usize,
     /// Whether the partition has more records than the look took.
     pub cut_short: bool,
+    /// Whether the slot's offset is behind the end of the log, as far as this broker has it.
+    pub beyond_end: bool,
 }
 
 /// Looks at the changed slots, and waits for commits until there are enough bytes, an error, or the deadline has
@@ -243,6 +245,7 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
         data: PartitionData { aborted_transactions: None, ..without_records(slot.index, ErrorCode::None) },
         bytes: 0,
         cut_short: false,
+        beyond_end: false,
     };
     match log_of(slot, limits, &mut look.data) {
         Ok(log) => match log.read(&read_request(slot, &**log, &look.data, limits, taken)) {
@@ -350,6 +353,7 @@ impl Look {
             Err(error) => {
                 let topic = slot.partition.as_ref().map(|partition| &*partition.topic);
                 tell_failed_read(topic, slot.index, &error);
+                self.beyond_end = matches!(error, ReadError::OutOfRange { offset, start, .. } if offset > start);
                 let failure: Failure = error.into();
                 if failure.code == ErrorCode::OffsetOutOfRange {
                     // As in Kafka, this error comes without offsets.
@@ -366,7 +370,7 @@ mod tests {
     use super::*;
 
     fn look(slot: usize, bytes: usize) -> Look {
-        Look { slot, data: PartitionData::default(), bytes, cut_short: false }
+        Look { slot, data: PartitionData::default(), bytes, cut_short: false, beyond_end: false }
     }
 
     #[test]

@@ -235,10 +235,9 @@ pub async fn offset_for_leader_epoch(
                 (Some(partition), Ok(())) => match broker.replica(&partition) {
                     Err(elsewhere) => answer.error_code = Failure::from(elsewhere).code.code(),
                     Ok(Replica { log, .. }) if asked.leader_epoch != -1 => {
-                        let bounds = log.bounds();
-                        if let Some((epoch, end)) = partition.epoch_end(asked.leader_epoch, bounds.visible) {
+                        if let Some((epoch, end)) = partition.epoch_end(asked.leader_epoch) {
                             answer.leader_epoch = epoch;
-                            answer.end_offset = end.max(bounds.start).0;
+                            answer.end_offset = end.max(log.bounds().start).0;
                         }
                     }
                     Ok(_) => {}

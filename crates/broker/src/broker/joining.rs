@@ -95,6 +95,11 @@ impl Broker {
         running.iter().for_each(|running| running.stop());
     }
 
+    /// Whether no other broker can have taken this one's logs, because its lease was renewed in time. True without a cluster.
+    pub(crate) fn has_lease(&self) -> bool {
+        !self.logs.are_moving() || self.running.lock().as_ref().is_some_and(|running| running.has_lease())
+    }
+
     /// What this broker is in its cluster. `None` without one.
     pub(crate) fn roles(&self) -> Option<Roles> {
         self.running.lock().clone().map(|running| running.roles())

@@ -199,6 +199,11 @@ impl Running {
         Ok(Running { member, host, stopped, lease, duties, _view: view })
     }
 
+    /// Whether the lease was renewed in time.
+    pub fn has_lease(&self) -> bool {
+        self.member.has_lease()
+    }
+
     /// What this broker is in the cluster.
     pub fn roles(&self) -> Roles {
         Roles {

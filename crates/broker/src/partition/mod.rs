@@ -278,14 +278,15 @@ impl Partition {
     }
 
     /// The end of an epoch (KIP-320): the largest epoch up to `epoch`, and the offset after its last record. For the
-    /// current epoch, this offset is `end`. `None` for an epoch that has not begun.
-    pub fn epoch_end(&self, epoch: i32, end: Offset) -> Option<(i32, Offset)> {
+    /// current epoch, this is the log's end, as in Kafka: the high watermark may be behind. `None` for an epoch that has not
+    /// begun.
+    pub fn epoch_end(&self, epoch: i32) -> Option<(i32, Offset)> {
         let state = self.state.lock();
         let next = state.epochs.partition_point(|(began, _)| *began <= epoch);
         let last = next.checked_sub(1).map(|at| state.epochs[at].0);
         match (last, state.epochs.get(next)) {
             (Some(last), Some((_, begins))) => Some((last, *begins)),
-            (Some(last), None) if last == epoch => Some((epoch, end)),
+            (Some(last), None) if last == epoch => Some((epoch, state.next_offset)),
             // As in Kafka, epochs before the first known one have no records.
             (None, Some((_, begins))) => Some((epoch, *begins)),
             (_, None) => None,
