@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import cluster
 from .figures import (Figure, Unmeasured, around, batch_bytes_per_byte, cpu_per_gigabyte, deleted, device_bytes_per_byte, doubts,
                       ends, growth, load_full, median_moved, messages_moved_per_second, messages_per_second, number, ratios,
                       stalls_filled, stolen)
@@ -252,7 +253,7 @@ class Aim:
     measure: Callable[[Runs], list[Figure]]
 
 
-# Memory is last: it looks at the runs of all others.
+# Those of clusters go by what the first of them has found. Memory is last: it looks at the runs of all others.
 AIMS = (
     Aim("cost", "server CPU per GB at 20 MB/s, to Kafka's", cost),
     Aim("producers", "server CPU per GB with 50 + 50 clients, to 4 + 4", producers),
@@ -265,5 +266,11 @@ AIMS = (
     Aim("retention", "publish p99 after deletion began, to before", retention),
     Aim("backlog", "drain rate of a backlog larger than the memory, to Kafka's; publish p99 meanwhile", backlog),
     Aim("long-run", "publish p99 of the last sixth of an hour, to the first", long_run),
+    Aim("cluster-rate", "the highest rate of three brokers, to Kafka's", cluster.rate),
+    Aim("cluster-cost", "CPU per GB and end-to-end p99 of three brokers, to Kafka's", cluster.cost),
+    Aim("cluster-producers", "CPU per GB and bytes between three brokers with 50 + 50 clients", cluster.producers),
+    Aim("cluster-streams", "CPU per GB of three brokers with 2000 streams, to 1", cluster.streams),
+    Aim("cluster-tls", "CPU per GB with TLS between three brokers, to plain", cluster.tls),
+    Aim("cluster-kill", "the gap when one of three brokers is killed, to Kafka's; p99 afterwards, to before", cluster.kill),
     Aim("memory", "peak memory of our server in all of these runs, to its settings", memory),
 )

@@ -19,6 +19,8 @@ BATCH_BYTES = 61
 LOAD_FULL = 0.9
 # Below this share of the rate asked for it is said that the rate was not held.
 RATE_HELD = 0.98
+# So long after a broker is killed, the others serve as before.
+RECOVERED_SECONDS = 10
 # From this share of the processors' time on it is said that a hypervisor withheld it.
 STOLEN_SAID = 0.01
 
@@ -108,6 +110,26 @@ def cpu_per_gigabyte(result: Result) -> float:
     if "server" not in bench:
         raise Unmeasured("the server's CPU time is not known")
     return quotient(bench["server"]["cpuSeconds"], bench["publishedBytes"] / 1e9)
+
+
+def between_per_byte(result: Result) -> float:
+    """Bytes that the processes of a cluster sent each other for a byte published."""
+    bench = result["bench"]
+    if "betweenBytes" not in bench.get("server", {}):
+        raise Unmeasured("what brokers send each other is not known: is ss of iproute2 installed?")
+    return quotient(bench["server"]["betweenBytes"], bench["publishedBytes"])
+
+
+def after_kill(result: Result) -> tuple[list[float], list[float]]:
+    """The publish p99 of the samples before a broker was killed, and from ten seconds afterwards on."""
+    bench = result["bench"]
+    if "killedAfter" not in bench:
+        raise Unmeasured("no broker was killed")
+    series, length = stalls_filled(result["publishLatency99pct"]), bench["sampleSeconds"]
+    before, _ = around(series, length, bench["killedAfter"], len(series) * length)
+    recovered = math.ceil((bench["killedAfter"] + RECOVERED_SECONDS) / length) * length
+    _, after = around(series, length, recovered, len(series) * length)
+    return before, after
 
 
 def messages_per_second(result: Result) -> float:

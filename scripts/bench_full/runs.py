@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / (os.environ.get("CARGO_TARGET_DIR") or "target")
 WORKLOADS = ROOT / "workloads"
 OURS, KAFKA = "mainstem", "kafka"
+# Three brokers each.
+OURS_3, KAFKA_3 = f"{OURS}-3", f"{KAFKA}-3"
+CLUSTER_HEAP = "-Xms1g -Xmx1g"
 # Kafka's compiler needs so long; a server of ours needs only its first segments.
 WARM_UP_SECONDS, WARM_UP_SECONDS_OURS = 20, 6
 # Of a smoke test: it shows that everything can be run, not how fast.
@@ -73,10 +76,11 @@ class Runs:
     def rate(self, messages: float) -> int:
         return int(min(messages, SMOKE_RATE) if self.options.smoke else messages)
 
-    def ours(self, name: str, workload: str, changes: Changes, rounds: int = 1, more: Sequence[str] = ()) -> list[Result]:
+    def ours(self, name: str, workload: str, changes: Changes, rounds: int = 1, more: Sequence[str] = (),
+             contender: str = OURS) -> list[Result]:
         """Runs of our server alone."""
         lengths = self.lengths(self.options.seconds, WARM_UP_SECONDS_OURS)
-        return self.compare(name, workload, {**lengths, **changes}, (OURS,), rounds, more)[0]
+        return self.compare(name, workload, {**lengths, **changes}, (contender,), rounds, more)[0]
 
     def versus(self, name: str, workload: str, changes: Changes, contenders: Sequence[str] = (OURS, KAFKA),
                more: Sequence[str] = (), programs: Path | None = None, spare_seconds: float = 0) -> list[list[Result]]:
@@ -143,9 +147,10 @@ class Runs:
         command = [self.options.bench, "compare", file, "--contenders", ",".join(contenders), "--rounds", rounds]
         measures_device = self.device_limits is None and not self.options.smoke
         command += ["--fio", str(measures_device).lower(), "--mainstem", programs / "mainstem" if programs else self.options.mainstem]
-        command += ["--output-dir", output, *pinning(), *more]
-        if self.options.smoke and "--kafka-heap" not in more:
-            command += ["--kafka-heap", SMOKE_HEAP]
+        clusters = all(map(is_cluster, contenders))
+        command += ["--output-dir", output, *(() if clusters else pinning()), *more]
+        if "--kafka-heap" not in more and (self.options.smoke or clusters):
+            command += ["--kafka-heap", SMOKE_HEAP if self.options.smoke else CLUSTER_HEAP]
         turn = sum(float(str(changes[key])) for key in ("testDurationSeconds", "warmupDurationSeconds")) + spare_seconds
         limit = rounds * len(contenders) * (PATIENCE * turn + PATIENCE_SECONDS)
         try:
@@ -174,7 +179,7 @@ class Runs:
             # Without consumers there is nobody to verify it.
             if not bench["verified"] and result["consumersPerTopic"] * bench["groups"] > 0:
                 raise Unmeasured(f"{who}: it is not verified that every acknowledged message was received")
-            if bench["contender"].startswith(OURS) and "server" not in bench:
+            if bench["contender"].startswith(OURS) and "server" not in bench and "killedAfter" not in bench:
                 raise Unmeasured(f"{who}: the server's memory is not known")
         self.shown += files
         return results
@@ -195,8 +200,9 @@ class Runs:
         except (OSError, ValueError):
             return
         for server in servers:
-            if server["contender"].startswith(OURS) and server["peakMemoryBytes"] is not None:
-                self.peaks.append((server["peakMemoryBytes"], f"{name}, {server['contender']} in round {server['round']}"))
+            contender = server["contender"]
+            if contender.startswith(OURS) and not is_cluster(contender) and server["peakMemoryBytes"] is not None:
+                self.peaks.append((server["peakMemoryBytes"], f"{name}, {contender} in round {server['round']}"))
 
     def call(self, name: str, arguments: Sequence[object], seconds: float) -> str:
         """Runs `mainstem` with a command of its own, and returns what it printed."""
@@ -233,6 +239,10 @@ def changed(workload: str, changes: Changes) -> str:
 def without_round(name: str) -> str:
     """A workload's name for a run: runs that differ by round, or by the rate that was tried in it, are of the same workload."""
     return re.sub(r"[/-]round-\d+.*", "", name).replace("/", "-")
+
+
+def is_cluster(contender: str) -> bool:
+    return contender.startswith((OURS_3, KAFKA_3))
 
 
 def pinning() -> list[str]:

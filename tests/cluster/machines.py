@@ -245,16 +245,17 @@ class Cluster:
         """How a topic is created."""
         return {"replication_factor": self.count, "config": {"diskless.enable": str(topic in self.diskless).lower()}}
 
-    def in_sync(self):
-        """Waits until all partitions have all their copies."""
+    def out_of_sync(self):
+        """The brokers without a copy that counts of some partition that shall have one."""
         from confluent_kafka.admin import AdminClient
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        topics = admin.list_topics(timeout=10).topics
+        partitions = [of for name, topic in topics.items() if name not in self.diskless for of in topic.partitions.values()]
+        return {node for of in partitions for node in self.brokers if node not in of.isrs}
 
-        def complete():
-            topics = admin.list_topics(timeout=10).topics
-            partitions = [of for name, topic in topics.items() if name not in self.diskless for of in topic.partitions.values()]
-            return all(len(of.isrs) == len(of.replicas) == self.count for of in partitions)
-        until(complete, "all partitions to have all their copies")
+    def in_sync(self):
+        """Waits until all partitions have all their copies."""
+        until(lambda: not self.out_of_sync(), "all partitions to have all their copies")
 
     @property
     def bootstrap(self):

@@ -66,6 +66,12 @@ pub struct RunArguments {
     /// The server's process, when it runs here: its CPU time and memory are measured; may be repeated for a cluster
     #[arg(long, value_name = "PID")]
     pub server_pid: Vec<u32>,
+    /// A process of the server that is killed (SIGKILL) in the measured part; its cluster goes on without it
+    #[arg(long, value_name = "PID", requires = "kill_after")]
+    pub kill_pid: Option<u32>,
+    /// Seconds of the measured part before that
+    #[arg(long, value_name = "SECONDS", requires = "kill_pid")]
+    pub kill_after: Option<f64>,
     /// The server's data, when it is here: its device is measured
     #[arg(long, value_name = "DIR")]
     pub server_data_dir: Option<PathBuf>,

@@ -18,11 +18,14 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// Makes a certificate (ECDSA on P-256, as most certificates today) and writes it to `directory`.
-    pub fn make(directory: &Path) -> anyhow::Result<Certificate> {
+    /// Makes a certificate (ECDSA on P-256, as most certificates today) for servers at `addresses`, and writes it to
+    /// `directory`.
+    pub fn make(directory: &Path, addresses: &[Ipv4Addr]) -> anyhow::Result<Certificate> {
         let failed = "a certificate cannot be made";
         let mut params = CertificateParams::new(vec!["localhost".to_owned()]).context(failed)?;
-        params.subject_alt_names.push(SanType::IpAddress(Ipv4Addr::LOCALHOST.into()));
+        params
+            .subject_alt_names
+            .extend(addresses.iter().map(|address| SanType::IpAddress((*address).into())));
         let key = KeyPair::generate().context(failed)?;
         let certificate = params.self_signed(&key).context(failed)?.pem();
         let files = Certificate {
@@ -61,7 +64,7 @@ mod tests {
     #[test]
     fn a_keystore_has_a_key_and_the_certificate_that_is_trusted() {
         let directory = tempfile::tempdir().unwrap();
-        let made = Certificate::make(directory.path()).unwrap();
+        let made = Certificate::make(directory.path(), &[Ipv4Addr::LOCALHOST]).unwrap();
         PrivateKeyDer::from_pem_file(&made.keystore).unwrap();
         let own = CertificateDer::from_pem_file(&made.keystore).unwrap();
         assert_eq!(own, CertificateDer::from_pem_file(&made.truststore).unwrap());

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 
+use crate::certificate::Certificate;
 use crate::child;
-use crate::contender::{Launch, kafka_config};
+use crate::contender::{Contender, Launch, kafka_config};
 use crate::kafka::{self, Kafka, Node, free_ports};
 use crate::mainstem as ours;
 use crate::running::Running;
@@ -32,7 +33,8 @@ pub fn etcd() -> anyhow::Result<PathBuf> {
         .context("there is no etcd on the PATH for a cluster of mainstem: install etcd-server")
 }
 
-/// Starts an etcd of one member, and three brokers whose object store is a directory.
+/// Starts an etcd of one member, and three brokers whose object store is a directory. They reach each other over TLS if there
+/// is a certificate.
 pub fn mainstem(running: &mut Running, launch: &Launch<'_>) -> anyhow::Result<()> {
     let deadline = launch.deadline();
     let data = running.data_dir().to_owned();
@@ -45,12 +47,36 @@ pub fn mainstem(running: &mut Running, launch: &Launch<'_>) -> anyhow::Result<()
     command.args(["--initial-cluster", &format!("default={peer}")]);
     running.spawn(ETCD, command, launch.work_dir)?;
     running.until(ETCD, deadline, || Ok(is_healthy(client.trim_start_matches("http://"))))?;
+    let certificate = (running.contender() == Contender::Mainstem3Tls)
+        .then(|| Certificate::make(launch.work_dir, &NODES.map(host)))
+        .transpose()?;
+    let properties = launch.work_dir.join("inter-broker.properties");
+    if let Some(certificate) = &certificate {
+        let lines =
+            certificate.client_properties().into_iter().map(|(key, value)| format!("{key}={value}\n"));
+        std::fs::write(&properties, lines.collect::<String>())?;
+    }
     let store = data.join("objects");
     std::fs::create_dir(&store)?;
     let name = |node: u8| format!("broker-{node}");
     for node in NODES {
         let mut command = ours::command(launch, &data.join(name(node)))?;
-        command.args(["--listen", &format!("{}:0", host(node))]);
+        match &certificate {
+            None => {
+                command.args(["--listen", &format!("{}:0", host(node))]);
+            }
+            Some(certificate) => {
+                let listeners = format!("listeners=PLAINTEXT://{0}:0,INTERNAL://{0}:0", host(node));
+                let protocols = "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,INTERNAL:SSL";
+                let reached = format!("inter.broker.client.config={}", properties.display());
+                for setting in [&listeners, protocols, "inter.broker.listener.name=INTERNAL", &reached] {
+                    command.args(["--set", setting]);
+                }
+                for (key, value) in certificate.server_settings() {
+                    command.arg("--set").arg(format!("{key}={value}"));
+                }
+            }
+        }
         command.arg("--set").arg(format!("node.id={node}"));
         command.arg("--set").arg(format!("etcd.endpoints={client}"));
         command.arg("--set").arg(format!("object.store={}", store.display()));

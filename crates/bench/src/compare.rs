@@ -52,6 +52,9 @@ pub struct CompareArguments {
     /// The client's engine: native or librdkafka [default: as `run` has it]
     #[arg(long, value_name = "ENGINE", value_parser = ["native", "librdkafka"])]
     pub engine: Option<String>,
+    /// Kill a broker of each cluster so long after the measured part has begun (needs --engine librdkafka)
+    #[arg(long, value_name = "SECONDS")]
+    pub kill_after: Option<f64>,
     /// Where results go [default: bench-results/compare-TIME]
     #[arg(long, value_name = "DIR")]
     pub output_dir: Option<PathBuf>,
@@ -161,6 +164,14 @@ impl Setup<'_> {
         let twice = |at: usize| arguments.contenders[..at].contains(&arguments.contenders[at]);
         if let Some(at) = (0..arguments.contenders.len()).find(|at| twice(*at)) {
             bail!("--contenders has {} twice", arguments.contenders[at].name());
+        }
+        if arguments.kill_after.is_some() {
+            if let Some(one) = arguments.contenders.iter().find(|contender| !contender.is_cluster()) {
+                bail!("--kill-after: {} is no cluster, which goes on without a broker", one.name());
+            }
+            if arguments.engine.as_deref() != Some("librdkafka") {
+                bail!("--kill-after needs --engine librdkafka: the native engine does not connect again");
+            }
         }
         let driver = match &arguments.driver {
             Some(file) => fs::read_to_string(file)
@@ -315,7 +326,8 @@ impl Turn<'_> {
         };
         let mut server = servers::start(self.contender(), &launch)?;
         eprintln!("{self}: processes {:?} serve on {}", server.pids(), server.bootstrap);
-        let loaded = self.load(&server, &directory);
+        let victim = self.setup.arguments.kill_after.and_then(|after| Some((server.victim()?, after)));
+        let loaded = self.load(&server, victim, &directory);
         let alive = server.check();
         servers.push(ServerRun {
             contender: self.contender().name(),
@@ -330,7 +342,7 @@ impl Turn<'_> {
         found
     }
 
-    fn load(&self, server: &Running, directory: &Path) -> anyhow::Result<()> {
+    fn load(&self, server: &Running, victim: Option<(u32, f64)>, directory: &Path) -> anyhow::Result<()> {
         let arguments = self.setup.arguments;
         let contender = server.contender();
         let driver = directory.join("driver.yaml");
@@ -345,6 +357,9 @@ impl Turn<'_> {
         command.args(["--durability", self.setup.durability(contender)]);
         for pid in server.pids() {
             command.args(["--server-pid", &pid.to_string()]);
+        }
+        if let Some((pid, after)) = victim {
+            command.args(["--kill-pid", &pid.to_string(), "--kill-after", &after.to_string()]);
         }
         command.arg("--server-data-dir").arg(server.data_dir());
         for (key, value) in &server.setup {
@@ -526,6 +541,9 @@ mod tests {
         assert_eq!(error(&["/no.yaml"]).unwrap(), "the workload /no.yaml cannot be read");
         let here = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
         assert_eq!(error(&[here, "--contenders", "kafka,kafka"]).unwrap(), "--contenders has kafka twice");
+        let kill = |more: &[&str]| error(&[&[here, "--kill-after", "5"], more].concat()).unwrap();
+        assert!(kill(&[]).starts_with("--kill-after: mainstem is no cluster"));
+        assert!(kill(&["--contenders", "kafka-3"]).starts_with("--kill-after needs --engine librdkafka"));
         assert_eq!(error(&[here, "-d", "/no.yaml"]).unwrap(), "the driver /no.yaml cannot be read");
     }
 }

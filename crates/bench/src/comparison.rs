@@ -91,6 +91,9 @@ pub struct Ratio {
 /// The compared percentiles of a latency, in addition to the maximum.
 const COMPARED: [f64; 5] = [50.0, 95.0, 99.0, 99.9, 99.99];
 
+/// Seconds after the end of a process until its cluster should serve as before.
+const RECOVERED_AFTER: f64 = 10.0;
+
 #[derive(Clone, Copy, Debug)]
 enum Measure {
     Published,
@@ -103,6 +106,10 @@ enum Measure {
     WrittenPerPublished,
     WriteSize,
     Stolen,
+    /// The publish latency before, or from [`RECOVERED_AFTER`] after, a process of the server is killed.
+    PublishAroundKill {
+        before: bool,
+    },
 }
 
 impl Measure {
@@ -118,6 +125,8 @@ impl Measure {
             Measure::WrittenPerPublished,
             Measure::WriteSize,
             Measure::Stolen,
+            Measure::PublishAroundKill { before: true },
+            Measure::PublishAroundKill { before: false },
         ]);
         all
     }
@@ -138,13 +147,24 @@ impl Measure {
             Measure::WrittenPerPublished => "device writes per published byte".into(),
             Measure::WriteSize => "mean size of a device write".into(),
             Measure::Stolen => "processor time withheld by a hypervisor".into(),
+            Measure::PublishAroundKill { before: true } => {
+                "publish latency p99, median before the kill".into()
+            }
+            Measure::PublishAroundKill { before: false } => {
+                format!("publish latency p99, median from {RECOVERED_AFTER} s after it")
+            }
         }
+    }
+
+    /// Whether only clusters have it.
+    fn is_of_clusters(self) -> bool {
+        matches!(self, Measure::BetweenPerPublished | Measure::PublishAroundKill { .. })
     }
 
     fn unit(self) -> &'static str {
         match self {
             Measure::Published | Measure::Consumed => "MB/s",
-            Measure::Publish(_) | Measure::EndToEnd(_) => "ms",
+            Measure::Publish(_) | Measure::EndToEnd(_) | Measure::PublishAroundKill { .. } => "ms",
             Measure::ServerCpu => "s",
             Measure::PeakMemory => "MB",
             Measure::BetweenPerPublished | Measure::WrittenPerPublished => "bytes",
@@ -172,6 +192,19 @@ impl Measure {
             Measure::Stolen => {
                 let sum: f64 = bench.stolen.iter().sum();
                 quotient(100.0 * sum, bench.stolen.len() as f64)
+            }
+            Measure::PublishAroundKill { before } => {
+                let killed_after = bench.killed_after?;
+                let is_meant = |end: f64| match before {
+                    true => end <= killed_after,
+                    false => end - bench.sample_seconds >= killed_after + RECOVERED_AFTER,
+                };
+                let samples = (1u32..)
+                    .map(|number| f64::from(number) * bench.sample_seconds)
+                    .zip(&result.publish_latency.samples);
+                let meant = samples.filter(|(end, _)| is_meant(*end));
+                let percentiles: Vec<f64> = meant.filter_map(|(_, sample)| sample.percentile(99.0)).collect();
+                Some(median(&percentiles)? / 1e3)
             }
         }
     }
@@ -247,11 +280,8 @@ fn compare_one(contenders: &[Named], runs: &[&Run], workload: String, producer_r
             let ratio_of_first = is_compared.then(|| ratio(&first, &values)).flatten();
             Cell { values, median, ratio_of_first }
         };
-        Row {
-            measure: measure.name(),
-            unit: measure.unit(),
-            cells: (0..contenders.len()).map(cell).collect(),
-        }
+        let cells = (0..contenders.len()).map(cell).collect();
+        (measure, Row { measure: measure.name(), unit: measure.unit(), cells })
     });
     let unverified = runs.iter().filter(|run| !run.result.bench.verified);
     Comparison {
@@ -259,9 +289,9 @@ fn compare_one(contenders: &[Named], runs: &[&Run], workload: String, producer_r
         producer_rate,
         message_size: runs.first().map_or(0, |run| run.result.message_size),
         contenders: contenders.to_vec(),
-        // Single servers send each other nothing.
         rows: rows
-            .filter(|row| row.measure != Measure::BetweenPerPublished.name() || row.is_observed())
+            .filter(|(measure, row)| !measure.is_of_clusters() || row.is_observed())
+            .map(|(_, row)| row)
             .collect(),
         files: runs.iter().map(|run| run.file.clone()).collect(),
         unverified: unverified.map(|run| (contenders[run.contender].name, run.round)).collect(),

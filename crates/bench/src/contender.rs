@@ -26,6 +26,9 @@ pub enum Contender {
     /// Three brokers of ours, on an etcd of one member and a directory for the object store.
     #[value(name = "mainstem-3")]
     Mainstem3,
+    /// The same, with TLS between the brokers.
+    #[value(name = "mainstem-3-tls")]
+    Mainstem3Tls,
     /// Three brokers of Apache Kafka, which are the controllers, too.
     #[value(name = "kafka-3")]
     Kafka3,
@@ -88,6 +91,7 @@ impl Contender {
             Contender::MainstemTls => "mainstem-tls",
             Contender::KafkaTls => "kafka-tls",
             Contender::Mainstem3 => "mainstem-3",
+            Contender::Mainstem3Tls => "mainstem-3-tls",
             Contender::Kafka3 => "kafka-3",
             Contender::Kafka3Durable => "kafka-3-durable",
         }
@@ -102,10 +106,10 @@ impl Contender {
                 "written to the device and not synced before the answer (acks=1)"
             }
             Contender::Mainstem | Contender::MainstemTls => "on the device before the answer",
-            Contender::Mainstem3 if acks == 1 => {
+            Contender::Mainstem3 | Contender::Mainstem3Tls if acks == 1 => {
                 "written by one broker and not synced before the answer (acks=1)"
             }
-            Contender::Mainstem3 => {
+            Contender::Mainstem3 | Contender::Mainstem3Tls => {
                 "in the memory of its leader, and on the devices of two other brokers before the answer"
             }
             _ if arguments.server_config.iter().chain(&arguments.kafka_config).any(flushes) => {
@@ -126,7 +130,10 @@ impl Contender {
 
     /// Whether these are three brokers.
     pub fn is_cluster(self) -> bool {
-        matches!(self, Contender::Mainstem3 | Contender::Kafka3 | Contender::Kafka3Durable)
+        matches!(
+            self,
+            Contender::Mainstem3 | Contender::Mainstem3Tls | Contender::Kafka3 | Contender::Kafka3Durable
+        )
     }
 
     /// Whether the server's clients use TLS.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
 use crate::arguments::{Engine, RunArguments};
 use crate::clock::{Nanos, nanos};
@@ -20,7 +20,7 @@ use crate::result::{Bench, LatencySeries, TestResult};
 use crate::stats::{Latencies, Totals, aggregate, summary};
 use crate::usage::{Observer, Stolen, environment};
 use crate::workload::Workload;
-use crate::{native, timestamp};
+use crate::{native, timestamp, usage};
 
 /// Interval at which a test's state is checked.
 const LOOK: Duration = Duration::from_millis(20);
@@ -96,6 +96,8 @@ struct Measurement<'a> {
     run: &'a Run,
     sample: Nanos,
     observer: Observer,
+    /// A process to kill, and when.
+    victim: Option<(u32, Nanos)>,
     stolen: Stolen,
     result: TestResult,
     /// The latencies of all samples except the last.
@@ -157,10 +159,14 @@ impl Measurement<'_> {
             ..TestResult::default()
         };
         let observer = Observer::new(&arguments.server_pid, arguments.server_data_dir.clone());
+        let victim = arguments.kill_pid.zip(arguments.kill_after);
+        let victim =
+            victim.map(|(pid, after)| (pid, nanos(Duration::try_from_secs_f64(after).unwrap_or_default())));
         Ok(Measurement {
             run,
             sample: nanos(sample),
             observer,
+            victim,
             stolen: Stolen::default(),
             result,
             all: Latencies::new(),
@@ -286,6 +292,7 @@ impl Measurement<'_> {
             let now = self.run.clock.now();
             let totals = self.run.stats.totals();
             self.control_rate(now, totals);
+            self.kill_when_due(now - begun)?;
             let step = phases.look(now, self.backlog(totals), totals.received);
             if step == Step::Resume {
                 self.run.control.pause(false);
@@ -307,6 +314,13 @@ impl Measurement<'_> {
                 return Ok(());
             }
         }
+    }
+
+    fn kill_when_due(&mut self, elapsed: Nanos) -> anyhow::Result<()> {
+        let Some((pid, _)) = self.victim.take_if(|(_, due)| elapsed >= *due) else { return Ok(()) };
+        usage::kill(pid).with_context(|| format!("the process {pid} cannot be killed"))?;
+        self.result.bench.killed_after = Some(seconds(elapsed));
+        Ok(())
     }
 
     fn take_sample(&mut self, length: f64, since: Totals, totals: Totals, phases: &Phases, now: Nanos) {

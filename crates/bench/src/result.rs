@@ -132,6 +132,9 @@ pub struct Bench {
     pub backlog: Option<BacklogResult>,
     /// Settings of the clients that affect batches and durability.
     pub client: BTreeMap<String, String>,
+    /// Seconds of the measured part after which a process of the server was killed. `None` if none was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub killed_after: Option<f64>,
     /// The machine.
     pub environment: Environment,
     /// The server's process, if it could be observed.

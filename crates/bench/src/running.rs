@@ -42,6 +42,8 @@ struct Process {
     name: String,
     child: Child,
     log: PathBuf,
+    /// The load kills it.
+    is_victim: bool,
 }
 
 impl Running {
@@ -64,7 +66,7 @@ impl Running {
         let output = File::create(&log).with_context(|| format!("{} cannot be written", log.display()))?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let child = command.spawn().with_context(|| format!("{command:?} cannot be run"))?;
-        self.processes.push(Process { name: name.to_owned(), child, log });
+        self.processes.push(Process { name: name.to_owned(), child, log, is_victim: false });
         Ok(())
     }
 
@@ -118,6 +120,13 @@ impl Running {
         self.contender
     }
 
+    /// The id of the process that was started last, which may end from now on.
+    pub fn victim(&mut self) -> Option<u32> {
+        let process = self.processes.last_mut()?;
+        process.is_victim = true;
+        Some(process.child.id())
+    }
+
     /// The ids of all processes.
     pub fn pids(&self) -> Vec<u32> {
         self.processes.iter().map(|process| process.child.id()).collect()
@@ -135,7 +144,8 @@ impl Running {
 
     /// Returns an error with the end of the log if a process has ended.
     pub fn check(&mut self) -> anyhow::Result<()> {
-        for Process { name, child, log } in &mut self.processes {
+        for Process { name, child, log, .. } in self.processes.iter_mut().filter(|process| !process.is_victim)
+        {
             if let Some(status) = child.try_wait()? {
                 bail!("the {name} has ended ({status}); {}", child::last_lines(log));
             }

@@ -1,5 +1,6 @@
 //! How the compared servers are brought up.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use anyhow::Context;
@@ -18,7 +19,7 @@ const SERVER: &str = "server";
 pub fn prepare(contender: Contender, arguments: &ContenderArguments, work_dir: &Path) -> anyhow::Result<()> {
     match contender {
         Contender::Mainstem | Contender::MainstemTls => mainstem::program(arguments).map(drop),
-        Contender::Mainstem3 => {
+        Contender::Mainstem3 | Contender::Mainstem3Tls => {
             clusters::etcd()?;
             mainstem::program(arguments).map(drop)
         }
@@ -38,7 +39,7 @@ pub fn start(contender: Contender, launch: &Launch<'_>) -> anyhow::Result<Runnin
 fn bring_up(contender: Contender, launch: &Launch<'_>) -> anyhow::Result<Running> {
     let mut running = Running::begin(contender, launch.data_parent, launch.arguments.keep_data)?;
     match contender {
-        Contender::Mainstem3 => clusters::mainstem(&mut running, launch)?,
+        Contender::Mainstem3 | Contender::Mainstem3Tls => clusters::mainstem(&mut running, launch)?,
         Contender::Kafka3 | Contender::Kafka3Durable => clusters::kafka(&mut running, launch)?,
         _ => bring_up_one(contender, &mut running, launch)?,
     }
@@ -46,7 +47,8 @@ fn bring_up(contender: Contender, launch: &Launch<'_>) -> anyhow::Result<Running
 }
 
 fn bring_up_one(contender: Contender, running: &mut Running, launch: &Launch<'_>) -> anyhow::Result<()> {
-    let certificate = contender.is_tls().then(|| Certificate::make(launch.work_dir)).transpose()?;
+    let certificate =
+        contender.is_tls().then(|| Certificate::make(launch.work_dir, &[Ipv4Addr::LOCALHOST])).transpose()?;
     let (arguments, deadline) = (launch.arguments, launch.deadline());
     match contender {
         Contender::Mainstem | Contender::MainstemTls => {

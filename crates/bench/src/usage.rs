@@ -8,6 +8,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::result::{DeviceUsage, Environment, ServerUsage};
@@ -43,6 +45,12 @@ impl ServerProcess {
     fn read(self, file: &str) -> Option<String> {
         fs::read_to_string(format!("/proc/{}/{file}", self.pid)).ok()
     }
+}
+
+/// Kills a process, as a crash does.
+pub fn kill(pid: u32) -> anyhow::Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).context("this is no process")?;
+    Ok(kill_process(pid, Signal::KILL)?)
 }
 
 /// Processor time that a hypervisor withheld although there was work, between two calls.

@@ -32,7 +32,7 @@ mod topics;
 mod transactions;
 pub mod users;
 
-pub use broker::{Broker, Membership, OpenError};
+pub use broker::{Broker, CopyDirectory, Membership, OpenError};
 pub use caller::{Listener, Origin, Principal};
 pub use cluster::admin::{AdminError, BrokerState, ClusterAdmin, ClusterState, LogState};
 pub use cluster::host::Directories;

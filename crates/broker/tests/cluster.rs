@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use administration::alter_config;
-use broker::{AdminError, Broker, ClusterAdmin, Config, Connection, Directories, Membership, Remote};
+use broker::{
+    AdminError, Broker, ClusterAdmin, Config, Connection, CopyDirectory, Directories, Membership, Remote,
+};
 use bytes::Bytes;
 use common::transactional::{Producer, Seen, V1, V2, Version, now_ms, read as read_committed};
 use common::{call, connect, fetch_of, fetch_request, try_create_topic, unframed};
@@ -107,10 +109,11 @@ impl Cluster {
     }
 
     /// A disk for the copies of others: a broker that comes back has lost the one that it had.
-    fn copies(&self) -> Arc<dyn Disk> {
+    fn copies(&self) -> CopyDirectory {
         let path = self.home.path().join(format!("copies-{}", self.starts));
         std::fs::create_dir_all(&path).unwrap();
-        Arc::new(open_directory(&path, Engine::Plain).unwrap())
+        let disk = Arc::new(open_directory(&path, Engine::Plain).unwrap());
+        CopyDirectory { path: path.display().to_string(), disk }
     }
 
     fn start(&mut self, node: i32) {
@@ -413,7 +416,11 @@ async fn a_broker_that_dies_loses_its_logs_to_the_others_and_nothing_else() {
         let owner = &cluster.brokers[&cluster.leaders().await[partition.unsigned_abs() as usize].0];
         assert_eq!(fetch_error(owner, partition, offset + 1000).await, ErrorCode::OffsetOutOfRange);
         assert_eq!(fetch_error(owner, partition, offset).await, ErrorCode::None);
-        assert_eq!(fetch_error(&zombie, partition, -1).await, ErrorCode::OffsetOutOfRange, "no log begins there");
+        assert_eq!(
+            fetch_error(&zombie, partition, -1).await,
+            ErrorCode::OffsetOutOfRange,
+            "no log begins there"
+        );
     }
     cluster.read_all().await;
     cluster.start(1);
@@ -547,6 +554,19 @@ async fn acks_all_needs_replicas_in_sync() {
     needs(&cluster, "2").await;
     cluster.until_in_sync(&[1, 2, 3]).await;
     cluster.produce().await;
+    for (node, broker) in &cluster.brokers {
+        let request = m::DescribeLogDirsRequest { topics: None };
+        let answer: m::DescribeLogDirsResponse = call(&mut connect(broker), 4, &request).await;
+        let topics = answer.results.iter().flat_map(|dir| &dir.topics).filter(|topic| topic.name == TOPIC);
+        let mut found: Vec<i32> =
+            topics.flat_map(|topic| &topic.partitions).map(|it| it.partition_index).collect();
+        found.sort_unstable();
+        assert_eq!(
+            found,
+            (0..PARTITIONS).collect::<Vec<i32>>(),
+            "broker {node} has all partitions, in a log or copied"
+        );
+    }
     cluster.stop_signs(1);
     cluster.until_in_sync(&[2, 3]).await;
     cluster.produce().await;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use broker::{Directories, Membership, Remote};
+use broker::{CopyDirectory, Directories, Membership, Remote};
 use client::Security;
 use disk::{Disk, Engine};
 
@@ -83,10 +83,11 @@ pub fn membership(
 }
 
 /// The directory for the copies of other brokers' logs.
-fn copies(settings: &Settings) -> anyhow::Result<Arc<dyn Disk>> {
+fn copies(settings: &Settings) -> anyhow::Result<CopyDirectory> {
     let path = settings.data_dir.join(COPIES);
     log_dirs::create(&path)?;
-    Ok(Arc::new(disk::open_directory(&path, settings.engine)?))
+    let disk = Arc::new(disk::open_directory(&path, settings.engine)?);
+    Ok(CopyDirectory { path: path.display().to_string(), disk })
 }
 
 /// The listener at which brokers reach each other, and how they do that.

@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 use crate::request::{AdmitError, Committed, Listener};
 use crate::stream::Waiter;
 
-/// A block with entries, as the disk of the log's owner gets it.
+/// A block with entries, as the disk of the log's owner gets it, without the padding to whole sectors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Its number. An opening of a log numbers its blocks from 0 on, without gaps.
     pub number: u64,
     /// The generation of its segment, which seeds its checksums.
     pub generation: u64,
-    /// All its sectors.
+    /// Its header and its entries.
     pub bytes: Bytes,
 }
 
@@ -88,14 +88,14 @@ impl Outgoing {
     }
 
     /// Sends a block with entries. Returns its number, if there is a sink.
-    pub fn send(&self, generation: u64, bytes: &Bytes) -> Option<u64> {
+    pub fn send(&self, generation: u64, bytes: Bytes) -> Option<u64> {
         let sink = self.sink.get()?;
         let number = {
             let mut state = self.state.lock();
             state.next += 1;
             state.next - 1
         };
-        sink.block(Block { number, generation, bytes: bytes.clone() });
+        sink.block(Block { number, generation, bytes });
         Some(number)
     }
 

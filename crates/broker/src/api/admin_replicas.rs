@@ -11,6 +11,7 @@ use wire::messages::elect_leaders_response as el;
 use wire::{ErrorCode, Text};
 
 use crate::api::metadata::NO_LEADER;
+use crate::broker::CopyDirectory;
 use crate::cluster::replicas::Replicas;
 use crate::failure::Failure;
 use crate::image::Image;
@@ -82,27 +83,18 @@ pub async fn describe_log_dirs(
             asked.get(&partition.topic).is_some_and(|indexes| indexes.contains(&partition.index))
         })
     };
+    let all = broker.topics.all();
     let mut results: Vec<dld::DescribeLogDirsResult> = broker
         .logs
         .all()
         .iter()
         .map(|log| {
-            let mut topics: Vec<dld::DescribeLogDirsTopic> = Vec::new();
-            for topic in broker.topics.all() {
-                let size = |partition: &Arc<Partition>| {
+            let topics = topics_in(&all, |_| {
+                |partition: &Partition| {
                     let held = partition.log().ok().filter(|held| held.log_id() == log.id)?;
-                    wanted(partition).then(|| dld::DescribeLogDirsPartition {
-                        partition_index: partition.index,
-                        partition_size: i64::try_from(held.bounds().bytes).unwrap_or(i64::MAX),
-                        offset_lag: 0,
-                        is_future_key: false,
-                    })
-                };
-                let partitions: Vec<_> = topic.partitions().iter().filter_map(size).collect();
-                if !partitions.is_empty() {
-                    topics.push(dld::DescribeLogDirsTopic { name: topic.name.clone(), partitions });
+                    wanted(partition).then(|| i64::try_from(held.bounds().bytes).unwrap_or(i64::MAX))
                 }
-            }
+            });
             let failed = log.failure().is_some();
             let error = if failed { ErrorCode::KafkaStorageError } else { ErrorCode::None };
             dld::DescribeLogDirsResult {
@@ -122,7 +114,51 @@ pub async fn describe_log_dirs(
         usable_bytes: UNKNOWN_BYTES,
         ..dld::DescribeLogDirsResult::default()
     }));
+    results.extend(broker.copy_directory.as_ref().map(|CopyDirectory { path, disk }| {
+        let local = broker.placement.local();
+        // What a copy takes is not known for each partition: it is a copy of the whole log, until the object store has it.
+        let topics = topics_in(&all, |topic| {
+            let replicas = broker.replicas_of(topic);
+            move |partition: &Partition| {
+                let is_copied =
+                    partition.leader().node != local && replicas.of(partition).in_sync.contains(&local);
+                (is_copied && wanted(partition)).then_some(0)
+            }
+        });
+        dld::DescribeLogDirsResult {
+            error_code: ErrorCode::None.code(),
+            log_dir: Text::from(path.clone()),
+            topics,
+            total_bytes: known(disk.capacity_bytes().ok()),
+            usable_bytes: known(disk.free_bytes().ok()),
+            is_cordoned: false,
+        }
+    }));
     m::DescribeLogDirsResponse { results, ..m::DescribeLogDirsResponse::default() }
+}
+
+/// The partitions of a log directory: those of which the topic's function says how many bytes they take.
+fn topics_in<F: Fn(&Partition) -> Option<i64>>(
+    topics: &[Arc<Topic>],
+    sizes: impl Fn(&Topic) -> F,
+) -> Vec<dld::DescribeLogDirsTopic> {
+    let mut there = Vec::new();
+    for topic in topics {
+        let size = sizes(topic);
+        let partition = |partition: &Arc<Partition>| {
+            Some(dld::DescribeLogDirsPartition {
+                partition_index: partition.index,
+                partition_size: size(partition)?,
+                offset_lag: 0,
+                is_future_key: false,
+            })
+        };
+        let partitions: Vec<_> = topic.partitions().iter().filter_map(partition).collect();
+        if !partitions.is_empty() {
+            there.push(dld::DescribeLogDirsTopic { name: topic.name.clone(), partitions });
+        }
+    }
+    there
 }
 
 /// Answers ElectLeaders. The only replica leads, if its log is available. In a cluster, the home of its log is the preferred

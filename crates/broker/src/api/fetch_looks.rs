@@ -353,7 +353,8 @@ impl Look {
             Err(error) => {
                 let topic = slot.partition.as_ref().map(|partition| &*partition.topic);
                 tell_failed_read(topic, slot.index, &error);
-                self.beyond_end = matches!(error, ReadError::OutOfRange { offset, start, .. } if offset > start);
+                self.beyond_end =
+                    matches!(error, ReadError::OutOfRange { offset, start, .. } if offset > start);
                 let failure: Failure = error.into();
                 if failure.code == ErrorCode::OffsetOutOfRange {
                     // As in Kafka, this error comes without offsets.

@@ -89,8 +89,17 @@ pub struct Membership {
     pub inter_broker: (String, Arc<dyn Remote>),
     /// How long the broker counts as alive after its last sign of life (`broker.session.timeout.ms`).
     pub session: Duration,
-    /// The disk for copies of other brokers' logs.
-    pub copies: Arc<dyn Disk>,
+    /// The directory for copies of other brokers' logs.
+    pub copies: CopyDirectory,
+}
+
+/// The directory of a broker for copies of other brokers' logs.
+#[derive(Clone, Debug)]
+pub struct CopyDirectory {
+    /// Its path, as messages call it.
+    pub path: String,
+    /// The disk.
+    pub disk: Arc<dyn Disk>,
 }
 
 /// Where the metadata and the logs of a broker are.
@@ -133,6 +142,8 @@ pub struct Broker {
     replicas: ReplicaMap,
     /// The copies of logs on this broker's disk, in a cluster.
     pub(crate) copies: Option<Arc<Copies>>,
+    /// Where they are.
+    pub(crate) copy_directory: Option<CopyDirectory>,
 }
 
 impl Broker {
@@ -198,7 +209,8 @@ impl Broker {
             }
             Place::Cluster(membership) => (Logs::moving(&config), Some(membership)),
         };
-        let disk = membership.as_ref().map(|membership| membership.copies.clone());
+        let copy_directory = membership.as_ref().map(|membership| membership.copies.clone());
+        let disk = copy_directory.as_ref().map(|directory| directory.disk.clone());
         let copies = disk.map(|disk| opening.open_copies(disk).map(Arc::new)).transpose()?;
         let logs = Arc::new(logs);
         metadata.refresh()?;
@@ -275,6 +287,7 @@ impl Broker {
             background: Mutex::default(),
             running: Mutex::default(),
             copies,
+            copy_directory,
         });
         let only_log = broker.logs.all().len() == 1;
         broker.coordinator.load(only_log)?;
@@ -392,6 +405,7 @@ impl Broker {
             background: Mutex::default(),
             running: Mutex::default(),
             copies: self.copies.clone(),
+            copy_directory: self.copy_directory.clone(),
         })
     }
 

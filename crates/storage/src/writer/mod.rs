@@ -501,7 +501,8 @@ impl Writer {
         assert!(self.position <= self.segment.data_end(), "a block stays within its segment");
         self.shared.tail.push(lsn, block.clone(), now);
         let entries = open.entries > 0;
-        let number = if entries { self.shared.outgoing.send(self.segment.generation, &block) } else { None };
+        let send = || self.shared.outgoing.send(self.segment.generation, block.slice(..open.bytes));
+        let number = entries.then(send).flatten();
         self.in_flight.push_back(InFlight {
             token,
             lsn,
