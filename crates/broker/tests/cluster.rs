@@ -288,8 +288,12 @@ impl Cluster {
 }
 
 async fn metadata(client: &mut Connection) -> m::MetadataResponse {
+    metadata_of(client, TOPIC).await
+}
+
+async fn metadata_of(client: &mut Connection, name: &'static str) -> m::MetadataResponse {
     let topic = m::metadata_request::MetadataRequestTopic {
-        name: Some(Text::from_static(TOPIC)),
+        name: Some(Text::from_static(name)),
         ..Default::default()
     };
     call(client, 12, &m::MetadataRequest { topics: Some(vec![topic]), ..Default::default() }).await
@@ -527,8 +531,13 @@ async fn copies_come_with_the_first_topic_that_waits_for_them() {
     }
     let admin = ClusterAdmin::open(cluster.store.clone()).unwrap();
     assert!(admin.state().unwrap().logs.values().all(|log| log.copies.is_empty()), "{:?}", admin.state());
-    let created = try_create_topic(&mut cluster.client(), SHORT, PARTITIONS, &[]).await;
+    let mut client = cluster.client();
+    let created = try_create_topic(&mut client, SHORT, PARTITIONS, &[("min.insync.replicas", "3")]).await;
     assert_eq!(created.error_code, 0, "{:?}", created.error_message);
+    // Producers that begin at once are not refused.
+    let told = metadata_of(&mut client, SHORT).await;
+    let in_sync = told.topics[0].partitions.iter().map(|partition| partition.isr_nodes.len());
+    assert_eq!(in_sync.collect::<Vec<usize>>(), [3; PARTITIONS.unsigned_abs() as usize]);
     let until = Instant::now() + PATIENCE;
     while !admin.state().unwrap().logs.values().all(|log| log.copies.len() == 2) {
         assert!(Instant::now() < until, "{:?}", admin.state());

@@ -62,6 +62,9 @@ struct Partition {
     link: usize,
     sequence: i32,
     in_flight: usize,
+    /// A batch was acknowledged. A server takes any first sequence of a producer that it does not know, so nothing may follow a
+    /// first batch that can still be refused.
+    is_known: bool,
     /// Batches refused with a retriable error. They are sent again, in the order of their sequences, when nothing else
     /// is in flight.
     refused: Vec<Sent>,
@@ -141,6 +144,7 @@ impl Producer {
             link: servers.binary_search(leader).expect("every leader has a connection"),
             sequence: 0,
             in_flight: 0,
+            is_known: false,
             refused: Vec::new(),
         };
         let producer = Rc::new(RefCell::new(Producer {
@@ -227,7 +231,8 @@ impl Producer {
                 }
                 let partitions = &self.partitions;
                 let wanted = |partition: usize| {
-                    partitions[partition].link == link && partitions[partition].refused.is_empty()
+                    let of = &partitions[partition];
+                    of.link == link && of.refused.is_empty() && (of.is_known || of.in_flight == 0)
                 };
                 let gathered = self.accumulator.take(wanted);
                 if !gathered.is_empty() {
@@ -328,6 +333,7 @@ impl Producer {
         now: Nanos,
     ) -> anyhow::Result<()> {
         if answer.error_code == 0 {
+            self.partitions[sent.partition].is_known = true;
             return self.published(sent, answer.base_offset, answer.log_append_time_ms < 0, now);
         }
         let error = ErrorCode::from_code(answer.error_code);

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 use wire::messages::create_partitions_request::CreatePartitionsTopic;
@@ -29,6 +30,10 @@ use crate::topics::Topic;
 const CREATE_STRICT_FROM_VERSION: i16 = 6;
 const DELETE_STRICT_FROM_VERSION: i16 = 5;
 const GROW_STRICT_FROM_VERSION: i16 = 3;
+
+/// New topics wait so long for their copies, and are looked at so often.
+const COPIED_WITHIN: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Counts the changes of one request towards the client's quota.
 struct Mutations {
@@ -176,6 +181,10 @@ pub async fn create(
         };
         topics.push(result.unwrap_or_else(|failure| refused(topic, &failure)));
     }
+    if !request.validate_only {
+        let created = topics.iter().filter(|topic| topic.error_code == ErrorCode::None.code());
+        until_copied(&broker, created.map(|topic| &topic.name)).await;
+    }
     CreateTopicsResponse { topics, throttle_time_ms: mutations.throttle_ms }
 }
 
@@ -234,6 +243,23 @@ async fn create_one(
         configs: Some(described.into_iter().map(config_of).collect()),
         ..CreatableTopicResult::default()
     })
+}
+
+/// Waits a little until the partitions of new topics have the replicas in sync that `acks=all` needs, and two at least, as far as so
+/// many brokers are alive. The first topic with copies brings a log its copy set, and producers would be refused until then.
+async fn until_copied(broker: &Arc<Broker>, names: impl Iterator<Item = &Text>) {
+    let topics: Vec<Arc<Topic>> = names.filter_map(|name| broker.topics.find(name)).collect();
+    let is_copied = |topic: &Arc<Topic>| {
+        let (replicas, needed) = (broker.replicas_of(topic), topic.config().in_sync_min.max(2));
+        topic.partitions().iter().all(|partition| {
+            let of = replicas.of(partition);
+            of.in_sync.len() >= needed.min(of.all.len() - of.offline.len())
+        })
+    };
+    let until = Instant::now() + COPIED_WITHIN;
+    while !topics.iter().all(is_copied) && Instant::now() < until {
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// Lets new partitions go to the brokers that were chosen for them.
