@@ -43,8 +43,9 @@ pub fn command(launch: &Launch<'_>, data_dir: &Path) -> anyhow::Result<Command> 
 /// The address in the line that mainstem prints when it is ready: `mainstem is ready on 127.0.0.1:36311 (data ...)`.
 pub fn address(log: &str) -> Option<&str> {
     let (_, rest) = log.split_once("mainstem is ready on ")?;
-    // The blank behind the address shows that the address is complete.
+    // The blank behind the address shows that the address is complete. A comma is before that of the next listener.
     let (address, _) = rest.split_once(' ')?;
+    let address = address.trim_end_matches(',');
     // The address of a listener with an unusual name begins with that name.
     Some(address.split_once("://").map_or(address, |(_, address)| address))
 }
@@ -73,6 +74,8 @@ mod tests {
     fn the_ready_line_says_the_address() {
         let log = "INFO x\nmainstem is ready on 127.0.0.1:36311 (data /d, admin off)\n";
         assert_eq!(address(log), Some("127.0.0.1:36311"));
+        let two = "mainstem is ready on PLAINTEXT://127.0.0.1:36311, INTERNAL://127.0.0.1:4 (data /d)\n";
+        assert_eq!(address(two), Some("127.0.0.1:36311"));
         assert_eq!(address("mainstem is ready on 127.0.0.1:36"), None);
     }
 
