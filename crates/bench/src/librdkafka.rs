@@ -35,6 +35,8 @@ const ERRORS_MAX: u32 = 50;
 /// The library retries for as long as a message may take, which is minutes. A client that cannot reach its server for
 /// this time has lost it.
 const OUTAGE_MAX: Duration = Duration::from_secs(10);
+/// Requests in flight of an idempotent producer.
+const IN_FLIGHT_MAX: u32 = 5;
 /// Time-out of a last question to the server before it counts as lost.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -112,6 +114,13 @@ fn translated(properties: &Properties) -> BTreeMap<String, String> {
         }
     }
     all
+}
+
+/// Whether a producer is idempotent unless it says otherwise, as in Java (KIP-679): its other settings do not contradict.
+fn may_be_idempotent(properties: &BTreeMap<String, String>) -> bool {
+    let of = |name: &str| properties.get(name).map(String::as_str);
+    let in_flight = of("max.in.flight.requests.per.connection").and_then(|text| text.parse().ok());
+    matches!(of("acks"), None | Some("all" | "-1")) && in_flight.is_none_or(|most: u32| most <= IN_FLIGHT_MAX)
 }
 
 /// A client with these settings. Settings that the library does not know are left out and reported once per run.
@@ -226,6 +235,9 @@ fn produce(run: &Arc<Run>, number: usize) -> anyhow::Result<()> {
     let mut properties = translated(&plan.driver.producer);
     // The Java client's choice of partitions, so that both engines load a server in the same way.
     properties.entry("partitioner".into()).or_insert_with(|| "murmur2_random".into());
+    if may_be_idempotent(&properties) {
+        properties.entry("enable.idempotence".into()).or_insert_with(|| "true".into());
+    }
     let outage = Arc::new(Outage::default());
     let reports =
         || Reports { run: run.clone(), outage: outage.clone(), topic, latencies: latencies.clone() };
@@ -431,6 +443,15 @@ mod tests {
         let expected: BTreeMap<String, String> =
             expected.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         assert_eq!(translated(&properties), expected);
+    }
+
+    #[test]
+    fn producers_are_idempotent_where_java_makes_them_so() {
+        let may_be = |pairs: &[(&str, &str)]| {
+            may_be_idempotent(&pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect())
+        };
+        assert!(may_be(&[]) && may_be(&[("acks", "all"), ("max.in.flight.requests.per.connection", "5")]));
+        assert!(!may_be(&[("acks", "1")]) && !may_be(&[("max.in.flight.requests.per.connection", "6")]));
     }
 
     #[test]

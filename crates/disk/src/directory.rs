@@ -84,8 +84,8 @@ pub fn read_directory(path: &Path) -> io::Result<DirectoryDisk> {
     Ok(DirectoryDisk { read_only: true, ..open_directory(path, Engine::Plain)? })
 }
 
-/// Opens an existing directory for files that are worth nothing after a crash of the system. Syncs may do nothing, and
-/// neither new files nor their names are synced.
+/// Opens an existing directory for files that are worth nothing after a crash of the system. They are written to the page
+/// cache. Syncs do nothing, and neither new files nor their names are synced.
 pub fn scratch_directory(path: &Path, engine: Engine) -> io::Result<DirectoryDisk> {
     Ok(DirectoryDisk { scratch: true, ..open_directory(path, engine)? })
 }
@@ -119,8 +119,9 @@ impl DirectoryDisk {
         options
     }
 
+    /// What nobody syncs is written to the page cache: the device gets it in large pieces, or never.
     fn direct(&self) -> bool {
-        self.engine == Engine::Uring
+        self.engine == Engine::Uring && !self.scratch
     }
 
     fn file(&self, file: fs::File, path: PathBuf, length: u64) -> DirectoryFile {

@@ -36,9 +36,14 @@ impl DirectoryFile {
         Self { file, path, length, direct, scratch: false }
     }
 
-    /// The same file. [`File::sync`] does nothing.
+    /// The same file. Syncs do nothing.
     pub(crate) fn without_sync(self) -> Self {
         Self { scratch: true, ..self }
+    }
+
+    /// Whether writes and syncs have to reach the device.
+    pub(crate) fn is_synced(&self) -> bool {
+        !self.scratch
     }
 
     /// The file behind a handle that a queue received. Panics on a file of another kind of disk.
@@ -125,7 +130,7 @@ impl File for DirectoryFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        if self.scratch { Ok(()) } else { self.file.sync_data() }
+        if self.is_synced() { self.file.sync_data() } else { Ok(()) }
     }
 
     fn is_allocated(&self) -> bool {
@@ -134,7 +139,7 @@ impl File for DirectoryFile {
     }
 
     fn wants_zeros(&self) -> bool {
-        !self.scratch
+        self.is_synced()
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -152,6 +152,9 @@ fn work(jobs: &Receiver<Job>, mailbox: &Mailbox) {
 static DSYNC_REFUSED: AtomicBool = AtomicBool::new(false);
 
 fn write_durably(file: &Arc<dyn File>, position: u64, data: &[u8]) -> io::Result<()> {
+    if !DirectoryFile::of(file).is_synced() {
+        return file.write_at(position, data);
+    }
     if !DSYNC_REFUSED.load(Ordering::Relaxed) {
         match write_with_dsync(DirectoryFile::of(file), position, data) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {

@@ -67,6 +67,7 @@ impl Operation {
                     .rw_flags(if *durable { libc::RWF_DSYNC } else { 0 })
                     .build()
             }
+            OperationKind::Sync if !DirectoryFile::of(&self.file).is_synced() => opcode::Nop::new().build(),
             OperationKind::Sync => opcode::Fsync::new(descriptor).flags(types::FsyncFlags::DATASYNC).build(),
         }
     }
@@ -244,6 +245,7 @@ impl UringQueue {
 impl Queue for UringQueue {
     fn write(&mut self, token: u64, file: &Arc<dyn File>, position: u64, data: Bytes, durable: bool) {
         DirectoryFile::of(file).assert_writable(position, &data);
+        let durable = durable && DirectoryFile::of(file).is_synced();
         self.start(token, file, OperationKind::Write { position, data, done: 0, durable });
     }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use disk::{
     AlignedBuffer, BufferPool, Disk, Engine, File, Finished, Queue, SECTOR, lock_directory, open_directory,
+    scratch_directory,
 };
 use tempfile::TempDir;
 
@@ -382,6 +383,31 @@ fn a_memory_file_system_works_with_auto_and_plain() {
         }
         disk.rename("a", "b").unwrap();
         disk.remove("b").unwrap();
+    }
+}
+
+#[test]
+fn scratch_files_are_read_as_they_were_written_and_synced_by_nobody() {
+    for engine in [Engine::Auto, Engine::Plain] {
+        let directory = TempDir::new().unwrap();
+        let disk = scratch_directory(directory.path(), engine).unwrap();
+        let file = disk.create("a", 1 << 20).unwrap();
+        assert!(!file.wants_zeros(), "nobody waits for a sync of it");
+        let mut queue = disk.queue(4).unwrap();
+        for place in 0..3u64 {
+            queue.write(place, &file, place << 16, filled(16, place as u8 + 1), place % 2 == 0);
+        }
+        queue.sync(3, &file);
+        let finished = finish_all(&mut *queue);
+        assert!(
+            finished.len() == 4 && finished.iter().all(|finished| finished.result.is_ok()),
+            "{finished:?}"
+        );
+        // An open of its own sees what is in the page cache.
+        let again = disk.open("a").unwrap();
+        for place in 0..3u64 {
+            assert!(read(&again, place << 16, 1 << 16).iter().all(|byte| *byte == place as u8 + 1));
+        }
     }
 }
 
