@@ -148,7 +148,9 @@ soak: build ## Longer versions of what `make test` runs: hours.
 	@tests/objects/run --part ledger --rounds 50 --kinds diskless,tiered
 	@tests/power/run --rounds 300
 	@tests/cluster/run --rounds 100
+	@tests/cluster/run --rounds 50 --only "a broker is destroyed with its disk,two brokers are killed"
 	@tests/cluster/run --rounds 20 --kafka
+	@scripts/bench-full --smoke --only cluster-rate,cluster-cost
 	@tests/cluster/scale
 	@tests/cluster/upgrade
 	@tests/cluster/run --rounds 2 --outage 60 --only "etcd is away,the store is away"

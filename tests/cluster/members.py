@@ -10,8 +10,8 @@ from machines import until
 
 FLAPS, CUT_SECONDS, MENDED_SECONDS = 12, (0.05, 1.5), (0.05, 1)
 STUTTERS, STOPPED_SECONDS, GOING_SECONDS = 10, (0.2, 1), (0.05, 0.4)
-# Room for some segments.
-FULL_DISK_BYTES = 96 << 20
+# Room for some segments beside what stays free (log.reserve.bytes, 256 MiB).
+FULL_DISK_BYTES = 512 << 20
 
 
 def a_link_flaps(cluster, ledger, rng):
