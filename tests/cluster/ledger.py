@@ -175,6 +175,8 @@ class Group:
         self.cluster, self.errors, self.name, self.topic, self.partitions = cluster, errors, name, topic, partitions
         self.options, self.saw = options, saw
         self.committed, self.went_back, self.last_commit = {}, [], 0
+        # What its member does, and since when.
+        self.doing = "begins", time.monotonic()
         # The highest number of each partition that its member has.
         self.consumed = collections.Counter()
 
@@ -186,7 +188,7 @@ class Group:
         })
         consumer.subscribe([self.topic])
         while not stopping.is_set():
-            came = False
+            came, self.doing = False, ("consumes", time.monotonic())
             for message in consumer.consume(2000, 0.5):
                 if message.error() is not None:
                     self.note(message.error())
@@ -196,6 +198,7 @@ class Group:
                 self.consumed[partition] = max(self.consumed[partition], int(message.value()))
                 self.saw(message)
             if came:
+                self.doing = "commits", time.monotonic()
                 try:
                     consumer.commit(asynchronous=False)
                     self.last_commit = time.monotonic()
@@ -240,7 +243,9 @@ class Group:
 
     def goes_on(self, since, within):
         while self.last_commit <= since:
-            assert time.monotonic() < since + within, f"the group {self.name} does not commit any more"
+            what, begun = self.doing
+            assert time.monotonic() < since + within, (
+                f"the group {self.name} does not commit any more; its member {what} since {time.monotonic() - begun:.1f} s")
             time.sleep(0.02)
 
     def check(self, found):
