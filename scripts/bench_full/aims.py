@@ -15,9 +15,8 @@ from .figures import (Figure, Unmeasured, around, batch_bytes_per_byte, cpu_per_
                       ends, growth, load_full, median_moved, messages_moved_per_second, messages_per_second, number, ratios,
                       stalls_filled, stolen)
 from .memory_limit import MemoryLimit
-from .runs import KAFKA, OURS, RETENTION_AT_ONCE, SMOKE_SECONDS, WORKLOADS, Changes, Runs, server_config
+from .runs import KAFKA, OURS, PART1_4, PART1_50, RETENTION_AT_ONCE, SMOKE_SECONDS, WORKLOADS, Changes, Runs, server_config
 
-PART1_4, PART1_50 = "small/part1-4-producers.yaml", "small/part1-50-producers.yaml"
 MESSAGE_BYTES, PARTITIONS, BATCH_BYTES_MAX = 1024, 288, 131072
 # Bounded in the server, not by a setting: INDEX_CACHE_BYTES of the broker.
 INDEX_CACHE_BYTES = 32 * 1024 * 1024

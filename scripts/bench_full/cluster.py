@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from .figures import (Figure, Result, Unmeasured, after_kill, between_per_byte, cpu_per_gigabyte, doubts, growth, median_moved,
                       messages_moved_per_second, number, ratios)
-from .runs import KAFKA_3, OURS_3, SMOKE_RATE, SMOKE_SECONDS, Runs
+from .runs import KAFKA_3, OURS_3, PART1_4, PART1_50, SMOKE_RATE, SMOKE_SECONDS, Runs
 
-PART1_4, PART1_50 = "small/part1-4-producers.yaml", "small/part1-50-producers.yaml"
 # A broker is killed after this share of a run.
 KILLED_AT = 1 / 3
 # Of a run in which one is: Kafka's clients take up to 15 s to go on, and ten seconds later all is as before.

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Where cargo builds.
 TARGET = ROOT / (os.environ.get("CARGO_TARGET_DIR") or "target")
 WORKLOADS = ROOT / "workloads"
+PART1_4, PART1_50 = "small/part1-4-producers.yaml", "small/part1-50-producers.yaml"
 OURS, KAFKA = "mainstem", "kafka"
 # Three brokers each.
 OURS_3, KAFKA_3 = f"{OURS}-3", f"{KAFKA}-3"

@@ -3,10 +3,10 @@
 import contextlib
 import os
 import signal
-import subprocess
 import time
 
 from machines import until
+from network import run
 
 FLAPS, CUT_SECONDS, MENDED_SECONDS = 12, (0.05, 1.5), (0.05, 1)
 STUTTERS, STOPPED_SECONDS, GOING_SECONDS = 10, (0.2, 1), (0.05, 0.4)
@@ -90,8 +90,3 @@ def fill(ballast):
     with open(ballast, "ab", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(65536)):
             pass
-
-
-def run(*words):
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(map(str, words))}: {done.stderr.strip()}"

@@ -249,13 +249,8 @@ async fn create_one(
 /// many brokers are alive. The first topic with copies brings a log its copy set, and producers would be refused until then.
 async fn until_copied(broker: &Arc<Broker>, names: impl Iterator<Item = &Text>) {
     let topics: Vec<Arc<Topic>> = names.filter_map(|name| broker.topics.find(name)).collect();
-    let is_copied = |topic: &Arc<Topic>| {
-        let (replicas, needed) = (broker.replicas_of(topic), topic.config().in_sync_min.max(2));
-        topic.partitions().iter().all(|partition| {
-            let of = replicas.of(partition);
-            of.in_sync.len() >= needed.min(of.all.len() - of.offline.len())
-        })
-    };
+    let is_copied =
+        |topic: &Arc<Topic>| broker.replicas_of(topic).are_in_sync(topic.config().in_sync_min.max(2));
     let until = Instant::now() + COPIED_WITHIN;
     while !topics.iter().all(is_copied) && Instant::now() < until {
         tokio::time::sleep(LOOK).await;

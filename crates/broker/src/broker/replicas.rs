@@ -1,5 +1,6 @@
 //! The replicas of partitions, as clients are told of them, and whether there are enough.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use storage::Durability;
@@ -35,6 +36,14 @@ impl TopicReplicas {
             replicas.offline = vec![leader];
         }
         replicas
+    }
+
+    /// Whether so many replicas of each partition are in sync, or all that are alive, if those are fewer. Looks at each log once.
+    pub fn are_in_sync(&self, min: usize) -> bool {
+        let Some((all, record)) = &self.of_logs else { return true };
+        let logs: BTreeSet<&Uuid> = record.logs.iter().collect();
+        let mut of_logs = logs.into_iter().filter_map(|log| all.get(log));
+        of_logs.all(|of| of.in_sync.len() >= min.min(of.all.len() - of.offline.len()))
     }
 }
 
