@@ -1,6 +1,7 @@
 """The load on a cluster and what it was promised: numbered records of an idempotent producer, groups that follow them."""
 
 import collections
+import logging
 import threading
 import time
 
@@ -167,6 +168,28 @@ class Ledger:
     def end(self):
         self.stopping.set()
 
+    def explain(self, directory):
+        """Writes down what helps to see why something did not go on."""
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import AdminClient, OffsetSpec
+        admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0})
+        asked = {f"group {group.name}": admin.describe_consumer_groups([group.name])[group.name] for group in self.groups}
+        topics = admin.list_topics(timeout=10).topics.values()
+        ends = {TopicPartition(topic.topic, partition): OffsetSpec.latest() for topic in topics for partition in topic.partitions}
+        for isolation in IsolationLevel:
+            asked.update((f"{at.topic}-{at.partition} {isolation.name}", answer)
+                         for at, answer in admin.list_offsets(ends, isolation_level=isolation).items())
+        with open(directory / "explained.txt", "w") as out:
+            for what, answer in asked.items():
+                try:
+                    print(what, vars(answer.result(20)), file=out)
+                except Exception as error:
+                    print(what, repr(error), file=out)
+        # A client logs when it is called; a call that is not answered may take this long.
+        time.sleep(70)
+        for group in self.groups:
+            (directory / f"group-{group.name}.log").write_text("\n".join(group.logged))
+
 
 class Group:
     """A consumer group with one member, and whoever looks at its committed offsets: they never go back."""
@@ -175,8 +198,8 @@ class Group:
         self.cluster, self.errors, self.name, self.topic, self.partitions = cluster, errors, name, topic, partitions
         self.options, self.saw = options, saw
         self.committed, self.went_back, self.last_commit = {}, [], 0
-        # What its member does, and since when.
-        self.doing = "begins", time.monotonic()
+        # What its member does, and since when, and the end of what its client logs.
+        self.doing, self.logged = ("begins", time.monotonic()), collections.deque(maxlen=3000)
         # The highest number of each partition that its member has.
         self.consumed = collections.Counter()
 
@@ -184,8 +207,8 @@ class Group:
         from confluent_kafka import Consumer, KafkaException
         consumer = Consumer({
             "bootstrap.servers": self.cluster.bootstrap, "group.id": self.name, "auto.offset.reset": "earliest",
-            "enable.auto.commit": False, "reconnect.backoff.max.ms": 500, "log_level": 0, **self.options,
-        })
+            "enable.auto.commit": False, "reconnect.backoff.max.ms": 500, "debug": "cgrp,protocol", **self.options,
+        }, logger=ring(self.logged))
         consumer.subscribe([self.topic])
         while not stopping.is_set():
             came, self.doing = False, ("consumes", time.monotonic())
@@ -208,6 +231,7 @@ class Group:
         consumer.close()
 
     def note(self, error, handled=()):
+        self.logged.append(f"{stamp()} {error}")
         self.errors.note(f"group {self.name}", error, handled)
 
     def watch(self, stopping):
@@ -273,6 +297,19 @@ def read(cluster, topic, partitions, isolation="read_uncommitted"):
                 ended.add(message.partition())
     reader.close()
     return found
+
+
+def stamp():
+    now = time.time()
+    return f"{time.strftime('%H:%M:%S', time.gmtime(now))}.{now % 1 * 1000:03.0f}"
+
+
+def ring(lines):
+    """A logger that keeps the last lines of a client."""
+    logger = logging.Logger("client")
+    logger.addHandler(handler := logging.Handler())
+    handler.emit = lambda record: lines.append(f"{stamp()} {record.getMessage()}")
+    return logger
 
 
 def told(seconds):

@@ -69,15 +69,7 @@ pub struct Entry {
 
 impl Entry {
     pub(super) fn new(shard: &Arc<GroupShard>, id: &str, group: Group) -> Entry {
-        let state = State {
-            group,
-            waiters: HashMap::new(),
-            next_token: 0,
-            armed: None,
-            replies: Replies::default(),
-            topics: OfGroup::default(),
-        };
-        Entry { id: id.to_owned(), shard: Arc::downgrade(shard), state: Mutex::new(state) }
+        Entry { id: id.to_owned(), shard: Arc::downgrade(shard), state: Mutex::new(State::new(group)) }
     }
 
     /// The group's id.
@@ -107,6 +99,17 @@ impl Entry {
 }
 
 impl State {
+    fn new(group: Group) -> State {
+        State {
+            group,
+            waiters: HashMap::new(),
+            next_token: 0,
+            armed: None,
+            replies: Replies::default(),
+            topics: OfGroup::default(),
+        }
+    }
+
     pub(super) fn token(&mut self, waiter: Waiter) -> ReplyToken {
         self.next_token += 1;
         let token = ReplyToken(self.next_token);
@@ -119,20 +122,28 @@ impl State {
         match self.replies.hold(reply) {
             Held::Due(reply) => self.send(reply),
             Held::Waits => {}
-            Held::Failed(reply) => self.send_failed(reply),
+            Held::Failed(reply) => self.send_failed(reply, GroupError::CoordinatorNotAvailable),
         }
     }
 
-    pub(super) fn send_failed(&mut self, reply: Reply) {
-        let failed = GroupError::CoordinatorNotAvailable;
+    /// Answers with an error all requests whose records are not durable yet, and all later ones.
+    pub(super) fn fail(&mut self, error: GroupError) {
+        for reply in self.replies.fail() {
+            self.send_failed(reply, error);
+        }
+    }
+
+    fn send_failed(&mut self, reply: Reply, error: GroupError) {
         match reply {
-            Reply::Member(action) => self.deliver(action.failed(failed)),
-            Reply::Durable(sender) => drop(sender.send(Err(failed))),
+            Reply::Member(action) => self.deliver(action.failed(error)),
+            Reply::Durable(sender) => drop(sender.send(Err(error))),
         }
     }
 
-    /// Answers all requests that wait in the group with NOT_COORDINATOR: this broker no longer coordinates it.
+    /// Answers all requests that wait in the group with NOT_COORDINATOR: this broker no longer coordinates it. Those whose
+    /// records are not durable yet are among them: a log that moves may first store everything, for many seconds.
     pub(super) fn close(&mut self) {
+        self.fail(GroupError::NotCoordinator);
         for action in self.group.close(GroupError::NotCoordinator) {
             self.deliver(action);
         }
@@ -176,5 +187,32 @@ impl State {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::groups::{GroupConfig, Now};
+
+    #[tokio::test]
+    async fn who_waits_for_records_of_a_group_that_moves_learns_it_at_once() {
+        let now = Now { monotonic_ms: 0, wall_ms: 0 };
+        let mut state = State::new(Group::new("g", Arc::new(GroupConfig::default()), now));
+        state.replies.queued(1);
+        let settled = state.settled();
+        let (sender, synced) = oneshot::channel();
+        let token = state.token(Waiter::Sync(sender));
+        let reply = Err(GroupError::RebalanceInProgress);
+        state.reply(Reply::Member(Action::Sync { token, reply }));
+        // The records are never durable here.
+        state.close();
+        assert_eq!(settled.wait().await, Err(GroupError::NotCoordinator));
+        assert_eq!(synced.await.unwrap(), Err(GroupError::NotCoordinator));
+        assert_eq!(
+            state.settled().wait().await,
+            Err(GroupError::CoordinatorNotAvailable),
+            "what comes later"
+        );
     }
 }

@@ -103,9 +103,9 @@ impl Coordinates for Coordinator {
     }
 
     fn loaded(self: &Arc<Self>, partition: i32) {
-        for Ended { producer_id, committed, marker } in
-            self.ended.lock().remove(&partition).unwrap_or_default()
-        {
+        // Without the lock: a transaction that ends in a partition which is being loaded takes the locks in the other order.
+        let ended = self.ended.lock().remove(&partition).unwrap_or_default();
+        for Ended { producer_id, committed, marker } in ended {
             self.end_transaction(partition, producer_id, committed, marker);
         }
     }
@@ -126,7 +126,8 @@ struct RecordsDone<F> {
 
 impl<F: FnOnce(Result<(), AppendError>) + Send + 'static> Completion for RecordsDone<F> {
     fn complete(&self, result: Result<(), AppendError>) {
-        if let Some(then) = self.then.lock().take() {
+        let then = self.then.lock().take();
+        if let Some(then) = then {
             self.runtime.spawn(async move { then(result) });
         }
     }
@@ -397,9 +398,7 @@ impl Coordinator {
             }
             return;
         }
-        for reply in state.replies.fail() {
-            state.send_failed(reply);
-        }
+        state.fail(GroupError::CoordinatorNotAvailable);
         drop(state);
         if let Some(shard) = entry.shard.upgrade() {
             self.fail(&shard);
