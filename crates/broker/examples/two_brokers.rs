@@ -53,7 +53,8 @@ async fn serve(directory: PathBuf, ports: [u16; 2], every: Duration) -> Result<(
     let listeners = |port: u16| BTreeMap::from([(LISTENER.to_owned(), ("127.0.0.1".to_owned(), port))]);
     one.set_others(BTreeMap::from([(2, listeners(ports[1]))]));
     other.set_others(BTreeMap::from([(1, listeners(ports[0]))]));
-    for (broker, port) in [(one.clone(), ports[0]), (other, ports[1])] {
+    let brokers = [(one.clone(), ports[0]), (other, ports[1])];
+    for (broker, port) in brokers {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
         println!("listening on 127.0.0.1:{port}");
         tokio::spawn(async move {

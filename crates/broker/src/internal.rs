@@ -33,7 +33,8 @@ impl Told {
 
 impl Completion for Told {
     fn complete(&self, result: Result<(), AppendError>) {
-        if let Some(sender) = self.0.lock().take() {
+        let sender = self.0.lock().take();
+        if let Some(sender) = sender {
             // The waiting task may be gone.
             let _ = sender.send(result);
         }

@@ -316,7 +316,8 @@ mod tests {
         fn may_fail(&self) -> io::Result<()> {
             match self.fails_after.fetch_sub(1, Ordering::Relaxed) {
                 0 => {
-                    if let Some(then) = self.then.lock().unwrap().take() {
+                    let then = self.then.lock().unwrap().take();
+                    if let Some(then) = then {
                         self.fails_after.store(then, Ordering::Relaxed);
                     }
                     Err(io::ErrorKind::StorageFull.into())

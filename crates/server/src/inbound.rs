@@ -143,7 +143,8 @@ impl Inbound {
                 if owed && self.starts_to_stall() {
                     return Ok(Read::Waiting);
                 }
-                match self.fill(reader).await? {
+                let received = self.fill(reader).await?;
+                match received {
                     0 if owed => return Err(Closing::Truncated),
                     0 => return Ok(Read::End),
                     received => self.received(received),

@@ -30,7 +30,8 @@ struct Trimmed(Mutex<Option<oneshot::Sender<Result<(), AppendError>>>>);
 
 impl Completion for Trimmed {
     fn complete(&self, result: Result<(), AppendError>) {
-        if let Some(sender) = self.0.lock().take() {
+        let sender = self.0.lock().take();
+        if let Some(sender) = sender {
             // If the client disconnected, no task waits for the result.
             let _ = sender.send(result);
         }

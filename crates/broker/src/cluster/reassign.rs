@@ -215,7 +215,8 @@ impl Moves {
         let trimmed = Arc::new(Trimmed::default());
         log.trim(to, trimmed.clone());
         loop {
-            if let Some(outcome) = trimmed.0.lock().take() {
+            let outcome = trimmed.0.lock().take();
+            if let Some(outcome) = outcome {
                 return Ok(outcome?);
             }
             self.pause(partition, log)?;

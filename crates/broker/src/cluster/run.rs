@@ -216,9 +216,8 @@ impl Running {
 
     /// Ends the threads, as if the process had been killed. For tests.
     pub fn halt(&self) {
-        for worker in [self.duties.lock().take(), self.lease.lock().take()].into_iter().flatten() {
-            worker.stop();
-        }
+        let (duties, lease) = (self.duties.lock().take(), self.lease.lock().take());
+        [duties, lease].into_iter().flatten().for_each(Worker::stop);
     }
 
     /// Gives all logs to other brokers, closes those that nobody takes, and leaves the cluster. Blocks.
@@ -235,12 +234,14 @@ impl Running {
             }
             Err(error) => tracing::warn!(%error, "the logs cannot be given away before they are closed"),
         }
-        if let Some(duties) = self.duties.lock().take() {
+        let duties = self.duties.lock().take();
+        if let Some(duties) = duties {
             duties.stop();
         }
         // The lease goes on until then: nobody has to take the logs over by force.
         self.host.clone().close_all();
-        if let Some(lease) = self.lease.lock().take() {
+        let lease = self.lease.lock().take();
+        if let Some(lease) = lease {
             lease.stop();
         }
         if let Err(error) = self.member.leave() {

@@ -445,7 +445,8 @@ impl Shared {
                 entry.state = State::Open(open);
             }
             Err(error) => {
-                if let Some(copier) = self.copiers.lock().remove(name) {
+                let copier = self.copiers.lock().remove(name);
+                if let Some(copier) = copier {
                     copier.end();
                 }
                 if error.is_local() {
@@ -501,7 +502,8 @@ impl Shared {
             }
         }
         open.log.close();
-        if let Some(copier) = self.copiers.lock().remove(name) {
+        let copier = self.copiers.lock().remove(name);
+        if let Some(copier) = copier {
             copier.end();
         }
         while orderly && !open.log.has_ended() {
