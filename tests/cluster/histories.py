@@ -18,6 +18,8 @@ APPENDS_SHARE, FLUSHED_SHARE = 0.6, 0.5
 # The shares of the transactions that are aborted on purpose, of the operations behind which a client polls from somewhere else, and
 # of these places those far back.
 ABORTED_SHARE, AGAIN_SHARE, OLD_SHARE = 0.2, 0.05, 0.25
+# Of the consumers, those that name a rack to read in.
+NEARBY_SHARE = 0.5
 STEPS_MAX, POLLED_MAX, POLL_SECONDS, REST_SECONDS, BACK_MAX = 4, 200, 0.1, 0.05, 200
 
 
@@ -146,8 +148,9 @@ class Histories:
     def consumer(self, rng):
         """Polls each key from somewhere near the newest number that anybody has polled, or before. Returns also from where."""
         from confluent_kafka import Consumer, TopicPartition
+        nearby = {"client.rack": f"rack-{rng.randint(1, 3)}"} if self.cluster.by_rack and rng.random() < NEARBY_SHARE else {}
         consumer = Consumer({
-            "bootstrap.servers": self.cluster.bootstrap, "group.id": TOPIC, "enable.auto.commit": False, "log_level": 0,
+            **nearby, "bootstrap.servers": self.cluster.bootstrap, "group.id": TOPIC, "enable.auto.commit": False, "log_level": 0,
             "auto.offset.reset": "error", "isolation.level": "read_committed", "reconnect.backoff.max.ms": 500,
         })
         with self.lock:

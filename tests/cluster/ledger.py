@@ -1,6 +1,7 @@
 """The load on a cluster and what it was promised: numbered records of an idempotent producer, groups that follow them."""
 
 import collections
+import json
 import logging
 import threading
 import time
@@ -29,9 +30,9 @@ class Ledger:
         # Each protocol of groups, and a group that reads what is committed.
         self.groups = [
             Group(cluster, errors, "classic", TOPIC, PARTITIONS, {"session.timeout.ms": 10_000}),
-            Group(cluster, errors, "consumer", TOPIC, PARTITIONS, {"group.protocol": "consumer"}),
+            Group(cluster, errors, "consumer", TOPIC, PARTITIONS, {"group.protocol": "consumer"}, rack=2),
             Group(cluster, errors, "committed", transfers.topic, transfers.partitions,
-                  {"session.timeout.ms": 10_000, "isolation.level": "read_committed"}, transfers.saw),
+                  {"session.timeout.ms": 10_000, "isolation.level": "read_committed"}, transfers.saw, rack=3),
         ]
         self.threads, self.broken = [], []
 
@@ -54,7 +55,10 @@ class Ledger:
         self.threads = [threading.Thread(target=self.work, args=(run,), daemon=True) for run in work]
         for thread in self.threads:
             thread.start()
-        return told(self.answers())
+        seconds = self.answers()
+        for group in self.groups:
+            group.reads_nearby()
+        return told(seconds)
 
     def work(self, run):
         try:
@@ -194,9 +198,15 @@ class Ledger:
 class Group:
     """A consumer group with one member, and whoever looks at its committed offsets: they never go back."""
 
-    def __init__(self, cluster, errors, name, topic, partitions, options, saw=lambda message: None):
+    def __init__(self, cluster, errors, name, topic, partitions, options, saw=lambda message: None, rack=None):
+        """Its member is in the rack of the broker `rack`."""
         self.cluster, self.errors, self.name, self.topic, self.partitions = cluster, errors, name, topic, partitions
         self.options, self.saw = options, saw
+        # Where its member should read what has copies, and the brokers that it reads from and that do not lead.
+        self.rack = rack if rack and cluster.by_rack and topic not in cluster.diskless else None
+        self.nearby = set()
+        if self.rack:
+            self.options = {**options, "client.rack": f"rack-{rack}", "statistics.interval.ms": 1000, "stats_cb": self.note_brokers}
         self.committed, self.went_back, self.last_commit = {}, [], 0
         # What its member does, and since when, and the end of what its client logs.
         self.doing, self.logged = ("begins", time.monotonic()), collections.deque(maxlen=3000)
@@ -229,6 +239,16 @@ class Group:
                     # The group has another generation, or its coordinator moves.
                     self.note(error.args[0], REPEATED)
         consumer.close()
+
+    def note_brokers(self, statistics):
+        partitions = json.loads(statistics)["topics"].get(self.topic, {"partitions": {}})["partitions"].values()
+        self.nearby.update(of["broker"] for of in partitions if of["broker"] not in (-1, of["leader"]))
+
+    def reads_nearby(self):
+        deadline = time.monotonic() + 30
+        while self.rack and self.rack not in self.nearby:
+            assert time.monotonic() < deadline, f"the group {self.name} does not read from broker {self.rack}"
+            time.sleep(0.1)
 
     def note(self, error, handled=()):
         self.logged.append(f"{stamp()} {error}")

@@ -24,6 +24,8 @@ SESSION_MS = 3000
 SETTINGS = [
     "log.segment.bytes=9437184", "group.initial.rebalance.delay.ms=0", f"broker.session.timeout.ms={SESSION_MS}",
 ]
+# Consumers that name their rack read from the broker there.
+BY_RACK = "replica.selector.class=org.apache.kafka.common.replica.RackAwareReplicaSelector"
 # Some clients have little patience: poll() of kafka-python 3 returns before a SyncGroup that takes longer than 200 ms is answered, and a
 # commit after it fails.
 QUICK = "object.store.diskless.interval.ms=50"
@@ -123,7 +125,7 @@ class Broker(StoredServer):
         self.program = cluster.program
         # Its listeners are in the settings then.
         self.two_listeners = cluster.certificates is not None or node in cluster.proxies
-        self.settings = [*SETTINGS, *settings, f"object.store={self.bucket}", f"node.id={node}",
+        self.settings = [*SETTINGS, *([BY_RACK] if cluster.by_rack else []), *settings, f"object.store={self.bucket}", f"node.id={node}",
                          f"etcd.endpoints={cluster.etcd.endpoints}", f"broker.rack=rack-{node}"]
         if self.machine:
             self.settings.append("allow.insecure.listeners=true")
@@ -185,6 +187,9 @@ class Cluster:
         self.network = networks.Network() if apart else None
         self.directory, self.seed, self.count, self.settings = directory, seed, count, settings
         self.program = program or place.MAINSTEM
+        # A version before may not know it.
+        known = subprocess.run([self.program, "config"], capture_output=True, text=True, timeout=20, check=True).stdout
+        self.by_rack = BY_RACK.partition("=")[0] in known
         self.certificates = Certificates(directory / "certificates") if secured else None
         self.site, self.etcd, self.brokers = Site(directory, seed, networks.STORE if apart else None), None, {}
 

@@ -34,6 +34,7 @@ class Rivals:
     """What tests of a cluster want of one."""
 
     outage = None
+    by_rack, diskless = False, ()
 
     def __init__(self, directory):
         jars, nodes = fetch_jars(), (1, 2, 3)

@@ -50,6 +50,8 @@ pub struct Metrics {
     pub isr_shrinks: Counter,
     /// How often a copy set became larger.
     pub isr_expands: Counter,
+    /// Bytes of records that consumers got from the copies of logs on this broker's disk.
+    pub read_from_copies: Counter,
 }
 
 fn seconds_histogram() -> Histogram {
@@ -69,6 +71,7 @@ impl Default for Metrics {
             commit_seconds: seconds_histogram(),
             isr_shrinks: Counter::default(),
             isr_expands: Counter::default(),
+            read_from_copies: Counter::default(),
         }
     }
 }
@@ -114,6 +117,11 @@ impl Metrics {
             "kafka_server_replicamanager_isrexpands",
             "How often the copy set of a log of this broker became larger",
             self.isr_expands.clone(),
+        );
+        registry.register(
+            "mainstem_copies_fetched_bytes",
+            "Bytes of records that consumers of this broker's rack got from the copies on its disk",
+            self.read_from_copies.clone(),
         );
         registry.register(
             "mainstem_log_commit_bytes",

@@ -20,10 +20,11 @@ use broker::{
 };
 use bytes::Bytes;
 use common::transactional::{Producer, Seen, V1, V2, Version, now_ms, read as read_committed};
-use common::{call, connect, fetch_of, fetch_request, try_create_topic, unframed};
+use common::{call, connect, fetch_of, fetch_request, metric, try_create_topic, unframed};
 use disk::{Disk, Engine, open_directory};
 use model::{Compression, Timestamp};
 use objects::{Bucket, DirectoryBucket};
+use prometheus_client::registry::Registry;
 use wire::messages as m;
 use wire::messages::metadata_response::MetadataResponsePartition;
 use wire::records::{BatchBuilder, records};
@@ -891,6 +892,139 @@ async fn transactions_span_brokers() {
             }
         }
     }
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// A consumer of a rack as it is told about a partition by one broker. `committed`: it sees no open or aborted transactions.
+async fn fetched_in(
+    broker: &Arc<Broker>,
+    (partition, offset): (i32, i64),
+    rack: &str,
+    committed: bool,
+    wait_ms: i32,
+) -> m::fetch_response::PartitionData {
+    let request = m::FetchRequest {
+        rack_id: Text::copied(rack),
+        isolation_level: committed.into(),
+        ..fetch_request((0, -1), wait_ms, vec![fetch_of(TOPIC, partition, offset)])
+    };
+    let mut answer: m::FetchResponse = call(&mut connect(broker), 12, &request).await;
+    answer.responses.remove(0).partitions.remove(0)
+}
+
+fn bytes_of(data: &m::fetch_response::PartitionData) -> Bytes {
+    data.records.as_ref().map(|records| records.to_bytes()).unwrap_or_default()
+}
+
+/// The bytes that consumers got from copies of other brokers' logs.
+fn read_from_copies(broker: &Arc<Broker>) -> u64 {
+    let mut registry = Registry::default();
+    broker.register_metrics(&mut registry);
+    metric(&registry, "mainstem_copies_fetched_bytes_total")
+}
+
+const BY_RACK: (&str, &str) =
+    ("replica.selector.class", "org.apache.kafka.common.replica.RackAwareReplicaSelector");
+
+/// KIP-392: the leader names the broker in the consumer's rack, which gives what the leader would give, from its copies.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn consumers_read_from_the_copies_in_their_rack() {
+    const NOT_LEADER: i16 = ErrorCode::NotLeaderOrFollower.code();
+    let mut cluster = cluster_with(&[BY_RACK, ("object.store.upload.interval.ms", "600000")]).await;
+    cluster.until_in_sync(&[1, 2, 3]).await;
+    for _ in 0..3 {
+        cluster.produce().await;
+    }
+    let mut producer = transactional(&cluster, "one", V1).await;
+    for (value, commits) in [("aborted", false), ("committed", true), ("open", true)] {
+        assert_eq!(producer.add(TOPIC, 0).await, 0);
+        send(&cluster, &mut producer, value).await;
+        if value != "open" {
+            assert_eq!(producer.end(commits).await, 0);
+        }
+    }
+    let until = Instant::now() + PATIENCE;
+    // The markers of another broker come after the answer.
+    while seen(&cluster, 0).await.last_stable_offset < 7 {
+        assert!(Instant::now() < until, "{:?}", seen(&cluster, 0).await);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let leaders = cluster.leaders().await;
+    for (partition, (leader, _)) in (0..).zip(leaders) {
+        for (node, broker) in &cluster.brokers {
+            let (rack, at_leader) = (format!("rack {node}"), &cluster.brokers[&leader]);
+            // Only what has no records may wait.
+            let told = fetched_in(at_leader, (partition, 0), &rack, false, 60_000);
+            let told = tokio::time::timeout(PATIENCE, told).await.unwrap();
+            let nearest = if *node == leader { -1 } else { *node };
+            assert_eq!((told.error_code, told.preferred_read_replica), (0, nearest));
+            assert_eq!(bytes_of(&told).is_empty(), *node != leader);
+            let before = read_from_copies(broker);
+            for committed in [false, true] {
+                let expected = fetched_in(at_leader, (partition, 0), "", committed, 0).await;
+                let found = fetched_in(broker, (partition, 0), &rack, committed, 0).await;
+                assert!(!bytes_of(&found).is_empty());
+                assert_eq!(found, expected, "partition {partition} of {leader}, read at {node}");
+            }
+            assert_eq!(read_from_copies(broker) > before, *node != leader);
+            // Those of other racks, or of none, have to go to the leader.
+            for rack in ["", "rack", "rack 7"] {
+                let found = fetched_in(broker, (partition, 0), rack, false, 0).await;
+                assert_eq!(found.error_code, if *node == leader { 0 } else { NOT_LEADER }, "{rack:?}");
+                assert_eq!(found.preferred_read_replica, -1);
+            }
+            let behind = fetched_in(broker, (partition, 1000), &rack, false, 0).await;
+            assert_eq!(behind.error_code, ErrorCode::OffsetOutOfRange.code());
+        }
+    }
+    // A fetch waits for the next record, and for no other one.
+    let (leader, _) = cluster.leaders().await[1];
+    let (node, broker) = cluster.brokers.iter().find(|(node, _)| **node != leader).unwrap();
+    let (rack, broker) = (format!("rack {node}"), broker.clone());
+    let end = fetched_in(&broker, (1, 0), &rack, false, 0).await.high_watermark;
+    let empty = fetched_in(&broker, (1, end), &rack, false, 20).await;
+    assert_eq!((empty.error_code, bytes_of(&empty).len(), empty.high_watermark), (0, 0, end));
+    let waits = tokio::spawn(async move { fetched_in(&broker, (1, end), &rack, false, 60_000).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!waits.is_finished());
+    cluster.produce().await;
+    assert!(!bytes_of(&tokio::time::timeout(PATIENCE, waits).await.unwrap().unwrap()).is_empty());
+    // Without its leader nobody knows what may be read.
+    let gone = cluster.stop_signs(leader);
+    cluster.reached.lock().unwrap().remove(&port(leader));
+    let (node, broker) = cluster.brokers.iter().next().unwrap();
+    assert_eq!(fetched_in(broker, (1, 0), &format!("rack {node}"), false, 0).await.error_code, NOT_LEADER);
+    gone.close().await;
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
+/// What is in the object store has no copies: consumers are not sent to them, and those that are there get it all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn consumers_get_what_has_no_copies_any_more() {
+    let mut cluster = cluster_with(&[BY_RACK, ("object.store.upload.interval.ms", "20")]).await;
+    cluster.until_in_sync(&[1, 2, 3]).await;
+    cluster.produce().await;
+    let leaders = cluster.leaders().await;
+    let (leader, _) = leaders[0];
+    let (node, broker) = cluster.brokers.iter().find(|(node, _)| **node != leader).unwrap();
+    let rack = format!("rack {node}");
+    let until = Instant::now() + PATIENCE;
+    let stored = loop {
+        let found = fetched_in(&cluster.brokers[&leader], (0, 0), &rack, false, 0).await;
+        if found.preferred_read_replica == -1 {
+            break found;
+        }
+        assert!(Instant::now() < until, "it is never stored");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    let before = read_from_copies(broker);
+    assert!(!bytes_of(&stored).is_empty());
+    assert_eq!(fetched_in(broker, (0, 0), &rack, false, 0).await, stored);
+    assert_eq!(read_from_copies(broker), before);
     for broker in cluster.brokers.values() {
         broker.close().await;
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use broker::LogDirectory;
 use common::{
-    call, close, connect, create_topic, fetch_of, fetch_request, open, open_on, open_with, produce,
+    call, close, connect, create_topic, fetch_of, fetch_request, metric, open, open_on, open_with, produce,
 };
 use model::{Compression, Timestamp};
 use prometheus_client::registry::Registry;
@@ -485,16 +485,6 @@ async fn deleted_records_stay_deleted_and_the_rest_stays() {
     let answer: m::DeleteRecordsResponse = call(&mut connection, 2, &delete_records("t", 0, -1)).await;
     assert_eq!(answer.topics[0].partitions[0].low_watermark, 4);
     broker.close().await;
-}
-
-/// The value of a metric without labels, or the sum over its labels.
-fn metric(registry: &Registry, name: &str) -> u64 {
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-    let lines = text.lines().filter(|line| line.starts_with(name));
-    let values: Vec<u64> = lines.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
-    assert!(!values.is_empty(), "there is no {name}");
-    values.into_iter().sum()
 }
 
 /// 40 MB in 20 partitions, read through caches of 4 MiB. Some partitions are at the same position, one is far behind,

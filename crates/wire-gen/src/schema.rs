@@ -14,13 +14,15 @@ use serde::Deserialize;
 /// The directory of the schemas in the jar.
 const SCHEMAS: &str = "common/message/";
 /// The schemas of requests that only brokers of this project send each other. Kafka's keys stay far below theirs.
-const OWN: [&str; 6] = [
+const OWN: [&str; 8] = [
     include_str!("../schemas/CopyBlocksRequest.json"),
     include_str!("../schemas/CopyBlocksResponse.json"),
     include_str!("../schemas/FenceCopiesRequest.json"),
     include_str!("../schemas/FenceCopiesResponse.json"),
     include_str!("../schemas/ReadCopiesRequest.json"),
     include_str!("../schemas/ReadCopiesResponse.json"),
+    include_str!("../schemas/LocateRecordsRequest.json"),
+    include_str!("../schemas/LocateRecordsResponse.json"),
 ];
 /// Number of bits of a [`Versions`] set. No API has nearly as many versions.
 const VERSIONS_MAX: i16 = 63;

@@ -12,6 +12,7 @@ use wire::messages::FetchRequest;
 use wire::messages::fetch_response::{FetchResponse, FetchableTopicResponse};
 
 use crate::api::fetch_looks::{Limits, Look, look_and_wait};
+use crate::api::nearest::{Nearest, RACK_FROM_VERSION};
 use crate::api::reads::{READ_COMMITTED, leaders_told, unknown_isolation};
 use crate::broker::Broker;
 use crate::quotas::Quota;
@@ -75,6 +76,11 @@ pub async fn answer(
             Some(ErrorCode::NotLeaderOrFollower)
         } else {
             (request.max_bytes < 0).then_some(ErrorCode::UnknownServerError)
+        },
+        nearest: if version >= RACK_FROM_VERSION && replica < 0 {
+            Nearest::of(&broker, &request.rack_id)
+        } else {
+            None
         },
     };
     if !(0..=READ_COMMITTED).contains(&request.isolation_level) {
@@ -170,7 +176,7 @@ async fn incremental(
 
 /// Looks at partitions and waits for records. A former owner of a log does not know the log's end. A client would believe it that
 /// an offset is out of range, and begin somewhere else, so it is sent on to the owner until this broker knows who that is.
-async fn look(broker: &Broker, slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Look> {
+pub async fn look(broker: &Broker, slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Look> {
     let mut looks = look_and_wait(slots, limits, all).await;
     let beyond_end = looks.iter_mut().filter(|look| look.beyond_end);
     // The lease is looked at behind the reads: the process may have stood still in between.

@@ -1,7 +1,7 @@
 //! The looks of a fetch at its partitions: without the disk first, then from the disk for those that need it, and again
 //! when commits wake the fetch.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use model::Offset;
@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use wire::messages::fetch_response::{AbortedTransaction, LeaderIdAndEpoch, PartitionData};
 use wire::{ErrorCode, Records};
 
+use crate::api::nearest::Nearest;
 use crate::api::reads::{check_leader_epoch, read_later, tell_failed_read, without_records};
 use crate::caller::Caller;
 use crate::failure::Failure;
@@ -48,6 +49,8 @@ pub struct Limits {
     pub leader_told: bool,
     /// An error that replaces the records of every partition.
     pub refusal: Option<ErrorCode>,
+    /// Where a consumer that names its rack reads.
+    pub nearest: Option<Nearest>,
 }
 
 /// The result of one look at a partition.
@@ -62,6 +65,8 @@ pub struct Look {
     pub cut_short: bool,
     /// Whether the slot's offset is behind the end of the log, as far as this broker has it.
     pub beyond_end: bool,
+    /// The offset behind its records, if this broker has read them from the log.
+    pub next: Option<Offset>,
 }
 
 /// Looks at the changed slots, and waits for commits until there are enough bytes, an error, or the deadline has
@@ -73,6 +78,8 @@ pub async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec
     }
     let mut subscribed = !all;
     let mut numbers = slots.signal.take_dirty();
+    // Those that other brokers lead, for a consumer that reads here all the same.
+    let mut elsewhere = BTreeSet::new();
     loop {
         let mut urgent = false;
         let mut cold = Vec::new();
@@ -87,7 +94,8 @@ pub async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec
             let Some(slot) = slots.slot(number) else { continue };
             match look_at(slot, number, limits, looks.bytes + reserved) {
                 Looked::Done(look) => {
-                    urgent |= look.data.error_code != 0;
+                    // A consumer that should read elsewhere need not wait.
+                    urgent |= look.data.error_code != 0 || look.data.preferred_read_replica >= 0;
                     looks.add(look);
                 }
                 Looked::Cold(look) => {
@@ -96,6 +104,7 @@ pub async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec
                     }
                     cold.push(look);
                 }
+                Looked::Elsewhere => drop(elsewhere.insert(number)),
             }
         }
         // A cold read has already waited for the disk, so answer now.
@@ -103,14 +112,14 @@ pub async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec
         read_cold(slots, cold, limits, &mut looks).await;
         let now = Instant::now();
         // A fetch without partitions is answered at once. Clients close their session with it.
-        if urgent || looks.bytes >= limits.bytes_min || now >= limits.deadline || slots.is_empty() {
-            return looks.taken();
-        }
+        let mut enough =
+            urgent || looks.bytes >= limits.bytes_min || now >= limits.deadline || slots.is_empty();
         // A look that was cut short makes the answer full enough: batches are whole, and limits may fall inside.
-        if looks.bytes > 0 && looks.any(|look| look.cut_short) {
+        enough |= looks.bytes > 0 && looks.any(|look| look.cut_short);
+        if enough && elsewhere.is_empty() {
             return looks.taken();
         }
-        if !subscribed {
+        if !enough && !subscribed {
             // The first look was made without a subscription. Look once more with it.
             slots.subscribe();
             subscribed = true;
@@ -120,7 +129,25 @@ pub async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec
         // A transaction marker is much smaller than the records it makes readable, so wait for one byte only.
         let held_back = limits.read_committed
             && looks.any(|look| look.data.last_stable_offset < look.data.high_watermark);
-        let missing = if held_back { 1 } else { limits.bytes_min - looks.bytes };
+        let missing = if held_back { 1 } else { limits.bytes_min.saturating_sub(looks.bytes) };
+        if let Some(nearest) = limits.nearest.as_ref().filter(|_| !elsewhere.is_empty()) {
+            let asked: Vec<usize> = elsewhere.iter().copied().collect();
+            asked.iter().for_each(|number| looks.remove(*number));
+            let signal = slots.signal.clone();
+            let until = if enough { now } else { limits.deadline };
+            tokio::select! {
+                found = nearest.look(slots, &asked, limits, looks.bytes, until) => {
+                    enough |= found.iter().any(|look| look.bytes > 0 || look.data.error_code != 0);
+                    found.into_iter().for_each(|look| looks.add(look));
+                    if enough || Instant::now() >= limits.deadline {
+                        return looks.taken();
+                    }
+                }
+                () = signal.wait(missing), if !enough => {}
+            }
+            numbers = slots.signal.take_dirty();
+            continue;
+        }
         let waited = tokio::time::timeout_at(limits.deadline, slots.signal.wait(missing)).await;
         numbers = slots.signal.take_dirty();
         if waited.is_err() && numbers.is_empty() {
@@ -182,6 +209,8 @@ struct ColdLook {
 enum Looked {
     Done(Look),
     Cold(ColdLook),
+    /// Another broker leads the partition.
+    Elsewhere,
 }
 
 /// Reads from disk for the partitions at the oldest position of their log, so that they stay together and share one
@@ -241,13 +270,13 @@ async fn read_portion(
 /// Looks at one partition from its slot's offset, without waiting for the disk.
 fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked {
     let mut look = Look {
-        slot: number,
         data: PartitionData { aborted_transactions: None, ..without_records(slot.index, ErrorCode::None) },
-        bytes: 0,
-        cut_short: false,
-        beyond_end: false,
+        ..Look::empty(number)
     };
     match log_of(slot, limits, &mut look.data) {
+        Ok(log) if let Some(node) = preferred(slot, &**log, limits) => {
+            look.data.preferred_read_replica = node;
+        }
         Ok(log) => match log.read(&read_request(slot, &**log, &look.data, limits, taken)) {
             Ok(ReadStep::Cold { stretch, position }) => {
                 return Looked::Cold(ColdLook { look, log: log.clone(), stretch, position });
@@ -255,6 +284,9 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
             Ok(ReadStep::Ready(batches)) => look.put(slot, limits, Ok(batches)),
             Err(error) => look.put(slot, limits, Err(error)),
         },
+        Err(failure) if failure.code == ErrorCode::NotLeaderOrFollower && is_served_here(slot, limits) => {
+            return Looked::Elsewhere;
+        }
         Err(failure) => {
             look.data.error_code = failure.code.code();
             // Kafka adds an empty list of aborted transactions for a missing or hidden partition.
@@ -275,6 +307,17 @@ fn look_at(slot: &Slot, number: usize, limits: &Limits, taken: usize) -> Looked 
         }
     }
     Looked::Done(look)
+}
+
+/// The broker from which a consumer should read the slot's partition, if it is another one.
+fn preferred(slot: &Slot, log: &dyn PartitionLog, limits: &Limits) -> Option<i32> {
+    limits.nearest.as_ref()?.preferred(slot.partition.as_ref()?, slot.offset, &log.bounds(), limits)
+}
+
+/// Whether a consumer reads the slot's partition here, though another broker leads it.
+fn is_served_here(slot: &Slot, limits: &Limits) -> bool {
+    let (Some(nearest), Some(partition)) = (&limits.nearest, &slot.partition) else { return false };
+    limits.refusal.is_none() && slot.bytes_max >= 0 && nearest.serves(partition)
 }
 
 /// The log of the slot's partition. Puts the partition's bounds into `data`.
@@ -336,11 +379,23 @@ fn aborted(slot: &Slot, next: Option<Offset>) -> Vec<AbortedTransaction> {
 }
 
 impl Look {
+    /// A look that has found nothing.
+    pub fn empty(slot: usize) -> Look {
+        Look {
+            slot,
+            data: PartitionData::default(),
+            bytes: 0,
+            cut_short: false,
+            beyond_end: false,
+            next: None,
+        }
+    }
+
     fn put(&mut self, slot: &Slot, limits: &Limits, result: Result<Batches, ReadError>) {
         let data = &mut self.data;
         match result {
             Ok(batches) => {
-                self.bytes = batches.bytes;
+                (self.bytes, self.next) = (batches.bytes, batches.next);
                 let end = if limits.read_committed { data.last_stable_offset } else { data.high_watermark };
                 self.cut_short = batches.next.map_or(slot.offset, |next| next.0) < end;
                 if limits.read_committed {
@@ -371,7 +426,7 @@ mod tests {
     use super::*;
 
     fn look(slot: usize, bytes: usize) -> Look {
-        Look { slot, data: PartitionData::default(), bytes, cut_short: false, beyond_end: false }
+        Look { bytes, ..Look::empty(slot) }
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub mod group_membership;
 pub mod init_producer_id;
 pub mod list_offsets;
 pub mod metadata;
+pub mod nearest;
 pub mod offsets;
 pub mod produce;
 pub mod produce_leaders;

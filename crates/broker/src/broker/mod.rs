@@ -17,8 +17,8 @@ use objects::{Bucket, CountedBucket, WatchedBucket};
 use parking_lot::Mutex;
 use storage::copies::Copies;
 use storage::{AdmitError, Clock, Log, SystemClock};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use wire::{ErrorCode, Text};
 
 pub(crate) use self::replicas::InSync;
@@ -53,6 +53,8 @@ use crate::users::Users;
 const CLUSTER_ID_KEY: &str = "cluster_id";
 /// Threads that read the transaction index of a log. Each waits for the object store most of the time.
 const INDEX_READERS: usize = 16;
+/// Fetches that ask other brokers at the same time. Those behind them wait for their turn.
+const ASKING_MAX: usize = 128;
 /// A server that stops waits so long for its last metadata snapshot.
 const LAST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -142,6 +144,8 @@ pub struct Broker {
     replicas: ReplicaMap,
     /// The copies of logs on this broker's disk, in a cluster.
     pub(crate) copies: Option<Arc<Copies>>,
+    /// Held by fetches while they ask other brokers, each with a thread and a connection of its own.
+    pub(crate) asking: Arc<Semaphore>,
     /// Where they are.
     pub(crate) copy_directory: Option<CopyDirectory>,
 }
@@ -287,6 +291,7 @@ impl Broker {
             background: Mutex::default(),
             running: Mutex::default(),
             copies,
+            asking: Arc::new(Semaphore::new(ASKING_MAX)),
             copy_directory,
         });
         let only_log = broker.logs.all().len() == 1;
@@ -337,9 +342,8 @@ impl Broker {
     /// Waits for all work in progress and closes the logs. Nothing acknowledged or admitted is lost. No request may
     /// begin after this call.
     pub async fn close(&self) {
-        for task in std::mem::take(&mut *self.background.lock()) {
-            task.abort();
-        }
+        let background = std::mem::take(&mut *self.background.lock());
+        background.iter().for_each(tokio::task::JoinHandle::abort);
         let (logs, copies, running) = (self.logs.clone(), self.copies.clone(), self.running.lock().take());
         let close = move || {
             running.iter().for_each(|running| running.stop());
@@ -405,6 +409,7 @@ impl Broker {
             background: Mutex::default(),
             running: Mutex::default(),
             copies: self.copies.clone(),
+            asking: Arc::new(Semaphore::new(ASKING_MAX)),
             copy_directory: self.copy_directory.clone(),
         })
     }

@@ -3,6 +3,7 @@
 //! One table holds everything about each setting: name, type, default, bounds and description. `mainstem config` prints
 //! the table, [`Config::set`] parses and checks values with it, and DescribeConfigs answers from it.
 
+mod classes;
 pub mod resource_setting;
 
 use std::fmt::Display;
@@ -11,6 +12,7 @@ use std::str::FromStr;
 use model::TimestampType;
 use wire::Text;
 
+pub use self::classes::{AuthorizerClass, ReplicaSelector};
 use crate::caller::Principal;
 use crate::resources::memory::tail_cache_bytes_default;
 
@@ -126,6 +128,10 @@ impl Typed for AuthorizerClass {
     const KIND: Kind = Kind::String;
 }
 
+impl Typed for ReplicaSelector {
+    const KIND: Kind = Kind::String;
+}
+
 impl Typed for SuperUsers {
     const KIND: Kind = Kind::String;
 }
@@ -219,40 +225,6 @@ impl Display for CleanupPolicy {
             CleanupPolicy::Delete => "delete",
             CleanupPolicy::Compact => "compact",
             CleanupPolicy::CompactAndDelete => "compact,delete",
-        })
-    }
-}
-
-/// The authorizer that decides which operations are allowed.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub enum AuthorizerClass {
-    /// No authorizer: all operations are allowed.
-    #[default]
-    None,
-    /// ACLs decide.
-    Standard,
-}
-
-/// Kafka's name of the standard authorizer.
-const STANDARD_AUTHORIZER: &str = "org.apache.kafka.metadata.authorizer.StandardAuthorizer";
-
-impl FromStr for AuthorizerClass {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<AuthorizerClass, String> {
-        match text {
-            "" => Ok(AuthorizerClass::None),
-            STANDARD_AUTHORIZER => Ok(AuthorizerClass::Standard),
-            _ => Err(format!("it must be empty or {STANDARD_AUTHORIZER}")),
-        }
-    }
-}
-
-impl Display for AuthorizerClass {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            AuthorizerClass::None => "",
-            AuthorizerClass::Standard => STANDARD_AUTHORIZER,
         })
     }
 }
@@ -488,6 +460,8 @@ settings! {
     diskless_default: bool = false, "log.diskless.enable", false, true;
     /// Brokers of a cluster with a copy of each log, its owner among them. They answer for all topics that are not diskless.
     replication_factor: i32 = 3, "default.replication.factor", 1, 15;
+    /// Whether consumers that name their rack read from a broker there (KIP-392).
+    replica_selector: ReplicaSelector = ReplicaSelector::None, "replica.selector.class", ReplicaSelector::None, ReplicaSelector::ByRack;
     /// A broker that has lacked records of a log for so many milliseconds does not count any more as one with a copy.
     replica_lag_ms: i64 = 300, "replica.lag.time.max.ms", 50, i64::MAX;
     /// Records of diskless topics go to the object store after so many milliseconds, and are acknowledged then.

@@ -7,7 +7,7 @@ use wire::ApiKey;
 use crate::api::{
     acls, admin_cluster, admin_configs, admin_groups, admin_replicas, admin_topics, alter_configs,
     api_versions, client_quotas, client_telemetry, consumer_groups, copies, delete_records, fetch,
-    group_membership, init_producer_id, list_offsets, metadata, offsets, reassignments, sasl,
+    group_membership, init_producer_id, list_offsets, metadata, nearest, offsets, reassignments, sasl,
     transaction_markers, transactions, user_credentials,
 };
 use crate::quotas::Quota;
@@ -200,6 +200,12 @@ static APIS: &[Api] = &[
     Api::of_cluster(ApiKey::ReadCopies, Operation::ClusterAction, |call| {
         call.answer_for_cluster(copies::read)
     }),
+    Api {
+        memory: Memory::Records,
+        ..Api::of_cluster(ApiKey::LocateRecords, Operation::ClusterAction, |call| {
+            call.answer_for_cluster(nearest::locate)
+        })
+    },
 ];
 
 /// The rows of all APIs, by key.
@@ -223,7 +229,7 @@ pub fn row(key: ApiKey) -> Option<&'static Api> {
 }
 
 /// APIs that only brokers of this project use: the last ones.
-const OF_BROKERS: usize = 3;
+const OF_BROKERS: usize = 4;
 
 static ROWS: [Option<&'static Api>; ApiKey::COUNT] = {
     let mut rows: [Option<&'static Api>; ApiKey::COUNT] = [None; ApiKey::COUNT];

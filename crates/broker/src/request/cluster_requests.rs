@@ -46,6 +46,7 @@ refused_at_the_top! {
     CopyBlocksRequest CopyBlocksResponse { error_message: message },
     FenceCopiesRequest FenceCopiesResponse { error_message: message },
     ReadCopiesRequest ReadCopiesResponse { error_message: message },
+    LocateRecordsRequest LocateRecordsResponse { error_message: message },
     ListConfigResourcesRequest ListConfigResourcesResponse {},
 }
 

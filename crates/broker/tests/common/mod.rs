@@ -194,3 +194,13 @@ pub fn fetch_request(
         ..Default::default()
     }
 }
+
+/// The value of a metric without labels, or the sum over its labels.
+pub fn metric(registry: &prometheus_client::registry::Registry, name: &str) -> u64 {
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+    let lines = text.lines().filter(|line| line.starts_with(name));
+    let values: Vec<u64> = lines.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+    assert!(!values.is_empty(), "there is no {name}");
+    values.into_iter().sum()
+}

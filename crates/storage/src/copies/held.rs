@@ -16,6 +16,7 @@ use model::batch::{HEADER_BYTES, LENGTH_PREFIX_BYTES, seal_crc};
 use model::{BatchHeader, Offset, StreamId};
 use parking_lot::Mutex;
 
+use super::places::{Begins, Place, batch_at};
 use crate::completion::{AppendError, Completion};
 use crate::format::Fields;
 use crate::log::Log;
@@ -111,6 +112,7 @@ struct Copy {
     begin: u64,
     /// The number behind the last block that was taken.
     next: u64,
+    begins: Begins,
 }
 
 impl Copy {
@@ -157,7 +159,8 @@ impl Copies {
             let what = "a copy of another log is damaged";
             let (at, of, block) =
                 parse(first).ok_or_else(|| io(io::Error::new(io::ErrorKind::InvalidData, what)))?;
-            let mut copy = Copy { stream, begin: block.number.saturating_sub(at), next: 0 };
+            let begin = block.number.saturating_sub(at);
+            let mut copy = Copy { stream, begin, next: 0, begins: Begins::default() };
             copy.next = copy.extent(of).next;
             state.copies.insert(of, copy);
         }
@@ -207,8 +210,9 @@ impl Copies {
         let copy = copies.entry(of).or_insert_with(|| {
             let stream = self.log.stream(StreamId(*next_stream));
             *next_stream += 1;
-            Copy { stream, begin: first, next: first }
+            Copy { stream, begin: first, next: first, begins: Begins::default() }
         });
+        blocks.iter().for_each(|block| copy.begins.push(block));
         let (stream, mut base_offset) = (copy.stream.clone(), copy.offset(copy.next));
         copy.next += blocks.len() as u64;
         drop(state);
@@ -296,14 +300,41 @@ impl Copies {
         blocks.collect()
     }
 
+    /// The batches of a stream that are at `places` in the log of the copy's owner. `None` if one of them is not in a block that is
+    /// here. Blocks.
+    pub fn batches(&self, of: Opening, stream: StreamId, places: &[Place]) -> Option<Vec<Bytes>> {
+        let (copy, found) = {
+            let state = self.state.lock();
+            let copy = state.copies.get(&of)?;
+            let offset_of = |place: &Place| {
+                let (number, at) = copy.begins.find(place.lsn)?;
+                Some((copy.offset(number), at))
+            };
+            (copy.stream.clone(), places.iter().map(offset_of).collect::<Option<Vec<_>>>()?)
+        };
+        let mut last: Option<(Offset, Block)> = None;
+        let mut batches = Vec::with_capacity(places.len());
+        for (place, (offset, at)) in places.iter().zip(found) {
+            if last.as_ref().is_none_or(|(read, _)| *read != offset) {
+                let read = read_batches(&self.log, &copy, offset, 1).ok()?;
+                let (_, whose, block) = unverified(read.first()?)?;
+                last = (whose == of).then_some((offset, block));
+            }
+            let (_, block) = last.as_ref()?;
+            batches.push(batch_at(block, at, stream, place.length)?);
+        }
+        Some(batches)
+    }
+
     /// Drops the blocks of a copy below `number`: the object store has their records. The newest block stays: it says how far
     /// the copy goes.
     pub fn drop_below(&self, of: Opening, number: u64) {
-        let state = self.state.lock();
-        let Some(copy) = state.copies.get(&of) else { return };
+        let mut state = self.state.lock();
+        let Some(copy) = state.copies.get_mut(&of) else { return };
         let extent = copy.extent(of);
         let number = number.min(extent.next.saturating_sub(1));
         if number > extent.first {
+            copy.begins.drop_below(number);
             self.log.trim(&copy.stream, copy.offset(number), None);
         }
     }
@@ -387,6 +418,12 @@ fn encode(of: Opening, block: &Block) -> Bytes {
 fn parse(batch: &Bytes) -> Option<(u64, Opening, Block)> {
     let header = BatchHeader::parse(batch).ok()?;
     model::batch::verify_crc(batch, &header).ok()?;
+    unverified(batch)
+}
+
+/// As [`parse`], for a caller that looks at the checksums of what it takes from the block.
+fn unverified(batch: &Bytes) -> Option<(u64, Opening, Block)> {
+    let header = BatchHeader::parse(batch).ok()?;
     let at = u64::try_from(header.base_offset.0).ok()?;
     let (prefix, _) = batch.get(HEADER_BYTES..)?.split_at_checked(PREFIX_BYTES)?;
     let mut fields = Fields(prefix);

@@ -8,8 +8,10 @@
 //! store does not have ([`crate::Log::replay`]).
 
 pub(crate) mod held;
+mod places;
 mod replay;
 
 pub use self::held::{Copies, CopyError, Extent, Opening, RefusedError};
+pub use self::places::Place;
 pub use self::replay::{Replay, ReplayError};
 pub use crate::outgoing::{Block, BlockSink};

@@ -30,11 +30,15 @@ pub enum ReplayError {
 /// Where the position of a block stands in its header.
 const LSN_AT: std::ops::Range<usize> = 16..24;
 
+/// Where a block begins in the log of its owner, as it says itself.
+pub(super) fn lsn_of(block: &Block) -> Option<u64> {
+    Some(u64::from_le_bytes(block.bytes.get(LSN_AT)?.try_into().ok()?))
+}
+
 /// The entries of a block with their bodies, in order. `None` if it is damaged.
 fn entries(block: &Block) -> Option<Vec<(EntryHeader, Bytes)>> {
     let Block { generation, bytes, .. } = block;
-    let lsn = u64::from_le_bytes(bytes.get(LSN_AT)?.try_into().ok()?);
-    let header = BlockHeader::decode(bytes, *generation, Lsn(lsn))?;
+    let header = BlockHeader::decode(bytes, *generation, Lsn(lsn_of(block)?))?;
     let payload = BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + index(header.length);
     let payload_bytes = bytes.get(payload.clone())?;
     let whole = seeded_crc(*generation, payload_bytes) == header.payload_crc;

@@ -171,6 +171,8 @@ pub enum ApiKey {
     FenceCopies = 10001,
     /// Versions 0-0.
     ReadCopies = 10002,
+    /// Versions 0-0.
+    LocateRecords = 10003,
 }
 
 impl ApiKey {
@@ -258,6 +260,7 @@ impl ApiKey {
         ApiKey::CopyBlocks,
         ApiKey::FenceCopies,
         ApiKey::ReadCopies,
+        ApiKey::LocateRecords,
     ];
 
     /// The API of this key, if it is one.
@@ -345,6 +348,7 @@ impl ApiKey {
             10000 => Some(ApiKey::CopyBlocks),
             10001 => Some(ApiKey::FenceCopies),
             10002 => Some(ApiKey::ReadCopies),
+            10003 => Some(ApiKey::LocateRecords),
             _ => None,
         }
     }
@@ -437,6 +441,7 @@ impl ApiKey {
             ApiKey::CopyBlocks => 79,
             ApiKey::FenceCopies => 80,
             ApiKey::ReadCopies => 81,
+            ApiKey::LocateRecords => 82,
         }
     }
 
@@ -530,6 +535,7 @@ impl ApiKey {
             ApiKey::CopyBlocks => "CopyBlocks",
             ApiKey::FenceCopies => "FenceCopies",
             ApiKey::ReadCopies => "ReadCopies",
+            ApiKey::LocateRecords => "LocateRecords",
         }
     }
 
@@ -618,6 +624,7 @@ impl ApiKey {
             ApiKey::CopyBlocks => 0..=0,
             ApiKey::FenceCopies => 0..=0,
             ApiKey::ReadCopies => 0..=0,
+            ApiKey::LocateRecords => 0..=0,
         }
     }
 
@@ -711,6 +718,7 @@ impl ApiKey {
             ApiKey::CopyBlocks => 0,
             ApiKey::FenceCopies => 0,
             ApiKey::ReadCopies => 0,
+            ApiKey::LocateRecords => 0,
         }
     }
 

@@ -128,6 +128,8 @@ pub mod list_partition_reassignments_request;
 pub mod list_partition_reassignments_response;
 pub mod list_transactions_request;
 pub mod list_transactions_response;
+pub mod locate_records_request;
+pub mod locate_records_response;
 pub mod metadata_request;
 pub mod metadata_response;
 pub mod offset_commit_request;
@@ -300,6 +302,8 @@ pub use list_partition_reassignments_request::ListPartitionReassignmentsRequest;
 pub use list_partition_reassignments_response::ListPartitionReassignmentsResponse;
 pub use list_transactions_request::ListTransactionsRequest;
 pub use list_transactions_response::ListTransactionsResponse;
+pub use locate_records_request::LocateRecordsRequest;
+pub use locate_records_response::LocateRecordsResponse;
 pub use metadata_request::MetadataRequest;
 pub use metadata_response::MetadataResponse;
 pub use offset_commit_request::OffsetCommitRequest;
@@ -474,6 +478,8 @@ pub static MESSAGES: &[MessageInfo] = &[
     MessageInfo::of::<ListPartitionReassignmentsResponse>(false),
     MessageInfo::of::<ListTransactionsRequest>(true),
     MessageInfo::of::<ListTransactionsResponse>(false),
+    MessageInfo::of::<LocateRecordsRequest>(true),
+    MessageInfo::of::<LocateRecordsResponse>(false),
     MessageInfo::of::<MetadataRequest>(true),
     MessageInfo::of::<MetadataResponse>(false),
     MessageInfo::of::<OffsetCommitRequest>(true),
@@ -650,6 +656,8 @@ pub(crate) fn each(visitor: &mut impl crate::arbitrary::Visitor) {
     visitor.visit::<ListPartitionReassignmentsResponse>();
     visitor.visit::<ListTransactionsRequest>();
     visitor.visit::<ListTransactionsResponse>();
+    visitor.visit::<LocateRecordsRequest>();
+    visitor.visit::<LocateRecordsResponse>();
     visitor.visit::<MetadataRequest>();
     visitor.visit::<MetadataResponse>();
     visitor.visit::<OffsetCommitRequest>();
