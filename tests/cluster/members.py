@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import shutil
 import signal
+import struct
 import time
 
 from machines import until
@@ -12,6 +14,9 @@ FLAPS, CUT_SECONDS, MENDED_SECONDS = 12, (0.05, 1.5), (0.05, 1)
 STUTTERS, STOPPED_SECONDS, GOING_SECONDS = 10, (0.2, 1), (0.05, 0.4)
 # Room for some segments beside what stays free (log.reserve.bytes, 256 MiB).
 FULL_DISK_BYTES = 512 << 20
+# What a disk forgets that lies, at the end of what it has synced.
+FORGOTTEN_BYTES = (4096, 1 << 20)
+SECTOR, BLOCK_MAGIC = 4096, b"MSbk"
 
 
 def a_link_flaps(cluster, ledger, rng):
@@ -83,6 +88,87 @@ def a_disk_for_copies_is_full(cluster, ledger, rng):
     cluster.at_home()
     cluster.in_sync()
     return f"broker {broker.node}; {gap}; {flows}"
+
+
+def a_disk_forgets_its_end(cluster, ledger, rng):
+    """Its broker and another one lose their power, and it lacks the last that it had said to be synced. The third broker has that."""
+    liar, other = two_are_killed(cluster, rng)
+    lost = forget(liar.directory / "data" / "copies", rng.randint(*FORGOTTEN_BYTES))
+    liar.start()
+    other.start()
+    outcome = ledger.answers()
+    cluster.at_home()
+    cluster.in_sync()
+    return f"{lost} blocks of broker {liar.node}, and broker {other.node}; all partitions answer after {outcome:.1f} s"
+
+
+def a_disk_forgets_a_block(cluster, ledger, rng):
+    """In the midst of others: this shows, and the broker does not start with that disk, but with an empty one."""
+    from suite.server import ServerFailed
+    liar, other = two_are_killed(cluster, rng)
+    copies = liar.directory / "data" / "copies"
+    # Later blocks say that it was synced.
+    forget_block(copies, 20)
+    other.start()
+    try:
+        liar.start()
+    except ServerFailed:
+        said = liar.log_path.read_text().splitlines()[-1]
+    else:
+        raise AssertionError("the damage was not noticed")
+    assert "without that directory, the broker starts with none: segment file" in said and str(copies) in said, said
+    assert said.count("is damaged at byte") == 1, said
+    shutil.rmtree(copies)
+    liar.start()
+    outcome = ledger.answers()
+    cluster.at_home()
+    cluster.in_sync()
+    return f"broker {liar.node}, and broker {other.node}; all partitions answer after {outcome:.1f} s"
+
+
+def two_are_killed(cluster, rng):
+    cluster.in_sync()
+    both = rng.sample(list(cluster.brokers.values()), 2)
+    for broker in both:
+        broker.kill()
+    return both
+
+
+def blocks_of(directory):
+    """Where the blocks of a log are, in their order: file and position."""
+    found = []
+    for file in directory.glob("[0-9]*.log"):
+        with open(file, "rb") as log:
+            content = log.read()
+        sequence = int(file.stem)
+        for position in range(0, len(content), SECTOR):
+            magic, lsn = struct.unpack_from("<4s12xQ", content, position)
+            if magic == BLOCK_MAGIC and lsn == sequence << 32 | position:
+                found.append((lsn, file, position))
+    return [(file, position) for _, file, position in sorted(found)]
+
+
+def forget(directory, count):
+    """Forgets the blocks in about so many bytes at the end of a log, within its newest segment. Returns how many those were."""
+    blocks = blocks_of(directory)
+    newest, last = blocks[-1]
+    lost = [position for file, position in blocks if file == newest and position >= last - count]
+    zero(newest, lost[0], newest.stat().st_size)
+    return len(lost)
+
+
+def forget_block(directory, back):
+    """Forgets one block, with so many behind it, or with as many as there are in its segment."""
+    blocks = blocks_of(directory)
+    inside = [position for file, position in blocks if file == blocks[-1][0]]
+    at = max(0, len(inside) - 1 - back)
+    zero(blocks[-1][0], inside[at], inside[at + 1])
+
+
+def zero(file, begin, end):
+    with open(file, "r+b") as log:
+        log.seek(begin)
+        log.write(bytes(end - begin))
 
 
 def fill(ballast):

@@ -991,6 +991,29 @@ async fn consumers_read_from_the_copies_in_their_rack() {
     assert!(!waits.is_finished());
     cluster.produce().await;
     assert!(!bytes_of(&tokio::time::timeout(PATIENCE, waits).await.unwrap().unwrap()).is_empty());
+    // So does one in a session: in fetches that name nothing, it reads on where it was.
+    let (node, broker) = cluster.brokers.iter().find(|(node, _)| **node != leader).unwrap();
+    let (rack, mut consumer) = (format!("rack {node}"), connect(broker));
+    let (mut session, mut next) = ((0, 0), 0);
+    for (number, names) in [true, true, false, false, true].into_iter().enumerate() {
+        let (records, produces) = (number == 0 || number >= 3, number >= 3);
+        let topics = if names { vec![fetch_of(TOPIC, 1, next)] } else { vec![] };
+        let wait_ms = if records { 60_000 } else { 20 };
+        let request =
+            m::FetchRequest { rack_id: Text::copied(&rack), ..fetch_request(session, wait_ms, topics) };
+        let answer = call::<_, m::FetchResponse>(&mut consumer, 12, &request);
+        let produce = async {
+            if produces {
+                cluster.produce().await;
+            }
+        };
+        let (answer, ()) = tokio::join!(answer, produce);
+        session = (answer.session_id, session.1 + 1);
+        let data = answer.responses.first().map(|topic| &topic.partitions[0]);
+        assert!(data.is_none_or(|data| data.error_code == 0), "{data:?}");
+        assert_eq!(data.is_some_and(|data| !bytes_of(data).is_empty()), records, "{session:?}");
+        next = data.map_or(next, |data| data.high_watermark);
+    }
     // Without its leader nobody knows what may be read.
     let gone = cluster.stop_signs(leader);
     cluster.reached.lock().unwrap().remove(&port(leader));

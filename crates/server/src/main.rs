@@ -109,6 +109,32 @@ fn failed(error: anyhow::Error, code: ExitCode) -> ExitCode {
     if error.chain().any(broken_pipe) {
         return ExitCode::SUCCESS;
     }
-    eprintln!("mainstem: {error:#}");
+    eprintln!("mainstem: {}", told(&error));
     code
+}
+
+/// The error and its causes, without those that it tells itself.
+fn told(error: &anyhow::Error) -> String {
+    let mut told = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !told.contains(&cause) {
+            told = format!("{told}: {cause}");
+        }
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = || anyhow!("the disk is gone");
+        assert_eq!(told(&cause().context("cannot start")), "cannot start: the disk is gone");
+        let says_it = cause().context("no log: the disk is gone").context("cannot start");
+        assert_eq!(told(&says_it), "cannot start: no log: the disk is gone");
+    }
 }

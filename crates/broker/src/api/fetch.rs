@@ -258,7 +258,8 @@ fn response_of(slots: &mut Slots, looks: Vec<Look>, version: i16, all: bool) -> 
         } else if failed || behind {
             signal.mark(look.slot, 0);
         }
-        if !all && look.bytes == 0 && !failed && slot.told == told {
+        let moves = look.data.preferred_read_replica >= 0;
+        if !all && look.bytes == 0 && !failed && !moves && slot.told == told {
             continue;
         }
         slot.told = told;

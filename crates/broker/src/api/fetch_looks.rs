@@ -1,16 +1,18 @@
 //! The looks of a fetch at its partitions: without the disk first, then from the disk for those that need it, and again
 //! when commits wake the fetch.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use model::Offset;
 use storage::{Batches, ReadError, ReadRequest, ReadStep, Stretch};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use wire::messages::fetch_response::{AbortedTransaction, LeaderIdAndEpoch, PartitionData};
 use wire::{ErrorCode, Records};
 
-use crate::api::nearest::Nearest;
+use crate::api::nearest::{Nearest, not_here};
 use crate::api::reads::{check_leader_epoch, read_later, tell_failed_read, without_records};
 use crate::caller::Caller;
 use crate::failure::Failure;
@@ -24,6 +26,9 @@ const LOOKS_BEFORE_YIELD: usize = 256;
 
 /// Number of partitions read from disk before the reader serves other requests.
 const COLD_PORTION: usize = 32;
+
+/// Leaders have so long to say what they have. A consumer of one that says nothing looks for another.
+const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
 /// The limits and options of one fetch.
 pub struct Limits {
@@ -69,17 +74,63 @@ pub struct Look {
     pub next: Option<Offset>,
 }
 
+/// The slots of partitions that other brokers lead, for a consumer that reads here all the same.
+#[derive(Default)]
+struct Elsewhere {
+    /// In the order in which they were found. Those that are not there any more are among them.
+    order: Vec<usize>,
+    there: HashSet<usize>,
+}
+
+impl Elsewhere {
+    fn add(&mut self, slot: usize) {
+        self.there.insert(slot);
+        self.order.push(slot);
+    }
+
+    fn remove(&mut self, slot: usize) {
+        self.there.remove(&slot);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.there.is_empty()
+    }
+
+    fn all(&self) -> Vec<usize> {
+        let mut left = self.there.clone();
+        self.order.iter().copied().filter(|slot| left.remove(slot)).collect()
+    }
+}
+
 /// Looks at the changed slots, and waits for commits until there are enough bytes, an error, or the deadline has
 /// passed. Returns the last look at each slot that was looked at.
 pub async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec<Look> {
+    let mut elsewhere = Elsewhere::default();
+    let mut looks = look_until_enough(slots, limits, all, &mut elsewhere).await;
+    let told: HashSet<usize> = looks.iter().map(|look| look.slot).collect();
+    let untold = elsewhere.all().into_iter().filter(|slot| !told.contains(slot));
+    looks.extend(untold.filter_map(|slot| Some(not_here(slot, slots.slot(slot)?.index))));
+    // No commit here says that they have changed. Those that were served come behind the others.
+    let served: HashSet<usize> = looks.iter().filter(|look| look.bytes > 0).map(|look| look.slot).collect();
+    let (behind, before): (Vec<_>, Vec<_>) =
+        elsewhere.all().into_iter().partition(|slot| served.contains(slot));
+    before.into_iter().chain(behind).for_each(|slot| slots.signal.mark(slot, 0));
+    looks
+}
+
+async fn look_until_enough(
+    slots: &mut Slots,
+    limits: &Limits,
+    all: bool,
+    elsewhere: &mut Elsewhere,
+) -> Vec<Look> {
     let mut looks = Looks::default();
     if !all {
         slots.subscribe();
     }
     let mut subscribed = !all;
     let mut numbers = slots.signal.take_dirty();
-    // Those that other brokers lead, for a consumer that reads here all the same.
-    let mut elsewhere = BTreeSet::new();
+    let (mut asking, mut asked) = (JoinSet::new(), false);
     loop {
         let mut urgent = false;
         let mut cold = Vec::new();
@@ -91,6 +142,7 @@ pub async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec
                 tokio::task::yield_now().await;
             }
             looks.remove(number);
+            elsewhere.remove(number);
             let Some(slot) = slots.slot(number) else { continue };
             match look_at(slot, number, limits, looks.bytes + reserved) {
                 Looked::Done(look) => {
@@ -104,7 +156,7 @@ pub async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec
                     }
                     cold.push(look);
                 }
-                Looked::Elsewhere => drop(elsewhere.insert(number)),
+                Looked::Elsewhere => elsewhere.add(number),
             }
         }
         // A cold read has already waited for the disk, so answer now.
@@ -131,19 +183,40 @@ pub async fn look_and_wait(slots: &mut Slots, limits: &Limits, all: bool) -> Vec
             && looks.any(|look| look.data.last_stable_offset < look.data.high_watermark);
         let missing = if held_back { 1 } else { limits.bytes_min.saturating_sub(looks.bytes) };
         if let Some(nearest) = limits.nearest.as_ref().filter(|_| !elsewhere.is_empty()) {
-            let asked: Vec<usize> = elsewhere.iter().copied().collect();
-            asked.iter().for_each(|number| looks.remove(*number));
-            let signal = slots.signal.clone();
-            let until = if enough { now } else { limits.deadline };
-            tokio::select! {
-                found = nearest.look(slots, &asked, limits, looks.bytes, until) => {
-                    enough |= found.iter().any(|look| look.bytes > 0 || look.data.error_code != 0);
-                    found.into_iter().for_each(|look| looks.add(look));
-                    if enough || Instant::now() >= limits.deadline {
-                        return looks.taken();
+            if enough && !asking.is_empty() {
+                // Others have been asked, and have nothing yet.
+                return looks.taken();
+            }
+            // All leaders are asked for what they have, and then for what comes.
+            let waits = asked && !enough;
+            if asking.is_empty() {
+                let until = if waits { limits.deadline } else { now };
+                asking = nearest.ask(slots, &elsewhere.all(), limits, looks.bytes, until);
+                asked = true;
+            }
+            let mut patience = if waits { limits.deadline } else { now + ANSWER_WITHIN };
+            loop {
+                tokio::select! {
+                    found = asking.join_next() => {
+                        let Some(found) = found else { break };
+                        let found = found.unwrap_or_default();
+                        if found.iter().any(|look| look.bytes > 0 || look.data.error_code != 0) {
+                            (enough, patience) = (true, patience.min(Instant::now() + ANSWER_WITHIN));
+                        }
+                        for look in found {
+                            looks.remove(look.slot);
+                            looks.add(look);
+                        }
+                        if enough && waits {
+                            break;
+                        }
                     }
+                    () = slots.signal.wait(missing), if waits => break,
+                    () = tokio::time::sleep_until(patience) => break,
                 }
-                () = signal.wait(missing), if !enough => {}
+            }
+            if enough || Instant::now() >= limits.deadline {
+                return looks.taken();
             }
             numbers = slots.signal.take_dirty();
             continue;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use storage::copies::{Opening, Place};
+use storage::copies::{Copies, Opening, Place};
 use storage::{Level, ReadError};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -17,7 +17,7 @@ use wire::messages as m;
 use wire::messages::fetch_response::{AbortedTransaction, PartitionData};
 use wire::messages::locate_records_request::{LocatePartition, LocateTopic};
 use wire::messages::locate_records_response::{LocatedAborted, LocatedBatch, LocatedPartition, LocatedTopic};
-use wire::{Bytes, ErrorCode, Records, Text};
+use wire::{Bytes, ErrorCode, Text};
 
 use super::fetch;
 use super::fetch_looks::{Limits, Look};
@@ -33,6 +33,8 @@ use crate::session::{Slot, Slots};
 pub const RACK_FROM_VERSION: i16 = 11;
 /// A leader is asked to wait for records for so long at most: a request between brokers is given up after ten seconds.
 const WAIT_MAX: Duration = Duration::from_secs(5);
+/// Bytes of records in an answer of a leader.
+const BYTES_MAX: usize = 1024 * 1024;
 /// A fetch that should not wait waits so long for its turn.
 const TURN_WITHIN: Duration = Duration::from_secs(1);
 
@@ -77,7 +79,7 @@ impl Nearest {
             node.is_some_and(|node| node.rack.as_ref() == Some(&self.rack))
         };
         // Copies of what the object store has are dropped.
-        let copied = bounds.stored.unwrap_or(bounds.start).0..=bounds.visible.0;
+        let copied = copied_from(bounds).0..=bounds.visible.0;
         if self.broker.config.replica_selector == ReplicaSelector::None
             || has_rack(&here)
             || !copied.contains(&offset)
@@ -95,117 +97,126 @@ impl Nearest {
             && self.in_sync(partition).contains(&broker.placement.local())
     }
 
-    /// Looks at partitions that other brokers lead. Returns once one of their leaders has enough records, or at `until`.
-    pub async fn look(
+    /// Asks the leaders of partitions that other brokers lead, to answer at `until` or once they have enough records. Each leader's
+    /// answer comes by itself.
+    pub fn ask(
         &self,
         slots: &mut Slots,
         numbers: &[usize],
         limits: &Limits,
         taken: usize,
         until: Instant,
-    ) -> Vec<Look> {
+    ) -> JoinSet<Vec<Look>> {
         let mut by_leader: Vec<(i32, Vec<Asked>)> = Vec::new();
+        let mut gone = Vec::new();
         for number in numbers {
-            let Some(asked) = slots.slot(*number).and_then(|slot| self.asked(*number, slot)) else {
+            let (Some(slot), topics) = slots.slot_and_topics(*number) else { continue };
+            let Some(partition) = slot.partition.clone() else { continue };
+            let topic_id = topics.get(&slot.topic).map_or(Uuid::nil(), |topic| topic.id);
+            let topic_id = match topic_id.is_nil() {
+                true => self.broker.topics.find(&partition.topic).map(|topic| topic.id),
+                false => Some(topic_id),
+            };
+            let leader = partition.leader().node;
+            let Some(topic_id) = topic_id.filter(|_| leader != self.broker.placement.local()) else {
+                gone.push(not_here(*number, slot.index));
                 continue;
             };
-            let leader = asked.partition.leader().node;
+            let wanted = LocatePartition {
+                partition: slot.index,
+                current_leader_epoch: slot.leader_epoch,
+                fetch_offset: slot.offset,
+                last_fetched_epoch: slot.last_fetched_epoch,
+                partition_max_bytes: slot.bytes_max,
+            };
+            let asked = Asked { slot: *number, partition, topic_id, wanted };
             match by_leader.iter_mut().find(|(node, _)| *node == leader) {
                 Some((_, of_leader)) => of_leader.push(asked),
                 None => by_leader.push((leader, vec![asked])),
             }
         }
         let whole = |bytes: usize| i32::try_from(bytes).unwrap_or(i32::MAX);
-        let wait = until.saturating_duration_since(Instant::now()).min(WAIT_MAX);
         let request = m::LocateRecordsRequest {
-            max_wait_ms: i32::try_from(wait.as_millis()).unwrap_or(0),
             min_bytes: whole(limits.bytes_min.saturating_sub(taken)),
-            max_bytes: whole(limits.bytes_max.saturating_sub(taken)),
+            max_bytes: whole(limits.bytes_max.saturating_sub(taken).min(BYTES_MAX)),
             isolation_level: if limits.read_committed { READ_COMMITTED } else { 0 },
             ..m::LocateRecordsRequest::default()
         };
         let turn_until = until.max(Instant::now() + TURN_WITHIN);
         let mut asking = JoinSet::new();
+        if !gone.is_empty() {
+            asking.spawn(async { gone });
+        }
         for (leader, asked) in by_leader {
             let (broker, request) = (self.broker.clone(), request.clone());
             asking.spawn(async move {
                 let permit = broker.asking.clone().acquire_owned();
-                match tokio::time::timeout_at(turn_until, permit).await {
-                    Ok(Ok(_permit)) => ask(&broker, leader, request, asked).await,
-                    _ => Vec::new(),
-                }
+                let Ok(Ok(permit)) = tokio::time::timeout_at(turn_until, permit).await else {
+                    return Vec::new();
+                };
+                let ask = move |broker: &Arc<Broker>| {
+                    // Nobody may wait for the answer any more: the thread has the permit until it is there.
+                    let _permit = permit;
+                    let wait = until.saturating_duration_since(Instant::now()).min(WAIT_MAX);
+                    let max_wait_ms = i32::try_from(wait.as_millis()).unwrap_or(0);
+                    ask(broker, leader, m::LocateRecordsRequest { max_wait_ms, ..request }, asked)
+                };
+                let looks = broker.blocking(ask).await;
+                held(&broker, looks).await
             });
         }
-        let mut looks = Vec::new();
-        while let Some(of_leader) = asking.join_next().await {
-            looks.extend(of_leader.unwrap_or_default());
-            // Those of other leaders come in one of the next fetches.
-            if looks.iter().any(|look: &Look| look.bytes > 0 || look.data.error_code != 0) {
-                break;
-            }
-        }
-        looks
-    }
-
-    fn asked(&self, number: usize, slot: &Slot) -> Option<Asked> {
-        let partition = slot.partition.clone()?;
-        let topic_id = self.broker.topics.find(&partition.topic)?.id;
-        let wanted = LocatePartition {
-            partition: slot.index,
-            current_leader_epoch: slot.leader_epoch,
-            fetch_offset: slot.offset,
-            last_fetched_epoch: slot.last_fetched_epoch,
-            partition_max_bytes: slot.bytes_max,
-        };
-        Some(Asked { slot: number, partition, topic_id, wanted })
+        asking
     }
 }
 
+/// Counts records that are not the log's towards the memory for large answers, until they are sent.
+async fn held(broker: &Broker, mut looks: Vec<Look>) -> Vec<Look> {
+    let bytes = looks.iter().map(|look| look.bytes).sum();
+    let last = looks.iter_mut().rfind(|look| look.bytes > 0).and_then(|look| look.data.records.as_mut());
+    if let Some(records) = last {
+        let part = records.rest.last_mut().unwrap_or(&mut records.first);
+        *part = broker.turns.hold_until(std::mem::take(part), bytes).await;
+    }
+    looks
+}
+
 /// Asks a leader about partitions. A consumer learns from NOT_LEADER_OR_FOLLOWER that it does not answer, and looks for another one.
-async fn ask(
-    broker: &Arc<Broker>,
-    leader: i32,
-    mut request: m::LocateRecordsRequest,
-    asked: Vec<Asked>,
-) -> Vec<Look> {
+/// Blocks.
+fn ask(broker: &Broker, leader: i32, mut request: m::LocateRecordsRequest, asked: Vec<Asked>) -> Vec<Look> {
     let mut looks = Vec::new();
     let mut lacking = Vec::new();
-    for (asked, located) in locate_at(broker, leader, &request, asked).await {
+    for (asked, located) in locate_at(broker, leader, &request, asked) {
         match located {
             Some(located) if !located.places.is_empty() => {
-                let (copies, stream) = (broker.copies.clone(), asked.partition.stream_id);
-                let read = broker.blocking(move |_| {
-                    let places: Vec<Place> = located.places.iter().map(place_of).collect();
-                    let batches =
-                        copies.and_then(|copies| copies.batches(opening(&located), stream, &places));
-                    (located, batches)
-                });
-                match read.await {
-                    (located, Some(batches)) => {
-                        let bytes: usize = batches.iter().map(Bytes::len).sum();
-                        broker.metrics.read_from_copies.inc_by(bytes as u64);
-                        looks.push(look_of(asked.slot, located, batches));
+                let places: Vec<Place> = located.places.iter().map(place_of).collect();
+                let read = |copies: &Arc<Copies>| {
+                    copies.batches(opening(&located), asked.partition.stream_id, &places)
+                };
+                match broker.copies.as_ref().and_then(read) {
+                    Some(batches) => {
+                        broker.metrics.read_from_copies.inc_by(batches.len() as u64);
+                        looks.push(look_of(asked.slot, located, Some(batches)));
                     }
-                    (_, None) => lacking.push(asked),
+                    None => lacking.push(asked),
                 }
             }
-            Some(located) => looks.push(look_with_records(asked.slot, located)),
-            None => looks.push(not_here(&asked)),
+            Some(located) => looks.push(look_of(asked.slot, located, None)),
+            None => looks.push(not_here(asked.slot, asked.partition.index)),
         }
     }
     if !lacking.is_empty() {
         (request.with_records, request.max_wait_ms) = (true, 0);
-        let located = locate_at(broker, leader, &request, lacking).await;
+        let located = locate_at(broker, leader, &request, lacking);
         looks.extend(located.into_iter().map(|(asked, located)| match located {
-            Some(located) => look_with_records(asked.slot, located),
-            None => not_here(&asked),
+            Some(located) => look_of(asked.slot, located, None),
+            None => not_here(asked.slot, asked.partition.index),
         }));
     }
     looks
 }
 
 /// What a leader says about each partition. `None` if it says nothing.
-async fn locate_at(
+fn locate_at(
     broker: &Broker,
     leader: i32,
     request: &m::LocateRecordsRequest,
@@ -220,7 +231,10 @@ async fn locate_at(
                 .push(LocateTopic { topic_id: asked.topic_id, partitions: vec![asked.wanted.clone()] }),
         }
     }
-    let answer: Option<m::LocateRecordsResponse> = broker.peers.ask(leader, 0, &request).await;
+    let answer: std::io::Result<m::LocateRecordsResponse> = broker.peers.ask_blocking(leader, 0, &request);
+    if let Err(error) = &answer {
+        tracing::debug!(broker = leader, %error, "another broker did not say what consumers may read");
+    }
     let mut located: Vec<(Uuid, LocatedPartition)> = Vec::new();
     for LocatedTopic { topic_id, partitions } in answer.into_iter().flat_map(|answer| answer.topics) {
         located.extend(partitions.into_iter().map(|partition| (topic_id, partition)));
@@ -243,23 +257,20 @@ fn opening(located: &LocatedPartition) -> Opening {
     Opening { log_id: located.log_id.as_u128(), epoch: located.epoch.cast_unsigned() }
 }
 
-fn not_here(asked: &Asked) -> Look {
-    let data = without_records(asked.partition.index, ErrorCode::NotLeaderOrFollower);
-    Look { data: PartitionData { aborted_transactions: None, ..data }, ..Look::empty(asked.slot) }
+/// The look at a partition of which its leader says nothing.
+pub fn not_here(slot: usize, index: i32) -> Look {
+    let data = without_records(index, ErrorCode::NotLeaderOrFollower);
+    Look { data: PartitionData { aborted_transactions: None, ..data }, ..Look::empty(slot) }
 }
 
-fn look_with_records(slot: usize, mut located: LocatedPartition) -> Look {
-    let records = located.records.take().unwrap_or_default();
-    look_of(slot, located, records.chunks().cloned().collect())
-}
-
-fn look_of(slot: usize, located: LocatedPartition, batches: Vec<Bytes>) -> Look {
+/// What a leader has said about a partition, with the records that it sent, or with those from copies.
+fn look_of(slot: usize, located: LocatedPartition, from_copies: Option<Bytes>) -> Look {
     let told = |aborted: LocatedAborted| AbortedTransaction {
         producer_id: aborted.producer_id,
         first_offset: aborted.first_offset,
     };
-    let mut records = Records::new();
-    batches.into_iter().for_each(|batch| records.push(batch));
+    let mut records = located.records.unwrap_or_default();
+    from_copies.into_iter().for_each(|batches| records.push(batches));
     Look {
         bytes: records.len(),
         cut_short: located.cut_short,
@@ -331,6 +342,12 @@ pub async fn locate(
     m::LocateRecordsResponse { topics, ..m::LocateRecordsResponse::default() }
 }
 
+/// The first offset that may have copies.
+fn copied_from(bounds: &LogBounds) -> model::Offset {
+    // Records that were deleted may have been stored or not.
+    bounds.stored.map_or(bounds.start, |stored| stored.max(bounds.start))
+}
+
 /// What a look has found, with places instead of records, if `partition` has some for all of them.
 async fn located(
     broker: &Arc<Broker>,
@@ -387,7 +404,7 @@ fn places(
     let log = partition.log().ok()?;
     let local = log.local().filter(|local| local.stream.level() == Level::Replicated)?;
     let bounds = log.bounds();
-    if from < bounds.stored.unwrap_or(bounds.start) {
+    if from < copied_from(&bounds) {
         return None;
     }
     let places: Result<_, ReadError> = local.log.log.places(&local.stream, from, until);

@@ -68,8 +68,15 @@ pub enum OpenError {
     #[error("the metadata cannot be opened: {0}")]
     Meta(#[from] MetaError),
     /// The copies of other brokers' logs could not be opened.
-    #[error("the copies of other brokers' logs cannot be opened: {0}")]
-    Copies(#[from] storage::OpenError),
+    #[error(
+        "the copies of other brokers' logs in {path} cannot be opened; without that directory, the broker starts with none: {source}"
+    )]
+    Copies {
+        /// The directory.
+        path: String,
+        /// What is wrong there.
+        source: storage::OpenError,
+    },
     /// The groups or the transactions could not be read.
     #[error("the consumer groups or transactions cannot be read: {0}")]
     Groups(#[from] storage::ReadError),
@@ -214,8 +221,11 @@ impl Broker {
             Place::Cluster(membership) => (Logs::moving(&config), Some(membership)),
         };
         let copy_directory = membership.as_ref().map(|membership| membership.copies.clone());
-        let disk = copy_directory.as_ref().map(|directory| directory.disk.clone());
-        let copies = disk.map(|disk| opening.open_copies(disk).map(Arc::new)).transpose()?;
+        let open_copies = |CopyDirectory { path, disk }: &CopyDirectory| {
+            let copies = opening.open_copies(disk.clone());
+            copies.map(Arc::new).map_err(|source| OpenError::Copies { path: path.clone(), source })
+        };
+        let copies = copy_directory.as_ref().map(open_copies).transpose()?;
         let logs = Arc::new(logs);
         metadata.refresh()?;
         // The metadata of a cluster is kept by its store.

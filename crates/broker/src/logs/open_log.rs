@@ -19,7 +19,7 @@ use storage::{AdmitError, AppendError, Clock, Committed, Listener, Log};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use crate::config::Config;
+use crate::config::{Config, ReplicaSelector};
 use crate::metrics::Metrics;
 use crate::transactions::{StoredTransactions, TransactionIndex};
 
@@ -37,8 +37,10 @@ const READERS_BYTES_MIN: usize = 16 * 1024 * 1024;
 const INDEX_CACHE_BYTES: usize = 32 * 1024 * 1024;
 /// Bytes of the newest records that stay in memory whatever their age, over all logs.
 const TAIL_KEPT_BYTES: usize = 128 * 1024 * 1024;
-/// Memory of each cache of the copies of other brokers' logs, which are read only when such a log gets another owner.
+/// Memory of each cache of the copies of other brokers' logs, where they are read only when such a log gets another owner.
 const COPIES_CACHE_BYTES: usize = 4 * 1024 * 1024;
+/// Bytes of the newest copies that stay in memory where consumers read them.
+const COPIES_READ_BYTES: usize = 64 * 1024 * 1024;
 /// Minimum size of each cache of a log, however many logs share the configured memory.
 const CACHE_BYTES_MIN: usize = 4 * 1024 * 1024;
 
@@ -199,12 +201,16 @@ impl Opening {
     /// Opens the copies of other brokers' logs on a disk, which may be empty.
     pub fn open_copies(&self, disk: Arc<dyn Disk>) -> Result<Copies, storage::OpenError> {
         let config = &*self.config;
+        let newest = match config.replica_selector {
+            ReplicaSelector::None => COPIES_CACHE_BYTES,
+            ReplicaSelector::ByRack => COPIES_READ_BYTES,
+        };
         #[allow(clippy::needless_update, reason = "simulations have a field more")]
         let options = storage::Options {
             // As those of the logs, whose blocks have to fit.
             segment_bytes: segment_bytes(config),
-            tail_cache_bytes: COPIES_CACHE_BYTES,
-            tail_kept_bytes: COPIES_CACHE_BYTES,
+            tail_cache_bytes: newest,
+            tail_kept_bytes: newest,
             region_cache_bytes: COPIES_CACHE_BYTES,
             readers_bytes: READERS_BYTES_MIN,
             index_cache_bytes: COPIES_CACHE_BYTES,

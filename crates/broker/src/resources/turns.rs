@@ -131,6 +131,13 @@ impl Turns {
         answer
     }
 
+    /// Reserves memory for so many bytes of an answer that are nobody else's. The reservation ends when `last`, which is sent
+    /// behind them, is dropped.
+    pub async fn hold_until(&self, last: Bytes, bytes: usize) -> Bytes {
+        let permit = take(&self.answers, bytes.min(ANSWERS_TOGETHER_BYTES)).await;
+        Bytes::from_owner(Held { bytes: last, _permit: permit })
+    }
+
     /// The pool in which an answer of this size reserves memory. `None` for a small answer.
     pub fn room_for(&self, bytes: usize) -> Option<Arc<Semaphore>> {
         (bytes > ANSWER_BYTES).then(|| self.answers.clone())

@@ -300,30 +300,29 @@ impl Copies {
         blocks.collect()
     }
 
-    /// The batches of a stream that are at `places` in the log of the copy's owner. `None` if one of them is not in a block that is
-    /// here. Blocks.
-    pub fn batches(&self, of: Opening, stream: StreamId, places: &[Place]) -> Option<Vec<Bytes>> {
+    /// The batches of a stream that are at `places` in the log of the copy's owner, copied. `None` if one of them is not in a block
+    /// that is here. Blocks.
+    pub fn batches(&self, of: Opening, stream: StreamId, places: &[Place]) -> Option<Bytes> {
         let (copy, found) = {
             let state = self.state.lock();
             let copy = state.copies.get(&of)?;
-            let offset_of = |place: &Place| {
-                let (number, at) = copy.begins.find(place.lsn)?;
-                Some((copy.offset(number), at))
-            };
-            (copy.stream.clone(), places.iter().map(offset_of).collect::<Option<Vec<_>>>()?)
+            let found = |place: &Place| copy.begins.find(place.lsn);
+            let found = places.iter().map(found).collect::<Option<Vec<_>>>()?;
+            let offset = |(number, at): (u64, usize)| (number, copy.offset(number), at);
+            (copy.stream.clone(), found.into_iter().map(offset).collect::<Vec<_>>())
         };
-        let mut last: Option<(Offset, Block)> = None;
-        let mut batches = Vec::with_capacity(places.len());
-        for (place, (offset, at)) in places.iter().zip(found) {
-            if last.as_ref().is_none_or(|(read, _)| *read != offset) {
+        let mut last: Option<Block> = None;
+        let mut batches = Vec::new();
+        for (place, (number, offset, at)) in places.iter().zip(found) {
+            if last.as_ref().is_none_or(|block| block.number != number) {
                 let read = read_batches(&self.log, &copy, offset, 1).ok()?;
+                // The block may have been dropped meanwhile: then this is the next one that is left.
                 let (_, whose, block) = unverified(read.first()?)?;
-                last = (whose == of).then_some((offset, block));
+                last = (whose == of && block.number == number).then_some(block);
             }
-            let (_, block) = last.as_ref()?;
-            batches.push(batch_at(block, at, stream, place.length)?);
+            batches.extend_from_slice(&batch_at(last.as_ref()?, at, stream, place.length)?);
         }
-        Some(batches)
+        Some(Bytes::from(batches))
     }
 
     /// Drops the blocks of a copy below `number`: the object store has their records. The newest block stays: it says how far
