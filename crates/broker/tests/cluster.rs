@@ -1246,6 +1246,61 @@ async fn a_partition_moves_to_another_broker_with_everything_that_it_has() {
 }
 
 /// Asks a broker to move a partition to another one, or to give the move up.
+/// New partitions are at the brokers that were chosen for them from the beginning: nothing moves there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn new_partitions_begin_at_the_brokers_that_were_chosen() {
+    use m::create_topics_request::{CreatableReplicaAssignment, CreatableTopic};
+    let cluster = cluster().await;
+    let mut client = cluster.client();
+    let chosen = [vec![3], vec![1, 2], vec![3, 1], vec![2]];
+    let assignment = |(partition_index, broker_ids): (i32, &Vec<i32>)| CreatableReplicaAssignment {
+        partition_index,
+        broker_ids: broker_ids.clone(),
+    };
+    let topic = CreatableTopic {
+        name: Text::from_static(SHORT),
+        num_partitions: -1,
+        replication_factor: -1,
+        assignments: (0..).zip(&chosen).map(assignment).collect(),
+        ..Default::default()
+    };
+    let request = m::CreateTopicsRequest { topics: vec![topic], timeout_ms: 5000, ..Default::default() };
+    let answer: m::CreateTopicsResponse = call(&mut client, 7, &request).await;
+    assert_eq!(answer.topics[0].error_code, 0, "{:?}", answer.topics[0].error_message);
+    let led = async |client: &mut Connection| {
+        let answer = metadata_of(client, SHORT).await;
+        let mut led: Vec<_> = answer.topics[0]
+            .partitions
+            .iter()
+            .map(|at| (at.partition_index, at.leader_id, at.leader_epoch))
+            .collect();
+        led.sort_unstable();
+        led
+    };
+    let before = led(&mut client).await;
+    assert_eq!(before.iter().map(|(_, leader, _)| *leader).collect::<Vec<_>>(), [3, 1, 3, 2]);
+    assert!(reassigning(&cluster).await.is_empty());
+    let topic = m::create_partitions_request::CreatePartitionsTopic {
+        name: Text::from_static(SHORT),
+        count: 6,
+        assignments: Some(
+            [vec![2], vec![1]]
+                .map(|broker_ids| m::create_partitions_request::CreatePartitionsAssignment { broker_ids })
+                .into(),
+        ),
+    };
+    let request = m::CreatePartitionsRequest { topics: vec![topic], timeout_ms: 5000, validate_only: false };
+    let answer: m::CreatePartitionsResponse = call(&mut client, 3, &request).await;
+    assert_eq!(answer.results[0].error_code, 0, "{:?}", answer.results[0].error_message);
+    let after = led(&mut client).await;
+    assert_eq!(after[..4], before[..], "nothing has moved");
+    assert_eq!(after[4..].iter().map(|(_, leader, _)| *leader).collect::<Vec<_>>(), [2, 1]);
+    assert!(reassigning(&cluster).await.is_empty());
+    for broker in cluster.brokers.values() {
+        broker.close().await;
+    }
+}
+
 async fn reassign(cluster: &Cluster, topic: &'static str, partition: i32, to: Option<i32>) -> ErrorCode {
     use m::alter_partition_reassignments_request::{ReassignablePartition, ReassignableTopic};
     let partitions =

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 use wire::messages::create_partitions_request::CreatePartitionsTopic;
 use wire::messages::create_partitions_response::{CreatePartitionsResponse, CreatePartitionsTopicResult};
-use wire::messages::create_topics_request::CreatableTopic;
+use wire::messages::create_topics_request::{CreatableReplicaAssignment, CreatableTopic};
 use wire::messages::create_topics_response::{
     CreatableTopicConfigs, CreatableTopicResult, CreateTopicsResponse,
 };
@@ -24,7 +24,7 @@ use crate::quotas::Payer;
 use crate::request::Request;
 use crate::security::{Operation, ResourceType, audit};
 use crate::settings::topic::{conflict, topic_setting};
-use crate::topics::Topic;
+use crate::topics::{Leaders, Topic};
 
 /// From these versions on, a client over its quota is refused. Earlier versions are only throttled (KIP-599).
 const CREATE_STRICT_FROM_VERSION: i16 = 6;
@@ -207,7 +207,9 @@ async fn create_one(
         (Uuid::nil(), if broker.logs.are_moving() { broker.replicas_of_new(&configs) } else { 1 })
     } else {
         let details = format!("partitions {partitions}, settings {configs:?}");
-        let created = broker.create_topic(&topic.name, partitions, configs).await?;
+        let first = |of: &CreatableReplicaAssignment| Some((of.partition_index, *of.broker_ids.first()?));
+        let leaders = topic.assignments.iter().filter_map(first).collect();
+        let created = broker.create_topic(&topic.name, partitions, leaders, configs).await?;
         audit::changed(&caller.origin, "created topic", &topic.name, &details);
         let chosen = topic.assignments.iter().map(|of| (of.partition_index, Some(of.broker_ids.clone())));
         place(broker, &created, chosen.collect()).await;
@@ -559,9 +561,11 @@ async fn create_partitions_of(
         return Ok(());
     }
     let (name, total) = (asked.name.to_string(), asked.count);
-    broker.blocking(move |broker| broker.topics.add_partitions(&name, total)).await?;
-    let chosen = (now..).zip(asked.assignments.iter().flatten());
-    let chosen = chosen.map(|(index, of)| (index, Some(of.broker_ids.clone()))).collect();
+    let chosen = || (now..).zip(asked.assignments.iter().flatten());
+    let leaders: Leaders =
+        chosen().filter_map(|(index, of)| Some((index, *of.broker_ids.first()?))).collect();
+    broker.blocking(move |broker| broker.topics.add_partitions(&name, total, &leaders)).await?;
+    let chosen = chosen().map(|(index, of)| (index, Some(of.broker_ids.clone()))).collect();
     place(broker, &topic, chosen).await;
     Ok(())
 }

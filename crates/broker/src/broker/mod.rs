@@ -47,7 +47,7 @@ use crate::settings::group::ConsumerGroupConfig;
 use crate::settings::resource::{ResourceConfigs, ResourceKind};
 use crate::snapshots::writer::SnapshotWriter;
 use crate::telemetry::Telemetry;
-use crate::topics::{OFFSETS_TOPIC, Removals, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
+use crate::topics::{Leaders, OFFSETS_TOPIC, Removals, TRANSACTIONS_TOPIC, Topic, TopicError, Topics};
 use crate::users::Users;
 
 const CLUSTER_ID_KEY: &str = "cluster_id";
@@ -499,6 +499,7 @@ impl Broker {
         self: &Arc<Self>,
         name: &str,
         partitions: i32,
+        leaders: Leaders,
         configs: BTreeMap<String, String>,
     ) -> Result<Arc<Topic>, Failure> {
         let name = name.to_owned();
@@ -506,7 +507,7 @@ impl Broker {
             // A topic of this name may have been deleted while the log accepted no records. The offsets committed for
             // it must not count for the new topic, not even after a crash.
             let forget = || broker.coordinator.forget_topic_for_good(&name);
-            broker.topics.create(&name, partitions, configs, forget)
+            broker.topics.create(&name, (partitions, &leaders), configs, forget)
         };
         Ok(self.blocking(create).await?)
     }
@@ -522,7 +523,7 @@ impl Broker {
             return Ok(topic);
         }
         let configs = configs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        match self.create_topic(name, partitions, configs).await {
+        match self.create_topic(name, partitions, Leaders::new(), configs).await {
             Err(failure) if failure.code == ErrorCode::TopicAlreadyExists => {
                 self.topics.find(name).ok_or(ErrorCode::UnknownTopicOrPartition.into())
             }

@@ -8,6 +8,7 @@ mod names;
 mod reassigning;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use meta::{Change, Compare, MetaError};
@@ -20,6 +21,7 @@ use wire::Text;
 
 use self::names::Names;
 pub use self::names::{TOPIC_NAME_MAX, check_name};
+use self::reassigning::log_at;
 pub use self::reassigning::{MoveError, Moving};
 use crate::config::resource_setting::Overrides;
 use crate::image::records::TopicRecord;
@@ -42,6 +44,9 @@ const METADATA_TOPIC: &str = "__cluster_metadata";
 pub const NEXT_STREAM_KEY: &str = "next_stream";
 /// After a restore, stream ids go on so far behind the highest known one.
 pub const STREAMS_APART: u64 = 1 << 20;
+
+/// The brokers that shall lead new partitions, by index, where they were chosen.
+pub type Leaders = BTreeMap<i32, i32>;
 
 /// The reason why a change is refused.
 #[derive(Debug, thiserror::Error)]
@@ -278,7 +283,7 @@ impl Topics {
     pub fn create(
         &self,
         name: &str,
-        partitions: i32,
+        (partitions, leaders): (i32, &Leaders),
         mut configs: Overrides,
         forget: impl FnOnce() -> bool,
     ) -> Result<Arc<Topic>, TopicError> {
@@ -302,7 +307,7 @@ impl Topics {
             if image.topics.get(name).is_some() {
                 return Err(TopicError::Exists(name.to_owned()));
             }
-            let streams = self.new_streams(image, partitions)?;
+            let streams = self.new_streams(image, 0..partitions, leaders)?;
             let mut record = TopicRecord::new(id, configs.clone());
             streams.places.iter().for_each(|place| record.push(*place));
             Ok(streams.taken(record.put(name)))
@@ -312,7 +317,7 @@ impl Topics {
     }
 
     /// Adds partitions up to `total`. Durable on return. Blocks.
-    pub fn add_partitions(&self, name: &str, total: i32) -> Result<(), TopicError> {
+    pub fn add_partitions(&self, name: &str, total: i32, leaders: &Leaders) -> Result<(), TopicError> {
         let _one = self.change.lock();
         let topic = self.find(name).ok_or(TopicError::Unknown)?;
         self.metadata.update(|image| {
@@ -320,7 +325,7 @@ impl Topics {
             // Another writer may have added partitions in the meantime.
             let now = i32::try_from(record.streams.len()).unwrap_or(i32::MAX);
             self.check_total(&topic.name, now, total)?;
-            let streams = self.new_streams(image, total - now)?;
+            let streams = self.new_streams(image, now..total, leaders)?;
             streams.places.iter().for_each(|place| record.push(*place));
             Ok(streams.taken(record.put(name)))
         })
@@ -411,7 +416,8 @@ impl Topics {
             // Some partitions may have been replaced in the meantime and have new records.
             let lost: Vec<usize> =
                 (0..record.streams.len()).filter(|at| lost.contains(&record.streams[*at])).collect();
-            let streams = self.new_streams(image, i32::try_from(lost.len()).unwrap_or(i32::MAX))?;
+            let count = i32::try_from(lost.len()).unwrap_or(i32::MAX);
+            let streams = self.new_streams(image, 0..count, &Leaders::new())?;
             for (at, place) in lost.iter().zip(&streams.places) {
                 record.replace(*at, *place);
             }
@@ -443,14 +449,26 @@ impl Topics {
         all
     }
 
-    /// Chooses logs for `count` new streams, and allocates their ids.
-    fn new_streams(&self, image: &Image, count: i32) -> Result<NewStreams, TopicError> {
-        let partitions = usize::try_from(count).unwrap_or(0);
-        let logs = match self.logs.are_moving() {
-            true => Topics::place_in_cluster(image, partitions),
-            false => self.logs.place(partitions, || self.held()),
-        };
-        self.streams_in(logs.map_err(TopicError::NoLog)?)
+    /// Chooses logs for the new streams of partitions, and allocates their ids.
+    fn new_streams(
+        &self,
+        image: &Image,
+        indexes: Range<i32>,
+        leaders: &Leaders,
+    ) -> Result<NewStreams, TopicError> {
+        let partitions = indexes.len();
+        if !self.logs.are_moving() {
+            let logs = self.logs.place(partitions, || self.held());
+            return self.streams_in(logs.map_err(TopicError::NoLog)?);
+        }
+        let mut logs = Topics::place_in_cluster(image, partitions).map_err(TopicError::NoLog)?;
+        let mut placed = Topics::placed(image);
+        for (index, log) in indexes.zip(&mut logs) {
+            // A broker that has no log yet gets the partition later, when it moves there.
+            let chosen = leaders.get(&index).and_then(|leader| log_at(image, &mut placed, *leader));
+            *log = chosen.unwrap_or(*log);
+        }
+        self.streams_in(logs)
     }
 
     /// Allocates the ids of new streams in these logs.

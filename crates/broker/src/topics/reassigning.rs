@@ -355,17 +355,23 @@ fn plan(
         return Ok(None);
     }
     // One that others have at the moment comes back, and the move goes on wherever it is.
-    let at_home = |(log, owner): (&str, &Arc<OwnerRecord>)| {
-        let log: Uuid = log.parse().ok()?;
-        let partitions = placed.get(&log).copied().unwrap_or(0);
-        (owner.home == to).then_some((owner.broker != to, partitions, log))
-    };
-    let (.., log) = image.owners.iter().filter_map(at_home).min().ok_or(MoveError::NoLog(to))?;
-    *placed.entry(log).or_default() += 1;
+    let log = log_at(image, placed, to).ok_or(MoveError::NoLog(to))?;
     record.moves.remove(&index);
     let [old, new] = [from, log].map(|log| owner(image, log).map_or(0, epoch_of));
     let base = record.epoch_base(index).saturating_add(old).saturating_add(EPOCHS_BETWEEN);
     Ok(Some((log, base.saturating_sub(new).max(0))))
+}
+
+/// The log with the fewest partitions of those whose home is a broker: one that it has, if there is one. Counts one more in it.
+pub(super) fn log_at(image: &Image, placed: &mut BTreeMap<Uuid, usize>, broker: i32) -> Option<Uuid> {
+    let at_home = |(log, owner): (&str, &Arc<OwnerRecord>)| {
+        let log: Uuid = log.parse().ok()?;
+        let partitions = placed.get(&log).copied().unwrap_or(0);
+        (owner.home == broker).then_some((owner.broker != broker, partitions, log))
+    };
+    let (.., log) = image.owners.iter().filter_map(at_home).min()?;
+    *placed.entry(log).or_default() += 1;
+    Some(log)
 }
 
 fn place(record: &TopicRecord, index: i32) -> Result<(StreamId, Uuid), TopicError> {

@@ -26,7 +26,7 @@ use crate::config::resource_setting::Overrides;
 use crate::image::Record;
 use crate::image::records::{BrokerRecord, DrainRecord, OwnerRecord};
 use crate::settings::topic::DISKLESS;
-use crate::topics::Topic;
+use crate::topics::{Leaders, Topic};
 
 pub const TTL: Duration = Duration::from_secs(3);
 const BROKERS: i32 = 3;
@@ -284,7 +284,12 @@ impl World {
         self.next_topic += 1;
         let diskless = (DISKLESS.to_owned(), self.rng.bool().to_string());
         let configs = Overrides::from([diskless]);
-        let created = self.processes[&number].topics.create(&topic_name(topic), partitions, configs, || true);
+        let created = self.processes[&number].topics.create(
+            &topic_name(topic),
+            (partitions, &Leaders::new()),
+            configs,
+            || true,
+        );
         // A topic may be there though its creation failed. Nobody uses it.
         if created.is_err() {
             return;
