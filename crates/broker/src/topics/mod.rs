@@ -19,9 +19,9 @@ use tokio::sync::{Semaphore, watch};
 use uuid::Uuid;
 use wire::Text;
 
+pub use self::moving::Leaders;
 use self::names::Names;
 pub use self::names::{TOPIC_NAME_MAX, check_name};
-use self::reassigning::log_at;
 pub use self::reassigning::{MoveError, Moving};
 use crate::config::resource_setting::Overrides;
 use crate::image::records::TopicRecord;
@@ -44,9 +44,6 @@ const METADATA_TOPIC: &str = "__cluster_metadata";
 pub const NEXT_STREAM_KEY: &str = "next_stream";
 /// After a restore, stream ids go on so far behind the highest known one.
 pub const STREAMS_APART: u64 = 1 << 20;
-
-/// The brokers that shall lead new partitions, by index, where they were chosen.
-pub type Leaders = BTreeMap<i32, i32>;
 
 /// The reason why a change is refused.
 #[derive(Debug, thiserror::Error)]
@@ -456,19 +453,11 @@ impl Topics {
         indexes: Range<i32>,
         leaders: &Leaders,
     ) -> Result<NewStreams, TopicError> {
-        let partitions = indexes.len();
-        if !self.logs.are_moving() {
-            let logs = self.logs.place(partitions, || self.held());
-            return self.streams_in(logs.map_err(TopicError::NoLog)?);
-        }
-        let mut logs = Topics::place_in_cluster(image, partitions).map_err(TopicError::NoLog)?;
-        let mut placed = Topics::placed(image);
-        for (index, log) in indexes.zip(&mut logs) {
-            // A broker that has no log yet gets the partition later, when it moves there.
-            let chosen = leaders.get(&index).and_then(|leader| log_at(image, &mut placed, *leader));
-            *log = chosen.unwrap_or(*log);
-        }
-        self.streams_in(logs)
+        let logs = match self.logs.are_moving() {
+            true => Topics::place_in_cluster(image, indexes, leaders),
+            false => self.logs.place(indexes.len(), || self.held()),
+        };
+        self.streams_in(logs.map_err(TopicError::NoLog)?)
     }
 
     /// Allocates the ids of new streams in these logs.

@@ -1,7 +1,8 @@
 //! The partitions of logs that move between the brokers of a cluster: who leads them, and what happens to them when
 //! this broker opens or closes their log.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use storage::{Clock, Log, SystemClock};
 use tokio::sync::watch;
 use uuid::Uuid;
 
+use super::reassigning::log_at;
 use super::{NEXT_STREAM_KEY, Topic, Topics, is_internal, set_levels};
 use crate::image::records::{OwnerRecord, TopicRecord};
 use crate::image::{Image, stored};
@@ -25,6 +27,9 @@ pub(super) const SETTLING_BYTES_MAX: usize = 16 * 1024 * 1024;
 const SETTLING_BYTES_EACH: u32 = 1024 * 1024;
 /// A request counts as so many at least.
 const SETTLING_BYTES_MIN: usize = 4096;
+
+/// The brokers that shall lead new partitions, by index, where they were chosen.
+pub type Leaders = BTreeMap<i32, i32>;
 
 /// The streams of a log, as the metadata knows them.
 #[derive(Debug)]
@@ -76,12 +81,17 @@ impl Topics {
         owner.map_or_else(|| self.placement.first_leader(), |owner| leader(owner, base))
     }
 
-    /// Chooses logs for `count` new partitions of a topic of a cluster, as [`choose`] says, among those whose owner is alive.
+    /// Chooses logs for new partitions of a topic of a cluster: those of the brokers that shall lead them, or as [`choose`] says, among
+    /// those whose owner is alive.
     ///
     /// # Errors
     /// The reason, if no log takes a partition.
-    pub(super) fn place_in_cluster(image: &Image, count: usize) -> Result<Vec<Uuid>, String> {
-        let placed = Topics::placed(image);
+    pub(super) fn place_in_cluster(
+        image: &Image,
+        indexes: Range<i32>,
+        leaders: &Leaders,
+    ) -> Result<Vec<Uuid>, String> {
+        let mut placed = Topics::placed(image);
         let mut logs: Vec<Place> = Vec::new();
         for (name, owner) in image.owners.iter() {
             let broker = image.brokers.get(&owner.broker.to_string());
@@ -89,7 +99,13 @@ impl Topics {
             let partitions = placed.get(&log).copied().unwrap_or(0);
             logs.push(Place { log, broker: owner.broker, rack: broker.rack.as_deref(), partitions });
         }
-        choose(&mut logs, count).ok_or_else(|| "no broker that is alive owns a log".into())
+        let mut logs = choose(&mut logs, indexes.len()).ok_or("no broker that is alive owns a log")?;
+        for (index, log) in indexes.zip(&mut logs) {
+            // A broker that has no log yet gets the partition later, when it moves there.
+            let chosen = leaders.get(&index).and_then(|leader| log_at(image, &mut placed, *leader));
+            *log = chosen.unwrap_or(*log);
+        }
+        Ok(logs)
     }
 
     /// Whether partitions have other leaders now and then.
