@@ -21,7 +21,7 @@ pub const RECORDS_BYTES_MAX: usize = 256 * 1024 * 1024;
 /// Bytes per read while a partition is loaded.
 const LOAD_READ_BYTES: usize = 1024 * 1024;
 
-/// A completion that reports the outcome of an append to a waiting task.
+/// A completion that reports the outcome of an append, or of a trim, to a waiting task.
 pub struct Told(Mutex<Option<oneshot::Sender<Result<(), AppendError>>>>);
 
 impl Told {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::Offset;
-use parking_lot::Mutex;
 use storage::{AppendError, Completion};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
@@ -17,6 +16,7 @@ use wire::messages::{DeleteRecordsRequest, delete_records_request::DeleteRecords
 use crate::api::produce::DISK_PATIENCE;
 use crate::broker::Broker;
 use crate::failure::Failure;
+use crate::internal::Told;
 use crate::partition::log::PartitionLog;
 use crate::request::Request;
 use crate::security::{Operation, audit};
@@ -24,19 +24,6 @@ use crate::topics::Topic;
 
 /// In a request: all records. In an answer: no offset.
 const ALL: i64 = -1;
-
-/// A completion that reports a durable trim to a task.
-struct Trimmed(Mutex<Option<oneshot::Sender<Result<(), AppendError>>>>);
-
-impl Completion for Trimmed {
-    fn complete(&self, result: Result<(), AppendError>) {
-        let sender = self.0.lock().take();
-        if let Some(sender) = sender {
-            // If the client disconnected, no task waits for the result.
-            let _ = sender.send(result);
-        }
-    }
-}
 
 /// Answers DeleteRecords once the new starts are durable: in a cluster, once the object store has them.
 pub async fn answer(
@@ -134,7 +121,7 @@ fn begin(broker: &Broker, topic: Option<&Topic>, asked: &DeleteRecordsPartition)
         return Err(ErrorCode::OffsetOutOfRange.into());
     }
     let (sender, done) = oneshot::channel();
-    let trimmed = Trimmed(Mutex::new(Some(sender)));
+    let trimmed = Told::new(sender);
     if to <= bounds.start && !broker.logs.are_moving() {
         // The start has moved once that was durable. In a cluster, the object store may not have it yet.
         trimmed.complete(Ok(()));
