@@ -15,7 +15,7 @@ fn main() -> io::Result<()> {
     };
     let directory = Path::new(arguments.get(1).map_or(".", String::as_str));
     let (bytes, count, depth) = (number(2, 64) << 10, number(3, 500), number(4, 1));
-    for engine in [Engine::Uring, Engine::Plain, Engine::Uring, Engine::Plain] {
+    for engine in [Engine::Uring, Engine::Direct, Engine::Plain].repeat(2) {
         let disk = open_directory(directory, engine)?;
         for how in [How::Durable, How::ThenSync, How::NotDurable] {
             let mut times = measure(&disk, bytes, count, depth, how)?;

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::file::DirectoryFile;
-use crate::plain::PlainQueue;
+use crate::threads::ThreadQueue;
 use crate::uring::UringQueue;
 use crate::{AlignedBuffer, Disk, File, Queue, SECTOR};
 
@@ -27,11 +27,13 @@ const LOCK_NAME: &str = "lock";
 /// How a directory is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// [`Engine::Uring`] where it works, otherwise [`Engine::Plain`].
+    /// The first of the others that works.
     Auto,
     /// O_DIRECT and io_uring.
     Uring,
-    /// The page cache, and a thread for each queue.
+    /// O_DIRECT, and threads for each queue. For systems that refuse io_uring, as most containers do.
+    Direct,
+    /// The page cache, and a thread for each queue. For file systems that refuse O_DIRECT.
     Plain,
 }
 
@@ -48,33 +50,13 @@ pub struct DirectoryDisk {
 }
 
 /// Opens an existing directory. With [`Engine::Auto`], a feature that the system refuses is logged once and not used.
-/// With [`Engine::Uring`], the refusal is an error.
+/// With another engine, the refusal of what it needs is an error.
 pub fn open_directory(path: &Path, engine: Engine) -> io::Result<DirectoryDisk> {
     let directory = fs::File::open(path)?;
     if !directory.metadata()?.is_dir() {
         return Err(io::ErrorKind::NotADirectory.into());
     }
-    let engine = match engine {
-        Engine::Plain => Engine::Plain,
-        Engine::Uring | Engine::Auto => match probe(path)? {
-            None => Engine::Uring,
-            Some(refusal) if engine == Engine::Auto => {
-                tracing::info!(
-                    directory = %path.display(),
-                    error = %refusal.error,
-                    "{} is refused here, so writes go through the page cache and a thread per queue",
-                    refusal.what,
-                );
-                Engine::Plain
-            }
-            Some(refusal) => {
-                return Err(io::Error::new(
-                    refusal.error.kind(),
-                    format!("{} is refused: {}", refusal.what, refusal.error),
-                ));
-            }
-        },
-    };
+    let engine = if engine == Engine::Plain { engine } else { probe(path, engine)? };
     Ok(DirectoryDisk { path: path.to_owned(), directory, engine, read_only: false, scratch: false })
 }
 
@@ -121,7 +103,7 @@ impl DirectoryDisk {
 
     /// What nobody syncs is written to the page cache: the device gets it in large pieces, or never.
     fn direct(&self) -> bool {
-        self.engine == Engine::Uring && !self.scratch
+        self.engine != Engine::Plain && !self.scratch
     }
 
     fn file(&self, file: fs::File, path: PathBuf, length: u64) -> DirectoryFile {
@@ -210,7 +192,8 @@ impl Disk for DirectoryDisk {
 
     fn queue(&self, depth: usize) -> io::Result<Box<dyn Queue>> {
         Ok(match self.engine {
-            Engine::Plain => Box::new(PlainQueue::new(depth)?),
+            Engine::Plain => Box::new(ThreadQueue::in_order(depth)?),
+            Engine::Direct => Box::new(ThreadQueue::overlapping(depth)?),
             Engine::Uring | Engine::Auto => Box::new(UringQueue::new(depth)?),
         })
     }
@@ -256,31 +239,38 @@ pub fn share_directory(path: &Path) -> io::Result<Option<DirectoryLock>> {
     }
 }
 
-/// A feature that the system refuses, and its error.
-struct Refusal {
-    what: &'static str,
-    error: io::Error,
-}
-
-/// Tries the features of [`Engine::Uring`] on a file without a name. An `Err` means that the directory cannot be
-/// written at all. A full disk is no evidence against the engine.
-fn probe(path: &Path) -> io::Result<Option<Refusal>> {
+/// The engine to use where `wanted` is asked for: tries O_DIRECT, and io_uring unless it is not wanted, on a file without a
+/// name. Fails where the directory cannot be written at all, and where an engine that was named is refused. A full disk is no
+/// evidence against an engine.
+fn probe(path: &Path, wanted: Engine) -> io::Result<Engine> {
+    let refused = |what: &str, error: io::Error, instead, by: &str| {
+        if wanted == Engine::Auto {
+            tracing::info!(directory = %path.display(), %error, "{what} is refused here, so the disk is written by {by}");
+            return Ok(instead);
+        }
+        Err(io::Error::new(error.kind(), format!("{what} is refused: {error}")))
+    };
     let file_path = path.join(format!(".probe-{}", std::process::id()));
     drop(OpenOptions::new().write(true).create(true).truncate(true).open(&file_path)?);
     let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(&file_path);
     fs::remove_file(&file_path)?;
     let file = match opened {
         Ok(file) => DirectoryFile::new(file, file_path, SECTOR as u64, true),
-        Err(error) => return Ok(Some(Refusal { what: "O_DIRECT", error })),
+        Err(error) => return refused("O_DIRECT", error, Engine::Plain, "the page cache"),
     };
     let writable = match file.write_at(0, &AlignedBuffer::zeroed(SECTOR)) {
         Ok(()) => true,
         Err(error) if full_kind(&error) => false,
-        Err(error) => return Ok(Some(Refusal { what: "O_DIRECT", error })),
+        Err(error) => return refused("O_DIRECT", error, Engine::Plain, "the page cache"),
     };
-    let ring =
-        UringQueue::new(2).and_then(|queue| probe_ring(queue, &(Arc::new(file) as Arc<dyn File>), writable));
-    Ok(ring.err().map(|error| Refusal { what: "io_uring", error }))
+    if wanted == Engine::Direct {
+        return Ok(wanted);
+    }
+    let file: Arc<dyn File> = Arc::new(file);
+    match UringQueue::new(2).and_then(|queue| probe_ring(queue, &file, writable)) {
+        Ok(()) => Ok(Engine::Uring),
+        Err(error) => refused("io_uring", error, Engine::Direct, "O_DIRECT and threads"),
+    }
 }
 
 fn probe_ring(mut queue: UringQueue, file: &Arc<dyn File>, writable: bool) -> io::Result<()> {
@@ -392,15 +382,22 @@ mod tests {
         assert_eq!(outcome, 0, "{}", io::Error::last_os_error());
     }
 
-    fn falls_back(call: libc::c_long, flags: i32, error: i32, what: &'static str) {
+    /// Checks that `instead` is the engine where a call is refused, that better ones are refused with `what`, and that it works.
+    fn falls_back(call: libc::c_long, flags: i32, error: i32, what: &'static str, instead: Engine) {
         let work = move || {
             let directory = tempfile::TempDir::new().expect("a directory");
             refuse(call, flags, error);
-            let disk = open_directory(directory.path(), Engine::Auto).expect("plain I/O is not refused");
-            assert_eq!(disk.engine(), Engine::Plain);
-            let refusal =
-                open_directory(directory.path(), Engine::Uring).expect_err("nothing else was asked for");
-            assert!(refusal.to_string().starts_with(what), "{refusal}");
+            let disk = open_directory(directory.path(), Engine::Auto).expect("something works");
+            assert_eq!(disk.engine(), instead);
+            for named in [Engine::Uring, Engine::Direct, Engine::Plain] {
+                match open_directory(directory.path(), named) {
+                    Ok(opened) => assert_eq!(opened.engine(), named),
+                    Err(refusal) => {
+                        assert!(named != instead && named != Engine::Plain);
+                        assert!(refusal.to_string().starts_with(what), "{refusal}");
+                    }
+                }
+            }
             let file = disk.create("a", 4096).expect("a file");
             let mut queue = disk.queue(1).expect("a queue");
             queue.write(1, &file, 0, AlignedBuffer::zeroed(4096).into_bytes(), true);
@@ -413,12 +410,12 @@ mod tests {
 
     #[test]
     fn auto_does_without_io_uring() {
-        falls_back(libc::SYS_io_uring_setup, 0, libc::EPERM, "io_uring is refused");
+        falls_back(libc::SYS_io_uring_setup, 0, libc::EPERM, "io_uring is refused", Engine::Direct);
     }
 
     #[test]
     fn auto_does_without_direct_io() {
-        falls_back(libc::SYS_openat, libc::O_DIRECT, libc::EINVAL, "O_DIRECT is refused");
+        falls_back(libc::SYS_openat, libc::O_DIRECT, libc::EINVAL, "O_DIRECT is refused", Engine::Plain);
     }
 
     /// A file that cannot fit is refused before the file system is asked. A refusal of the file system leaves no file.
@@ -440,10 +437,10 @@ mod tests {
 
     #[test]
     fn durable_writes_do_without_dsync() {
-        let work = || {
+        let work = |engine| {
             let directory = tempfile::TempDir::new().expect("a directory");
             refuse(libc::SYS_pwritev2, 0, libc::EOPNOTSUPP);
-            let disk = open_directory(directory.path(), Engine::Plain).expect("nothing is refused yet");
+            let disk = open_directory(directory.path(), engine).expect("a durable write is not tried");
             let file = disk.create("a", 4096).expect("a file");
             let mut queue = disk.queue(2).expect("a queue");
             let mut data = AlignedBuffer::zeroed(4096);
@@ -459,6 +456,8 @@ mod tests {
             file.read_at(0, &mut back).expect("it was written");
             assert_eq!(back[..], data[..]);
         };
-        std::thread::spawn(work).join().expect("the fallback works");
+        for engine in [Engine::Plain, Engine::Direct] {
+            std::thread::spawn(move || work(engine)).join().expect("the fallback works");
+        }
     }
 }

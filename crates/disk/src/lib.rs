@@ -16,8 +16,8 @@ pub mod allocator;
 pub mod buffer;
 pub mod directory;
 mod file;
-mod plain;
 pub mod sim;
+mod threads;
 mod uring;
 
 use std::fmt::Debug;

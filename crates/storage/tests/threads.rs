@@ -252,5 +252,10 @@ fn threads_on_a_directory_with_io_uring() {
 
 #[test]
 fn threads_on_a_directory_without_io_uring() {
+    run(Engine::Direct);
+}
+
+#[test]
+fn threads_on_a_directory_in_the_page_cache() {
     run(Engine::Plain);
 }

@@ -1,17 +1,19 @@
-//! The queue for systems that refuse O_DIRECT or io_uring: one thread that writes and syncs, in the order of the calls.
+//! The queue for systems that refuse io_uring: threads that make blocking calls.
 //!
-//! It does not reorder, batch or overlap operations, so its depth brings no speed. Its purpose is to work everywhere.
+//! With O_DIRECT there are as many threads as operations overlap, and a write reaches the device by one call (`pwritev2` with
+//! `RWF_DSYNC`). With the page cache there is one thread, so that writes and syncs are done in the order in which they were started.
+//! A thread is made when an operation finds all others busy, and then stays.
 //!
 //! Invariants:
-//! - The channel to the worker holds `depth` operations, so starting one never blocks.
 //! - Every started operation is finished before the queue is gone.
+//! - The memory of an operation is free before its outcome can be taken.
 
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -21,13 +23,16 @@ use parking_lot::{Condvar, Mutex};
 use crate::file::DirectoryFile;
 use crate::{File, Finished, Queue, Waker};
 
-pub(crate) struct PlainQueue {
+/// More calls at a time bring a device nothing: blocks are large, and four of them are written at a time.
+const THREADS_MAX: usize = 8;
+
+pub(crate) struct ThreadQueue {
     depth: usize,
+    threads_max: usize,
     in_flight: usize,
-    /// `None` only while being dropped.
-    jobs: Option<SyncSender<Job>>,
-    worker: Option<JoinHandle<()>>,
+    todo: Arc<Todo>,
     mailbox: Arc<Mailbox>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 struct Job {
@@ -41,7 +46,22 @@ enum JobKind {
     Sync,
 }
 
-/// The worker and the wakers leave their news for the owner here.
+/// What the owner has started and no thread has taken.
+#[derive(Default)]
+struct Todo {
+    jobs: Mutex<Jobs>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Jobs {
+    waiting: VecDeque<Job>,
+    /// Threads that wait for a job, woken or not.
+    idle: usize,
+    closed: bool,
+}
+
+/// The threads and the wakers leave their news for the owner here.
 #[derive(Default)]
 struct Mailbox {
     post: Mutex<Post>,
@@ -54,27 +74,59 @@ struct Post {
     woken: bool,
 }
 
-impl PlainQueue {
-    pub(crate) fn new(depth: usize) -> io::Result<Self> {
+impl ThreadQueue {
+    /// A queue whose operations overlap.
+    pub(crate) fn overlapping(depth: usize) -> io::Result<Self> {
+        Self::new(depth, depth.min(THREADS_MAX))
+    }
+
+    /// A queue whose operations are done one after the other.
+    pub(crate) fn in_order(depth: usize) -> io::Result<Self> {
+        Self::new(depth, 1)
+    }
+
+    fn new(depth: usize, threads_max: usize) -> io::Result<Self> {
         assert!(depth > 0, "a queue holds at least one operation");
-        let (sender, receiver) = sync_channel(depth);
-        let mailbox = Arc::new(Mailbox::default());
-        let worker = std::thread::Builder::new().name("disk-plain".to_owned()).spawn({
-            let mailbox = mailbox.clone();
-            move || work(&receiver, &mailbox)
-        })?;
-        Ok(Self { depth, in_flight: 0, jobs: Some(sender), worker: Some(worker), mailbox })
+        let mut queue = Self {
+            depth,
+            threads_max,
+            in_flight: 0,
+            todo: Arc::default(),
+            mailbox: Arc::default(),
+            threads: Vec::new(),
+        };
+        queue.add_thread()?;
+        Ok(queue)
+    }
+
+    fn add_thread(&mut self) -> io::Result<()> {
+        let (todo, mailbox) = (self.todo.clone(), self.mailbox.clone());
+        let name = format!("disk-{}", self.threads.len());
+        let thread = std::thread::Builder::new().name(name).spawn(move || work(&todo, &mailbox))?;
+        self.threads.push(thread);
+        Ok(())
     }
 
     fn start(&mut self, token: u64, file: &Arc<dyn File>, kind: JobKind) {
         assert!(self.in_flight < self.depth, "more than {} operations in flight", self.depth);
         self.in_flight += 1;
-        let jobs = self.jobs.as_ref().expect("the channel is open until the queue is dropped");
-        jobs.send(Job { token, file: file.clone(), kind }).expect("the worker ends only after the channel");
+        let mut jobs = self.todo.jobs.lock();
+        jobs.waiting.push_back(Job { token, file: file.clone(), kind });
+        let all_busy = jobs.waiting.len() > jobs.idle;
+        drop(jobs);
+        self.todo.changed.notify_one();
+        if all_busy
+            && self.threads.len() < self.threads_max
+            && let Err(error) = self.add_thread()
+        {
+            // The threads that are there do it, one operation after the other.
+            self.threads_max = self.threads.len();
+            tracing::warn!(%error, threads = self.threads_max, "a disk queue gets no more threads");
+        }
     }
 }
 
-impl Queue for PlainQueue {
+impl Queue for ThreadQueue {
     fn write(&mut self, token: u64, file: &Arc<dyn File>, position: u64, data: Bytes, durable: bool) {
         DirectoryFile::of(file).assert_writable(position, &data);
         self.start(token, file, JobKind::Write { position, data, durable });
@@ -118,13 +170,14 @@ impl Queue for PlainQueue {
     }
 }
 
-impl Drop for PlainQueue {
+impl Drop for ThreadQueue {
     fn drop(&mut self) {
-        self.jobs = None;
-        if let Some(worker) = self.worker.take()
-            && worker.join().is_err()
-        {
-            tracing::error!("the thread of a disk queue panicked");
+        self.todo.jobs.lock().closed = true;
+        self.todo.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of a disk queue panicked");
+            }
         }
     }
 }
@@ -136,8 +189,21 @@ impl Waker for Mailbox {
     }
 }
 
-fn work(jobs: &Receiver<Job>, mailbox: &Mailbox) {
-    for Job { token, file, kind } in jobs {
+impl Todo {
+    /// The next job; `None` when there is none and will be none.
+    fn take(&self) -> Option<Job> {
+        let mut jobs = self.jobs.lock();
+        jobs.idle += 1;
+        while jobs.waiting.is_empty() && !jobs.closed {
+            self.changed.wait(&mut jobs);
+        }
+        jobs.idle -= 1;
+        jobs.waiting.pop_front()
+    }
+}
+
+fn work(todo: &Todo, mailbox: &Mailbox) {
+    while let Some(Job { token, file, kind }) = todo.take() {
         let result = match kind {
             JobKind::Write { position, data, durable: false } => file.write_at(position, &data),
             JobKind::Write { position, data, durable: true } => write_durably(&file, position, &data),
@@ -195,12 +261,16 @@ mod tests {
     use super::*;
     use crate::{AlignedBuffer, SECTOR};
 
-    #[test]
-    fn an_error_of_the_kernel_is_the_operations_outcome() {
+    fn read_only_file() -> Arc<dyn File> {
         let path = tempfile::NamedTempFile::new().expect("a temporary file");
         let file = std::fs::File::open(path.path()).expect("it can be read");
-        let file: Arc<dyn File> = Arc::new(DirectoryFile::new(file, path.path().to_owned(), 4096, false));
-        let mut queue = PlainQueue::new(2).expect("a thread");
+        Arc::new(DirectoryFile::new(file, path.path().to_owned(), 4096, false))
+    }
+
+    #[test]
+    fn an_error_of_the_kernel_is_the_operations_outcome() {
+        let file = read_only_file();
+        let mut queue = ThreadQueue::in_order(2).expect("a thread");
         for durable in [true, false] {
             queue.write(1, &file, 0, AlignedBuffer::zeroed(SECTOR).into_bytes(), durable);
         }
@@ -210,5 +280,42 @@ mod tests {
         }
         let errors = finished.iter().filter_map(|finished| finished.result.as_ref().err()?.raw_os_error());
         assert!(errors.eq([libc::EBADF, libc::EBADF]));
+    }
+
+    #[test]
+    fn an_operation_that_finds_all_threads_busy_gets_one_more() {
+        let file = read_only_file();
+        let mut queue = ThreadQueue::overlapping(3).expect("a thread");
+        let mailbox = queue.mailbox.clone();
+        // No thread can report before this is let go, so that each is busy with its first operation.
+        let post = mailbox.post.lock();
+        for token in 0..3 {
+            queue.sync(token, &file);
+        }
+        while !queue.todo.jobs.lock().waiting.is_empty() {
+            std::thread::yield_now();
+        }
+        assert_eq!(queue.threads.len(), 3);
+        drop(post);
+        let mut finished = Vec::new();
+        while queue.in_flight() > 0 {
+            queue.wait(true, None, &mut finished).expect("the queue itself works");
+        }
+        assert_eq!(finished.len(), 3);
+    }
+
+    #[test]
+    fn operations_in_order_have_one_thread() {
+        let file = read_only_file();
+        let mut queue = ThreadQueue::in_order(8).expect("a thread");
+        let mut finished = Vec::new();
+        for token in 0..8 {
+            queue.sync(token, &file);
+        }
+        while queue.in_flight() > 0 {
+            queue.wait(true, None, &mut finished).expect("the queue itself works");
+        }
+        assert_eq!(queue.threads.len(), 1);
+        assert!(finished.iter().map(|finished| finished.token).eq(0..8));
     }
 }
