@@ -7,11 +7,27 @@ use std::collections::BTreeMap;
 /// Values by their keys.
 pub type Properties = BTreeMap<String, String>;
 
+/// One key with its value, as it stands in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Property {
+    /// The key.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+    /// Where it begins, counted from 1.
+    pub line: usize,
+}
+
 /// Parses the text of a file.
 pub fn parse(text: &str) -> Properties {
-    let mut all = Properties::new();
-    let mut lines = text.lines();
-    while let Some(line) = lines.next() {
+    lines(text).into_iter().map(|Property { key, value, .. }| (key, value)).collect()
+}
+
+/// All keys of a file in their order, also those that stand there twice.
+pub fn lines(text: &str) -> Vec<Property> {
+    let mut all = Vec::new();
+    let mut lines = text.lines().zip(1..);
+    while let Some((line, number)) = lines.next() {
         let mut line = line.trim_start().to_owned();
         if line.is_empty() || line.starts_with(['#', '!']) {
             continue;
@@ -19,7 +35,7 @@ pub fn parse(text: &str) -> Properties {
         while line.ends_with('\\') {
             line.pop();
             match lines.next() {
-                Some(more) => line.push_str(more.trim_start()),
+                Some((more, _)) => line.push_str(more.trim_start()),
                 None => break,
             }
         }
@@ -27,7 +43,7 @@ pub fn parse(text: &str) -> Properties {
         let (key, rest) = line.split_at(end);
         let rest = rest.trim_start();
         let value = rest.strip_prefix(['=', ':']).unwrap_or(rest).trim();
-        all.insert(key.to_owned(), value.to_owned());
+        all.push(Property { key: key.to_owned(), value: value.to_owned(), line: number });
     }
     all
 }

@@ -19,8 +19,19 @@ pub struct Arguments {
 pub enum Command {
     /// Run the server (the default).
     Serve(ServerArguments),
-    /// Print every setting with its value as a configuration file.
-    Config(ServerArguments),
+    /// Print every setting with its value as a configuration file, or check a file.
+    Config(ConfigArguments),
+    /// Ask a server whether clients can connect and its logs take records: exit code 0, or 1 and the reason.
+    Health {
+        /// The server's admin.listen.
+        #[arg(
+            long,
+            value_name = "HOST:PORT",
+            default_value = "127.0.0.1:9644",
+            env = "MAINSTEM_ADMIN_LISTEN"
+        )]
+        admin: String,
+    },
     /// Create, list, describe, change and delete topics.
     Topic {
         #[command(flatten)]
@@ -407,6 +418,19 @@ pub struct StatusArguments {
     pub transfer_price: f64,
 }
 
+#[derive(Args, Debug)]
+pub struct ConfigArguments {
+    /// Print only what is not as by default.
+    #[arg(long)]
+    pub diff: bool,
+    /// Check a configuration file, TOML or a server.properties of Kafka's, and print nothing but what is wrong with it and what it
+    /// has without a meaning here. The exit code is 2 if something is wrong.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["diff", "config"])]
+    pub check: Option<PathBuf>,
+    #[command(flatten)]
+    pub server: ServerArguments,
+}
+
 /// Where the cluster is.
 #[derive(Args, Debug)]
 pub struct ClusterArguments {
@@ -497,7 +521,7 @@ pub struct BenchStoreArguments {
     pub retention_bytes: u64,
     #[arg(long, value_enum, default_value = "synced")]
     pub durability: DurabilityChoice,
-    /// How the directory is written to: auto, uring or plain.
+    /// How the directory is written to: auto, uring, direct or plain.
     #[arg(long, default_value = "auto")]
     pub engine: String,
     /// Also run fio on the same directory and compare.

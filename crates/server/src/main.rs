@@ -16,6 +16,7 @@ mod commands;
 mod config_file;
 mod connection;
 mod connection_metrics;
+mod exposition;
 mod inbound;
 mod listener;
 mod listener_collector;
@@ -33,11 +34,12 @@ mod tls;
 mod transport;
 mod turns;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use arguments::{Arguments, Command, ServerArguments};
+use arguments::{Arguments, Command, ConfigArguments, ServerArguments};
 use settings::{Settings, SettingsError};
 
 /// The exit code for an invalid configuration, equal to that for invalid arguments.
@@ -48,10 +50,12 @@ fn main() -> ExitCode {
     match arguments.command {
         None => serve(&arguments.server),
         Some(Command::Serve(server)) => serve(&server),
-        Some(Command::Config(server)) => match Settings::load(&server, std::env::vars()) {
-            Ok(settings) => ended(commands::print(&settings.to_toml())),
+        Some(Command::Config(ConfigArguments { check: Some(file), .. })) => check(&file),
+        Some(Command::Config(asked)) => match Settings::load(&asked.server, std::env::vars()) {
+            Ok(settings) => ended(commands::print(&settings.to_toml(!asked.diff))),
             Err(error) => refused(&error),
         },
+        Some(Command::Health { admin }) => ended(commands::health(&admin)),
         Some(Command::Topic { bootstrap, verb }) => ended(commands::topic(&bootstrap, verb)),
         Some(Command::Group { bootstrap, verb }) => ended(commands::group(&bootstrap, verb)),
         Some(Command::User { bootstrap, data_dir, verb }) => {
@@ -87,6 +91,24 @@ fn serve(arguments: &ServerArguments) -> ExitCode {
         },
         Err(error) => refused(&error),
     }
+}
+
+/// Prints what is wrong with a configuration file.
+fn check(file: &Path) -> ExitCode {
+    let (errors, without_meaning) = Settings::check_file(file, std::env::vars());
+    let mut text = String::new();
+    if !without_meaning.is_empty() {
+        text = format!("no meaning here: {}\n", without_meaning.join(", "));
+    }
+    if errors.is_empty() {
+        text.push_str("the file can be used\n");
+        return ended(commands::print(&text));
+    }
+    for error in &errors {
+        eprintln!("mainstem: {error}");
+    }
+    let _ = ended(commands::print(&text));
+    ExitCode::from(EXIT_CONFIGURATION)
 }
 
 fn refused(error: &dyn std::fmt::Display) -> ExitCode {

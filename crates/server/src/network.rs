@@ -123,6 +123,12 @@ pub fn warn_of_settings_without_effect(settings: &Settings) {
             );
         }
     }
+    if !settings.without_meaning().is_empty() {
+        tracing::warn!(
+            names = settings.without_meaning().join(", "),
+            "settings of Kafka that have no meaning here"
+        );
+    }
     let config = &settings.broker;
     if config.value("authorizer.class.name").is_some_and(|class| class.is_empty())
         && config.value("super.users").is_some_and(|users| !users.is_empty())

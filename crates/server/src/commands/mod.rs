@@ -1,6 +1,7 @@
 //! The commands for people without a JVM. Topic, group, user, produce and consume are ordinary clients. The log
 //! commands read the files of a log, or the objects of a bucket.
 
+mod admin;
 mod assignor;
 mod cluster;
 mod cluster_admin;
@@ -22,6 +23,7 @@ mod user;
 use std::io::{self, Write};
 
 pub use self::storage::storage;
+pub use admin::health;
 pub use cluster_admin::cluster;
 pub use consume::consume;
 pub use group::group;

@@ -5,24 +5,17 @@
 //! start. It does not count deletions, which are free at the large clouds, nor minimum storage times, discounts and taxes.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use objects::{RequestKind, list_all};
 
+use super::admin::metrics;
 use super::objects::logs_of;
 use super::store::{Store, pause};
 use super::{Table, print};
 use crate::arguments::{StatusArguments, StorageVerb};
 
-/// The variable with the token of the admin listener.
-const TOKEN: &str = "MAINSTEM_ADMIN_TOKEN";
-/// Time for the answer of the server.
-const TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes of metrics that are read at most.
-const METRICS_BYTES_MAX: u64 = 64 * 1024 * 1024;
 const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A rate over a shorter time says nothing about a month.
 const RATE_SECONDS_MIN: f64 = 60.0;
@@ -180,23 +173,6 @@ fn requests_of(address: &str) -> anyhow::Result<Requests> {
     let text = metrics(address).with_context(|| format!("the metrics of {address}"))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Requests::parse(&text, now.as_secs_f64())
-}
-
-fn metrics(address: &str) -> anyhow::Result<String> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    let token = std::env::var(TOKEN).ok().filter(|token| !token.is_empty());
-    let token = token.map_or(String::new(), |token| format!("Authorization: Bearer {token}\r\n"));
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{token}\r\n")?;
-    let mut answer = String::new();
-    stream.take(METRICS_BYTES_MAX).read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("that is no HTTP server")?;
-    let status = head.split(' ').nth(1).unwrap_or_default();
-    match status {
-        "200" => Ok(body.to_owned()),
-        "401" => bail!("they need a token: set {TOKEN}"),
-        _ => bail!("the answer is {}", head.lines().next().unwrap_or_default()),
-    }
 }
 
 #[cfg(test)]

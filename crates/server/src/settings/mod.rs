@@ -3,6 +3,7 @@
 //! Precedence: flag, then `MAINSTEM_*` environment variable, then file, then default. Every refusal names the setting,
 //! the value, its source and the problem. The broker crate defines the meaning of the broker's settings.
 
+mod kafka;
 mod listeners;
 mod references;
 mod spelling;
@@ -15,10 +16,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use broker::{Config, ConfigError, Kind, Setting};
+use client::properties;
 use disk::Engine;
 
 use crate::arguments::ServerArguments;
-use crate::config_file;
+use crate::config_file::{self, Entry};
 pub use listeners::{
     ClientAuthentication, ListenerSettings, OauthSettings, Pem, SaslSettings, SslSettings, TlsVersion,
 };
@@ -64,6 +66,8 @@ pub struct Settings {
     texts: Texts,
     /// The sources of values that are not defaults.
     sources: BTreeMap<String, Source>,
+    /// Names of Kafka's settings in the file that mean nothing here.
+    without_meaning: Vec<String>,
 }
 
 impl Default for Settings {
@@ -81,6 +85,7 @@ impl Default for Settings {
             broker: Config::default(),
             texts: Texts::new(),
             sources: BTreeMap::new(),
+            without_meaning: Vec::new(),
         };
         for (name, default, _) in OWN {
             settings.set(name, default).expect("the defaults are valid");
@@ -112,7 +117,8 @@ const OWN: [(&str, &str, &str); 8] = [
     (
         "disk.engine",
         "auto",
-        "How the disk is written to: uring (io_uring and O_DIRECT), plain, or auto for the best that works.",
+        "How the disk is written to: uring (io_uring and O_DIRECT), direct (O_DIRECT and threads), plain (the page cache and a\n\
+         thread), or auto for the first of them that works.",
     ),
 ];
 
@@ -251,18 +257,57 @@ impl Settings {
         path: &Path,
         environment: &BTreeMap<String, String>,
     ) -> Result<(), SettingsError> {
+        let entries = self.read_file(path)?;
+        entries.iter().try_for_each(|entry| self.apply_entry(path, entry, environment))
+    }
+
+    fn apply_entry(
+        &mut self,
+        path: &Path,
+        entry: &Entry,
+        environment: &BTreeMap<String, String>,
+    ) -> Result<(), SettingsError> {
+        let source = Source::File { path: path.to_owned(), line: entry.line };
+        self.apply(&entry.name, &entry.value, source, environment)
+    }
+
+    /// The settings of a file: of Kafka's if it is called `*.properties`, otherwise TOML.
+    fn read_file(&mut self, path: &Path) -> Result<Vec<Entry>, SettingsError> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| SettingsError::Unreadable { path: path.to_owned(), error })?;
-        let entries = config_file::parse(&text).map_err(|error| SettingsError::Toml {
+        if path.extension().is_some_and(|end| end == "properties") {
+            let kafka::Translated { settings, without_meaning } = kafka::translate(properties::lines(&text));
+            self.without_meaning = without_meaning;
+            return Ok(settings);
+        }
+        config_file::parse(&text).map_err(|error| SettingsError::Toml {
             path: path.to_owned(),
             line: error.line,
             problem: error.problem,
-        })?;
-        for entry in entries {
-            let source = Source::File { path: path.to_owned(), line: entry.line };
-            self.apply(&entry.name, &entry.value, source, environment)?;
+        })
+    }
+
+    /// Everything that is wrong with a file by itself, and the names in it that mean nothing here.
+    pub fn check_file(
+        path: &Path,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> (Vec<SettingsError>, Vec<String>) {
+        let (mut settings, environment) = (Settings::default(), environment.collect());
+        let entries = match settings.read_file(path) {
+            Ok(entries) => entries,
+            Err(error) => return (vec![error], Vec::new()),
+        };
+        let wrong = |entry: &Entry| settings.apply_entry(path, entry, &environment).err();
+        let mut errors: Vec<SettingsError> = entries.iter().filter_map(wrong).collect();
+        if errors.is_empty() {
+            errors.extend(settings.resolve().err());
         }
-        Ok(())
+        (errors, settings.without_meaning)
+    }
+
+    /// Names of Kafka's settings in the file that mean nothing here.
+    pub fn without_meaning(&self) -> &[String] {
+        &self.without_meaning
     }
 
     fn apply_variable(
@@ -420,6 +465,7 @@ impl Settings {
             "disk.engine" => match self.engine {
                 Engine::Auto => "auto",
                 Engine::Uring => "uring",
+                Engine::Direct => "direct",
                 Engine::Plain => "plain",
             }
             .into(),
@@ -427,13 +473,14 @@ impl Settings {
         }
     }
 
-    /// The settings as a configuration file with explanations.
-    pub fn to_toml(&self) -> String {
-        let mut text = String::from(
-            "# Every setting of mainstem. Flags come first, then the environment (MAINSTEM_NUM_PARTITIONS=3), then this file.\n",
+    /// The settings as a configuration file with explanations: all, or those that are not as by default.
+    pub fn to_toml(&self, all_of_them: bool) -> String {
+        let what = if all_of_them { "Every setting of mainstem" } else { "What is not as by default" };
+        let mut text = format!(
+            "# {what}. Flags come first, then the environment (MAINSTEM_NUM_PARTITIONS=3), then this file.\n",
         );
         let all = self.settings();
-        for setting in &all {
+        for setting in all.iter().filter(|setting| all_of_them || setting.value != setting.default) {
             text.push('\n');
             for line in setting.doc.lines() {
                 text.push_str(&format!("# {}\n", line.trim()));
@@ -516,8 +563,9 @@ pub fn parse_engine(text: &str) -> Result<Engine, String> {
     match text {
         "auto" => Ok(Engine::Auto),
         "uring" => Ok(Engine::Uring),
+        "direct" => Ok(Engine::Direct),
         "plain" => Ok(Engine::Plain),
-        _ => Err("it must be auto, uring or plain".into()),
+        _ => Err("it must be auto, uring, direct or plain".into()),
     }
 }
 

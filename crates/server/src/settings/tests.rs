@@ -123,7 +123,7 @@ fn refusals_name_the_key_the_value_the_source_and_the_problem() {
         ),
         (
             Given::new().flag("disk.engine", "fast"),
-            "disk.engine = fast (flag --set): it must be auto, uring or plain",
+            "disk.engine = fast (flag --set): it must be auto, uring, direct or plain",
         ),
         (
             Given::new().file("num.partitions = [1, 2]"),
@@ -175,7 +175,7 @@ fn what_config_prints_is_a_configuration_file_with_the_same_settings() {
         .flag("log.dirs", "/x,/y")
         .flag("num.partitions", "12");
     let settings = given.load().unwrap();
-    let text = settings.to_toml();
+    let text = settings.to_toml(true);
     assert!(text.contains(
         "# Partitions of a new topic when the client does not say.\n# default: 1\nnum.partitions = 12\n"
     ));
@@ -192,9 +192,9 @@ fn what_config_prints_is_a_configuration_file_with_the_same_settings() {
     let referred =
         Given::new().variable("TOKEN", "s3cret").flag("admin.token", "${env:TOKEN}").load().unwrap();
     assert_eq!(referred.text("admin.token"), "s3cret");
-    assert!(referred.to_toml().contains("\nadmin.token = \"${env:TOKEN}\"\n"));
+    assert!(referred.to_toml(true).contains("\nadmin.token = \"${env:TOKEN}\"\n"));
     assert!(!format!("{referred:?}{settings:?}").contains("s3cret"));
-    let default = Settings::default().to_toml();
+    let default = Settings::default().to_toml(true);
     assert_eq!(Given::new().file(&default).load().unwrap().settings(), Settings::default().settings());
 }
 
@@ -332,4 +332,34 @@ fn what_does_not_go_together_is_refused_with_its_source() {
     let mut both = Given::new().file("listeners = \"PLAINTEXT://h:1\"");
     both.arguments.listen = Some("h:2".into());
     assert_eq!(both.error(), "listen = h:2 (flag --listen): listeners is given as well; only one can hold");
+}
+
+#[test]
+fn a_file_of_kafkas_is_taken_and_what_means_nothing_here_is_named() {
+    let mut given = Given::new();
+    let path = given.directory.path().join("server.properties");
+    let text = "# Kafka's\nprocess.roles=broker,controller\nnode.id=7\nlisteners=PLAINTEXT://127.0.0.1:19092,CONTROLLER://:9093\n\
+                controller.listener.names=CONTROLLER\nlog.dirs=/tmp/kafka-logs\nlog.retention.hours=2\nnum.io.threads=8\n";
+    std::fs::write(&path, text).unwrap();
+    given.arguments.config = Some(path.clone());
+    let settings = given.load().unwrap();
+    assert_eq!((settings.broker.node_id, settings.broker.retention_ms), (7, 7_200_000));
+    assert_eq!(settings.data_dir, Path::new("/tmp/kafka-logs"));
+    assert_eq!(settings.listeners.len(), 1);
+    let ignored = ["process.roles", "controller.listener.names", "num.io.threads"];
+    assert_eq!(settings.without_meaning(), ignored);
+    let diff = settings.to_toml(false);
+    assert!(diff.contains("log.retention.ms = 7200000\n") && !diff.contains("num.partitions"), "{diff}");
+    let check = || Settings::check_file(&path, std::iter::empty());
+    assert!(check().0.is_empty() && check().1 == ignored);
+
+    std::fs::write(&path, "num.partition=3\nnum.io.threads=8\nlog.retention.ms=soon\n").unwrap();
+    let shown = path.display().to_string();
+    let errors: Vec<String> = check().0.iter().map(|error| error.to_string().replace(&shown, "F")).collect();
+    assert_eq!(errors.len(), 2, "{errors:?}");
+    assert_eq!(errors[0], "num.partition = 3 (F:1): there is no such setting, did you mean num.partitions?");
+    assert!(errors[1].starts_with("log.retention.ms = soon (F:3): "), "{}", errors[1]);
+    assert_eq!(given.load().unwrap_err().to_string().replace(&shown, "F"), errors[0]);
+    // In TOML, and from other sources, a name must be the server's own.
+    assert!(Given::new().file("num.io.threads = 8").load().is_err());
 }
